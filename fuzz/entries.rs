@@ -8,7 +8,7 @@ use std::path::Path;
 use roll_core::{BuildContext, StateDict};
 use roll_models::causal_lm::{self, CausalLmOptions, Tokenizer};
 use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};
-use roll_models::wan2_2::{components, tokenizer};
+use roll_models::wan2_2::components;
 use roll_models::weights::Checkpoint;
 use roll_models::weights::gguf::GgufFile;
 use roll_train::config::ConfigLayers;
@@ -17,7 +17,7 @@ use roll_train::config::ConfigLayers;
 pub type Entry = fn(&[u8]);
 
 /// Every reader by the name of its corpus.
-pub const ENTRIES: [(&str, Entry); 13] = [
+pub const ENTRIES: [(&str, Entry); 12] = [
     ("safetensors", safetensors),
     ("pth", pth),
     ("gguf", gguf),
@@ -28,7 +28,6 @@ pub const ENTRIES: [(&str, Entry); 13] = [
     ("lora_metadata", lora_metadata),
     ("metadata", metadata),
     ("picture", picture),
-    ("sentencepiece", sentencepiece),
     ("tokenizer_json", tokenizer_json),
     ("frame", frame),
 ];
@@ -154,14 +153,6 @@ pub fn picture(bytes: &[u8]) {
         let options = roll_data::ReadOptions { max_frames: Some(4), sizing, decoder, ..Default::default() };
         let _ = roll_data::read_video(path, &options);
         let _ = roll_data::probe(path, decoder);
-    });
-}
-
-/// `spiece.model`, and a prompt with it.
-pub fn sentencepiece(bytes: &[u8]) {
-    with_file(bytes, "model", |path| {
-        let Ok(tokenizer) = tokenizer::Tokenizer::load(path) else { return };
-        let _ = tokenizer.encode("A man, \u{fdfa}, and a dog \u{1f415}.", 16);
     });
 }
 

@@ -101,7 +101,7 @@ fn run(page: &Path) -> Ran {
         roll_testing::skip!("there is no Python", needs = "python");
     }
     let directory = tempfile::tempdir().unwrap();
-    for folder in ["demo", "examples", "plugins", "roll-core", "roll-rewards"] {
+    for folder in ["demo", "examples", "plugins", "roll-core", "roll-plugin", "roll-rewards"] {
         std::os::unix::fs::symlink(root().join(folder), directory.path().join(folder)).unwrap();
     }
     let bin = Path::new(program::PATH).parent().unwrap();

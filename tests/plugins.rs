@@ -230,7 +230,7 @@ fn a_plugin_that_aborts_or_follows_a_bad_pointer_is_named_before_the_process_is_
     let begins = "    if (count == 0) {";
     let contrast = include_str!("../plugins/contrast_reward_c/contrast.c");
     assert!(contrast.contains(begins));
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-core/include");
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-plugin/include");
     for (crash, signal) in [("abort();", 6), ("*(volatile int *)8 = 1;", 11)] {
         let (source, library) =
             (dir.path().join(format!("{signal}.c")), dir.path().join(format!("libcrash{signal}.so")));

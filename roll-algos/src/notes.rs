@@ -1,45 +1,49 @@
-//! Keys without effect that several algorithms know of.
+//! Keys without effect that several algorithms share.
 
-use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
+use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
-/// Of an algorithm that brings its own data: the section `data`, and sample videos.
-pub fn own_data(said: &ConfiguredOptions<'_>) -> Vec<String> {
-    let because = "the algorithm brings its own data, and makes no videos";
-    let mut keys = said.changed_below("data");
-    // 0 asks for no videos, and there are none.
-    if said.changed("sample_steps") && said.value("sample_steps").is_some_and(|n| n.as_u64() != Some(0)) {
-        keys.push("sample_steps".into());
-    }
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    said.idle(&keys, because).into_iter().collect()
-}
+const OWN_DATA: &str = "the algorithm brings its own data, and makes no videos";
 
-/// Of an algorithm on diffusion models: two keys for one shift.
-pub fn shift(said: &ConfiguredOptions<'_>) -> Option<String> {
-    said.value("algo.shift")?;
-    said.idle(&["model.shift"], "`algo.shift` takes its place")
-}
+/// The section `data` of an algorithm that brings its own data.
+pub const DATA: IdleKeys = IdleKeys { keys: &["data.*"], when: When::Always, because: OWN_DATA };
 
-/// Of an algorithm whose samples are computed one by one: clips of a bucket are cut and ordered, and not put together.
-pub fn buckets(said: &ConfiguredOptions<'_>, algorithm: &str) -> Option<String> {
-    let named = said.named(&["data.bucket_ratios", "data.bucket_frames"])?;
-    Some(format!(
-        "{named} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at a time"
-    ))
-}
+/// Sample videos of such an algorithm; 0 asks for none.
+pub const VIDEOS: IdleKeys =
+    IdleKeys { keys: &["sample_steps"], when: When::IsNot("sample_steps", &["0"]), because: OWN_DATA };
 
-roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: "sft", notes: |said| Ok(own_data(said)) }
-}
+/// The shift of an algorithm on diffusion models, which two keys set.
+pub const SHIFT: IdleKeys = IdleKeys {
+    keys: &["model.shift"],
+    when: When::IsNot("algo.shift", &["null"]),
+    because: "`algo.shift` takes its place",
+};
 
-roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: "flow_matching", notes: flow_matching }
-}
-
-fn flow_matching(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let logit = match said.is("algo.timestep_sampling", "logit_normal") {
-        true => None,
-        false => said.idle(&["algo.logit_mean", "algo.logit_std"], "`algo.timestep_sampling` is not `logit_normal`"),
+/// The note of an algorithm that computes samples one by one: clips of a bucket are cut and ordered, and not batched.
+pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
+    let named = config.named(&["data.bucket_ratios", "data.bucket_frames"]);
+    let note = |named| {
+        format!(
+            "{named} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at a \
+             time"
+        )
     };
-    Ok([shift(said), logit].into_iter().flatten().collect())
+    Ok(named.map(note).into_iter().collect())
 }
+
+roll_core::inventory::submit! {
+    OptionNotes { kind: Kind::Algorithm, name: "sft", idle: &[DATA, VIDEOS], more: None }
+}
+
+roll_core::inventory::submit! {
+    OptionNotes { kind: Kind::Algorithm, name: "flow_matching", idle: FLOW_MATCHING, more: None }
+}
+
+const FLOW_MATCHING: &[IdleKeys] = &[
+    SHIFT,
+    IdleKeys {
+        keys: &["algo.logit_mean", "algo.logit_std"],
+        when: When::IsNot("algo.timestep_sampling", &["logit_normal"]),
+        because: "`algo.timestep_sampling` is not `logit_normal`",
+    },
+];

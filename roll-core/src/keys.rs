@@ -22,7 +22,7 @@ pub struct Key {
     /// The value by default; `None` for a key that has to be given where its section is.
     pub default: Option<Json>,
     /// The JSON schema of its values; `null` where nothing is known.
-    pub(crate) schema: Json,
+    pub schema: Json,
 }
 
 /// The keys of `T` by its defaults alone, without meanings: for types that do not describe themselves.
@@ -34,7 +34,7 @@ fn undescribed(defaults: Options) -> Vec<Key> {
     let key = |(name, default): (String, Json)| Key {
         name,
         about: String::new(),
-        values: crate::plugin::OptionKind::of(&default).words().into(),
+        values: crate::OptionKind::of(&default).words().into(),
         choices: Vec::new(),
         default: Some(default),
         schema: Json::Null,

@@ -1,11 +1,10 @@
-//! The interfaces of roll: host tensors, the traits of every kind of component, value-and-pullback, the registry and the
-//! plugin boundary.
+//! The interfaces of roll: host tensors, the traits of every kind of component, value-and-pullback and the registry.
 //!
 //! *What it is for*: an author of a reward, model, algorithm, environment or strategy compiles this crate alone.
 //! *What it is not*: a tensor library (a [`Tensor`] holds bytes and computes nothing), a trainer (`roll-train`), or a
 //! configuration.
 //!
-//! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
+//! Cargo features: `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
 //! starts programs, `service` asks services over HTTP.
 //!
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from
@@ -77,13 +76,15 @@ pub mod language;
 pub mod model;
 pub mod noise;
 pub mod notes;
+mod option_kind;
 pub mod plan;
-pub mod plugin;
 #[cfg(feature = "process")]
 pub mod process;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
+#[cfg(feature = "noise")]
+mod reward_check;
 pub mod sampler;
 pub mod schedule;
 #[cfg(feature = "service")]
@@ -102,7 +103,7 @@ pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
-pub use error::{Error, Fault, Result, ResultExt};
+pub use error::{Error, Fault, Result, ResultExt, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
 #[cfg(feature = "fingerprint")]
@@ -110,14 +111,17 @@ pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use keys::Key;
 pub use kind::Kind;
-pub use language::{BranchAdapters, Generation, LanguageModel, Message, Sampling, TokenStats};
+pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
-pub use notes::{ConfiguredOptions, OptionNotes};
+pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
+pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces};
+pub use registry::{BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
+#[cfg(feature = "noise")]
+pub use reward_check::{Finding, Verdict, check_reward};
 pub use sampler::{Integration, Sampler};
 pub use schedule::FlowSchedule;
 pub use step::{Progress, Silent, StepContext, StepReport};

@@ -1,34 +1,68 @@
-//! Options that are accepted and have no effect beside others: a component says so in a note.
+//! Keys that are accepted and have no effect beside others: a component lists them in a table.
 //!
-//! A value that can only be a mistake is an error. A value that changes nothing is a note, which a run prints once at its
-//! start. Only values other than the defaults are worth a word: the configuration that a run leaves holds every default.
+//! A value that can only be a mistake is an error. A value that changes nothing is a note, which a run logs once at its
+//! start. Only values other than the defaults are noted: the configuration that a run leaves holds every default.
+
+use std::collections::BTreeSet;
 
 use serde_json::Value as Json;
 
 use crate::{Kind, Options, Result};
 
-/// The notes of a component on the configuration around it. Submit with `inventory::submit!`, beside the
+/// A row of a component's table: keys that have no effect beside the value of another key.
+#[derive(Clone, Copy, Debug)]
+pub struct IdleKeys {
+    /// The keys, in full; `data.*` is every key of a section.
+    pub keys: &'static [&'static str],
+    /// The condition under which they have no effect.
+    pub when: When,
+    /// The reason, which ends the sentence "`model.shift: 4` has no effect: ".
+    pub because: &'static str,
+}
+
+/// A condition on the value of one key. Values are compared as text: `true`, `0`, `gae`, `[]`; a key that is not set is
+/// `null`.
+#[derive(Clone, Copy, Debug)]
+pub enum When {
+    /// Beside every value.
+    Always,
+    /// The key has one of these values.
+    Is(&'static str, &'static [&'static str]),
+    /// The key has none of these values.
+    IsNot(&'static str, &'static [&'static str]),
+}
+
+/// The notes of a component on the configuration around it. Submit with `inventory::submit!`, next to the
 /// [`crate::Registration`] of the same kind and name.
 pub struct OptionNotes {
     /// The kind of the component.
     pub kind: Kind,
     /// Its name.
     pub name: &'static str,
-    /// A sentence for each key without effect, which names it in full (`model.lora_alpha`). Fails on values that can
-    /// only be mistakes. It is called once for each component of this name, before any is made.
-    pub notes: fn(&ConfiguredOptions<'_>) -> Result<Vec<String>>,
+    /// Keys without effect. A key is noted once, by the first row that applies.
+    pub idle: &'static [IdleKeys],
+    /// Sentences that no table can say, and errors on values that can only be mistakes. It is called once for each
+    /// component of this name, before any is made.
+    pub more: Option<fn(&ConfiguredOptions<'_>) -> Result<Vec<String>>>,
 }
 
 inventory::collect!(OptionNotes);
 
 impl OptionNotes {
-    /// Those of the component of this kind and name, as it is linked in.
-    pub fn of(kind: Kind, name: &str) -> impl Iterator<Item = &'static Self> {
-        inventory::iter::<Self>.into_iter().filter(move |notes| notes.kind == kind && notes.name == name)
+    /// The notes on `config` of the linked component of this kind and name.
+    pub fn of(kind: Kind, name: &str, config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+        let mut notes = Vec::new();
+        for component in inventory::iter::<Self>.into_iter().filter(|notes| notes.kind == kind && notes.name == name) {
+            notes.extend(config.idle(component.idle));
+            if let Some(more) = component.more {
+                notes.extend(more(config)?);
+            }
+        }
+        Ok(notes)
     }
 }
 
-/// A whole configuration beside its defaults, as keys with dots find it.
+/// A whole configuration and its defaults, by dotted keys.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfiguredOptions<'a> {
     config: &'a Options,
@@ -42,22 +76,12 @@ impl<'a> ConfiguredOptions<'a> {
         Self { config, defaults }
     }
 
-    /// The value of `key`; `None` where there is none, or `null`.
+    /// The value of `key`; `None` if it is missing or `null`.
     pub fn value(&self, key: &str) -> Option<&'a Json> {
         find(self.config, key).filter(|value| !value.is_null())
     }
 
-    /// Whether `key` has the value `true`.
-    pub fn is_on(&self, key: &str) -> bool {
-        self.value(key) == Some(&Json::Bool(true))
-    }
-
-    /// Whether `key` has the text `text`.
-    pub fn is(&self, key: &str, text: &str) -> bool {
-        self.value(key).is_some_and(|value| value == text)
-    }
-
-    /// Whether `key`, or something below it, has another value than by default.
+    /// Whether `key`, or a key below it, has another value than by default.
     pub fn changed(&self, key: &str) -> bool {
         let plain = |tree| find(tree, key).filter(|value| !value.is_null());
         match (plain(self.config), plain(self.defaults)) {
@@ -67,18 +91,24 @@ impl<'a> ConfiguredOptions<'a> {
         }
     }
 
-    /// The keys directly below `section` that have another value than by default, in full.
-    pub fn changed_below(&self, section: &str) -> Vec<String> {
-        let keys = find(self.config, section).and_then(Json::as_object).into_iter().flat_map(|map| map.keys());
-        keys.map(|key| format!("{section}.{key}")).filter(|key| self.changed(key)).collect()
+    /// One sentence for each row of `table` that applies to a key with another value than by default.
+    pub fn idle(&self, table: &[IdleKeys]) -> Vec<String> {
+        let mut noted = BTreeSet::new();
+        let rows = table.iter().filter(|row| self.applies(row.when));
+        let sentences = rows.filter_map(|row| {
+            let keys = row.keys.iter().flat_map(|key| self.keys(key));
+            let keys: Vec<String> = keys.filter(|key| noted.insert(key.clone())).collect();
+            Some(format!("{} no effect: {}", self.named(&keys)?, row.because))
+        });
+        sentences.collect()
     }
 
     /// Those of `keys` that have another value than by default, with it, as a message names them: "`a.b: 3` and `a.c: 4`
-    /// have". `None` when all have their defaults.
-    pub fn named(&self, keys: &[&str]) -> Option<String> {
-        let changed = keys.iter().filter(|key| self.changed(key));
+    /// have". `None` if all have their defaults.
+    pub fn named<K: AsRef<str>>(&self, keys: &[K]) -> Option<String> {
+        let changed = keys.iter().map(AsRef::as_ref).filter(|key| self.changed(key));
         let shown: Vec<String> =
-            changed.map(|key| format!("`{key}: {}`", self.value(key).map_or("null".into(), brief))).collect();
+            changed.map(|key| format!("`{key}: {}`", brief(text(find(self.config, key))))).collect();
         match shown.split_last() {
             None => None,
             Some((only, [])) => Some(format!("{only} has")),
@@ -86,9 +116,31 @@ impl<'a> ConfiguredOptions<'a> {
         }
     }
 
-    /// The sentence that `keys` have no effect, unless all have their defaults; `because` ends it.
-    pub fn idle(&self, keys: &[&str], because: &str) -> Option<String> {
-        self.named(keys).map(|named| format!("{named} no effect: {because}"))
+    fn applies(&self, when: When) -> bool {
+        let is = |key: &str, values: &[&str]| {
+            let found = match find(self.config, key) {
+                // 1 and 1.0 are one value.
+                Some(Json::Number(number)) => number.as_f64().unwrap_or(f64::NAN).to_string(),
+                other => text(other),
+            };
+            values.contains(&found.as_str())
+        };
+        match when {
+            When::Always => true,
+            When::Is(key, values) => is(key, values),
+            When::IsNot(key, values) => !is(key, values),
+        }
+    }
+
+    /// `key`, or the keys of the section that `section.*` names.
+    fn keys(&self, key: &str) -> Vec<String> {
+        match key.strip_suffix(".*") {
+            None => vec![key.to_string()],
+            Some(section) => {
+                let names = find(self.config, section).and_then(Json::as_object).into_iter().flat_map(|map| map.keys());
+                names.map(|name| format!("{section}.{name}")).collect()
+            }
+        }
     }
 }
 
@@ -101,14 +153,18 @@ fn find<'a>(tree: &'a Options, key: &str) -> Option<&'a Json> {
     })
 }
 
-/// A value on one line; a long one is cut.
-fn brief(value: &Json) -> String {
-    const MOST: usize = 40;
-    let text = match value {
-        Json::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    match text.char_indices().nth(MOST) {
+/// A value as a message shows it; a missing one is `null`.
+fn text(value: Option<&Json>) -> String {
+    match value {
+        Some(Json::String(text)) => text.clone(),
+        other => other.unwrap_or(&Json::Null).to_string(),
+    }
+}
+
+/// The beginning of a long text.
+fn brief(text: String) -> String {
+    const LONGEST: usize = 40;
+    match text.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }
@@ -121,30 +177,37 @@ mod tests {
 
     use super::*;
 
-    fn said(check: impl Fn(ConfiguredOptions<'_>)) {
+    fn configured(check: impl Fn(ConfiguredOptions<'_>)) {
         let of = |value: Json| value.as_object().unwrap().clone();
         let defaults = of(json!({"model": {"rank": 32, "alpha": null, "shift": 5.0}, "reward": [], "seed": 1}));
-        let config = of(json!({"model": {"rank": 0, "alpha": 4, "shift": 5}, "reward": [{"name": "a"}], "seed": 1}));
+        let config = of(json!({"model": {"rank": 0.0, "alpha": 4, "shift": 5}, "reward": [{"name": "a"}], "seed": 1}));
         check(ConfiguredOptions::new(&config, &defaults));
     }
 
     #[test]
     fn only_values_other_than_the_defaults_are_changed() {
-        said(|said| {
-            assert_eq!(said.changed_below("model"), ["model.rank", "model.alpha"]);
-            assert!(!said.changed("model.shift") && !said.changed("nosuch.key") && said.changed("reward"));
-            assert_eq!(said.value("reward.0.name"), Some(&json!("a")));
+        configured(|config| {
+            assert!(config.changed("model.rank") && config.changed("model.alpha") && config.changed("reward"));
+            assert!(!config.changed("model.shift") && !config.changed("nosuch.key"));
+            assert_eq!(config.value("reward.0.name"), Some(&json!("a")));
+            assert_eq!(config.named(&["model.shift"]), None);
+            assert_eq!(config.named(&["model.alpha"]).unwrap(), "`model.alpha: 4` has");
         });
     }
 
     #[test]
-    fn a_sentence_names_the_keys_with_their_values() {
-        said(|said| {
-            let keys = ["model.rank", "model.alpha", "model.shift"];
-            let told = said.idle(&keys, "all weights are trained").unwrap();
-            assert_eq!(told, "`model.rank: 0` and `model.alpha: 4` have no effect: all weights are trained");
-            assert_eq!(said.idle(&["model.alpha"], "x").unwrap(), "`model.alpha: 4` has no effect: x");
-            assert_eq!(said.idle(&["model.shift"], "x"), None);
+    fn a_row_that_applies_names_the_changed_keys_and_each_key_once() {
+        let row = |keys, when| IdleKeys { keys, when, because: "all weights are trained" };
+        configured(|config| {
+            let notes = |when| config.idle(&[row(&["model.*"], when), row(&["model.alpha"], When::Always)]);
+            let alone = ["`model.alpha: 4` has no effect: all weights are trained"];
+            let both = ["`model.rank: 0.0` and `model.alpha: 4` have no effect: all weights are trained"];
+            assert_eq!(notes(When::Always), both);
+            assert_eq!(notes(When::Is("model.rank", &["0"])), both);
+            assert_eq!(notes(When::IsNot("reward.0.name", &["b", "null"])), both);
+            assert_eq!(notes(When::IsNot("model.rank", &["1", "0"])), alone);
+            assert_eq!(notes(When::Is("model.nosuch", &["0"])), alone);
+            assert_eq!(notes(When::Is("model.nosuch", &["null"])), both);
         });
     }
 }

@@ -84,10 +84,6 @@ pub struct RolloutWork {
 /// What learns the values of states beside a language model, whole on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CriticWork {
-    /// Rank of adapters of its own on the frozen weights; 0: none.
-    pub lora_rank: usize,
-    /// Layers that have them, by the end of their name; empty: all that the model gives adapters by itself.
-    pub lora_targets: Vec<String>,
     /// Tokens of a sequence that it values.
     pub tokens: usize,
 }

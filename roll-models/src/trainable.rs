@@ -3,7 +3,21 @@
 use std::collections::BTreeMap;
 
 use roll_backends::layers::{lora_a, lora_b};
-use roll_core::{Error, Noise, ParameterSpec, Purpose, Result};
+use roll_core::{Error, IdleKeys, Noise, ParameterSpec, Purpose, Result, When};
+
+/// Options of both models that have no effect beside others.
+pub(crate) const IDLE: &[IdleKeys] = &[
+    IdleKeys {
+        keys: &["model.lora_alpha", "model.lora_target_modules"],
+        when: When::Is("model.lora_rank", &["0"]),
+        because: "with `model.lora_rank: 0` every weight is trained",
+    },
+    IdleKeys {
+        keys: &["model.use_gradient_checkpointing"],
+        when: When::Is("model.use_gradient_checkpointing_offload", &["true"]),
+        because: "`model.use_gradient_checkpointing_offload: true` recomputes all the same",
+    },
+];
 
 /// The trained part of a network.
 #[derive(Clone, Debug, PartialEq)]

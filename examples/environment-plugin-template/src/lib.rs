@@ -1,9 +1,9 @@
-use roll_core::serde::{Deserialize, Serialize};
-use roll_core::{Environment, Observation, Result, Transition};
+use roll_plugin::serde::{Deserialize, Serialize};
+use roll_plugin::{Environment, Observation, Result, Transition};
 
 /// The fields are the options in the configuration.
 #[derive(Serialize, Deserialize)]
-#[serde(crate = "roll_core::serde", default)]
+#[serde(crate = "roll_plugin::serde", default)]
 struct Options {
     turns: u32,
 }
@@ -14,7 +14,7 @@ impl Default for Options {
     }
 }
 
-roll_core::export_environment!("my_environment", "Say the letter that is shown", Options, |options: Options, _: &_| {
+roll_plugin::export_environment!("my_environment", "Say the letter that is shown", Options, |options: Options, _: &_| {
     Ok(MyEnvironment { turns: options.turns, seed: 0, done: 0 })
 });
 

@@ -2,4 +2,4 @@
 
 use roll_rewards as _; // or what it registers is not linked
 
-roll_core::export_linked!(Reward "insightface");
+roll_plugin::export_linked!(Reward "insightface");

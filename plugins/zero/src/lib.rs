@@ -2,4 +2,4 @@
 
 use roll_backends as _; // or what it registers is not linked
 
-roll_core::export_linked!(Strategy "single", Strategy "zero");
+roll_plugin::export_linked!(Strategy "single", Strategy "zero");

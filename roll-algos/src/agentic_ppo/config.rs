@@ -4,7 +4,6 @@ use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, Sampling};
 
 use super::advantages::{Estimator, Options};
-use super::critic::CriticLora;
 use super::kl::KlEstimate;
 use super::loss::LossConfig;
 use super::rewards::{GigpoWeights, Grouping, Method, RewardNormalization};
@@ -123,8 +122,6 @@ pub struct AgenticPpoConfig {
     /// Updates of the critic in a step, each by all samples.
     #[schemars(range(min = 1))]
     pub critic_epochs: usize,
-    /// The critic's own adapters. With them each of its updates runs the network, so that few of them are enough.
-    pub critic_lora: CriticLora,
     /// The critic's loss counts a value as no further than this from its value before the step; `null`: as it is.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub value_clip: Option<f64>,
@@ -219,7 +216,6 @@ impl Default for AgenticPpoConfig {
             critic_warmup: 0,
             critic_learning_rate: 0.01,
             critic_epochs: 20,
-            critic_lora: CriticLora::default(),
             value_clip: None,
             gamma: 1.0,
             lambd: 0.95,

@@ -1,105 +1,106 @@
-//! Options of agentic PPO that do nothing beside others.
+//! Options of agentic PPO that have no effect beside others.
 
-use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
+use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
 use super::NAME;
-use crate::notes::own_data;
+use crate::notes::{DATA, VIDEOS};
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
+    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(notes) }
 }
 
-/// Keys that only one value of another key reads: (the keys, when they are read, why they are not).
-type Rule = (&'static [&'static str], fn(&ConfiguredOptions<'_>) -> bool, &'static str);
-
-const RULES: &[Rule] = &[
-    (
-        &["algo.init_kl_coef", "algo.target_kl", "algo.kl_horizon", "algo.kl_penalty"],
-        |said| said.is_on("algo.add_token_level_kl"),
-        "no KL is subtracted from rewards; `algo.add_token_level_kl: true` subtracts it, `algo.use_kl_loss` has its own \
+const IDLE: &[IdleKeys] = &[
+    DATA,
+    VIDEOS,
+    IdleKeys {
+        keys: &["algo.init_kl_coef", "algo.target_kl", "algo.kl_horizon", "algo.kl_penalty"],
+        when: When::IsNot("algo.add_token_level_kl", &["true"]),
+        because: "no KL is subtracted from rewards; `algo.add_token_level_kl: true` subtracts it, `algo.use_kl_loss` has its own \
          coefficient",
-    ),
-    (
-        &["algo.kl_horizon"],
-        |said| !said.is_on("algo.add_token_level_kl") || said.value("algo.target_kl").is_some(),
-        "without `algo.target_kl` the coefficient is constant",
-    ),
-    (
-        &[
+    },
+    IdleKeys {
+        keys: &["algo.kl_horizon"],
+        when: When::Is("algo.target_kl", &["null"]),
+        because: "without `algo.target_kl` the coefficient is constant",
+    },
+    IdleKeys {
+        keys: &[
             "algo.lambd",
             "algo.critic_warmup",
             "algo.critic_learning_rate",
             "algo.critic_epochs",
-            "algo.critic_lora.rank",
             "algo.value_clip",
         ],
-        |said| said.is("algo.adv_estimator", "gae"),
-        "only the estimator `gae` reads it, which has a critic",
-    ),
-    (
-        &["algo.critic_lora.alpha", "algo.critic_lora.targets", "algo.critic_lora.learning_rate"],
-        |said| said.value("algo.critic_lora.rank").and_then(|rank| rank.as_u64()).is_some_and(|rank| rank > 0),
-        "with `algo.critic_lora.rank: 0` the critic has no adapters",
-    ),
-    (
-        &["algo.episode_reward_weight", "algo.step_reward_weight", "algo.states_across_groups"],
-        |said| said.is("algo.adv_estimator", "gigpo"),
-        "only the estimator `gigpo` reads it",
-    ),
-    (
-        &["algo.step_reward_gamma"],
-        |said| ["gigpo", "step_reinforce"].iter().any(|name| said.is("algo.adv_estimator", name)),
-        "only the estimators `gigpo` and `step_reinforce` read it",
-    ),
-    (
-        &["algo.enable_old_logprobs_recompute"],
-        |said| said.value("algo.async_generation_ratio").and_then(|ratio| ratio.as_u64()) != Some(1),
-        "with `algo.async_generation_ratio: 1` old log-probabilities are those that the episodes were written with",
-    ),
-    (
-        &["algo.max_tool_calls"],
-        |said| said.value("algo.tools").and_then(|tools| tools.as_array()).is_some_and(|tools| !tools.is_empty()),
-        "there are no `algo.tools`",
-    ),
-    (&["algo.kl_loss_coef"], |said| said.is_on("algo.use_kl_loss"), "`algo.use_kl_loss` is off"),
-    (
-        &["algo.pg_clip_low", "algo.pg_clip_high"],
-        |said| said.is_on("algo.use_pg_clip_range"),
-        "`algo.use_pg_clip_range` is off",
-    ),
-    (&["algo.dual_clip"], |said| said.is_on("algo.dual_clip_loss"), "`algo.dual_clip_loss` is off"),
-    (
-        &["algo.tis_lower_bound", "algo.tis_upper_bound"],
-        |said| said.is("algo.pg_variant", "tis"),
-        "`algo.pg_variant` is not `tis`",
-    ),
-    (
-        &["algo.topr_positive_weight", "algo.topr_negative_weight"],
-        |said| said.is("algo.pg_variant", "topr"),
-        "`algo.pg_variant` is not `topr`",
-    ),
-    (
-        &["algo.cispo_epsilon_low", "algo.cispo_epsilon_high", "algo.cispo_use_unified_mask"],
-        |said| said.is("algo.pg_variant", "cispo"),
-        "`algo.pg_variant` is not `cispo`",
-    ),
-    (&["algo.kimi15_tau"], |said| said.is("algo.pg_variant", "kimi15"), "`algo.pg_variant` is not `kimi15`"),
+        when: When::IsNot("algo.adv_estimator", &["gae"]),
+        because: "only the estimator `gae` reads it, which has a critic",
+    },
+    IdleKeys {
+        keys: &["algo.episode_reward_weight", "algo.step_reward_weight", "algo.states_across_groups"],
+        when: When::IsNot("algo.adv_estimator", &["gigpo"]),
+        because: "only the estimator `gigpo` reads it",
+    },
+    IdleKeys {
+        keys: &["algo.step_reward_gamma"],
+        when: When::IsNot("algo.adv_estimator", &["gigpo", "step_reinforce"]),
+        because: "only the estimators `gigpo` and `step_reinforce` read it",
+    },
+    IdleKeys {
+        keys: &["algo.enable_old_logprobs_recompute"],
+        when: When::Is("algo.async_generation_ratio", &["1"]),
+        because: "with `algo.async_generation_ratio: 1` old log-probabilities are those that the episodes were written with",
+    },
+    IdleKeys {
+        keys: &["algo.max_tool_calls"],
+        when: When::Is("algo.tools", &["[]"]),
+        because: "there are no `algo.tools`",
+    },
+    IdleKeys {
+        keys: &["algo.kl_loss_coef"],
+        when: When::IsNot("algo.use_kl_loss", &["true"]),
+        because: "`algo.use_kl_loss` is off",
+    },
+    IdleKeys {
+        keys: &["algo.pg_clip_low", "algo.pg_clip_high"],
+        when: When::IsNot("algo.use_pg_clip_range", &["true"]),
+        because: "`algo.use_pg_clip_range` is off",
+    },
+    IdleKeys {
+        keys: &["algo.dual_clip"],
+        when: When::IsNot("algo.dual_clip_loss", &["true"]),
+        because: "`algo.dual_clip_loss` is off",
+    },
+    IdleKeys {
+        keys: &["algo.tis_lower_bound", "algo.tis_upper_bound"],
+        when: When::IsNot("algo.pg_variant", &["tis"]),
+        because: "`algo.pg_variant` is not `tis`",
+    },
+    IdleKeys {
+        keys: &["algo.topr_positive_weight", "algo.topr_negative_weight"],
+        when: When::IsNot("algo.pg_variant", &["topr"]),
+        because: "`algo.pg_variant` is not `topr`",
+    },
+    IdleKeys {
+        keys: &["algo.cispo_epsilon_low", "algo.cispo_epsilon_high", "algo.cispo_use_unified_mask"],
+        when: When::IsNot("algo.pg_variant", &["cispo"]),
+        because: "`algo.pg_variant` is not `cispo`",
+    },
+    IdleKeys {
+        keys: &["algo.kimi15_tau"],
+        when: When::IsNot("algo.pg_variant", &["kimi15"]),
+        because: "`algo.pg_variant` is not `kimi15`",
+    },
 ];
 
-fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let unread = RULES.iter().filter(|(_, is_read, _)| !is_read(said));
-    let mut notes: Vec<String> = unread.filter_map(|(keys, _, because)| said.idle(keys, because)).collect();
-    let number = |key: &str| said.value(key).and_then(|value| value.as_u64());
-    if let (Some(answer), Some(episode)) = (number("algo.max_tokens_per_step"), number("algo.sequence_length"))
-        && answer >= episode
-    {
-        notes.push(format!(
+fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
+    let bounds = number("algo.max_tokens_per_step").zip(number("algo.sequence_length"));
+    let idle = bounds.filter(|(answer, episode)| answer >= episode).map(|(answer, episode)| {
+        format!(
             "`algo.max_tokens_per_step: {answer}` bounds nothing: an episode has at most `algo.sequence_length: \
              {episode}` tokens, its prompts included"
-        ));
-    }
-    notes.extend(own_data(said));
-    Ok(notes)
+        )
+    });
+    Ok(idle.into_iter().collect())
 }
 
 #[cfg(test)]
@@ -119,15 +120,15 @@ mod tests {
             *place = value.clone();
         }
         let [config, defaults]: [Options; 2] = [config, defaults].map(|tree| tree.as_object().unwrap().clone());
-        notes(&ConfiguredOptions::new(&config, &defaults)).unwrap()
+        OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap()
     }
 
     #[test]
     fn every_rule_names_options_that_there_are() {
         let options = json!(AgenticPpoConfig::default());
-        for key in RULES.iter().flat_map(|(keys, ..)| keys.iter()) {
+        for key in IDLE.iter().flat_map(|row| row.keys).filter(|key| key.starts_with("algo.")) {
             let found = key.split('.').skip(1).try_fold(&options, |tree, part| tree.get(part));
-            assert!(key.starts_with("algo.") && found.is_some(), "{key}");
+            assert!(found.is_some(), "{key}");
         }
     }
 
@@ -147,7 +148,8 @@ mod tests {
             (json!({"algo.cispo_epsilon_low": 0.9}), "`cispo`"),
             (json!({"algo.max_tool_calls": 9}), "there are no `algo.tools`"),
             (json!({"algo.max_tokens_per_step": 5000}), "bounds nothing"),
-            (json!({"data.fps": 8.0, "sample_steps": 5}), "`data.fps: 8.0` and `sample_steps: 5` have no effect"),
+            (json!({"data.fps": 8.0, "sample_steps": 0}), "`data.fps: 8.0` has no effect"),
+            (json!({"sample_steps": 5}), "`sample_steps: 5` has no effect"),
         ] {
             let notes = told(changes);
             assert_eq!(notes.len(), 1, "{notes:?}");

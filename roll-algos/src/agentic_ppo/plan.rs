@@ -23,8 +23,6 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
     let sequences = if config.history_length.is_some() { samples } else { episodes };
     let length = config.sequence_length;
     let critic = (config.adv_estimator == Estimator::Gae).then(|| CriticWork {
-        lora_rank: config.critic_lora.rank,
-        lora_targets: config.critic_lora.targets.clone(),
         tokens: match config.observation_steps {
             true => length,
             false => answers.saturating_mul(config.max_tokens_per_step).min(length),
@@ -102,9 +100,8 @@ mod tests {
             options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             planned(options).unwrap().critic.unwrap()
         };
-        assert_eq!((gae(json!({})).tokens, gae(json!({})).lora_rank), (60, 0));
+        assert_eq!(gae(json!({})).tokens, 60);
         assert_eq!(gae(json!({"observation_steps": true})).tokens, 2048);
-        assert_eq!(gae(json!({"critic_lora": {"rank": 4}})).lora_rank, 4);
     }
 
     #[test]

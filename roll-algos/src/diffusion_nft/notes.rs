@@ -1,33 +1,30 @@
-//! Options of DiffusionNFT that do nothing beside others.
+//! Options of DiffusionNFT that have no effect beside others.
 
-use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
+use roll_core::{IdleKeys, Kind, OptionNotes, When};
 
-use crate::notes::{buckets, shift};
+use crate::notes::{SHIFT, buckets};
 
 use super::NAME;
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
+    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(buckets) }
 }
 
-fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let of_loss = |loss: &str, keys: &[&str]| match said.is("algo.loss", loss) {
-        true => None,
-        false => said.idle(keys, &format!("`algo.loss` is not `{loss}`")),
-    };
-    let bound = match said.value("algo.reward_gradient.weight").and_then(|weight| weight.as_f64()) {
-        Some(0.0) => said.idle(&["algo.reward_gradient.max_timestep_boundary"], "`algo.reward_gradient.weight` is 0"),
-        _ => None,
-    };
-    Ok([
-        shift(said),
-        buckets(said, NAME),
-        of_loss("nft", &["algo.beta", "algo.advantage_mode"]),
-        of_loss("awm", &["algo.clip_range", "algo.matching"]),
-        of_loss("awr", &["algo.energy_clip"]),
-        bound,
-    ]
-    .into_iter()
-    .flatten()
-    .collect())
-}
+const IDLE: &[IdleKeys] = &[
+    SHIFT,
+    IdleKeys {
+        keys: &["algo.beta", "algo.advantage_mode"],
+        when: When::IsNot("algo.loss", &["nft"]),
+        because: "`algo.loss` is not `nft`",
+    },
+    IdleKeys {
+        keys: &["algo.clip_range", "algo.matching"],
+        when: When::IsNot("algo.loss", &["awm"]),
+        because: "`algo.loss` is not `awm`",
+    },
+    IdleKeys {
+        keys: &["algo.reward_gradient.max_timestep_boundary"],
+        when: When::Is("algo.reward_gradient.weight", &["0"]),
+        because: "`algo.reward_gradient.weight` is 0",
+    },
+];

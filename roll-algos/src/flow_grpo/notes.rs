@@ -1,27 +1,35 @@
-//! Options of Flow-GRPO that do nothing beside others.
+//! Options of Flow-GRPO that have no effect beside others.
 
-use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
+use roll_core::{IdleKeys, Kind, OptionNotes, When};
 
-use crate::notes::{buckets, shift};
+use crate::notes::{SHIFT, buckets};
 
 use super::NAME;
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
+    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(buckets) }
 }
 
-fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let eta = match said.is("algo.sde", "wan") {
-        true => said.idle(&["algo.eta"], "`algo.sde: wan` sets the noise by the table of levels alone"),
-        false => None,
-    };
-    let sliding = match said.is("algo.window_kind", "sliding") {
-        true => None,
-        false => said.idle(&["algo.window_stride", "algo.window_rounds"], "`algo.window_kind` is not `sliding`"),
-    };
-    let clip = match said.is("algo.loss", "dppo") {
-        true => said.idle(&["algo.clip_range", "algo.clip_range_high"], "`algo.loss: dppo` clips no ratio"),
-        false => said.idle(&["algo.divergence_threshold"], "`algo.loss` is not `dppo`"),
-    };
-    Ok([shift(said), buckets(said, NAME), eta, sliding, clip].into_iter().flatten().collect())
-}
+const IDLE: &[IdleKeys] = &[
+    SHIFT,
+    IdleKeys {
+        keys: &["algo.eta"],
+        when: When::Is("algo.sde", &["wan"]),
+        because: "`algo.sde: wan` sets the noise by the table of levels alone",
+    },
+    IdleKeys {
+        keys: &["algo.window_stride", "algo.window_rounds"],
+        when: When::IsNot("algo.window_kind", &["sliding"]),
+        because: "`algo.window_kind` is not `sliding`",
+    },
+    IdleKeys {
+        keys: &["algo.clip_range", "algo.clip_range_high"],
+        when: When::Is("algo.loss", &["dppo"]),
+        because: "`algo.loss: dppo` clips no ratio",
+    },
+    IdleKeys {
+        keys: &["algo.divergence_threshold"],
+        when: When::IsNot("algo.loss", &["dppo"]),
+        because: "`algo.loss` is not `dppo`",
+    },
+];

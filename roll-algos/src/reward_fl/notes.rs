@@ -1,39 +1,41 @@
-//! Options of Reward-FL that do nothing beside others.
+//! Options of Reward-FL that have no effect beside others.
 
-use roll_core::{ConfiguredOptions, Kind, OptionNotes, Result};
+use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
-use crate::notes::{buckets, shift};
+use crate::notes::{SHIFT, buckets};
 
 use super::NAME;
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: NAME, notes }
+    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(notes) }
 }
 
-fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let number = |key: &str| said.value(key).and_then(|value| value.as_u64());
-    let listed = said.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);
+const IDLE: &[IdleKeys] = &[
+    SHIFT,
+    IdleKeys {
+        keys: &["algo.early_stop"],
+        when: When::IsNot("algo.trained_steps.renoised", &["null"]),
+        because: "`algo.trained_steps` noises finished latents, and goes on to the data",
+    },
+    IdleKeys {
+        keys: &["algo.negative_prompt", "algo.guidance_gradient"],
+        when: When::Is("algo.guidance_scale", &["1"]),
+        because: "`algo.guidance_scale` is 1, no guidance",
+    },
+];
+
+fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
+    let listed = config.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);
     let steps = listed.or_else(|| number("algo.num_inference_steps"));
-    let to_the_end = match (number("algo.final_timestep"), steps) {
-        (Some(last), Some(steps)) => last + 1 >= steps,
-        _ => false,
-    };
-    let early_stop = match to_the_end {
-        true => said.idle(&["algo.early_stop"], "`algo.final_timestep` is the last step"),
-        false => None,
-    };
-    let renoised = match said.value("algo.trained_steps").is_some_and(|steps| steps.get("renoised").is_some()) {
-        true if early_stop.is_none() => {
-            said.idle(&["algo.early_stop"], "`algo.trained_steps` noises finished latents, and goes on to the data")
-        }
-        _ => None,
-    };
-    let unguided = ["algo.negative_prompt", "algo.guidance_gradient"];
-    let guidance = match said.value("algo.guidance_scale").and_then(|scale| scale.as_f64()) {
-        Some(1.0) => said.idle(&unguided, "`algo.guidance_scale` is 1, no guidance"),
-        _ => None,
-    };
-    Ok([shift(said), buckets(said, NAME), early_stop, renoised, guidance].into_iter().flatten().collect())
+    let mut notes = buckets(config)?;
+    if let (Some(last), Some(steps)) = (number("algo.final_timestep"), steps)
+        && last + 1 >= steps
+    {
+        let because = "`algo.final_timestep` is the last step";
+        notes.extend(config.idle(&[IdleKeys { keys: &["algo.early_stop"], when: When::Always, because }]));
+    }
+    Ok(notes)
 }
 
 #[cfg(test)]
@@ -56,7 +58,7 @@ mod tests {
         let told = |change: &dyn Fn(&mut Options)| {
             let mut config = defaults.clone();
             change(&mut config);
-            notes(&ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
+            OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
         };
         assert_eq!(told(&|_| ()), "");
         assert_eq!(told(&|c| c["algo"]["shift"] = 3.into()), "", "one shift is one");
@@ -82,7 +84,7 @@ mod tests {
         let told = |scale: serde_json::Value| {
             let mut config = defaults.clone();
             (config["algo"]["negative_prompt"], config["algo"]["guidance_scale"]) = ("blurred".into(), scale);
-            notes(&ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
+            OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
         };
         let off = told(1.0.into());
         assert!(off.contains("`algo.negative_prompt: blurred` has no effect") && off.contains("is 1"), "{off}");

@@ -49,18 +49,6 @@ impl Default for LrSchedulerOptions {
     }
 }
 
-impl LrSchedulerType {
-    /// The options that it reads.
-    pub fn options(self) -> &'static [&'static str] {
-        match self {
-            Self::Constant | Self::ConstantWithWarmup | Self::Linear => &[],
-            Self::Cosine | Self::CosineWithRestarts => &["num_cycles"],
-            Self::Polynomial => &["power", "lr_end"],
-            Self::InverseSqrt => &["timescale"],
-        }
-    }
-}
-
 /// Steps that an inverse square root counts by where nothing else says.
 const TIMESCALE: u64 = 10_000;
 

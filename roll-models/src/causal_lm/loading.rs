@@ -7,8 +7,7 @@ use roll_backends::{Backend, Memory};
 use roll_core::model::flat;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, ConfiguredOptions, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Planner, Registration,
-    Result, ResultExt,
+    BuildContext, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Planner, Registration, Result, ResultExt,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -141,20 +140,7 @@ const RANK: usize = 32;
 const ROWS_AT_ONCE: usize = 256;
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Model, name: "causal_lm", notes }
-}
-
-fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let mut notes = Vec::new();
-    if said.value("model.lora_rank").and_then(|rank| rank.as_u64()) == Some(0) {
-        let keys = ["model.lora_alpha", "model.lora_target_modules"];
-        notes.extend(said.idle(&keys, "with `model.lora_rank: 0` every weight is trained"));
-    }
-    if said.is_on("model.use_gradient_checkpointing_offload") {
-        let because = "`model.use_gradient_checkpointing_offload: true` recomputes all the same";
-        notes.extend(said.idle(&["model.use_gradient_checkpointing"], because));
-    }
-    Ok(notes)
+    OptionNotes { kind: Kind::Model, name: "causal_lm", idle: crate::trainable::IDLE, more: None }
 }
 
 roll_core::inventory::submit! {

@@ -6,8 +6,6 @@
 
 mod adapter;
 pub mod block;
-#[cfg(test)]
-mod branch_tests;
 mod cache;
 pub mod chat;
 mod check;

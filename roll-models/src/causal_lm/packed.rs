@@ -112,11 +112,6 @@ impl Batch {
         Tensor::new(out, [self.rows, self.columns, width])
     }
 
-    /// The reverse of [`Batch::spread_rows`], token by token, without padding.
-    pub fn gather_rows(&self, values: &[f32], width: usize) -> Vec<f32> {
-        self.places.iter().flat_map(|place| &values[place * width..][..width]).copied().collect()
-    }
-
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -23,7 +23,6 @@ pub mod paths;
 pub mod plan;
 mod prompts;
 mod resize;
-mod sentencepiece;
 mod starts;
 mod text;
 pub mod tokenizer;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
 use roll_core::registry::parse_options;
-use roll_core::{ConfiguredOptions, Error, Kind, OptionNotes, Result, ResultExt, WeightPlacement};
+use roll_core::{ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value as Json;
@@ -28,7 +28,7 @@ pub struct WanOptions {
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub model_id_with_origin_paths: Option<String>,
-    /// Directory of the UMT5 `tokenizer.json` or `spiece.model`.
+    /// Directory of the UMT5 `tokenizer.json`.
     pub tokenizer_path: Option<PathBuf>,
     /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Every list of these options is
     /// one of YAML, or a text with commas. Those that `lora_checkpoint` is for unless given; without it `dit2`.
@@ -114,11 +114,11 @@ const TRAINED_BYTES: u64 = 16;
 const INPUTS: [&str; 2] = ["input_image", "end_image"];
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Model, name: "wan2_2", notes }
+    OptionNotes { kind: Kind::Model, name: "wan2_2", idle: crate::trainable::IDLE, more: Some(notes) }
 }
 
-fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let options: WanOptions = match said.value("model") {
+fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let options: WanOptions = match config.value("model") {
         Some(Json::Object(options)) => {
             let own = options.iter().filter(|(key, _)| *key != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
             parse_options("model", &own)?
@@ -131,9 +131,11 @@ fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
         && options.lora_rank != Some(0)
         && split(base) != split(models)
     {
-        notes.extend(
-            said.idle(&["model.trainable_models"], "`model.lora_base_model` names the network that carries the LoRA"),
-        );
+        notes.extend(config.idle(&[IdleKeys {
+            keys: &["model.trainable_models"],
+            when: When::Always,
+            because: "`model.lora_base_model` names the network that carries the LoRA",
+        }]));
     }
     if options.lora_rank == Some(0) {
         let experts = options.lora_base_model.as_ref().or(options.trainable_models.as_ref());
@@ -143,12 +145,6 @@ fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
             experts.map_or("dit2", String::as_str),
             14_288_491_584 * TRAINED_BYTES / 1_000_000_000,
         ));
-        let keys = ["model.lora_alpha", "model.lora_target_modules"];
-        notes.extend(said.idle(&keys, "with `model.lora_rank: 0` every weight is trained"));
-    }
-    if options.use_gradient_checkpointing_offload {
-        let because = "`model.use_gradient_checkpointing_offload: true` recomputes all the same";
-        notes.extend(said.idle(&["model.use_gradient_checkpointing"], because));
     }
     Ok(notes)
 }
@@ -566,7 +562,8 @@ mod tests {
             for (key, value) in changes.as_object().unwrap() {
                 config["model"][key] = value.clone();
             }
-            notes(&ConfiguredOptions::new(&config, &defaults)).map_err(|e| e.to_string())
+            OptionNotes::of(Kind::Model, "wan2_2", &ConfiguredOptions::new(&config, &defaults))
+                .map_err(|e| e.to_string())
         };
         assert_eq!(told(json!({})).unwrap(), Vec::<String>::new());
         assert_eq!(told(json!({"lora_base_model": "dit2", "trainable_models": "dit2"})).unwrap().len(), 0);

@@ -24,7 +24,7 @@ pub struct ComponentFiles {
     pub vae_kind: Component,
     /// CLIP image encoder of Wan2.1 I2V.
     pub clip: Option<Checkpoint>,
-    /// A `tokenizer.json` or `spiece.model` that lies beside the weights as in the official and the diffusers repositories.
+    /// The `tokenizer.json` that lies beside the weights as in the official and the diffusers repositories.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -192,7 +192,7 @@ const FOLDERS: &[(&str, &str)] = &[
 /// Files at the top of official repositories.
 const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
 
-/// Where tokenizers lie in the official and the diffusers layout.
+/// Where tokenizers lie in the official and the diffusers layout. `spiece.model` alone is an error when it is opened.
 const TOKENIZERS: &[&str] = &[
     "google/umt5-xxl/tokenizer.json",
     "tokenizer/tokenizer.json",

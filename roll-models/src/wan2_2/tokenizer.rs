@@ -1,4 +1,4 @@
-//! Prompts to token ids, with the `tokenizer.json` or `spiece.model` of the text encoder.
+//! Prompts to token ids, with the `tokenizer.json` of the text encoder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,12 +9,11 @@ use roll_core::{Error, Result, files};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer as Inner;
 
-use super::sentencepiece;
 use super::text::clean;
 use crate::hub::Hub;
 
 const FILE: &str = "tokenizer.json";
-/// The sentencepiece form of the same.
+/// SentencePiece's form of the same, which is not read.
 const SPIECE: &str = "spiece.model";
 const END: &str = "</s>";
 
@@ -30,9 +29,9 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`, or `spiece.model` where that is not there. `place` is such a file, a directory that holds
-    /// it (itself, or in `google/umt5-xxl` or `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on
-    /// this machine and downloaded if it is missing.
+    /// Loads `tokenizer.json`. `place` is that file, a directory that holds it (itself, or in `google/umt5-xxl` or
+    /// `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on this machine and downloaded if it is
+    /// missing.
     pub fn load(place: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
@@ -42,7 +41,10 @@ impl Tokenizer {
         let file = find(place, hub)?;
         let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
         let bad = |problem: String| Error::bad_file(&file, problem);
-        let (mut inner, growth) = made(bytes, file.extension().is_some_and(|e| e == "model")).map_err(bad)?;
+        let fails = |problem: String| bad(format!("expected a tokenizer.json, found one that fails: {problem}"));
+        let growth = Growth::of(&bytes).map_err(fails)?;
+        let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(fails)?;
+        let mut inner = inner.map_err(|e| fails(e.to_string()))?;
         // Length is handled here; a file that pads or cuts by itself would hide the end of the prompt.
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
@@ -83,35 +85,25 @@ impl Tokenizer {
     }
 }
 
-/// The tokenizer of a file's `bytes`, sentencepiece's or a `tokenizer.json`.
-fn made(bytes: Vec<u8>, is_sentencepiece: bool) -> std::result::Result<(Inner, Growth), String> {
-    let expected = if is_sentencepiece { "sentencepiece's model of a T5 tokenizer" } else { "a tokenizer.json" };
-    let bad = |problem: String| format!("expected {expected}, found one that fails: {problem}");
-    if is_sentencepiece {
-        let inner = contain(LIMIT, move || sentencepiece::tokenizer(&bytes)).map_err(bad)?.map_err(bad)?;
-        let json = inner.to_string(false).map_err(|e| bad(e.to_string()))?;
-        return Ok((inner, Growth::of(json.as_bytes()).map_err(bad)?));
-    }
-    let growth = Growth::of(&bytes).map_err(bad)?;
-    let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(bad)?;
-    Ok((inner.map_err(|e| bad(e.to_string()))?, growth))
-}
-
 /// The `tokenizer.json` that `place` means.
 fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
     if place.is_file() {
-        return Ok(place.to_path_buf());
+        return match place.file_name().is_some_and(|name| name == SPIECE) {
+            true => Err(only_spiece(place)),
+            false => Ok(place.to_path_buf()),
+        };
     }
     if place.is_dir() {
         let inside = |file: &str| {
             let places = ["", "google/umt5-xxl", "tokenizer"].map(|folder| place.join(folder).join(file));
             places.into_iter().find(|f| f.is_file())
         };
-        return inside(FILE).or_else(|| inside(SPIECE)).ok_or_else(|| {
-            Error::config(
-                "tokenizer_path",
-                format!("expected `{FILE}` or `{SPIECE}` in the directory {}, found neither", place.display()),
-            )
+        return inside(FILE).ok_or_else(|| match inside(SPIECE) {
+            Some(spiece) => only_spiece(&spiece),
+            None => {
+                let problem = format!("expected `{FILE}` in the directory {}, found none", place.display());
+                Error::config("tokenizer_path", problem)
+            }
         });
     }
     let name = place.to_string_lossy();
@@ -126,6 +118,15 @@ fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
             ),
         )),
     }
+}
+
+fn only_spiece(spiece: &Path) -> Error {
+    let problem = format!(
+        "expected `{FILE}`, found only {}, which is not read: add `{FILE}` beside it; google/umt5-xxl and the official \
+         models have both files",
+        spiece.display()
+    );
+    Error::config("tokenizer_path", problem)
 }
 
 /// A small, valid `tokenizer.json` of T5's kind (Unigram, `</s>` at the end) for synthetic checkpoints: printable
@@ -243,35 +244,6 @@ mod tests {
     }
 
     #[test]
-    fn a_sentencepiece_model_gives_the_ids_of_a_tokenizer_json_of_the_same_pieces() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(SPIECE), sentencepiece::tests::model(&tiny_pieces())).unwrap();
-        let spiece = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
-        assert_eq!(spiece.path(), dir.path().join(SPIECE));
-        // The normalizer that transformers writes for a model without a table.
-        let mut file: Value = serde_json::from_str(&tiny_tokenizer_json()).unwrap();
-        let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
-        let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"});
-        file["normalizer"] = json!({"type": "Sequence", "normalizers": [strip, spaces]});
-        std::fs::write(dir.path().join(FILE), file.to_string()).unwrap();
-        let json = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
-        assert_eq!(json.path(), dir.path().join(FILE));
-        assert_eq!(spiece.vocabulary(), json.vocabulary());
-        for prompt in [
-            "a man talks",
-            "",
-            "the thing of the hand, and  another  one\n",
-            "你好 🎬 \u{7f} naïve",
-            "<pad> </s> <unk>",
-            "▁a ▁",
-            "   leading",
-            &"in the end ".repeat(200),
-        ] {
-            assert_eq!(spiece.encode(prompt, 512).unwrap(), json.encode(prompt, 512).unwrap(), "{prompt}");
-        }
-    }
-
-    #[test]
     fn it_is_found_as_file_directory_or_model() {
         let dir = tempfile::tempdir().unwrap();
         let nested = dir.path().join("models/google/umt5-xxl");
@@ -291,7 +263,9 @@ mod tests {
         assert!(message(Path::new("/nowhere/at/all")).contains("does not exist"));
         assert!(message(Path::new("google/umt5-xxl")).contains("hf download google/umt5-xxl"));
         std::fs::write(dir.path().join(SPIECE), b"x").unwrap();
-        assert!(message(dir.path()).contains("sentencepiece"));
+        for place in [dir.path().to_path_buf(), dir.path().join(SPIECE)] {
+            assert!(message(&place).contains("add `tokenizer.json` beside it"), "{}", message(&place));
+        }
         std::fs::write(dir.path().join(FILE), b"{\"version\"").unwrap();
         assert!(message(dir.path()).contains(FILE));
     }

@@ -1,8 +1,8 @@
 //! Directories with random weights, beside `transformers` (`tests/data/make_clip.py`).
 #![allow(clippy::unwrap_used)]
 
-use roll_core::plugin::Chain as Told;
-use roll_core::plugin::check::{Verdict, check_reward};
+use roll_core::one_line;
+use roll_core::{Verdict, check_reward};
 use serde_json::Value as Json;
 
 use super::*;
@@ -171,7 +171,7 @@ fn the_probability_is_the_sigmoid_of_the_logit_and_siglips_alone() {
     let part = (expected * (1.0 - expected)) as f32;
     assert!(apart(&own, &slope.iter().map(|g| part * g).collect::<Vec<_>>()) < 1e-5);
     let refused = load(&data("clip_tiny"), |c| c.score = Scale::Probability).map(drop).unwrap_err();
-    assert!(Told::line(&refused).contains("reward.score"), "{}", Told::line(&refused));
+    assert!(one_line(&refused).contains("reward.score"), "{}", one_line(&refused));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn what_is_wrong_with_a_directory_is_told_with_the_file_and_the_tensor() {
             std::fs::copy(&from, dir.path().join(from.file_name().unwrap())).unwrap();
         }
         damage(dir.path());
-        Told::line(&load(dir.path(), |_| ()).map(drop).unwrap_err())
+        one_line(&load(dir.path(), |_| ()).map(drop).unwrap_err())
     };
     let edit = |file: &'static str, from: &'static str, to: &'static str| {
         move |dir: &Path| {
@@ -219,7 +219,7 @@ fn what_is_wrong_with_a_directory_is_told_with_the_file_and_the_tensor() {
         let told = told(damage);
         assert!(told.contains(part), "no {part} in: {told}");
     }
-    assert!(Told::line(&load(Path::new(""), |_| ()).map(drop).unwrap_err()).contains("reward.path"));
+    assert!(one_line(&load(Path::new(""), |_| ()).map(drop).unwrap_err()).contains("reward.path"));
     let both = |c: &mut ClipRewardConfig| (c.head, c.score) = (Some("x".into()), Scale::Logit);
-    assert!(Told::line(&load(&data("clip_tiny"), both).map(drop).unwrap_err()).contains("reward.head"));
+    assert!(one_line(&load(&data("clip_tiny"), both).map(drop).unwrap_err()).contains("reward.head"));
 }

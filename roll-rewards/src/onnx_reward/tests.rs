@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::plugin::check::{Verdict, check_reward};
 use roll_core::{Options, Registry};
+use roll_core::{Verdict, check_reward};
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -204,12 +204,12 @@ fn a_network_on_the_first_frame_tells_how_perceptually_alike_it_is() {
 #[test]
 fn what_does_not_fit_is_told_with_the_file_and_the_key() {
     let told = |options: Json| match make(options) {
-        Err(error) => roll_core::plugin::Chain::line(&error),
+        Err(error) => roll_core::one_line(&error),
         Ok(mut reward) => {
             let video = Video::new(Tensor::zeros([1, 3, 16, 16]), 8.0).unwrap();
             let target = reward.prepare(&video).unwrap();
             let scored = reward.score(&video, "", &target, Grad::Skip);
-            roll_core::plugin::Chain::line(&scored.map(drop).unwrap_err())
+            roll_core::one_line(&scored.map(drop).unwrap_err())
         }
     };
     let file = "mixer_script.onnx";

@@ -27,7 +27,7 @@ fn size(d: f32) -> (f32, f32) {
 #[cfg(test)]
 #[track_caller]
 pub(crate) fn check(reward: &mut dyn roll_core::RewardScorer) {
-    use roll_core::plugin::check::{Verdict, check_reward};
+    use roll_core::{Verdict, check_reward};
     let findings = check_reward(reward, 3);
     assert!(findings.iter().any(|f| f.verdict == Verdict::Kept && f.promise.contains("differences")), "{findings:#?}");
     assert!(findings.iter().all(|f| f.verdict != Verdict::Broken), "{findings:#?}");

@@ -33,10 +33,10 @@ fn make(config: CommandConfig) -> Result<RemoteReward<Program>> {
 fn told(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<String> {
     let mut reward = match reward(body, change)? {
         Ok(reward) => reward,
-        Err(error) => return Some(roll_core::plugin::Chain::line(&error)),
+        Err(error) => return Some(roll_core::one_line(&error)),
     };
     let scored = reward.score(&video(), "", &Target::default(), Grad::Record);
-    Some(roll_core::plugin::Chain::line(&scored.map(drop).unwrap_err()))
+    Some(roll_core::one_line(&scored.map(drop).unwrap_err()))
 }
 
 fn video() -> Video {
@@ -51,7 +51,7 @@ fn the_python_example_keeps_every_promise() {
     let Some(reward) = reward("", |c| drop(c.options.insert("level".into(), 0.3.into()))) else { return };
     let mut reward = reward.unwrap();
     assert_eq!((reward.name(), reward.differentiable()), ("python_brightness", true));
-    use roll_core::plugin::check::{Verdict, check_reward};
+    use roll_core::{Verdict, check_reward};
     let findings = check_reward(&mut reward, 2);
     assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
     let target = reward.prepare(&video()).unwrap();
@@ -173,5 +173,5 @@ fn a_command_that_is_no_program_is_the_users_mistake() {
     assert!(make(&[]).to_string().contains("reward.command"));
     let error = make(&["no-such-program-here"]);
     assert_eq!(error.fault(), Fault::User);
-    assert!(roll_core::plugin::Chain::line(&error).contains("no-such-program-here"));
+    assert!(roll_core::one_line(&error).contains("no-such-program-here"));
 }

@@ -86,7 +86,7 @@ fn what_a_service_does_wrong_is_said() {
     for (answers, part) in cases {
         let (url, served) = serve(answers);
         let told = reward(&url, |c| (c.retries, c.busy_timeout) = (1, 1.0)).map(drop).unwrap_err();
-        let told = roll_core::plugin::Chain::line(&told);
+        let told = roll_core::one_line(&told);
         assert!(told.contains(part) && told.contains(&url), "{part}: {told}");
         served.join().unwrap();
     }
@@ -130,7 +130,7 @@ fn an_answer_without_an_end_is_refused_at_its_first_bytes_or_its_limit() {
     let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     for (more, part) in [(chunk, "too large"), (b"11\r\nLa la la la la la\r\n".repeat(1000), "should begin")] {
         let (url, served) = serve_on_and_on(head, more, Duration::ZERO);
-        let told = roll_core::plugin::Chain::line(&reward(&url, |c| c.retries = 0).map(drop).unwrap_err());
+        let told = roll_core::one_line(&reward(&url, |c| c.retries = 0).map(drop).unwrap_err());
         assert!(told.contains(part) && told.contains("asked once"), "{told}");
         let taken = served.join().unwrap();
         assert!(taken < 64 << 20, "{taken} bytes");
@@ -144,7 +144,7 @@ fn an_answer_that_drips_is_given_up_in_time() {
     {
         let (url, served) = serve_on_and_on(head, b"X".to_vec(), Duration::from_millis(50));
         let told = reward(&url, |c| (c.retries, c.timeout) = (0, 0.4)).map(drop).unwrap_err();
-        assert!(roll_core::plugin::Chain::line(&told).contains("timeout"), "{told}");
+        assert!(roll_core::one_line(&told).contains("timeout"), "{told}");
         served.join().unwrap();
     }
     assert!(begun.elapsed() < Duration::from_secs(10));
@@ -161,7 +161,7 @@ fn a_service_cannot_send_frames_or_token_elsewhere() {
         let header: &'static str = Box::leak(format!("Location: {to}\r\n").into_boxed_str());
         let (url, served) = serve(vec![(status, header, vec![])]);
         let told = reward(&url, |c| c.token_env = Some("PATH".into())).map(drop).unwrap_err();
-        let told = roll_core::plugin::Chain::line(&told);
+        let told = roll_core::one_line(&told);
         assert!(told.contains(&format!("status {status}")) && told.contains(&to), "{told}");
         assert!(!told.contains(&std::env::var("PATH").unwrap()), "{told}");
         served.join().unwrap();
@@ -177,7 +177,7 @@ fn nobody_there_and_no_address_are_errors() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let told = reward(&url, |c| (c.retries, c.start_timeout) = (0, 1e-9)).map(drop).unwrap_err();
-    assert!(roll_core::plugin::Chain::line(&told).contains("asked once"));
+    assert!(roll_core::one_line(&told).contains("asked once"));
     for wrong in ["", "example.org/score", "ftp://example.org", "https://", "http:///score", "http://a b/"] {
         let told = reward(wrong, |_| ()).map(drop).unwrap_err().to_string();
         assert!(told.contains("reward.url") && told.contains("http://") && told.contains(wrong), "{wrong}: {told}");
@@ -220,7 +220,7 @@ fn an_address_with_https_is_spoken_to_in_tls() {
         first
     });
     let told = reward(&url, |c| c.retries = 0).map(drop).unwrap_err();
-    let told = roll_core::plugin::Chain::line(&told);
+    let told = roll_core::one_line(&told);
     assert!(told.contains("asked once") && told.contains(&url), "{told}");
     // A handshake, of TLS 1.
     assert_eq!(served.join().unwrap()[..2], [22, 3]);
@@ -231,6 +231,6 @@ fn a_service_that_hangs_is_given_up_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let told = reward(&url, |c| (c.retries, c.timeout) = (0, 0.3)).map(drop).unwrap_err();
-    let told = roll_core::plugin::Chain::line(&told);
+    let told = roll_core::one_line(&told);
     assert!(told.contains("timeout"), "{told}");
 }

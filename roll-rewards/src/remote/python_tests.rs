@@ -5,9 +5,9 @@ use std::io::BufRead;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use roll_core::plugin::Chain;
-use roll_core::plugin::check::{Verdict, check_reward};
+use roll_core::one_line;
 use roll_core::{Error, Grad, OnMissing, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{Verdict, check_reward};
 
 use super::RemoteReward;
 use super::command::{CommandConfig, Program};
@@ -98,7 +98,7 @@ fn video() -> Video {
 }
 
 fn told<T>(result: roll_core::Result<T>) -> String {
-    Chain::line(&result.map(drop).unwrap_err())
+    one_line(&result.map(drop).unwrap_err())
 }
 
 fn keeps_its_promises(reward: &mut dyn RewardScorer) {

@@ -31,7 +31,7 @@ pub const RESERVED_VARIABLES: [&str; 18] = [
     "ROLL_DEMO",
     "ROLL_CUDA_ATTENTION",
     "ROLL_CUDA_PRODUCTS",
-    roll_core::plugin::PATH_VARIABLE,
+    "ROLL_PLUGIN_PATH",
     on_finish::VARIABLES[0],
     on_finish::VARIABLES[1],
     on_finish::VARIABLES[2],

@@ -1,78 +1,69 @@
-//! Values of a configuration without effect, as told by its components and the sections around them.
+//! Keys of a configuration that have no effect, by the tables of its components and of the sections around them.
 
-use roll_core::{ConfiguredOptions, Kind, OptionNotes, Options, Registry, Result};
+use std::collections::BTreeSet;
+
+use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Options, Registry, Result, When};
 use serde_json::Value as Json;
 
 use super::RunConfig;
 use super::loaded::LoadedConfig;
 
+const IDLE: &[IdleKeys] = &[
+    IdleKeys {
+        keys: &["training.num_train_epochs"],
+        when: When::IsNot("steps", &["null"]),
+        because: "`steps` says how long the run is",
+    },
+    unread(&["training.lr_scheduler_kwargs.num_cycles"], &["cosine", "cosine_with_restarts"]),
+    unread(&["training.lr_scheduler_kwargs.power", "training.lr_scheduler_kwargs.lr_end"], &["polynomial"]),
+    unread(&["training.lr_scheduler_kwargs.timescale"], &["inverse_sqrt"]),
+];
+
+/// An option of the learning-rate schedule that only these schedules read.
+const fn unread(keys: &'static [&'static str], schedules: &'static [&'static str]) -> IdleKeys {
+    let because = "`training.lr_scheduler_type` is of another shape";
+    IdleKeys { keys, when: When::IsNot("training.lr_scheduler_type", schedules), because }
+}
+
 impl LoadedConfig {
-    /// A sentence for each key that has no effect beside the others; a run prints them once at its start. Fails on a
+    /// A sentence for each key that has no effect beside the others; a run logs them once at its start. Fails on a
     /// value that can only be a mistake.
     pub fn without_effect(&self, registry: &Registry) -> Result<Vec<String>> {
-        let config = object(serde_json::to_value(&self.config).unwrap_or_default());
-        let mut defaults = object(serde_json::to_value(RunConfig::default()).unwrap_or_default());
-        let components = components(&config);
-        for (section, kind, name) in &components {
-            let mut options = registry.find(*kind, name)?.options();
-            options.insert("name".into(), name.as_str().into());
-            // Of a list, as the rewards are, there is no default.
-            if !section.contains('.') {
-                defaults.insert(section.clone(), options.into());
+        let config = object(&self.config);
+        let mut defaults = object(&RunConfig::default());
+        let mut components = BTreeSet::new();
+        for kind in Kind::ALL {
+            let section = config.get(kind.section());
+            match section.and_then(Json::as_array) {
+                // A list has no defaults.
+                Some(list) => components.extend(list.iter().filter_map(name).map(|name| (kind, name))),
+                None => {
+                    let Some(name) = section.and_then(name) else { continue };
+                    let mut options = registry.find(kind, name)?.options();
+                    options.insert("name".into(), name.into());
+                    defaults.insert(kind.section().into(), options.into());
+                    components.insert((kind, name));
+                }
             }
         }
-        let said = ConfiguredOptions::new(&config, &defaults);
-        let mut notes: Vec<String> =
-            said.idle(&["training.num_train_epochs"], "`steps` says how long the run is").into_iter().collect();
-        if said.value("steps").is_none() {
-            notes.clear();
-        }
-        let schedule = self.config.training.lr_scheduler_type;
-        let unread = |option: &&str| !schedule.options().contains(option);
-        let options = ["num_cycles", "power", "lr_end", "timescale"].into_iter().filter(unread);
-        let options: Vec<String> = options.map(|option| format!("training.lr_scheduler_kwargs.{option}")).collect();
-        let options: Vec<&str> = options.iter().map(String::as_str).collect();
-        notes.extend(said.idle(&options, "`training.lr_scheduler_type` is of another shape"));
-        let mut asked: Vec<(Kind, &str)> = components.iter().map(|(_, kind, name)| (*kind, name.as_str())).collect();
-        asked.sort();
-        asked.dedup();
-        for (kind, name) in asked {
-            // A plugin in the place of a component that is linked in has options of its own.
+        let configured = ConfiguredOptions::new(&config, &defaults);
+        let mut notes = configured.idle(IDLE);
+        for (kind, name) in components {
+            // A plugin's component that replaces a linked one has options of its own.
             if registry.find(kind, name)?.is_linked() {
-                for component in OptionNotes::of(kind, name) {
-                    notes.extend((component.notes)(&said)?);
-                }
+                notes.extend(OptionNotes::of(kind, name, &configured)?);
             }
         }
         Ok(notes)
     }
 }
 
-/// The components that are named: their section, kind and name.
-fn components(config: &Options) -> Vec<(String, Kind, String)> {
-    let mut found = Vec::new();
-    for kind in Kind::ALL {
-        let mut add = |section: String, component: &Json| {
-            if let Some(name) = component.get("name").and_then(Json::as_str) {
-                found.push((section, kind, name.to_string()));
-            }
-        };
-        match config.get(kind.section()) {
-            Some(Json::Array(items)) => {
-                items.iter().enumerate().for_each(|(i, item)| add(format!("{}.{i}", kind.section()), item));
-            }
-            Some(component) => add(kind.section().into(), component),
-            None => {}
-        }
-    }
-    found
+fn name(component: &Json) -> Option<&str> {
+    component.get("name")?.as_str()
 }
 
-fn object(value: Json) -> Options {
-    match value {
-        Json::Object(map) => map,
-        _ => Options::new(),
-    }
+fn object(config: &RunConfig) -> Options {
+    serde_json::to_value(config).ok().and_then(|value| value.as_object().cloned()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -85,10 +76,11 @@ mod tests {
         OptionNotes {
             kind: Kind::Strategy,
             name: "single",
-            notes: |said| match said.is("exp_name", "a mistake") {
-                true => Err(roll_core::Error::config("exp_name", "that is one")),
-                false => Ok(said.idle(&["noise_seed"], "a test says so").into_iter().collect()),
-            },
+            idle: &[IdleKeys { keys: &["noise_seed"], when: When::Always, because: "a test says so" }],
+            more: Some(|config| match config.value("exp_name") {
+                Some(name) if name == "a mistake" => Err(roll_core::Error::config("exp_name", "that is one")),
+                _ => Ok(Vec::new()),
+            }),
         }
     }
 

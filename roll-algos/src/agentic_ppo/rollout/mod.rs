@@ -391,7 +391,7 @@ impl Play<'_> {
     }
 
     fn fail(&mut self, error: &Error) {
-        self.ending = Some((Ending::Failed(roll_core::plugin::Chain::line(error)), false));
+        self.ending = Some((Ending::Failed(roll_core::one_line(error)), false));
     }
 
     fn finish(mut self) -> Episode {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use roll_core::keys::check_ranges;
 use roll_core::plan::Division;
-use roll_core::{ConfiguredOptions, Error, Kind, OptionNotes, Result, WeightPlacement};
+use roll_core::{Error, IdleKeys, Kind, OptionNotes, Result, WeightPlacement, When};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -85,32 +85,33 @@ impl Default for ZeroOptions {
 }
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Strategy, name: "zero", notes }
+    OptionNotes { kind: Kind::Strategy, name: "zero", idle: IDLE, more: None }
 }
 
-fn notes(said: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let optimizer = said.idle(
-        &["strategy.offload_optimizer.pin_memory"],
-        "in host memory, the optimizer's state is in ordinary memory, where it is updated",
-    );
-    let frozen = said.idle(
-        &["strategy.offload_param.pin_memory"],
-        match said.is("strategy.offload_param.device", "none") {
-            true => "`strategy.offload_param.device` is `none`",
-            false => "frozen weights are never in pinned memory: those that are not on the device stay in their files",
-        },
-    );
-    let below = said.value("strategy.stage").and_then(|stage| stage.as_u64()).is_some_and(|stage| stage < 3);
-    let device = below.then(|| {
-        said.idle(
-            &["strategy.offload_param.device"],
-            "as in DeepSpeed frozen weights stay on the device below stage 3, which streams them from their files, as \
-             does `model.weight_store: streamed` at any stage",
-        )
-    });
-    let contiguous = said.idle(&["strategy.contiguous_gradients"], "buckets are always contiguous");
-    Ok([optimizer, frozen, device.flatten(), contiguous].into_iter().flatten().collect())
-}
+const IDLE: &[IdleKeys] = &[
+    IdleKeys {
+        keys: &["strategy.offload_optimizer.pin_memory"],
+        when: When::Always,
+        because: "in host memory, the optimizer's state is in ordinary memory, where it is updated",
+    },
+    IdleKeys {
+        keys: &["strategy.offload_param.pin_memory"],
+        when: When::Is("strategy.offload_param.device", &["none"]),
+        because: "`strategy.offload_param.device` is `none`",
+    },
+    IdleKeys {
+        keys: &["strategy.offload_param.pin_memory"],
+        when: When::Always,
+        because: "frozen weights are never in pinned memory: those that are not on the device stay in their files",
+    },
+    IdleKeys {
+        keys: &["strategy.offload_param.device"],
+        when: When::IsNot("strategy.stage", &["3"]),
+        because: "as in DeepSpeed frozen weights stay on the device below stage 3, which streams them from their \
+                  files, as does `model.weight_store: streamed` at any stage",
+    },
+    IdleKeys { keys: &["strategy.contiguous_gradients"], when: When::Always, because: "buckets are always contiguous" },
+];
 
 /// Where something lives when it is not in use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -107,15 +107,10 @@ impl Plan {
         let what = if self.full { "all weights" } else { "adapters" };
         let whole = if self.ranks > 1 { ", whole on every rank" } else { "" };
         items.push(Item::on_device("trained parameters", 4 * n, format!("{n} x 4 B, {what}{whole}")));
-        if let Some(critic) = &self.work.critic {
+        if self.work.critic.is_some() {
             // A hidden state and the mean of those before; parameters and moments in f64.
-            let head = 3 * 8 * (2 * self.config.dim + 1);
-            let formula = match critic.lora_rank {
-                0 => format!("its head: 3 x (2 x {} + 1) x 8 B", self.config.dim),
-                _ => format!("{} x (4 + 8) B, adapters and moments on every rank, and its head", self.critic),
-            };
-            let (device, host) = (4 * self.critic, 8 * self.critic + head);
-            items.push(Item { name: "critic", device, host, formula });
+            let formula = format!("its head: 3 x (2 x {} + 1) x 8 B", self.config.dim);
+            items.push(Item::on_host("critic", 3 * 8 * (2 * self.config.dim + 1), formula));
         }
         items
     }
@@ -207,8 +202,7 @@ impl Plan {
             let formula = format!("{samples} of all ranks x {length} tokens x {SAMPLE_BYTES} B");
             items.push(Item::on_host("samples", samples * length * SAMPLE_BYTES, formula));
         }
-        // Those of adapters of its own are computed again for each update.
-        if let Some(critic) = critic.as_ref().filter(|critic| critic.lora_rank == 0) {
+        if let Some(critic) = critic {
             let (own, tokens) = (samples.div_ceil(self.ranks), critic.tokens.min(length));
             let formula = format!("{own} samples x {tokens} tokens x 2 x {} x 4 B", self.config.dim);
             items.push(Item::on_host("critic's features", own * tokens * 2 * self.config.dim * 4, formula));

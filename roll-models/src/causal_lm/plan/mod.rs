@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::plan::{CriticWork, Division, LanguageWork, Needs, PlanInput, RolloutWork};
+use roll_core::plan::{Division, LanguageWork, Needs, PlanInput, RolloutWork};
 use roll_core::registry::parse_options;
 use roll_core::{BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt};
 
@@ -22,7 +22,6 @@ use super::generate::TOKENS_OF_A_PASS;
 use super::loading::{CausalLmOptions, start};
 use super::memory::Rollout;
 use super::network;
-use crate::comma_list::split;
 use crate::lora::Start;
 use crate::trainable::Trainable;
 use stored::Stored;
@@ -86,8 +85,6 @@ struct Plan {
     specs: Vec<ParameterSpec>,
     /// Every weight is trained.
     full: bool,
-    /// Elements of the critic's adapters.
-    critic: usize,
     /// Bytes of the frozen weights, and of those among them that are in blocks.
     frozen: usize,
     blocks: usize,
@@ -116,7 +113,6 @@ impl Plan {
             start(options, context, &config)?.as_ref().map_or_else(|| options.trainable(&config), Start::trainable);
         let full = trainable == Trainable::Full;
         let specs = specs(&config, &trainable).in_section("model")?;
-        let critic = work.critic.as_ref().map_or(Ok(0), |critic| adapters_of(&config, critic))?;
         let dtype = options.weights_dtype.on(dtype, gpu);
         let stay = !gpu && options.keeps_blocks(Backend::of(&context.backend)?);
         let in_blocks = if stay { blocks.clone() } else { BTreeMap::new() };
@@ -138,7 +134,6 @@ impl Plan {
             work,
             specs,
             full,
-            critic,
             frozen,
             blocks: in_blocks_bytes,
             dtype,
@@ -264,20 +259,4 @@ fn specs(config: &LmConfig, trainable: &Trainable) -> Result<Vec<ParameterSpec>>
         // Names and shapes do not depend on the draws.
         Trainable::Lora { .. } | Trainable::Layers { .. } => network::adapters(config, trainable, &Noise::new(0))?.0,
     })
-}
-
-/// Elements of the adapters of a critic.
-fn adapters_of(config: &LmConfig, critic: &CriticWork) -> Result<usize> {
-    let targets = match critic.lora_targets.is_empty() {
-        true => split(config.linear_layers()),
-        false => critic.lora_targets.clone(),
-    };
-    match critic.lora_rank {
-        0 => Ok(0),
-        rank => {
-            let specs = specs(config, &Trainable::Lora { rank, alpha: rank as f64, targets });
-            let specs = specs.while_doing(|| "making the critic's adapters (`algo.critic_lora`)".into())?;
-            Ok(specs.iter().map(ParameterSpec::len).sum())
-        }
-    }
 }

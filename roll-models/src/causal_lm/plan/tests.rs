@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use roll_core::plan::{MemoryItem, Passes, Speed};
-use roll_core::{BranchAdapters, Model};
+use roll_core::Model;
+use roll_core::plan::{CriticWork, MemoryItem, Passes, RolloutWork, Speed};
 use serde_json::{Value, json};
 
 use super::super::loading::open;
@@ -290,22 +290,12 @@ fn a_rollout_beside_the_update_adds_to_it_and_has_a_policy_of_its_own() {
 }
 
 #[test]
-fn the_adapters_of_a_critic_are_counted_as_they_are_made() {
-    let mut with_critic = work();
-    let critic = CriticWork { lora_rank: 3, lora_targets: vec!["q_proj".into(), "v_proj".into()], tokens: 60 };
-    with_critic.critic = Some(critic.clone());
-    let needs = planned(json!({}), &input(with_critic.clone())).unwrap();
-    let mut model = open(&CausalLmOptions::default(), &context()).unwrap();
-    let adapters = BranchAdapters { rank: 3, alpha: 3.0, targets: critic.lora_targets };
-    let branch = model.as_language().unwrap().branch(&adapters, &Noise::new(0)).unwrap();
-    assert_eq!(item(&needs, "critic").device, 4 * branch.parameter_count());
-    assert!(item(&needs, "critic").host > 8 * branch.parameter_count());
-    // Without adapters it keeps what it reads of every token that it values.
-    with_critic.critic = Some(CriticWork { lora_rank: 0, lora_targets: Vec::new(), tokens: 60 });
+fn a_critic_keeps_the_features_of_every_token_that_it_values() {
+    let with_critic = LanguageWork { critic: Some(CriticWork { tokens: 60 }), ..work() };
     let head = planned(json!({}), &input(with_critic)).unwrap();
-    let dim = model.network().config().dim;
+    let dim = open(&CausalLmOptions::default(), &context()).unwrap().network().config().dim;
     assert_eq!(item(&head, "critic's features").host, 8 * 60 * 2 * dim * 4);
-    assert_eq!(item(&head, "critic").device, 0);
+    assert_eq!(item(&head, "critic").host, 3 * 8 * (2 * dim + 1));
 }
 
 #[test]
