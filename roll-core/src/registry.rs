@@ -44,8 +44,12 @@ pub trait LoadedComponent: Send + Sync {
     fn defaults(&self) -> Options;
     /// The keys of its options.
     fn keys(&self) -> Vec<Key>;
-    /// Answers as its kind's [`Planner`] does; `input` is the input of a model's planner, and null for other kinds.
-    fn plan(&self, options: &Options, input: serde_json::Value) -> Result<serde_json::Value>;
+    /// As [`Registry::passes`].
+    fn passes(&self, options: &Options) -> Result<Passes>;
+    /// As [`Registry::division`].
+    fn division(&self, options: &Options) -> Result<Division>;
+    /// As [`Registry::needs`].
+    fn needs(&self, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs>;
     fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>>;
     fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>>;
     fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>>;
@@ -272,7 +276,7 @@ impl Registry {
         let registration = self.find(Kind::Algorithm, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Algorithm(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
+            (_, Factory::Loaded(component)) => component.passes(options),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -282,7 +286,7 @@ impl Registry {
         let registration = self.find(Kind::Strategy, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Strategy(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
+            (_, Factory::Loaded(component)) => component.division(options),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -292,18 +296,10 @@ impl Registry {
         let registration = self.find(Kind::Model, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Model(plan)), _) => plan(options, input, context),
-            (_, Factory::Loaded(component)) => {
-                let input = serde_json::to_value((input, context)).map_err(|e| Error::Misuse(e.to_string()))?;
-                read_plan(component.plan(options, input)?)
-            }
+            (_, Factory::Loaded(component)) => component.needs(options, input, context),
             _ => Err(registration.cannot_plan()),
         }
     }
-}
-
-/// Reads the answer of a loaded component's planner.
-fn read_plan<T: serde::de::DeserializeOwned>(answer: serde_json::Value) -> Result<T> {
-    serde_json::from_value(answer).map_err(|e| Error::Misuse(format!("the plan of a plugin: {e}")))
 }
 
 /// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the

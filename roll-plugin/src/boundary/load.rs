@@ -23,6 +23,7 @@ use super::served::answer;
 use super::source::{Origin, Source};
 use super::strategy::ForeignStrategy;
 use super::{log, object_file};
+use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::{
     Algorithm, BuildContext, Environment, Error, Factory, Key, Kind, Model, OptionKind, Options, Registration, Result,
     RewardScorer, Strategy,
@@ -327,6 +328,30 @@ impl PluginComponent {
         let status = unsafe { make(data, RollStr::lend(&options), &context, &mut out, &mut error) };
         self.source.outcome("make", status, out, error)
     }
+
+    /// Asks the plugin for the needs of a run; the answer's type is that of its kind's [`crate::Planner`].
+    fn plan<T: serde::de::DeserializeOwned>(
+        &self,
+        options: &Options,
+        model: Option<(&PlanInput, &BuildContext)>,
+    ) -> Result<T> {
+        let RawComponent(RollComponent { data, plan, .. }) = self.raw;
+        let Some(plan) = plan else {
+            let (kind, name) = (self.kind, self.name());
+            let problem = format!("the {kind} `{name}` comes from a plugin and does not say what it needs");
+            return Err(Error::Unsupported(problem));
+        };
+        let options = self.complete("plan", options)?;
+        let input =
+            serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("writing the input of the plan: {e}")))?;
+        let (mut out, mut error) = (RollOwned::default(), RollError::default());
+        let _entered = self.source.entered("plan");
+        // SAFETY: P1, P3 and P7.
+        let status = unsafe { plan(data, RollStr::lend(&options), RollStr::lend(&input), &mut out, &mut error) };
+        let out = self.source.outcome("plan", status, out, error)?;
+        // SAFETY: P2.
+        unsafe { take_json(out, "the plan is") }.map_err(|e| self.source.blame("plan", e))
+    }
 }
 
 impl crate::LoadedComponent for PluginComponent {
@@ -342,22 +367,16 @@ impl crate::LoadedComponent for PluginComponent {
         OptionSpec::defaults(&self.options)
     }
 
-    fn plan(&self, options: &Options, input: serde_json::Value) -> Result<serde_json::Value> {
-        let RawComponent(RollComponent { data, plan, .. }) = self.raw;
-        let Some(plan) = plan else {
-            let (kind, name) = (self.kind, self.name());
-            let problem = format!("the {kind} `{name}` comes from a plugin and does not say what it needs");
-            return Err(Error::Unsupported(problem));
-        };
-        let options = self.complete("plan", options)?;
-        let input = input.to_string();
-        let (mut out, mut error) = (RollOwned::default(), RollError::default());
-        let _entered = self.source.entered("plan");
-        // SAFETY: P1, P3 and P7.
-        let status = unsafe { plan(data, RollStr::lend(&options), RollStr::lend(&input), &mut out, &mut error) };
-        let out = self.source.outcome("plan", status, out, error)?;
-        // SAFETY: P2.
-        unsafe { take_json(out, "the plan is") }.map_err(|e| self.source.blame("plan", e))
+    fn passes(&self, options: &Options) -> Result<Passes> {
+        self.plan(options, None)
+    }
+
+    fn division(&self, options: &Options) -> Result<Division> {
+        self.plan(options, None)
+    }
+
+    fn needs(&self, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+        self.plan(options, Some((input, context)))
     }
 
     fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
