@@ -24,7 +24,7 @@ const BLOCK_WORDS: [usize; 3] = [4, 5, 4];
 const PULL_WORDS: usize = 1;
 /// Words of a token that the output layer and its pull hold, in units of the width of the residual stream: hidden states
 /// of predictions, weights of their targets, cotangents, and the parts of these. Measured, as the next
-/// (`roll-models/examples/lm_memory.rs`): 42 MiB with 512 tokens of width 128, and 54 MiB with 4096.
+/// (example `lm_memory` of commit ac7d28a): 42 MiB with 512 tokens of width 128, and 54 MiB with 4096.
 const HEAD_WORDS: usize = 7;
 /// Chunks of logits that exist at once.
 const LOGITS: usize = 3;
