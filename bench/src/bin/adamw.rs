@@ -3,8 +3,9 @@
 //!     cargo run --release --bin adamw
 //!     PYTHON=python-with-torch cargo run --release --bin adamw
 //!
-//! An update reads parameters, gradients and both moments and writes all but the gradients: 28 bytes a parameter. The limit is the time in which this machine copies half of that (a copy moves each byte twice). All
-//! take turns in one run, on the same number of threads; medians are shown.
+//! An update reads parameters, gradients and both moments and writes all but the gradients: 28 bytes a parameter. The
+//! limit is the time in which this machine copies half of that (a copy moves each byte twice). All take turns in one
+//! run, on the same number of threads; medians are shown.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};

@@ -28,7 +28,8 @@ pub struct Bench {
     /// Dtype of the VAE's decoder, f32 or bf16.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]
     pub vae_dtype: DTypeName,
-    /// Caches that the decoder's pull keeps between chunks (`model.vae_checkpoints`). Default: all on GPUs, 4 on the CPU.
+    /// Caches that the decoder's pull keeps between chunks (`model.vae_checkpoints`). Default: all on GPUs, 4 on the
+    /// CPU.
     #[arg(long, value_name = "N")]
     pub vae_checkpoints: Option<usize>,
     /// Number of transformer blocks. Default: the preset's.
@@ -49,7 +50,8 @@ pub struct Bench {
     /// Keep the transformer's weights in host memory, and bring them a block ahead, as with `model.weight_store: host`.
     #[arg(long)]
     pub weights_on_host: bool,
-    /// Count two velocities for each denoising step, the second without gradient, as with `algo.guidance_scale` above 1.
+    /// Count two velocities for each denoising step, the second without gradient, as with `algo.guidance_scale` above
+    /// 1.
     #[arg(long)]
     pub guided: bool,
     /// Leave out encoding, decoding and their pulls, which take most of the time of small transformers.

@@ -82,7 +82,8 @@ impl Fixture {
     }
 }
 
-/// Frames whole, and on GPUs as many checkpoints as there are chunks: where the block inputs are, if not otherwise said.
+/// Frames whole, and on GPUs as many checkpoints as there are chunks: where the block inputs are, if not otherwise
+/// said.
 fn chunking(preset: &Preset, device: &Device) -> Chunking {
     let offload = preset.offload && is_gpu(device);
     let checkpoints = match (preset.vae_checkpoints, is_gpu(device)) {

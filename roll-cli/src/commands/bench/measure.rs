@@ -8,7 +8,6 @@ use roll_backends::device::is_gpu;
 use roll_backends::product_dtype;
 use roll_core::Result;
 use roll_core::plan::Passes;
-use roll_models::wan2_2::plan::Speed;
 
 use super::fixture::Fixture;
 use super::memory::Meter;
@@ -46,7 +45,7 @@ impl Phase {
 pub struct Measured {
     /// In the order of a step.
     pub phases: Vec<Phase>,
-    /// Of the steps that were made whole; `None` where phases were measured one by one.
+    /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<Whole>,
     /// Rounds that are complete, without the one that warms up: 0 means that the phases are those of that round.
     pub rounds: usize,
@@ -185,7 +184,7 @@ pub fn step(
 
 /// Operations of one pass of each phase that they are counted for.
 pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
-    let counted = preset.plan().time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
+    let counted = preset.plan().time();
     let passes = &preset.passes;
     let [unrecorded, decoded] = passes.decoded();
     let of = |name: &str| {

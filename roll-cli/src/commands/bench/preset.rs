@@ -2,16 +2,16 @@
 
 use burn::tensor::DType;
 use roll_backends::EightBits;
-use roll_core::plan::Passes;
+use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Options, Registry, Result, error};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
-use roll_models::wan2_2::plan::{Division, Network, Networks, OnDevice, Plan, Tiles, Work};
+use roll_models::wan2_2::plan::{Network, Networks, OnDevice, Plan, Tiles};
 use roll_models::wan2_2::vae::VaeConfig;
 use roll_models::wan2_2::{IdleExpert, Placement};
 
 use crate::args::Bench;
 
-/// Of the LoRA.
+/// Rank of the LoRA.
 pub const RANK: usize = 32;
 
 /// The subject of a measurement.
@@ -139,34 +139,24 @@ impl Preset {
     pub fn plan(&self) -> Plan {
         Plan {
             networks: self.networks.clone(),
-            work: Work {
+            input: PlanInput {
+                network: None,
                 frames: self.frames,
-                size: self.size,
-                velocities: self.passes.forward,
-                recorded: self.passes.pulled,
-                references: self.passes.references(),
-                held: self.passes.held(),
-                decoded: self.passes.decoded(),
-                tiles: Tiles::Fixed(None),
-                offload_inputs: self.offload,
-                text_len: self.text_len,
-                samples: 1,
-            },
-            division: Division {
-                stage: 0,
-                placement: if self.weights_on_host { Placement::Host } else { Placement::Resident },
-                ranks: 1,
-                trainable: self.trainable(),
-                trained_experts: 1,
-                bf16_optimizer_states: false,
-                state_on_gpu: 0,
-                sums_on_host: false,
-                copies_parameters: false,
-                overlap_comm: false,
-                token_ranks: 1,
-            },
-            storage: OnDevice {
+                size: Some(self.size),
                 memory: None,
+                samples: 1,
+                ranks: 1,
+                passes: self.passes.clone(),
+                division: Division::default(),
+                speed: Speed { flops: 1.0, link: 1.0, read: 1.0 },
+            },
+            placement: if self.weights_on_host { Placement::Host } else { Placement::Resident },
+            trainable: self.trainable(),
+            trained_experts: 1,
+            tiles: Tiles::Fixed(None),
+            offload_inputs: self.offload,
+            text_len: self.text_len,
+            storage: OnDevice {
                 weight_bytes: self.networks.stored.size(),
                 eight_bits: self.eight_bits.is_some(),
                 kept_bytes: self.networks.stored.size(),
