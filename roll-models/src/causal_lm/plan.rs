@@ -1,8 +1,8 @@
 //! Memory of a run with a language model, before it is started, item by item.
 //!
 //! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a backward pass holds
-//! besides is a formula whose factors were measured on the CPU in f32 (`lm_memory.rs`, and peaks of the process with
-//! networks of one to three blocks of different widths). Lengths are the most that the options allow.
+//! besides is a formula whose factors were measured on the CPU in f32 (example `lm_memory` of commit ac7d28a, and peaks
+//! of the process with networks of one to three blocks of different widths). Lengths are the most that the options allow.
 
 use std::collections::BTreeMap;
 

@@ -214,13 +214,13 @@ fn streamed_weights_and_tiles_make_a_large_model_small() {
 #[test]
 fn the_formulas_give_what_was_measured_at_small_scale() {
     let near = |formula: usize, mib: f64| (formula as f64 / (mib * 1048576.0) - 1.0).abs() < 0.1;
-    // The example dit_memory: 4096 tokens of width 512, 208 MiB beyond the weights.
+    // The example dit_memory of commit ac7d28a: 4096 tokens of width 512, 208 MiB beyond the weights.
     let mut plan = plan("wan2_1-t2v-1_3b");
     plan.networks.dit = DitConfig { dim: 512, ffn_dim: 2048, layers: 8, heads: 4, ..plan.networks.dit };
     (plan.input.frames, plan.input.size) = (13, Some([512, 512]));
     assert_eq!(plan.tokens(), 4096);
     assert!(near(plan.block_pull(), 208.0));
-    // The example vae_memory at 128 x 128: 1475 and 1833 MiB with 17 and 65 frames, weights and process in it.
+    // The example vae_memory of commit ac7d28a at 128 x 128: 1475 and 1833 MiB with 17 and 65 frames, weights and process in it.
     for (frames, peak) in [(17, 1475.0), (65, 1833.0)] {
         (plan.input.frames, plan.input.size) = (frames, Some([128, 128]));
         assert!(near(plan.decoder_pull() + 4 * plan.networks.vae_elements() + (60 << 20), peak), "{frames}");

@@ -1,7 +1,7 @@
 //! Tokens a second of generation: 64 prompts in groups of 8, as a rollout has them.
 //!
 //! ```sh
-//! cargo run --release -p roll-models --example generation_speed -- SmolLM2-135M-Instruct.Q4_1.gguf \
+//! cargo run --release --bin generation_speed -- SmolLM2-135M-Instruct.Q4_1.gguf \
 //!     [PROMPT_TOKENS [NEW_TOKENS]]
 //! ```
 //!
