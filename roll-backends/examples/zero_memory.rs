@@ -85,15 +85,15 @@ fn main() -> Result<()> {
     let whole = (LAYERS * WIDTH * 4) as f64 / MB;
     println!("{ranks} ranks, {whole:.0} MB of parameters; MB of each rank, formula and measured");
     println!("{:<6} {:>18} {:>18} {:>18}", "stage", "gradients", "optimizer", "frozen weights");
-    for (stage, bf16) in [(0, false), (1, false), (2, false), (3, false), (2, true)] {
-        let [gradients, optimizer, frozen] = measure(ranks, stage, bf16)?;
+    for stage in 0..=3 {
+        let [gradients, optimizer, frozen] = measure(ranks, stage)?;
         let share = |divided: bool| whole / if divided { ranks as f64 } else { 1.0 };
         let cell = |formula: f64, measured: f64| format!("{formula:.0} {measured:.0} ({:.2})", measured / formula);
         println!(
             "{:<6} {:>18} {:>18} {:>18}",
-            format!("{stage}{}", if bf16 { " bf16" } else { "" }),
+            stage,
             cell(share(stage >= 2), gradients),
-            cell(if bf16 { 1.0 } else { 2.0 } * share(stage >= 1), optimizer),
+            cell(2.0 * share(stage >= 1), optimizer),
             cell(share(stage >= 3), frozen),
         );
     }
@@ -101,16 +101,10 @@ fn main() -> Result<()> {
 }
 
 /// MB of a rank: gradients, optimizer state, frozen weights.
-fn measure(ranks: usize, stage: u8, bf16_optimizer_states: bool) -> Result<[f64; 3]> {
+fn measure(ranks: usize, stage: u8) -> Result<[f64; 3]> {
     let device = roll_backends::device("flex")?;
     let results = ThreadRanks::run(ranks, Duration::from_secs(600), |ranks| {
-        let options = ZeroOptions {
-            stage,
-            bf16_optimizer_states,
-            reduce_bucket_size: 1 << 20,
-            check_every: 0,
-            ..ZeroOptions::default()
-        };
+        let options = ZeroOptions { stage, reduce_bucket_size: 1 << 20, check_every: 0, ..ZeroOptions::default() };
         let share = |before: f64, after: f64| (after - before) / ranks.world_size() as f64;
         let mut model = Layers::new();
         let mut strategy = Zero::new(options, ranks.clone())?;

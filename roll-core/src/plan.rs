@@ -136,8 +136,6 @@ pub struct Division {
     pub stage: u8,
     /// Where it wants the frozen weights; as [`crate::Strategy::weight_placement`].
     pub placement: Option<WeightPlacement>,
-    /// Bytes of optimizer state of one trained parameter.
-    pub state_bytes: usize,
     /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host
     /// memory.
     #[serde(default)]
@@ -162,7 +160,6 @@ impl Default for Division {
             all_ranks: false,
             stage: 0,
             placement: None,
-            state_bytes: 8,
             state_on_gpu: 0,
             overlap_comm: false,
             copies_parameters: false,
@@ -348,7 +345,7 @@ mod tests {
         assert_eq!((passes.forward, passes.language), (4, None));
         let item: MemoryItem = serde_json::from_str(r#"{"name": "a", "device": 1, "host": 2, "formula": ""}"#).unwrap();
         assert_eq!(item.phase, None);
-        let division = r#"{"all_ranks": true, "stage": 2, "placement": null, "state_bytes": 8, "overlap_comm": true}"#;
+        let division = r#"{"all_ranks": true, "stage": 2, "placement": null, "overlap_comm": true}"#;
         let division: Division = serde_json::from_str(division).unwrap();
         assert_eq!((division.bucket, division.token_ranks, division.copies_parameters), (0, 0, false));
     }

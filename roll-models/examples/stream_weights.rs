@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::DType;
-use roll_backends::optimizer::{AdamRule, AdamW, Moments};
+use roll_backends::optimizer::{AdamW, Moments};
 use roll_backends::{Memory, Resident, WeightStore};
 use roll_core::{Adapter, Conditioning, Error, Grad, Noise, OptimizerConfig, Purpose, Result, StateDict, Timestep};
 use roll_models::wan2_2::dit::{Dit, DitConfig, Trainable};
@@ -98,7 +98,7 @@ fn train(path: &str, streamed: bool) -> Result<()> {
     let parameters = dit.parameters().cloned().ok_or_else(|| Error::Misuse("nothing is trained".into()))?;
     let n = parameters.specs().iter().map(|s| s.len()).sum();
     let (mut values, mut moments) = (vec![0.0; n], Moments::zeros(n));
-    let optimizer = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch);
+    let optimizer = AdamW::new(&OptimizerConfig::default());
 
     let shape = [16, 2, 16, 16];
     let conditioning = Conditioning {

@@ -8,7 +8,6 @@ use roll_core::{ConfiguredOptions, Error, Kind, OptionNotes, Result, WeightPlace
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::optimizer::AdamRule;
 use crate::strategy::OptimizerPlace;
 
 /// Options of the strategy `zero`; names as in DeepSpeed's `zero_optimization`.
@@ -45,11 +44,6 @@ pub struct ZeroOptions {
     /// memory with `host`. `auto`: on GPUs, if a rank has up to 268,435,456 parameters to update, enough for adapters; in
     /// host memory otherwise. Gradients are summed over the ranks in host memory either way.
     pub optimizer_on: OptimizerPlace,
-    /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
-    pub adam_rule: AdamRule,
-    /// Moments in bf16, rounded at random: half the memory of the optimizer's state.
-    /// Checkpoints keep them as they are; a run may go on with the other kind.
-    pub bf16_optimizer_states: bool,
     /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many for one
     /// GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of the transformer
     /// and its tokens. Ranks that stand next to each other are a group; every group has samples of its own. 1: every rank
@@ -75,8 +69,6 @@ impl Default for ZeroOptions {
             offload_optimizer: Offload::default(),
             offload_param: Offload::default(),
             optimizer_on: OptimizerPlace::default(),
-            adam_rule: AdamRule::default(),
-            bf16_optimizer_states: false,
             sequence_parallel_size: 1,
             check_every: 50,
             timeout_seconds: 1800,
@@ -176,8 +168,7 @@ impl ZeroOptions {
             all_ranks: true,
             stage: self.stage,
             placement: self.weight_placement(),
-            state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
-            state_on_gpu: self.optimizer_place().most_on_gpu(self.bf16_optimizer_states),
+            state_on_gpu: self.optimizer_place().most_on_gpu(),
             overlap_comm: self.overlap_comm,
             copies_parameters: false,
             bucket: self.bucket_size(),

@@ -154,7 +154,6 @@ impl Preset {
                 ranks: 1,
                 trainable: self.trainable(),
                 trained_experts: 1,
-                bf16_optimizer_states: false,
                 state_on_gpu: 0,
                 sums_on_host: false,
                 copies_parameters: false,

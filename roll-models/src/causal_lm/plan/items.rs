@@ -134,7 +134,7 @@ impl Plan {
             false => n.to_string(),
         };
         // A GPU that updates the parameters itself has what belongs to that.
-        let (gradients, state, bytes) = (division.stage >= 2, division.stage >= 1, division.state_bytes);
+        let (gradients, state) = (division.stage >= 2, division.stage >= 1);
         let on_gpu = self.gpu && part(state) <= division.state_on_gpu;
         let placed = |on_gpu, name, bytes, formula| match on_gpu {
             true => Item::on_device(name, bytes, formula),
@@ -144,7 +144,7 @@ impl Plan {
         let sums = on_gpu && !division.all_ranks;
         let mut items = vec![
             placed(sums, "sums of gradients", 4 * part(gradients), format!("{} x 4 B", share(gradients))),
-            placed(on_gpu, "optimizer state", bytes * part(state), format!("{} x {bytes} B", share(state))),
+            placed(on_gpu, "optimizer state", 8 * part(state), format!("{} x 8 B", share(state))),
         ];
         if division.copies_parameters && !on_gpu {
             items.push(Item::on_host("copy of the parameters", 4 * n, format!("{n} x 4 B, where they are updated")));
@@ -321,10 +321,10 @@ impl Plan {
 
     /// What the rank that writes a checkpoint holds. Ranks beside it hold less.
     fn checkpoint(&self) -> Vec<Item> {
-        let (n, bytes) = (self.trained(), self.division.state_bytes);
+        let n = self.trained();
         let whose = if self.ranks > 1 { ", on rank 0" } else { "" };
         vec![
-            Item::on_host("optimizer state, whole", bytes * n, format!("{n} x {bytes} B{whose}")),
+            Item::on_host("optimizer state, whole", 8 * n, format!("{n} x 8 B{whose}")),
             Item::on_host("parameters, twice", 2 * 4 * n, format!("2 x {n} x 4 B{whose}")),
         ]
     }

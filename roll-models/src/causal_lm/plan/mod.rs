@@ -232,10 +232,6 @@ impl Plan {
             self.ranks > 1 && stage < 2,
             "strategy.stage=2 divides gradients and the optimizer's state among the ranks".into(),
         );
-        hint(
-            self.full && self.division.state_bytes > 4,
-            "strategy.bf16_optimizer_states=true halves the optimizer's state".into(),
-        );
         let plain = self.blocks == 0 && self.dtype == DType::F32;
         hint(
             plain,

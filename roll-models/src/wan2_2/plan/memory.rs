@@ -103,9 +103,8 @@ impl Plan {
         let placed = |bytes: usize, on_gpu: bool| if on_gpu { (bytes, 0) } else { (0, bytes) };
         let (on_device, on_host) = placed(4 * part(stage >= 2), on_gpu && !division.sums_on_host);
         items.push(item("sums of gradients", on_device, on_host, format!("{} x 4 B", share(stage >= 2))));
-        let moments = if division.bf16_optimizer_states { 4 } else { 8 };
-        let (on_device, on_host) = placed(moments * part(stage >= 1), on_gpu);
-        items.push(item("optimizer state", on_device, on_host, format!("{} x {moments} B", share(stage >= 1))));
+        let (on_device, on_host) = placed(8 * part(stage >= 1), on_gpu);
+        items.push(item("optimizer state", on_device, on_host, format!("{} x 8 B", share(stage >= 1))));
         if division.copies_parameters && !on_gpu {
             items.push(item("copy of the parameters", 0, 4 * n, format!("{n} x 4 B, where they are updated")));
         }

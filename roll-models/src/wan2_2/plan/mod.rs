@@ -108,8 +108,6 @@ pub struct Division {
     pub trainable: Trainable,
     /// Trained experts.
     pub trained_experts: usize,
-    /// Moments are kept in bf16.
-    pub bf16_optimizer_states: bool,
     /// Trained parameters of a rank's state up to which it is on the GPU, where there is one.
     pub state_on_gpu: usize,
     /// Gradients are summed in host memory, wherever the state is.

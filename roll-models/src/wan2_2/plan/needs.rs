@@ -140,7 +140,6 @@ fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Res
         ranks: if input.division.all_ranks { input.ranks } else { 1 },
         trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
         trained_experts: trained.len(),
-        bf16_optimizer_states: input.division.state_bytes < 8,
         state_on_gpu: input.division.state_on_gpu,
         sums_on_host: input.division.all_ranks,
         copies_parameters: input.division.copies_parameters,
@@ -182,10 +181,6 @@ fn hints(plan: &Plan) -> Vec<String> {
         "model.weight_store=host keeps the frozen weights in host memory, and brings a block ahead",
     );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
-    hint(
-        plan.division.trainable == Trainable::Full && !plan.division.bf16_optimizer_states,
-        "strategy.bf16_optimizer_states=true halves the optimizer's state",
-    );
     let largest = plan.tiling().map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
     let smaller = match largest {
         35.. => "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles",

@@ -33,7 +33,6 @@ fn plan(name: &str) -> Plan {
             ranks: 1,
             trainable: lora(32),
             trained_experts: 1,
-            bf16_optimizer_states: false,
             state_on_gpu: 0,
             sums_on_host: false,
             copies_parameters: false,
@@ -190,7 +189,7 @@ fn tokens_are_divided_among_as_many_ranks_as_divide_tokens_heads_and_the_job() {
 }
 
 #[test]
-fn trained_weights_are_divided_and_moments_in_bf16_take_half() {
+fn trained_weights_are_divided() {
     let mut plan = plan("wan2_2-ti2v-5b");
     plan.division = Division { stage: 3, ranks: 8, trainable: Trainable::Full, ..plan.division };
     let (n, block) = (plan.networks.dit_elements(), plan.networks.block_elements());
@@ -198,8 +197,6 @@ fn trained_weights_are_divided_and_moments_in_bf16_take_half() {
     assert_eq!(bytes(&plan, "trained parameters"), 4 * (n.div_ceil(8) + 2 * block));
     assert_eq!(bytes(&plan, "transformer weights"), (2 * n).div_ceil(8) + 2 * 2 * block);
     assert_eq!(bytes(&plan, "optimizer state"), 8 * n.div_ceil(8));
-    plan.division.bf16_optimizer_states = true;
-    assert_eq!(bytes(&plan, "optimizer state"), 4 * n.div_ceil(8));
     plan.division.overlap_comm = false;
     assert_eq!(bytes(&plan, "trained parameters"), 4 * (n.div_ceil(8) + block));
     plan.division.ranks = 1;
