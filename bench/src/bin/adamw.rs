@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rayon::prelude::*;
-use roll_backends::optimizer::{AdamRule, AdamW, Moments};
+use roll_backends::optimizer::{AdamW, Moments};
 use roll_core::OptimizerConfig;
 
 type Failure = Box<dyn std::error::Error>;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Failure> {
     let (mut parameters, gradients) = (ramp(-1.0, 1.0), ramp(1.0, -1.0));
     let mut moments = Moments::zeros(PARAMETERS);
     let config = OptimizerConfig { weight_decay: 0.01, ..OptimizerConfig::default() };
-    let optimizer = AdamW::new(&config, AdamRule::Torch);
+    let optimizer = AdamW::new(&config);
     // Touches every page.
     optimizer.update(&mut parameters, &gradients, &mut moments, 1e-3);
 

@@ -255,7 +255,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use burn::tensor::DType;
     use rand_distr::{Distribution, StandardNormal};
-    use roll_backends::optimizer::{AdamRule, AdamW};
+    use roll_backends::optimizer::AdamW;
     use roll_core::{Noise, OptimizerConfig, Purpose};
 
     use super::super::config::LmConfig;
@@ -291,7 +291,7 @@ mod tests {
     fn an_update_forgets_what_was_read_with_the_old_parameters() {
         let policy = policy();
         let mut updates = policy.device_updates().unwrap();
-        let update = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch).coefficients(1, 0.0, [1.0; 2]);
+        let update = AdamW::new(&OptimizerConfig::default()).coefficients(1, 0.0, [1.0; 2]);
         for (updated, found) in [(false, Some(2)), (true, None)] {
             policy.prefixes.turn(1);
             policy.prefixes.keep(vec![1, 2], Vec::new());

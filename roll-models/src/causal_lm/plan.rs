@@ -162,8 +162,8 @@ impl<'a> Plan<'a> {
                 _ => items.push(self.hidden_states(pass)),
             }
         }
-        let state = [0, division.state_bytes * n];
-        items.push(item("checkpoint", "optimizer state, whole", state, times(n, division.state_bytes)));
+        let state = [0, 8 * n];
+        items.push(item("checkpoint", "optimizer state, whole", state, times(n, 8)));
         items.push(item("checkpoint", "parameters, twice", [0, 8 * n], times(n, 8)));
         items.retain(|item| item.bytes() > 0);
         items
@@ -293,7 +293,6 @@ impl<'a> Plan<'a> {
                 "model.use_gradient_checkpointing_offload=true keeps block inputs on the host",
             ),
             (self.ranks > 1 && division.stage < 2, "strategy.stage=2 divides gradients and the optimizer's state"),
-            (self.full && division.state_bytes > 4, "strategy.bf16_optimizer_states=true halves the optimizer's state"),
             (self.blocks == 0 && self.dtypes[0] == DType::F32, "model.weights_dtype=bf16 halves the frozen weights"),
             (any(|pass| pass.ahead), "algo.async_generation_ratio=0 generates without a copy of the policy"),
             (any(|pass| pass.generated > 0), "algo.num_env_groups: fewer groups, or more ranks"),

@@ -101,7 +101,7 @@ impl Strategy for Zero {
         let service = self.ranks.offer(gradients.clone());
         let arrivals = Arc::new(Arrivals::new(partition.clone(), &specs, self.ranks.clone(), service));
         self.attached = Some(Attached {
-            optimizer: AdamW::new(optimizer, self.options.adam_rule),
+            optimizer: AdamW::new(optimizer),
             max_grad_norm: optimizer.max_grad_norm,
             specs,
             partition,
@@ -194,7 +194,7 @@ impl Strategy for Zero {
             };
             if self.ranks.rank().0 == 0 {
                 let specs = &a.specs[bucket.specs.clone()];
-                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq, self.options.bf16_optimizer_states)?;
+                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq)?;
             }
         }
         if self.ranks.rank().0 == 0 {

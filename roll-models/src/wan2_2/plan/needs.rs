@@ -146,7 +146,6 @@ fn hints(plan: &Plan) -> Vec<String> {
         "model.weight_store=host keeps the frozen weights in host memory, and brings a block ahead",
     );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
-    hint(full && division.state_bytes >= 8, "strategy.bf16_optimizer_states=true halves the optimizer's state");
     let largest = plan.tiling().map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
     let smaller = match largest {
         35.. => "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles",
