@@ -66,7 +66,7 @@ impl Tiny {
 fn parameters(model: &Wan) -> BTreeMap<String, Vec<f32>> {
     let mut values = vec![0.0; model.parameter_count()];
     model.read_parameters(&mut values).unwrap();
-    let state = roll_core::model::flat::to_state(model.parameters(), &values).unwrap();
+    let state = roll_core::flat::to_state(model.parameters(), &values).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.to_f32_vec())).collect()
 }
 

@@ -231,11 +231,6 @@ pub mod header {
     }
 }
 
-/// Number of bytes of all tensors.
-pub fn state_bytes(state: &StateDict) -> usize {
-    state.values().map(|t: &Tensor| t.as_bytes().len()).sum()
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

@@ -9,8 +9,9 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use roll_core::registry::parse_options;
-use roll_core::{Adapter, BuildContext, ConditionInput, DiffusionModel, Error, Grad, Noise, Purpose, Result, Timestep};
+use roll_core::{
+    Adapter, BuildContext, ConditionInput, DiffusionModel, Error, Grad, Noise, Purpose, Result, Timestep, parse_options,
+};
 use roll_models::wan2_2::dit::DitConfig;
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use roll_models::wan2_2::loading::open;

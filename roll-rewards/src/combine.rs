@@ -411,9 +411,6 @@ mod tests {
         fn is_elsewhere(&self) -> bool {
             true
         }
-        fn prepare(&mut self, _: &Video) -> Result<Target> {
-            Ok(Target::default())
-        }
         fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
             self.0.wait();
             Ok((Score::of(1.0), None))

@@ -1,9 +1,9 @@
 //! The algorithm: roll out, reward, estimate advantages, update.
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
     Progress, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Validation, communicator,
+    default_options, parse_options,
 };
 
 use super::NAME;

@@ -1,8 +1,9 @@
 //! What a step does with the model, for `roll plan`.
 
-use roll_core::plan::{CriticWork, LanguageWork, Passes, RolloutWork};
-use roll_core::registry::parse_options;
-use roll_core::{Options, Result};
+use roll_core::{
+    Options, Result, parse_options,
+    plan::{CriticWork, LanguageWork, Passes, RolloutWork},
+};
 
 use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Environment, Error, Factory, Observation, Options, Registration, Registry, Result, ResultExt,
-    Transition,
+    Transition, default_options, parse_options,
 };
 
 const NAME: &str = "mixed";

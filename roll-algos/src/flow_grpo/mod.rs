@@ -18,11 +18,10 @@ mod notes;
 #[cfg(test)]
 mod tests;
 
-use roll_core::plan::{Passes, Videos};
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Factory, Grad, Kind, Options, Planner, Registration, Result, RewardScorer, ScheduleFacts, StepContext,
-    StepReport, Tensor, VelocityInput,
+    StepReport, Tensor, VelocityInput, default_options, parse_options,
+    plan::{Passes, Videos},
 };
 
 pub use config::{FlowGrpoConfig, KlOf};

@@ -17,11 +17,10 @@ mod validation;
 
 use std::sync::Arc;
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Algorithm, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model, Noise, Progress,
     Purpose, Registration, Result, ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, Validation,
-    VelocityInput, Video,
+    VelocityInput, Video, default_options, parse_options,
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};

@@ -26,11 +26,10 @@ mod tests;
 mod truncation_tests;
 mod watch;
 
-use roll_core::plan::Passes;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
     Options, Planner, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video,
+    default_options, parse_options, plan::Passes,
 };
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};

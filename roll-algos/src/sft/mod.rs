@@ -10,13 +10,13 @@ mod validation;
 
 use std::path::PathBuf;
 
-use roll_core::keys::check_ranges;
-use roll_core::plan::{LanguageWork, Passes};
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Noise,
     Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport,
-    Tensor, Validation,
+    Tensor, Validation, default_options,
+    keys::check_ranges,
+    parse_options,
+    plan::{LanguageWork, Passes},
 };
 
 use crate::AlgorithmError;

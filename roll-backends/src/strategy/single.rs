@@ -1,10 +1,8 @@
 //! One process: optimizer state and gradient accumulator on the model's device, or in host memory.
 
-use roll_core::plan::Division;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Communicator, DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result,
-    SingleRank, StateDict, Strategy, StrategyReport,
+    SingleRank, StateDict, Strategy, StrategyReport, default_options, parse_options, plan::Division,
 };
 
 use super::place::OptimizerPlace;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use roll_core::error::nearest;
-use roll_core::one_line;
-use roll_core::{BuildContext, Error, Kind, Options, Registration, Registry, Replaces, Result};
-use roll_core::{Finding, Verdict, check_reward};
+use roll_core::{
+    BuildContext, Error, Finding, Kind, Options, Registration, Registry, Replaces, Result, Verdict, check_reward,
+    nearest, one_line,
+};
 use roll_plugin::{LoadedComponent as _, Plugin, PluginComponent, load};
 
 use roll_train::config::{Section, sections};

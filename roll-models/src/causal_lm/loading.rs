@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::model::flat;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Planner, Registration, Result, ResultExt,
+    default_options, flat, parse_options,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use roll_backends::Parameters;
 use roll_core::{
     Adapter, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, ParameterParts,
-    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
+    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, flat,
 };
 
 use super::adapter;

@@ -1,7 +1,8 @@
 //! The files of a model by their headers: the errors of opening it, without opening it.
 
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, ResultExt, VideoUnit};
+use roll_core::{
+    BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, ResultExt, VideoUnit, parse_options,
+};
 
 use super::components::{self, Component};
 use super::dit::{DitConfig, Trainable};

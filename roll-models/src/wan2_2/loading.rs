@@ -7,11 +7,9 @@ use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
 use roll_backends::weights::{HostWeight, Matrices, Storage, Turns};
 use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
-use roll_core::model::flat;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Communicator, Error, Factory, Model, Noise, Options, Planner, Registration, Result, ResultExt,
-    StateDict, communicator,
+    StateDict, communicator, default_options, flat, parse_options,
 };
 
 use crate::hub::Hub;

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::model::header;
-use roll_core::{StateDict, Tensor};
+use roll_core::{StateDict, Tensor, header};
 
 use super::error::WeightsError;
 use super::safetensors::dtype_name;
@@ -14,7 +13,7 @@ use super::writer::{SafetensorsWriter, TensorEntry};
 /// over `path`. Readers that have the old file mapped keep the old contents. The same input gives the same bytes.
 ///
 /// Missing parent directories are an error. Metadata are what `__metadata__` of the format holds: strings; those that
-/// `state` carries ([`roll_core::model::header`]) come to them.
+/// `state` carries ([`roll_core::header`]) come to them.
 pub fn save_safetensors(
     path: impl AsRef<Path>,
     state: &StateDict,

@@ -361,10 +361,10 @@ macro_rules! component {
             summary: $summary,
             origin: env!("CARGO_PKG_NAME"),
             version: env!("CARGO_PKG_VERSION"),
-            defaults: $crate::registry::default_options::<$options>,
+            defaults: $crate::default_options::<$options>,
             keys: $crate::keys::of_defaults::<$options>,
             factory: $crate::Factory::$kind(|options, context| {
-                let options: $options = $crate::registry::parse_options($crate::Kind::$kind.section(), options)?;
+                let options: $options = $crate::parse_options($crate::Kind::$kind.section(), options)?;
                 let made = $crate::interface::made(options, context, $make)?;
                 Ok(Box::new(made) as Box<dyn $crate::$trait>)
             }),

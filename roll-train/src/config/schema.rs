@@ -4,9 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::RunConfig;
 use super::loaded::Provenance;
-use roll_core::error::nearest;
-use roll_core::registry::Registry;
-use roll_core::{Error, Kind, Result};
+use roll_core::{Error, Kind, Registry, Result, nearest};
 
 fn defaults() -> Json {
     serde_json::to_value(RunConfig::default()).unwrap_or(Json::Null)

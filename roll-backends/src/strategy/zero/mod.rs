@@ -27,10 +27,9 @@ mod values;
 
 use std::sync::Arc;
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
-    StrategyReport, WeightPlacement, communicator,
+    StrategyReport, WeightPlacement, communicator, default_options, parse_options,
 };
 
 pub use options::{Offload, OffloadDevice, ZeroOptions};

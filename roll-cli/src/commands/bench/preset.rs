@@ -1,8 +1,7 @@
 //! The measured networks, video and dtype.
 
 use burn::tensor::DType;
-use roll_core::plan::Passes;
-use roll_core::{Error, Options, Registry, Result, error};
+use roll_core::{Error, Options, Registry, Result, nearest, plan::Passes};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{Division, Network, Networks, OnDevice, Plan, Tiles, Work};
 use roll_models::wan2_2::vae::VaeConfig;
@@ -62,7 +61,7 @@ impl Preset {
         let name = NAMES.into_iter().find(|name| *name == asked).ok_or_else(|| Error::UnknownName {
             kind: "preset",
             name: args.preset.clone(),
-            nearest: error::nearest(&args.preset, NAMES).map(Into::into),
+            nearest: nearest(&args.preset, NAMES).map(Into::into),
             known: NAMES.join(", "),
         })?;
         let (mut networks, dtype, frames, size, text_len) = match name {

@@ -13,9 +13,10 @@ use std::collections::BTreeMap;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::plan::{Division, LanguageWork, Needs, PlanInput, RolloutWork};
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt};
+use roll_core::{
+    BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt, parse_options,
+    plan::{Division, LanguageWork, Needs, PlanInput, RolloutWork},
+};
 
 use super::config::LmConfig;
 use super::generate::TOKENS_OF_A_PASS;

@@ -1,8 +1,9 @@
 //! From the options of a run to its plan, for `roll plan`.
 
-use roll_core::plan::{MemoryItem, Needs, PhaseCost, PlanInput};
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
+use roll_core::{
+    self, BuildContext, Error, Kind, Options, Result, ResultExt, parse_options,
+    plan::{MemoryItem, Needs, PhaseCost, PlanInput},
+};
 
 use super::super::components;
 use super::super::dit::{DitConfig, Trainable};
