@@ -42,7 +42,7 @@ impl Tiny {
         }
         let options: WanOptions = serde_json::from_value(options).unwrap();
         let base_dir = self.dir.path().into();
-        loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir, placement: None })
+        loading::open(&options, &BuildContext { seed: 1, base_dir, ..BuildContext::new("flex") })
     }
 
     fn refused(&self, changes: Value) -> String {

@@ -53,7 +53,6 @@
 mod algorithm;
 pub mod communicator;
 mod component;
-mod delegate;
 mod device_updates;
 mod diffusion;
 mod environment;
@@ -80,7 +79,7 @@ mod tensor;
 mod video;
 
 pub use algorithm::{Algorithm, DataSource};
-pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
+pub use communicator::{Communicator, Groups, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
@@ -94,7 +93,7 @@ pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use keys::Key;
 pub use kind::Kind;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
-pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict, flat, header};
+pub use model::{Adapter, Distribution, GradientSink, Model, ParameterParts, ParameterSpec, StateDict, flat, header};
 pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use option_kind::OptionKind;
@@ -108,7 +107,7 @@ pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]
 pub use reward_check::{Finding, Verdict, check_reward};
 pub use step::{Progress, Silent, StepContext, StepReport};
-pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
+pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
 pub use video::{Sample, Video, VideoUnit};
 

@@ -93,7 +93,7 @@ fn measure(directory: &Path, dtype: &str, idle: &str) -> Result<()> {
         "lora_rank": 4,
     });
     let options = parse_options("model", options.as_object().unwrap_or(&Default::default()))?;
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: directory.into(), placement: None };
+    let context = BuildContext { base_dir: directory.into(), ..BuildContext::new("flex") };
     println!("before: {}", memory()?);
     let start = Instant::now();
     let mut model = open(&options, &context)?;

@@ -457,7 +457,7 @@ mod tests {
             options: [("target".to_string(), serde_json::json!(0.3))].into_iter().collect(),
         };
         let registry = Registry::linked().unwrap();
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let make = |components: &[RewardComponent]| WeightedSum::from_config(components, &registry, &context);
         assert_eq!(make(&[component(1.0)]).unwrap().name(), "brightness");
         assert_eq!(make(&[component(1.0), component(0.5)]).unwrap().name(), "brightness + brightness_2");

@@ -96,12 +96,7 @@ sample_steps: 0
     let registry = Registry::linked()?;
     let config = ConfigLayers::new().text("own_reward.rs", &yaml.replace("DEMO", &demo.to_string_lossy()))?;
     let loaded = config.set_text("steps", &steps, "the argument")?.load(Some(&registry))?;
-    let context = BuildContext {
-        backend: loaded.config.backend.clone(),
-        seed: loaded.config.seed,
-        base_dir: ".".into(),
-        placement: None,
-    };
+    let context = BuildContext { seed: loaded.config.seed, ..BuildContext::new(loaded.config.backend.clone()) };
 
     let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
     let run = RunDir::create(directory, Existing::Refuse)?;

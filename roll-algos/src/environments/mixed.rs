@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     fn mixed(worlds: serde_json::Value) -> Result<Mixed> {
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let options = json!({"worlds": worlds});
         Mixed::new(parse_options("env", options.as_object().unwrap())?, &context)
     }

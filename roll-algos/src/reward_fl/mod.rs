@@ -139,7 +139,7 @@ impl RewardFl {
         };
         ctx.strategy.discard();
 
-        let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
+        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             let outcome =
                 self.sample(ctx, sample, repeats, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
@@ -157,7 +157,7 @@ impl RewardFl {
             Ok(())
         })?;
         (tally.nonfinite, tally.split) = (nonfinite, norms);
-        let ranks = ctx.strategy.data_ranks();
+        let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
         Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))

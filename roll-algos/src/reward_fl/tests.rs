@@ -537,7 +537,7 @@ fn the_check_names_what_cannot_work() {
 #[test]
 fn the_registry_knows_the_algorithm_and_refuses_unknown_options() {
     let registry = Registry::linked().unwrap();
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let options = |json: serde_json::Value| json.as_object().unwrap().clone();
     assert!(registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestep": 3})), &context).is_ok());
     let error = registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestp": 3})), &context).err();

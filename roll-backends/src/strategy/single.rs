@@ -1,8 +1,8 @@
 //! One process: optimizer state and gradient accumulator on the model's device, or in host memory.
 
 use roll_core::{
-    Communicator, DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result,
-    SingleRank, StateDict, Strategy, StrategyReport, default_options, parse_options, plan::Division,
+    DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
+    StrategyRanks, StrategyReport, default_options, parse_options, plan::Division,
 };
 
 use super::place::OptimizerPlace;
@@ -37,6 +37,7 @@ impl SingleOptions {
 #[derive(Default)]
 pub struct Single {
     options: SingleOptions,
+    ranks: StrategyRanks,
     attached: Option<Attached>,
 }
 
@@ -65,7 +66,7 @@ enum Place {
 impl Single {
     /// A strategy without a model.
     pub fn new(options: SingleOptions) -> Self {
-        Self { options, attached: None }
+        Self { options, ..Self::default() }
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
@@ -103,7 +104,7 @@ impl Strategy for Single {
         match &mut self.attached()?.place {
             Place::Host { gradients, .. } => model.take_gradients(gradients),
             // A wrapper may keep gradients in host memory.
-            Place::Device { updates, .. } if model.device_updates().is_none() => {
+            Place::Device { updates, .. } if model.parts().and_then(|parts| parts.device_updates()).is_none() => {
                 let mut gradients = vec![0.0; model.parameter_count()];
                 model.take_gradients(&mut gradients)?;
                 updates.add(&gradients)
@@ -152,8 +153,8 @@ impl Strategy for Single {
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
 
-    fn communicator(&self) -> &dyn Communicator {
-        &SingleRank
+    fn ranks(&self) -> &StrategyRanks {
+        &self.ranks
     }
 
     fn state(&self) -> Result<StateDict> {

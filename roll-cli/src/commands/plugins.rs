@@ -90,7 +90,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
     }
     let options = options(&args.set)?;
     let registry = Registry::linked()?.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
-    let context = BuildContext { backend: "flex".into(), seed: args.seed, base_dir: ".".into(), placement: None };
+    let context = BuildContext { seed: args.seed, ..BuildContext::new("flex") };
     let mut broken = 0;
     for component in components {
         println!("{} {}", component.kind(), component.name());

@@ -231,7 +231,7 @@ mod tests {
         };
         let list = parsed(serde_json::json!(["q_proj", "nosuch"]));
         assert_eq!(list, parsed(serde_json::json!("q_proj,nosuch")));
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let message = open(&list, &context).err().unwrap().chain();
         assert!(message.contains("`model.lora_target_modules`") && message.contains("`nosuch`"), "{message}");
         let eight = CausalLmOptions { weights_dtype: WeightsDType::Int8, ..CausalLmOptions::default() };

@@ -210,7 +210,7 @@ mod tests {
     use crate::pixels::check;
 
     fn reward(measure: Likeness, frames: Frames) -> FirstFrame {
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         FirstFrame::new(FirstFrameConfig { measure, frames, ..FirstFrameConfig::default() }, &context).unwrap()
     }
 
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_file_without_perceptual_is_refused() {
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let config = FirstFrameConfig { file: "a.onnx".into(), ..FirstFrameConfig::default() };
         assert!(FirstFrame::new(config, &context).unwrap_err().to_string().contains("reward.file"));
     }

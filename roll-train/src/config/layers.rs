@@ -14,7 +14,7 @@ use super::reference;
 use super::schema;
 use super::yaml::{Document, Map, parse_value};
 use crate::on_finish;
-use roll_core::{Error, Registry, Result, communicator};
+use roll_core::{Error, Registry, Result};
 
 /// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
 pub const RESERVED_VARIABLES: [&str; 18] = [
@@ -96,7 +96,8 @@ impl ConfigLayers {
         Self::default()
     }
 
-    /// For a job with this number of ranks instead of the running one; comes before the files.
+    /// For a job with this number of ranks instead of one, which the translation of ROLL's files depends on; comes before
+    /// the files.
     pub fn for_ranks(self, ranks: usize) -> Self {
         Self { ranks: Some(ranks), ..self }
     }
@@ -107,7 +108,7 @@ impl ConfigLayers {
         let path = path.as_ref();
         let mut map = compose(Document::read(path)?)?;
         if reference::is_reference(&map) {
-            let ranks = self.ranks.unwrap_or_else(|| communicator::current().world_size());
+            let ranks = self.ranks.unwrap_or(1);
             let (translated, notes) = reference::translate(path, map, ranks)?;
             map = translated;
             self.notes.extend(notes);

@@ -47,7 +47,7 @@ fn input(work: LanguageWork) -> PlanInput {
 }
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None }
+    BuildContext::new("flex")
 }
 
 fn planned(options: Value, input: &PlanInput) -> Result<Needs> {

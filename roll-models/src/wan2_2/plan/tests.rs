@@ -255,7 +255,7 @@ fn needed_for(
         division: roll_core::plan::Division::default(),
         speed: Speed { flops: 400e12, link: 50e9, read: 3e9 },
     };
-    let context = roll_core::BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = roll_core::BuildContext::new("flex");
     needs(options.as_object().unwrap(), &input, &context).unwrap()
 }
 
@@ -281,7 +281,7 @@ fn an_algorithm_for_language_models_is_refused() {
         division: roll_core::plan::Division::default(),
         speed: Speed { flops: 1e12, link: 1e9, read: 1e9 },
     };
-    let context = roll_core::BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = roll_core::BuildContext::new("flex");
     let told = needs(&roll_core::Options::new(), &input, &context).unwrap_err().to_string();
     assert!(told.contains("model.name") && told.contains("causal_lm"), "{told}");
 }
