@@ -1,4 +1,4 @@
-//! Panics of other crates that `roll` contains.
+//! Lets panics pass that `roll` turns into errors.
 
 use std::sync::Once;
 

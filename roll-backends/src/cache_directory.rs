@@ -6,6 +6,8 @@ use std::path::PathBuf;
 /// The environment variable that names the directory.
 pub const VARIABLE: &str = "ROLL_CACHE";
 
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
+
 /// The directory that [`VARIABLE`] names, or `roll` in `XDG_CACHE_HOME` or `~/.cache`; `variable` looks variables up. `None`
 /// where it says `none`, or there is no home directory.
 pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {

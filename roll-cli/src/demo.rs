@@ -20,6 +20,8 @@ const ALGORITHMS: [(&str, &str); 3] = [
 const REWARD: &str = include_str!("demo_reward.yaml");
 /// Names that directory.
 const VARIABLE: &str = "ROLL_DEMO";
+
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 /// The file without which there is no demo.
 const MARK: &str = "wan22_paths.json";
 

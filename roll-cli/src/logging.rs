@@ -20,6 +20,8 @@ const LEVEL: usize = 6;
 /// Variables that hold a filter ("debug", "roll_models=trace"), the first one that is there counts.
 const FILTERS: [&str; 2] = ["ROLL_LOG", "RUST_LOG"];
 
+roll_core::inventory::submit! { roll_core::Variable(FILTERS[0]) }
+
 /// How much is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verbosity {

@@ -100,8 +100,8 @@ pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
 pub use registry::{
-    BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces, check_seconds, default_options,
-    parse_options,
+    BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable, check_seconds,
+    default_options, parse_options,
 };
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]

@@ -71,6 +71,12 @@ pub trait LoadedComponent: Send + Sync {
     fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>>;
 }
 
+/// An environment variable that begins with `ROLL_` and is not a key of a configuration. Submit with
+/// `inventory::submit!` where it is read.
+pub struct Variable(pub &'static str);
+
+inventory::collect!(Variable);
+
 /// How to make one.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)] // each variant makes what its name says

@@ -26,3 +26,5 @@ pub use roll_core::*;
 
 /// The environment variable that lists directories, separated as in `PATH`, whose libraries are loaded if they are plugins.
 pub const PATH_VARIABLE: &str = "ROLL_PLUGIN_PATH";
+
+inventory::submit! { Variable(PATH_VARIABLE) }

@@ -1,16 +1,18 @@
-//! How much memory a GPU has, and how much of the host's a process takes.
+//! Memory sizes: of GPUs, as `nvidia-smi` reports them, and of this process.
 
 use std::process::Command;
 
 use super::{Backend, parse};
 
-/// Bytes of the memory of the GPU that `backend` names; `None` where it is no NVIDIA GPU, or the driver does not say.
+/// Memory of the GPU that `backend` names, in bytes. `None` if the backend does not run on an NVIDIA GPU or
+/// `nvidia-smi` fails.
 pub fn total(backend: &str) -> Option<u64> {
     let (kind, number) = parse(backend).ok()?;
     matches!(kind, Backend::LibTorchCuda | Backend::Cuda).then(|| ask("memory.total", number))?
 }
 
-/// Bytes in use on NVIDIA's GPU `number` of those that this process sees; `None` where the driver does not say.
+/// Memory in use on GPU `number`, in bytes, by all processes. Numbers count the GPUs that CUDA_VISIBLE_DEVICES leaves
+/// visible. `None` if `nvidia-smi` fails.
 pub fn used(number: usize) -> Option<u64> {
     ask("memory.used", number)
 }
@@ -27,8 +29,8 @@ fn ask(what: &str, number: usize) -> Option<u64> {
     Some(mebibytes << 20)
 }
 
-/// The most bytes of host memory that this process had at a time, mapped files included: the kernel's high-water mark. `None`
-/// where the system has no such counter.
+/// Peak resident memory of this process in bytes, mapped files included (`VmHWM` of `/proc/self/status`). `None` on
+/// systems without this counter.
 pub fn host_peak() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

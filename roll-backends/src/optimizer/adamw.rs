@@ -1,4 +1,4 @@
-//! AdamW.
+//! AdamW on flat f32 slices in host memory.
 
 mod narrow;
 
@@ -140,8 +140,8 @@ fn update_deepspeed(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: 
     widest::<true>(c, p, g, m, v);
 }
 
-/// The loop, compiled for the widest registers that the processor has. Every width gives the same bits: the compiler
-/// fuses no product with a sum.
+/// Runs the loop compiled for the widest registers of the processor. All versions have the same bits, because the
+/// compiler does not contract products and sums to FMA.
 fn widest<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -157,7 +157,7 @@ fn widest<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &m
     update_block::<DEEPSPEED>(c, p, g, m, v);
 }
 
-/// Branch-free over slices of one length, so that the compiler vectorises it.
+/// Branch-free over slices of one length, so that the compiler vectorises the loop.
 #[inline(always)]
 fn update_block<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
@@ -165,7 +165,7 @@ fn update_block<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32],
     }
 }
 
-/// Parameter and moments of one element after an update.
+/// Returns parameter and moments of one element after an update.
 #[inline(always)]
 fn updated<const DEEPSPEED: bool>(c: &AdamUpdate, p: f32, g: f32, m: f32, v: f32) -> (f32, f32, f32) {
     let decayed = if DEEPSPEED { p - c.decay * p } else { p * c.keep };

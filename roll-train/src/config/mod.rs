@@ -23,7 +23,7 @@ mod training;
 mod yaml;
 
 pub use evaluation::{EvaluationConfig, SamplePrompt, StopWhen};
-pub use layers::{ConfigLayers, RESERVED_VARIABLES};
+pub use layers::ConfigLayers;
 pub use loaded::{Entry, LoadedConfig, Provenance};
 pub use merged::MergedConfig;
 pub use roll_core::{Component, RewardComponent};

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use roll_backends::optimizer::LrSchedulerType;
 
 use super::{EvaluationConfig, Tracker, TrainingConfig};
-use roll_core::keys::check_ranges;
 use roll_core::{Component, Error, Noise, Result, RewardComponent};
 use roll_data::DataConfig;
 
@@ -126,9 +125,8 @@ impl RunConfig {
         self.exp_name.as_deref().unwrap_or(&self.algo.name)
     }
 
-    /// Checks ranges and values that exclude one another, which types cannot; errors name the key.
+    /// Checks values that exclude one another, which types cannot; errors name the key.
     pub fn check(&self) -> Result<()> {
-        check_ranges("", self)?;
         self.check_top_level()?;
         self.evaluation.check()?;
         self.data.check()
@@ -145,14 +143,6 @@ impl RunConfig {
         if t.lr_scheduler_type == LrSchedulerType::Polynomial && end >= t.learning_rate {
             let problem = format!("must be below `training.learning_rate` ({}), found {end}", t.learning_rate);
             return Err(Error::config("training.lr_scheduler_kwargs.lr_end", problem));
-        }
-        for (i, reward) in self.reward.iter().enumerate() {
-            if !reward.weight.is_finite() {
-                return Err(Error::config(
-                    format!("reward.{i}.weight"),
-                    format!("expected a finite number, found {}", reward.weight),
-                ));
-            }
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Several ranks on one sample.
+//! Sequence parallelism: groups of ranks that work on one sample.
 //!
 //! ```text
 //!                     tokens of a pass
@@ -6,9 +6,9 @@
 //!           group 1   rank 2   rank 3
 //! ```
 //!
-//! A group divides the tokens of its sample, and its ranks have the same inputs, noise and scores. A step's samples are
-//! divided and counted down a column, in which every group has one rank. Gradients are summed over all ranks: over a
-//! group to the gradient of its sample, over the groups to that of the step.
+//! A group shards the tokens of its sample; its ranks have the same inputs, noise and scores. The samples of a step are
+//! distributed over a column, which contains one rank of every group. Gradients are summed over all ranks: over a group
+//! to the gradient of its sample, and over the groups to the gradient of the step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use roll_core::{Communicator, Error, Rank, Result, SingleRank, StrategyRanks};
 
 use crate::overlap::OverlappedRanks;
 
-/// The ranks that a rank shares a step's samples with. All ranks of the job come to its collectives, and serve the others
-/// until they do.
+/// The ranks over which the samples of a step are distributed. All ranks of the job must reach its collectives; until
+/// they have, each serves the requests of the others.
 struct Column {
     all: Arc<OverlappedRanks>,
     own: Arc<dyn Communicator>,
 }
 
-/// The ranks of a job in token groups of `size` ranks. All ranks call it. Fails unless groups of that size are possible.
+/// Creates token groups of `size` ranks. Must be called by all ranks. Fails if groups of that size are impossible.
 pub(super) fn groups(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<StrategyRanks> {
     let (rank, world) = (all.rank().0, all.world_size());
     let refused = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
@@ -39,7 +39,7 @@ pub(super) fn groups(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Resu
         return refused(format!("expected a number that divides the {world} ranks of the job, found {size}"));
     }
     if size == world {
-        // Other collectives of the job have the same order on all ranks, and so have these among them.
+        // All collectives of the job have the same order on all ranks, so these do too.
         return divided(all.clone(), Arc::new(SingleRank));
     }
     if stage > 2 {

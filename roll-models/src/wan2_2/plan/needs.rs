@@ -68,7 +68,7 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
         return found.map(Network::networks).ok_or_else(|| Error::UnknownName {
             kind: "network",
             name: name.into(),
-            nearest: error::nearest(name, known()).map(Into::into),
+            nearest: nearest(name, known()).map(Into::into),
             known: known().collect::<Vec<_>>().join(", "),
         });
     }
