@@ -1,7 +1,7 @@
 //! From the options of a run to its plan, for `roll plan`.
 
 use roll_core::{
-    self, BuildContext, Error, Kind, Options, Result, ResultExt, parse_options,
+    BuildContext, Error, Kind, Options, Result, ResultExt, nearest, parse_options,
     plan::{MemoryItem, Needs, PhaseCost, PlanInput},
 };
 
