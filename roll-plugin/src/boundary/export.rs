@@ -101,13 +101,21 @@ fn leak(text: String) -> RollStr {
 /// # Safety
 /// P1, P6 and P9.
 unsafe fn own_context(context: *const RollContext) -> Result<BuildContext> {
-    // SAFETY: as the caller promises.
-    let (context, backend, base_dir) = unsafe {
+    // SAFETY: as the caller promises; the ranks first, so that they are released whatever the others are.
+    let (context, ranks, backend, base_dir) = unsafe {
         let context = grown(context)?;
-        (context, text(context.backend)?, text(context.base_dir)?)
+        let ranks = match context.ranks.table.is_null() {
+            true => None,
+            false => Some(ForeignCommunicator::new(context.ranks, Source::Host)?),
+        };
+        (context, ranks, text(context.backend)?, text(context.base_dir)?)
     };
-    let placement = placement(context.placement);
-    Ok(BuildContext { seed: context.seed, base_dir: base_dir.into(), placement, ..BuildContext::new(backend.into()) })
+    let mut own = BuildContext::new(backend);
+    (own.seed, own.base_dir, own.placement) = (context.seed, base_dir.into(), placement(context.placement));
+    if let Some(ranks) = ranks {
+        own.ranks = Arc::new(ranks);
+    }
+    Ok(own)
 }
 
 fn own_options(options: &str) -> Result<Options> {

@@ -1,7 +1,6 @@
 //! From a file to components that have names.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 

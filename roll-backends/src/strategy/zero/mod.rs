@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use roll_core::{
     Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
-    StrategyRanks, StrategyReport, WeightPlacement, communicator, default_options, parse_options,
+    StrategyRanks, StrategyReport, WeightPlacement, default_options, parse_options,
 };
 
 pub use options::{Offload, OffloadDevice, ZeroOptions};
