@@ -155,6 +155,12 @@ impl Registration {
         }
     }
 
+    /// Reads the answer of a loaded component's planner.
+    fn read_plan<T: serde::de::DeserializeOwned>(&self, answer: serde_json::Value) -> Result<T> {
+        let (name, origin) = (self.name, self.origin);
+        serde_json::from_value(answer).map_err(|e| Error::Misuse(format!("the plan of `{name}`, {origin}: {e}")))
+    }
+
     fn cannot_plan(&self) -> Error {
         let kind = self.factory.kind();
         Error::Unsupported(format!(
@@ -290,7 +296,9 @@ impl Registry {
         let registration = self.find(Kind::Algorithm, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Algorithm(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
+            (_, Factory::Loaded(component)) => {
+                registration.read_plan(component.plan(options, serde_json::Value::Null)?)
+            }
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -300,7 +308,9 @@ impl Registry {
         let registration = self.find(Kind::Strategy, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Strategy(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
+            (_, Factory::Loaded(component)) => {
+                registration.read_plan(component.plan(options, serde_json::Value::Null)?)
+            }
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -312,16 +322,11 @@ impl Registry {
             (Some(Planner::Model(plan)), _) => plan(options, input, context),
             (_, Factory::Loaded(component)) => {
                 let input = serde_json::to_value((input, context)).map_err(|e| Error::Misuse(e.to_string()))?;
-                read_plan(component.plan(options, input)?)
+                registration.read_plan(component.plan(options, input)?)
             }
             _ => Err(registration.cannot_plan()),
         }
     }
-}
-
-/// Reads the answer of a loaded component's planner.
-fn read_plan<T: serde::de::DeserializeOwned>(answer: serde_json::Value) -> Result<T> {
-    serde_json::from_value(answer).map_err(|e| Error::Misuse(format!("the plan of a plugin: {e}")))
 }
 
 /// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the

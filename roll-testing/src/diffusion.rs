@@ -37,7 +37,8 @@ pub struct MockDiffusion {
     specs: Vec<ParameterSpec>,
     /// The parameters, an 8 x 8 matrix.
     pub adapter: Vec<f32>,
-    gradients: Arc<Mutex<Vec<f32>>>,
+    /// The accumulated gradient of the adapter.
+    pub gradients: Arc<Mutex<Vec<f32>>>,
     base: Vec<f32>,
     bias: Vec<f32>,
     decoder: Vec<f32>,
@@ -308,7 +309,8 @@ impl RewardScorer for Sines {
 #[derive(Default)]
 pub struct Descent {
     ranks: StrategyRanks,
-    sum: Vec<f32>,
+    /// The accumulated gradient.
+    pub sum: Vec<f32>,
     /// The gradient of the last update.
     pub gradient: Vec<f32>,
 }

@@ -10,6 +10,8 @@ mod validation;
 
 use std::path::PathBuf;
 
+use std::sync::Arc;
+
 use roll_core::{
     Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model,
     Noise, Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, SingleRank,

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use roll_backends::Parameters;
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Distribution, Error, Grad, Model, ParameterParts,
     ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput, VideoUnit,
