@@ -114,13 +114,13 @@ fn measure(ranks: usize, stage: u8, bf16_optimizer_states: bool) -> Result<[f64;
         let share = |before: f64, after: f64| (after - before) / ranks.world_size() as f64;
         let mut model = Layers::new();
         let mut strategy = Zero::new(options, ranks.clone())?;
-        let start = settled(strategy.communicator())?;
+        let start = settled(strategy.ranks().all.as_ref())?;
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         strategy.discard(); // writes to every page of the sums
         strategy.accumulate(&mut model)?;
-        let accumulated = settled(strategy.communicator())?;
+        let accumulated = settled(strategy.ranks().all.as_ref())?;
         strategy.step(&mut model, 1e-3, 1.0)?;
-        let stepped = settled(strategy.communicator())?;
+        let stepped = settled(strategy.ranks().all.as_ref())?;
 
         let tensor = |i: usize| -> Result<(String, Tensor)> {
             Ok((format!("layer{i:03}"), Tensor::new(vec![i as f32; WIDTH], [WIDTH])?))
@@ -131,9 +131,9 @@ fn measure(ranks: usize, stage: u8, bf16_optimizer_states: bool) -> Result<[f64;
             _ => Arc::new(Resident::new(&state, DType::F32, &device)),
         };
         drop(state);
-        let loaded = settled(strategy.communicator())?;
+        let loaded = settled(strategy.ranks().all.as_ref())?;
         store.segment("layer007")?;
-        strategy.communicator().barrier()?;
+        strategy.ranks().all.barrier()?;
         Ok([share(start, accumulated), share(accumulated, stepped), share(stepped, loaded)])
     });
     let results = results.into_iter().collect::<Result<Vec<_>>>()?;

@@ -9,8 +9,9 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use roll_core::registry::parse_options;
-use roll_core::{Adapter, BuildContext, ConditionInput, DiffusionModel, Error, Grad, Noise, Purpose, Result, Timestep};
+use roll_core::{
+    Adapter, BuildContext, ConditionInput, DiffusionModel, Error, Grad, Noise, Purpose, Result, Timestep, parse_options,
+};
 use roll_models::wan2_2::dit::DitConfig;
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use roll_models::wan2_2::loading::open;
@@ -92,7 +93,7 @@ fn measure(directory: &Path, dtype: &str, idle: &str) -> Result<()> {
         "lora_rank": 4,
     });
     let options = parse_options("model", options.as_object().unwrap_or(&Default::default()))?;
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: directory.into(), placement: None };
+    let context = BuildContext { base_dir: directory.into(), ..BuildContext::new("flex") };
     println!("before: {}", memory()?);
     let start = Instant::now();
     let mut model = open(&options, &context)?;

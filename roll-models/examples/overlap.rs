@@ -120,9 +120,6 @@ impl Model for Network {
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         Some(self)
     }
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        self.0.parameters().map(|p| p.deliver_gradients(sink, 0)).is_some()
-    }
     fn export_adapter(&self) -> Result<std::collections::BTreeMap<String, StateDict>> {
         Ok(Default::default())
     }
@@ -140,6 +137,9 @@ impl ParameterParts for Network {
     }
     fn take_gradients_part(&mut self, which: std::ops::Range<usize>, add_into: &mut [f32]) -> Result<()> {
         self.parameters()?.take_gradients_part(which, add_into)
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.0.parameters().map(|p| p.deliver_gradients(sink, 0)).is_some()
     }
 }
 
@@ -181,13 +181,13 @@ fn sharded(what: &str, trainable: &Trainable, speed: f64) -> Result<()> {
         }
         for round in 0..ROUNDS as u64 {
             for (strategy, model, seconds) in &mut kinds {
-                strategy.communicator().barrier()?;
+                strategy.ranks().all.barrier()?;
                 let start = Instant::now();
                 strategy.before_last_pull(model)?;
                 pass(&model.0, round * RANKS as u64 + ranks.rank().0 as u64)?;
                 strategy.accumulate(model)?;
                 strategy.step(model, 1e-3, 0.5)?;
-                strategy.communicator().barrier()?;
+                strategy.ranks().all.barrier()?;
                 seconds.push(start.elapsed().as_secs_f64());
             }
         }
@@ -198,7 +198,7 @@ fn sharded(what: &str, trainable: &Trainable, speed: f64) -> Result<()> {
             found.push((median(&mut seconds[1..]), values));
         }
         for (strategy, ..) in &kinds {
-            strategy.communicator().barrier()?;
+            strategy.ranks().all.barrier()?;
         }
         Ok(found)
     });

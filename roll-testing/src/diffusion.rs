@@ -307,6 +307,7 @@ impl RewardScorer for Sines {
 /// A strategy: plain gradient descent in one process.
 #[derive(Default)]
 pub struct Descent {
+    ranks: StrategyRanks,
     sum: Vec<f32>,
     /// The gradient of the last update.
     pub gradient: Vec<f32>,
@@ -336,8 +337,8 @@ impl Strategy for Descent {
         }
         Ok(StrategyReport { grad_norm, clipped: false, applied })
     }
-    fn communicator(&self) -> &dyn Communicator {
-        &SingleRank
+    fn ranks(&self) -> &StrategyRanks {
+        &self.ranks
     }
     fn state(&self) -> Result<StateDict> {
         Ok(StateDict::new())

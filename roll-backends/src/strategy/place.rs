@@ -33,20 +33,21 @@ impl OptimizerPlace {
     /// else `None`. Fails if the device is required but impossible.
     pub(super) fn updates(
         self,
-        model: &dyn Model,
+        model: &mut dyn Model,
         count: usize,
         bf16_states: bool,
     ) -> Result<Option<Box<dyn DeviceUpdates>>> {
+        let mut on_device = || model.parts().and_then(|parts| parts.device_updates());
         let refused = |problem: &str| Err(Error::config("strategy.optimizer_on", problem));
         match (self, bf16_states) {
             (Self::Host, _) | (Self::Auto, true) => Ok(None),
             (Self::Auto, false) if count > FEW => Ok(None),
-            (Self::Auto, false) => Ok(model.device_updates().filter(|updates| updates.has_own_memory())),
+            (Self::Auto, false) => Ok(on_device().filter(|updates| updates.has_own_memory())),
             (Self::Device, true) => refused(
                 "moments in bf16 (`strategy.bf16_optimizer_states`) are updated in host memory alone: expected `host` or \
                  `auto`, found `device`",
             ),
-            (Self::Device, false) => match model.device_updates() {
+            (Self::Device, false) => match on_device() {
                 None => refused(
                     "this model's parameters can be updated in host memory alone: expected `host` or `auto`, found `device`",
                 ),

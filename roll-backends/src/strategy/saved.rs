@@ -3,8 +3,7 @@
 //! `step` (an i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape, in f32 or bf16 as the
 //! moments were kept. Either is taken by a run that keeps them otherwise.
 
-use roll_core::model::flat;
-use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor};
+use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor, flat};
 
 use crate::optimizer::Moments;
 

@@ -12,7 +12,7 @@ use crate::abi::{
 use super::memory::{list, own, own_text, slice, take, take_text, text};
 use super::source::Source;
 use super::wire::{Answer, Argument};
-use crate::{Adapter, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
+use crate::{Adapter, Distribution, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
 
 /// Types that are a plain value on the wire: how they get there and back.
 macro_rules! plain {
@@ -62,6 +62,17 @@ plain! {
     Duration = f64: |v| v.as_secs_f64(), |n| Duration::try_from_secs_f64(n).unwrap_or(Duration::MAX);
     Option<bool> = u32: |v| v.map_or(2, u32::from), |n| [Some(false), Some(true)].get(n as usize).copied().flatten();
     Option<WeightPlacement> = usize: |v| placement_number(v), |n| placement(n);
+}
+
+/// Ranks that shard tokens do not cross: a plugin has no ranks for its model.
+impl Answer for Distribution {
+    type Wire = usize;
+    fn give(self) -> usize {
+        placement_number(self.weights)
+    }
+    unsafe fn take(wire: usize, _: &Source) -> Result<Self> {
+        Ok(Self { weights: placement(wire), ..Self::default() })
+    }
 }
 
 impl Answer for () {

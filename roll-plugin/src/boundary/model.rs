@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
 
 use crate::abi::{RollError, RollFile, RollList, RollModelFacts, RollObject, RollOwned, RollParts, RollStr};
 
@@ -16,10 +15,7 @@ use super::source::Source;
 use super::tensor::{LentTensors, keep_tensors};
 use super::wire::{Answer, Argument, Lend};
 use super::{diffusion, language, parts};
-use crate::{
-    DiffusionModel, GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict,
-    WeightPlacement,
-};
+use crate::{DiffusionModel, Distribution, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
 crossing! {
     Model for ForeignModel, table RollModelTable of Target {
@@ -28,8 +24,7 @@ crossing! {
         mut fn take_gradients(add_into: &mut [f32]);
         ref fn export_adapter() -> BTreeMap<String, StateDict>;
         mut fn import_adapter(files: &BTreeMap<String, StateDict>);
-        mut fn deliver_gradients(sink: Option<Arc<dyn GradientSink>>) -> bool, or false, absent false;
-        ref fn weight_placement() -> Option<WeightPlacement>, or None, absent None;
+        ref fn distribution() -> Distribution, or Distribution::default(), absent Distribution::default();
     }
     by hand [facts, parts] {
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {

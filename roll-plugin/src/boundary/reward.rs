@@ -243,9 +243,6 @@ mod tests {
         fn differentiable(&self) -> bool {
             false
         }
-        fn prepare(&mut self, _: &Video) -> Result<Target> {
-            Ok(Target::default())
-        }
         fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
             Ok((Score::of(0.0), None))
         }

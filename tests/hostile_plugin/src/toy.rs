@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use roll_plugin::plan::{Division, Needs, Passes};
 use roll_plugin::serde::{Deserialize, Serialize};
 use roll_plugin::{
-    Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Conditioning, DiffusionModel, Environment, Error,
+    Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, DiffusionModel, Distribution, Environment, Error,
     Evaluated, EvaluationContext, Generation, Grad, GradientSink, Headline, HeadlineFormat, LanguageModel, Measure,
     Model, Observation, OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer,
-    Sampling, ScheduleFacts, Score, Sigma, SigmaRange, StateDict, StepContext, StepReport, Strategy, StrategyReport,
-    Target, Tensor, Timestep, TokenStats, Transition, Video, VideoUnit, WeightPlacement, serde_json,
+    Sampling, ScheduleFacts, Score, Sigma, SigmaRange, StateDict, StepContext, StepReport, Strategy, StrategyRanks,
+    StrategyReport, Target, Tensor, Timestep, TokenStats, Transition, Video, VideoUnit, WeightPlacement, serde_json,
 };
 
 /// Options of each component.
@@ -101,12 +101,8 @@ impl Model for ToyModel {
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         Some(self)
     }
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        lock(&self.weights).sink = sink;
-        true
-    }
-    fn weight_placement(&self) -> Option<WeightPlacement> {
-        self.placement
+    fn distribution(&self) -> Distribution {
+        Distribution { weights: self.placement, ..Distribution::default() }
     }
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)
@@ -150,6 +146,10 @@ impl ParameterParts for ToyModel {
         let gradients = &mut weights.gradients[flat(which)];
         add_into.iter_mut().zip(gradients).for_each(|(a, g)| *a += std::mem::take(g));
         Ok(())
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        lock(&self.weights).sink = sink;
+        true
     }
 }
 
@@ -332,7 +332,7 @@ pub struct ToyStrategy {
     gradients: Vec<f32>,
     beta: f32,
     arrived: Arc<Arrived>,
-    ranks: Arc<dyn Communicator>,
+    ranks: StrategyRanks,
 }
 
 /// Gradients that came during a pull: the sums, and how often.
@@ -353,9 +353,9 @@ impl GradientSink for Arrived {
 }
 
 /// Makes the strategy.
-pub fn strategy(options: Options, _: &BuildContext) -> Result<ToyStrategy> {
+pub fn strategy(options: Options, context: &BuildContext) -> Result<ToyStrategy> {
     let arrived = Arc::new(Arrived { options: options.clone(), sums: Mutex::new((vec![0.0; 3], 0)) });
-    let ranks = roll_plugin::communicator::current();
+    let ranks = StrategyRanks::new(context.ranks.clone());
     Ok(ToyStrategy { options, momentum: Vec::new(), gradients: Vec::new(), beta: 0.0, arrived, ranks })
 }
 
@@ -372,16 +372,18 @@ impl Strategy for ToyStrategy {
     }
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
         self.options.at("before_last_pull")?;
-        model.deliver_gradients(Some(self.arrived.clone()));
+        if let Some(parts) = model.parts() {
+            parts.deliver_gradients(Some(self.arrived.clone()));
+        }
         Ok(())
     }
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
         self.options.at("accumulate")?;
-        model.deliver_gradients(None);
         let (arrived, _) = &mut *self.arrived.sums.lock().unwrap_or_else(PoisonError::into_inner);
         self.gradients.iter_mut().zip(arrived).for_each(|(sum, g)| *sum += std::mem::take(g));
         match model.parts() {
             Some(parts) => {
+                parts.deliver_gradients(None);
                 let (first, rest) = self.gradients.split_at_mut(1);
                 parts.take_gradients_part(1..2, rest)?;
                 parts.take_gradients_part(0..1, first)
@@ -405,8 +407,8 @@ impl Strategy for ToyStrategy {
         self.discard();
         Ok(StrategyReport { grad_norm: norm, clipped: false, applied: true })
     }
-    fn communicator(&self) -> &dyn Communicator {
-        &*self.ranks
+    fn ranks(&self) -> &StrategyRanks {
+        &self.ranks
     }
     fn state(&self) -> Result<StateDict> {
         self.options.at("state")?;
@@ -476,7 +478,7 @@ impl Algorithm for ToyAlgorithm {
             let d_x = pull_v.ok_or_else(|| no("pullback"))?.pull(&d)?;
             ctx.strategy.accumulate(ctx.model)?;
             let mut total = [d_x.f32s()?.iter().sum::<f32>()];
-            ctx.strategy.communicator().all_reduce(&mut total)?;
+            ctx.strategy.ranks().all.all_reduce(&mut total)?;
             report.metrics.insert("score".into(), value);
             report.metrics.insert("d_x".into(), total[0].into());
             report.metrics.extend(details);

@@ -166,7 +166,7 @@ fn a_reward_in_c_is_a_reward() {
     assert!(!plugin.layout_checked && plugin.authors == "The authors of roll");
     assert_eq!(plugin.components[0].options()[0].about, "Factor of the score, above 0");
     let registry = Registry::linked().unwrap().with_components(&plugin.registrations(), Replaces::Nothing).unwrap();
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let make =
         |gain: f64| registry.reward("contrast", &[("gain".to_string(), gain.into())].into_iter().collect(), &context);
     let findings = roll_core::check_reward(make(3.0).unwrap().as_mut(), 0);
@@ -206,13 +206,13 @@ fn the_header_says_the_same_as_the_rust_types() {
         roll_error = RollError { fault, text }
         roll_object = RollObject { state, table, release }
         roll_pullback = RollPullback { state, pull, release }
-        roll_context = RollContext { size, backend, base_dir, seed, placement }
+        roll_context = RollContext { size, backend, base_dir, seed, placement, ranks }
         roll_option = RollOption { name, kind, default_json, about }
         roll_option_list = RollList<roll_plugin::abi::RollOption> { items, len }
         roll_component = RollComponent { size, kind, name, summary, options, data, make, plan }
         roll_component_list = RollList<*const roll_plugin::abi::RollComponent> { items, len }
         roll_plugin = RollPlugin { size, name, version, authors, about, components }
-        roll_host = RollHost { size, state, log, log_level, communicator }
+        roll_host = RollHost { size, state, log, log_level }
         roll_reward_facts = RollRewardFacts { name, differentiable, on_missing, missing_value }
         roll_video = RollVideo { frames, fps }
         roll_score = RollScore { missing, value, details, reason, pullback }

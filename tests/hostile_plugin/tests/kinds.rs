@@ -5,6 +5,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,9 +16,9 @@ use roll_core::one_line;
 use roll_core::plan::{PlanInput, Planner, Speed};
 use roll_core::{
     Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Environment, Error, EvaluationContext, Grad,
-    GradientSink, Model, Noise, OptimizerConfig, Options, ParameterSpec, Progress, Registry, Replaces, Result,
-    RewardScorer, Sample, Sampling, Silent, StateDict, StepContext, StepReport, Strategy, Tensor, ThreadRanks,
-    Timestep, Video, VideoUnit, WeightPlacement, communicator,
+    GradientSink, Model, Noise, OptimizerConfig, Options, ParameterParts, ParameterSpec, Progress, Registry, Replaces,
+    Result, RewardScorer, Sample, Sampling, Silent, StateDict, StepContext, StepReport, Strategy, Tensor, ThreadRanks,
+    Timestep, Video, VideoUnit, WeightPlacement,
 };
 use roll_plugin::load;
 
@@ -29,7 +30,7 @@ fn registry() -> Registry {
 }
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None }
+    BuildContext { seed: 1, ..BuildContext::new("flex") }
 }
 
 fn failing(at: &str) -> (toy::Options, Options) {
@@ -320,7 +321,7 @@ fn what_components_say_of_themselves_crosses() {
         parts.write_part(1..2, &[8.0, 9.0]).unwrap();
         parts.read_part(1..2, &mut values).unwrap();
         let (reward, strategy, algorithm) = (reward(loaded, ""), strategy(loaded, ""), algorithm(loaded, ""));
-        let placements = (model.weight_placement(), strategy.weight_placement());
+        let placements = (model.distribution().weights, strategy.weight_placement());
         let said = (reward.measures(), reward.terms(), algorithm.headlines());
         format!("{values:?} {placements:?} {said:?}")
     };
@@ -336,7 +337,7 @@ fn what_components_say_of_themselves_crosses() {
     for placement in [WeightPlacement::Resident, WeightPlacement::Streamed, WeightPlacement::Sharded] {
         let context = BuildContext { placement: Some(placement), ..context() };
         let model = registry().model("toy", &Options::new(), &context).unwrap();
-        assert_eq!(model.weight_placement(), Some(placement));
+        assert_eq!(model.distribution().weights, Some(placement));
     }
 }
 
@@ -387,15 +388,30 @@ impl Model for Keeps {
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
         self.0.take_gradients(add_into)
     }
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        self.1.extend(sink);
-        true
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        Some(self)
     }
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         self.0.export_adapter()
     }
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
         self.0.import_adapter(files)
+    }
+}
+
+impl ParameterParts for Keeps {
+    fn read_part(&self, _: Range<usize>, _: &mut [f32]) -> Result<()> {
+        Err(Error::Misuse("nothing is read".into()))
+    }
+    fn write_part(&mut self, _: Range<usize>, _: &[f32]) -> Result<()> {
+        Err(Error::Misuse("nothing is written".into()))
+    }
+    fn take_gradients_part(&mut self, _: Range<usize>, _: &mut [f32]) -> Result<()> {
+        Ok(())
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.1.extend(sink);
+        true
     }
 }
 
@@ -438,24 +454,23 @@ fn a_strategy_of_a_library_works_on_the_ranks_of_the_job() {
     let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
         let one = |ranks: ThreadRanks| {
             let rank = ranks.rank().0 as f32;
-            communicator::within(Arc::new(ranks), || {
-                let strategy = strategy(true, "");
-                let ranks = strategy.communicator();
-                assert_eq!(ranks.world_size(), 3);
-                let mut values = [rank, 1.0];
-                ranks.all_reduce(&mut values).unwrap();
-                let mut joined = values.to_vec();
-                joined.extend(ranks.all_gather_f64(f64::from(rank) / 3.0).unwrap().into_iter().map(|v| v as f32));
-                ranks.barrier().unwrap();
-                joined
-            })
+            let context = BuildContext { ranks: Arc::new(ranks), ..context() };
+            let strategy = registry().strategy("toy", &Options::new(), &context).unwrap();
+            let ranks = strategy.ranks().all.as_ref();
+            assert_eq!(ranks.world_size(), 3);
+            let mut values = [rank, 1.0];
+            ranks.all_reduce(&mut values).unwrap();
+            let mut joined = values.to_vec();
+            joined.extend(ranks.all_gather_f64(f64::from(rank) / 3.0).unwrap().into_iter().map(|v| v as f32));
+            ranks.barrier().unwrap();
+            joined
         };
         let threads: Vec<_> =
             ThreadRanks::group(3, Duration::from_secs(60)).into_iter().map(|r| scope.spawn(move || one(r))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
     assert!(sums.iter().all(|s| *s == [3.0, 3.0, 0.0, 1.0 / 3.0, 2.0 / 3.0]), "{sums:?}");
-    assert_eq!(strategy(true, "").communicator().world_size(), 1);
+    assert_eq!(strategy(true, "").ranks().all.world_size(), 1);
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn plugin(name: &str) -> Plugin {
 }
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None }
+    BuildContext::new("flex")
 }
 
 fn registry(name: &str) -> Registry {

@@ -11,7 +11,7 @@ use roll_core::{
 use roll_plugin::{ABI_VERSION, Plugin, load};
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None }
+    BuildContext::new("flex")
 }
 
 fn registry(plugin: &Plugin) -> Registry {

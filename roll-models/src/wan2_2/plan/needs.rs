@@ -1,7 +1,7 @@
 //! From the options of a run to its plan, for `roll plan`.
 
+use roll_core::parse_options;
 use roll_core::plan::{Needs, PlanInput};
-use roll_core::registry::parse_options;
 use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
 
 use super::super::components;
@@ -67,7 +67,7 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
         return found.map(Network::networks).ok_or_else(|| Error::UnknownName {
             kind: "network",
             name: name.into(),
-            nearest: error::nearest(name, known()).map(Into::into),
+            nearest: nearest(name, known()).map(Into::into),
             known: known().collect::<Vec<_>>().join(", "),
         });
     }
