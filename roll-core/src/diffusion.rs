@@ -42,7 +42,7 @@ impl SigmaRange {
         sigma >= self.low && (sigma < self.high || (self.high >= Sigma(1.0) && sigma == self.high))
     }
 
-    /// Those that are in `other` too; `None` when there are none.
+    /// The intersection with `other`; `None` if it is empty.
     pub fn within(&self, other: Self) -> Option<Self> {
         let low = if other.low > self.low { other.low } else { self.low };
         let high = if other.high < self.high { other.high } else { self.high };
@@ -50,7 +50,7 @@ impl SigmaRange {
     }
 }
 
-/// Conditions of a video, as the user gives them.
+/// Conditions of a video, as the user specifies them.
 #[derive(Clone, Debug, Default)]
 pub struct ConditionInput {
     /// Text.
@@ -142,7 +142,7 @@ pub trait DiffusionModel {
     /// Encodes prompt and pictures. Not differentiated.
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning>;
 
-    /// Velocity at `latents` (f32 `[C, T, H, W]`), same shape. The pullback gives the cotangent of the latents.
+    /// Velocity at `latents` (f32 `[C, T, H, W]`), same shape. The pullback returns the cotangent of the latents.
     fn velocity(
         &mut self,
         latents: &Tensor,
@@ -152,7 +152,7 @@ pub trait DiffusionModel {
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)>;
 
-    /// Velocities at `inputs`, whose latents have one shape: f32 `[B, C, T, H, W]`. The pullback takes and gives
+    /// Velocities at `inputs`, whose latents have one shape: f32 `[B, C, T, H, W]`. The pullback takes and returns
     /// cotangents of that shape. Here one after the other; a model may compute them together, which small models are
     /// much faster at, and then needs the memory of all of them at once.
     fn velocities(
@@ -176,7 +176,7 @@ pub trait DiffusionModel {
     }
 
     /// Decodes latents (f32 `[C, T, H, W]`) to frames (f32 `[T', 3, H', W']`), clamped to [-1, 1]; the clamp has
-    /// zero gradient outside. The pullback gives the cotangent of the latents.
+    /// zero gradient outside. The pullback returns the cotangent of the latents.
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)>;
 
     /// A cache key for [`DiffusionModel::encode`] and [`DiffusionModel::encode_video`]. It must change whenever their

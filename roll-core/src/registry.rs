@@ -350,8 +350,8 @@ where
     })
 }
 
-/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is no
-/// limit, and [`Duration`] has one of its own.
+/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is
+/// no limit, and [`Duration`] has one of its own.
 pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
     match seconds > 0.0 && seconds < 3.2e7 {
         true => Ok(Duration::from_secs_f64(seconds)),
@@ -370,8 +370,8 @@ pub fn default_options<T: serde::Serialize + Default>() -> Options {
     }
 }
 
-/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are the
-/// same.
+/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are
+/// the same.
 fn shorten(value: &mut serde_json::Value) {
     match value {
         serde_json::Value::Number(number) if number.is_f64() => {

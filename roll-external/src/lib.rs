@@ -7,8 +7,8 @@
 //! - [`tokenizer_json`]: checks of a tokenizer's file before it is used.
 //! - [`service`] (feature `service`): services that are asked over HTTP.
 //!
-//! *What it is for*: the crates with components, and `roll-train`. *What it is not*: a part of the interfaces; an author
-//! of a component does not need it.
+//! *What it is for*: the crates with components, and `roll-train`. *What it is not*: a part of the interfaces; an
+//! author of a component does not need it.
 
 pub mod contain;
 pub mod files;

@@ -36,12 +36,12 @@
 //!         let reward = context.reward.as_deref_mut().expect("this test has one");
 //!         for sample in context.samples {
 //!             let model = context.model.as_diffusion().expect("checked");
-//!             let input = ConditionInput { prompt: sample.prompt.clone(), frames: 2, size: [1, 2], ..Default::default() };
-//!             let conditioning = model.encode(&input)?;
+//!             let input = ConditionInput { prompt: sample.prompt.clone(), frames: 2, size: [1, 2],
+//!             ..Default::default() }; let conditioning = model.encode(&input)?;
 //!             // From noise to data in one step: x - v.
 //!             let x = context.noise.latents(0, sample.index, &conditioning.latent_shape)?;
-//!             let (v, pull_velocity) = model.velocity(&x, Timestep(1000.0), &conditioning, Adapter::On, Grad::Record)?;
-//!             let latents: Vec<f32> = x.f32s()?.iter().zip(v.f32s()?).map(|(x, v)| x - v).collect();
+//!             let (v, pull_velocity) = model.velocity(&x, Timestep(1000.0), &conditioning, Adapter::On,
+//!             Grad::Record)?; let latents: Vec<f32> = x.f32s()?.iter().zip(v.f32s()?).map(|(x, v)| x - v).collect();
 //!             let (frames, pull_decode) = model.decode(&Tensor::new(latents, x.shape())?, Grad::Record)?;
 //!
 //!             let target = reward.prepare(&sample.video)?;

@@ -33,7 +33,7 @@ pub trait BlockOps: Backend {
     fn linear_blocks(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: Arc<BlockMatrix>) -> FloatTensor<Self>;
 }
 
-/// The layer and its gradient on one backend. By default the whole weight is decoded for every product.
+/// The layer and its gradient on one backend. By default, the whole weight is decoded for every product.
 pub trait BlockKernel: ProductKernel {
     /// See [`linear_blocks`].
     fn blocks_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {

@@ -23,10 +23,11 @@ pub enum AdamRule {
 
 /// AdamW with decoupled weight decay and bias correction.
 ///
-/// Moments in bf16 are widened, updated in f32 as always, and rounded *at random* to one of their two neighbours, so that
-/// the mean is right. Rounding to the nearest would lose the second moment: an update moves it by `1 - beta_2 = 0.1 %`,
-/// half a step of bf16 is 0.2 to 0.4 %, so that it would never fall again. The draw is a hash of the number of the update
-/// and of the parameter's place in the flat layout: the same on any number of threads and ranks, and after a resume.
+/// Moments in bf16 are widened, updated in f32 as always, and rounded *at random* to one of their two neighbours, so
+/// that the mean is right. Rounding to the nearest would lose the second moment: an update moves it by `1 - beta_2 =
+/// 0.1 %`, half a step of bf16 is 0.2 to 0.4 %, so that it would never fall again. The draw is a hash of the number of
+/// the update and of the parameter's place in the flat layout: the same on any number of threads and ranks, and after a
+/// resume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     betas: [f64; 2],
@@ -113,8 +114,8 @@ impl AdamW {
             .for_each(|(i, ((p, g), (m, v)))| update(c, p, g, m, v, draws.from(i * BLOCK)));
     }
 
-    /// The numbers of update number `step`, from 1 on, for an update elsewhere ([`roll_core::DeviceUpdates`]); `scale` are
-    /// factors of the gradient, which the other methods take scaled.
+    /// The numbers of update number `step`, from 1 on, for an update elsewhere ([`roll_core::DeviceUpdates`]); `scale`
+    /// are factors of the gradient, which the other methods take scaled.
     pub fn coefficients(&self, step: u64, learning_rate: f64, scale: [f64; 2]) -> AdamUpdate {
         let [b1, b2] = self.betas;
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);

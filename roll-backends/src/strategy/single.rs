@@ -18,7 +18,8 @@ const NAME: &str = "single";
 pub struct SingleOptions {
     /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
-    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]). They are in host memory.
+    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]). They are in host
+    /// memory.
     pub bf16_optimizer_states: bool,
     /// Location of AdamW's moments and updates. `device`: the parameters' device, so that neither parameters nor
     /// gradients pass through host memory. `host`: host memory, which saves eight bytes of GPU memory per parameter.

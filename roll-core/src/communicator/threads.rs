@@ -324,7 +324,7 @@ mod tests {
                 let first = 2.0 * r * (sum + n as f32);
                 assert_eq!(part, [first, first + sum + n as f32]);
 
-                // By the transport's own way, and by gathering.
+                // Once by the transport's own implementation and once by gathering.
                 for ranks in [ranks.clone(), Arc::new(Gathering(ranks.clone()))] {
                     let mut came = vec![0.0; 2 * n];
                     ranks.all_to_all(&whole, &mut came)?;

@@ -35,8 +35,8 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), growth })
     }
 
-    /// Ids of `text`. Special tokens are recognised where they are written out; none are added. Fails on a text that is too
-    /// long, and when the tokenizer fails, panics or takes longer than [`LIMIT`].
+    /// Ids of `text`. Special tokens are recognised where they are written out; none are added. Fails on a text that is
+    /// too long, and when the tokenizer fails, panics or takes longer than [`LIMIT`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).map_err(failed)?;

@@ -108,7 +108,7 @@ fn list(paths: &[PathBuf]) -> String {
 }
 
 impl Hub {
-    /// By the environment.
+    /// Reads the places from the environment.
     /// - Cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else
     ///   `~/.cache/huggingface/hub`.
     /// - Folder: `DIFFSYNTH_MODEL_BASE_PATH`, else `./models`.

@@ -220,6 +220,12 @@ impl Experts {
             true => options.idle_expert.chosen(all, is_gpu(&device), memory, converted),
             false => IdleExpert::Keep,
         };
+        if memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
+            tracing::warn!(
+                "the memory of `{backend}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
+                 `model.idle_expert: keep` keeps it there"
+            );
+        }
         let resident = match (whole, idle) {
             (true, IdleExpert::Keep | IdleExpert::Auto) => all,
             (true, _) => largest,

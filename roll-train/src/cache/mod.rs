@@ -18,8 +18,8 @@ pub use store::CacheStore;
 
 pub use roll_backends::cache_directory::VARIABLE;
 
-/// The store of a run, if it has one. A directory that was asked for and cannot be made is an error; the default one only
-/// leaves a note.
+/// The store of a run, if it has one. A directory that was asked for and cannot be made is an error; the default one
+/// only leaves a note.
 pub fn open(config: &DataConfig) -> Result<Option<CacheStore>> {
     match &config.cache_dir {
         CacheDir::Off => Ok(None),

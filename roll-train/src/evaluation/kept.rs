@@ -52,7 +52,7 @@ struct KeptValidation {
     records: Vec<serde_json::Value>,
 }
 
-/// Everything that results depend on: the parameters, and the settings of all parts. On several ranks all call it.
+/// Everything that results depend on: the parameters, and the settings of all parts. All ranks must call it.
 pub(crate) fn key(config: &RunConfig, model: &mut dyn Model) -> Result<String> {
     let parts = (
         (config.seed, config.noise_seed, &config.backend),

@@ -17,7 +17,8 @@ use roll_external::files::write_atomically;
 const PNG_PANEL: (u32, u32) = (820, 300);
 /// Width and height of a panel in an HTML page, in pixels: about as wide as a phone, where its text can be read then.
 const SVG_PANEL: (u32, u32) = (380, 220);
-/// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible stairs.
+/// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible
+/// stairs.
 const SVG_SCALE: u32 = 4;
 /// A PNG is drawn with the bundled font, an SVG with the reader's font of this name.
 const FONT: &str = "sans-serif";

@@ -84,8 +84,8 @@ fn compiled(library: &Library, headers: &Path) -> Result<(), String> {
     let include = CString::new(format!("--include-path={}", headers.display()))
         .map_err(|_| "its path has a zero byte".to_string())?;
     let other = |e: libloading::Error| format!("it is another library: {e}");
-    // SAFETY: the signatures are those of `nvrtc.h`, the same since CUDA 7; strings and the log outlive the calls, and the
-    // library stays open meanwhile.
+    // SAFETY: the signatures are those of `nvrtc.h`, the same since CUDA 7; strings and the log outlive the calls, and
+    // the library stays open meanwhile.
     unsafe {
         let create = library.get::<Create>(b"nvrtcCreateProgram\0").map_err(other)?;
         let compile = library.get::<Compile>(b"nvrtcCompileProgram\0").map_err(other)?;

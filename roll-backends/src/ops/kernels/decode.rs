@@ -17,7 +17,8 @@ pub struct KeysValues<'a> {
     pub v: &'a [f32],
 }
 
-/// Sizes of one call. Queries are `[rows, key_heads * sharing * width]`, keys and values have `key_heads * width` columns.
+/// Sizes of one call. Queries are `[rows, key_heads * sharing * width]`, keys and values have `key_heads * width`
+/// columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Heads of keys and values.

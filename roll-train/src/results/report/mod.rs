@@ -1,4 +1,5 @@
-//! One HTML page that shows a run, or compares several. It contains all that it shows: it needs no other file or server.
+//! One HTML page that shows a run, or compares several. It contains all that it shows: it needs no other file or
+//! server.
 
 mod figures;
 mod questions;

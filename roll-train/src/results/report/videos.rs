@@ -35,7 +35,7 @@ impl Default for Budget {
 /// A table with a row per clip and a column per moment or run.
 #[derive(Serialize)]
 pub struct Clips {
-    /// Of the columns.
+    /// Headings of the columns.
     pub headings: Vec<String>,
     /// The clips shown; empty if no run has clips.
     pub rows: Vec<ClipRow>,
