@@ -1,8 +1,9 @@
 //! From the options of a run to its plan, for `roll plan`.
 
-use roll_core::parse_options;
-use roll_core::plan::{Needs, PlanInput};
-use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
+use roll_core::{
+    BuildContext, Error, Kind, Options, Result, ResultExt, nearest, parse_options,
+    plan::{Needs, PlanInput},
+};
 
 use super::super::components;
 use super::super::dit::{DitConfig, Trainable};
