@@ -198,8 +198,8 @@ impl Answer for Measure {
 impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     type Wire = RollObject;
     type Lent = Option<LentReward>;
-    type Kept = Option<ForeignReward>;
-    type Given<'k> = Option<&'k dyn RewardScorer>;
+    type Received = Option<ForeignReward>;
+    type Borrowed<'k> = Option<&'k dyn RewardScorer>;
     fn lend(self) -> Option<LentReward> {
         // SAFETY: P1: dropped at the end of the call; functions by `&self` are served as shared.
         self.map(|scorer| unsafe { LentReward::at(std::ptr::from_ref(scorer).cast_mut()) })
@@ -207,12 +207,12 @@ impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     fn wire(lent: &mut Option<LentReward>) -> RollObject {
         lent.as_ref().map(LentReward::object).unwrap_or_default()
     }
-    unsafe fn keep(wire: RollObject) -> Result<Option<ForeignReward>> {
+    unsafe fn receive(wire: RollObject) -> Result<Option<ForeignReward>> {
         // SAFETY: as the caller promises.
         unsafe { lent_reward(wire) }
     }
-    fn given(kept: &mut Option<ForeignReward>) -> Option<&dyn RewardScorer> {
-        kept.as_ref().map(|reward| reward as &dyn RewardScorer)
+    fn borrow(received: &mut Option<ForeignReward>) -> Option<&dyn RewardScorer> {
+        received.as_ref().map(|reward| reward as &dyn RewardScorer)
     }
 }
 

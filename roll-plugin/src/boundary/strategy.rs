@@ -62,7 +62,7 @@ unsafe extern "C" fn attach(
     let body = |strategy: &mut Target| {
         // SAFETY: P1, P8 and P9.
         let (mut model, optimizer) =
-            unsafe { (ForeignModel::new(model, Source::Host)?, OptimizerConfig::keep(optimizer)?) };
+            unsafe { (ForeignModel::new(model, Source::Host)?, OptimizerConfig::receive(optimizer)?) };
         strategy.attach(&mut model, &optimizer)
     };
     // SAFETY: P4, P7 and P8.
@@ -137,7 +137,7 @@ impl Calls<RollStrategyTable> for ForeignStrategy {
 impl Lend for OptimizerConfig {
     type Wire = *const RollOptimizer;
     type Lent = RollOptimizer;
-    type Kept = OptimizerConfig;
+    type Received = OptimizerConfig;
     fn lend(&self) -> RollOptimizer {
         RollOptimizer {
             beta1: self.betas[0],
@@ -150,7 +150,7 @@ impl Lend for OptimizerConfig {
     fn wire(lent: &mut RollOptimizer) -> *const RollOptimizer {
         lent
     }
-    unsafe fn keep(wire: *const RollOptimizer) -> Result<OptimizerConfig> {
+    unsafe fn receive(wire: *const RollOptimizer) -> Result<OptimizerConfig> {
         // SAFETY: as the caller promises.
         let RollOptimizer { beta1, beta2, eps, weight_decay, max_grad_norm } = unsafe { *wire };
         Ok(OptimizerConfig { betas: [beta1, beta2], eps, weight_decay, max_grad_norm })
