@@ -1,11 +1,13 @@
 //! Names of implementations, and how to make them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::{
-    Algorithm, Environment, Error, Key, Kind, Model, Planner, Result, RewardScorer, Strategy, WeightPlacement,
+    Algorithm, Communicator, Environment, Error, Key, Kind, Model, Planner, Result, RewardScorer, SingleRank, Strategy,
+    WeightPlacement,
 };
 
 /// Options of an implementation, as parsed from the configuration.
@@ -14,7 +16,7 @@ pub type Options = serde_json::Map<String, serde_json::Value>;
 /// Facts of the run that a component may need when it is made.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BuildContext {
-    /// Backend and device, in the words of `--backend`: `flex`, `libtorch`, `cuda:1`.
+    /// Backend and device, as `--backend` takes them: `flex`, `libtorch`, `cuda:1`.
     pub backend: String,
     /// Seed of the run, for initial parameters.
     pub seed: u64,
@@ -22,9 +24,25 @@ pub struct BuildContext {
     pub base_dir: PathBuf,
     /// Where the strategy wants frozen weights to be; a model may follow it where its own options leave it open.
     pub placement: Option<WeightPlacement>,
+    /// The ranks of the job. A component of a plugin receives them if it is a strategy or an algorithm.
+    #[serde(skip, default = "alone")]
+    pub ranks: Arc<dyn Communicator>,
+    /// The ranks that a model is to shard the tokens of each pass over ([`crate::StrategyRanks::tokens`]).
+    #[serde(skip)]
+    pub token_ranks: Option<Arc<dyn Communicator>>,
+}
+
+fn alone() -> Arc<dyn Communicator> {
+    Arc::new(SingleRank)
 }
 
 impl BuildContext {
+    /// A context of one rank, with seed 0 and paths that start from the working directory.
+    pub fn new(backend: impl Into<String>) -> Self {
+        let backend = backend.into();
+        Self { backend, seed: 0, base_dir: ".".into(), placement: None, ranks: alone(), token_ranks: None }
+    }
+
     /// `path` from where relative paths start; unchanged where that is the working directory.
     pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
         match self.base_dir == Path::new(".") {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use roll_backends::optimizer::{AdamW, LrSchedule, LrSchedulerType, Moments, clip_coefficient, norm, scale};
-use roll_core::{OptimizerConfig, ParameterSpec, StateDict, Tensor, model::flat};
+use roll_core::{OptimizerConfig, ParameterSpec, StateDict, Tensor, flat};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

@@ -28,14 +28,15 @@ impl OptimizerPlace {
         }
     }
 
-    /// Updates on the device of `model`, if they are to be made there by a rank that has the moments of `count`
-    /// parameters. Fails if they cannot be made where they must.
-    pub(super) fn updates(self, model: &dyn Model, count: usize) -> Result<Option<Box<dyn DeviceUpdates>>> {
+    /// Returns the device updates of `model`, if a rank with the moments of `count` parameters should update there,
+    /// else `None`. Fails if the device is required but impossible.
+    pub(super) fn updates(self, model: &mut dyn Model, count: usize) -> Result<Option<Box<dyn DeviceUpdates>>> {
+        let mut on_device = || model.parts().and_then(|parts| parts.device_updates());
         match self {
             Self::Host => Ok(None),
             Self::Auto if count > FEW => Ok(None),
-            Self::Auto => Ok(model.device_updates().filter(|updates| updates.has_own_memory())),
-            Self::Device => match model.device_updates() {
+            Self::Auto => Ok(on_device().filter(|updates| updates.has_own_memory())),
+            Self::Device => match on_device() {
                 None => Err(Error::config(
                     "strategy.optimizer_on",
                     "this model's parameters can be updated in host memory alone: expected `host` or `auto`, found `device`",

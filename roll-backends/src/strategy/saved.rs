@@ -2,8 +2,7 @@
 //!
 //! `step` (an i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape, in f32.
 
-use roll_core::model::flat;
-use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor};
+use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor, flat};
 
 use crate::optimizer::Moments;
 

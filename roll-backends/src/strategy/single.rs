@@ -1,10 +1,8 @@
 //! The strategy for one process: optimizer state and gradient accumulator are on the model's device or in host memory.
 
-use roll_core::plan::Division;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result,
-    SingleRank, StateDict, Strategy, StrategyReport,
+    DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
+    StrategyRanks, StrategyReport, default_options, parse_options, plan::Division,
 };
 
 use super::place::OptimizerPlace;
@@ -28,6 +26,7 @@ pub struct SingleOptions {
 #[derive(Default)]
 pub struct Single {
     options: SingleOptions,
+    ranks: StrategyRanks,
     attached: Option<Attached>,
 }
 
@@ -56,7 +55,7 @@ enum Place {
 impl Single {
     /// Creates a strategy without a model.
     pub fn new(options: SingleOptions) -> Self {
-        Self { options, attached: None }
+        Self { options, ..Self::default() }
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
@@ -92,7 +91,7 @@ impl Strategy for Single {
         match &mut self.attached()?.place {
             Place::Host { gradients, .. } => model.take_gradients(gradients),
             // A wrapper of the model may keep gradients in host memory.
-            Place::Device { updates, .. } if model.device_updates().is_none() => {
+            Place::Device { updates, .. } if model.parts().and_then(|parts| parts.device_updates()).is_none() => {
                 let mut gradients = vec![0.0; model.parameter_count()];
                 model.take_gradients(&mut gradients)?;
                 updates.add(&gradients)
@@ -141,8 +140,8 @@ impl Strategy for Single {
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
 
-    fn communicator(&self) -> &dyn Communicator {
-        &SingleRank
+    fn ranks(&self) -> &StrategyRanks {
+        &self.ranks
     }
 
     fn state(&self) -> Result<StateDict> {

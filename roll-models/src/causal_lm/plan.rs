@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::plan::{MemoryItem, Needs, PlanInput, TextPass};
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt};
+use roll_core::{
+    BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt, parse_options,
+    plan::{MemoryItem, Needs, PlanInput, TextPass},
+};
 
 use super::config::LmConfig;
 use super::generate::TOKENS_OF_A_PASS;

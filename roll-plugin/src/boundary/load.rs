@@ -1,7 +1,6 @@
 //! From a file to components that have names.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +10,6 @@ use crate::abi::{
 };
 
 use super::algorithm::ForeignAlgorithm;
-use super::communicator::Ranks;
 use super::data::{placement_number, take_json};
 use super::environment::ForeignEnvironment;
 use super::error::PluginError;
@@ -19,10 +17,9 @@ use super::foreign_model::ForeignModel;
 use super::memory::{list, text};
 use super::options::{OptionSpec, complete};
 use super::reward::ForeignReward;
-use super::served::answer;
 use super::source::{Origin, Source};
 use super::strategy::ForeignStrategy;
-use super::{log, object_file};
+use super::{communicator, log, object_file};
 use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::{
     Algorithm, BuildContext, Environment, Error, Factory, Key, Kind, Model, OptionKind, Options, Registration, Result,
@@ -131,13 +128,7 @@ fn host(label: String) -> &'static RollHost {
         state,
         log: Some(log::log),
         log_level: Some(log::log_level),
-        communicator: Some(communicator),
     }))
-}
-
-unsafe extern "C" fn communicator(_: *const c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
-    // SAFETY: P7.
-    unsafe { answer(out, error, || Ok(Ranks::Own(crate::communicator::current()).give())) }
 }
 
 #[cfg(unix)]
@@ -315,12 +306,18 @@ impl PluginComponent {
         let missing = || self.source.blame("make", Error::Misuse("it has no function `make`".into()));
         let make = make.ok_or_else(missing)?;
         let base_dir = context.base_dir.to_string_lossy();
+        // Other kinds call no collectives, so that those of a job keep one order.
+        let ranks = match self.kind {
+            Kind::Strategy | Kind::Algorithm => communicator::give(context.ranks.clone()),
+            Kind::Model | Kind::Reward | Kind::Environment => RollObject::default(),
+        };
         let context = RollContext {
             size: size_of::<RollContext>(),
             backend: RollStr::lend(&context.backend),
             base_dir: RollStr::lend(&base_dir),
             seed: context.seed,
             placement: placement_number(context.placement),
+            ranks,
         };
         let (mut out, mut error) = (RollObject::default(), RollError::default());
         let _entered = self.source.entered("make");

@@ -156,7 +156,7 @@ mod tests {
         on_missing: OnMissing,
     }
     fn options() -> Options {
-        roll_core::registry::default_options::<TestOptions>()
+        roll_core::default_options::<TestOptions>()
     }
     macro_rules! register {
         ($kind:ident, $name:literal) => {

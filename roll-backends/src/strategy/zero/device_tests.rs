@@ -30,7 +30,7 @@ fn optimizer() -> OptimizerConfig {
 
 /// Runs a rank's share of some steps; returns the gradient norms.
 fn train(strategy: &mut Zero, model: &mut OnDevice, steps: Range<usize>) -> Result<Vec<f64>> {
-    let (rank, world) = (strategy.communicator().rank().0, strategy.communicator().world_size());
+    let (rank, world) = (strategy.ranks().all.rank().0, strategy.ranks().all.world_size());
     let mut norms = Vec::new();
     for step in steps {
         for pull in rank * PULLS / world..(rank + 1) * PULLS / world {

@@ -37,7 +37,7 @@ impl Kept {
     /// Creates zero moments in the location that the options select.
     pub(super) fn zeros(
         options: &ZeroOptions,
-        model: &dyn Model,
+        model: &mut dyn Model,
         partition: &Partition,
         ranks: &dyn Communicator,
     ) -> Result<Self> {

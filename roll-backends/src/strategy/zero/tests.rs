@@ -27,7 +27,7 @@ fn train(
     steps: Range<u64>,
     skips: impl Fn(u64, usize) -> bool,
 ) -> Result<Vec<StrategyReport>> {
-    let (rank, world) = (strategy.communicator().rank().0, strategy.communicator().world_size());
+    let (rank, world) = (strategy.ranks().all.rank().0, strategy.ranks().all.world_size());
     let mut reports = Vec::new();
     for step in steps {
         strategy.discard();
@@ -40,7 +40,7 @@ fn train(
                 counted[0] += 1.0;
             }
         }
-        strategy.communicator().all_reduce(&mut counted)?;
+        strategy.ranks().all.all_reduce(&mut counted)?;
         reports.push(strategy.step(model, 0.02, 1.0 / f64::from(counted[0]))?);
     }
     Ok(reports)

@@ -1,8 +1,9 @@
 //! From the options of a run to its plan, for `roll plan`.
 
-use roll_core::plan::{Needs, PlanInput};
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
+use roll_core::{
+    BuildContext, Error, Kind, Options, Result, ResultExt, nearest, parse_options,
+    plan::{Needs, PlanInput},
+};
 
 use super::super::components;
 use super::super::dit::{DitConfig, Trainable};
@@ -67,7 +68,7 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
         return found.map(Network::networks).ok_or_else(|| Error::UnknownName {
             kind: "network",
             name: name.into(),
-            nearest: error::nearest(name, known()).map(Into::into),
+            nearest: nearest(name, known()).map(Into::into),
             known: known().collect::<Vec<_>>().join(", "),
         });
     }

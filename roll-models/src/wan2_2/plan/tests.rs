@@ -238,7 +238,7 @@ fn needed_for(
 ) -> Needs {
     let speed = Speed { flops: 400e12, link: 50e9, read: 3e9 };
     let input = PlanInput { frames, size: Some(size), memory, division: Division::default(), speed, ..input(network) };
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     needs(options.as_object().unwrap(), &input, &context).unwrap()
 }
 
@@ -246,7 +246,7 @@ fn needed_for(
 fn an_algorithm_for_language_models_is_refused() {
     let passes = Passes { texts: vec![TextPass::default()], ..Passes::default() };
     let input = PlanInput { passes, ..input("wan2_2-ti2v-5b") };
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let told = needs(&Options::new(), &input, &context).unwrap_err().to_string();
     assert!(told.contains("model.name") && told.contains("causal_lm"), "{told}");
 }
