@@ -222,8 +222,9 @@ impl Experts {
         };
         if memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
             tracing::warn!(
-                "the memory of `{backend}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
-                 `model.idle_expert: keep` keeps it there"
+                "the memory of `{}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
+                 `model.idle_expert: keep` keeps it there",
+                context.backend
             );
         }
         let resident = match (whole, idle) {
