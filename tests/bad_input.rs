@@ -167,7 +167,7 @@ fn refuses_a_clip_without_a_face(networks: &Path, detector: &str, side: usize) {
         format!("reward.reward_model_path={}", networks.display()),
         format!("reward.detector={detector}"),
         format!("reward.det_size={side}"),
-        // By default such a clip is left out.
+        // By default, such a clip is left out.
         "reward.on_missing=error".to_string(),
     ];
     refuses(&World::new(1), &settings.each_ref().map(String::as_str), &["face", "0.mp4"]);

@@ -143,7 +143,7 @@ fn metrics_under(runs: &Path) -> BTreeSet<String> {
     names
 }
 
-/// The metrics that the page lists, as patterns: `*` stands for anything, as do words in capitals and the noise levels of
+/// The metrics that the page lists, as patterns: `*` matches anything, as do words in capitals and the noise levels of
 /// a range. A name without a group belongs to that of the name before it.
 fn documented_metrics() -> Vec<String> {
     let page = std::fs::read_to_string(root().join("docs/src/metrics.md")).unwrap();

@@ -1,8 +1,8 @@
 //! The identity reward with trained networks on pictures and clips, against ONNX Runtime
 //! (`tests/scripts/onnxruntime_reference.py`) and against itself.
 //!
-//! The demo's networks and people are always there. Networks of real faces and a real clip stand under `$ROLL_TEST_DATA`,
-//! by default `../shared` beside the repository; without them each test says that it left them out.
+//! The demo's networks and people are always there. Networks of real faces and a real clip stand under
+//! `$ROLL_TEST_DATA`, by default `../shared` beside the repository; without them each test says that it left them out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Every reader of foreign files over mutations of its corpus, the same ones each time. `FUZZ_TIMES` tries as many times
-//! more of them, `FUZZ_SECONDS` as many as take so long; `fuzz/README.md` says how cargo-fuzz tries them.
+//! Every reader of foreign files over mutations of its corpus, the same ones each time. `FUZZ_TIMES` tries as many
+//! times more of them, `FUZZ_SECONDS` as many as take so long; `fuzz/README.md` says how cargo-fuzz tries them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -28,8 +28,8 @@ const INPUTS: [(&str, usize); 12] = [
     ("frame", 50_000),
 ];
 
-/// An input that takes so long has found work without bound, which is a finding as a panic is: a few kilobytes are read in
-/// milliseconds, on any machine.
+/// An input that takes so long has found work without bound, which is a finding as a panic is: a few kilobytes are read
+/// in milliseconds, on any machine.
 const ENDLESS: Duration = Duration::from_secs(60);
 
 /// A counter-based generator: numbers that do not depend on anything else.

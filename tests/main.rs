@@ -1,7 +1,7 @@
 //! Tests that cross crates, most of them through the program: one module per subject, one binary.
 //!
-//! `cargo test --release --workspace --test it resume::` runs the tests of one module. All of them share a process, so no
-//! test may change its environment, its working directory or its signal handlers: set them for a child.
+//! `cargo test --release --workspace --test it resume::` runs the tests of one module. All of them share a process, so
+//! no test may change its environment, its working directory or its signal handlers: set them for a child.
 
 #![allow(clippy::unwrap_used)]
 

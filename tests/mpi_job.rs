@@ -28,7 +28,7 @@ impl Job {
         self.command_of(ranks, arguments, &[&reward_fl, settings].concat())
     }
 
-    /// Of any algorithm.
+    /// Starts a run of any algorithm.
     fn command_of(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
         let mut command = mpirun(ranks, "run");
         command.args(arguments).current_dir(self.path("."));

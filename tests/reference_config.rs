@@ -216,7 +216,7 @@ fn rolls_own_agentic_examples_run_and_are_counted_as_documented() {
             "algo.val_batch_size=2",
             "algo.max_actions_per_traj=2",
             "algo.max_tokens_per_step=12",
-            // Of a tokenizer that knows few words.
+            // The tokenizer knows few words.
             "algo.sequence_length=2000",
             "training.max_skipped_steps=0",
         ];

@@ -441,7 +441,7 @@ fn a_full_disk_is_an_error_that_keeps_the_older_checkpoints() {
     world.train("whole", 4, &settings);
     world.train("run", 2, &settings);
     let kept = checkpoint_file(&world.path("run"), 2, WEIGHTS[1]);
-    // A limit on the size of files stands for a full disk: the metrics fit, the optimizer's state does not.
+    // A limit on the size of files simulates a full disk: the metrics fit, the optimizer's state does not.
     let blocks = (kept.len() / 1024).min(100);
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" run --resume run --steps 4");
     let output = Command::new("bash")

@@ -8,7 +8,7 @@ use roll_core::{Error, Result};
 use roll_train::config::{ConfigLayers, MergedConfig};
 use serde_json::json;
 
-/// The configuration; `DEMO` stands for the directory of the demo's files.
+/// The configuration; `DEMO` is replaced with the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
 /// Its part for each algorithm that trains on a reward of videos.
 const ALGORITHMS: [(&str, &str); 3] = [
@@ -20,6 +20,8 @@ const ALGORITHMS: [(&str, &str); 3] = [
 const REWARD: &str = include_str!("demo_reward.yaml");
 /// Names that directory.
 const VARIABLE: &str = "ROLL_DEMO";
+
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 /// The file without which there is no demo.
 const MARK: &str = "wan22_paths.json";
 

@@ -305,7 +305,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, k)| k)
 }
 
-/// Where a wrong value stands: arguments are no keys of a configuration.
+/// The place of a wrong value: arguments are not keys of a configuration.
 fn place(key: &str) -> String {
     match key.starts_with("--") {
         true => key.into(),

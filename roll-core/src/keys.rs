@@ -1,8 +1,7 @@
-//! Keys of a configuration: the meaning of each, the values that it takes, and the one that it has by default.
+//! Keys of a configuration: the meaning of each, the values that it takes, and its default.
 //!
-//! The types that a configuration is read into tell all of it: documentation comments the meanings, types and
-//! `#[schemars(range(min = 1))]` the values, [`Default`] the defaults. Nothing of it is written twice: [`check_ranges`]
-//! holds values to the same ranges.
+//! The types that a configuration is read into are the only source: documentation comments are the meanings, types and
+//! `#[schemars(range(min = 1))]` the values, [`Default`] the defaults. [`check`] holds values to the same schema.
 
 use serde_json::Value as Json;
 
@@ -13,15 +12,15 @@ use crate::Options;
 pub struct Key {
     /// Its name below the section, with dots. An entry of a list is `N`: `reward.N.weight`.
     pub name: String,
-    /// Its meaning; paragraphs are apart by an empty line. Empty where nothing is known.
+    /// Its meaning; an empty line separates paragraphs. Empty if it is not known.
     pub about: String,
     /// The values that it takes, in words: "a whole number of at least 1".
     pub values: String,
-    /// Of values with a meaning of their own the value and the meaning.
+    /// The values that have a meaning of their own, each with its meaning.
     pub choices: Vec<(String, String)>,
-    /// The value by default; `None` for a key that has to be given where its section is.
+    /// The default; `None` for a key that must be given where its section is.
     pub default: Option<Json>,
-    /// The JSON schema of its values; `null` where nothing is known.
+    /// The JSON schema of its values; `null` if it is not known.
     pub schema: Json,
 }
 
@@ -43,7 +42,7 @@ fn undescribed(defaults: Options) -> Vec<Key> {
 }
 
 #[cfg(feature = "schema")]
-pub use schema::{about, check_ranges, expectation, of};
+pub use schema::{about, check, check_ranges, of, suggest, unknown};
 
 #[cfg(feature = "schema")]
 mod schema {
@@ -53,6 +52,7 @@ mod schema {
     use serde_json::{Map, Value as Json};
 
     use super::Key;
+    use crate::error::nearest;
     use crate::{Error, Result};
 
     /// The keys of `T`, those of maps within it too, in the order of its fields.
@@ -68,23 +68,63 @@ mod schema {
         text(&of_type::<T>())
     }
 
-    /// Fails on the first number outside the range that stands at its field; the error names the key below
-    /// `section`, which is empty at the top level.
+    /// Fails if the options `value` are outside the schema of their type; the error names the key below `section`,
+    /// which is empty at the top level.
     pub fn check_ranges<T: JsonSchema + Serialize>(section: &str, value: &T) -> Result<()> {
-        let value = serde_json::to_value(value).map_err(|e| Error::config(section, e.to_string()))?;
-        check(section, &of_type::<T>(), &value)
+        let mut value = serde_json::to_value(value).map_err(|e| Error::config(section, e.to_string()))?;
+        Checker { all: &[] }.check(section, &of_type::<T>(), &mut value)
+    }
+
+    /// Fails if `value`, a map of keys below `section`, is outside the schema of `T`: on the first value of another
+    /// type, number outside its range, unknown word, list of another length, and unknown key. Writes whole numbers as
+    /// such (`5e8`).
+    pub fn check<T: JsonSchema + Serialize + Default>(section: &str, value: &mut Json) -> Result<()> {
+        Checker { all: &of::<T>() }.check(section, &of_type::<T>(), value)
     }
 
     impl Key {
-        /// Fails on a value of another type than this key takes, on a number outside its range, a word that is none of
-        /// its words, a list of another length, and a key that a map of it does not know; `place` is its full name.
-        /// Other faults of a value are told by the type that reads it.
-        pub fn check(&self, place: &str, value: &Json) -> Result<()> {
+        /// As [`check`], of a value of this key; `place` is its full name.
+        pub fn check(&self, place: &str, value: &mut Json) -> Result<()> {
             match value {
                 Json::Null => Ok(()),
-                value => check(place, &self.schema, value),
+                value => Checker { all: &[] }.check(place, &self.schema, value),
             }
         }
+
+        /// Whether every value of this key is text, or `null`.
+        pub fn is_text(&self) -> bool {
+            let text =
+                |schema: &Json| types(schema).is_some_and(|types| types.iter().all(|t| ["string", "null"].contains(t)));
+            alternatives(&self.schema).into_iter().all(text)
+        }
+    }
+
+    /// The error on a key that is not among `siblings`, the names at its level. It suggests the nearest of these, or of
+    /// the full names `all`.
+    pub fn unknown<'a>(key: &str, siblings: impl Iterator<Item = &'a str> + Clone, all: &[Key]) -> Error {
+        let hint = match suggest(key, siblings.clone(), all) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("known keys: {}", siblings.collect::<Vec<_>>().join(", ")),
+        };
+        Error::config(key, format!("unknown key; {hint}"))
+    }
+
+    /// The known key that `key` may have meant: the nearest of `siblings`, the names at its level, or that of `all`
+    /// whose last name is the nearest.
+    pub fn suggest<'a>(key: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
+        let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
+        if let Some(near) = nearest(name, siblings) {
+            return Some(joined(parent, near));
+        }
+        fn last(key: &Key) -> &str {
+            key.name.rsplit('.').next().unwrap_or_default()
+        }
+        let near = nearest(name, all.iter().map(last))?;
+        all.iter().find(|key| last(key) == near).map(|key| key.name.clone())
+    }
+
+    fn joined(parent: &str, name: &str) -> String {
+        if parent.is_empty() { name.to_string() } else { format!("{parent}.{name}") }
     }
 
     fn of_type<T: JsonSchema>() -> Json {
@@ -106,7 +146,7 @@ mod schema {
             };
             let nested = format!("{}.", key.name);
             let section = nesting(field);
-            // A map of keys that are told one by one says no more than they do.
+            // A map adds nothing to its keys, which are listed one by one.
             if section.is_none() || !own.is_some_and(Json::is_object) {
                 keys.push(key);
             }
@@ -123,7 +163,7 @@ mod schema {
         Entries(&'a Json),
     }
 
-    /// The map, or the maps of a list, that a field holds. One that is a choice beside words is none.
+    /// The map, or the maps of a list, that a field holds. A map that is an alternative to words does not count.
     fn nesting(field: &Json) -> Option<Nesting<'_>> {
         let present: Vec<&Json> = alternatives(field).into_iter().filter(|a| !is_null(a)).collect();
         match present[..] {
@@ -135,6 +175,11 @@ mod schema {
 
     fn fields(schema: &Json) -> Option<&Map<String, Json>> {
         schema.get("properties").and_then(Json::as_object)
+    }
+
+    /// Whether a map has no other keys than its fields.
+    fn is_closed(schema: &Json) -> bool {
+        schema.get("additionalProperties") == Some(&Json::Bool(false))
     }
 
     fn is_null(schema: &Json) -> bool {
@@ -160,7 +205,7 @@ mod schema {
     fn choices(field: &Json) -> Vec<(String, String)> {
         let several = alternatives(field.get("items").unwrap_or(field));
         if several.len() < 2 {
-            // Of one alternative the field's own documentation speaks.
+            // The field's own documentation describes a single alternative.
             return Vec::new();
         }
         let documented = several.into_iter().filter(|a| a.get("const").is_some() || fields(a).is_some());
@@ -227,8 +272,7 @@ mod schema {
 
     /// A map that is a word with a value is shown as it is written.
     fn map(schema: &Json) -> String {
-        let closed = schema.get("additionalProperties") == Some(&Json::Bool(false));
-        match fields(schema).filter(|_| closed).map(|map| map.iter().collect::<Vec<_>>()).as_deref() {
+        match fields(schema).filter(|_| is_closed(schema)).map(|map| map.iter().collect::<Vec<_>>()).as_deref() {
             Some([(name, field)]) => format!("`{{{name}: ...}}` with {}", values(field)),
             _ => "a map".into(),
         }
@@ -278,25 +322,7 @@ mod schema {
         })
     }
 
-    fn check(key: &str, schema: &Json, value: &Json) -> Result<()> {
-        let several = alternatives(schema);
-        let fitting: Vec<&Json> = several.into_iter().filter(|a| takes(a, value) && is_tagged(a, value)).collect();
-        let wrong = || Err(Error::config(key, format!("expected {}, found {}", values(schema), shown(value))));
-        match fitting[..] {
-            // Numbers that are not finite have no JSON.
-            [] if value.is_null() && of_one(schema).iter().all(|one| one.starts_with("a number")) => {
-                Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
-            }
-            // The type that reads `null` knows its meaning.
-            [] if value.is_null() => Ok(()),
-            [] => wrong(),
-            [only] => check_one(key, only, value, &wrong),
-            _ if fitting.iter().any(|a| check_one(key, a, value, &wrong).is_ok()) => Ok(()),
-            _ => wrong(),
-        }
-    }
-
-    /// Whether a map has the word that tells this choice from the others beside it, where it is one.
+    /// Whether a map has the word that distinguishes this choice from the others, if it is one.
     fn is_tagged(schema: &Json, value: &Json) -> bool {
         match (tag(schema), value) {
             (Some(word), Json::Object(map)) => map.len() == 1 && map.get(word).is_some_and(|inner| !inner.is_null()),
@@ -306,56 +332,87 @@ mod schema {
 
     /// The word of a choice that is written as a map of a word and its value.
     fn tag(schema: &Json) -> Option<&String> {
-        let closed = schema.get("additionalProperties") == Some(&Json::Bool(false));
-        let mut names = fields(schema).filter(|_| closed)?.keys();
+        let mut names = fields(schema).filter(|_| is_closed(schema))?.keys();
         let required = schema.get("required").and_then(Json::as_array)?;
         names.next().filter(|name| names.next().is_none() && required.iter().any(|one| one == *name))
     }
 
-    /// As [`check`], of a schema that is no choice and takes values of this type.
-    fn check_one(key: &str, schema: &Json, value: &Json, wrong: &dyn Fn() -> Result<()>) -> Result<()> {
-        match value {
-            Json::Number(number) => {
-                let number = number.as_f64().unwrap_or(f64::NAN);
-                let limit = |key| limit(schema, key);
-                let fits = limit("minimum").is_none_or(|least| number >= least)
-                    && limit("maximum").is_none_or(|most| number <= most)
-                    && limit("exclusiveMinimum").is_none_or(|least| number > least)
-                    && limit("exclusiveMaximum").is_none_or(|most| number < most);
-                if fits { Ok(()) } else { wrong() }
-            }
-            Json::String(_) => {
-                let fits = schema.get("const").is_none_or(|word| word == value)
-                    && schema.get("enum").and_then(Json::as_array).is_none_or(|words| words.contains(value));
-                if fits { Ok(()) } else { wrong() }
-            }
-            Json::Array(items) => {
-                let count = |key: &str| schema.get(key).and_then(Json::as_u64);
-                let fits = count("minItems").is_none_or(|least| items.len() as u64 >= least)
-                    && count("maxItems").is_none_or(|most| items.len() as u64 <= most);
-                if !fits {
-                    return wrong();
+    struct Checker<'a> {
+        /// Every known key, for suggestions.
+        all: &'a [Key],
+    }
+
+    impl Checker<'_> {
+        fn check(&self, key: &str, schema: &Json, value: &mut Json) -> Result<()> {
+            let several = alternatives(schema);
+            let fitting: Vec<&Json> = several.into_iter().filter(|a| takes(a, value) && is_tagged(a, value)).collect();
+            match fitting[..] {
+                // Numbers that are not finite have no JSON.
+                [] if value.is_null() && types(schema).is_some_and(|types| types == ["number"]) => {
+                    Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
                 }
-                let entry = schema.get("items");
-                let entries = entry.map(|entry| items.iter().enumerate().map(move |(i, item)| (i, entry, item)));
-                entries.into_iter().flatten().try_for_each(|(i, entry, item)| check(&format!("{key}.{i}"), entry, item))
+                // The type that reads `null` knows its meaning.
+                [] if value.is_null() => Ok(()),
+                [only] => self.check_one(key, only, schema, value),
+                _ if fitting.iter().any(|a| self.check_one(key, a, schema, &mut value.clone()).is_ok()) => Ok(()),
+                _ => Err(wrong(key, schema, value)),
             }
-            Json::Object(map) => {
-                let Some(fields) = fields(schema) else { return Ok(()) };
-                let below = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
-                if schema.get("additionalProperties") == Some(&Json::Bool(false))
-                    && let Some(name) = map.keys().find(|name| !fields.contains_key(*name))
-                {
-                    let known = fields.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-                    return Err(Error::config(below(name), format!("unknown key; known keys: {known}")));
-                }
-                fields.iter().try_for_each(|(name, field)| match map.get(name) {
-                    Some(value) => check(&below(name), field, value),
-                    None => Ok(()),
-                })
-            }
-            Json::Null | Json::Bool(_) => Ok(()),
         }
+
+        /// As [`Self::check`], of `schema` among the choices of `whole`, which takes values of this type.
+        fn check_one(&self, key: &str, schema: &Json, whole: &Json, value: &mut Json) -> Result<()> {
+            let limit = |name| limit(schema, name);
+            let found: &Json = value;
+            let fits = match found {
+                Json::Number(number) => {
+                    let number = number.as_f64().unwrap_or(f64::NAN);
+                    limit("minimum").is_none_or(|least| number >= least)
+                        && limit("maximum").is_none_or(|most| number <= most)
+                        && limit("exclusiveMinimum").is_none_or(|least| number > least)
+                        && limit("exclusiveMaximum").is_none_or(|most| number < most)
+                }
+                Json::String(_) => {
+                    schema.get("const").is_none_or(|word| word == found)
+                        && schema.get("enum").and_then(Json::as_array).is_none_or(|words| words.contains(found))
+                }
+                Json::Array(items) => {
+                    limit("minItems").is_none_or(|least| items.len() as f64 >= least)
+                        && limit("maxItems").is_none_or(|most| items.len() as f64 <= most)
+                }
+                _ => true,
+            };
+            if !fits {
+                return Err(wrong(key, whole, value));
+            }
+            match value {
+                Json::Number(number) if types(schema).is_some_and(|types| types.contains(&"integer")) => {
+                    // A whole number below 2^53 is exact.
+                    let whole = number.as_f64().filter(|whole| number.is_f64() && whole.abs() < 9e15);
+                    whole.into_iter().for_each(|whole| *value = (whole as i64).into());
+                    Ok(())
+                }
+                Json::Array(items) => {
+                    let Some(entry) = schema.get("items") else { return Ok(()) };
+                    let mut items = items.iter_mut().enumerate();
+                    items.try_for_each(|(i, item)| self.check(&format!("{key}.{i}"), entry, item))
+                }
+                Json::Object(map) => {
+                    let Some(fields) = fields(schema) else { return Ok(()) };
+                    if let Some(name) = map.keys().find(|name| is_closed(schema) && !fields.contains_key(*name)) {
+                        return Err(unknown(&joined(key, name), fields.keys().map(String::as_str), self.all));
+                    }
+                    fields.iter().try_for_each(|(name, field)| match map.get_mut(name) {
+                        Some(value) => self.check(&joined(key, name), field, value),
+                        None => Ok(()),
+                    })
+                }
+                _ => Ok(()),
+            }
+        }
+    }
+
+    fn wrong(key: &str, schema: &Json, value: &Json) -> Error {
+        Error::config(key, format!("expected {}, found {}", values(schema), shown(value)))
     }
 
     /// A value that was found, for messages: texts apart from numbers, and not longer than a line.
@@ -368,23 +425,6 @@ mod schema {
             Some((end, _)) => format!("{}...", &text[..end]),
             None => text,
         }
-    }
-
-    /// The problem of the value at `key`, a dotted path below `T`, in the words of its documentation; `None` where
-    /// nothing is known of it. For the words of a parser that knows types but no configuration.
-    pub fn expectation<T: JsonSchema + Serialize + Default>(key: &str, tree: &Json) -> Option<String> {
-        let parts: Vec<&str> = key.split('.').collect();
-        let general: Vec<&str> =
-            parts.iter().map(|part| if part.parse::<usize>().is_ok() { "N" } else { part }).collect();
-        let keys = of::<T>();
-        // The entries of a plain list are told with the list.
-        let end = (1..=parts.len()).rev().find(|end| keys.iter().any(|key| key.name == general[..*end].join(".")))?;
-        let values = &keys.iter().find(|key| key.name == general[..end].join("."))?.values;
-        let found = parts[..end].iter().try_fold(tree, |tree, part| match part.parse::<usize>() {
-            Ok(index) if tree.is_array() => tree.get(index),
-            _ => tree.get(part),
-        })?;
-        Some(format!("expected {values}, found {}", shown(found)))
     }
 }
 
@@ -404,7 +444,7 @@ mod tests {
     }
 
     #[derive(Clone, Default, serde::Serialize, schemars::JsonSchema)]
-    #[serde(default)]
+    #[serde(default, deny_unknown_fields)]
     struct Inner {
         /// From within.
         #[schemars(range(max = 4))]
@@ -413,7 +453,7 @@ mod tests {
 
     /// A whole.
     #[derive(Clone, serde::Serialize, schemars::JsonSchema)]
-    #[serde(default)]
+    #[serde(default, deny_unknown_fields)]
     struct Outer {
         /// How many, of [`Inner`]
         /// things.
@@ -428,7 +468,7 @@ mod tests {
         /// A bound.
         #[schemars(extend("exclusiveMinimum" = 0))]
         bound: Option<f64>,
-        /// Of few digits.
+        /// A number of few digits.
         short: f32,
         /// What is missing.
         missing: Missing,
@@ -436,6 +476,8 @@ mod tests {
         /// Filters.
         filters: Vec<Inner>,
         maybe: Option<Inner>,
+        /// Text.
+        label: Option<String>,
     }
 
     impl Default for Outer {
@@ -450,6 +492,7 @@ mod tests {
                 inner: Inner { depth: 2 },
                 filters: Vec::new(),
                 maybe: None,
+                label: None,
             }
         }
     }
@@ -509,8 +552,9 @@ mod tests {
 
     #[test]
     fn a_value_is_checked_before_its_type_reads_it() {
-        let told =
-            |name: &str, value: Json| key(name).check(name, &value).err().map(|e| e.to_string()).unwrap_or_default();
+        let told = |name: &str, mut value: Json| {
+            key(name).check(name, &mut value).err().map(|e| e.to_string()).unwrap_or_default()
+        };
         assert_eq!(told("missing", "skip".into()) + &told("missing", serde_json::json!({"value": 1})), "");
         let word = told("missing", "leave".into());
         assert!(word.contains("expected `skip` or `{value: ...}` with a number, found `leave`"), "{word}");
@@ -539,13 +583,19 @@ mod tests {
     }
 
     #[test]
-    fn what_a_parser_refuses_is_told_in_the_words_of_the_key() {
-        let tree = serde_json::json!({"count": "many", "rates": [1, "x"], "filters": [{"depth": -1}], "more": 1});
-        let told = |key: &str| expectation::<Outer>(key, &tree);
-        assert_eq!(told("count").unwrap(), "expected a whole number of at least 1, found `many`");
-        assert_eq!(told("rates.1").unwrap(), "expected 2 entries, each a number of at least 0, found [1,\"x\"]");
-        assert_eq!(told("filters.0.depth").unwrap(), "expected a whole number from 0 to 4, found -1");
-        assert_eq!(told("more"), None);
+    fn a_map_of_keys_is_checked_and_unknown_ones_are_named_with_the_nearest() {
+        let told = |mut tree: Json| check::<Outer>("", &mut tree).err().map(|e| e.to_string()).unwrap_or_default();
+        let whole = serde_json::json!({"count": 5e2, "filters": [{"depth": 1.0}], "share": 0.5});
+        let mut read = whole.clone();
+        check::<Outer>("", &mut read).unwrap();
+        assert_eq!(read, serde_json::json!({"count": 500, "filters": [{"depth": 1}], "share": 0.5}));
+        assert!(told(serde_json::json!({"rates": [1, "x"]})).contains("`rates.1`: expected a number of at least 0"));
+        assert!(told(serde_json::json!({"coun": 1})).contains("`coun`: unknown key; did you mean `count`?"));
+        assert!(told(serde_json::json!({"dept": 1})).contains("did you mean `inner.depth`?"));
+        assert!(told(serde_json::json!({"inner": {"nothing": 1}})).contains("`inner.nothing`"));
+        assert!(told(serde_json::json!({"inner": {"nothing": 1}})).contains("known keys: depth"));
+        assert!(told(serde_json::json!({"inner": 3})).contains("`inner`: expected `{depth: ...}`"));
+        assert!(key("label").is_text() && !key("missing").is_text() && !key("count").is_text());
     }
 
     #[test]

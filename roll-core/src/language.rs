@@ -91,7 +91,7 @@ pub struct Generation {
     /// Log-probability of each under the distribution it was drawn from: after temperature, `top_k` and `top_p`.
     pub log_probs: Vec<f32>,
     /// Log-probability of each at temperature 1 over all tokens, as [`LanguageModel::evaluate`] computes it. Empty if
-    /// the model does not give it; models of libraries do not.
+    /// the model does not provide it; models of libraries do not.
     pub raw_log_probs: Vec<f32>,
 }
 

@@ -4,8 +4,7 @@
 //! *What it is not*: a tensor library (a [`Tensor`] holds bytes and computes nothing), a trainer (`roll-train`), or a
 //! configuration.
 //!
-//! Cargo features: `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
-//! starts programs, `service` asks services over HTTP.
+//! Cargo features: `noise` draws random numbers, `schema` describes options by their types.
 //!
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from
 //! the gradient of the value to that of the input. Here a reward, and steps along its gradient:
@@ -55,10 +54,8 @@
 //! [`Algorithm`].
 
 pub mod algorithm;
-pub mod cache_directory;
 pub mod communicator;
 pub mod component;
-pub mod contain;
 mod delegate;
 mod device_updates;
 pub mod diffusion;
@@ -66,9 +63,6 @@ pub mod environment;
 pub mod error;
 pub mod evaluation;
 pub mod file_check;
-pub mod files;
-#[cfg(feature = "fingerprint")]
-pub mod fingerprint;
 pub mod headline;
 pub mod keys;
 pub mod kind;
@@ -78,21 +72,14 @@ pub mod noise;
 pub mod notes;
 mod option_kind;
 pub mod plan;
-#[cfg(feature = "process")]
-pub mod process;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
 #[cfg(feature = "noise")]
 mod reward_check;
-pub mod sampler;
-pub mod schedule;
-#[cfg(feature = "service")]
-pub mod service;
 pub mod step;
 pub mod strategy;
 pub mod tensor;
-pub mod tokenizer_json;
 pub mod video;
 
 pub use algorithm::{Algorithm, DataSource};
@@ -106,8 +93,6 @@ pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
-#[cfg(feature = "fingerprint")]
-pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use keys::Key;
 pub use kind::Kind;
@@ -118,12 +103,10 @@ pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces};
+pub use registry::{BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]
 pub use reward_check::{Finding, Verdict, check_reward};
-pub use sampler::{Integration, Sampler};
-pub use schedule::FlowSchedule;
 pub use step::{Progress, Silent, StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
 pub use tensor::{DType, Element, Tensor};

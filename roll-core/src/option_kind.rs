@@ -21,8 +21,8 @@ impl OptionKind {
     /// All kinds; the index of a kind is its number at the plugin boundary and never changes.
     pub const ALL: [Self; 7] = [Anything, Flag, WholeNumber, Number, Text, List, Map];
 
-    /// The kind that a default implies. Only numbers and flags imply one: a word may be one of several variants, some of
-    /// which hold more than a word, and a list may also be written as its one item.
+    /// The kind that a default implies. Only numbers and flags imply one: a word may be one of several variants, some
+    /// of which hold more than a word, and a list may also be written as its one item.
     pub fn of(default: &Json) -> Self {
         match default {
             Json::Bool(_) => Flag,

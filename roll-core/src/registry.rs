@@ -14,7 +14,7 @@ pub type Options = serde_json::Map<String, serde_json::Value>;
 /// Facts of the run that a component may need when it is made.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BuildContext {
-    /// Backend and device, as `--backend` gives them: `flex`, `libtorch`, `cuda:1`.
+    /// Backend and device, in the words of `--backend`: `flex`, `libtorch`, `cuda:1`.
     pub backend: String,
     /// Seed of the run, for initial parameters.
     pub seed: u64,
@@ -52,6 +52,12 @@ pub trait LoadedComponent: Send + Sync {
     fn strategy(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>>;
     fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>>;
 }
+
+/// An environment variable that begins with `ROLL_` and is not a key of a configuration. Submit with
+/// `inventory::submit!` where it is read.
+pub struct Variable(pub &'static str);
+
+inventory::collect!(Variable);
 
 /// How to make one.
 #[derive(Clone, Copy)]
@@ -321,8 +327,8 @@ where
     })
 }
 
-/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is no
-/// limit, and [`Duration`] has one of its own.
+/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is
+/// no limit, and [`Duration`] has one of its own.
 pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
     match seconds > 0.0 && seconds < 3.2e7 {
         true => Ok(Duration::from_secs_f64(seconds)),
@@ -341,8 +347,8 @@ pub fn default_options<T: serde::Serialize + Default>() -> Options {
     }
 }
 
-/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are the
-/// same.
+/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are
+/// the same.
 fn shorten(value: &mut serde_json::Value) {
     match value {
         serde_json::Value::Number(number) if number.is_f64() => {

@@ -37,7 +37,7 @@ fn finding(promise: &str, verdict: Verdict, detail: impl Into<String>) -> Findin
     Finding { promise: promise.into(), verdict, detail: detail.into() }
 }
 
-/// Tries a reward on random videos; the same `seed` gives the same ones.
+/// Tries a reward on random videos; the same `seed` yields the same videos.
 pub fn check_reward(scorer: &mut dyn RewardScorer, seed: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (i, size) in SIZES.into_iter().enumerate() {

@@ -1,8 +1,8 @@
 //! The plugin boundary of roll: components from libraries that were compiled elsewhere.
 //!
-//! *What it is for*: an author of a plugin depends on this crate alone. It re-exports the traits and types of `roll-core`
-//! and adds one macro per kind of component, such as [`export_reward!`]. A program that loads plugins enables the feature
-//! `host`, which adds `load` and `discover`. *What it may depend on*: `roll-core`.
+//! *What it is for*: an author of a plugin depends on this crate alone. It re-exports the traits and types of
+//! `roll-core` and adds one macro per kind of component, such as [`export_reward!`]. A program that loads plugins
+//! enables the feature `host`, which adds `load` and `discover`. *What it may depend on*: `roll-core`.
 //!
 //! *Where to start reading*: [`abi`] has the C types that cross and the contract that both sides keep (P1 to P9).
 //! `boundary` turns traits into tables of C functions and tables into traits.
@@ -24,5 +24,8 @@ pub use boundary::{Chain, OptionSpec};
 pub use boundary::{Plugin, PluginComponent, PluginError, discover, load, under_way};
 pub use roll_core::*;
 
-/// The environment variable that lists directories, separated as in `PATH`, whose libraries are loaded if they are plugins.
+/// The environment variable that lists directories, separated as in `PATH`, whose libraries are loaded if they are
+/// plugins.
 pub const PATH_VARIABLE: &str = "ROLL_PLUGIN_PATH";
+
+inventory::submit! { Variable(PATH_VARIABLE) }

@@ -1,6 +1,6 @@
-//! A language model small enough to differentiate by hand: the next character depends on the last one alone.
+//! A language model that is small enough to differentiate by hand: the next character depends on the last one only.
 
-// A double that is used wrongly ends the test that uses it.
+// Wrong use of a test double fails the test by a panic.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -9,22 +9,22 @@ use std::sync::{Arc, Mutex};
 use rand::RngCore;
 use roll_core::*;
 
-/// ASCII.
+/// Vocabulary size (ASCII).
 const V: usize = 128;
 
-/// log p(next | last) = log softmax of a row of logits. Parameters: the logits. Ends a turn with `$`.
+/// A bigram model: log p(next | last) = log softmax of a row of logits. The parameters are the logits. `$` ends a turn.
 pub struct Bigram {
     specs: Vec<ParameterSpec>,
-    /// The parameters, 128 x 128: a row for the last character.
+    /// The parameters, 128 x 128: one row per last character.
     pub logits: Vec<f32>,
     gradients: Arc<Mutex<Vec<f32>>>,
-    /// The template leaves out an answer of the assistant once more messages follow.
+    /// Whether the chat template drops an answer of the assistant once more messages follow.
     pub forgets: bool,
-    /// Most tokens that it takes.
+    /// Context length in tokens.
     pub context: usize,
-    /// The template fails.
+    /// Whether the chat template fails.
     pub fails: bool,
-    /// Prompts of each call of `generate`.
+    /// Number of prompts of each call of `generate`.
     pub calls: Vec<usize>,
 }
 
@@ -43,12 +43,12 @@ impl Default for Bigram {
 }
 
 impl Bigram {
-    /// Every character is as likely as any other.
+    /// Creates a model with equal probabilities for all characters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Writes only characters of `alphabet`, and the end of a turn.
+    /// Creates a model that generates only characters of `alphabet` and the end of a turn.
     pub fn of(alphabet: &str) -> Self {
         let mut model = Self::new();
         for (i, logit) in model.logits.iter_mut().enumerate() {

@@ -1,11 +1,11 @@
-//! An episode of an environment that a player plays, as conversations.
+//! Episodes of an environment with a scripted player, as conversations.
 
 use rand::{Rng, RngCore};
 use roll_core::{Environment, Message, Result};
 use serde_json::{Value, json};
 
-/// The messages of an episode of at most `turns` turns, whose start is drawn from `rng`: observation and answer in turn.
-/// `answer` is the player's answer to an observation.
+/// Returns the messages of an episode of at most `turns` turns: observation (user) and answer (assistant) alternate.
+/// The start of the episode is drawn from `rng`. `answer` returns the player's answer to an observation.
 pub fn messages<R: RngCore>(
     world: &mut dyn Environment,
     rng: &mut R,
@@ -27,12 +27,12 @@ pub fn messages<R: RngCore>(
     Ok(messages)
 }
 
-/// A line of the data set.
+/// Returns one line of the data set.
 pub fn conversation(messages: &[Message]) -> Value {
     json!({ "messages": messages })
 }
 
-/// Whether the player goes away from the goal in this turn: in `away` of five.
+/// Draws whether the player moves away from the goal in this turn. The probability is `away / 5`.
 pub fn goes_away(rng: &mut impl Rng, away: u32) -> bool {
     rng.random_range(0..5) < away
 }
@@ -45,8 +45,8 @@ pub mod tests {
     use super::*;
     use crate::Player;
 
-    /// Whether the conversations of `count` episodes alternate for at most `turns` turns, begin with a place, and
-    /// repeat with the seed.
+    /// Asserts that the conversations of `count` episodes alternate for at most `turns` turns, begin with a position
+    /// and are the same for the same seed.
     pub fn are_in_form_and_repeat(
         count: u64,
         turns: usize,

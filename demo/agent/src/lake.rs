@@ -1,4 +1,4 @@
-//! Conversations about FrozenLake: a player that reads the map aloud and then plays badly.
+//! Conversations about FrozenLake. The player reads the map aloud and then plays badly.
 
 use rand::seq::IndexedRandom;
 use roll_algos::environments::FrozenLake;
@@ -9,11 +9,11 @@ use serde_json::Value;
 use crate::Player;
 use crate::episode::{self, goes_away};
 
-/// Turns of a conversation.
+/// Maximal number of turns of a conversation.
 const TURNS: usize = 6;
 const MOVES: [&str; 4] = ["Left", "Down", "Right", "Up"];
 
-/// Conversation number `index`: an episode of FrozenLake.
+/// Returns the conversation of episode `index` of FrozenLake.
 pub fn conversations(noise: &Noise, index: u64, player: Player) -> Result<Vec<Value>> {
     let mut rng = noise.generator(Purpose::Synthetic, 1, index);
     let mut lake = FrozenLake::new(FrozenLakeOptions { is_slippery: false, ..FrozenLakeOptions::default() })?;
@@ -36,21 +36,21 @@ pub fn conversations(noise: &Noise, index: u64, player: Player) -> Result<Vec<Va
     Ok(vec![episode::conversation(&messages)])
 }
 
-/// The moves that lead away from the goal, by the map as read.
+/// Returns the moves that lead away from the goal according to `reading`.
 fn against(reading: &str) -> Vec<&'static str> {
     let way = reading.split(", holes").next().unwrap_or_default();
     let opposite = [("left ", "Right"), ("down ", "Up"), ("right ", "Left"), ("up ", "Down")];
     opposite.into_iter().filter(|(word, _)| way.contains(word)).map(|(_, action)| action).collect()
 }
 
-/// Those of `moves` that do not lead into a hole, by the map as read.
+/// Returns those `moves` that do not lead into a hole according to `reading`.
 fn safe(reading: &str, moves: &[&'static str]) -> Vec<&'static str> {
     let holes = reading.split(", holes").nth(1).unwrap_or_default();
     moves.iter().filter(|action| !holes.contains(&action.to_lowercase())).copied().collect()
 }
 
-/// Facts of a map: the places of the player and the goal, their distance, and the holes beside the player. Rows and
-/// columns count from 1.
+/// Returns the facts of a map as text: the positions of player and goal, the distance between them, and the holes next
+/// to the player. Rows and columns count from 1.
 pub fn reading(map: &str) -> String {
     let rows: Vec<Vec<char>> = map.lines().map(|line| line.chars().collect()).collect();
     let find = |symbol: char| -> Option<[usize; 2]> {

@@ -1,5 +1,5 @@
-//! Makes small language models for an agent to start from: they read the map of FrozenLake or Sokoban and answer in the
-//! right form, but keep away from the goal. The one for FrozenLake is built in.
+//! Makes small language models as starting points for an agent. They read the map of FrozenLake or Sokoban and answer
+//! in the right format, but avoid the goal. The model for FrozenLake is built into `roll`.
 
 mod episode;
 mod lake;
@@ -17,13 +17,13 @@ use roll_core::{Error, Noise, Result};
 /// How the player moves.
 #[derive(Clone, Copy, Debug)]
 struct Player {
-    /// Of five moves, how many lead away from the goal; the others are drawn from all four.
+    /// Number of moves out of five that lead away from the goal. The other moves are drawn from all four directions.
     away: u32,
-    /// Moves may lead to where nothing can be won any more: into holes, boxes into corners.
+    /// Whether the player makes moves after which the game cannot be won: steps into holes, pushes boxes into corners.
     careless: bool,
 }
 
-/// A world that a model learns to read.
+/// Environment whose maps a model learns to read.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum World {
@@ -40,35 +40,36 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Write an untrained model, and conversations to train it on.
+    /// Write an untrained model and the conversations that it is trained on.
     Prepare {
-        /// Directory to make: `model/` and `conversations.jsonl` go there.
+        /// Directory to create. It will contain `model/` and `conversations.jsonl`.
         #[arg(default_value = "target/demo-agent")]
         work: PathBuf,
         /// Environment that the conversations are about.
         #[arg(long, value_enum, default_value_t = World::FrozenLake)]
         world: World,
-        /// How many episodes. One of FrozenLake is one conversation, one of Sokoban a conversation for each turn.
+        /// Number of episodes. An episode of FrozenLake is one conversation; an episode of Sokoban is one conversation
+        /// per turn.
         #[arg(long, default_value_t = 20_000)]
         episodes: u64,
-        /// Of five moves, how many lead away from the goal; the others are random.
+        /// Number of moves out of five that lead away from the goal; the others are random.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=5))]
         away: u32,
-        /// The player steps into holes and pushes boxes into corners that it could avoid.
+        /// Let the player step into holes and push boxes into corners, although it could avoid that.
         #[arg(long)]
         careless: bool,
-        /// Key of weights and worlds.
+        /// Seed of weights and environments.
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
-    /// Put trained weights in the place of those that are built in, rounded to bf16.
+    /// Replace the built-in weights by trained weights, rounded to bf16.
     Install {
         /// `model.safetensors` of a checkpoint.
         weights: PathBuf,
-        /// Files of `prepare`.
+        /// Directory that `prepare` wrote.
         #[arg(long, default_value = "target/demo-agent")]
         work: PathBuf,
-        /// Where the files lie that are built in.
+        /// Directory of the built-in files.
         #[arg(long, default_value = "roll-models/assets/demo_agent")]
         out: PathBuf,
     },

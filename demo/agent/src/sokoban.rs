@@ -1,4 +1,4 @@
-//! Conversations about Sokoban with one box: a player that reads the room aloud and then plays badly.
+//! Conversations about Sokoban with one box. The player reads the room aloud and then plays badly.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -12,10 +12,10 @@ use serde_json::Value;
 use crate::Player;
 use crate::episode::{self, goes_away};
 
-/// Turns of a conversation.
+/// Maximal number of turns of an episode.
 const TURNS: usize = 12;
 
-/// A move as the answer names it, as the reading names it, and its step in rows and columns.
+/// A move: its name in the answer, its name in the reading, and its step in rows and columns.
 type Move = (&'static str, &'static str, (isize, isize));
 const MOVES: [Move; 4] =
     [("Left", "left", (0, -1)), ("Down", "down", (1, 0)), ("Right", "right", (0, 1)), ("Up", "up", (-1, 0))];
@@ -23,8 +23,8 @@ const MOVES: [Move; 4] =
 /// Row and column.
 type Cell = (usize, usize);
 
-/// The conversations of episode number `index` of Sokoban in a room of 6 x 6 cells: one for each turn, so that a turn
-/// is answered from its own observation alone.
+/// Returns the conversations of episode `index` of Sokoban in a room of 6 x 6 cells. Each turn is a conversation, so
+/// that the model answers from the observation of that turn alone.
 pub fn conversations(noise: &Noise, index: u64, player: Player) -> Result<Vec<Value>> {
     let mut rng = noise.generator(Purpose::Synthetic, 2, index);
     let mut world = Sokoban::new(SokobanOptions { dim_room: [6, 6], num_boxes: 1, ..SokobanOptions::default() })?;
@@ -37,14 +37,14 @@ pub fn conversations(noise: &Noise, index: u64, player: Player) -> Result<Vec<Va
     Ok(messages.chunks(2).map(episode::conversation).collect())
 }
 
-/// What stays in a room with one box.
+/// The constant part of a room with one box.
 #[derive(Clone, Debug)]
 struct Room {
     walls: Vec<Vec<bool>>,
     target_at: Cell,
 }
 
-/// What moves in it.
+/// The positions in a room that moves change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Places {
     player: Cell,
@@ -52,7 +52,7 @@ struct Places {
 }
 
 impl Room {
-    /// From the map that the environment shows.
+    /// Parses the map that the environment shows.
     fn read(map: &str) -> (Self, Places) {
         let rows: Vec<Vec<char>> = map.lines().map(|line| line.chars().collect()).collect();
         let find = |symbols: &[char]| -> Cell {
@@ -68,7 +68,7 @@ impl Room {
         self.walls.get(row).and_then(|cells| cells.get(column)).copied().unwrap_or(true)
     }
 
-    /// The places after a move: as before where a wall is in the way.
+    /// Returns the positions after a move. They do not change if a wall is in the way.
     fn after(&self, places: Places, step: (isize, isize)) -> Places {
         let to = beside(places.player, step);
         let pushed = beside(to, step);
@@ -78,7 +78,7 @@ impl Room {
         Places { player: to, cargo: if to == places.cargo { pushed } else { places.cargo } }
     }
 
-    /// A shortest solution: each move, and the places it is made at. Nothing when there is none.
+    /// Returns a shortest solution: each move and the positions before it. `None` if the room cannot be solved.
     fn solution(&self, places: Places) -> Option<Vec<(Places, Move)>> {
         let mut before = HashMap::from([(places, None)]);
         let mut open = VecDeque::from([places]);
@@ -100,13 +100,13 @@ impl Room {
         None
     }
 
-    /// Number of moves to the solution; nothing when there is none.
+    /// Returns the number of moves of a shortest solution. `None` if the room cannot be solved.
     fn distance(&self, places: Places) -> Option<usize> {
         self.solution(places).map(|way| way.len())
     }
 
-    /// The moves among which the player draws: `away` asks for longer ways to the solution. Moves after which there is
-    /// none are for the careless.
+    /// Returns the moves that the player draws from. `away` selects moves that lengthen the shortest solution. A player
+    /// that is not `careless` avoids moves after which the room cannot be solved.
     fn bad_moves(&self, places: Places, away: bool, careless: bool) -> Vec<&'static str> {
         let now = self.distance(places);
         let after: Vec<_> =
@@ -122,8 +122,9 @@ impl Room {
         [longer, solvable].into_iter().find(|moves| !moves.is_empty()).unwrap_or_else(|| chosen(&|_| true))
     }
 
-    /// The player's place, the box from there, the target from the box, the next push of a shortest solution and the
-    /// place it is made from, and the walls beside the player. Rows and columns count from 1.
+    /// Returns the facts of a room as text: the player's position, the way to the box, the way from the box to the
+    /// target, the next push of a shortest solution and the cell it starts from, and the walls next to the player. Rows
+    /// and columns count from 1.
     fn reading(&self, places: Places) -> String {
         let place = |(row, column): Cell| format!("{} {}", row + 1, column + 1);
         let Places { player, cargo } = places;
@@ -146,12 +147,12 @@ impl Room {
     }
 }
 
-/// The cell one step away; walls surround a room, so that no step leaves it.
+/// Returns the cell one step away. Walls surround a room, so no step leaves it.
 fn beside((row, column): Cell, (down, right): (isize, isize)) -> Cell {
     (row.saturating_add_signed(down), column.saturating_add_signed(right))
 }
 
-/// How far it is from one cell to another: ` down 2 left 1`.
+/// Returns the way between two cells as text: ` down 2 left 1`.
 fn way(from: Cell, to: Cell) -> String {
     let along = |from: usize, to: usize, back: &str, on: &str| match from.abs_diff(to) {
         0 => String::new(),

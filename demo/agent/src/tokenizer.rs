@@ -1,17 +1,17 @@
-//! Bytes, and the words of the game: any text can be written, and the game's texts are short.
+//! The tokenizer: 256 bytes plus the words of the games. Any text can be encoded, and texts of the games are short.
 
 use serde_json::{Map, Value, json};
 
 use crate::World;
 
-/// `<|role|>content<|end|>` for each message.
+/// Chat template: `<|role|>content<|end|>` per message.
 pub const TEMPLATE: &str = "{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}\
     {%- endfor %}{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
 
-/// Tokens with a meaning of their own.
+/// Special tokens.
 const SPECIAL: [&str; 4] = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
 
-/// Words of both games; those of Sokoban alone are at the end.
+/// Words of both games. The words that only Sokoban uses are at the end.
 const WORDS: [&str; 31] = [
     "<think>",
     "</think>",
@@ -46,7 +46,7 @@ const WORDS: [&str; 31] = [
     " from",
 ];
 
-/// Words of Sokoban that FrozenLake does not have.
+/// Number of words that only Sokoban uses.
 const SOKOBAN_WORDS: usize = 4;
 
 fn words(world: World) -> &'static [&'static str] {
@@ -56,7 +56,7 @@ fn words(world: World) -> &'static [&'static str] {
     }
 }
 
-/// Number of tokens.
+/// Returns the number of tokens.
 pub fn vocabulary(world: World) -> usize {
     256 + SPECIAL.len() + words(world).len()
 }
@@ -64,7 +64,7 @@ pub fn vocabulary(world: World) -> usize {
 /// Id of the token that ends a turn.
 pub const END: usize = 256 + SPECIAL.len() - 1;
 
-/// The `tokenizer.json`.
+/// Returns the contents of `tokenizer.json`.
 pub fn json(world: World) -> Value {
     let vocab: Map<String, Value> = (0..=255u8).map(|byte| (written(byte).to_string(), json!(byte))).collect();
     let special = SPECIAL.iter().map(|text| (text, true));
@@ -89,7 +89,8 @@ pub fn json(world: World) -> Value {
     })
 }
 
-/// The character that byte-level tokenizers write for a byte: itself where it can be seen, else one above 255.
+/// Returns the character that byte-level tokenizers write for a byte: the byte itself if it is printable, otherwise a
+/// character from U+0100 on.
 fn written(byte: u8) -> char {
     let seen = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match seen(byte) {

@@ -1,4 +1,4 @@
-//! The network before and after its training.
+//! The weights of the network before and after its training.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::World;
 use crate::tokenizer::{END, vocabulary};
 
-/// Standard deviation of the embedding, which is the output layer too.
+/// Standard deviation of the initial embedding, which is also the output layer.
 const EMBEDDING: f64 = 0.1;
 
-/// The `config.json`.
+/// Returns the contents of `config.json`.
 pub fn config(world: World) -> Value {
     json!({
         "model_type": "llama", "vocab_size": vocabulary(world), "hidden_size": 64, "intermediate_size": 192,
@@ -25,7 +25,8 @@ pub fn config(world: World) -> Value {
     })
 }
 
-/// Writes normal weights of variance 1 / inputs, less for the layers that add to the residual stream; norms are 1.
+/// Writes initial weights: normal with variance 1 / inputs, and 1 / (2 * layers * inputs) for the layers that add to
+/// the residual stream. Norms are 1.
 pub fn untrained(path: &Path, world: World, noise: &Noise) -> Result<()> {
     let config =
         LmConfig::parse(config(world).to_string().as_bytes()).map_err(|problem| Error::bad_file(path, problem))?;

@@ -7,9 +7,10 @@ use roll_core::Result;
 use crate::embedder::{self, Role};
 use crate::{clips, detector, experts, quality, sheet, text, vae};
 
-/// Seeds of the reward's embedder and of the judge's.
+/// Seeds of the embedders of the reward and of the judge.
 const EMBEDDERS: [u64; 2] = [1, 2];
-/// Clips of the default run, below `clips/`: folder, first person, clips. No network was trained on anybody in them.
+/// Clips of the default run, below `clips/`: folder, first person, number of clips. No network was trained on these
+/// people.
 const CLIPS: [(&str, u64, u64); 2] = [("train", 11_000, 240), ("unseen", 12_000, 24)];
 
 /// Makes and measures everything.
@@ -25,7 +26,7 @@ pub fn make(out: &Path, work: &Path, config: &Path) -> Result<()> {
     measure(out)
 }
 
-/// Writes the clips of the default run and the sheet of people.
+/// Writes the clips of the default run and the overview sheet of people.
 pub fn data(out: &Path) -> Result<()> {
     for (folder, first, count) in CLIPS {
         clips::write(&out.join("clips").join(folder), first, count, 0)?;
@@ -33,7 +34,7 @@ pub fn data(out: &Path) -> Result<()> {
     sheet::write(&out.join("faces.png"))
 }
 
-/// Measures the networks that are there.
+/// Measures the networks in `out`.
 pub fn measure(out: &Path) -> Result<()> {
     quality::detector(out)?;
     [Role::Reward, Role::Check].into_iter().try_for_each(|role| quality::embedder(role, out))?;

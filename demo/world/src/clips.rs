@@ -12,24 +12,24 @@ use crate::files;
 
 /// Height and width of every frame.
 pub const SIZE: [usize; 2] = [64, 64];
-/// Frames of a clip: three latent frames.
+/// Frames of a clip, which the VAE encodes to three latent frames.
 pub const FRAMES: usize = 9;
 /// Frames per second.
 pub const FPS: f64 = 8.0;
 
-/// A clip as a video.
+/// Returns a clip as a video.
 pub fn video(clip: &Clip) -> Result<Video> {
     let values = clip.pictures.iter().flat_map(|p| p.pixels.iter().copied()).collect::<Vec<f32>>();
     Video::new(Tensor::new(values, [clip.pictures.len(), 3, SIZE[0], SIZE[1]])?, FPS)
 }
 
-/// Writes `count` clips, each of another person, and `metadata.csv`.
+/// Writes `count` clips, one per person, and `metadata.csv`.
 pub fn write(directory: &Path, first_identity: u64, count: u64, seed: u64) -> Result<()> {
     write_all(directory, first_identity, count, |identity| clip(identity, seed, FRAMES, SIZE))
 }
 
-/// As [`write`], but in `swaps` of ten clips somebody else (one of the next `count` people) takes the person's place
-/// after the first frame, as video that was gathered without care shows more than one person.
+/// Writes clips like [`write`], but in `swaps` of ten clips another person (one of the next `count` people) replaces
+/// the person after the first frame. This imitates carelessly collected video, whose clips show more than one person.
 pub fn write_mixed(directory: &Path, first_identity: u64, count: u64, seed: u64, swaps: u64) -> Result<()> {
     write_all(directory, first_identity, count, |identity| match identity % 10 < swaps {
         true => swapped(identity, identity + count, seed, FRAMES, SIZE),

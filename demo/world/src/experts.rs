@@ -1,4 +1,4 @@
-//! `demo-world experts`: the two transformers of the demo, trained by the framework itself.
+//! `demo-world experts`: the two transformers of the demo, trained with `roll run`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,17 +10,18 @@ use roll_models::wan2_2::init_tiny::TinyKind;
 
 use crate::clips;
 
-/// People that are trained on, each in one clip.
+/// Number of people in the training data, one clip per person.
 const PEOPLE: u64 = 1000;
-/// Of ten clips, in how many the person does not stay: the reward then teaches to keep to the picture.
+/// Number of clips out of ten in which another person replaces the person. The reward then teaches the model to keep
+/// the person of the picture.
 const SWAPS: u64 = 3;
-/// Key of the untrained weights and of the motions.
+/// Seed of the initial weights and of the motions.
 const SEED: u64 = 3;
-/// Folder of each expert, and the end of its file's name in a checkpoint of both.
+/// Folder of each expert, and the suffix of its file name in a checkpoint of both experts.
 const EXPERTS: [(&str, &str); 2] = [("high_noise_model", "high_noise"), ("low_noise_model", "low_noise")];
 
-/// Draws the clips, trains both experts with `roll run --config` and puts them below `out`, stored as bf16. `out` holds
-/// VAE and text encoder already; clips and the run go below `work`.
+/// Writes the clips, trains both experts with `roll run --config` and writes them below `out` in bf16. `out` must
+/// already contain VAE and text encoder. Clips and the run are written below `work`.
 pub fn train(out: &Path, work: &Path, config: &Path, steps: Option<u64>) -> Result<()> {
     let data = work.join("clips");
     clips::write_mixed(&data, 0, PEOPLE, SEED, SWAPS)?;
@@ -60,7 +61,7 @@ pub fn train(out: &Path, work: &Path, config: &Path, steps: Option<u64>) -> Resu
     Ok(())
 }
 
-/// `roll`, built beside this program.
+/// Returns the path of `roll`, which is built into the same directory as this program.
 fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().map_err(Error::file("find", Path::new("this program")))?;
     let program = own.with_file_name(format!("roll{}", std::env::consts::EXE_SUFFIX));
@@ -72,7 +73,7 @@ fn program() -> Result<PathBuf> {
     }
 }
 
-/// The checkpoint of the last step.
+/// Returns the checkpoint of the last step.
 fn newest(checkpoints: &Path) -> Result<PathBuf> {
     let entries = std::fs::read_dir(checkpoints).map_err(Error::file("read", checkpoints))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|p| p.is_dir());

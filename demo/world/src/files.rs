@@ -4,7 +4,7 @@ use std::path::Path;
 
 use roll_core::{Error, Result};
 
-/// Writes `bytes` to `path`, whose directory is made when it is not there, and says so.
+/// Writes `bytes` to `path` and prints the path. Creates the directory if it does not exist.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(Error::file("create the directory", parent))?;

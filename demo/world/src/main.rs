@@ -35,16 +35,16 @@ struct Arguments {
 enum Command {
     /// Train the face detector.
     Detector {
-        /// Updates, instead of the plan's.
+        /// Number of updates; overrides the default.
         #[arg(long)]
         steps: Option<u64>,
     },
     /// Train a face embedder.
     Embedder {
-        /// Seed 1 makes the reward's embedder, any other one a judge that is no reward.
+        /// Seed. Seed 1 makes the reward's embedder; any other seed makes a judge that is never used as a reward.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Updates, instead of the plan's.
+        /// Number of updates; overrides the default.
         #[arg(long)]
         steps: Option<u64>,
     },
@@ -52,22 +52,22 @@ enum Command {
     Sheet,
     /// Write clips of people as MP4, with a metadata.csv.
     Clips {
-        /// How many.
+        /// Number of clips.
         #[arg(long, default_value_t = 32)]
         count: u64,
-        /// Number of the first person; each clip shows another.
+        /// Number of the first person. Each clip shows another person.
         #[arg(long, default_value_t = 11_000)]
         first_identity: u64,
-        /// Key of the motions.
+        /// Seed of the motions.
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
-    /// Train both transformers; VAE and text encoder must be there.
+    /// Train both transformers. VAE and text encoder must exist.
     Experts {
-        /// Updates, instead of the configuration's.
+        /// Number of updates; overrides the configuration.
         #[arg(long)]
         steps: Option<u64>,
-        /// Where clips and the run are kept.
+        /// Directory of clips and run.
         #[arg(long, default_value = "target/demo-world")]
         work: PathBuf,
         /// How they are trained.
@@ -76,31 +76,31 @@ enum Command {
     },
     /// Train the VAE.
     Vae {
-        /// Updates of each round, instead of the plan's.
+        /// Number of updates of each round; overrides the default.
         #[arg(long)]
         steps: Option<u64>,
-        /// VAE file to go on from with the last round.
+        /// VAE file to continue from. Only the last round is trained.
         #[arg(long)]
         from: Option<PathBuf>,
     },
     /// Make the tokenizer and train the text encoder.
     Text {
-        /// Updates, instead of the plan's.
+        /// Number of updates; overrides the default.
         #[arg(long)]
         steps: Option<u64>,
     },
-    /// Write the clips of the default run, and the sheet of people.
+    /// Write the clips of the default run and the overview sheet of people.
     Data,
-    /// Everything, in order.
+    /// Make and measure everything, in order.
     All {
-        /// Where clips and the run of the transformers are kept.
+        /// Directory of the clips and the run of the transformers.
         #[arg(long, default_value = "target/demo-world")]
         work: PathBuf,
         /// How the transformers are trained.
         #[arg(long, default_value = "demo/world/experts.yaml")]
         config: PathBuf,
     },
-    /// Measure the networks that are there.
+    /// Measure the existing networks.
     Quality,
 }
 

@@ -1,4 +1,4 @@
-//! Networks as ONNX files.
+//! Writes networks as ONNX files.
 
 use onnx_rs::ast::{
     Attribute, AttributeType, DataType, Dimension, Graph, Node as OnnxNode, OpType, OperatorSetId, TensorProto,
@@ -8,14 +8,14 @@ use roll_core::ParameterSpec;
 
 use crate::network::{Network, Node, Op, Value};
 
-/// Operator set of the files: every operator used here means the same from 7 to today.
+/// Operator set of the files. Every operator used here has the same meaning from opset 7 to today.
 const OPSET: i64 = 13;
 const IR_VERSION: i64 = 7;
 /// Name of the input.
 const INPUT: &str = "picture";
 
-/// The ONNX file of `network`, whose batch size is left open. `values` are its parameters in the order of
-/// `network.parameters`, one after the other; values after them are not read.
+/// Returns the ONNX file of `network`. Its batch size is dynamic. `values` holds the parameters concatenated in the
+/// order of `network.parameters`; values after them are ignored.
 pub fn encode(network: &Network, values: &[f32]) -> Vec<u8> {
     let names = Names::of(network);
     let mut rest = values;
@@ -61,12 +61,12 @@ pub fn encode(network: &Network, values: &[f32]) -> Vec<u8> {
     })
 }
 
-/// The names that values and constants have in the file.
+/// The names of values and constants in the file.
 struct Names {
     values: Vec<String>,
-    /// For each node: the transposed map and the shape constant of [`Op::Rows`].
+    /// Names of the transposed map and of the shape constant of [`Op::Rows`], per node.
     rows: Vec<[String; 2]>,
-    /// For each node: its parameters.
+    /// Names of the parameters, per node.
     parameters: Vec<Vec<String>>,
 }
 
@@ -94,7 +94,7 @@ impl Names {
     }
 }
 
-/// A node that is one ONNX operator.
+/// Returns a node that is one ONNX operator.
 fn plain<'a>(network: &Network, node: &Node, names: &'a Names, index: usize, name: &'a str) -> OnnxNode<'a> {
     let mut inputs: Vec<&str> = node.inputs.iter().map(|value| names.value(*value)).collect();
     inputs.extend(names.parameters[index].iter().map(String::as_str));
@@ -139,7 +139,7 @@ fn dimensions(spec: &ParameterSpec) -> Vec<i64> {
     spec.shape.iter().map(|d| *d as i64).collect()
 }
 
-/// A float tensor `[N, shape...]`.
+/// Returns a float tensor `[N, shape...]`.
 fn port<'a>(name: &'a str, shape: &[usize]) -> ValueInfo<'a> {
     let dimension = |value| TensorShapeDimension { value, denotation: "" };
     let mut dim = vec![dimension(Dimension::Param("N"))];

@@ -1,4 +1,4 @@
-//! A picture of the world: people, poses, motions.
+//! The overview sheet of the demo world: people, poses, motions.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use crate::clips::SIZE;
 use crate::face::{self, Identity, Shot, clip, random_shot, render};
 use crate::files;
 
-/// Pictures side by side.
+/// Pictures per row.
 const COLUMNS: usize = 12;
-/// Enlargement.
+/// Pixels of the sheet per pixel of a picture.
 const SCALE: usize = 2;
 
-/// Rows of neutral people, of random shots (four of each person), and of clips (every third frame).
+/// Writes the sheet: rows of neutral people, of random shots (four per person), and of clips (four frames each).
 pub fn write(path: &Path) -> Result<()> {
     let noise = Noise::new(1);
     let mut uniform = noise.uniform(Purpose::Synthetic, 0, 0);
@@ -29,7 +29,7 @@ pub fn write(path: &Path) -> Result<()> {
     files::write(path, &encode_png(&grid(&pictures, COLUMNS, SCALE))?)
 }
 
-/// Pictures of one size row by row, each pixel `scale` wide.
+/// Arranges pictures of one size in rows, with `scale` pixels per pixel.
 pub fn grid(pictures: &[face::Picture], columns: usize, scale: usize) -> Picture {
     let [h, w] = pictures.first().map_or([0, 0], |p| p.size);
     let (width, height) = (columns * w * scale, pictures.len().div_ceil(columns) * h * scale);

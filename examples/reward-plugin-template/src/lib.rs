@@ -1,7 +1,7 @@
 use roll_plugin::serde::{Deserialize, Serialize};
 use roll_plugin::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 
-/// Minus the mean of `|x - level|^2`; the fields are the options in the configuration.
+/// Minus the mean of `|x - level|^2`. The fields are the options of the reward in the configuration.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(crate = "roll_plugin::serde", default)]
 struct MyReward {

@@ -84,11 +84,11 @@ pub struct AgenticPpoConfig {
     /// System message.
     pub agent_system_template: String,
     /// Message of a turn. Replaced are `{observation}` (also `{current_observation}`), `{turn_idx}` (also
-    /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}` and
-    /// `{env_instruction}`; without the last the environment's instructions stand before the message.
+    /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}`
+    /// and `{env_instruction}`; without the last the environment's instructions stand before the message.
     pub agent_template: String,
-    /// Turns that the agent is told of, the current one included: each is a prompt of its own, in which `{history}` of
-    /// `agent_template` are those before it. `null`: the agent reads its whole conversation. Only estimators whose
+    /// Number of turns that the agent sees, the current one included: each is a prompt of its own, in which `{history}`
+    /// of `agent_template` are those before it. `null`: the agent reads its whole conversation. Only estimators whose
     /// samples are turns can have it (`gigpo`, `step_reinforce`).
     #[schemars(range(min = 1))]
     pub history_length: Option<usize>,

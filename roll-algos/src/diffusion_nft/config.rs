@@ -1,6 +1,7 @@
 //! Options of DiffusionNFT.
 
-use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
+use crate::Sampler;
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};

@@ -253,7 +253,7 @@ roll_core::inventory::submit! {
     }
 }
 
-/// Of one prompt: its rollouts, and three passes for each draw of which one is pulled back.
+/// The passes for one prompt: its rollouts, and three passes for each draw, one of which is differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();

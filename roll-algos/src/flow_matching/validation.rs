@@ -14,9 +14,9 @@ use super::{Distribution, FlowMatching, diffusion, mixed, velocity_loss};
 const LEVELS: usize = 8;
 
 impl FlowMatching {
-    /// The loss of training, on the clips that were held out: without prompt dropout, and from the same noise at the same
-    /// levels each time, so that two values differ by the model alone. `val/loss`, and `val/loss/0.225-0.450` for the
-    /// noise levels between. Of several ranks each measures its own clips, and all know the result.
+    /// The loss of training, on the clips that were held out: without prompt dropout, and from the same noise at the
+    /// same levels each time, so that two values differ by the model alone. `val/loss`, and `val/loss/0.225-0.450` for
+    /// the noise levels between. Of several ranks each measures its own clips, and all know the result.
     pub(super) fn validation(
         &mut self,
         model: &mut dyn Model,

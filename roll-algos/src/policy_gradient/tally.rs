@@ -37,14 +37,14 @@ pub(crate) struct Tally {
     pub(crate) trained: usize,
     /// Updates that were made, and the last one's report.
     pub(crate) updates: Vec<StrategyReport>,
-    /// Of all ranks.
+    /// Statistics of the groups of all ranks.
     pub(crate) groups: GroupStatistics,
-    /// Weight of the loss on the clips, which stands beside that of the videos.
+    /// Weight of the loss on the clips, which is added to that of the videos.
     data_weight: f64,
 }
 
 impl Tally {
-    /// Of nothing yet.
+    /// An empty tally.
     pub(crate) fn new(data_weight: f64) -> Self {
         Self { data_weight, ..Self::default() }
     }

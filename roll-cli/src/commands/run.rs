@@ -51,7 +51,7 @@ struct Begun {
     /// See [`Configuration::half_named`].
     half_named: Option<String>,
     resumed: Option<RunDir>,
-    /// Of `--out`.
+    /// The value of `--out`.
     out: Option<PathBuf>,
     /// A line about memory and time.
     estimated: Option<String>,

@@ -21,7 +21,7 @@ fn smooth(frames: usize, height: usize, width: usize) -> Video {
     Video::new(Tensor::new(values, [frames, 3, height, width]).unwrap(), 12.5).unwrap()
 }
 
-/// On the scale of 8-bit values.
+/// Peak signal-to-noise ratio in dB, on the scale of 8-bit values.
 fn psnr(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let mse = a.iter().zip(b).map(|(a, b)| f64::from((a - b) * 127.5).powi(2)).sum::<f64>() / a.len() as f64;
@@ -49,7 +49,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// By the reader of this crate alone.
+/// Options that use this crate's own reader only.
 const OWN: ReadOptions =
     ReadOptions { max_frames: None, fps: None, every: 1, sizing: Sizing::Native, decoder: Decoder::Own };
 
@@ -286,7 +286,7 @@ fn png_with_orientation(orientation: u8) -> Vec<u8> {
 fn pictures_are_turned_as_their_exif_data_says_wherever_they_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.png");
-    // By PIL's `ImageOps.exif_transpose`.
+    // Expected results of PIL's `ImageOps.exif_transpose`.
     let shown = ["abcdef", "cbafed", "fedcba", "defabc", "adbecf", "daebfc", "fcebda", "cfbead"];
     for (orientation, expected) in (1..).zip(shown) {
         std::fs::write(&path, png_with_orientation(orientation)).unwrap();

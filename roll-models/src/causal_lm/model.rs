@@ -121,7 +121,7 @@ impl Model for CausalLm {
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Of adapters alone: an embedding that is the head too comes twice, and its sums would round differently.
+        // Adapters only: an embedding that is tied to the head comes twice, and its sums would round differently.
         let parameters = self.network.parameters().filter(|_| self.is_lora());
         parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
     }

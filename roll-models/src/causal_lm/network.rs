@@ -100,7 +100,8 @@ impl Network {
         Ok(())
     }
 
-    /// The network as it is now: the frozen weights are shared, the trained ones copied, so that updates do not reach it.
+    /// The network as it is now: the frozen weights are shared, the trained ones copied, so that updates do not reach
+    /// it.
     pub fn snapshot(&self) -> Result<Self> {
         let copied = |trained: &Parameters| {
             let specs = trained.specs().to_vec();

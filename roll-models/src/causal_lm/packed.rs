@@ -57,8 +57,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// From `tokens` (integers, `[B, L]`) and `mask` (`[B, L]`, not 0 where there is a token). The tokens of a row count
-    /// their positions from 0, wherever the padding stands.
+    /// From `tokens` (integers, `[B, L]`) and `mask` (`[B, L]`, not 0 where there is a token). The tokens of a row
+    /// count their positions from 0, wherever the padding stands.
     pub fn new(tokens: &Tensor, mask: &Tensor) -> Result<Self> {
         let [rows, columns] = *tokens.shape() else {
             return Err(Error::shape("tokens", "[B, L]", tokens.shape()));

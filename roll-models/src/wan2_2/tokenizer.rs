@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use roll_core::contain::contain;
-use roll_core::tokenizer_json::{Growth, LIMIT};
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::contain::contain;
+use roll_external::files;
+use roll_external::tokenizer_json::{Growth, LIMIT};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer as Inner;
 
@@ -17,10 +18,10 @@ const FILE: &str = "tokenizer.json";
 const SPIECE: &str = "spiece.model";
 const END: &str = "</s>";
 
-/// Rows of the text embedding of Wan, to which a prompt is padded or cut, unless a `config.json` says otherwise.
+/// Number of rows of Wan's text embedding, to which a prompt is padded or cut, unless a `config.json` has another.
 pub const PROMPT_TOKENS: usize = 512;
 
-/// Turns prompts into token ids.
+/// Converts prompts into token ids.
 pub struct Tokenizer {
     inner: Arc<Inner>,
     growth: Growth,
@@ -36,7 +37,7 @@ impl Tokenizer {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
 
-    /// As [`Tokenizer::load`], with the caches given.
+    /// Like [`Tokenizer::load`], with the given caches.
     pub fn load_with(place: &Path, hub: &Hub) -> Result<Self> {
         let file = find(place, hub)?;
         let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
@@ -54,14 +55,14 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), growth, end, path: file })
     }
 
-    /// Its file.
+    /// The tokenizer's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The ids of `prompt`, cleaned, cut so that at most `length` remain, the last of them the end of the sequence.
-    /// Not padded. Fails when `length` is zero, on a prompt that is too long, and when the tokenizer fails, panics or takes
-    /// longer than [`LIMIT`].
+    /// Returns the ids of the cleaned `prompt`, cut to at most `length`, the last of which is the end of the sequence.
+    /// There is no padding. Fails if `length` is zero, if the prompt is too long, or if the tokenizer fails, panics or
+    /// takes longer than [`LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
             return Err(Error::Misuse("a prompt of no tokens at all was asked for".into()));
@@ -77,9 +78,9 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Number of ids: every id of [`Tokenizer::encode`] is below it.
+    /// Upper bound of the ids that [`Tokenizer::encode`] returns (exclusive).
     pub fn vocabulary(&self) -> usize {
-        // Ids need not be dense.
+        // Ids need not be consecutive.
         let highest = self.inner.get_vocab(true).into_values().max().unwrap_or(0);
         highest as usize + 1
     }
@@ -136,7 +137,7 @@ pub fn tiny_tokenizer_json() -> String {
     tokenizer_json(&[])
 }
 
-/// As [`tiny_tokenizer_json`], with one id for each of `words` wherever it begins after white space.
+/// Like [`tiny_tokenizer_json`], but each of `words` is a single token if it follows white space.
 pub fn tokenizer_json(words: &[&str]) -> String {
     let mut vocabulary = tiny_pieces();
     for word in words {
@@ -173,7 +174,7 @@ pub fn tokenizer_json(words: &[&str]) -> String {
     format!("{file:#}\n")
 }
 
-/// Number of ids of [`tiny_tokenizer_json`].
+/// Number of ids in [`tiny_tokenizer_json`].
 pub fn tiny_vocabulary() -> usize {
     tiny_pieces().len()
 }

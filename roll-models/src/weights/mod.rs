@@ -1,5 +1,8 @@
-//! Weight files: safetensors (single, sharded, mapped), torch checkpoints and GGUF, read lazily; safetensors written
-//! whole or not at all.
+//! Weight files. Safetensors (single, sharded, memory-mapped), torch checkpoints and GGUF are read lazily; safetensors
+//! are written atomically: whole or not at all.
+//!
+//! [`Checkpoint`] is the entry point for reading; [`rewrite()`] converts and re-shards files of any size; [`Streamed`]
+//! feeds a network from its files, one segment at a time.
 
 mod checkpoint;
 mod eight_bits;
@@ -30,8 +33,8 @@ pub use save::save_safetensors;
 pub use streamed::{Streamed, from_host, in_host_memory, resident, stored_dtype};
 pub use writer::{SafetensorsWriter, TensorEntry};
 
-/// The weight files that match a glob, sorted. Indexes of shards and other files that match are left aside; no match
-/// is an error.
+/// The weight files that match a glob, sorted. Matching files of other kinds, such as indexes of shards, are ignored.
+/// Fails if no weight file matches.
 pub fn expand_glob(pattern: &str) -> Result<Vec<PathBuf>, WeightsError> {
     let bad = |problem: String| WeightsError::Header { path: pattern.into(), problem };
     let matches = glob::glob(pattern).map_err(|e| bad(format!("not a pattern: {e}")))?;

@@ -133,7 +133,7 @@ data! {
 table! {
     /// The functions of an algorithm.
     pub struct RollAlgorithmTable {
-        /// A reward without a table is none.
+        /// A reward without a table means that the run has no reward.
         fn check(model: RollObject, reward: RollObject);
         fn step(context: *const RollStepContext, out: *mut RollStepReport);
         fn evaluate(context: *const RollEvaluationContext, out: *mut RollEvaluation);

@@ -17,7 +17,8 @@ pub unsafe trait Grows: Copy {
 /// More than any version will have: a larger size is garbage.
 const MAX_SIZE: usize = 1 << 16;
 
-/// What the other side's structure and ours have in common; the rest is absent. Fails, in words, on sizes that cannot be.
+/// What the other side's structure and ours have in common; the rest is absent. Fails, in words, on sizes that cannot
+/// be.
 ///
 /// # Safety
 /// `theirs` is null, or points to a `T` of the other side's version.
@@ -38,7 +39,7 @@ pub unsafe fn read<T: Grows>(theirs: *const T) -> Result<T, String> {
         return Err(format!("`{name}` has {size} bytes and ends in the middle of a member"));
     }
     let mut ours = T::absent();
-    // SAFETY: P6: as many bytes are there, on both sides.
+    // SAFETY: P6: both sides have at least this number of bytes.
     unsafe { std::ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut ours).cast(), size.min(size_of::<T>())) };
     // SAFETY: every structure that grows begins with its size: here that of ours.
     unsafe { (&raw mut ours).cast::<usize>().write(size_of::<T>()) };
@@ -112,8 +113,8 @@ macro_rules! growing {
 /// }
 /// ```
 ///
-/// is [`growing!`] with `prepare: Option<unsafe extern "C" fn(state: *mut c_void, reference: *const RollVideo, out: *mut
-/// RollOwned<RollNamedTensor>, error: *mut RollError) -> u32>`, and likewise `measures`. All are optional: what a
+/// is [`growing!`] with `prepare: Option<unsafe extern "C" fn(state: *mut c_void, reference: *const RollVideo, out:
+/// *mut RollOwned<RollNamedTensor>, error: *mut RollError) -> u32>`, and likewise `measures`. All are optional: what a
 /// missing one means is said where a trait is made of the table.
 macro_rules! table {
     (

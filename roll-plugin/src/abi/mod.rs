@@ -43,12 +43,13 @@
 //!   the end and in a minor version only, by members for which all bytes zero mean "not there". A reader takes the
 //!   smaller of the two sizes; members beyond it are absent. Everything else has the same layout as long as the major
 //!   version is the same.
-//! - **P7, answers.** A function that returns `u32` returns [`OK`] after it filled in `out`, if it has one, and anything
-//!   else after it filled in `error`. `out` and `error` may be written, and hold nothing that must be released.
+//! - **P7, answers.** A function that returns `u32` returns [`OK`] after it filled in `out`, if it has one, and
+//!   anything else after it filled in `error`. `out` and `error` may be written, and hold nothing that must be
+//!   released.
 //! - **P8, kinds.** The `table` of an object is that of one kind: the kind of the function that made or takes the
 //!   object. A null table in an argument means that there is no such object.
-//! - **P9, values.** Texts are UTF-8 without a final zero. A flag is 1 for yes and 0 for no. A list of length 0 may have
-//!   any pointer; others are aligned and hold as many items as they say.
+//! - **P9, values.** Texts are UTF-8 without a final zero. A flag is 1 for yes and 0 for no. A list of length 0 may
+//!   have any pointer; others are aligned and hold the stated number of items.
 #![allow(missing_docs)] // the header documents each field for those who write against it
 
 #[macro_use]

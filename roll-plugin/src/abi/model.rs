@@ -18,7 +18,7 @@ data! {
     /// Facts of a model that do not change.
     pub struct RollModelFacts {
         pub parameters: RollOwned<RollParameter>,
-        /// The table of a diffusion model, whose functions take the model's state; null: it is none.
+        /// The table of a diffusion model, whose functions take the model's state; null if it is not a diffusion model.
         pub diffusion: *const c_void,
         /// Likewise of a language model.
         pub language: *const c_void,
@@ -26,7 +26,7 @@ data! {
 
     /// Access to some parameters at a time.
     pub struct RollParts {
-        /// Its table, whose functions take the model's state; null: there is none.
+        /// Its table, whose functions take the model's state; null if the model has no parts.
         pub table: *const c_void,
     }
 
@@ -67,7 +67,7 @@ data! {
         pub width: usize,
     }
 
-    /// What `encode` gives and `velocity` takes. A tensor that is not there has the dtype
+    /// The result of `encode` and an argument of `velocity`. A tensor that is not there has the dtype
     /// [`NO_TENSOR`](crate::abi::NO_TENSOR).
     #[derive(Clone, Copy, Default)]
     pub struct RollConditioning {
@@ -175,7 +175,8 @@ table! {
         );
         fn decode(latents: *const RollTensor, record: u32, out: *mut RollValue);
         fn encode_video(frames: *const RollTensor, out: *mut RollTensor);
-        /// Of what `encode` and `encode_video` give; empty when the model cannot tell, null when it never can.
+        /// Key of the results of `encode` and `encode_video`; empty if the model does not know it, null if it never
+        /// does.
         fn encoding_key(out: *mut RollOwned<u8>);
         /// Sizes and lengths of videos. Without it: multiples of 16 pixels, and of 4 frames plus one.
         fn video_unit(out: *mut RollVideoUnit);

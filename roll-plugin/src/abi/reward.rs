@@ -7,7 +7,7 @@ data! {
     #[derive(Default)]
     pub struct RollRewardFacts {
         pub name: RollOwned<u8>,
-        /// 1 when `score` can give a pullback.
+        /// 1 if `score` can return a pullback.
         pub differentiable: u32,
         /// What to do when there is nothing to score: 0 skip the sample, 1 stop, 2 score it as `missing_value`.
         pub on_missing: u32,
@@ -50,11 +50,11 @@ table! {
             record: u32,
             out: *mut RollScore,
         );
-        /// Of what `prepare` gives; empty when the scorer cannot tell, null when it never can.
+        /// Key of the result of `prepare`; empty if the scorer does not know it, null if it never does.
         fn target_key(out: *mut RollOwned<u8>);
         fn measures(out: *mut RollMeasure);
-        /// Of a weighted sum: the name of each term's score among the details, and its weight. Empty, or no function:
-        /// the score is no sum.
+        /// The terms of a weighted sum: the name of each term's score among the details, and its weight. Empty, or no
+        /// function, if the score is not a sum.
         fn terms(out: *mut RollOwned<RollNamedNumber>);
     }
 }

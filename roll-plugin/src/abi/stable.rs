@@ -1,7 +1,7 @@
 //! The types of the boundary as `abi_stable` describes them: compared before a Rust plugin is called.
 //!
-//! The crate stands for nothing on the wire. It checks the promises of the version: data have the same layout (P6), and
-//! of what grows the shorter is the beginning of the longer.
+//! `abi_stable` defines nothing on the wire. It checks what equal major versions promise: data have the same layout
+//! (P6), and a shorter version of a growing structure is a prefix of a longer one.
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::{
@@ -88,7 +88,7 @@ fn grown(description: &'static TypeLayout) -> &'static str {
     description.phantom_fields().iter().next().map_or(description.name(), |field| field.layout().name())
 }
 
-/// The first of many differences: its path and its kind. `abi_stable` itself tells one in tens of kilobytes.
+/// The first of many differences: its path and its kind. `abi_stable` itself describes one in tens of kilobytes.
 fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
     let mut told = format!("`{name}`");
@@ -101,7 +101,7 @@ fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
             told += &format!(" > `{}`", self::member(member));
         }
     }
-    // A difference stands in both, and the first is enough.
+    // Both directions have the difference; the first is enough.
     told + ": " + &error.errs.first().map_or_else(String::new, |e| what(e, swapped))
 }
 
@@ -124,6 +124,6 @@ fn what(difference: &AbiInstability, swapped: bool) -> String {
 
 fn member(member: &TLField) -> String {
     let (name, of) = (member.name(), member.full_type().to_string());
-    // A function is told by its name: what differs in it comes next.
+    // A function is described by its name; the next step of the path has the difference.
     if of.contains("FunctionPointer") { name.into() } else { format!("{name}: {}", of.trim_end()) }
 }

@@ -85,7 +85,7 @@ data! {
         pub text: RollOwned<u8>,
     }
 
-    /// An object of either side: its state, its functions, and how to give it back. A null `release` means that it is
+    /// An object of either side: its state, its functions, and how to release it. A null `release` means that it is
     /// lent for the call.
     #[derive(Clone, Copy)]
     pub struct RollObject {

@@ -43,7 +43,7 @@ unsafe extern "C" fn ranks(state: *mut c_void, out: *mut RollRanks, error: *mut 
 /// A communicator that the other side calls.
 pub(super) enum Ranks {
     Own(Arc<dyn Communicator>),
-    /// Of a strategy, which is released later.
+    /// The communicator of a strategy, which is released later.
     Of(*const dyn Strategy),
 }
 

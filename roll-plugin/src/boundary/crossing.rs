@@ -8,7 +8,7 @@ use super::foreign::Foreign;
 
 /// An object of the other side that has the functions of `Table`.
 pub(super) trait Calls<Table> {
-    /// `None` where it turned out to have none of them.
+    /// `None` if the object turned out to have no table.
     fn callee(&self) -> (&Foreign, Option<&Table>);
 }
 
@@ -24,8 +24,8 @@ pub(super) fn log(error: &crate::Error) {
 /// crossing! {
 ///     RewardScorer for ForeignReward, table RollRewardTable of Scorer {
 ///         mut fn prepare(reference: &Video) -> Target;
-///         mut fn score(video: &Video, prompt: &str, target: &Target, grad: Grad) -> (Score, Option<Pullback>), then check;
-///         ref fn target_key() -> Option<String>, absent None, then key;
+///         mut fn score(video: &Video, prompt: &str, target: &Target, grad: Grad) -> (Score, Option<Pullback>), then
+///         check; ref fn target_key() -> Option<String>, absent None, then key;
 ///         ref fn measures() -> Measure, or Measure::default(), absent Measure::default();
 ///     }
 ///     by hand [facts] {
@@ -35,16 +35,17 @@ pub(super) fn log(error: &crate::Error) {
 /// ```
 ///
 /// - `mut fn`, `ref fn`: by `&mut self` or `&self`; functions by `&self` are served as shared (P4).
-/// - `-> T`: the method gives `Result<T>`; without it `Result<()>`.
-/// - `, or E`: the method gives `T` and cannot fail; when the call fails, that is logged and it is `E`.
+/// - `-> T`: the method returns `Result<T>`; without it, `Result<()>`.
+/// - `, or E`: the method returns `T` and cannot fail; if the call fails, the failure is logged and the method returns
+///   `E`.
 /// - `, absent E`: its value when the other side has no such function, which is an error otherwise.
 /// - `, then f`: `self.f(answer, arguments...)` looks at the answer of the other side.
 /// - `, through f` after the target: `f` makes of the target the object that has the methods (a diffusion model of a
 ///   model); its functions are called by one thread at a time whatever they are.
 /// - `by hand [f]`: functions of the table that are written out in the file, and methods that are written out here.
 ///
-/// The table is a structure without a rest and the implementation one of the trait: a function that is left out does not
-/// compile, nor does one whose types are not those of `abi`.
+/// The table is a structure without a rest and the implementation one of the trait: a function that is left out does
+/// not compile, nor does one whose types are not those of `abi`.
 macro_rules! crossing {
     ($trait:ident for $foreign:ident, table $table:ident of $target:ident { $($methods:tt)* } $($hand:tt)*) => {
         crossing! { @whole $trait for $foreign, table $table of $target, [] { $($methods)* } $($hand)* }

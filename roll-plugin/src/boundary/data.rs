@@ -80,7 +80,7 @@ pub(super) fn placement_number(placement: Option<WeightPlacement>) -> usize {
     placement.and_then(|own| PLACEMENTS.iter().position(|p| *p == own)).map_or(0, |at| at + 1)
 }
 
-/// One that is not known is none: it is a wish.
+/// An unknown placement counts as no placement: it is a preference.
 pub(super) fn placement(number: usize) -> Option<WeightPlacement> {
     PLACEMENTS.get(number.wrapping_sub(1)).copied()
 }
@@ -185,7 +185,7 @@ impl Answer for String {
     }
 }
 
-/// An empty text is none.
+/// An empty text represents `None`.
 impl Answer for Option<String> {
     type Wire = RollOwned<u8>;
     fn give(self) -> RollOwned<u8> {
@@ -255,7 +255,7 @@ pub(super) fn own_numbers(named: BTreeMap<String, f64>) -> RollOwned<RollNamedNu
     named.into_iter().collect::<Vec<_>>().give()
 }
 
-/// Reads named numbers and gives the list back.
+/// Reads named numbers and releases the list.
 ///
 /// # Safety
 /// As [`take`].

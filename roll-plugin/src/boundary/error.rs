@@ -55,7 +55,7 @@ pub enum PluginError {
         path: PathBuf,
         /// Major and minor version of this program.
         expected: [u32; 2],
-        /// Those of the plugin.
+        /// Major and minor version of the plugin.
         found: [u32; 2],
     },
     /// Its types are laid out in another way although its version says otherwise.

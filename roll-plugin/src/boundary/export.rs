@@ -285,14 +285,14 @@ macro_rules! __export {
 
 /// Makes a crate of type `cdylib` a plugin with one reward.
 ///
-/// With a type that is its own options (`Default`, `Serialize` and `Deserialize` beside
+/// The type may be its own options (`Default`, `Serialize` and `Deserialize` beside
 /// [`RewardScorer`](crate::RewardScorer)):
 ///
 /// ```ignore
 /// roll_plugin::export_reward!("sharpness", "Contrast of neighbouring pixels", Sharpness);
 /// ```
 ///
-/// With options of another type, and a function that makes the scorer of them:
+/// Options of another type need a function that makes the scorer from them:
 ///
 /// ```ignore
 /// roll_plugin::export_reward!("colour", "Likeness of colours", Options, |options, context| Colour::new(options));
@@ -373,7 +373,7 @@ macro_rules! component {
     };
 }
 
-/// Calls `make`; tells the compiler the types of a closure's arguments.
+/// Calls `make`; fixes the types of a closure's arguments for the compiler.
 pub fn made<O, T>(options: O, context: &BuildContext, make: impl FnOnce(O, &BuildContext) -> Result<T>) -> Result<T> {
     make(options, context)
 }

@@ -18,7 +18,7 @@ pub(super) struct Foreign {
 unsafe impl Send for Foreign {}
 
 impl Foreign {
-    /// Takes over an object and gives the table of its functions. Fails when it has none.
+    /// Takes over an object with the table of its functions. Fails if there is no table.
     ///
     /// # Safety
     /// The object is ours (P2), or lent (P1) and outlives the result; its kind is that of `Table` (P8).

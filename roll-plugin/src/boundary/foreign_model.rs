@@ -47,7 +47,7 @@ impl ForeignModel {
         Ok(Self { object, table, parameters, diffusion, language, parts: None })
     }
 
-    /// Whether it gives its parameters some at a time.
+    /// Whether the model offers its parameters in parts.
     pub(super) fn ask_for_parts(&mut self) -> Result<bool> {
         let told: Option<RollParts> = self.object.call("parts", self.table.parts, |parts, state, out, error| {
             // SAFETY: P7.

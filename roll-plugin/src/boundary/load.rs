@@ -83,7 +83,7 @@ impl std::fmt::Debug for PluginComponent {
     }
 }
 
-/// Loads a plugin. Loading a file again gives the same plugin: libraries are never unloaded.
+/// Loads a plugin. Loading a file again returns the same plugin: libraries are never unloaded.
 pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
     static LOADED: Mutex<BTreeMap<PathBuf, Plugin>> = Mutex::new(BTreeMap::new());
     let path = path.as_ref();
@@ -121,7 +121,7 @@ fn open(path: &Path) -> Result<Plugin> {
     Ok(described.map_err(description)?)
 }
 
-/// The table that this host lends to a plugin; `label` stands before its messages.
+/// The table that this host lends to a plugin; `label` precedes its messages.
 fn host(label: String) -> &'static RollHost {
     let label: &'static String = Box::leak(Box::new(label));
     let state = std::ptr::from_ref(label).cast();
@@ -157,7 +157,7 @@ fn library(path: &Path) -> Result<&'static libloading::Library> {
     Ok(Box::leak(Box::new(library)))
 }
 
-/// A symbol of the type that the interface gives it.
+/// Looks up a symbol, of the type that the interface declares.
 fn symbol<T>(library: &'static libloading::Library, name: &'static str) -> Option<libloading::Symbol<'static, T>> {
     // SAFETY: the names are the interface's, and so are the types; a library that uses them otherwise lies.
     unsafe { library.get(name.as_bytes()) }.ok()

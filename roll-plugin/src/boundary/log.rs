@@ -16,7 +16,7 @@ use crate::abi::{RollHost, RollStr};
 #[cfg(feature = "host")]
 use super::{memory::text, panics::quietly};
 
-/// The functions of [`RollHost`] for messages; its state is the label that stands before them.
+/// The functions of [`RollHost`] for messages; its state is the label that precedes them.
 #[cfg(feature = "host")]
 pub(super) unsafe extern "C" fn log_level(_: *const c_void) -> u32 {
     LevelFilter::current().into_level().map_or(0, number)

@@ -66,7 +66,7 @@ pub(super) fn own_text(text: String) -> RollOwned<u8> {
     own(text.into_bytes(), ())
 }
 
-/// Reads a list with `read` and gives it back.
+/// Reads a list with `read` and releases it.
 ///
 /// # Safety
 /// P2 and P9.

@@ -1,5 +1,6 @@
-//! [`Model`] across the boundary. Diffusion and language models have files and tables of their own beside it, whose
-//! functions take the model's state.
+//! [`Model`] across the boundary: its table, models lent for a call, and adapter files as arguments and results.
+//!
+//! Diffusion and language models have files and tables of their own; their functions take the same state pointer.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -80,13 +81,13 @@ pub(super) fn give(model: Box<dyn Model>) -> RollObject {
     Served::give(model, &TABLE)
 }
 
-/// Lends a model to the other side for a call.
+/// A model of this side that the other side may call during one call (P1).
 pub(super) struct LentModel(Served<Target>);
 
 impl LentModel {
     pub(super) fn new<'a>(model: &'a mut (dyn Model + 'a)) -> Self {
         let model: *mut (dyn Model + 'a) = model;
-        // SAFETY: P1; only the lifetime changes, and who makes this drops it before the borrow ends.
+        // SAFETY: P1; only the lifetime changes; the caller drops the loan before the borrow ends.
         Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn Model + 'a), *mut Target>(model) }))
     }
 
@@ -115,7 +116,7 @@ impl<'a> Argument for &'a mut (dyn Model + 'a) {
     }
 }
 
-/// Files of an adapter, lent.
+/// Adapter files as C structs, and the owners of the memory that they point into.
 pub(super) struct LentFiles {
     files: Vec<RollFile>,
     _tensors: Vec<LentTensors>,

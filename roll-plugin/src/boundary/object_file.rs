@@ -16,7 +16,7 @@ const NO_BITS: u32 = 8;
 /// The file type of shared objects.
 const SHARED: u16 = 3;
 
-/// ELF machine numbers, by the names that Rust gives the architectures.
+/// ELF machine numbers, by Rust's names of the architectures.
 const MACHINES: [(&str, u16); 9] = [
     ("x86", 3),
     ("mips", 8),

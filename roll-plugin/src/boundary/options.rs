@@ -33,7 +33,7 @@ impl OptionSpec {
     }
 
     #[cfg(feature = "host")]
-    /// As the configuration's own keys are told.
+    /// The option as a key of the configuration.
     pub(super) fn key(&self) -> Key {
         Key {
             name: self.name.clone(),

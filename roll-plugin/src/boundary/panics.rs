@@ -30,7 +30,7 @@ pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     })
 }
 
-/// For calls that must not fail: a panic is logged.
+/// Runs a call that must not fail: a panic is logged.
 pub(super) fn quietly(f: impl FnOnce()) {
     if let Err(message) = catch(f) {
         tracing::error!("while giving something back across the plugin boundary: {message}");

@@ -194,7 +194,7 @@ impl Answer for Measure {
     }
 }
 
-/// For looking at: only functions by `&self` are called.
+/// Shared access: only functions by `&self` are called.
 impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     type Wire = RollObject;
     type Lent = Option<LentReward>;

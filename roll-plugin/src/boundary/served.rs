@@ -55,7 +55,7 @@ impl Poison {
 }
 
 thread_local! {
-    /// Of the object that this thread serves now.
+    /// Poison flag of the object that this thread serves now.
     static SERVING: RefCell<Option<Poison>> = const { RefCell::new(None) };
 }
 
@@ -72,7 +72,7 @@ impl<T: ?Sized> Served<T> {
         Self::give_with(target, table, Poison::default())
     }
 
-    /// As [`Served::give`], as part of the object that this thread serves: a panic of one is a panic of both.
+    /// As [`Served::give`], for a part of the object that this thread serves: a panic of one is a panic of both.
     pub(super) fn give_part<Table>(target: Box<T>, table: &'static Table) -> RollObject {
         Self::give_with(target, table, SERVING.with_borrow(Clone::clone).unwrap_or_default())
     }

@@ -47,7 +47,7 @@ impl Source {
         super::under_way::UnderWay::begin(self, function)
     }
 
-    /// Only a host tells of the calls that it makes.
+    /// Only a host records the calls that it makes.
     #[cfg(not(feature = "host"))]
     pub(super) fn entered(&self, _function: &'static str) {}
 
@@ -67,7 +67,7 @@ impl Source {
         }
     }
 
-    /// A key of something kept, as the other side told it. That of a plugin holds its library too: other code may give
+    /// A cache key that the other side returned. The key of a plugin includes its library, since other code may return
     /// something else.
     pub(super) fn key(&self, own: Option<String>) -> Result<Option<String>> {
         match self {
@@ -76,7 +76,7 @@ impl Source {
             Self::Plugin(origin) => match own {
                 None => Ok(None),
                 Some(own) => {
-                    let key = crate::Fingerprint::new("plugin").text("key", own).whole_file(&origin.path)?;
+                    let key = roll_external::Fingerprint::new("plugin").text("key", own).whole_file(&origin.path)?;
                     Ok(Some(key.finish()))
                 }
             },
@@ -102,7 +102,7 @@ impl Source {
         Err(self.blame(call, Error::component(fault, Chain::parse(&text))))
     }
 
-    /// A table of the other side, which stands here as a copy of the part that both know.
+    /// A table of the other side: a copy of the part that both sides know.
     ///
     /// # Safety
     /// P3 and P8.

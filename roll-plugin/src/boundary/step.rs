@@ -153,7 +153,7 @@ fn named_video(name: &str, video: Option<(&Lent, f64)>) -> RollNamedVideo {
     RollNamedVideo { name: RollStr::lend(name), video: RollVideo { frames, fps } }
 }
 
-/// Records as a JSON list; no text at all when there are none.
+/// Records as a JSON list; an empty text if there is no record.
 fn own_records(records: Vec<serde_json::Value>) -> RollOwned<u8> {
     match records.is_empty() {
         true => RollOwned::default(),

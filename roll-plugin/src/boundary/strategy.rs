@@ -113,7 +113,7 @@ impl ForeignStrategy {
 }
 
 impl ForeignStrategy {
-    /// Collectives of one job stand in one order, which the strategy and a model that gathers its weights have to share;
+    /// Collectives of one job have one order, which the strategy and a model that gathers its weights have to share;
     /// a library cannot.
     fn refuse_divided_weights(&self, model: &dyn Model) -> Result<()> {
         let placements = [self.weight_placement(), model.weight_placement()];

@@ -17,7 +17,7 @@ thread_local! {
 pub(super) struct UnderWay(Option<Call>);
 
 impl UnderWay {
-    /// The thread begins to call `function`. Functions that the host offers to plugins are not told of.
+    /// The thread begins to call `function`. Functions that the host offers to plugins are not recorded.
     pub(super) fn begin(source: &Source, function: &'static str) -> Self {
         match source {
             Source::Host => Self(UNDER_WAY.get()),

@@ -1,24 +1,25 @@
-//! Operands and results of the traits' methods, and how they look on the wire.
+//! Conversions of the arguments and results of trait methods to their C forms and back. The table of verbs is in the
+//! module above.
 
 use std::borrow::Borrow;
 
 use super::source::Source;
 use crate::Result;
 
-/// An operand of a method, as the trait writes it (`&Video`, `Grad`), on its way across. It is lent for the call (P1).
+/// An argument of a method, with the type that the trait writes (`&Video`, `Grad`). It is lent for the call (P1).
 pub(super) trait Argument: Sized {
-    /// As `abi` writes it.
+    /// The C type in `abi`.
     type Wire: Copy;
-    /// The calling side: owner of the memory that the wire form points into.
+    /// Caller: the owner of the memory that the C form points into.
     type Lent;
-    /// The called side: the form that the argument is made of.
+    /// Callee: the Rust value that the C form is converted to.
     type Kept;
-    /// The argument, for the time of the call.
+    /// Callee: the argument that the method receives, borrowed from `Kept`.
     type Given<'k>;
 
     fn lend(self) -> Self::Lent;
 
-    /// May point into `lent`, which then stays where it is until the call is over.
+    /// Returns the C form. It may point into `lent`, which must not move until the call is over.
     fn wire(lent: &mut Self::Lent) -> Self::Wire;
 
     /// # Safety
@@ -28,7 +29,7 @@ pub(super) trait Argument: Sized {
     fn given(kept: &mut Self::Kept) -> Self::Given<'_>;
 }
 
-/// An operand taken by reference: an [`Argument`] of which the called side makes one of its own.
+/// An [`Argument`] passed by reference, of which the callee makes a value of its own.
 pub(super) trait Lend: 'static {
     /// As [`Argument::Wire`].
     type Wire: Copy;
@@ -67,14 +68,14 @@ impl<T: Lend + ?Sized> Argument for &T {
     }
 }
 
-/// The result of a method, on its way back: it belongs to the caller (P2).
+/// The result of a method. It belongs to the caller (P2).
 pub(super) trait Answer: Sized {
-    /// As `abi` writes it.
+    /// The C type in `abi`.
     type Wire: Default;
 
     fn give(self) -> Self::Wire;
 
     /// # Safety
-    /// P2: it is ours, and taken once.
+    /// P2: the caller owns `wire` and takes it once.
     unsafe fn take(wire: Self::Wire, source: &Source) -> Result<Self>;
 }

@@ -1,4 +1,4 @@
-//! The doubles' pullbacks against central differences.
+//! Pullbacks of the test doubles against central differences.
 
 use roll_core::{Adapter, Conditioning, DiffusionModel, Grad, LanguageModel, Model, RewardScorer, Score, Tensor};
 use roll_core::{Timestep, Video};
@@ -7,7 +7,7 @@ use roll_testing::{Bigram, MockDiffusion, Sines, sample};
 
 const STEP: f32 = 1e-2;
 
-/// The slope of `of` along each of its `values`.
+/// The central difference of `of` along each of its `values`.
 fn slopes(values: &[f32], mut of: impl FnMut(&[f32]) -> f64) -> Vec<f64> {
     let mut moved = values.to_vec();
     (0..values.len())
@@ -90,7 +90,7 @@ fn log_probabilities_and_entropies_pull_to_the_logits() {
         let tokens = Tensor::new(tokens.clone(), shape).unwrap();
         model.evaluate(&tokens, &mask, Adapter::On, Grad::Record).unwrap()
     };
-    // The logits of the three characters; the others are as good as impossible.
+    // The logits of the three characters; all others have a probability of about zero.
     let mut logits = Bigram::of("ab").logits;
     let places: Vec<usize> =
         ["a", "b", "$"].iter().flat_map(|from| ["a", "b", "$"].map(|to| place(from, to))).collect();
@@ -110,7 +110,7 @@ fn log_probabilities_and_entropies_pull_to_the_logits() {
     assert_near(&places.iter().map(|place| gradient[*place]).collect::<Vec<_>>(), &expected);
 }
 
-/// Where the logit of `to` after `from` stands.
+/// Index of the logit of `to` after `from`.
 fn place(from: &str, to: &str) -> usize {
     usize::from(from.as_bytes()[0]) * 128 + usize::from(to.as_bytes()[0])
 }

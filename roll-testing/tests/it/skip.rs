@@ -1,8 +1,8 @@
-//! A skipped test as its runner tells of it: this program runs itself.
+//! Output and exit code of skipped tests; the test program runs itself.
 
 use std::process::{Command, Output};
 
-/// `name`, one of the ignored tests below, with `ROLL_REQUIRE` as given.
+/// Runs `name`, one of the ignored tests below, with the given `ROLL_REQUIRE`.
 fn ran(name: &str, required: &str) -> Output {
     let program = std::env::current_exe().unwrap();
     Command::new(program)

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use roll_core::{Error, Result, RewardComponent};
@@ -33,7 +32,6 @@ pub struct EvaluationConfig {
     /// Prompts whose videos are generated before and after training and at every evaluation, each time from the same
     /// noise, for people to look at: texts, or maps with the keys below. Their size and length are those of the section
     /// `data`; without a size there the picture's, or 16:9, of at most `data.max_pixels`.
-    #[serde(deserialize_with = "prompts")]
     pub prompts: Vec<SamplePrompt>,
 }
 
@@ -51,7 +49,6 @@ impl StopWhen {
     fn check(self, config: &EvaluationConfig) -> Result<()> {
         let problem = |problem: &str| Err(Error::config("evaluation.stop_when", problem.to_string()));
         match self.checks_fall {
-            0 => Err(Error::config("evaluation.stop_when.checks_fall", "expected at least 1, found 0")),
             _ if config.check.is_empty() => {
                 problem("no check is configured that could fall: name one in `evaluation.check`")
             }
@@ -67,14 +64,8 @@ impl StopWhen {
 }
 
 impl EvaluationConfig {
-    /// Fails on weights that are not numbers, and on conditions that could never stop a run; errors name the key.
+    /// Fails on conditions that could never stop a run; errors name the key.
     pub fn check(&self) -> Result<()> {
-        for (i, RewardComponent { weight, .. }) in self.check.iter().enumerate() {
-            if !weight.is_finite() {
-                let problem = format!("expected a finite number, found {weight}");
-                return Err(Error::config(format!("evaluation.check.{i}.weight"), problem));
-            }
-        }
         self.stop_when.map_or(Ok(()), |stop_when| stop_when.check(self))
     }
 
@@ -91,27 +82,27 @@ impl EvaluationConfig {
 
 /// A prompt whose videos show how a training goes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct SamplePrompt {
     /// The prompt: a description of the video.
     pub prompt: String,
     /// Picture that the video begins with, for models that take one.
+    #[serde(default)]
     pub image: Option<PathBuf>,
     /// Picture that it ends with, likewise (`model.extra_inputs`).
+    #[serde(default)]
     pub end_image: Option<PathBuf>,
     /// Key of its noise: `roll generate --seed` with the run's configuration and adapter makes the same video.
+    #[serde(default)]
     pub seed: u64,
 }
 
-/// Texts stand for prompts without pictures.
-fn prompts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<SamplePrompt>, D::Error> {
-    let prompt = |entry: Json| match entry {
-        Json::String(prompt) => Ok(SamplePrompt { prompt, ..SamplePrompt::default() }),
-        Json::Object(map) if !map.contains_key("prompt") => Err(D::Error::missing_field("prompt")),
-        Json::Object(map) => serde_json::from_value(map.into()).map_err(D::Error::custom),
-        other => Err(D::Error::custom(format!("expected a prompt, or a map with one, found {other}"))),
-    };
-    Vec::<Json>::deserialize(deserializer)?.into_iter().map(prompt).collect()
+/// Makes maps of the texts among `evaluation.prompts`: prompts without pictures.
+pub(super) fn settle(tree: &mut Json) {
+    let prompts = tree.pointer_mut("/evaluation/prompts").and_then(Json::as_array_mut);
+    for prompt in prompts.into_iter().flatten().filter(|prompt| prompt.is_string()) {
+        *prompt = serde_json::json!({ "prompt": prompt.take() });
+    }
 }
 
 #[cfg(test)]
@@ -135,7 +126,6 @@ mod tests {
             ("check", serde_json::json!([]), "`evaluation.check`"),
             ("every", 0.into(), "`evaluation.every`"),
             ("metadata", serde_json::Value::Null, "`evaluation.metadata`"),
-            ("stop_when", serde_json::json!({"checks_fall": 0}), "at least 1"),
             ("stop_when", serde_json::json!({"checks_fall": -1}), "invalid value"),
             ("stop_when", serde_json::json!({}), "checks_fall"),
             ("stop_when", serde_json::json!({"checks_fal": 1}), "unknown field"),
@@ -146,14 +136,6 @@ mod tests {
             let told = read(config).unwrap_err();
             assert!(told.contains(part), "no {part} in: {told}");
         }
-    }
-
-    #[test]
-    fn a_weight_that_is_not_finite_is_named() {
-        let mut config = read(serde_json::json!({"check": [{"name": "motion"}, {"name": "flicker"}]})).unwrap();
-        config.check[1].weight = f64::NAN;
-        let told = config.check().unwrap_err().to_string();
-        assert!(told.contains("evaluation.check.1.weight") && told.contains("NaN"), "{told}");
     }
 
     #[test]

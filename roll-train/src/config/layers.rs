@@ -6,36 +6,25 @@ use std::path::Path;
 use config::{Config, ConfigError, Source, Value, ValueKind};
 use serde_json::Value as Json;
 
-use super::RunConfig;
 use super::compose::compose;
 use super::loaded::LoadedConfig;
 use super::merged::MergedConfig;
 use super::reference;
-use super::schema;
+use super::schema::{self, DEFAULTS, KEYS};
 use super::yaml::{Document, Map, parse_value};
 use crate::on_finish;
-use roll_core::{Error, Registry, Result, communicator};
+use roll_core::keys::suggest;
+use roll_core::{Error, Registry, Result, Variable, communicator, inventory};
 
-/// Variables that begin with `ROLL_` and are no configuration: tests and tools read them.
-pub const RESERVED_VARIABLES: [&str; 18] = [
-    crate::cache::VARIABLE,
+/// Variables of this repository's tests and scripts. Those of components are [`Variable`]s.
+const TEST_VARIABLES: [&str; 7] = [
     "ROLL_FIXTURES",
-    "ROLL_FUSED",
     "ROLL_REFERENCE",
     "ROLL_REQUIRE",
+    "ROLL_TARGET_DIR",
     "ROLL_TEST_BACKENDS",
     "ROLL_TEST_DATA",
     "ROLL_TEST_GGUF",
-    "ROLL_LOG",
-    "ROLL_TARGET_DIR",
-    "ROLL_DEMO",
-    "ROLL_CUDA_ATTENTION",
-    "ROLL_CUDA_PRODUCTS",
-    "ROLL_PLUGIN_PATH",
-    on_finish::VARIABLES[0],
-    on_finish::VARIABLES[1],
-    on_finish::VARIABLES[2],
-    on_finish::VARIABLES[3],
 ];
 
 /// A list has no more entries than this when a key like `reward[3]` makes it.
@@ -43,10 +32,6 @@ const MAX_INDEX: usize = 63;
 
 /// A key has at most this many names: the deepest option has five.
 const MAX_DEPTH: usize = 16;
-
-/// Text whose default is `null`, so that the default does not tell its type.
-const OPTIONAL_TEXT: [&str; 5] =
-    ["exp_name", "data.metadata", "data.base_path", "evaluation.metadata", "evaluation.base_path"];
 
 /// Collects layers, lowest first; [`ConfigLayers::merge`] merges them, [`ConfigLayers::load`] checks them too.
 #[derive(Clone, Debug, Default)]
@@ -115,7 +100,7 @@ impl ConfigLayers {
         self.add(path, map)
     }
 
-    /// Adds YAML that comes with the program; `name` stands for the file in messages and listings.
+    /// Adds YAML that comes with the program; `name` replaces the file's name in messages and listings.
     pub fn text(self, name: &str, yaml: &str) -> Result<Self> {
         let path = Path::new(name);
         let document = Document::parse(path, yaml.to_string())?;
@@ -129,7 +114,7 @@ impl ConfigLayers {
         }
         // A section with nothing under it (all of it commented out) says nothing.
         map.retain(|key, value| {
-            !(value.kind == ValueKind::Nil && matches!(schema::find(key), Some(Json::Object(_) | Json::Array(_))))
+            !(value.kind == ValueKind::Nil && matches!(DEFAULTS.get(key), Some(Json::Object(_) | Json::Array(_))))
         });
         if let Some(reward) = map.get_mut("reward")
             && let ValueKind::Table(_) = reward.kind
@@ -150,18 +135,20 @@ impl ConfigLayers {
     }
 
     /// Adds `variables` whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` is `training.learning_rate`.
-    /// Values are YAML; an empty variable is as good as none. Names in [`RESERVED_VARIABLES`] are left alone.
+    /// Values are YAML; empty variables are ignored, and so is every [`Variable`].
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
+        let components = inventory::iter::<Variable>.into_iter().map(|Variable(name)| *name);
+        let reserved: Vec<&str> = components.chain(TEST_VARIABLES).chain(on_finish::VARIABLES).collect();
         let mut variables: Vec<_> = variables
             .into_iter()
-            .filter(|(name, _)| name.starts_with("ROLL_") && !RESERVED_VARIABLES.contains(&name.as_str()))
+            .filter(|(name, _)| name.starts_with("ROLL_") && !reserved.contains(&name.as_str()))
             .filter(|(_, text)| !text.trim().is_empty())
             .collect();
         variables.sort();
         let mut layer = Vec::new();
         for (name, text) in variables {
             let key = name["ROLL_".len()..].to_lowercase().replace("__", ".");
-            if !key.contains('.') && schema::find(&key).is_none() && schema::suggest(&key).is_none() {
+            if !key.contains('.') && suggest(&key, schema::top_level(), &KEYS).is_none() {
                 // Other programs may use the prefix; a misspelt key is near a known one.
                 self.notes.push(format!("the environment variable {name} is no configuration key and has no effect"));
                 continue;
@@ -211,8 +198,7 @@ impl ConfigLayers {
 }
 
 fn defaults() -> Layer {
-    let json = serde_json::to_value(RunConfig::default()).unwrap_or(Json::Null);
-    match from_json(json).kind {
+    match from_json(DEFAULTS.clone()).kind {
         ValueKind::Table(map) => Layer(map.into_iter().collect()),
         _ => Layer(Vec::new()),
     }
@@ -269,17 +255,11 @@ fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {
     let origin_name = origin.to_string();
     let value = parse_value(text, origin)
         .map_err(|problem| Error::config(key, format!("`{text}` is not a value ({origin}): {problem}")))?;
-    // `exp_name=2026` means the text.
-    let wants_text = matches!(schema::find(key), Some(Json::String(_)));
-    let optional_text = OPTIONAL_TEXT.contains(&key) && value.kind != ValueKind::Nil;
-    let wants_text = wants_text || optional_text;
     let value = match value.kind {
-        ValueKind::Table(_) | ValueKind::Array(_) if optional_text => Value::new(Some(&origin_name), text.trim()),
         ValueKind::Table(_) if key == "reward" => Value::new(Some(&origin_name), ValueKind::Array(vec![value])),
-        ValueKind::Nil if text.trim().is_empty() && wants_text => Value::new(Some(&origin_name), ""),
-        ValueKind::Boolean(_) | ValueKind::I64(_) | ValueKind::U64(_) | ValueKind::Float(_) if wants_text => {
-            Value::new(Some(&origin_name), text.trim())
-        }
+        ValueKind::String(_) => value,
+        ValueKind::Nil if !text.trim().is_empty() => value,
+        _ if schema::is_text(key) => Value::new(Some(&origin_name), text.trim()),
         _ => value,
     };
     Ok(value)

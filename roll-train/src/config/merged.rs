@@ -1,5 +1,6 @@
 //! The merged layers, which can be asked for values before they are checked.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use config::{Value, ValueKind};
@@ -7,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::RunConfig;
 use super::loaded::{LoadedConfig, Provenance};
-use super::{schema, trackers};
+use super::{evaluation, schema, trackers};
 use roll_core::{Error, Registry, Result, keys};
 
 /// A configuration that is merged but not checked: component names and options can be checked only with a registry,
@@ -39,7 +40,7 @@ impl MergedConfig {
         Ok((paths, replace))
     }
 
-    /// The value of `key`, the default where no layer sets it; `None` where there is none, or `null`.
+    /// The value of `key`, or the default if no layer sets it; `None` if both are missing or `null`.
     pub fn peek(&self, key: &str) -> Option<&Json> {
         key.split('.').try_fold(&self.tree, |tree, part| tree.get(part)).filter(|value| !value.is_null())
     }
@@ -49,26 +50,22 @@ impl MergedConfig {
     pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         let Self { mut tree, provenance, mut notes } = self;
         notes.extend(trackers::settle(&mut tree));
+        evaluation::settle(&mut tree);
         schema::fill_nulls(&mut tree);
-        schema::check_keys(&tree, &provenance)?;
+        keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.placed(e))?;
         if let Some(registry) = registry {
             notes.extend(schema::check_components(&mut tree, registry, &provenance)?);
         }
         let config: RunConfig = serde_path_to_error::deserialize(&tree).map_err(|e| {
             let key = e.path().to_string().replace('[', ".").replace(']', "");
-            let problem = e.inner().to_string();
-            // The parser knows types by their names in Rust.
-            let by_type = ["invalid type", "invalid value", "invalid length", "unknown variant"];
-            let by_type = by_type.iter().any(|words| problem.starts_with(words));
-            let problem = keys::expectation::<RunConfig>(&key, &tree).filter(|_| by_type).unwrap_or(problem);
-            Error::config(key.clone(), format!("{problem}{}", provenance.place(&key)))
+            provenance.placed(Error::config(key, e.inner().to_string()))
         })?;
         config.check().map_err(|e| provenance.placed(e))?;
         Ok(LoadedConfig { config, provenance, notes })
     }
 }
 
-/// The tree as JSON, keys in the order of the types and then of the alphabet; notes the origin of each leaf.
+/// The tree as JSON with sorted keys; notes the origin of each value.
 fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
     let origin = value.origin().map(String::from);
     let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
@@ -88,19 +85,12 @@ fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
             items.into_iter().enumerate().map(|(i, item)| to_json(item, &child(&i.to_string()), provenance)).collect()
         }
         ValueKind::Table(map) => {
-            let order = schema::order(key);
-            let rank = |name: &String| order.iter().position(|o| o == name).unwrap_or(usize::MAX);
-            let mut items: Vec<_> = map.into_iter().collect();
-            items.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
-            Json::Object(
-                items
-                    .into_iter()
-                    .map(|(name, item)| {
-                        let json = to_json(item, &child(&name), provenance);
-                        (name, json)
-                    })
-                    .collect(),
-            )
+            let items: BTreeMap<_, _> = map.into_iter().collect();
+            let item = |(name, item): (String, Value)| {
+                let json = to_json(item, &child(&name), provenance);
+                (name, json)
+            };
+            Json::Object(items.into_iter().map(item).collect())
         }
     }
 }

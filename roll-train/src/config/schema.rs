@@ -1,94 +1,40 @@
-//! The known keys, and messages about the others.
+//! The known keys, their defaults, and messages about the others.
+
+use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json};
 
 use super::RunConfig;
 use super::loaded::Provenance;
-use roll_core::error::nearest;
+use roll_core::keys::{self, Key};
 use roll_core::registry::Registry;
 use roll_core::{Error, Kind, Result};
 
-fn defaults() -> Json {
-    serde_json::to_value(RunConfig::default()).unwrap_or(Json::Null)
+/// Every key but the options of components, as the types describe them.
+pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(keys::of::<RunConfig>);
+
+/// The default configuration.
+pub(super) static DEFAULTS: LazyLock<Json> =
+    LazyLock::new(|| serde_json::to_value(RunConfig::default()).unwrap_or_default());
+
+/// The names of the top level.
+pub(super) fn top_level() -> impl Iterator<Item = &'static str> + Clone {
+    DEFAULTS.as_object().into_iter().flatten().map(|(name, _)| name.as_str())
 }
 
-/// The default at a dotted path.
-pub(super) fn find(key: &str) -> Option<Json> {
-    key.split('.').try_fold(defaults(), |tree, part| match tree {
-        Json::Object(mut map) => map.remove(part),
-        _ => None,
-    })
+/// Whether `key` takes text alone: `exp_name=2026` means the text.
+pub(super) fn is_text(key: &str) -> bool {
+    let key = super::general(key);
+    KEYS.iter().any(|known| known.name == key && known.is_text())
 }
 
-/// Names at a dotted path, in the order they should be shown.
-pub(super) fn order(key: &str) -> Vec<String> {
-    match if key.is_empty() { Some(defaults()) } else { find(key) } {
-        Some(Json::Object(map)) => map.keys().cloned().collect(),
-        _ => vec!["name".into(), "weight".into()],
-    }
-}
-
-/// The known key that `key` may have meant: the nearest at its level, or one of the same name at another.
-pub(super) fn suggest(key: &str) -> Option<String> {
-    let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
-    let siblings = if parent.is_empty() { order("") } else { order(parent) };
-    let prefix = if parent.is_empty() { String::new() } else { format!("{parent}.") };
-    let near = nearest(name, siblings.iter().map(String::as_str)).map(|n| format!("{prefix}{n}"));
-    near.or_else(|| {
-        let paths = paths();
-        let same = paths.iter().find(|p| p.rsplit('.').next() == Some(name)).cloned();
-        same.or_else(|| {
-            let near = nearest(name, paths.iter().filter_map(|p| p.rsplit('.').next()))?;
-            paths.iter().find(|p| p.rsplit('.').next() == Some(near)).cloned()
-        })
-    })
-}
-
-/// Dotted paths of all keys of the typed sections.
-fn paths() -> Vec<String> {
-    let mut paths = Vec::new();
-    if let Json::Object(map) = defaults() {
-        for (name, value) in map {
-            if let (Json::Object(inner), false) = (&value, is_component(&name)) {
-                paths.extend(inner.keys().map(|k| format!("{name}.{k}")));
-            }
-            paths.push(name);
-        }
-    }
-    paths
-}
-
-fn is_component(name: &str) -> bool {
-    Kind::ALL.iter().any(|kind| kind.section() == name)
-}
-
-/// Fails on the first unknown key outside the options of components.
-pub(super) fn check_keys(tree: &Json, provenance: &Provenance) -> Result<()> {
-    let (Json::Object(tree), Json::Object(known)) = (tree, defaults()) else { return Ok(()) };
-    for (name, value) in tree {
-        let Some(default) = known.get(name) else { return Err(unknown(name, &known, provenance)) };
-        if is_component(name) {
-            continue;
-        }
-        if let Json::Object(known) = default {
-            let Json::Object(section) = value else {
-                return Err(not_a_map(name, value, provenance));
-            };
-            if let Some(key) = section.keys().find(|k| !known.contains_key(*k)) {
-                return Err(unknown(&format!("{name}.{key}"), known, provenance));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Puts the default where `null` was said and is no value: `training: null` and `--unset seed` take back what other layers
-/// said. Options of components have their defaults in the registry.
+/// Replaces `null`, where it is not a value, by the default: `training: null` and `--unset seed` take back what lower
+/// layers set. Options of components have their defaults in the registry.
 pub(super) fn fill_nulls(tree: &mut Json) {
-    let (Json::Object(tree), Json::Object(defaults)) = (tree, defaults()) else { return };
-    for (name, default) in defaults {
-        match tree.get_mut(&name) {
-            Some(Json::Object(_)) | None if is_component(&name) => {}
+    let is_component = |name: &String| Kind::ALL.iter().any(|kind| kind.section() == name);
+    for (name, default) in DEFAULTS.as_object().into_iter().flatten() {
+        match tree.get_mut(name) {
+            Some(Json::Object(_)) | None if is_component(name) => {}
             Some(value) => fill(value, default),
             None => {}
         }
@@ -98,23 +44,22 @@ pub(super) fn fill_nulls(tree: &mut Json) {
 /// Checks names and options of components, and fills in the defaults of options. Returns notes for the user.
 pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance: &Provenance) -> Result<Vec<String>> {
     let mut notes = Vec::new();
-    for kind in Kind::ALL {
-        let section = kind.section();
-        match tree.get_mut(section) {
+    let sections = Kind::ALL.map(|kind| (kind, kind.section(), format!("/{}", kind.section())));
+    for (kind, section, path) in
+        sections.into_iter().chain([(Kind::Reward, "evaluation.check", "/evaluation/check".into())])
+    {
+        match tree.pointer_mut(&path) {
             Some(Json::Array(items)) => {
                 for (i, item) in items.iter_mut().enumerate() {
                     notes.extend(check_component(&format!("{section}.{i}"), kind, item, registry, provenance)?);
                 }
             }
+            Some(item @ Json::Object(_)) => {
+                notes.extend(check_component(section, kind, item, registry, provenance)?);
+            }
             // A section that may be left out.
-            Some(Json::Null) | None => {}
-            Some(item) => notes.extend(check_component(section, kind, item, registry, provenance)?),
+            _ => {}
         }
-    }
-    let checks = tree.get_mut("evaluation").and_then(|section| section.get_mut("check")).and_then(Json::as_array_mut);
-    for (i, item) in checks.into_iter().flatten().enumerate() {
-        let key = format!("evaluation.check.{i}");
-        notes.extend(check_component(&key, Kind::Reward, item, registry, provenance)?);
     }
     Ok(notes)
 }
@@ -126,42 +71,25 @@ fn check_component(
     registry: &Registry,
     provenance: &Provenance,
 ) -> Result<Option<String>> {
-    let Json::Object(map) = component else {
-        return Err(not_a_map(key, component, provenance));
+    let name_key = format!("{key}.name");
+    let name = component.get("name").and_then(Json::as_str).map(String::from);
+    let (Some(name), Json::Object(map)) = (name, component) else {
+        return Err(Error::config(name_key, format!("missing: which {kind}?{}", provenance.place(key))));
     };
-    let name = match map.get("name") {
-        Some(Json::String(name)) => name.clone(),
-        Some(other) => {
-            let place = provenance.place(&format!("{key}.name"));
-            return Err(Error::config(format!("{key}.name"), format!("expected a name, found {other}{place}")));
-        }
-        None => {
-            let place = provenance.place(key);
-            return Err(Error::config(format!("{key}.name"), format!("missing: which {kind}?{place}")));
-        }
-    };
-    let registration = registry.find(kind, &name).map_err(|e| {
-        let name_key = format!("{key}.name");
-        let place = provenance.place(&name_key);
-        Error::config(name_key, format!("{e}{place}"))
-    })?;
+    let registration = registry
+        .find(kind, &name)
+        .map_err(|e| Error::config(&name_key, format!("{e}{}", provenance.place(&name_key))))?;
     let defaults = registration.options();
-    let weighted = kind == Kind::Reward;
-    let own = |k: &str| k == "name" || (weighted && k == "weight");
-    let mut known = defaults.clone();
-    known.insert("name".into(), Json::Null);
-    if weighted {
-        known.insert("weight".into(), Json::Null);
-    }
-    let mut left_out = Vec::new();
-    let unknown_options: Vec<String> = map.keys().filter(|k| !own(k) && !defaults.contains_key(*k)).cloned().collect();
-    for option in unknown_options {
+    let own: &[&str] = if kind == Kind::Reward { &["name", "weight"] } else { &["name"] };
+    let unknown: Vec<String> =
+        map.keys().filter(|k| !own.contains(&k.as_str()) && !defaults.contains_key(*k)).cloned().collect();
+    for option in &unknown {
         let option_key = format!("{key}.{option}");
-        if !provenance.is_renamed(&format!("{key}.name"), &option_key) {
-            return Err(unknown(&option_key, &known, provenance));
+        if !provenance.is_renamed(&name_key, &option_key) {
+            let siblings = defaults.keys().map(String::as_str).chain(own.iter().copied());
+            return Err(provenance.placed(keys::unknown(&option_key, siblings, &KEYS)));
         }
-        map.shift_remove(&option);
-        left_out.push(option);
+        map.shift_remove(option);
     }
     for option in registration.keys() {
         if let Some(value) = at(map, &option.name) {
@@ -169,49 +97,34 @@ fn check_component(
         }
     }
     for (option, default) in defaults {
-        fill(map.entry(option).or_insert(Json::Null), default);
+        fill(map.entry(option).or_insert(Json::Null), &default);
     }
-    Ok((!left_out.is_empty()).then(|| {
-        let place = provenance.place(&format!("{key}.name"));
+    Ok((!unknown.is_empty()).then(|| {
         format!(
-            "`{key}` is `{name}` now{place}: what a file says for another {kind} is left out: {}",
-            left_out.join(", ")
+            "`{key}` is `{name}` now{}: what a file says for another {kind} is left out: {}",
+            provenance.place(&name_key),
+            unknown.join(", ")
         )
     }))
 }
 
 /// The value at a dotted path.
-fn at<'a>(map: &'a Map<String, Json>, path: &str) -> Option<&'a Json> {
+fn at<'a>(map: &'a mut Map<String, Json>, path: &str) -> Option<&'a mut Json> {
     let mut parts = path.split('.');
-    let first = map.get(parts.next()?)?;
-    parts.try_fold(first, |value, part| value.get(part))
+    let first = map.get_mut(parts.next()?)?;
+    parts.try_fold(first, |value, part| value.get_mut(part))
 }
 
-/// Puts `default` where nothing was said; maps merge. A `null` that was said stays only where the default is `null`
-/// or a scalar: for a component both mean "not set".
-fn fill(value: &mut Json, default: Json) {
+/// Puts `default` where nothing was set; maps merge. A `null` that was set remains only where the default is `null` or
+/// a scalar: for a component both mean "not set".
+fn fill(value: &mut Json, default: &Json) {
     match (value, default) {
         (Json::Object(map), Json::Object(defaults)) => {
             for (key, default) in defaults {
                 fill(map.entry(key).or_insert(Json::Null), default);
             }
         }
-        (value @ Json::Null, default) => *value = default,
+        (value @ Json::Null, default) => *value = default.clone(),
         _ => {}
     }
-}
-
-fn unknown(key: &str, siblings: &Map<String, Json>, provenance: &Provenance) -> Error {
-    let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
-    let prefix = if parent.is_empty() { String::new() } else { format!("{parent}.") };
-    let near = nearest(name, siblings.keys().map(String::as_str)).map(|n| format!("{prefix}{n}"));
-    let hint = match near.or_else(|| suggest(key)) {
-        Some(near) => format!("did you mean `{near}`?"),
-        None => format!("known keys: {}", siblings.keys().cloned().collect::<Vec<_>>().join(", ")),
-    };
-    Error::config(key, format!("unknown key; {hint}{}", provenance.place(key)))
-}
-
-fn not_a_map(key: &str, found: &Json, provenance: &Provenance) -> Error {
-    Error::config(key, format!("expected a map, found {found}{}", provenance.place(key)))
 }

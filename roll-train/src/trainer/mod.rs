@@ -36,7 +36,7 @@ pub use open::reward;
 pub use overview::epochs;
 pub use summary::RunSummary;
 
-/// Prompts that a model is told of before it is asked to encode them.
+/// Prompts that are announced to a model before it encodes them.
 const EXPECTED_PROMPTS: usize = 64;
 
 /// Everything a run consists of, checked before anything is written.
@@ -49,11 +49,11 @@ pub struct Trainer {
     /// `None`: the algorithm brings its own.
     data: Option<Batches>,
     evaluator: Option<Evaluator>,
-    /// Of `evaluation.prompts`.
+    /// Videos of `evaluation.prompts`.
     prompts: Option<SamplePrompts>,
     /// The algorithm has something to validate on.
     validates: bool,
-    /// Of `data.cache_dir`.
+    /// The store of encodings in `data.cache_dir`.
     store: Option<CacheStore>,
     schedule: LrSchedule,
     noise: Noise,

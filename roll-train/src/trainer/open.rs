@@ -15,7 +15,8 @@ use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
 
 impl Trainer {
-    /// Opens data and networks. With [`crate::config::RunConfig::ranks`] above 1 it belongs inside [`crate::ranks::run`].
+    /// Opens data and networks. With [`crate::config::RunConfig::ranks`] above 1 it belongs inside
+    /// [`crate::ranks::run`].
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let notes = loaded.without_effect(registry)?;
         if communicator::current().rank().0 == 0 {
@@ -190,8 +191,8 @@ fn trains_on_all_ranks(name: &str, strategy: &dyn Strategy, registry: &Registry)
     Err(Error::config("strategy.name", problem))
 }
 
-/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum of
-/// their gradients would be several times the gradient.
+/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum
+/// of their gradients would be several times the gradient.
 fn works_with_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
     if model.token_ranks() == ranks {
         return Ok(());

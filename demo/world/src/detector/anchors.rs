@@ -1,4 +1,4 @@
-//! Which anchors answer for a face, and their targets.
+//! Assignment of anchors to faces, and the targets of the anchors.
 
 use super::SIDE;
 
@@ -6,44 +6,45 @@ use super::SIDE;
 pub const STRIDES: [usize; 3] = roll_rewards::insightface::scrfd::STRIDES;
 /// Anchors at each position.
 pub const PER_POSITION: usize = 2;
-/// Sides in pixels of the faces that a level's anchors answer for.
+/// Sides in pixels of the faces that the anchors of each level detect.
 const SIZES: [[f32; 2]; 3] = [[11.0, 16.0], [23.0, 33.0], [46.0, 64.0]];
-/// An anchor answers for faces up to this many times smaller or larger than its size ...
+/// An anchor is positive for a face if their sizes differ by at most this factor ...
 const RATIO: f32 = 1.45;
-/// ... whose centre is at most this many strides away along each axis.
+/// ... and their centres by at most this many strides along each axis.
 const NEAR: f32 = 0.55;
-/// Up to these, an anchor's score does not count.
+/// Limits (size factor, strides) up to which a negative anchor is ignored by the score's loss.
 const UNDECIDED: (f32, f32) = (2.2, 1.2);
 
-/// Anchors of a level.
+/// Returns the number of anchors of a level.
 pub fn per_level(stride: usize) -> usize {
     (SIDE / stride).pow(2) * PER_POSITION
 }
 
-/// Anchors of all levels.
+/// Returns the number of anchors of all levels.
 pub fn count() -> usize {
     STRIDES.into_iter().map(per_level).sum()
 }
 
-/// A face in a picture, pixels.
+/// A face in a picture, in pixels.
 #[derive(Clone, Copy, Debug)]
 pub struct Truth {
     /// `[x1, y1, x2, y2]`.
     pub bounds: [f32; 4],
-    /// Eyes, nose, corners of the mouth, left to right as seen.
+    /// Left eye, right eye, nose, left and right corner of the mouth, as seen by the viewer.
     pub landmarks: [[f32; 2]; 5],
 }
 
-/// Targets of the anchors of pictures, picture by picture, level by level.
+/// Targets of the anchors, ordered by picture, then level, then anchor.
 #[derive(Clone, Debug, Default)]
 pub struct Targets {
-    /// 1 for an anchor that answers for a face.
+    /// 1 for a positive anchor, else 0.
     pub face: Vec<f32>,
-    /// 1 for an anchor whose score counts, 0 for an undecided one.
+    /// 1 for an anchor whose score is trained, 0 for an ignored anchor.
     pub counts: Vec<f32>,
-    /// Strides per side of the face, for an anchor that answers: errors times this are shares of the face. Else 0.
+    /// Stride divided by the side of the face for a positive anchor, else 0: turns errors in strides into fractions of
+    /// the face.
     pub share: Vec<f32>,
-    /// Distances to the sides of the box, in strides; 4 per anchor.
+    /// Distances to the four sides of the box, in strides; 4 per anchor.
     pub boxes: Vec<f32>,
     /// Offsets of the landmarks, in strides; 10 per anchor.
     pub landmarks: Vec<f32>,
@@ -64,7 +65,7 @@ impl Targets {
         let [x1, y1, x2, y2] = truth.bounds;
         let side = ((x2 - x1) * (y2 - y1)).max(1.0).sqrt();
         let centre = [(x1 + x2) / 2.0, (y1 + y2) / 2.0];
-        // A face that is far from every anchor still has one that answers.
+        // A face that is far from every anchor still has one positive anchor.
         let nearest = all().map(|a| a.distance(side, centre)).fold(f32::INFINITY, f32::min);
         for anchor in all() {
             let (ratio, away) = anchor.fit(side, centre);
@@ -88,7 +89,7 @@ struct Anchor {
 }
 
 impl Anchor {
-    /// How many times the sizes differ, and how many strides the centres are apart along the worse axis.
+    /// Returns the factor between the sizes and the distance of the centres along the worse axis, in strides.
     fn fit(&self, side: f32, centre: [f32; 2]) -> (f32, f32) {
         let away = (centre[0] - self.at[0]).abs().max((centre[1] - self.at[1]).abs());
         ((side / self.size).max(self.size / side), away / self.stride)
@@ -100,7 +101,7 @@ impl Anchor {
     }
 }
 
-/// All anchors, in the order of the network's outputs.
+/// Returns all anchors, in the order of the network's outputs.
 fn all() -> impl Iterator<Item = Anchor> {
     STRIDES.into_iter().zip(SIZES).flat_map(|(stride, sizes)| {
         let columns = SIDE / stride;

@@ -1,11 +1,11 @@
-//! Things that are no faces: colour gradients, ellipses and bars, alone or in front of a face.
+//! Distractors: colour gradients, ellipses and bars, alone or in front of a face.
 
 use crate::training::pictures::share;
 
-/// Most of a face's width or height that something in front of it covers.
+/// Greatest fraction of a face's width or height that an occluding object covers.
 const COVERED: f32 = 0.4;
 
-/// A picture `[3, side, side]` without a face: a gradient with up to six objects.
+/// Returns a picture `[3, side, side]` without a face: a gradient with up to six objects.
 pub fn picture(side: usize, uniform: &mut impl FnMut() -> f32) -> Vec<f32> {
     let (base, across, down) = (colour(uniform), colour(uniform), colour(uniform));
     let at = |i: usize| (i as f32 / side as f32 - 0.5) * 0.8;
@@ -18,7 +18,7 @@ pub fn picture(side: usize, uniform: &mut impl FnMut() -> f32) -> Vec<f32> {
     pixels
 }
 
-/// Up to six ellipses and bars anywhere; some in colours of skin, some as large as a head.
+/// Draws up to six ellipses and bars anywhere. Some have colours of skin, some are as large as a head.
 pub fn objects(pixels: &mut [f32], side: usize, uniform: &mut impl FnMut() -> f32) {
     for _ in 0..(7.0 * share(uniform)) as usize {
         let centre = [share(uniform), share(uniform)].map(|v| v * side as f32);
@@ -27,7 +27,7 @@ pub fn objects(pixels: &mut [f32], side: usize, uniform: &mut impl FnMut() -> f3
     }
 }
 
-/// Something in front of the face with the box `bounds`, covering a part of it.
+/// Draws an object that covers a part of the face in the box `bounds`.
 pub fn hide(pixels: &mut [f32], side: usize, bounds: [f32; 4], uniform: &mut impl FnMut() -> f32) {
     let [x1, y1, x2, y2] = bounds;
     let centre = [x1 + (x2 - x1) * share(uniform), y1 + (y2 - y1) * share(uniform)];
@@ -36,7 +36,7 @@ pub fn hide(pixels: &mut [f32], side: usize, bounds: [f32; 4], uniform: &mut imp
     paint(pixels, side, centre, radii, uniform);
 }
 
-/// An ellipse or an upright rectangle of one colour.
+/// Draws an ellipse or an axis-aligned rectangle of one colour.
 fn paint(pixels: &mut [f32], side: usize, centre: [f32; 2], radii: [f32; 2], uniform: &mut impl FnMut() -> f32) {
     let (colour, round) = (colour(uniform), uniform() < 0.0);
     for y in 0..side {
@@ -50,7 +50,7 @@ fn paint(pixels: &mut [f32], side: usize, centre: [f32; 2], radii: [f32; 2], uni
     }
 }
 
-/// Any colour, or in one case of three one between pale and dark skin.
+/// Returns a random colour; in one case of three, a colour between pale and dark skin.
 fn colour(uniform: &mut impl FnMut() -> f32) -> [f32; 3] {
     if share(uniform) < 0.33 {
         let (light, hue) = (share(uniform), 0.08 * uniform());

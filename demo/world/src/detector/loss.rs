@@ -8,17 +8,17 @@ use super::anchors::{self, Targets};
 use crate::network::Network;
 use crate::training::upload;
 
-/// Weight of the boxes' error (a share of the face) against the scores' cross-entropy.
+/// Weight of the boxes' error (a fraction of the face) relative to the scores' cross-entropy.
 const BOXES: f32 = 6.0;
-/// Weight of the landmarks' error (a share of the face): they decide how well faces are aligned.
+/// Weight of the landmarks' error (a fraction of the face). Landmarks decide how well faces are aligned.
 const LANDMARKS: f32 = 20.0;
-/// Errors (shares of the face) well below this are squared, those above count as they are.
+/// Errors (fractions of the face) well below this are squared; errors above count linearly.
 const SMOOTH: f32 = 0.01;
-/// An anchor's share of faces before any training.
+/// Initial probability of a face per anchor.
 const PRIOR: f32 = 0.02;
 
-/// The loss per picture of a batch, of `outputs`: for each level the scores before the logistic function, boxes and
-/// landmarks.
+/// Returns the loss of a batch, divided by its number of positive anchors. `outputs` holds, for each level, the scores
+/// before the sigmoid, the boxes and the landmarks.
 pub fn detection(outputs: &[NdTensor], targets: Targets, batch: usize, device: &Device) -> Result<Tensor<1>> {
     let anchors = anchors::count();
     let answering = targets.face.iter().sum::<f32>().max(1.0);
@@ -36,13 +36,14 @@ pub fn detection(outputs: &[NdTensor], targets: Targets, batch: usize, device: &
     Ok(((entropy * counts).sum() + boxes * BOXES + landmarks * LANDMARKS) / answering)
 }
 
-/// One part of all levels, `[N, anchors, width]`.
+/// Concatenates one part of all levels: `[N, anchors, width]`.
 fn levels(outputs: &[NdTensor], part: usize) -> Result<Tensor<3>> {
     let levels = outputs.iter().skip(part).step_by(3).map(|level| level.rank::<3>()).collect::<Result<Vec<_>>>()?;
     Ok(Tensor::cat(levels, 1))
 }
 
-/// Sets the scores' biases so that at first nothing looks like a face: else thousands of wrong scores drown the rest.
+/// Sets the scores' biases to the prior probability of a face. Otherwise thousands of wrong scores would dominate the
+/// loss.
 pub fn start_with_few_faces(network: &Network, values: &mut [f32]) {
     let mut start = 0;
     for spec in &network.parameters {

@@ -1,4 +1,4 @@
-//! `demo-world detector`: a face detector in the format of SCRFD.
+//! `demo-world detector`: a face detector with the outputs of SCRFD.
 
 mod anchors;
 pub mod clutter;
@@ -15,20 +15,21 @@ use crate::onnx_writer;
 use crate::training::batches::for_each_batch;
 use crate::training::{Plan, Trainer, initial_values, upload};
 
-/// Side of the pictures.
+/// Side of the pictures in pixels.
 pub const SIDE: usize = 64;
-/// The files below the output directory: one beside each embedder.
+/// The files below the output directory. Each embedder has a detector in its folder.
 pub const FILES: [&str; 2] = ["face/scrfd_demo.onnx", "face_check/scrfd_demo.onnx"];
 
-/// Channels of the maps at strides 8, 16 and 32.
+/// Channels of the feature maps at strides 8, 16 and 32.
 const LEVELS: [usize; 3] = [40, 56, 64];
 /// Channels inside a head.
 const HEAD: usize = 40;
 /// Seed of the training.
 const SEED: u64 = 7;
 
-/// Pictures `[N, 3, 64, 64]` to SCRFD's nine outputs: scores, boxes and landmarks at strides 8, 16 and 32. Also, for
-/// each level, the values that the loss reads: scores before the logistic function, boxes, landmarks.
+/// Returns the network and the values that the loss reads. The network maps pictures `[N, 3, 64, 64]` to SCRFD's nine
+/// outputs: scores, boxes and landmarks at strides 8, 16 and 32. The loss reads, for each level, the scores before the
+/// sigmoid, the boxes and the landmarks.
 pub fn network() -> (Network, [[Value; 3]; 3]) {
     let mut net = Network::new([SIDE; 2]);
     let x = net.conv_prelu("stem", Network::INPUT, [3, 16], Window::three(2));
@@ -66,7 +67,7 @@ fn head(net: &mut Network, stride: usize, x: Value, channels: usize) -> [Value; 
     [part("score", PARTS[0]), part("box", PARTS[1]), part("kps", PARTS[2])]
 }
 
-/// Trains the detector and writes its files below `out`. `steps` replaces the plan's.
+/// Trains the detector and writes its files below `out`. `steps` overrides the number of updates.
 pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
     let device = roll_backends::device("flex")?;
     let (network, levels) = network();

@@ -1,4 +1,4 @@
-//! Training pictures: faces of many sizes, partly hidden or not, and pictures without any.
+//! Training pictures: faces of many sizes, some partly occluded, and pictures without a face.
 
 use rayon::prelude::*;
 use roll_core::{Noise, Purpose};
@@ -9,13 +9,13 @@ use super::clutter;
 use crate::face::{self, Identity};
 use crate::training::pictures::{Softening, share};
 
-/// Identities that are drawn from.
+/// Number of identities in the training data.
 const IDENTITIES: f32 = 10_000.0;
-/// Share of pictures without a face.
+/// Fraction of pictures without a face.
 const EMPTY: f32 = 0.2;
-/// Share of faces that something stands before.
+/// Fraction of faces that are partly occluded.
 const HIDDEN: f32 = 0.25;
-/// Changes that detection must survive.
+/// Augmentation of the training pictures.
 const SOFTENING: Softening = Softening { blurred: 0.5, blur: 1.6, noise: 0.15, brightness: 0.2, gain: 0.15 };
 
 /// A batch.
@@ -27,7 +27,7 @@ pub struct Batch {
     pub targets: Targets,
 }
 
-/// The batches of update `step`: `parts` of `size` pictures.
+/// Returns the batches of update `step`: `parts` batches of `size` pictures.
 pub fn batches(seed: u64, step: u64, parts: usize, size: usize) -> Vec<Batch> {
     let samples: Vec<(Vec<f32>, Option<Truth>)> =
         (0..(parts * size) as u64).into_par_iter().map(|sample| draw(seed, step, sample)).collect();
@@ -51,7 +51,7 @@ fn draw(seed: u64, step: u64, sample: u64) -> (Vec<f32>, Option<Truth>) {
         return (pixels, None);
     }
     if empty {
-        // The background alone: the face stands far outside.
+        // Background only: the face lies far outside the picture.
         shot.centre = [-20.0, -20.0];
     }
     let mut picture = face::render(&identity, &shot, [SIDE; 2]);

@@ -1,4 +1,4 @@
-//! CosFace: classifying people by the angle between an embedding and one direction per person.
+//! The CosFace loss: classification of people by the cosine between an embedding and one learned direction per person.
 
 use burn::tensor::{Device, Tensor, activation};
 use roll_backends::Scope;
@@ -7,25 +7,25 @@ use roll_core::{ParameterSpec, Result};
 use super::WIDTH;
 use crate::training::upload;
 
-/// People an embedder is trained on.
+/// Number of people that an embedder is trained on.
 pub const CLASSES: usize = 800;
-/// Factor of cosines before the softmax.
+/// Factor of the cosines before the softmax.
 const SCALE: f32 = 18.0;
-/// The margin of the right person's cosine over the others', at the end.
+/// Final margin, which is subtracted from the cosine of the correct person.
 const MARGIN: f32 = 0.2;
 
-/// The directions, `[CLASSES, WIDTH]`.
+/// Specification of the learned directions, `[CLASSES, WIDTH]`.
 pub fn classes() -> ParameterSpec {
     ParameterSpec { name: "classes.weight".into(), shape: vec![CLASSES, WIDTH] }
 }
 
-/// The margin at `step`: nothing for the first tenth of the run, then rising over another three tenths.
+/// Returns the margin at `step`: 0 for the first tenth of the run, then rising linearly over three tenths.
 pub fn margin(step: u64, steps: u64) -> f32 {
     let done = step as f32 / steps.max(1) as f32;
     MARGIN * ((done - 0.1) / 0.3).clamp(0.0, 1.0)
 }
 
-/// Mean cross-entropy of `embeddings`, `[N, WIDTH]`, of the people `classes`, each below [`CLASSES`].
+/// Returns the mean cross-entropy of `embeddings`, `[N, WIDTH]`. Each of `classes`, `[N]`, is below [`CLASSES`].
 pub fn identity(
     embeddings: Tensor<2>,
     classes: &[usize],
@@ -43,7 +43,7 @@ pub fn identity(
     Ok((activation::log_softmax(logits, 1) * right).sum() * (-1.0 / n as f32))
 }
 
-/// Rows at length 1.
+/// Normalizes rows to length 1.
 fn unit(rows: Tensor<2>) -> Tensor<2> {
     let squares = (rows.clone() * rows.clone()).sum_dim(1);
     rows / (squares + 1e-12).sqrt()

@@ -1,4 +1,4 @@
-//! `demo-world embedder`: an ArcFace-style network that tells the faces of the demo world apart.
+//! `demo-world embedder`: an ArcFace-style network whose embeddings distinguish the faces of the demo world.
 
 mod loss;
 mod samples;
@@ -13,27 +13,27 @@ use crate::onnx_writer;
 use crate::training::batches::for_each_batch;
 use crate::training::{Plan, Trainer, initial_values, upload};
 
-/// Numbers in an embedding.
+/// Width of an embedding.
 pub const WIDTH: usize = 512;
-/// Side of a crop.
+/// Side of a crop in pixels.
 const CROP: usize = roll_rewards::insightface::align::CROP;
 
-/// The purpose of an embedder: it decides which people it is trained on and where its file goes.
+/// Purpose of an embedder. It determines the people in the training data and the name of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The reward.
+    /// The embedder of the reward.
     Reward,
-    /// A judge that never was a reward: where the two disagree, the reward was hacked.
+    /// The embedder of a judge that is never used as a reward. If the two disagree, the reward was hacked.
     Check,
 }
 
 impl Role {
-    /// Seed 1 is the reward's; every other one makes a judge.
+    /// Returns the role for a seed: the reward for seed 1, a judge for any other.
     pub fn of(seed: u64) -> Self {
         if seed == 1 { Self::Reward } else { Self::Check }
     }
 
-    /// The first identity it is trained on. The two learn from different people.
+    /// Returns the first identity in the training data. The two roles are trained on different people.
     fn first_identity(self) -> u64 {
         match self {
             Self::Reward => 0,
@@ -41,7 +41,7 @@ impl Role {
         }
     }
 
-    /// The file below the output directory.
+    /// Returns the path of the file below the output directory.
     pub fn file(self) -> &'static str {
         match self {
             Self::Reward => "face/arcface_demo.onnx",
@@ -50,9 +50,9 @@ impl Role {
     }
 }
 
-/// Crops `[N, 3, 112, 112]` to embeddings `[N, 512]`.
+/// Returns the network, which maps crops `[N, 3, 112, 112]` to embeddings `[N, 512]`.
 ///
-/// A crop shows about 35 x 35 pixels of a frame, enlarged: the first layer steps by 4 pixels and loses nothing.
+/// A crop shows about 35 x 35 pixels of a frame, enlarged. So the first layer can have stride 4 without losing detail.
 pub fn network() -> Network {
     let mut net = Network::new([CROP; 2]);
     let x = net.conv_prelu("stem", Network::INPUT, [3, 32], Window { kernel: 6, stride: 4, padding: 1 });
@@ -67,7 +67,7 @@ pub fn network() -> Network {
     net
 }
 
-/// Trains an embedder and writes its file below `out`. `steps` replaces the plan's.
+/// Trains an embedder and writes its file below `out`. `steps` overrides the number of updates.
 pub fn train(seed: u64, steps: Option<u64>, out: &Path) -> Result<()> {
     let role = Role::of(seed);
     let device = roll_backends::device("flex")?;

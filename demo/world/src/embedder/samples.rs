@@ -1,4 +1,4 @@
-//! Training crops: random shots of random people, cut out around landmarks as a detector would find them.
+//! Training crops: random shots of random people, cropped around landmarks with the error of a detector.
 
 use rayon::prelude::*;
 use roll_core::{Noise, Purpose};
@@ -13,7 +13,7 @@ use crate::training::pictures::Softening;
 const SIDE: usize = 64;
 /// Standard deviation of a landmark's error, in pixels.
 const LANDMARK_ERROR: f32 = 0.7;
-/// Changes that the identity must survive.
+/// Augmentation of the training crops.
 const SOFTENING: Softening = Softening { blurred: 0.6, blur: 1.6, noise: 0.08, brightness: 0.12, gain: 0.08 };
 
 /// A batch.
@@ -21,11 +21,11 @@ const SOFTENING: Softening = Softening { blurred: 0.6, blur: 1.6, noise: 0.08, b
 pub struct Batch {
     /// `[N, 3, 112, 112]` in [-1, 1].
     pub crops: Vec<f32>,
-    /// The person of each.
+    /// The class of each crop.
     pub classes: Vec<usize>,
 }
 
-/// The batches of update `step`: `parts` of `size` crops.
+/// Returns the batches of update `step`: `parts` batches of `size` crops.
 pub fn batches(seed: u64, first_identity: u64, step: u64, parts: usize, size: usize) -> Vec<Batch> {
     let samples: Vec<(Vec<f32>, usize)> =
         (0..(parts * size) as u64).into_par_iter().map(|sample| draw(seed, first_identity, step, sample)).collect();
@@ -45,7 +45,7 @@ fn draw(seed: u64, first_identity: u64, step: u64, sample: u64) -> (Vec<f32>, us
     let mut picture = face::render(&identity, &shot, [SIDE; 2]);
     SOFTENING.apply(&mut picture.pixels, picture.size, &mut uniform);
     let landmarks = picture.landmarks.map(|p| p.map(|v| v + LANDMARK_ERROR * gaussian(&mut uniform)));
-    // Five points that the jitter makes coincide exactly do not occur; a grey crop would then do no harm.
+    // The jitter never makes five landmarks coincide exactly; a grey crop would do no harm.
     let crop = Crop::new(&landmarks, picture.size, Alignment::Exact);
     (crop.map_or_else(|| vec![0.0; 3 * CROP * CROP], |crop| crop.forward(&picture.pixels)), class)
 }

@@ -1,4 +1,4 @@
-//! Short coherent motions, and their names.
+//! Short coherent motions and their prompts.
 
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -7,14 +7,14 @@ use rand_chacha::ChaCha8Rng;
 use super::canvas::Colour;
 use super::{Identity, Picture, Shot, render};
 
-/// A person doing something.
+/// A clip of one person.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Clip {
     /// Number of the [`Identity`].
     pub identity: u64,
-    /// The motion, in words; not the person.
+    /// Describes the motion, not the person.
     pub prompt: String,
-    /// Frame by frame.
+    /// The frames.
     pub pictures: Vec<Picture>,
 }
 
@@ -41,7 +41,7 @@ const BACKGROUNDS: [(&str, Colour); 7] = [
     ("white", [0.88, 0.89, 0.90]),
 ];
 
-/// Every prompt that [`clip`] can give, with the number of its motion, expression, light and background.
+/// Returns every prompt that [`clip`] can return, with the indices of its motion, expression, light and background.
 pub fn prompts() -> Vec<(String, [usize; 4])> {
     let mut all = Vec::new();
     for motion in 0..MOTIONS.len() {
@@ -66,12 +66,12 @@ fn prompt([motion, expression, light, background]: [usize; 4]) -> String {
     )
 }
 
-/// A clip of `frames` frames of `[height, width]` pixels.
+/// Returns a clip of `frames` frames of `[height, width]` pixels.
 pub fn clip(identity_seed: u64, clip_seed: u64, frames: usize, size: [usize; 2]) -> Clip {
     swapped(identity_seed, identity_seed, clip_seed, frames, size)
 }
 
-/// As [`clip`], with somebody else in the place of the person from the second frame on.
+/// Returns a clip like [`clip`] in which the person `later` replaces the person from the second frame on.
 pub fn swapped(identity_seed: u64, later: u64, clip_seed: u64, frames: usize, size: [usize; 2]) -> Clip {
     let (first, later) = (Identity::new(identity_seed), Identity::new(later));
     let mut rng = ChaCha8Rng::seed_from_u64(clip_seed ^ (identity_seed << 20) ^ 0xc11b);
@@ -109,7 +109,7 @@ pub fn swapped(identity_seed: u64, later: u64, clip_seed: u64, frames: usize, si
     Clip { identity: identity_seed, prompt: prompt(chosen), pictures: pictures.collect() }
 }
 
-/// 0 to 1, slow at both ends.
+/// Returns a smooth step from 0 to 1.
 fn ease(t: f32) -> f32 {
     t * t * (3.0 - 2.0 * t)
 }

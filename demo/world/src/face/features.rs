@@ -7,7 +7,7 @@ use super::{Identity, Shot};
 const WHITE: Colour = [0.96, 0.95, 0.93];
 const LINE: Colour = [0.10, 0.06, 0.06];
 
-/// Everything between forehead and chin.
+/// Draws everything between forehead and chin.
 pub fn draw(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     nose(canvas, head, identity, shot);
     mouth(canvas, head, identity, shot);
@@ -24,7 +24,7 @@ pub fn draw(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) 
     }
 }
 
-/// How visible a feature is that may have turned away.
+/// Returns how visible a feature is that turns away, from 0 to 1.
 fn seen(facing: f32) -> f32 {
     step(0.10, 0.30, facing)
 }
@@ -55,7 +55,7 @@ fn eye(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot, side:
         colour = mix(colour, [0.02; 3], cover((d - 0.42 * iris) * unit));
         let (hu, hv) = (du + 0.35 * iris, dv + 0.40 * iris);
         colour = mix(colour, [1.0; 3], 0.9 * cover(((hu * hu + hv * hv).sqrt() - 0.26 * iris) * unit));
-        // The lid's line; a closed eye is the line alone.
+        // The lid's line. Only this line is drawn for a closed eye.
         let edge = (v - upper).abs() - 0.022 - 0.012 * step(-0.3 * w, w, side * u);
         let lid = cover(edge.max(u.abs() - 1.06 * w) * unit);
         let crease = 0.45 * bell((v - upper + 0.075) / 0.028) * step(1.1 * w, 0.7 * w, u.abs());
@@ -91,7 +91,7 @@ fn nose(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     let strength = 0.35 + 0.35 * shot.contrast;
     canvas.paint(patch.bounds(0.55), |x, y| {
         let [u, v] = patch.local(x, y);
-        // The bridge runs from the tip to between the eyes, wherever the head turns.
+        // The bridge runs from the tip to between the eyes, however the head is turned.
         let [ru, rv] = patch.local(root[0], root[1]);
         let along = (v / rv.min(-0.05)).clamp(0.0, 1.0);
         let off = u - ru * along;
@@ -161,7 +161,7 @@ fn mouth(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     });
 }
 
-/// Rims, bridge and temples.
+/// Draws rims, bridge and temples of glasses.
 pub fn glasses(canvas: &mut Canvas, head: &Head, identity: &Identity) {
     let Some(rim) = identity.glasses else { return };
     let power = if identity.round_glasses { 2.0f32 } else { 4.0 };

@@ -1,13 +1,13 @@
-//! From places of the head to pixels.
+//! Projection of positions on the head to pixels.
 
 use super::{Identity, Shot};
 
-/// Depth of the head, in half heights.
+/// Depth of the head. The unit is half the head's height.
 const DEPTH: f32 = 0.85;
-/// How far the tip of the nose stands out.
+/// Height of the tip of the nose above the surface.
 const NOSE: f32 = 0.16;
 
-/// A posed head: half its height is the unit, x is right, y down, the chin at y = 1.
+/// A posed head. The unit is half its height; x points right, y down; the chin lies at y = 1.
 pub struct Head {
     /// Half the width.
     pub width: f32,
@@ -23,25 +23,25 @@ pub struct Head {
     landmarks: [[f32; 2]; 5],
 }
 
-/// Coordinates around a place of the head's surface, in units of the head.
+/// Local coordinates around a position on the head's surface, in units of the head.
 pub struct Patch {
-    /// The place in pixels.
+    /// The position in pixels.
     pub at: [f32; 2],
     inverse: [f32; 4],
-    /// Pixels per unit, about.
+    /// Approximate number of pixels per unit.
     pub unit: f32,
     /// How much the surface faces the viewer, 0 to 1.
     pub facing: f32,
 }
 
 impl Patch {
-    /// Coordinates of a pixel.
+    /// Returns the local coordinates of a pixel.
     pub fn local(&self, x: f32, y: f32) -> [f32; 2] {
         let (dx, dy) = (x - self.at[0], y - self.at[1]);
         [self.inverse[0] * dx + self.inverse[1] * dy, self.inverse[2] * dx + self.inverse[3] * dy]
     }
 
-    /// A box of `reach` units around the place, in pixels.
+    /// Returns a box that contains `reach` units around the position, in pixels.
     pub fn bounds(&self, reach: f32) -> [f32; 4] {
         let r = reach * self.unit * 1.2;
         [self.at[0] - r, self.at[1] - r, self.at[0] + r, self.at[1] + r]
@@ -71,7 +71,7 @@ impl Head {
         head
     }
 
-    /// The pixel of a place of the surface, `out` units above it.
+    /// Projects a position of the surface, raised by `out` units, to a pixel.
     pub fn project(&self, [x, y]: [f32; 2], out: f32) -> [f32; 2] {
         let flat = 1.0 - (x / self.width).powi(2) - (y / 1.05).powi(2);
         let z = DEPTH * flat.max(0.02).sqrt() + out;
@@ -82,25 +82,26 @@ impl Head {
         self.place([x, y])
     }
 
-    /// The pixel of a point of the plane that faces the viewer: tilt, size and place alone.
+    /// Projects a point of the plane that faces the viewer to a pixel. Only roll, size and position of the head are
+    /// applied.
     pub fn place(&self, [x, y]: [f32; 2]) -> [f32; 2] {
         let [cos, sin] = self.roll;
         [self.centre[0] + self.unit * (x * cos - y * sin), self.centre[1] + self.unit * (x * sin + y * cos)]
     }
 
-    /// The reverse of [`Head::place`].
+    /// Inverts [`Head::place`].
     pub fn plane(&self, x: f32, y: f32) -> [f32; 2] {
         let (dx, dy) = ((x - self.centre[0]) / self.unit, (y - self.centre[1]) / self.unit);
         let [cos, sin] = self.roll;
         [dx * cos + dy * sin, dy * cos - dx * sin]
     }
 
-    /// How far hair and hairline move when the head turns: right, down.
+    /// Returns how far hair and hairline move right and down when the head turns.
     pub fn drift(&self) -> [f32; 2] {
         [0.45 * self.yaw[1], 0.45 * self.pitch[1]]
     }
 
-    /// Coordinates around a place, turned with the surface; `out` units above it.
+    /// Returns local coordinates that follow the surface around a position, raised by `out` units.
     pub fn patch(&self, [x, y]: [f32; 2], out: f32) -> Patch {
         const D: f32 = 0.03;
         let at = self.project([x, y], out);
@@ -110,12 +111,13 @@ impl Head {
         let [a, b, c, d] = [derivative(across, 0), derivative(along, 0), derivative(across, 1), derivative(along, 1)];
         let area = a * d - b * c;
         let facing = (area / (self.unit * self.unit)).clamp(0.0, 1.0);
-        // A patch seen from the side keeps a little width, so that it stays a shape.
+        // A patch seen from the side keeps a minimal width, so that the transform remains invertible.
         let area = area.max(0.15 * self.unit * self.unit);
         Patch { at, inverse: [d / area, -b / area, -c / area, a / area], unit: self.unit, facing }
     }
 
-    /// How far outside the outline of the face a point of the plane lies, in units (negative inside); `grow` widens it.
+    /// Returns how far a point of the plane lies outside the outline of the face, in units (negative inside). `grow`
+    /// widens the outline.
     pub fn outline(&self, [x, y]: [f32; 2], grow: f32) -> f32 {
         let lower = y.max(0.0);
         let width = (self.width + grow) * (1.0 - self.jaw * 0.55 * lower * lower);
@@ -124,7 +126,7 @@ impl Head {
         (radius - 1.0) * self.width
     }
 
-    /// The face without hair and ears, in pixels.
+    /// Returns the box of the face without hair and ears, `[x1, y1, x2, y2]` in pixels.
     pub fn bounds(&self) -> [f32; 4] {
         let mut bounds = [f32::MAX, f32::MAX, f32::MIN, f32::MIN];
         let top = self.hairline + self.drift()[1];
@@ -143,19 +145,19 @@ impl Head {
         bounds
     }
 
-    /// See [`super::Picture::landmarks`].
+    /// Returns the landmarks, see [`super::Picture::landmarks`].
     pub fn landmarks(&self) -> [[f32; 2]; 5] {
         self.landmarks
     }
 }
 
 impl Identity {
-    /// Half the width of the mouth as it is shown.
+    /// Returns half the width of the mouth with the shot's expression.
     pub fn mouth_reach(&self, shot: &Shot) -> f32 {
         self.mouth_width * (1.0 + 0.16 * shot.smile - 0.14 * shot.mouth_open)
     }
 
-    /// Height of its corners.
+    /// Returns the height of the mouth's corners.
     pub fn mouth_corner(&self, shot: &Shot) -> f32 {
         self.mouth_height - 0.085 * shot.smile
     }

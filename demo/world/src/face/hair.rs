@@ -5,7 +5,7 @@ use super::geometry::Head;
 use super::identity::HairStyle;
 use super::{Identity, Shot};
 
-/// Hair that hangs or stands behind the head.
+/// Draws the hair behind the head.
 pub fn behind(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     let w = identity.width;
     let drift = head.drift();
@@ -33,7 +33,7 @@ pub fn behind(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot
     });
 }
 
-/// Hair on the head and over the forehead.
+/// Draws the hair on the head and over the forehead.
 pub fn front(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     if identity.style == HairStyle::Bald {
         return;
@@ -57,7 +57,7 @@ pub fn front(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot)
         let (fu, fv) = (u - 1.5 * drift[0], v - 1.2 * drift[1]);
         let side = (fu / identity.width).abs();
         let curls = if identity.style == HairStyle::Curly { 0.05 * (16.0 * fu).sin() } else { 0.0 };
-        // The hairline falls at the temples, slants with the parting, and comes down with the fringe.
+        // The hairline drops at the temples, slants with the parting, and drops further with the fringe.
         let temples = match identity.style {
             HairStyle::Bob => 1.35 * step(0.72, 1.0, side),
             HairStyle::Long => 1.30 * step(0.74, 1.02, side),
@@ -84,7 +84,7 @@ fn whole(canvas: &Canvas) -> [f32; 4] {
     [0.0, 0.0, width as f32, height as f32]
 }
 
-/// The colour of hair at a place: strands and a gleam.
+/// Returns the colour of hair at a position: strands and a highlight.
 fn strands(identity: &Identity, shot: &Shot, u: f32, v: f32, factor: f32) -> Colour {
     let strand = 0.06 * (26.0 * u + 5.0 * (2.0 * v).sin()).sin();
     let gleam = 0.22 * (-((v + 0.78) / 0.16).powi(2) - ((u - 0.3 * shot.light) / 0.5).powi(2)).exp();

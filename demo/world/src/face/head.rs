@@ -5,7 +5,7 @@ use super::geometry::Head;
 use super::identity::{Beard, HairStyle};
 use super::{Identity, Shot};
 
-/// A gradient, lighter where the light comes from.
+/// Draws a gradient that is lighter on the side of the light.
 pub fn background(canvas: &mut Canvas, shot: &Shot) {
     let [height, width] = canvas.size();
     canvas.fill(|x, y| {
@@ -15,7 +15,7 @@ pub fn background(canvas: &mut Canvas, shot: &Shot) {
     });
 }
 
-/// Neck, shoulders and ears.
+/// Draws neck, shoulders and ears.
 pub fn body(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     let [height, width] = canvas.size();
     let everything = [0.0, 0.0, width as f32, height as f32];
@@ -37,7 +37,7 @@ pub fn body(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) 
         (shade(identity.clothes, light), cover(shoulders.max(collar) * unit))
     });
     for side in [-1.0f32, 1.0] {
-        // An ear goes behind the head when the face turns to its side.
+        // An ear moves behind the head when the face turns to the ear's side.
         let reach = identity.width + 0.03 - 0.9 * side * drift[0];
         let place = [side * reach.clamp(0.3, identity.width + 0.1), identity.eye_height + 0.14 - 0.4 * drift[1]];
         let at = head.place(place);
@@ -52,7 +52,7 @@ pub fn body(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) 
     }
 }
 
-/// Direction of the light, towards it.
+/// Returns the unit vector towards the light.
 fn light(shot: &Shot) -> [f32; 3] {
     let across = 0.75 * shot.light;
     let (down, out) = (-0.42f32, 0.75f32);
@@ -60,7 +60,7 @@ fn light(shot: &Shot) -> [f32; 3] {
     [across / length, down / length, out / length]
 }
 
-/// The skin, with light, cheeks, freckles and beard.
+/// Draws the skin with light, cheeks, freckles and beard.
 pub fn skin(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) {
     let l = light(shot);
     let drift = head.drift();
@@ -80,7 +80,7 @@ pub fn skin(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) 
         let lit = (nx * l[0] + ny * l[1] + nz * l[2]).max(0.0);
         let strength = 0.15 + 0.40 * shot.contrast;
         let mut colour = shade(identity.skin, 1.03 - strength + 1.15 * strength * lit);
-        // Places on the face move with it.
+        // Positions on the face move with the face.
         let (fu, fv) = (u - 0.9 * drift[0] * 1.7, v - 0.9 * drift[1] * 1.7);
         let cheek = |side: f32| bell((fu - side * 0.42) / 0.20) * bell((fv - 0.26) / 0.17);
         let rosy = 0.30 * identity.blush * (cheek(-1.0) + cheek(1.0));
@@ -114,13 +114,13 @@ pub fn skin(canvas: &mut Canvas, head: &Head, identity: &Identity, shot: &Shot) 
     });
 }
 
-/// Where the beard leaves the lips free.
+/// Returns 1 on the lips, where there is no beard, and 0 outside.
 fn mouth_area(identity: &Identity, u: f32, v: f32) -> f32 {
     let reach = (u / (0.95 * identity.mouth_width)).powi(2) + ((v - identity.mouth_height) / 0.11).powi(2);
     step(1.2, 0.8, reach)
 }
 
-/// The outline is a little darker.
+/// Darkens the outline a little.
 fn edge(colour: Colour, outside: f32) -> Colour {
     shade(colour, 1.0 - 0.16 * step(-0.10, 0.0, outside))
 }

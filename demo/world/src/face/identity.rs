@@ -1,4 +1,4 @@
-//! Who is shown.
+//! The appearance of a person.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -8,26 +8,26 @@ use super::canvas::{Colour, mix};
 /// Shape of the hair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HairStyle {
-    /// None, but for a shadow.
+    /// Shaved; only a shadow.
     Bald,
     /// A close cap.
     Short,
-    /// Short with volume above.
+    /// Short, with volume on top.
     Quiff,
     /// Round and wide.
     Curly,
-    /// To the chin.
+    /// Down to the chin.
     Bob,
-    /// To the shoulders and beyond.
+    /// Down to the shoulders and beyond.
     Long,
-    /// Gathered above.
+    /// Gathered on top.
     Bun,
 }
 
-/// Hair of the face.
+/// Style of the beard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beard {
-    /// None.
+    /// No beard.
     None,
     /// A shadow on jaw and lip.
     Stubble,
@@ -35,11 +35,11 @@ pub enum Beard {
     Full,
     /// Above the lip.
     Moustache,
-    /// On the chin.
+    /// Chin only.
     Goatee,
 }
 
-/// Everything that stays when a person moves. Lengths are in units of half the height of the head.
+/// The properties of a person that do not change with motion. Lengths are in units of half the height of the head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Identity {
     /// Half the width of the head.
@@ -56,55 +56,55 @@ pub struct Identity {
     pub hair: Colour,
     /// Shape of the hair.
     pub style: HairStyle,
-    /// Height of the hairline, up is negative.
+    /// Height of the hairline; up is negative.
     pub hairline: f32,
-    /// Slope of the hairline: a parting.
+    /// Slope of the hairline at the parting.
     pub parting: f32,
-    /// How far hair falls over the forehead, 0 to 1.
+    /// How far the hair falls over the forehead, 0 to 1.
     pub fringe: f32,
     /// Colour of the iris.
     pub iris: Colour,
-    /// Half the distance of the eyes.
+    /// Half the distance between the eyes.
     pub eye_distance: f32,
-    /// Their height, down is positive.
+    /// Height of the eyes; down is positive.
     pub eye_height: f32,
     /// Half the width of an eye.
     pub eye_width: f32,
-    /// Half its opening.
+    /// Half the opening of an eye.
     pub eye_open: f32,
-    /// Slant; positive raises the outer corners.
+    /// Slant of the eyes; positive raises the outer corners.
     pub eye_tilt: f32,
     /// Thickness of the brows.
     pub brow: f32,
-    /// Their height above the eyes.
+    /// Height of the brows above the eyes.
     pub brow_height: f32,
-    /// Their slant; positive raises the outer ends.
+    /// Slant of the brows; positive raises the outer ends.
     pub brow_tilt: f32,
-    /// How bent they are.
+    /// Curvature of the brows, 0 to 1.
     pub brow_arch: f32,
     /// Half the width of the nose.
     pub nose_width: f32,
-    /// Height of its tip.
+    /// Height of the tip of the nose.
     pub nose_height: f32,
     /// Height of the mouth.
     pub mouth_height: f32,
-    /// Half its width.
+    /// Half the width of the mouth.
     pub mouth_width: f32,
     /// Thickness of the lips.
     pub lips: f32,
-    /// Their colour.
+    /// Colour of the lips.
     pub lip_colour: Colour,
     /// Size of the ears.
     pub ears: f32,
-    /// Hair of the face.
+    /// Style of the beard.
     pub beard: Beard,
-    /// Colour of the glasses' rims, if there are glasses.
+    /// Colour of the glasses' rims; `None` without glasses.
     pub glasses: Option<Colour>,
-    /// Round rims, or square ones.
+    /// Whether the rims are round. Otherwise they are square.
     pub round_glasses: bool,
     /// Strength of freckles, 0 to 1.
     pub freckles: f32,
-    /// A mole at this place of the face.
+    /// Position of a mole on the face.
     pub mole: Option<[f32; 2]>,
     /// Colour of the clothes.
     pub clothes: Colour,
@@ -142,7 +142,7 @@ const IRISES: [Colour; 6] = [
 const RIMS: [Colour; 4] = [[0.07, 0.07, 0.08], [0.48, 0.25, 0.10], [0.70, 0.12, 0.14], [0.78, 0.72, 0.50]];
 
 impl Identity {
-    /// The person of this number.
+    /// Returns the person with this number. The same number always returns the same person.
     pub fn new(seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x1dea_11fe);
         let tone = rng.random_range(0.0..(SKINS.len() - 1) as f32);

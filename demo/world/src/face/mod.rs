@@ -1,4 +1,5 @@
-//! Procedural faces: who is shown ([`Identity`]), how ([`Shot`]), and the picture of it with its exact landmarks.
+//! Procedural faces. A person ([`Identity`]) is rendered in a pose ([`Shot`]) to a [`Picture`] with its exact
+//! landmarks; [`clip()`] animates a person.
 
 mod canvas;
 mod clip;
@@ -27,12 +28,12 @@ pub struct Picture {
     pub size: [usize; 2],
     /// The face without hair and ears: x1, y1, x2, y2 in pixels.
     pub bounds: [f32; 4],
-    /// The eye on the left of the picture, the other eye, the tip of the nose, and the corners of the mouth, left first:
-    /// x, y in pixels, the centre of the first pixel at 0.
+    /// Eye on the left of the picture, other eye, tip of the nose, left and right corner of the mouth: x, y in pixels.
+    /// The centre of the first pixel is at 0.
     pub landmarks: [[f32; 2]; 5],
 }
 
-/// Draws a face, `[height, width]` pixels large.
+/// Renders a face of `[height, width]` pixels.
 pub fn render(identity: &Identity, shot: &Shot, size: [usize; 2]) -> Picture {
     let head = Head::new(identity, shot, size);
     let mut canvas = Canvas::new(size);

@@ -1,39 +1,39 @@
-//! How a person is shown at one instant.
+//! Pose, expression and light of a person at one instant.
 
 use super::canvas::Colour;
 
 /// Pose, expression, light and background. The default is a neutral frontal view.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shot {
-    /// Turn in radians; positive turns to the right of the picture.
+    /// Turn in radians. Positive values turn to the right of the picture.
     pub yaw: f32,
-    /// Nod in radians; positive looks down.
+    /// Nod in radians. Positive values look down.
     pub pitch: f32,
-    /// Tilt in radians; positive is clockwise.
+    /// Tilt in radians. Positive values are clockwise.
     pub roll: f32,
-    /// Centre of the head as a share of width and height.
+    /// Centre of the head as a fraction of width and height.
     pub centre: [f32; 2],
-    /// Half the height of the head as a share of the picture's height.
+    /// Half the height of the head as a fraction of the picture's height.
     pub scale: f32,
-    /// -0.5 (sad) to 1.
+    /// Smile, from -0.5 (sad) to 1.
     pub smile: f32,
-    /// 0 to 1.
+    /// Opening of the mouth, 0 to 1.
     pub mouth_open: f32,
-    /// 0 (open) to 1 (closed).
+    /// Closing of the eyes, from 0 (open) to 1 (closed).
     pub blink: f32,
-    /// Raised brows, -0.5 to 1.
+    /// Raising of the brows, -0.5 to 1.
     pub brows: f32,
     /// Direction of the eyes, right and down, each in [-1, 1].
     pub gaze: [f32; 2],
-    /// Where the light comes from, -1 (left) to 1.
+    /// Direction of the light, from -1 (left) to 1 (right).
     pub light: f32,
-    /// How strongly it models, 0 to 1.
+    /// Contrast of the shading, 0 to 1.
     pub contrast: f32,
-    /// -1 (cool) to 1 (warm).
+    /// Tint of the light, from -1 (cool) to 1 (warm).
     pub warmth: f32,
-    /// Factor of all light.
+    /// Factor of all colours.
     pub brightness: f32,
-    /// Colours above and below.
+    /// Colours at the top and at the bottom.
     pub background: [Colour; 2],
 }
 
@@ -59,7 +59,7 @@ impl Default for Shot {
     }
 }
 
-/// A shot drawn from `uniform`, which gives values in [-1, 1).
+/// Returns a random shot. `uniform` returns values in [-1, 1).
 pub fn random_shot(uniform: &mut impl FnMut() -> f32) -> Shot {
     let mut share = || 0.5 + 0.5 * uniform();
     let top: Colour = std::array::from_fn(|_| 0.15 + 0.75 * share());

@@ -50,7 +50,7 @@ fn a_turn_moves_the_nose_its_way_and_hides_the_far_side() {
     let at = |yaw| render(&identity, &Shot { yaw, ..Shot::default() }, [64, 64]).landmarks;
     let (left, front, right) = (at(-0.4), at(0.0), at(0.4));
     assert!(left[2][0] < front[2][0] && front[2][0] < right[2][0]);
-    // Mirror images of one another.
+    // The two pictures are mirror images.
     let middle = 0.5 * 64.0 - 0.5;
     assert!((left[2][0] - middle + right[2][0] - middle).abs() < 1e-3);
     let gap = |l: [[f32; 2]; 5]| [l[2][0] - l[0][0], l[1][0] - l[2][0]];

@@ -7,12 +7,12 @@ use super::{Network, Value, evaluate};
 use crate::training::initial_values;
 use crate::{detector, embedder, onnx_writer};
 
-/// The largest difference between the outputs of a network on Burn and of its ONNX file in our executor, relative to
-/// the largest output.
+/// Returns the largest difference between the outputs of a network on Burn and of its ONNX file in our executor,
+/// relative to the largest output.
 fn difference(network: &Network) -> f32 {
     let device = Device::flex();
     let mut values = initial_values(&network.parameters, 3);
-    // Biases and slopes start equal: another value in each tells transposed or swapped ones apart.
+    // Biases and slopes start equal. Different values in each reveal transposed or swapped ones.
     let noise = Noise::new(4);
     let mut draw = noise.uniform(Purpose::Synthetic, 0, 0);
     values.iter_mut().for_each(|v| *v += 0.02 * draw());

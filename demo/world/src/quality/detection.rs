@@ -1,4 +1,4 @@
-//! How well faces and their landmarks are found.
+//! Detection rate of faces, and accuracy of their landmarks.
 
 use std::path::Path;
 
@@ -12,33 +12,33 @@ use serde::Serialize;
 use super::{HELD_OUT, Look, SEED, config, picture, rounded, soften};
 use crate::detector::{SIDE, clutter};
 
-/// Pictures with a face.
+/// Number of pictures with a face.
 const FACES: u64 = 600;
-/// Pictures without.
+/// Number of pictures without a face.
 const EMPTY: u64 = 300;
-/// Pictures at once.
+/// Pictures per batch.
 const BATCH: u64 = 50;
 
-/// Figures at the pipeline's threshold of 0.5.
+/// Figures at the pipeline's score threshold of 0.5.
 #[derive(Debug, Serialize)]
 pub struct Figures {
-    /// Pictures with a face, and without.
+    /// Number of pictures with a face, and without.
     pictures: [u64; 2],
-    /// Share of faces of which the largest detection covers the true box with an intersection over union of 0.5.
+    /// Fraction of faces whose largest detection has an intersection over union of at least 0.5 with the true box.
     recall: f64,
-    /// Detections that overlap no face by that much, per picture with a face.
+    /// Detections with an intersection over union below 0.5 with the face, per picture with a face.
     false_positives_beside_a_face: f64,
-    /// Share of the pictures without a face in which one is seen.
+    /// Fraction of the pictures without a face in which a face is detected.
     false_positives_without_a_face: f64,
-    /// Mean distance of a found landmark from the true one, pixels of a 64x64 picture.
+    /// Mean distance between detected and true landmarks, in pixels of a 64x64 picture.
     landmark_error_pixels: f64,
-    /// The same as a share of the distance between the eyes.
+    /// Mean distance between detected and true landmarks, as a fraction of the distance between the eyes.
     landmark_error_of_eye_distance: f64,
-    /// Mean intersection over union of found and true boxes.
+    /// Mean intersection over union of detected and true boxes.
     overlap: f64,
 }
 
-/// The detector alone.
+/// Opens the detector without an embedder.
 pub fn open(directory: &Path, file: &str, out: &Path) -> Result<Detector> {
     let device = roll_backends::device("flex")?;
     Detector::new(Network::open(&out.join(file), &device, Executor::Own)?, &config(directory), &device)

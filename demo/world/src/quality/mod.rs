@@ -1,5 +1,5 @@
-//! How good the exported networks are, measured through the files and the run-time pipeline that reads them, on
-//! people that no network was trained on.
+//! Quality of the exported networks. The figures are measured on the files, through the pipeline that reads them at run
+//! time, with people that no network was trained on.
 
 mod detection;
 pub mod text;
@@ -21,24 +21,24 @@ use crate::training::pictures::{Softening, blur};
 
 /// The first identity that no training uses.
 const HELD_OUT: u64 = 10_000;
-/// Seed of the pictures that figures are measured on.
+/// Seed of the pictures that are measured.
 const SEED: u64 = 99;
-/// The figures, below the output directory.
+/// File of the figures, below the output directory.
 const FILE: &str = "quality.json";
 
-/// How the measured pictures look.
+/// Look of the measured pictures.
 #[derive(Clone, Copy, Debug)]
 enum Look {
     /// As rendered.
     Sharp,
-    /// Blurred by a Gaussian of one pixel, with some noise: worse than a video model's frames.
+    /// Blurred by a Gaussian of one pixel, with noise. This is worse than the frames of a video model.
     Soft,
 }
 
-/// Measures the detector in `face/` below `out`, prints the figures and puts them into `quality.json`.
+/// Measures the detector in `face/` below `out`, prints the figures and writes them to `quality.json`.
 pub fn detector(out: &Path) -> Result<()> {
     let directory = out.join(FILES[0]).parent().map(Path::to_path_buf).unwrap_or_default();
-    // The pipeline wants an embedder beside the detector; the detector's figures need none.
+    // The pipeline requires an embedder next to the detector; these figures do not need one.
     let detector = detection::open(&directory, FILES[0], out)?;
     for (name, look) in [("detector", Look::Sharp), ("detector_soft", Look::Soft)] {
         record(out, name, &detection::measure(&detector, look)?)?;
@@ -46,7 +46,8 @@ pub fn detector(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Measures the embedder of `role` with the detector beside it, prints the figures and puts them into `quality.json`.
+/// Measures the embedder of `role` with the detector in its folder, prints the figures and writes them to
+/// `quality.json`.
 pub fn embedder(role: Role, out: &Path) -> Result<()> {
     let networks = networks(role, out)?;
     let name = match role {
@@ -59,13 +60,13 @@ pub fn embedder(role: Role, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The embedder of `role` below `out`, with the detector beside it.
+/// Loads the embedder of `role` below `out` and the detector in its folder.
 fn networks(role: Role, out: &Path) -> Result<FaceNetworks> {
     let directory = out.join(role.file()).parent().map(Path::to_path_buf).unwrap_or_default();
     FaceNetworks::load(&directory, &config(&directory), &roll_backends::device("flex")?)
 }
 
-/// The settings under which the reward runs in the demo.
+/// Returns the settings of the reward in the demo.
 fn config(directory: &Path) -> IdentityConfig {
     IdentityConfig {
         reward_model_path: directory.display().to_string(),
@@ -75,7 +76,7 @@ fn config(directory: &Path) -> IdentityConfig {
     }
 }
 
-/// A picture of a held-out person.
+/// Returns a picture of a held-out person.
 fn picture(identity: u64, shot: u64, look: Look) -> Picture {
     let noise = Noise::new(SEED);
     let mut uniform = noise.uniform(Purpose::Synthetic, identity, shot);
@@ -93,7 +94,7 @@ fn soften(pixels: &mut [f32], look: Look, uniform: &mut impl FnMut() -> f32) {
     }
 }
 
-/// Prints `figures` and puts them under `name` into the file, beside its other contents.
+/// Prints `figures` and writes them under `name` to the file, which keeps its other entries.
 fn record(out: &Path, name: &str, figures: &impl Serialize) -> Result<()> {
     let path = out.join(FILE);
     let bad = |problem: serde_json::Error| Error::bad_file(&path, problem.to_string());
@@ -108,7 +109,7 @@ fn record(out: &Path, name: &str, figures: &impl Serialize) -> Result<()> {
     files::write(&path, &serde_json::to_vec_pretty(&all).map_err(bad)?)
 }
 
-/// Rounded to four digits behind the point: more is noise.
+/// Rounds to four decimals; further digits are noise.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

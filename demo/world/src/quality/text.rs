@@ -1,4 +1,4 @@
-//! How much the text encoder's embeddings tell of prompts that it was not trained on.
+//! Information in the text encoder's embeddings about prompts that it was not trained on.
 
 use std::path::Path;
 
@@ -11,24 +11,24 @@ use serde::Serialize;
 use super::{record, rounded};
 use crate::text::{ENCODER, Prompt, TOKENIZER, classes, prompts};
 
-/// Prompts are told apart by the nearest class mean of the training prompts' embeddings.
+/// Accuracy of classifying prompts by the nearest class mean of the training prompts' embeddings.
 #[derive(Debug, Serialize)]
 struct Figures {
-    /// Held-out prompts.
+    /// Number of held-out prompts.
     prompts: usize,
-    /// Share of them whose motion is told right.
+    /// Fraction of prompts whose motion is classified correctly.
     motion: f64,
-    /// Share of expressions.
+    /// Fraction of prompts whose expression is classified correctly.
     expression: f64,
-    /// Share of lights.
+    /// Fraction of prompts whose light is classified correctly.
     light: f64,
-    /// Share of backgrounds.
+    /// Fraction of prompts whose background is classified correctly.
     background: f64,
-    /// Share of prompts of which everything is told right.
+    /// Fraction of prompts whose four attributes are all classified correctly.
     everything: f64,
 }
 
-/// Measures tokenizer and encoder below `out`, prints the figures and puts them into `quality.json`.
+/// Measures tokenizer and encoder below `out`, prints the figures and writes them to `quality.json`.
 pub fn measure(out: &Path) -> Result<()> {
     let tokenizer = Tokenizer::load(out.join(TOKENIZER))?;
     let encoder = Umt5::new(&Checkpoint::open(out.join(ENCODER))?.all()?, &roll_backends::device("flex")?)?;

@@ -1,4 +1,4 @@
-//! How well the VAE gives clips back, and how normal its latents are.
+//! Reconstruction error of the VAE, and the distribution of its latents.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ use crate::embedder::Role;
 use crate::face::{self, Picture};
 use crate::vae::{FILE, FRAMES, SIDE};
 
-/// Clips, each of another person.
+/// Number of clips, one per person.
 const CLIPS: u64 = 64;
-/// Of these, how many are shown; and which frames of them.
+/// Number of clips on the sheet.
 const SHOWN: usize = 8;
 const SHOWN_FRAMES: [usize; 2] = [0, FRAMES - 1];
 /// Pixels of the sheet per pixel of a frame.
@@ -24,27 +24,27 @@ const ZOOM: u32 = 3;
 /// The figures of the VAE.
 #[derive(Debug, Serialize)]
 struct Figures {
-    /// Clips that were encoded and decoded.
+    /// Number of clips that were encoded and decoded.
     clips: u64,
-    /// Peak signal-to-noise ratio in dB, of the mean squared error over all clips.
+    /// Peak signal-to-noise ratio (PSNR) in dB, from the mean squared error over all clips.
     psnr: f64,
-    /// That of the worst clip.
+    /// PSNR of the worst clip.
     psnr_worst: f64,
-    /// That of first frames, which have a latent of their own.
+    /// PSNR of first frames. A first frame has a latent frame of its own.
     psnr_first_frame: f64,
-    /// That of the other frames, four to a latent.
+    /// PSNR of the other frames, which share a latent frame with three others.
     psnr_other_frames: f64,
-    /// How alike the faces of frames and of their reconstructions are to the embedder that is never a reward: the mean
-    /// cosine over frames.
+    /// Similarity of faces and their reconstructions: mean cosine over frames, by the embedder that is never used as a
+    /// reward.
     likeness: f64,
-    /// Smallest and largest mean of a channel of the normalised latents.
+    /// Smallest and largest mean of a channel of the normalized latents.
     latent_means: [f64; 2],
-    /// Smallest and largest standard deviation of a channel.
+    /// Smallest and largest standard deviation of a channel of the normalized latents.
     latent_deviations: [f64; 2],
 }
 
-/// Measures the VAE below `out`, prints the figures, puts them into `quality.json`, and draws a sheet of originals and
-/// results.
+/// Measures the VAE below `out`, prints the figures, writes them to `quality.json`, and draws a sheet of originals and
+/// reconstructions.
 pub fn measure(out: &Path) -> Result<()> {
     let state = Checkpoint::open(out.join(FILE))?.all()?;
     let vae = Vae::load(&state, &roll_backends::device("flex")?)?;
@@ -86,17 +86,17 @@ pub fn measure(out: &Path) -> Result<()> {
     record(out, "vae", &figures)
 }
 
-/// `[T, 3, H, W]`.
+/// Concatenates the frames: `[T, 3, H, W]`.
 fn frames(pictures: &[Picture]) -> Vec<f32> {
     pictures.iter().flat_map(|p| p.pixels.iter().copied()).collect()
 }
 
-/// The frames of a video, `[3, H, W]` each.
+/// Returns the frames of a video, `[3, H, W]` each.
 fn each(video: &Tensor) -> Result<Vec<Vec<f32>>> {
     Ok(video.f32s()?.chunks_exact(3 * SIDE * SIDE).map(<[f32]>::to_vec).collect())
 }
 
-/// Mean squared error of each frame.
+/// Returns the mean squared error of each frame.
 fn frame_errors(a: &Tensor, b: &Tensor) -> Result<Vec<f64>> {
     let frame = 3 * SIDE * SIDE;
     let squares =
@@ -104,7 +104,7 @@ fn frame_errors(a: &Tensor, b: &Tensor) -> Result<Vec<f64>> {
     Ok(a.f32s()?.chunks_exact(frame).zip(b.f32s()?.chunks_exact(frame)).map(squares).collect())
 }
 
-/// Of values in [-1, 1].
+/// Returns the PSNR in dB of values in [-1, 1].
 fn psnr(squared_error: f64) -> f64 {
     rounded(10.0 * (4.0 / squared_error).log10())
 }
@@ -118,7 +118,7 @@ fn range(values: &[f64]) -> [f64; 2] {
     [rounded(least), rounded(values.iter().copied().fold(f64::NEG_INFINITY, f64::max))]
 }
 
-/// Mean and standard deviation of each channel over all latents, `[C, T, H, W]` each.
+/// Returns mean and standard deviation of each channel over all latents, `[C, T, H, W]` each.
 fn channels(latents: &[Tensor]) -> Result<(Vec<f64>, Vec<f64>)> {
     let count = latents.first().map_or(0, |l| l.shape()[0]);
     let (mut means, mut deviations) = (vec![], vec![]);

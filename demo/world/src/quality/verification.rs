@@ -1,4 +1,4 @@
-//! How well two pictures are told to show one person or two.
+//! Accuracy of deciding whether two pictures show the same person.
 
 use roll_core::{Grad, Result};
 use roll_rewards::insightface::FaceNetworks;
@@ -7,28 +7,28 @@ use serde::Serialize;
 use super::{HELD_OUT, Look, picture, rounded};
 use crate::detector::SIDE;
 
-/// People that the threshold is chosen on, and as many that it is measured on.
+/// Number of people that the threshold is chosen on. The figures are measured on the same number of other people.
 const PEOPLE: u64 = 300;
-/// Pictures of each.
+/// Number of pictures per person.
 const SHOTS: u64 = 4;
 
 /// The figures of an embedder.
 #[derive(Debug, Serialize)]
 pub struct Figures {
-    /// Pairs of pictures of one person, and of two.
+    /// Number of pairs of pictures of the same person, and of different people.
     pairs: [usize; 2],
-    /// Share of pairs told right at the threshold that is best for other people. A picture without a detected face
-    /// makes its pairs wrong.
+    /// Fraction of pairs classified correctly at `threshold`. Pairs with a picture without a detected face count as
+    /// wrong.
     accuracy: f64,
-    /// That threshold, a cosine.
+    /// Cosine threshold that is best on a separate set of people.
     threshold: f64,
-    /// Mean cosine of two pictures of one person.
+    /// Mean cosine of two pictures of the same person.
     same: f64,
-    /// The cosine below which one in twenty of those lies.
+    /// 5th percentile of the cosines of the same person.
     same_low: f64,
-    /// Mean cosine of pictures of two people.
+    /// Mean cosine of pictures of different people.
     different: f64,
-    /// The cosine above which one in twenty of those lies.
+    /// 95th percentile of the cosines of different people.
     different_high: f64,
 }
 
@@ -57,13 +57,14 @@ pub fn measure(networks: &FaceNetworks, look: Look) -> Result<Figures> {
     })
 }
 
-/// Two pictures: whether they show one person, and how alike their embeddings are, if both show a face.
+/// Two pictures: whether they show the same person, and the cosine of their embeddings. The cosine is `None` if a face
+/// is missing.
 struct Pair {
     same: bool,
     cosine: Option<f64>,
 }
 
-/// Every two pictures of each person, and as many of that person and the next.
+/// Returns all pairs of pictures of each person, and the same number of pairs of that person and the next.
 fn pairs(networks: &FaceNetworks, people: std::ops::Range<u64>, look: Look) -> Result<Vec<Pair>> {
     let embeddings = people
         .clone()
@@ -82,8 +83,8 @@ fn pairs(networks: &FaceNetworks, people: std::ops::Range<u64>, look: Look) -> R
     Ok(pairs)
 }
 
-/// How alike the largest faces of frames and of their copies are: the mean cosine of their embeddings. A copy without a
-/// detected face counts as 0; a frame without one is left out.
+/// Returns the similarity of the largest faces of frames and their copies: the mean cosine of their embeddings. A copy
+/// without a detected face counts as 0; a frame without a detected face is skipped.
 pub fn likeness(networks: &FaceNetworks, frames: &[Vec<f32>], copies: &[Vec<f32>]) -> Result<f64> {
     let (frames, copies) = (embed(networks, frames)?, embed(networks, copies)?);
     let seen = frames.iter().zip(&copies).filter(|(frame, _)| frame.is_some());
@@ -91,7 +92,7 @@ pub fn likeness(networks: &FaceNetworks, frames: &[Vec<f32>], copies: &[Vec<f32>
     Ok(cosines.iter().sum::<f64>() / cosines.len().max(1) as f64)
 }
 
-/// The embedding of the largest face of each frame, through detection and alignment as the reward does them.
+/// Returns the embedding of the largest face of each frame, with the reward's detection and alignment.
 fn embed(networks: &FaceNetworks, frames: &[Vec<f32>]) -> Result<Vec<Option<Vec<f32>>>> {
     let numbered: Vec<(usize, &[f32])> = frames.iter().map(Vec::as_slice).enumerate().collect();
     let mut embeddings = vec![None; frames.len()];
@@ -113,7 +114,7 @@ fn accuracy(pairs: &[Pair], threshold: f64) -> f64 {
     right as f64 / pairs.len().max(1) as f64
 }
 
-/// The threshold, in steps of 0.005, at which most pairs are told right.
+/// Returns the threshold, in steps of 0.005, at which most pairs are classified correctly.
 fn best_threshold(pairs: &[Pair]) -> f64 {
     let steps = (-200..=200).map(|i| f64::from(i) / 200.0);
     steps.map(|t| (accuracy(pairs, t), t)).max_by(|a, b| a.0.total_cmp(&b.0)).map_or(0.0, |best| best.1)

@@ -1,4 +1,4 @@
-//! The goal of the text encoder: its mean hidden state tells all that a prompt says.
+//! The loss of the text encoder: classification of a prompt's attributes from the mean hidden state.
 
 use burn::tensor::{Device, Tensor, activation};
 use roll_backends::Scope;
@@ -9,17 +9,17 @@ use crate::training::upload;
 
 const HEADS: &str = "attributes.";
 
-/// Name of the classifier of an attribute, `[classes, dim]`.
+/// Returns the name of an attribute's classifier, `[classes, dim]`.
 pub fn head(attribute: usize) -> String {
     format!("{HEADS}{attribute}.weight")
 }
 
-/// Whether a parameter belongs to a classifier, not to the encoder.
+/// Returns whether a parameter belongs to a classifier and not to the encoder.
 pub fn is_head(name: &str) -> bool {
     name.starts_with(HEADS)
 }
 
-/// Mean cross-entropy of the four attributes over `samples`: token ids, and their meaning.
+/// Returns the mean cross-entropy of the four attributes over `samples`: token ids and attributes.
 pub fn attributes(
     encoder: &Umt5,
     samples: &[(Vec<u32>, [usize; 4])],

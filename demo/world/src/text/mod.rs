@@ -1,5 +1,5 @@
-//! `demo-world text`: a tokenizer whose words are those of the demo world's prompts, and a small UMT5 encoder trained
-//! to tell their meaning.
+//! `demo-world text`: a tokenizer whose vocabulary is that of the demo world's prompts, and a small UMT5 encoder
+//! trained to classify their attributes.
 
 mod loss;
 
@@ -18,29 +18,30 @@ use crate::files;
 use crate::training::pictures::share;
 use crate::training::{Plan, Trainer, gaussian};
 
-/// The encoder below the output directory, named as Wan's is.
+/// File of the encoder below the output directory, with the name of Wan's releases.
 pub const ENCODER: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
-/// The directory of the tokenizer below the output directory, as in Wan's releases.
+/// Directory of the tokenizer below the output directory, as in Wan's releases.
 pub const TOKENIZER: &str = "google/umt5-xxl";
 
-/// The token that stands for a word nobody knows.
+/// The unknown token.
 const UNKNOWN: u32 = 2;
-/// Share of tokens that are hidden in training, so that no word stands in its own token alone.
+/// Fraction of tokens that are replaced by [`UNKNOWN`] in training, so that the embedding of a word does not depend on
+/// its own token alone.
 const HIDDEN: f32 = 0.1;
-/// One prompt in this many is held out.
+/// One in this many prompts is held out.
 const HELD_OUT: usize = 5;
 const SEED: u64 = 17;
 
-/// A prompt and its meaning.
+/// A prompt and its attributes.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    /// In words.
+    /// The text.
     pub text: String,
-    /// Numbers of its motion, expression, light and background.
+    /// Indices of its motion, expression, light and background.
     pub attributes: [usize; 4],
 }
 
-/// The prompts of the demo world: those for training, and those held out.
+/// Returns the prompts of the demo world: training prompts and held-out prompts.
 pub fn prompts() -> (Vec<Prompt>, Vec<Prompt>) {
     let all: Vec<_> = face::prompts().into_iter().map(|(text, attributes)| Prompt { text, attributes }).collect();
     let order = Noise::new(SEED).permutation(0, all.len());
@@ -50,12 +51,12 @@ pub fn prompts() -> (Vec<Prompt>, Vec<Prompt>) {
     (pick(training), pick(held_out))
 }
 
-/// How many values each attribute has.
+/// Returns the number of values of each attribute.
 pub fn classes(prompts: &[Prompt]) -> [usize; 4] {
     std::array::from_fn(|i| prompts.iter().map(|p| p.attributes[i] + 1).max().unwrap_or(1))
 }
 
-/// Makes the tokenizer, trains the encoder and writes both below `out`. `steps` replaces the plan's.
+/// Makes the tokenizer, trains the encoder and writes both below `out`. `steps` overrides the number of updates.
 pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
     let (training, held_out) = prompts();
     let everything = [training.clone(), held_out].concat();
@@ -113,7 +114,7 @@ pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The encoder's weights, and one linear classifier for each attribute.
+/// Returns the encoder's weights, and one linear classifier per attribute.
 fn specs(config: &Umt5Config, classes: [usize; 4]) -> Vec<ParameterSpec> {
     let weights = config.weights().into_iter();
     let heads = classes.into_iter().enumerate().map(|(i, n)| (loss::head(i), vec![n, config.dim]));
@@ -129,7 +130,8 @@ fn initial_values(specs: &[ParameterSpec], config: &Umt5Config) -> Vec<f32> {
             name if name.contains("norm") => (1.0, 0.0),
             name if name.contains("pos_embedding") => (0.0, 0.1),
             name if name.contains("token_embedding") => (0.0, 1.0),
-            // T5 does not scale its scores: their size is that of the queries.
+            // T5 does not scale attention scores. The initial queries therefore contain the factor `1 / sqrt(head
+            // dim)`.
             name if name.ends_with("attn.q.weight") => {
                 (0.0, (fan_in * (config.attention_dim / config.heads) as f32).powf(-0.5))
             }
@@ -141,7 +143,7 @@ fn initial_values(specs: &[ParameterSpec], config: &Umt5Config) -> Vec<f32> {
     values
 }
 
-/// The encoder alone, in bf16.
+/// Returns the encoder's weights in bf16, without the classifiers.
 fn exported(specs: Vec<ParameterSpec>, mut values: &[f32]) -> Result<StateDict> {
     let mut state = StateDict::new();
     for spec in specs {

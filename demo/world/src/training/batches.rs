@@ -1,13 +1,14 @@
-//! Batches, made in the background while the network trains on the last one.
+//! Prefetch of batches on a thread of its own while the network trains.
 
 use std::sync::mpsc::sync_channel;
 
 use roll_core::{Error, Result};
 
-/// Batches that wait at most: enough to bridge a slow one.
+/// Maximal number of prefetched batches, enough to bridge a slow one.
 const AHEAD: usize = 2;
 
-/// Calls `each` with the result of `make` for steps `0..steps`, in order. `make` runs on a thread of its own.
+/// Calls `each` with the result of `make` for steps `0..steps`, in order. `make` runs on a thread of its own. Fails
+/// with the first error of either.
 pub fn for_each_batch<B: Send>(
     steps: u64,
     make: impl Fn(u64) -> Result<B> + Send,
@@ -17,7 +18,7 @@ pub fn for_each_batch<B: Send>(
         let (sender, receiver) = sync_channel(AHEAD);
         scope.spawn(move || {
             for step in 0..steps {
-                // The receiver is gone when `each` failed.
+                // The receiver is gone if `each` failed.
                 if sender.send(make(step)).is_err() {
                     return;
                 }

@@ -1,5 +1,4 @@
-//! Shared by the trainings of the small networks: parameters, updates, batches made in the background, and softened
-//! pictures.
+//! The training loop of the small networks: parameters, updates, prefetched batches, and the augmentation of pictures.
 
 pub mod batches;
 mod muon;
@@ -16,30 +15,30 @@ use roll_core::{Error, Noise, OptimizerConfig, ParameterSpec, Purpose, Result};
 
 use muon::Muon;
 
-/// How a network is trained.
+/// Hyperparameters of a training.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Its name in the progress lines.
+    /// Name in the progress lines.
     pub name: String,
-    /// Updates.
+    /// Number of updates.
     pub steps: u64,
-    /// Parts of a batch, which run on threads of their own.
+    /// Number of parts of a batch. Each part runs on a thread of its own.
     pub parts: usize,
-    /// Pictures per part.
+    /// Samples per part.
     pub batch: usize,
-    /// Learning rate after warm-up; a cosine brings it to 0.
+    /// Learning rate after warm-up. It decays to 0 along a cosine.
     pub learning_rate: f64,
     /// Updates of linear warm-up.
     pub warmup: u64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Convolutions are trained by Muon, with this many times the learning rate.
+    /// Factor of the learning rate for convolutions, which are then trained by Muon. `None` trains everything by AdamW.
     pub muon: Option<f64>,
     /// Updates between progress lines.
     pub report_every: u64,
 }
 
-/// Parameters under training, by AdamW but for those of [`Plan::muon`].
+/// The state of a training. Muon trains the convolutions if [`Plan::muon`] is given; AdamW trains everything else.
 pub struct Trainer {
     plan: Plan,
     specs: Vec<ParameterSpec>,
@@ -56,17 +55,17 @@ pub struct Trainer {
     muon: Option<Muon>,
 }
 
-/// Computes the gradient of a part of a batch.
+/// Computes the gradient of one part of a batch.
 struct Worker {
     pool: rayon::ThreadPool,
     parameters: Parameters,
 }
 
-/// Largest global norm of a gradient.
+/// Gradients are clipped to this global norm.
 const MAX_NORM: f64 = 5.0;
 
 impl Trainer {
-    /// Starts from `values`, the tensors of `specs` one after the other.
+    /// Creates a trainer. `values` holds the initial tensors of `specs`, concatenated.
     pub fn new(plan: Plan, specs: Vec<ParameterSpec>, values: Vec<f32>, device: &Device) -> Result<Self> {
         let expected: usize = specs.iter().map(ParameterSpec::len).sum();
         if expected != values.len() {
@@ -91,20 +90,22 @@ impl Trainer {
         })
     }
 
-    /// Updates so far.
+    /// Returns the number of updates so far.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The parameters now, one after the other.
+    /// Returns the current parameters, concatenated.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// One update by the gradient of the mean of `loss` over the parts of a batch, each on a thread of its own, within
-    /// which nothing is split further: operators as small as these would wait for threads longer than they compute.
-    /// `loss` gives a tensor of one element and reads parameters through the scope. Returns the mean; fails, before the
-    /// parameters change, when it is not finite.
+    /// Runs one update with the gradient of the mean loss over the parts of a batch, and returns the mean. Each part
+    /// runs on a thread of its own without further parallelism: operators this small would wait for threads longer than
+    /// they compute.
+    ///
+    /// `loss` reads parameters through the scope and returns a tensor of one element. Fails before the parameters
+    /// change if the mean or the gradient is not finite.
     pub fn update<B: Send>(
         &mut self,
         parts: Vec<B>,
@@ -126,8 +127,8 @@ impl Trainer {
         });
         let mut value = 0.0;
         self.gradients.fill(0.0);
-        // In the order of the parts: the sum has the same bits every time. Also after a failure, so that no worker keeps a
-        // gradient for the next update.
+        // Gradients are summed in the order of the parts, so the sum is bitwise reproducible. They are taken after a
+        // failure as well, so that no worker keeps a gradient for the next update.
         for worker in &self.workers {
             worker.parameters.take_gradients(&mut self.gradients)?;
         }
@@ -152,7 +153,7 @@ impl Trainer {
         Ok(value)
     }
 
-    /// Prints the mean loss since the last line.
+    /// Prints the mean loss since the last progress line.
     fn report(&mut self, loss: f32) {
         self.losses += f64::from(loss);
         let Plan { name, steps, report_every, .. } = &self.plan;
@@ -175,7 +176,7 @@ impl Worker {
         })
     }
 
-    /// The value of `loss` at the parameters `values`; its gradient is left in the worker's.
+    /// Returns the value of `loss` at the parameters `values`. The gradient remains in the worker's parameters.
     fn gradient(
         &self,
         values: &[f32],
@@ -198,7 +199,8 @@ impl Worker {
     }
 }
 
-/// First values of `specs`: He's normal distribution for `*.weight`, 0.25 for `*.slope`, 0 for all others.
+/// Returns initial values of `specs`: He's normal distribution for `*.weight`, 0.25 for `*.slope`, 0 for everything
+/// else.
 pub fn initial_values(specs: &[ParameterSpec], seed: u64) -> Vec<f32> {
     let noise = Noise::new(seed);
     let mut values = vec![];
@@ -216,13 +218,13 @@ pub fn initial_values(specs: &[ParameterSpec], seed: u64) -> Vec<f32> {
     values
 }
 
-/// A standard normal value from a source uniform in [-1, 1).
+/// Returns a standard normal value, by Box-Muller. `uniform` returns values in [-1, 1).
 pub fn gaussian(uniform: &mut impl FnMut() -> f32) -> f32 {
     let (radius, angle) = (0.5 - 0.5 * uniform(), std::f32::consts::PI * uniform());
     (-2.0 * radius.max(1e-12).ln()).sqrt() * angle.cos()
 }
 
-/// A host batch as a device tensor.
+/// Copies a batch to the device.
 pub fn upload<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
@@ -232,7 +234,7 @@ pub fn upload<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Devi
 mod tests {
     use super::*;
 
-    /// Parameters after fitting `2 x - 1` from two parts of two points each.
+    /// Returns parameters and loss after fitting `2 x - 1` to two parts of two points each.
     fn fitted() -> (Vec<f32>, f32) {
         let device = Device::flex();
         let plan = Plan {

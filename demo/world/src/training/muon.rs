@@ -1,33 +1,34 @@
 //! Muon: momentum whose update of every matrix is made orthogonal (Jordan et al. 2024, "Muon: an optimizer for hidden
-//! layers in neural networks"). Directions that gradients rarely take move as fast as the common ones: the fine detail
-//! of a small autoencoder waits for that.
+//! layers in neural networks"). Directions that are rare in gradients then move as fast as common ones. The fine
+//! details of a small autoencoder depend on such directions.
 
 use burn::tensor::{Device, Tensor};
 use roll_core::{ParameterSpec, Result};
 
 use super::upload;
 
-/// Share of the momentum that an update keeps.
+/// Decay of the momentum per update.
 const MOMENTUM: f32 = 0.95;
-/// Coefficients of the quintic iteration that brings singular values near 1, and how often it runs.
+/// Coefficients of the quintic Newton-Schulz iteration, which brings singular values near 1.
 const QUINTIC: [f32; 3] = [3.4445, -4.7750, 2.0315];
 const ITERATIONS: usize = 5;
-/// Rows that a tensor needs to count as a matrix.
+/// A tensor with fewer rows is not treated as a matrix.
 const LEAST_ROWS: usize = 8;
 
-/// Momentum of all parameters, one after the other.
+/// Momentum of all parameters, concatenated.
 #[derive(Debug)]
 pub struct Muon {
     momentum: Vec<f32>,
 }
 
 impl Muon {
-    /// At rest.
+    /// Creates the optimizer with zero momentum.
     pub fn new(count: usize) -> Self {
         Self { momentum: vec![0.0; count] }
     }
 
-    /// Updates the kernels among `specs` and sets their gradients to zero: the rest is for another optimizer.
+    /// Updates the convolution kernels among `specs` and sets their gradients to zero. The other parameters are left to
+    /// another optimizer.
     pub fn update(
         &mut self,
         specs: &[ParameterSpec],
@@ -46,14 +47,14 @@ impl Muon {
             }
             let columns = spec.len() / rows;
             let (gradient, momentum) = (&mut gradients[range.clone()], &mut self.momentum[range.clone()]);
-            // Nesterov's.
+            // Nesterov momentum.
             let ahead = momentum.iter_mut().zip(gradient.iter()).map(|(m, g)| {
                 *m = MOMENTUM * *m + g;
                 g + MOMENTUM * *m
             });
             let step = orthogonal(ahead.collect(), [rows, columns], device)?;
             gradient.fill(0.0);
-            // Wide matrices of all sizes move their outputs alike.
+            // This scale changes outputs by similar amounts for matrices of all shapes.
             let scale = rate * (rows as f32 / columns as f32).max(1.0).sqrt();
             values[range].iter_mut().zip(step).for_each(|(value, d)| *value -= scale * d);
         }
@@ -61,11 +62,13 @@ impl Muon {
     }
 }
 
-/// The matrix with its singular values brought near 1.
+/// Returns the matrix with its singular values brought near 1.
 ///
-/// Columns of zeros stay so: of a causal kernel that sees single pictures, two taps of three. The iteration
-/// `x <- (a + b s + c s^2) x` with `s = x x^T` multiplies by polynomials of the first `s`, so it runs on the smaller
-/// square alone: the factors are gathered, and the matrix is multiplied once.
+/// Columns of zeros are skipped and remain zero. They occur in causal kernels that see single pictures: two of three
+/// temporal taps.
+///
+/// The iteration `x <- (a + b s + c s^2) x` with `s = x x^T` multiplies by polynomials of the initial `s`. So it runs
+/// on the smaller of the two Gram matrices alone: the factors are accumulated, and the matrix is multiplied once.
 fn orthogonal(mut values: Vec<f32>, [rows, columns]: [usize; 2], device: &Device) -> Result<Vec<f32>> {
     let size = values.iter().map(|v| v * v).sum::<f32>().sqrt();
     if size == 0.0 {
@@ -105,7 +108,7 @@ mod tests {
         for shape in [[8, 12], [12, 8]] {
             let q = orthogonal(values.clone(), shape, &Device::flex())?;
             let energy: f32 = q.iter().map(|v| v * v).sum();
-            // Eight singular values, each between 0.6 and 1.2 or so.
+            // There are eight singular values, each between about 0.6 and 1.2.
             assert!((8.0 * 0.36..8.0 * 1.44).contains(&energy), "{energy}");
         }
         Ok(())

@@ -1,12 +1,12 @@
-//! Changes of rendered pictures before a network sees them, so that it also knows the softer, noisier frames that a
-//! video model decodes.
+//! Augmentation of rendered pictures. Networks trained on augmented pictures also work on the softer, noisier frames
+//! that a video model decodes.
 
 use super::gaussian;
 
-/// How strongly pictures are changed.
+/// Strength of the augmentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Softening {
-    /// Share of pictures that are blurred.
+    /// Fraction of pictures that are blurred.
     pub blurred: f32,
     /// Largest standard deviation of the blur, in pixels.
     pub blur: f32,
@@ -14,13 +14,12 @@ pub struct Softening {
     pub noise: f32,
     /// Largest shift of the brightness, in units of [-1, 1].
     pub brightness: f32,
-    /// Largest change of the contrast and of each channel's gain, as a share.
+    /// Largest relative change of the contrast and of each channel's gain.
     pub gain: f32,
 }
 
 impl Softening {
-    /// Changes `pixels`, `[3, height, width]` in [-1, 1], by random choices from `uniform`, a source uniform in
-    /// [-1, 1).
+    /// Augments `pixels`, `[3, height, width]` in [-1, 1]. `uniform` returns values in [-1, 1).
     pub fn apply(&self, pixels: &mut [f32], size: [usize; 2], uniform: &mut impl FnMut() -> f32) {
         let plane = size[0] * size[1];
         let (shift, contrast) = (self.brightness * uniform(), 1.0 + self.gain * uniform());
@@ -36,12 +35,13 @@ impl Softening {
     }
 }
 
-/// A value uniform in [0, 1) from a source uniform in [-1, 1).
+/// Returns a value uniform in [0, 1). `uniform` returns values in [-1, 1).
 pub fn share(uniform: &mut impl FnMut() -> f32) -> f32 {
     0.5 + 0.5 * uniform()
 }
 
-/// Convolves `[3, height, width]` with a Gaussian of `deviation` pixels; pixels beyond the border repeat those on it.
+/// Convolves `[3, height, width]` with a Gaussian of standard deviation `deviation` in pixels. Border pixels are
+/// repeated.
 pub fn blur(pixels: &mut [f32], [height, width]: [usize; 2], deviation: f32) {
     let reach = (3.0 * deviation).ceil() as isize;
     let weights: Vec<f32> = (-reach..=reach).map(|d| (-0.5 * (d as f32 / deviation).powi(2)).exp()).collect();

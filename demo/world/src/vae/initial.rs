@@ -1,13 +1,13 @@
-//! Where the training of the VAE starts: at a network that treats every frame by itself and whose residual blocks add
-//! nothing yet. From there the decoder first learns blurred pictures, then details, then motion.
+//! Initial weights of the VAE: a network that processes every frame separately and whose residual blocks are the
+//! identity. The decoder then learns blurred pictures first, then details, then motion.
 
 use roll_core::{Result, StateDict, Tensor};
 use roll_models::wan2_2::vae::VaeConfig;
 
-/// Initial weights: those of [`VaeConfig::random_state`], but
-/// - causal kernels look at the present frame alone, with the variance that this asks for;
+/// Returns the weights of [`VaeConfig::random_state`] with these changes:
+/// - causal kernels see only the present frame, with their variance scaled accordingly;
 /// - the last layer of every residual and attention branch is zero;
-/// - a step that halves time keeps the later frame of two, one that doubles it repeats the frame.
+/// - temporal downsampling keeps the later of two frames, temporal upsampling repeats the frame.
 pub fn state(config: &VaeConfig, seed: u64) -> Result<StateDict> {
     let drawn = config.random_state(seed)?;
     drawn.into_iter().map(|(key, tensor)| Ok((key.clone(), initial(&key, tensor)?))).collect()

@@ -1,18 +1,19 @@
-//! The goal of the VAE: to give frames back, with latents that a diffusion model can learn.
+//! The loss of the VAE: reconstruction of frames, and latents that a diffusion model can learn.
 
 use burn::tensor::{Device, Tensor};
 
 use super::moments::Moments;
 use crate::training::upload;
 
-/// Weight of the error of neighbours' differences: edges are where a blurred picture is wrong.
+/// Weight of the error of differences between neighbouring pixels. Blurred pictures are wrong at edges.
 const EDGES: f32 = 0.5;
 /// Weight of the latents' mean square.
 const SIZE: f32 = 1e-3;
-/// Weight of the distance of each channel's mean from 0 and variance from 1.
+/// Weight of the penalty on each channel's mean (target 0) and variance (target 1).
 const MOMENTS: f32 = 1e-2;
 
-/// Error of `decoded` against `frames`, `[3, T, H, W]`: absolute, and squared with the weight `squared`.
+/// Returns the error of `decoded` against `frames`, `[3, T, H, W]`: absolute error, squared error with weight
+/// `squared`, and edge error.
 pub fn reconstruction(decoded: Tensor<4>, frames: Tensor<4>, squared: f32) -> Tensor<1> {
     let [_, _, h, w] = frames.dims();
     let error = decoded - frames;
@@ -22,10 +23,10 @@ pub fn reconstruction(decoded: Tensor<4>, frames: Tensor<4>, squared: f32) -> Te
     error.clone().abs().mean() + error.square().mean() * squared + edges * EDGES
 }
 
-/// Keeps normalised latents `[C, T, H, W]` near a standard normal distribution.
+/// Returns a penalty that keeps normalized latents `[C, T, H, W]` near a standard normal distribution.
 ///
-/// The moments of one small batch say little about those of all latents. So the penalty `mean^2 + (variance - 1)^2`
-/// is that of the running `moments`, and the batch gives its slope.
+/// The moments of one small batch are a poor estimate for all latents. So the penalty `mean^2 + (variance - 1)^2` uses
+/// the running `moments`, and only its gradient is computed on the batch.
 pub fn latents(latents: Tensor<4>, moments: &Moments, device: &Device) -> Tensor<1> {
     let [c, t, h, w] = latents.dims();
     let per_channel = |values: Vec<f32>| upload(values, [c, 1], device).autodiff();

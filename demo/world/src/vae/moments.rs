@@ -1,8 +1,8 @@
-//! Mean and variance of each latent channel, over many batches.
+//! Running mean and variance of each latent channel.
 
 use roll_core::{Result, Tensor};
 
-/// Share of the past that an update keeps.
+/// Decay of the running moments per update.
 const KEPT: f32 = 0.98;
 
 /// Mean and variance of each channel.
@@ -15,12 +15,12 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Those of a standard normal distribution.
+    /// Returns the moments of a standard normal distribution.
     pub fn new(channels: usize) -> Self {
         Self { mean: vec![0.0; channels], variance: vec![1.0; channels] }
     }
 
-    /// Those of latents, f32 `[C, ...]`.
+    /// Computes the moments of latents, f32 `[C, ...]`.
     pub fn of(latents: &Tensor) -> Result<Self> {
         let values = latents.f32s()?;
         let channels = latents.shape().first().copied().unwrap_or(0);
@@ -35,8 +35,8 @@ impl Moments {
         Ok(found)
     }
 
-    /// Takes a batch into account. Its spread around the mean so far counts, not that around its own: a batch of one
-    /// person varies less than people do.
+    /// Adds a batch to the running moments. The batch's variance is measured around the running mean, because a batch
+    /// of one person varies less than people do.
     pub fn update(&mut self, batch: &Self) {
         for (i, (mean, variance)) in self.mean.iter_mut().zip(&mut self.variance).enumerate() {
             let spread = batch.variance[i] + (batch.mean[i] - *mean).powi(2);

@@ -1,4 +1,4 @@
-//! Training frames: first details of single pictures, then details of clips, then whole clips.
+//! Training frames: first crops of single pictures, then crops of clips, then whole clips.
 
 use rayon::prelude::*;
 use roll_core::{Noise, Purpose};
@@ -8,51 +8,51 @@ use crate::face::{self, Identity, Picture};
 use crate::training::gaussian;
 use crate::training::pictures::share;
 
-/// Identities that are drawn from.
+/// Number of identities in the training data.
 const IDENTITIES: f32 = 10_000.0;
-/// Height and width of a detail. A quarter of a picture costs a quarter of its time, and holds most of a face.
+/// Height and width of a crop. A crop costs a quarter of the time of a whole picture and contains most of a face.
 const DETAIL: usize = 32;
-/// How far from the middle of the face the middle of a detail may lie, in pixels.
+/// Maximal distance between the centres of face and crop along each axis, in pixels.
 const JITTER: f32 = 14.0;
 const SEED: u64 = 11;
 
-/// The frames of an update.
+/// Kind of the frames of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Details of single pictures, which teach nearly everything at a fraction of the cost.
+    /// Crops of single pictures, which teach nearly everything at a fraction of the cost.
     Stills,
-    /// Details of clips, which teach the layers that look across time.
+    /// Crops of clips, which teach the temporal layers.
     Clips,
-    /// Whole clips, which teach the attention over all of a frame.
+    /// Whole clips, which teach the attention over a whole frame.
     WholeClips,
 }
 
-/// In which order a round of training sees what.
+/// Order of the stages in a round of training.
 #[derive(Clone, Copy, Debug)]
 pub struct Curriculum {
-    /// Share of the updates, from the first on, that see details of single pictures.
+    /// Fraction of the updates, from the beginning, with crops of single pictures.
     pub stills: f64,
-    /// Share of those that see details of single pictures or clips; the rest sees whole clips.
+    /// Fraction of the updates, from the beginning, with crops of single pictures or clips. The rest sees whole clips.
     pub details: f64,
-    /// Share of the details that lie anywhere in the picture, not around the face.
+    /// Fraction of the crops that lie anywhere in the picture instead of around the face.
     pub anywhere: f32,
 }
 
 /// A part of a batch.
 #[derive(Debug)]
 pub struct Part {
-    /// Tells whether the frames are one clip.
+    /// Kind of the frames.
     pub stage: Stage,
     /// `[3, T, H, W]` in [-1, 1].
     pub frames: Vec<f32>,
-    /// Its shape.
+    /// Shape of the frames.
     pub shape: [usize; 4],
-    /// Of the noise on its latents.
+    /// Seed of the noise on the latents.
     pub seed: u64,
 }
 
 impl Curriculum {
-    /// What is seen after a share of the updates.
+    /// Returns the stage at the fraction `done` of the updates.
     fn stage(&self, done: f64) -> Stage {
         if done < self.stills {
             Stage::Stills
@@ -63,8 +63,8 @@ impl Curriculum {
         }
     }
 
-    /// The batch of update `step`, after the share `done` of the updates, in `parts` parts of `size` pictures or of one
-    /// clip each.
+    /// Returns the batch of update `step`, at the fraction `done` of the updates. It has `parts` parts of `size`
+    /// pictures or of one clip each.
     pub fn batch(&self, done: f64, step: u64, parts: usize, size: usize) -> Vec<Part> {
         let stage = self.stage(done);
         (0..parts as u64).into_par_iter().map(|part| self.draw(stage, step, part, size)).collect()
@@ -77,13 +77,13 @@ impl Curriculum {
         let pictures: Vec<_> = match stage {
             Stage::Stills => (0..size as u64).flat_map(|i| still(identity(), seed * 64 + i, i)).take(size).collect(),
             Stage::Clips | Stage::WholeClips => {
-                // Five frames are two chunks, nine are three: half as many updates of each cost as much.
+                // Every second update uses five frames (two chunks) instead of nine (three chunks), which is cheaper.
                 let frames = if step.is_multiple_of(2) { FRAMES } else { FRAMES.div_ceil(2) };
                 let clip = face::clip(identity(), seed, FRAMES, [SIDE; 2]);
                 clip.pictures.into_iter().take(frames).collect()
             }
         };
-        // Every still has a place of its own; the frames of a clip share one.
+        // Every still is cropped separately; the frames of a clip share the crop.
         let mut place = |picture: &Picture| self.place(picture, &mut uniform);
         let (places, side) = match stage {
             Stage::Stills => (pictures.iter().map(place).collect(), DETAIL),
@@ -94,9 +94,9 @@ impl Curriculum {
         Part { stage, frames: by_channel(&pictures, &places, side), shape, seed }
     }
 
-    /// Row and column of the picture where a detail begins.
+    /// Returns row and column of the picture at which a crop begins.
     fn place(&self, picture: &Picture, uniform: &mut impl FnMut() -> f32) -> [usize; 2] {
-        // A share of 0 draws nothing, so that the published VAE's first round sees its squares again.
+        // A fraction of 0 draws nothing from `uniform`, so that the first round of the published VAE is reproducible.
         let anywhere = self.anywhere > 0.0 && share(uniform) < self.anywhere;
         [1, 0].map(|axis| {
             if anywhere {
@@ -109,7 +109,7 @@ impl Curriculum {
     }
 }
 
-/// A picture at a random angle, or the last frame of a clip: its expression and motion are at their strongest.
+/// Returns a picture at a random angle, or the last frame of a clip, where its expression and motion are strongest.
 fn still(identity: u64, seed: u64, i: u64) -> Option<Picture> {
     if i.is_multiple_of(2) {
         let mut uniform = Noise::new(SEED).uniform(Purpose::Shuffle, seed, 0);
@@ -118,8 +118,8 @@ fn still(identity: u64, seed: u64, i: u64) -> Option<Picture> {
     face::clip(identity, seed, 2, [SIDE; 2]).pictures.pop()
 }
 
-/// Squares of `side` pixels of pictures `[3, H, W]`, from the given rows and columns on, as one volume
-/// `[3, T, side, side]`.
+/// Cuts squares of `side` pixels out of pictures `[3, H, W]`, starting at the given rows and columns, and returns them
+/// as one volume `[3, T, side, side]`.
 fn by_channel(pictures: &[Picture], places: &[[usize; 2]], side: usize) -> Vec<f32> {
     let mut volume = Vec::with_capacity(3 * pictures.len() * side * side);
     for c in 0..3 {
@@ -131,7 +131,7 @@ fn by_channel(pictures: &[Picture], places: &[[usize; 2]], side: usize) -> Vec<f
     volume
 }
 
-/// Normal values of the given standard deviation.
+/// Returns normal values of the given standard deviation.
 pub fn noise(seed: u64, count: usize, deviation: f32) -> Vec<f32> {
     let mut uniform = Noise::new(SEED).uniform(Purpose::Latents, seed, 0);
     (0..count).map(|_| deviation * gaussian(&mut uniform)).collect()

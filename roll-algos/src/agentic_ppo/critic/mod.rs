@@ -1,8 +1,8 @@
 //! The critic of generalized advantage estimation: it estimates the value of a state of the conversation.
 //!
 //! It is a linear head on hidden states: the last one and a running mean of the earlier ones. The last state alone does
-//! not explain the returns, because it encodes the next token. The mean encodes the words that the agent read and planned
-//! last.
+//! not explain the returns, because it encodes the next token. The mean encodes the words that the agent read and
+//! planned last.
 //!
 //! The hidden states are the policy's, without gradient. The head's gradient is a product in f64, its state a few
 //! thousand numbers, and all epochs of a step read the features of one forward pass of the policy.
@@ -135,8 +135,8 @@ impl Critic {
 }
 
 impl FitBatch<'_> {
-    /// The terms of [`LOGGED`], and the gradient of `head`, over the samples `own`. The totals are those of all ranks, so
-    /// that the results of the ranks add up.
+    /// The terms of [`LOGGED`], and the gradient of `head`, over the samples `own`. The totals are those of all ranks,
+    /// so that the results of the ranks add up.
     fn loss_and_gradient(&self, head: &ValueHead, own: std::ops::Range<usize>, clip: Option<f64>) -> Vec<f64> {
         let (mask, totals) = (self.mask.rows_where(|b| own.contains(&b)), Totals::of_responses(self.mask));
         let ValueEstimates { values: old, features } = self.estimates;

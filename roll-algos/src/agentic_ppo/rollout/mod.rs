@@ -148,7 +148,7 @@ struct Play<'a> {
     conversation: Conversation,
     observation: String,
     steps: Vec<Step>,
-    /// Of the turn under way.
+    /// Tool calls of the current turn.
     calls: Vec<Call>,
     /// Where the agent began to write in the turn under way.
     written: Option<usize>,

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// How long the making of a tokenizer and the tokenizing of one text may take: usual ones take milliseconds.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of a text after normalization, at most. The tokenizer takes some fifty times as many.
+/// Bytes of a text after normalization, at most. The tokenizer needs about fifty times that memory.
 const MAX_NORMALIZED: u64 = 32 << 20;
 /// Bytes that a decoder may put in the place of one token.
 const MAX_DECODED: usize = 1024;
@@ -33,7 +33,8 @@ struct File {
 }
 
 impl Growth {
-    /// Of the text of a `tokenizer.json`. Fails if it is not JSON, and on patterns that match everywhere.
+    /// Computes the bound from the text of a `tokenizer.json`. Fails if it is not JSON, and on patterns that match
+    /// everywhere.
     pub fn of(json: &[u8]) -> Result<Self, String> {
         let file: File = serde_json::from_slice(json).map_err(|e| format!("expected JSON: {e}"))?;
         let mut growth = Self { factor: 1, added: 0 };
@@ -61,7 +62,7 @@ impl Growth {
         }
         let length = |key: &str| normalizer[key].as_str().map_or(0, str::len) as u64;
         let factor = match normalizer["type"].as_str().unwrap_or_default() {
-            // There is none.
+            // No normalizer.
             "" => 1,
             "Sequence" => {
                 for part in normalizer["normalizers"].as_array().into_iter().flatten() {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, Result, Tensor};
+use roll_core::{Error, Result, Tensor};
 
 /// Files up to this size are read whole.
 const WHOLE: u64 = 16 << 20;
@@ -20,7 +20,7 @@ const BLOCK: usize = 4096;
 pub struct Fingerprint(Sha256);
 
 impl Fingerprint {
-    /// Of a thing of this kind.
+    /// Starts a fingerprint for one kind of object.
     pub fn new(kind: &str) -> Self {
         Self(Sha256::new()).text("kind", kind)
     }
@@ -40,9 +40,9 @@ impl Fingerprint {
         self.part(name, bytemuck::cast_slice(values))
     }
 
-    /// Adds the contents of a file; its name and time do not count, so that a copy is the same. Of files above 16 MiB a
-    /// block of 4 KiB is read in every MiB: weights that were trained on differ everywhere, and reading tens of
-    /// gigabytes for a key would take longer than the cache saves.
+    /// Adds the contents of a file; its name and time do not count, so that a copy has the same fingerprint. Files
+    /// above 16 MiB contribute a block of 4 KiB in every MiB: weights that were trained on differ everywhere, and
+    /// reading tens of gigabytes for a key would take longer than the cache saves.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let failed = || Error::file("read", path);
         let mut file = crate::files::open(path).map_err(failed())?;
@@ -73,7 +73,7 @@ impl Fingerprint {
         self.0.finalize().iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// With lengths, so that the end of one part cannot be taken for the beginning of the next.
+    /// Lengths are hashed too, so that the end of one part cannot be taken for the beginning of the next.
     fn part(mut self, name: &str, bytes: &[u8]) -> Self {
         for piece in [name.as_bytes(), bytes] {
             self.0.update((piece.len() as u64).to_le_bytes());

@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use roll_core::{FlowSchedule, Sampler, Tensor};
+use roll_algos::{FlowSchedule, Sampler};
+use roll_core::Tensor;
 
 #[derive(serde::Deserialize)]
 struct Reference {

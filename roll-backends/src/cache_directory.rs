@@ -6,15 +6,17 @@ use std::path::PathBuf;
 /// The environment variable that names the directory.
 pub const VARIABLE: &str = "ROLL_CACHE";
 
-/// The directory that [`VARIABLE`] names, or `roll` in `XDG_CACHE_HOME` or `~/.cache`; `variable` looks variables up. `None`
-/// where it says `none`, or there is no home directory.
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
+
+/// The directory that [`VARIABLE`] names, or `roll` in `XDG_CACHE_HOME` or `~/.cache`; `variable` looks variables up.
+/// `None` where it says `none`, or there is no home directory.
 pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     match given(VARIABLE) {
         Some(path) if path.as_os_str() == "none" => None,
         Some(path) => Some(path),
         None => {
-            // As the specification of these directories has it, a relative path is none.
+            // The XDG specification ignores relative paths.
             let caches = given("XDG_CACHE_HOME").filter(|path| path.is_absolute());
             Some(caches.or_else(|| Some(given("HOME")?.join(".cache")))?.join("roll"))
         }

@@ -1,10 +1,10 @@
 //! The noise levels that a flow-matching sampler passes through.
 //!
-//! Pure numbers. A shift `s` bends a noise level `t` in [0, 1] towards noise: `sigma = s t / (1 + (s - 1) t)`. Tables are
-//! computed in f32 where the reference does: whether a timestep stands above or below an expert's boundary is decided
-//! by its rounded value.
+//! Pure numbers. A shift `s` bends a noise level `t` in [0, 1] towards noise: `sigma = s t / (1 + (s - 1) t)`. Tables
+//! are computed in f32 where the reference does: whether a timestep stands above or below an expert's boundary is
+//! decided by its rounded value.
 
-use crate::{Error, Result, Sigma, Timestep};
+use roll_core::{Error, Result, Sigma, Timestep};
 
 /// Timesteps of pure noise; the networks were trained on this scale.
 const TRAIN_TIMESTEPS: f32 = 1000.0;
@@ -17,7 +17,8 @@ pub struct FlowSchedule {
 }
 
 impl FlowSchedule {
-    /// `steps` steps from pure noise to data: `t = linspace(1000, 0, steps + 1) / 1000`, shifted. The table of training.
+    /// `steps` steps from pure noise to data: `t = linspace(1000, 0, steps + 1) / 1000`, shifted. The table of
+    /// training.
     pub fn new(steps: usize, shift: f64) -> Result<Self> {
         check(steps, shift)?;
         let step = -f64::from(TRAIN_TIMESTEPS) / steps as f64;
@@ -26,7 +27,7 @@ impl FlowSchedule {
     }
 
     /// The table of Wan's official UniPC sampler: `t = linspace(0.999, 0, steps + 1)`, shifted; the timesteps that the
-    /// model is told are whole, cut off.
+    /// model receives are truncated to integers.
     pub fn unipc(steps: usize, shift: f64) -> Result<Self> {
         check(steps, shift)?;
         // In f64 from an f32 number, as there: a last bit decides which whole number is below a timestep.
@@ -113,13 +114,6 @@ impl FlowSchedule {
         let least = bells.iter().copied().fold(f64::INFINITY, f64::min);
         let total: f64 = bells.iter().map(|b| b - least).sum();
         bells.iter().map(|b| ((b - least) * (n / total)) as f32).collect()
-    }
-}
-
-impl Timestep {
-    /// Whether the low-noise expert works here: below `boundary * 1000`.
-    pub fn uses_low_noise(self, boundary: f64) -> bool {
-        self.0 < boundary * f64::from(TRAIN_TIMESTEPS)
     }
 }
 

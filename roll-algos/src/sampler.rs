@@ -8,18 +8,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, FlowSchedule, Result, Sigma, Tensor};
+use crate::FlowSchedule;
+use roll_core::{Error, Result, Sigma, Tensor};
 
 /// The names of samplers.
 const NAMES: [(&str, Sampler); 2] = [("euler", Sampler::Euler), ("unipc", Sampler::Unipc)];
 
 /// A way to integrate the flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Sampler {
-    /// `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`: linear in the velocity, so that a gradient passes back by the same
-    /// factor.
+    /// `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`: linear in the velocity, so that a gradient passes back by the
+    /// same factor.
     #[default]
     Euler,
     /// UniPC of order 2 (Zhao et al. 2023, arXiv:2302.04867) with B2(h) = e^h - 1, on predictions of the data: the
@@ -28,8 +28,8 @@ pub enum Sampler {
 }
 
 impl Sampler {
-    /// The noise levels of `steps` steps, as they are usual with this sampler: Euler's begin at pure noise, UniPC's as in
-    /// the official inference.
+    /// The noise levels of `steps` steps, as they are usual with this sampler: Euler's begin at pure noise, UniPC's as
+    /// in the official inference.
     pub fn schedule(self, steps: usize, shift: f64) -> Result<FlowSchedule> {
         match self {
             Self::Euler => FlowSchedule::new(steps, shift),

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Error, Result};
+use roll_core::{Error, Result};
 
 /// Bytes of a file that is read whole as text, JSON or YAML, unless its reader says otherwise: the largest
 /// `tokenizer.json` that is published has some 30 MB.
@@ -50,8 +50,8 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Replaces the file at `path` by the output of `write`. At every instant the path holds the old file or the whole new
-/// one, also after a power cut: the bytes go to a new file beside it, are synced, and renamed into place. On error the
-/// old file stays and the new one is removed.
+/// one, also after a power cut: the bytes go to a new file beside it, are synced, and renamed into place. If that
+/// fails, the old file stays and the new one is removed.
 ///
 /// Not promised: the permissions of the old file; that a symbolic link stays one.
 pub fn write_atomically_with(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use ureq::http::Uri;
 
-use crate::registry::check_seconds;
-use crate::{Error, Result};
+use roll_core::registry::check_seconds;
+use roll_core::{Error, Result};
 
 /// How long to wait before asking again, when the service does not say.
 pub const PAUSE: Duration = Duration::from_millis(500);
 /// How long at least, whatever it says.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
-/// Bytes of an answer that is none which an error repeats.
+/// Most bytes of an invalid answer that an error quotes.
 const QUOTED: usize = 300;
 
 /// Where a service is and how it is asked, as the options of its section of the configuration say.
@@ -30,7 +30,7 @@ pub struct ServiceOptions<'a> {
     /// Seconds that a request may take with its answer.
     pub timeout: f64,
     /// Whether a connection serves several requests. One that the service closed in the meantime fails after the
-    /// request was sent, so that nobody knows whether it was heard.
+    /// request was sent, so that it is unknown whether it arrived.
     pub keeps_connections: bool,
 }
 
@@ -60,8 +60,8 @@ impl Service {
     /// The service of `options`; asks nothing yet.
     ///
     /// # Errors
-    /// An address that is none or holds a password, a token that is not there, and a time that is no limit, naming the
-    /// key `section.url`, `section.token_env` or `section.timeout`.
+    /// Fails on an invalid address or one with a password, on a missing token, and on an invalid time limit; the error
+    /// names the key `section.url`, `section.token_env` or `section.timeout`.
     pub fn new(options: ServiceOptions<'_>) -> Result<Self> {
         let ServiceOptions { section, url, token_env, timeout, keeps_connections } = options;
         check_url(section, url)?;
@@ -83,7 +83,7 @@ impl Service {
         &self.url
     }
 
-    /// Sends `body` once; gives the body of an answer of status 200.
+    /// Sends `body` once; returns the body of an answer of status 200.
     pub fn post(&self, content_type: &str, body: &[u8]) -> std::result::Result<Box<dyn Read>, NoAnswer> {
         let mut request = self.agent.post(&self.url).header("Content-Type", content_type);
         if let Some(authorization) = &self.authorization {
