@@ -389,7 +389,9 @@ fn signal_at(mut command: Command, what: &str, signals: &[Signal]) -> Output {
         assert!(stderr.read_line(&mut said).unwrap() > 0, "it never said {what}: {said}");
     }
     // The process may be gone already.
-    signals.iter().for_each(|signal| drop(kill_process(Pid::from_child(&child), *signal)));
+    for signal in signals {
+        let _ = kill_process(Pid::from_child(&child), *signal);
+    }
     std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
     Output { status: child.wait().unwrap(), stdout: Vec::new(), stderr: said.into_bytes() }
 }

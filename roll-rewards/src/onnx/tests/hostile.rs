@@ -125,7 +125,9 @@ fn truncated_files_and_flipped_bits_never_panic() {
         for bit in 0..8 {
             let mut flipped = bytes.clone();
             flipped[i] ^= 1 << bit;
-            parse(&flipped).map_or((), run);
+            if let Ok(model) = parse(&flipped) {
+                run(model);
+            }
         }
     }
     refused(parse(&[]), &["no graph"]);
