@@ -153,10 +153,7 @@ impl Registration {
 
     /// Whether it is part of this program, and not of a library that was loaded.
     pub fn is_linked(&self) -> bool {
-        match self.factory {
-            Factory::Loaded(_) => false,
-            _ => true,
-        }
+        !matches!(self.factory, Factory::Loaded(_))
     }
 
     fn cannot_plan(&self) -> Error {

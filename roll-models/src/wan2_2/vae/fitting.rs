@@ -39,7 +39,7 @@ impl Fitting {
 
     /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
     /// with this tiling and `each` bytes per number. The other half is a reserve for uncounted memory. The result is at
-    /// least [`FEWEST_CHECKPOINTS`], which [`decoder_bytes`] includes, and at most the number of chunks minus one.
+    /// least `FEWEST_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks minus one.
     pub fn checkpoints(
         &self,
         vae: &VaeConfig,
