@@ -99,7 +99,7 @@ def weights_on_host(run):
 def ours_step(run):
     """A whole step: all on the GPU if it has the memory, or with fewer caches of the decoder, or with offload."""
     attempts = [["--offload"]]
-    if run.gpu.bytes >= HOLDS_A_STEP:
+    if not kept(run):
         attempts = [[], ["--vae-checkpoints", "12"], *attempts]
     for arguments in attempts:
         try:
