@@ -39,7 +39,7 @@ impl<'a> Stopwatch<'a> {
         self.running = Some((metric, Instant::now()));
     }
 
-    /// Ends the running phase and gives the seconds of each, and of the whole.
+    /// Ends the running phase and returns the seconds of each phase and of the whole.
     pub(crate) fn seconds(mut self) -> BTreeMap<&'static str, f64> {
         self.lap();
         self.seconds.insert("time/step", self.started.elapsed().as_secs_f64());

@@ -58,7 +58,7 @@ struct Saved<L> {
 }
 
 impl AgenticPpo {
-    /// With these options.
+    /// Makes the algorithm from its options.
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
@@ -110,7 +110,7 @@ impl Algorithm for AgenticPpo {
     }
 
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        // Those that this rank plays; one at least, for its part of a validation.
+        // Number of environments that this rank plays; at least one, for its part of a validation.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
         self.stage = Stage::new((0..needed).map(|_| make()).collect::<Result<_>>()?);

@@ -92,7 +92,7 @@ struct Draw<'a> {
     noise: Tensor,
     x: Tensor,
     old: Tensor,
-    /// Of the model without its adapter, where it matters.
+    /// The velocity of the model without its adapter, if it is needed.
     reference: Option<Tensor>,
 }
 

@@ -77,7 +77,7 @@ pub(super) struct Predictions<'a> {
 }
 
 impl<'a> Predictions<'a> {
-    /// For the videos of a group; `None` where the gradient of the reward does not count.
+    /// The term for the videos of a group; `None` if the reward's gradient is not used.
     pub(super) fn of(
         config: &DiffusionNftConfig,
         prepared: &mut Prepared,

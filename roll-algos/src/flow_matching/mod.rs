@@ -59,7 +59,7 @@ pub struct FlowMatching {
 }
 
 impl FlowMatching {
-    /// With these options.
+    /// Makes the algorithm from its options.
     pub fn new(config: FlowMatchingConfig) -> Self {
         let prepared = Remembered::new(config.cache_bytes);
         let ranks = Arc::new(SingleRank);

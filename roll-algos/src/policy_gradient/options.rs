@@ -104,7 +104,7 @@ impl Shared {
         }
     }
 
-    /// How training generates. `default_steps` is the number of steps that nobody asked for.
+    /// How training generates. `default_steps` is the number of steps if none is configured.
     pub fn training(&self, facts: ScheduleFacts, default_steps: usize) -> Result<Sampling> {
         let SamplingOptions { timesteps, num_inference_steps, .. } = &self.sampling;
         agreeing_steps(timesteps.as_deref(), *num_inference_steps, default_steps).in_section("algo")?;

@@ -276,7 +276,7 @@ fn scored(
     }
     tally.mean(SCORE, value);
     for (name, value) in details {
-        // Seconds stand with the other times, which differ from run to run.
+        // Seconds are grouped with the other times, which differ from run to run.
         let metric = match name.strip_prefix("time/") {
             Some(reward) => format!("time/score/{reward}"),
             None => format!("reward/{name}"),

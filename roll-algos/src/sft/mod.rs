@@ -35,7 +35,7 @@ const TRAIN: &str = "time/step_train";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainOn {
-    /// Those of the assistant's messages.
+    /// Tokens of the assistant's messages.
     #[default]
     Responses,
     /// All tokens, also those of the template: pretraining.
@@ -91,7 +91,7 @@ pub struct Sft {
 }
 
 impl Sft {
-    /// With these options, on these conversations.
+    /// Makes the algorithm from its options and conversations.
     pub fn new(config: SftConfig, conversations: Conversations) -> Result<Self> {
         check_ranges("algo", &config)?;
         Ok(Self { config, conversations, held_out: None, ranks: Arc::new(SingleRank) })

@@ -94,7 +94,7 @@ impl Begun {
             // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
             dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
         })?;
-        // One rank tells: `mpirun` ends the whole job with the first that leaves with another code than 0.
+        // Only one rank prints: `mpirun` ends the whole job with the first that leaves with another code than 0.
         let Some(dir) = dir else { return Ok(Ended::Done) };
         if let Some(why) = &summary.stopped {
             let (steps, path) = (counted(summary.steps, "step"), dir.path().display());

@@ -35,7 +35,7 @@ struct State {
 }
 
 impl Stage {
-    /// With these environments, and nothing played.
+    /// Makes a prefetcher with these environments; nothing is played yet.
     pub fn new(environments: Environments) -> Self {
         Self(Mutex::new(State { environments, ..State::default() }))
     }

@@ -71,7 +71,7 @@ pub struct Episode {
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
     pub log_probs: Vec<f32>,
-    /// Those at temperature 1 over all tokens; the former where the model does not tell.
+    /// Log-probabilities at temperature 1 over all tokens; the former if the model does not know them.
     pub raw_log_probs: Vec<f32>,
     /// The agent's turns.
     pub steps: Vec<Step>,
@@ -181,7 +181,7 @@ pub fn play(
 ) -> Result<Vec<Episode>> {
     let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
-    // A turn ends with an answer to the environment, after as many answers with calls of tools as there may be calls.
+    // A turn ends with an answer to the environment, after at most the permitted number of answers with tool calls.
     let answers_of_a_turn = if tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
     let rounds = config.max_actions_per_traj.saturating_mul(answers_of_a_turn);
     let ends = model.end_tokens().into_iter().map(|end| model.detokenize(&[end])).collect::<Result<Vec<String>>>()?;

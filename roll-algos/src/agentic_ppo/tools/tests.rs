@@ -64,7 +64,7 @@ fn a_tool_gets_the_call_and_its_json_is_the_result() {
 fn a_tool_sees_the_variables_that_it_is_given_and_no_others() {
     let names = |environment: &[&str]| {
         let environment = environment.iter().map(|name| name.to_string()).collect();
-        // Those that a shell sets for itself are left out.
+        // Variables that a shell sets for itself are left out.
         let script =
             "printf '\"'; env | cut -d= -f1 | grep -vE '^(PWD|SHLVL|_|OLDPWD)$' | sort | tr '\\n' ' '; printf '\"'";
         said(ToolOptions { environment, ..options("env", script) }, json!({})).unwrap()
