@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use roll_core::{Result, Tensor};
 
+use super::episode::Episode;
 use super::grid::{Grid, Mask};
-use super::rollout::Episode;
 
 /// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]

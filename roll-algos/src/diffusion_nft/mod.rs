@@ -28,13 +28,13 @@ pub use reward_gradient::RewardGradient;
 use crate::AlgorithmError;
 use crate::flow_matching::mixed;
 use crate::policy_gradient::round::{
-    FORWARD, Group, PULL, REFERENCE, Rollout, RoundOptions, Running, Unexplored, generate, judge,
-    needs_different_videos,
+    Group, Rollout, RoundOptions, Running, Unexplored, generate, judge, needs_different_videos,
 };
 use crate::policy_gradient::slow_copies::with_parameters;
 use crate::policy_gradient::tally::Tally;
 use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, distance};
 use crate::sampling::Conditions;
+use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use config::Plan;
 use loss::{Noised, Valued, awm};

@@ -32,17 +32,13 @@ use crate::arithmetic::scaled;
 use crate::ranks::{draw_key, repeats};
 use crate::remembered::Remembered;
 use crate::sampling::{Conditions, negative_context};
-use crate::stopwatch::Stopwatch;
+use crate::stopwatch::{ENCODE, FORWARD, OPTIMIZER, PULL, Stopwatch};
 use crate::{AlgorithmError, update};
 use prepared::Prepared;
 use report::Tally;
 
 const NAME: &str = "flow_matching";
 
-const ENCODE: &str = "time/encode";
-const FORWARD: &str = "time/forward";
-const PULL: &str = "time/pull";
-const OPTIMIZER: &str = "time/optimizer";
 const SAMPLE: &str = "time/sample";
 
 /// The algorithm `flow_matching`.

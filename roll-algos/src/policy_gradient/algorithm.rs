@@ -7,11 +7,12 @@ use roll_core::{
 
 use super::levels::generate_measured;
 use super::options::Shared;
-use super::round::{DATA, Group, OPTIMIZER, Running};
+use super::round::{Group, Running};
 use super::slow_copies::{SlowCopies, with_parameters};
 use super::tally::{DATA_LOSS, headlines};
 use crate::flow_matching::DataTerm;
 use crate::scoring::{self, Generation, Prepared};
+use crate::stopwatch::{DATA, OPTIMIZER};
 use crate::update::diffusion;
 use crate::{AlgorithmError, update};
 

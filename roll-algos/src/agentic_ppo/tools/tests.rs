@@ -227,7 +227,8 @@ impl roll_core::LanguageModel for Scripted {
 #[test]
 fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     use crate::agentic_ppo::AgenticPpoConfig;
-    use crate::agentic_ppo::rollout::{Ending, Plan, play};
+    use crate::agentic_ppo::episode::Ending;
+    use crate::agentic_ppo::rollout::{Plan, play};
 
     let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\"}}</tool_call>");
     let answers = vec![call("one"), call("none"), "left".into(), call("one"), call("one"), call("one")];
