@@ -110,10 +110,5 @@ impl Configuration {
 
 /// The context that implementations are made with. Relative paths start from the working directory.
 pub fn build_context(loaded: &LoadedConfig) -> BuildContext {
-    BuildContext {
-        backend: ranks::device(&loaded.config.backend),
-        seed: loaded.config.seed,
-        base_dir: ".".into(),
-        placement: None,
-    }
+    BuildContext { backend: ranks::device(&loaded.config.backend), ..loaded.build_context() }
 }

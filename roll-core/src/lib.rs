@@ -99,7 +99,7 @@ pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
-    ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
+    ConditionInput, Conditioning, DiffusionModel, Generator, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt};
@@ -107,7 +107,7 @@ pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
 #[cfg(feature = "fingerprint")]
 pub use fingerprint::Fingerprint;
-pub use headline::{Headline, HeadlineFormat, HeldOut};
+pub use headline::{Headline, HeadlineFormat, HeldOut, Subject};
 pub use keys::Key;
 pub use kind::Kind;
 pub use language::{BranchAdapters, Generation, LanguageModel, Message, Sampling, TokenStats};
@@ -116,7 +116,7 @@ pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, Factory, Options, Registration, Registry, Replaces, Variable};
+pub use registry::{BuildContext, ComponentOptions, Factory, Options, Registration, Registry, Replaces, Variable};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 pub use sampler::{Integration, Sampler};
 pub use schedule::FlowSchedule;

@@ -84,17 +84,10 @@ fn mean_luma(frame: &[f32], plane: usize) -> f64 {
     means.zip(LUMA).map(|(mean, weight)| (mean + 1.0) / 2.0 * weight).sum()
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "brightness",
-        summary: "Distance of each frame's mean luma from a target; needs no files",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<BrightnessConfig>,
-        keys: roll_core::keys::of::<BrightnessConfig>,
-        factory: Factory::Reward(|options, _| Ok(Box::new(Brightness::new(parse_options("reward", options)?)?))),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, "brightness", BrightnessConfig,
+    "Distance of each frame's mean luma from a target; needs no files",
+    |options, _| Brightness::new(options),
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Rewards: any ONNX network (a differentiable executor), CLIP, the InsightFace identity score, scores of pixels
-//! without a network, programs and services elsewhere, and weighted sums.
+//! without a network, and programs and services elsewhere.
 //!
 //! *What it is for*: rewards by configuration, and [`onnx`] for networks of your own with gradients. *What it is not*:
 //! needed to write a reward; the trait is `roll_core::RewardScorer`.
@@ -26,7 +26,6 @@
 
 pub mod brightness;
 pub mod clip;
-pub mod combine;
 pub mod error;
 #[cfg(test)]
 mod gradient_check;
@@ -38,7 +37,6 @@ pub mod pixels;
 pub mod remote;
 
 pub use brightness::Brightness;
-pub use combine::WeightedSum;
 pub use error::RewardError;
 pub use onnx_reward::OnnxReward;
 pub use remote::RemoteReward;

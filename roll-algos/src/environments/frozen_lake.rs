@@ -212,17 +212,10 @@ impl Environment for FrozenLake {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Cross the ice to the goal without falling into a hole",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<FrozenLakeOptions>,
-        keys: roll_core::keys::of::<FrozenLakeOptions>,
-        factory: Factory::Environment(|options, _| Ok(Box::new(FrozenLake::new(parse_options("env", options)?)?))),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, FrozenLakeOptions,
+    "Cross the ice to the goal without falling into a hole",
+    |options, _| FrozenLake::new(options),
 }
 
 #[cfg(test)]

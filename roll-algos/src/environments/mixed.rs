@@ -73,19 +73,10 @@ impl Environment for Mixed {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Several environments; each group of episodes plays in one of them",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<MixedOptions>,
-        keys: roll_core::keys::of::<MixedOptions>,
-        factory: Factory::Environment(|options, context| {
-            Ok(Box::new(Mixed::new(parse_options("env", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, MixedOptions,
+    "Several environments; each group of episodes plays in one of them",
+    Mixed::new,
 }
 
 #[cfg(test)]

@@ -310,15 +310,8 @@ fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
     update::diffusion(model, NAME)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Supervised training on clips: from scratch, or fine-tuning",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<FlowMatchingConfig>,
-        keys: roll_core::keys::of::<FlowMatchingConfig>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(FlowMatching::new(parse_options("algo", options)?)))),
-        planner: None,
-    }
+roll_core::register! {
+    Algorithm, NAME, FlowMatchingConfig,
+    "Supervised training on clips: from scratch, or fine-tuning",
+    |options, _| Ok(FlowMatching::new(options)),
 }

@@ -18,7 +18,7 @@ pub(crate) const DATA_LOSS: &str = "actor/data_loss";
 pub(crate) fn headlines() -> Vec<Headline> {
     vec![
         Headline::new(SCORE, "score", "Score").score(),
-        Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
+        Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific).divergence(),
         Headline::new("actor/loss", "loss", "Loss"),
         Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
     ]

@@ -87,7 +87,9 @@ impl Algorithm for RewardFl {
     fn headlines(&self) -> Vec<Headline> {
         vec![
             Headline::new(SCORE, "score", "Score").score(),
-            Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
+            Headline::new("actor/kl_loss", "kl", "KL to the base model")
+                .written(HeadlineFormat::Scientific)
+                .divergence(),
             Headline::new("actor/loss", "loss", "Loss"),
             Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
         ]
@@ -274,17 +276,11 @@ fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
     update::diffusion(model, NAME)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Back-propagates a reward of the decoded video through the last denoising steps",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<RewardFlConfig>,
-        keys: roll_core::keys::of::<RewardFlConfig>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(RewardFl::new(parse_options("algo", options)?)))),
-        planner: Some(Planner::Algorithm(passes)),
-    }
+roll_core::register! {
+    Algorithm, NAME, RewardFlConfig,
+    "Back-propagates a reward of the decoded video through the last denoising steps",
+    |options, _| Ok(RewardFl::new(options)),
+    plan: passes,
 }
 
 fn passes(options: &Options) -> Result<Passes> {

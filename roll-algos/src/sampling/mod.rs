@@ -6,8 +6,8 @@ mod options;
 mod scale;
 
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, FlowSchedule, Grad, Progress, Result, ResultExt, Sampler,
-    Tensor,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, FlowSchedule, Generator, Grad, Progress, Result, ResultExt,
+    Sampler, Tensor,
 };
 
 pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
@@ -110,6 +110,22 @@ impl Sampling {
         }
         Ok(xs)
     }
+}
+
+roll_core::inventory::submit! {
+    Generator(|options, model, input, noise, progress| {
+        let options = SamplingOptions::of(options)?;
+        progress.phase("encoding");
+        let conditioning = model.encode(input).while_doing(|| "encoding the prompt".into())?;
+        let request = Request {
+            conditioning: &conditioning,
+            input: input.clone(),
+            negative_prompt: &options.negative_prompt,
+            noise: &noise(&conditioning.latent_shape)?,
+            adapter: Adapter::On,
+        };
+        options.sampling(model.schedule()).in_section("algo")?.frames(model, request, progress)
+    })
 }
 
 /// Latents before step i and their velocities; gives the latents after it, unless the sampler shall take the step.

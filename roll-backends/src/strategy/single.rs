@@ -201,22 +201,16 @@ impl Strategy for Single {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "One process, AdamW on the GPU or in host memory",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<SingleOptions>,
-        keys: roll_core::keys::of::<SingleOptions>,
-        factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
-        planner: Some(Planner::Strategy(|options| {
-            let options: SingleOptions = parse_options("strategy", options)?;
-            let state_bytes = if options.bf16_optimizer_states { 4 } else { 8 };
-            let state_on_gpu = options.most_on_gpu();
-            Ok(Division { state_bytes, state_on_gpu, copies_parameters: true, ..Division::default() })
-        })),
-    }
+roll_core::register! {
+    Strategy, NAME, SingleOptions,
+    "One process, AdamW on the GPU or in host memory",
+    |options, _| Ok(Single::new(options)),
+    plan: |options| {
+        let options: SingleOptions = parse_options("strategy", options)?;
+        let state_bytes = if options.bf16_optimizer_states { 4 } else { 8 };
+        let state_on_gpu = options.most_on_gpu();
+        Ok(Division { state_bytes, state_on_gpu, copies_parameters: true, ..Division::default() })
+    },
 }
 
 #[cfg(test)]

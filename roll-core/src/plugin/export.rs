@@ -179,6 +179,7 @@ unsafe extern "C" fn plan(
 fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> Result<RollObject> {
     Ok(match factory {
         Factory::Reward(make) => reward::give(make(options, context)?),
+        Factory::OwnReward(make) => reward::give(make(options, context)?),
         Factory::Model(make) => model::give(make(options, context)?),
         // Only strategies: two libraries that both call collectives of one job would not do so in one order.
         Factory::Strategy(make) => strategy::give(match ranks()? {

@@ -143,21 +143,11 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Model, name: "causal_lm", idle: crate::trainable::IDLE, more: None }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "causal_lm",
-        summary: "Language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, Phi-3",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<CausalLmOptions>,
-        keys: roll_core::keys::of::<CausalLmOptions>,
-        factory: Factory::Model(make),
-        planner: Some(Planner::Model(super::plan::needs)),
-    }
-}
-
-fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
-    Ok(Box::new(open(&parse_options("model", options)?, context)?))
+roll_core::register! {
+    Model, "causal_lm", CausalLmOptions,
+    "Language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, Phi-3",
+    |options, context| open(&options, context),
+    plan: super::plan::needs,
 }
 
 /// Opens the model that `options` describe.

@@ -22,10 +22,6 @@ pub const TARGETS: &str = "roll.targets";
 pub const BASE: &str = "roll.base";
 /// Of that network's last layer: two bases of one name are told apart.
 pub const BASE_FINGERPRINT: &str = "roll.base_fingerprint";
-/// Optimizer steps.
-pub const STEPS: &str = "roll.steps";
-/// Name of the experiment.
-pub const RUN: &str = "roll.run";
 
 /// The transformer that a header names. Fails on a name that is none.
 pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<Expert>, LoraError> {

@@ -31,21 +31,11 @@ use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
 use super::vae::{Chunking, Fitting, Vae};
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "wan2_2",
-        summary: "Wan2.2 and Wan2.1 video diffusion: I2V, T2V, TI2V",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<WanOptions>,
-        keys: roll_core::keys::of::<WanOptions>,
-        factory: Factory::Model(make),
-        planner: Some(Planner::Model(super::plan::needs)),
-    }
-}
-
-fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
-    Ok(Box::new(open(&parse_options("model", options)?, context)?))
+roll_core::register! {
+    Model, "wan2_2", WanOptions,
+    "Wan2.2 and Wan2.1 video diffusion: I2V, T2V, TI2V",
+    |options, context| open(&options, context),
+    plan: super::plan::needs,
 }
 
 /// Opens the model that `options` describe.

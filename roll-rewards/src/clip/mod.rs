@@ -334,17 +334,8 @@ impl RewardScorer for ClipReward {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "CLIP, SigLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<ClipRewardConfig>,
-        keys: roll_core::keys::of::<ClipRewardConfig>,
-        factory: Factory::Reward(|options, context| {
-            Ok(Box::new(ClipReward::load(parse_options("reward", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, NAME, ClipRewardConfig,
+    "CLIP, SigLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
+    ClipReward::load,
 }

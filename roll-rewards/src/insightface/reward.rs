@@ -238,17 +238,8 @@ fn build(config: IdentityConfig, context: &BuildContext) -> Result<IdentityRewar
     Ok(IdentityReward::new(networks, config))
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Identity of the person: cosine similarity of ArcFace embeddings to the reference's",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<IdentityConfig>,
-        keys: roll_core::keys::of::<IdentityConfig>,
-        factory: Factory::Reward(|options, context| {
-            Ok(Box::new(build(parse_options("reward", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, NAME, IdentityConfig,
+    "Identity of the person: cosine similarity of ArcFace embeddings to the reference's",
+    build,
 }

@@ -188,19 +188,10 @@ fn likeness(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2])
     (value, gradient)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Likeness of the first frame to the reference's: L1, SSIM, or features of any ONNX network",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<FirstFrameConfig>,
-        keys: roll_core::keys::of::<FirstFrameConfig>,
-        factory: Factory::Reward(|options, context| {
-            Ok(Box::new(FirstFrame::new(parse_options("reward", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, NAME, FirstFrameConfig,
+    "Likeness of the first frame to the reference's: L1, SSIM, or features of any ONNX network",
+    FirstFrame::new,
 }
 
 #[cfg(test)]

@@ -32,7 +32,6 @@ use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
 use crate::sample_prompts::SamplePrompts;
 
-pub use open::reward;
 pub use overview::epochs;
 pub use summary::RunSummary;
 

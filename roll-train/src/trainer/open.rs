@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use roll_core::{BuildContext, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy, communicator};
 use roll_data::{Batches, Dataset, Metadata};
-use roll_rewards::WeightedSum;
 
 use super::Trainer;
 use crate::cache::{self, CachedModel, CachedReward};
@@ -13,6 +12,7 @@ use crate::evaluation::Evaluator;
 use crate::results::SetLabels;
 use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
+use crate::weighted_sum::reward;
 
 impl Trainer {
     /// Opens data and networks. With [`crate::config::RunConfig::ranks`] above 1 it belongs inside [`crate::ranks::run`].
@@ -160,18 +160,6 @@ fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Opti
              input_image,end_image` lets the model take it"
         )
     })
-}
-
-/// The configured rewards as one.
-pub fn reward(
-    loaded: &LoadedConfig,
-    registry: &Registry,
-    context: &BuildContext,
-) -> Result<Option<Box<dyn RewardScorer>>> {
-    match loaded.config.reward.as_slice() {
-        [] => Ok(None),
-        rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
-    }
 }
 
 /// Fails when the strategy knows fewer processes than there are: each would train a model of its own.

@@ -74,10 +74,6 @@ impl Http {
     pub fn new(options: HttpOptions) -> Result<Self> {
         World::new(options).map(Played::by)
     }
-
-    fn open(options: &Options) -> Result<Box<dyn Environment>> {
-        Ok(Box::new(Self::new(parse_options("env", options)?)?))
-    }
 }
 
 /// The service that plays.
@@ -178,15 +174,8 @@ impl Peer for World {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "An environment that is a service, asked over HTTP",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<HttpOptions>,
-        keys: roll_core::keys::of::<HttpOptions>,
-        factory: Factory::Environment(|options, _| Http::open(options)),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, HttpOptions,
+    "An environment that is a service, asked over HTTP",
+    |options, _| Http::new(options),
 }

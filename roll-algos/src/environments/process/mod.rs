@@ -59,10 +59,6 @@ impl Process {
     pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
         Program::new(options, context).map(Played::by)
     }
-
-    fn open(options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
-        Ok(Box::new(Self::new(parse_options("env", options)?, context)?))
-    }
 }
 
 /// The program that plays.
@@ -143,15 +139,8 @@ fn tell_once(problem: &str) {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "An environment in a process of its own: JSON lines over stdin and stdout",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<ProcessOptions>,
-        keys: roll_core::keys::of::<ProcessOptions>,
-        factory: Factory::Environment(Process::open),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, ProcessOptions,
+    "An environment in a process of its own: JSON lines over stdin and stdout",
+    Process::new,
 }

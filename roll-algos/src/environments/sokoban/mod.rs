@@ -182,17 +182,10 @@ impl Environment for Sokoban {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Push all boxes onto targets",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<SokobanOptions>,
-        keys: roll_core::keys::of::<SokobanOptions>,
-        factory: Factory::Environment(|options, _| Ok(Box::new(Sokoban::new(parse_options("env", options)?)?))),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, SokobanOptions,
+    "Push all boxes onto targets",
+    |options, _| Sokoban::new(options),
 }
 
 #[cfg(test)]

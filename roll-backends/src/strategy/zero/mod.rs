@@ -212,21 +212,13 @@ impl Strategy for Zero {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Several processes: optimizer state, gradients and frozen weights divided among them (ZeRO 0 to 3)",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<ZeroOptions>,
-        keys: roll_core::keys::of::<ZeroOptions>,
-        factory: Factory::Strategy(|options, _| {
-            Ok(Box::new(Zero::new(parse_options("strategy", options)?, communicator::current())?))
-        }),
-        planner: Some(Planner::Strategy(|options| {
-            let options: ZeroOptions = parse_options("strategy", options)?;
-            options.check()?;
-            Ok(options.division())
-        })),
-    }
+roll_core::register! {
+    Strategy, NAME, ZeroOptions,
+    "Several processes: optimizer state, gradients and frozen weights divided among them (ZeRO 0 to 3)",
+    |options, _| Zero::new(options, communicator::current()),
+    plan: |options| {
+        let options: ZeroOptions = parse_options("strategy", options)?;
+        options.check()?;
+        Ok(options.division())
+    },
 }

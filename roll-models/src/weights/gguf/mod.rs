@@ -14,7 +14,7 @@ use memmap2::Mmap;
 use roll_backends::blocks::{self, BlockMatrix, BlockType};
 use roll_core::{Tensor, files};
 
-use super::error::WeightsError;
+use super::WeightsError;
 
 /// Most dimensions of a tensor.
 const MAX_RANK: u32 = 4;

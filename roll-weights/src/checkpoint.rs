@@ -7,9 +7,9 @@ use std::sync::Arc;
 use roll_core::{StateDict, Tensor, files};
 use serde::Deserialize;
 
-use super::error::WeightsError;
-use super::file::WeightFile;
-use super::info::TensorInfo;
+use crate::error::WeightsError;
+use crate::file::WeightFile;
+use crate::info::TensorInfo;
 
 /// The weights of one network: names, shapes and dtypes without loading, tensors on demand. Cloning is cheap.
 #[derive(Clone)]
@@ -64,7 +64,7 @@ impl Checkpoint {
     /// Opens every weight file that matches a glob, in the order of their names. An index of shards that matches too
     /// is left aside.
     pub fn open_glob(pattern: &str) -> Result<Self, WeightsError> {
-        Self::open_shards(&super::expand_glob(pattern)?)
+        Self::open_shards(&crate::expand_glob(pattern)?)
     }
 
     /// Opens whatever a person would name: a file, an index, a glob, or a directory with one network's files.
@@ -205,13 +205,13 @@ impl Checkpoint {
     }
 
     /// The file of a tensor, and its name there.
-    pub(super) fn place(&self, key: &str) -> Option<(&WeightFile, &str)> {
+    pub(crate) fn place(&self, key: &str) -> Option<(&WeightFile, &str)> {
         let (file, stored) = self.index.get(key)?;
         Some((self.files.get(*file)?, stored))
     }
 
     /// Its files.
-    pub(super) fn files(&self) -> impl Iterator<Item = &WeightFile> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &WeightFile> {
         self.files.iter().map(|file| &**file)
     }
 

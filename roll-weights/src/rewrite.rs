@@ -10,10 +10,10 @@ use half::{bf16, f16};
 use roll_core::DType;
 use serde_json::json;
 
-use super::checkpoint::Checkpoint;
-use super::error::WeightsError;
-use super::safetensors::dtype_name;
-use super::writer::{SafetensorsWriter, TensorEntry};
+use crate::checkpoint::Checkpoint;
+use crate::error::WeightsError;
+use crate::safetensors::dtype_name;
+use crate::writer::{SafetensorsWriter, TensorEntry};
 
 /// Elements that are widened, changed and narrowed at a time. Whole rows: a longer row is taken whole.
 const CHUNK: usize = 1 << 20;

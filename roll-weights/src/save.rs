@@ -6,9 +6,9 @@ use std::path::Path;
 use roll_core::model::header;
 use roll_core::{StateDict, Tensor};
 
-use super::error::WeightsError;
-use super::safetensors::dtype_name;
-use super::writer::{SafetensorsWriter, TensorEntry};
+use crate::error::WeightsError;
+use crate::safetensors::dtype_name;
+use crate::writer::{SafetensorsWriter, TensorEntry};
 
 /// Writes `state` to `path`, whole or not at all: to a temporary file in the same directory, synced, then renamed
 /// over `path`. Readers that have the old file mapped keep the old contents. The same input gives the same bytes.
@@ -22,7 +22,7 @@ pub fn save_safetensors(
 ) -> Result<(), WeightsError> {
     let mut metadata = metadata.clone();
     if let Some(words) = state.get(header::KEY).and_then(|entry| header::read(entry).ok()) {
-        metadata.extend(words);
+        metadata.extend(words.into_iter().filter(|(word, _)| !word.starts_with(header::BESIDE)));
     }
     let tensors = state.iter().filter(|(name, _)| *name != header::KEY);
     let entries = tensors.map(|(name, tensor)| entry(name, tensor)).collect();

@@ -15,17 +15,17 @@ use roll_core::{DType, StateDict, Tensor, files};
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
-use super::error::WeightsError;
-use super::info::TensorInfo;
+use crate::error::WeightsError;
+use crate::info::TensorInfo;
 
 /// Longest header: the format's own limit. A header is parsed into memory, so it must be bounded.
-pub(super) const MAX_HEADER: u64 = 100_000_000;
+pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// An open safetensors file; the bytes stay in the map until they are read.
 ///
 /// The file must not be truncated while it is mapped: replace weight files by renaming a new one over them, as
-/// [`super::save_safetensors`] does.
-pub(super) struct SafetensorsFile {
+/// [`crate::save_safetensors`] does.
+pub(crate) struct SafetensorsFile {
     map: Arc<Mmap>,
     #[cfg_attr(not(unix), allow(dead_code))]
     file: File,
@@ -266,7 +266,7 @@ fn supported(name: &str) -> Option<DType> {
 }
 
 /// Name of a dtype in a header.
-pub(super) fn dtype_name(dtype: DType) -> &'static str {
+pub(crate) fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "F32",
         DType::Bf16 => "BF16",

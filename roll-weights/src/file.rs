@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Tensor, files};
 
-use super::error::WeightsError;
-use super::info::TensorInfo;
-use super::pth::PthFile;
-use super::safetensors::{MAX_HEADER, SafetensorsFile};
+use crate::error::WeightsError;
+use crate::info::TensorInfo;
+use crate::pth::PthFile;
+use crate::safetensors::{MAX_HEADER, SafetensorsFile};
 
 /// Extensions of the two formats.
 const SAFETENSORS: &[&str] = &["safetensors"];

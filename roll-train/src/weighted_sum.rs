@@ -1,14 +1,26 @@
-//! Several rewards as one: their weighted sum.
+//! The rewards of a configuration as one: their weighted sum.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use roll_core::{
-    BuildContext, Error, Fingerprint, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
-    RewardScorer, Score, Target, Tensor, Video,
+    BuildContext, Error, Fingerprint, Grad, Kind, Measure, OnMissing, Pullback, Registry, Result, ResultExt,
+    RewardComponent, RewardScorer, Score, Target, Tensor, Video,
 };
 
-use crate::RewardError;
+use crate::config::LoadedConfig;
+
+/// The configured rewards as one; `None` without a reward.
+pub fn reward(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Option<Box<dyn RewardScorer>>> {
+    match loaded.config.reward.as_slice() {
+        [] => Ok(None),
+        rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
+    }
+}
 
 /// `sum of weight * score` over several scorers.
 ///
@@ -16,7 +28,7 @@ use crate::RewardError;
 /// A part with nothing to score, in the video or in the reference, follows its own `on_missing`: `skip` makes the whole
 /// sum missing (a sum without one of its terms would be on another scale), `error` is an error, a value enters the sum
 /// without gradient.
-pub struct WeightedSum {
+struct WeightedSum {
     name: String,
     parts: Vec<Part>,
 }
@@ -37,7 +49,9 @@ impl Part {
             OnMissing::Value(value) => Ok(Some(value)),
             OnMissing::Skip => Err(Error::nothing_to_score(format!("{}: {reason}", self.label))),
             OnMissing::Error => {
-                Err(RewardError::PartMissing { part: self.label.clone(), reason: reason.into() }.into())
+                let problem =
+                    format!("`{}` has nothing to score ({reason}), and its `on_missing` is `error`", self.label);
+                Err(Error::config(Kind::Reward.section(), problem))
             }
         }
     }
@@ -50,8 +64,8 @@ fn nothing(i: usize) -> String {
 }
 
 impl WeightedSum {
-    /// The sum of `parts`, (weight, scorer). Fails when a weight is not finite, or none is other than 0.
-    pub fn new(parts: Vec<(f64, Box<dyn RewardScorer>)>) -> Result<Self> {
+    /// The sum of `parts`, (weight, scorer). Fails if a weight is not finite, or all are 0.
+    fn new(parts: Vec<(f64, Box<dyn RewardScorer>)>) -> Result<Self> {
         let mut seen: BTreeMap<String, usize> = BTreeMap::new();
         let mut labelled = Vec::new();
         for (weight, scorer) in parts {
@@ -67,14 +81,14 @@ impl WeightedSum {
             labelled.push(Part { label, weight, scorer });
         }
         if labelled.iter().all(|p| p.weight == 0.0) {
-            return Err(RewardError::NothingToCombine.into());
+            return Err(Error::config(Kind::Reward.section(), "expected at least one with a weight other than 0"));
         }
         let name = labelled.iter().map(|p| p.label.as_str()).collect::<Vec<_>>().join(" + ");
         Ok(Self { name, parts: labelled })
     }
 
-    /// The rewards of a configuration: a single one of weight 1 as it is, anything else as a sum.
-    pub fn from_config(
+    /// A single reward of weight 1 as it is, anything else as a sum.
+    fn from_config(
         components: &[RewardComponent],
         registry: &Registry,
         context: &BuildContext,
@@ -194,7 +208,10 @@ impl RewardScorer for WeightedSum {
         if grad.is_on() {
             let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
             if let Some(Part { label, weight, .. }) = rigid {
-                return Err(RewardError::PartNotDifferentiable { part: label.clone(), weight: *weight }.into());
+                let problem = format!(
+                    "`{label}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out"
+                );
+                return Err(Error::config(Kind::Reward.section(), problem));
             }
         }
         let scored = self.score_parts(video, prompt, target, grad);
@@ -263,9 +280,10 @@ fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use roll_rewards::Brightness;
+    use roll_rewards::brightness::BrightnessConfig;
+
     use super::*;
-    use crate::Brightness;
-    use crate::brightness::BrightnessConfig;
 
     /// Scores nothing, or 3 without gradient.
     struct Fake {
