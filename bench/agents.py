@@ -1,7 +1,7 @@
 """Draws how agents learn: success on starts that training never sees, over the steps, for each world and estimator.
 
 Runs are named WORLD-ESTIMATOR-SEED, as these commands leave them. On one core a run takes 7 to 8 minutes on FrozenLake, 11
-on slippery ice and 15 on Sokoban, whose start is made as roll-models/assets/demo_agent/README.md says:
+on slippery ice and 15 on Sokoban, whose start is made as demo/README.md says:
 
     for s in 1 2 3; do
         A="--algo agentic_ppo --model causal_lm -q --set seed=$s"
@@ -9,8 +9,8 @@ on slippery ice and 15 on Sokoban, whose start is made as roll-models/assets/dem
         roll run $L=grpo  --out runs/lake-grpo-$s
         roll run $L=gigpo --out runs/lake-gigpo-$s
         roll run $L=gae   --out runs/lake-gae-$s --set algo.lambd=1 --set algo.whiten_advantages=true
-        roll run --config examples/demo_agent/slippery.yaml -q --set seed=$s --out runs/slippery-step_reinforce-$s
-        roll run --config examples/demo_agent/sokoban.yaml  -q --set seed=$s --out runs/sokoban-step_reinforce-$s
+        roll run --config demo/agent/slippery.yaml -q --set seed=$s --out runs/slippery-step_reinforce-$s
+        roll run --config demo/agent/sokoban.yaml  -q --set seed=$s --out runs/sokoban-step_reinforce-$s
     done
     python3 bench/agents.py runs --output agents.png
 

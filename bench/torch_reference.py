@@ -1,17 +1,14 @@
 """The same work in PyTorch, for side-by-side timing.
 
-Started by `cargo bench --bench speed`, which sends one case name per line and reads back one JSON object per line:
-`{"seconds": s, "check": x}` where `check` is a number both sides must agree on. `roll bench --compare` sends one line,
-`step {...}` with the shapes of the networks, and reads back seconds and memory of each phase; `--request` prints that
-line, so that PyTorch can be measured alone:
-
-    roll bench --preset a14b --backend libtorch-cuda --whole-step --request | python bench/torch_reference.py 16 -
+Started by the benchmark `speed`, which sends one case name per line and reads back one JSON object per line:
+`{"seconds": s, "check": x}` where `check` is a number both sides must agree on. `torch_step.py` measures the networks
+of this file at the shapes of `roll bench`.
 
 The transformer is that of DiffSynth-Studio's Wan pipeline in plain PyTorch, with ATen's own operators wherever one
 does what is needed, so that nothing is slower than it must be: rotary tables are made once, nothing is f64, blocks are
 checkpointed without keeping states of random numbers. With activations in bf16 everything between its products is
-bf16, the residual stream too, as there; with f32 it is f32, and products alone are narrow. Needs torch 2.4 or later;
-the cases of `cargo bench` need safetensors.
+bf16, the residual stream too, as there; with f32 it is f32, and products alone are narrow. Needs torch 2.4 or later
+and safetensors.
 
     python bench/torch_reference.py THREADS FIXTURES
 """
@@ -20,8 +17,6 @@ import contextlib
 import functools
 import json
 import math
-import os
-import subprocess
 import sys
 import time
 
@@ -43,6 +38,11 @@ def linear(w, name, x, lora=None, scale=1.0, stream=torch.float32):
         # Scaled where it is narrow: PEFT scales the wide result, which takes longer.
         y = y + F.linear(low * scale, narrow(lora[name + ".lora_B.weight"]))
     return y.to(stream)
+
+
+def saved(offload):
+    """Where the inputs of checkpoints wait: in pinned host memory, or where they are."""
+    return torch.autograd.graph.save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext()
 
 
 def rms(x, gain):
@@ -113,9 +113,7 @@ def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute,
     layers = sum(1 for k in w if k.startswith("blocks.") and k.endswith("self_attn.norm_q.weight"))
     for i in range(layers):
         if recompute:
-            # The input of the block is what a checkpoint saves.
-            saved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext()
-            with saved:
+            with saved(offload):
                 h = checkpoint(lambda h, i=i: block(w, i, h, modulation, text, turn, heads, lora, scale), h,
                                use_reentrant=False, preserve_rng_state=False)
         else:
@@ -129,8 +127,8 @@ def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute,
 class Decoder:
     """The Wan2.1 VAE decoder with its feature cache: one latent frame per chunk, each chunk checkpointed."""
 
-    def __init__(self, w):
-        self.w = w
+    def __init__(self, w, offload=False):
+        self.w, self.offload = w, offload
 
     def conv(self, x, name, cache):
         w, b = self.w[name + ".weight"], self.w[name + ".bias"]
@@ -199,8 +197,9 @@ class Decoder:
         z = F.conv3d(z.unsqueeze(0), self.w["conv2.weight"], self.w["conv2.bias"]).squeeze(0)
         frames, cache = [], None
         for t in range(z.shape[1]):
-            x, cache = checkpoint(self.chunk, z[:, t:t + 1], cache, t == 0, use_reentrant=False,
-                                  preserve_rng_state=False)
+            with saved(self.offload):
+                x, cache = checkpoint(self.chunk, z[:, t:t + 1], cache, t == 0, use_reentrant=False,
+                                      preserve_rng_state=False)
             frames.append(x)
         return torch.cat(frames, 1)
 
@@ -316,253 +315,6 @@ class StepCase:
         return loss.item()
 
 
-def driver_bytes(device):
-    """In use on the GPU by all processes, as the driver counts; `None` where it says nothing."""
-    number = torch.device(device).index or 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    name = visible.split(",")[number].strip() if visible else str(number)
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id", name]
-    try:
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) << 20
-    except (OSError, ValueError, subprocess.CalledProcessError):
-        return None
-
-
-class Memory:
-    """The peaks of a phase and of everything so far: of a GPU's allocator, or of this process."""
-
-    def __init__(self, device):
-        self.device, self.is_gpu = device, device.startswith("cuda")
-        # Before CUDA starts, so that what it takes for itself is counted as it is on the other side.
-        self.before = driver_bytes(device) if self.is_gpu else None
-        self.phases = {}
-
-    def begin(self):
-        if self.is_gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
-            return
-        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-
-    def end(self, phase):
-        if self.is_gpu:
-            now = torch.cuda.max_memory_reserved(self.device), torch.cuda.max_memory_allocated(self.device)
-        else:
-            now = self.of_process(), None
-        most = self.phases.get(phase, (None, None))
-        self.phases[phase] = tuple(a if b is None else b if a is None else max(a, b) for a, b in zip(now, most))
-
-    @staticmethod
-    def of_process():
-        with contextlib.suppress(OSError), open("/proc/self/status") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:")), None)
-
-    @staticmethod
-    def written(reserved, allocated, driver=None):
-        return {"reserved_bytes": reserved, "allocated_bytes": allocated, "driver_bytes": driver}
-
-    def of(self, phase):
-        return self.written(*self.phases[phase])
-
-    def whole(self):
-        most = lambda i: max((peak[i] for peak in self.phases.values() if peak[i] is not None), default=None)
-        # PyTorch keeps what it once took.
-        now = driver_bytes(self.device) if self.before is not None else None
-        driver = None if now is None else now - self.before
-        return self.written(most(0), most(1), driver)
-
-
-ATTENTION = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn", 4: "overrideable"}
-
-
-def attention_kernels(name):
-    """The kernel `name` before the general ones, which the decoder needs; process-wide, so for the pull as well."""
-    if name == "auto":
-        return contextlib.nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    wanted = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[name]
-    return sdpa_kernel([wanted, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
-
-
-class BenchStep:
-    """The phases of `roll bench`: random networks of the given shapes."""
-
-    def __init__(self, request):
-        self.request = request
-        self.device, self.dtype = request["device"], getattr(torch, request["dtype"])
-        self.stream = getattr(torch, request["activations"])
-        self.memory = Memory(self.device)
-        self.seconds, self.steps, self.error = {}, [], None
-        normal = lambda *shape: torch.randn(*shape, device=self.device)
-        # Norms, biases and modulations are of the residual stream's dtype.
-        dtype_of = lambda shape: self.dtype if len(shape) == 2 else self.stream
-        self.w = {k: self.weight(k, shape, dtype_of(shape)) for k, shape in request["weights"].items()}
-        rank, self.lora = request["rank"], {}
-        for key, shape in request["weights"].items():
-            layer = key.removesuffix(".weight")
-            if key.startswith("blocks.") and layer != key and len(shape) == 2:
-                self.lora[layer + ".lora_A.weight"] = (normal(rank, shape[1]) * shape[1] ** -0.5).requires_grad_()
-                self.lora[layer + ".lora_B.weight"] = torch.zeros(shape[0], rank, device=self.device).requires_grad_()
-        fused = {"fused": True} if self.device.startswith("cuda") else {}
-        self.optimizer = torch.optim.AdamW(list(self.lora.values()), lr=1e-6, **fused)
-        self.latents = normal(*request["latents"])
-        extra = request["extra_channels"]
-        self.y = normal(extra, *request["latents"][1:]) if extra else None
-        self.context = normal(*request["text"])
-        self.decoder = None
-        if request["vae"]:
-            self.vae_dtype = getattr(torch, request["vae_dtype"])
-            self.decoder = Decoder({k: self.weight(k, s, self.vae_dtype) for k, s in request["vae"].items()})
-            on = {"device": self.device, "dtype": self.vae_dtype}
-            self.mean, self.std = torch.zeros(request["latents"][0], **on), torch.ones(request["latents"][0], **on)
-            widths = request["scorer"]["widths"]
-            self.kernels = [normal(o, i, 3, 3) * (9 * i) ** -0.5 for i, o in zip(widths, widths[1:])]
-
-    def weight(self, key, shape, dtype):
-        if ("norm" in key and not key.endswith("bias")) or key.endswith("gamma"):
-            return torch.ones(shape, device=self.device, dtype=dtype)
-        if len(shape) == 1:
-            return torch.zeros(shape, device=self.device, dtype=dtype)
-        return torch.randn(shape, device=self.device).mul_(math.prod(shape[1:]) ** -0.5).to(dtype)
-
-    def velocity(self, latents, adapter, recompute):
-        lora, offload = self.lora if adapter else None, self.request["offload"]
-        return transformer(self.w, latents, 500.0, self.context, self.y, self.request["heads"], lora, 1.0, recompute,
-                           self.stream, offload)
-
-    def score(self, frames):
-        side = self.request["scorer"]["side"]
-        t, _, h, w = frames.shape
-        a, b = min(h, side), min(w, side)
-        x = frames[:, :, (h - a) // 2:(h - a) // 2 + a, (w - b) // 2:(w - b) // 2 + b]
-        for kernel in self.kernels:
-            x = F.silu(F.conv2d(x, kernel, stride=2, padding=1))
-        return x.sum() / t
-
-    def wait(self):
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize(self.device)
-
-    def time(self, name, run):
-        self.memory.begin()
-        start = time.perf_counter()
-        value = run()
-        self.wait()
-        seconds = time.perf_counter() - start
-        self.seconds.setdefault(name, []).append(seconds)
-        self.memory.end(name)
-        if self.request.get("progress"):
-            print(f"PyTorch: {name} {seconds:.3f} s", file=sys.stderr, flush=True)
-        return value
-
-    def record(self):
-        x = self.latents.clone().requires_grad_()
-        return self.time("forward, recorded", lambda: self.velocity(x, True, True))
-
-    @torch.no_grad()
-    def unrecorded(self, name, adapter):
-        self.time(name, lambda: self.velocity(self.latents, adapter, False))
-
-    def scored(self):
-        """The cotangent of the latents; `None` without a decoder."""
-        if self.decoder is None:
-            return None
-        z = self.latents.clone().requires_grad_()
-        decode = lambda: self.decoder(z.to(self.vae_dtype), self.mean, self.std).float().clamp(-1, 1).transpose(0, 1)
-        frames = self.time("decode", decode)
-        leaf = frames.detach().requires_grad_()
-        score = self.time("score", lambda: self.score(leaf))
-        (d_frames,) = self.time("pull of score", lambda: torch.autograd.grad(score, leaf))
-        (d,) = self.time("pull of decode", lambda: torch.autograd.grad(frames, z, d_frames))
-        return d
-
-    def pull(self, velocity, d):
-        self.time("pull of forward", lambda: torch.autograd.backward(velocity, velocity.detach() if d is None else d))
-
-    def update(self):
-        def run():
-            torch.nn.utils.clip_grad_norm_(list(self.lora.values()), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-        self.time("optimizer", run)
-
-    def by_phases(self):
-        """Each phase once."""
-        self.unrecorded("forward", True)
-        self.unrecorded("reference forward", False)
-        velocity = self.record()
-        self.pull(velocity, self.scored())
-        self.update()
-
-    def whole(self):
-        """A step as training makes it: all passes that are pulled back are recorded before the first pull."""
-        passes, recorded = self.request["whole_step"], []
-        for _ in range(passes["forward"]):
-            self.unrecorded("forward", True)
-        for i in range(passes["recorded"]):
-            recorded.append(self.record())
-            if i < passes["references"]:
-                self.unrecorded("reference forward", False)
-        for _ in range(passes["recorded"], passes["references"]):
-            self.unrecorded("reference forward", False)
-        d = self.scored()
-        while recorded:
-            self.pull(recorded.pop(), d)
-        self.update()
-
-    def kernel(self):
-        """The attention kernel that PyTorch chooses for the transformer."""
-        _, frames, height, width = self.request["latents"]
-        tokens, heads = frames * (height // 2) * (width // 2), self.request["heads"]
-        width = self.w["blocks.0.self_attn.q.weight"].shape[0] // heads
-        q = torch.empty(1, heads, tokens, width, device=self.device, dtype=self.dtype)
-        chosen = ATTENTION.get(int(torch._fused_sdp_choice(q, q, q)), "unknown")
-        wanted = self.request["attention"]
-        if wanted not in ("auto", chosen):
-            raise RuntimeError(f"attention {list(q.shape)}: PyTorch takes {chosen}, expected {wanted}")
-        return chosen
-
-    def rounds(self):
-        """What is known after each round. The first warms up."""
-        with attention_kernels(self.request["attention"]):
-            kernel = self.kernel()
-            for round in range(1 + self.request["rounds"]):
-                # Without copies to the host, whose memory is made by the first step, one pass of each kind warms up.
-                whole = self.request["whole_step"] and (round > 0 or self.request["offload"])
-                start = time.perf_counter()
-                try:
-                    self.whole() if whole else self.by_phases()
-                except getattr(torch, "OutOfMemoryError", MemoryError) as error:
-                    self.error = str(error).split("\n")[0]
-                    yield self.answer(kernel)
-                    return
-                if round == 0:
-                    self.seconds = {}
-                    continue
-                if whole:
-                    self.steps.append(time.perf_counter() - start)
-                yield self.answer(kernel)
-
-    def answer(self, kernel):
-        median = lambda times: sorted(times)[(len(times) - 1) // 2] if times else None
-        return {
-            "of": self.request["of"],
-            "phases": {name: {"seconds": median(s), **self.memory.of(name)} for name, s in self.seconds.items()},
-            "step_seconds": median(self.steps),
-            "memory": self.memory.whole(),
-            "error": self.error,
-            "version": torch.__version__,
-            "device": torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else "the CPU",
-            "dtype": self.request["dtype"],
-            "activations": self.request["activations"],
-            "attention": kernel,
-            "offload": self.request["offload"],
-            "threads": torch.get_num_threads(),
-        }
-
-
 def main():
     threads, fixtures = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(threads)
@@ -570,11 +322,6 @@ def main():
     cases = {}
     for line in sys.stdin:
         name = line.strip()
-        if name.startswith("step "):
-            # A line after each round: the last that was written stands, whatever ends this process.
-            for answer in BenchStep(json.loads(name.split(" ", 1)[1])).rounds():
-                print(json.dumps(answer), flush=True)
-            continue
         if name not in cases:
             make = {"block_forward": lambda: BlockCase(False), "block_pull": lambda: BlockCase(True),
                     "reward_fl_step": lambda: StepCase(fixtures)}

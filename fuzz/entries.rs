@@ -1,6 +1,6 @@
-//! The readers of files that may come from anywhere, each as a function of bytes that must return: no panic, no endless
-//! work, no memory beyond a few times the input. Used by the targets for cargo-fuzz beside this file, and by
-//! tests/fuzz.rs, which mutates the corpus in the ordinary test suite.
+//! The readers of files that may come from anywhere, each as a function of bytes. A reader must return without a panic,
+//! in bounded time, and with no more memory than a few times the input. The cargo-fuzz targets in this folder use the
+//! readers, and so does tests/fuzz.rs, which mutates the corpus in the ordinary test suite.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,16 +8,16 @@ use std::path::Path;
 use roll_core::{BuildContext, StateDict};
 use roll_models::causal_lm::{self, CausalLmOptions, Tokenizer};
 use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};
-use roll_models::wan2_2::{components, tokenizer};
+use roll_models::wan2_2::components;
 use roll_models::weights::Checkpoint;
 use roll_models::weights::gguf::GgufFile;
 use roll_train::config::ConfigLayers;
 
-/// A reader.
+/// Type of a reader.
 pub type Entry = fn(&[u8]);
 
 /// Every reader by the name of its corpus.
-pub const ENTRIES: [(&str, Entry); 13] = [
+pub const ENTRIES: [(&str, Entry); 12] = [
     ("safetensors", safetensors),
     ("pth", pth),
     ("gguf", gguf),
@@ -28,17 +28,16 @@ pub const ENTRIES: [(&str, Entry); 13] = [
     ("lora_metadata", lora_metadata),
     ("metadata", metadata),
     ("picture", picture),
-    ("sentencepiece", sentencepiece),
     ("tokenizer_json", tokenizer_json),
     ("frame", frame),
 ];
 
-/// Header and tensors of a safetensors file, and what is told of it.
+/// Reads a safetensors file as a checkpoint and as a LoRA file.
 pub fn safetensors(bytes: &[u8]) {
     weights(bytes, "safetensors");
 }
 
-/// A torch checkpoint, parsed and never executed.
+/// Reads a torch checkpoint, which is parsed and never executed.
 pub fn pth(bytes: &[u8]) {
     weights(bytes, "pth");
 }
@@ -54,7 +53,8 @@ fn weights(bytes: &[u8], extension: &str) {
     });
 }
 
-/// Values and tensors of a GGUF file, and the language model in it, with its tokenizer and chat template; it is not run.
+/// Reads values and tensors of a GGUF file, and opens the language model in it with its tokenizer and chat template.
+/// The model is not run.
 pub fn gguf(bytes: &[u8]) {
     with_file(bytes, "gguf", |path| {
         let Ok(file) = GgufFile::open(path) else { return };
@@ -68,14 +68,14 @@ pub fn gguf(bytes: &[u8]) {
     });
 }
 
-/// The graph of an ONNX file and its weights; it is not run.
+/// Reads graph and weights of an ONNX file. The model is not run.
 pub fn onnx(bytes: &[u8]) {
     if let Ok(device) = roll_backends::device("flex") {
         let _ = roll_rewards::onnx::Model::parse(Path::new("fuzz.onnx"), bytes, &device);
     }
 }
 
-/// Boxes, tables and pictures of an MP4.
+/// Reads boxes, tables and pictures of an MP4 file.
 pub fn mp4(bytes: &[u8]) {
     with_file(bytes, "mp4", |path| {
         let decoder = roll_data::Decoder::Own;
@@ -84,15 +84,15 @@ pub fn mp4(bytes: &[u8]) {
     });
 }
 
-/// A configuration file, with its `defaults`, interpolations and translation from ROLL's.
+/// Reads a configuration file with its `defaults`, interpolations and the translation of ROLL's configurations.
 pub fn config(bytes: &[u8]) {
     with_file(bytes, "yaml", |path| {
         let _ = ConfigLayers::new().file(path).and_then(|layers| layers.load(None));
     });
 }
 
-/// Names of tensors, one a line, as a LoRA file; a name in front of which a `#` stands is for a scalar. What can be read
-/// is written in every convention, and read again.
+/// Reads a LoRA file with these names of tensors, one per line. The prefix `#` marks a scalar. Adapters that can be
+/// read are written in every convention and read again.
 pub fn lora_keys(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (matrix, scalar) = (roll_core::Tensor::full([2, 2], 0.5), roll_core::Tensor::scalar(3.0));
@@ -115,8 +115,8 @@ pub fn lora_keys(bytes: &[u8]) {
     }
 }
 
-/// The words of an adapter's header, a JSON object of texts, beside an adapter of one layer; what can be read is written
-/// in every convention.
+/// Reads an adapter of one layer with this metadata in its header, a JSON object of strings. Adapters that can be read
+/// are written in every convention.
 pub fn lora_metadata(bytes: &[u8]) {
     let Ok(words) = serde_json::from_slice::<BTreeMap<String, String>>(bytes) else { return };
     let matrix = roll_core::Tensor::full([2, 2], 0.5);
@@ -140,28 +140,20 @@ pub fn lora_metadata(bytes: &[u8]) {
     }
 }
 
-/// Which clip goes with which prompt: CSV, TSV, JSON lines, a JSON list.
+/// Reads the assignment of clips to prompts: CSV, TSV, JSON lines, or a JSON list.
 pub fn metadata(bytes: &[u8]) {
     with_file(bytes, "csv", |path| {
         let _ = roll_data::Metadata::read(path, None);
     });
 }
 
-/// A picture with its EXIF data, and the size of what claims to be one.
+/// Reads a picture with its EXIF data, and the size in its header.
 pub fn picture(bytes: &[u8]) {
     with_file(bytes, "png", |path| {
         let (sizing, decoder) = (roll_data::Sizing::Exact([8, 8]), roll_data::Decoder::Own);
         let options = roll_data::ReadOptions { max_frames: Some(4), sizing, decoder, ..Default::default() };
         let _ = roll_data::read_video(path, &options);
         let _ = roll_data::probe(path, decoder);
-    });
-}
-
-/// `spiece.model`, and a prompt with it.
-pub fn sentencepiece(bytes: &[u8]) {
-    with_file(bytes, "model", |path| {
-        let Ok(tokenizer) = tokenizer::Tokenizer::load(path) else { return };
-        let _ = tokenizer.encode("A man, \u{fdfa}, and a dog \u{1f415}.", 16);
     });
 }
 
@@ -173,7 +165,7 @@ pub fn tokenizer_json(bytes: &[u8]) {
     }
 }
 
-/// Answers of a reward.
+/// Reads an answer of a remote reward.
 pub fn frame(bytes: &[u8]) {
     let _ = roll_rewards::remote::frame::read::<serde_json::Value>(&mut &*bytes, 1 << 20);
 }

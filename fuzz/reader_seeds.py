@@ -1,4 +1,4 @@
-"""Writes the seeds of corpus/: lora_metadata, metadata, picture, sentencepiece, tokenizer_json and frame. Only the
+"""Writes the seeds of corpus/: lora_metadata, metadata, picture, tokenizer_json and frame. Only the
 standard library is needed."""
 
 import base64
@@ -83,33 +83,10 @@ def picture():
     put("picture", "exif.webp", b"RIFF" + struct.pack("<I", len(body)) + body)
 
 
-def varint(value):
-    out = b""
-    while value >= 0x80:
-        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
-    return out + bytes([value])
-
-
-def field(number, data):
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
 def charsmap():
     """A trie of one root without children, with a place for each byte, and the texts after it."""
     trie = struct.pack("<256I", *[0] * 256)
     return struct.pack("<I", len(trie)) + trie + b"A\0ab\0"
-
-
-def sentencepiece():
-    pieces = [("<pad>", 0, 3), ("</s>", 0, 3), ("<unk>", 0, 2), ("\u2581a", -1, 1), ("\u2581", -2, 1)]
-    pieces += [("man", -3, 1), ("<0x41>", 0, 6), ("own", 0, 4)]
-    data = b""
-    for text, score, kind in pieces:
-        piece = field(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score)
-        data += field(1, piece + varint(3 << 3) + varint(kind))
-    trainer = field(2, varint(3 << 3) + varint(1) + varint(35 << 3) + varint(1))
-    put("sentencepiece", "plain.model", data + trainer + field(3, field(1, b"identity")))
-    put("sentencepiece", "charsmap.model", data + trainer + field(3, field(2, charsmap())))
 
 
 def tokenizer_json():
@@ -155,5 +132,5 @@ def frame():
     put("frame", "shared", framed({"score": None, "reason": "nobody", "tensors": [gradient | {"at": 64}]}))
 
 
-for write in [lora_metadata, metadata, picture, sentencepiece, tokenizer_json, frame]:
+for write in [lora_metadata, metadata, picture, tokenizer_json, frame]:
     write()

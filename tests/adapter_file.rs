@@ -1,7 +1,5 @@
 //! The LoRA file that a run saves loads back to the same model.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 
 use roll_core::{Adapter, BuildContext, ConditionInput, Grad, Model, Noise, Purpose, Tensor, Timestep};

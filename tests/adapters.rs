@@ -1,9 +1,5 @@
 //! Adapters from one run to the next and to `roll generate`: rank, layers, alpha and expert come from their files.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +9,8 @@ use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
 use roll_models::weights::{Checkpoint, save_safetensors};
 use serde_json::{Value, json};
-use world::{World, fails};
+
+use crate::world::{World, fails, said};
 
 /// A tiny checkpoint, and the options that open it.
 struct Tiny {
@@ -296,7 +293,7 @@ fn what_a_run_leaves_makes_videos_and_starts_another_run() {
     let started = |out: &str, settings: &[&str]| {
         let settings = [&["sample_steps=0", "algo.name=flow_matching"][..], settings].concat();
         let run = world.training(out, 1, &settings).output().unwrap();
-        assert!(run.status.success(), "{}", world::said(&run));
+        assert!(run.status.success(), "{}", said(&run));
         world.path(out).join("checkpoints/step-000001")
     };
     let next = started("next", &["model.lora_checkpoint=run"]);

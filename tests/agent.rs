@@ -1,17 +1,11 @@
 //! `roll run --algo agentic_ppo` and `--algo sft` from the command line: their files, and their errors.
 
-#![allow(clippy::unwrap_used)]
-
-mod program;
-
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
 
-fn roll(directory: &Path, arguments: &[&str]) -> Output {
-    program::roll().current_dir(directory).args(arguments).output().unwrap()
-}
+use crate::program::{done, roll, said};
 
 /// The built-in agent, for two short steps, with `settings` on top.
 fn agent(directory: &Path, settings: &[&str]) -> Output {
@@ -21,10 +15,6 @@ fn agent(directory: &Path, settings: &[&str]) -> Output {
         arguments.extend(["--set", setting]);
     }
     roll(directory, &arguments)
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn lines(file: &Path) -> Vec<Value> {
@@ -156,9 +146,8 @@ fn supervised_training_lowers_its_loss_and_its_weights_can_be_asked() {
     let loss = |row: &Value| row["actor/loss"].as_f64().unwrap();
     assert!(loss(&losses[11]) < 0.2 * loss(&losses[0]), "{} to {}", losses[0], losses[11]);
     let weights = "run/checkpoints/step-000012/model.safetensors";
-    let asked = roll(dir.path(), &["ask", "P_", "--adapter", weights, "--set", "model.lora_rank=0"]);
-    assert!(asked.status.success(), "{}", said(&asked));
-    assert_eq!(String::from_utf8_lossy(&asked.stdout).trim(), "at goal");
+    let asked = done(dir.path(), &["ask", "P_", "--adapter", weights, "--set", "model.lora_rank=0"]);
+    assert_eq!(asked.trim(), "at goal");
 }
 
 #[test]
@@ -183,17 +172,13 @@ fn an_adapter_has_what_peft_reads_beside_it_and_answers_from_its_run_and_merged(
     let targets = config["target_modules"].as_array().unwrap();
     assert!(targets.contains(&"model.layers.0.self_attn.q_proj".into()), "{targets:?}");
 
-    let ask = |model: &str, more: &[&str]| -> String {
-        let output = roll(dir.path(), &[&["ask", "P_", "--model-path", model][..], more].concat());
-        assert!(output.status.success(), "{more:?}: {}", said(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    };
+    let ask =
+        |model: &str, more: &[&str]| done(dir.path(), &[&["ask", "P_", "--model-path", model][..], more].concat());
     let answer = ask(base, &["--adapter", "run"]);
     assert_ne!(answer, ask(base, &[]));
     let file = "run/checkpoints/step-000012/adapter_model.safetensors";
     assert_eq!(ask(base, &["--adapter", file]), answer);
-    let merged = roll(dir.path(), &["merge-lora", base, file, "merged"]);
-    assert!(merged.status.success(), "{}", said(&merged));
+    done(dir.path(), &["merge-lora", base, file, "merged"]);
     assert_eq!(ask("merged", &[]), answer, "tokenizer and template come along");
     assert!(ask(base, &["--adapter", "run=0"]) == ask(base, &[]));
 }

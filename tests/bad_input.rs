@@ -1,79 +1,29 @@
 //! A user's mistakes: each ends with exit code 2 and a message that names the file, key or tensor, and leaves no run
 //! directory behind.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
-use roll_core::{Tensor, Video};
+use crate::world::{World, fails, said};
 
-/// A small checkpoint, one short video, and a configuration that works.
-struct World {
-    dir: tempfile::TempDir,
+/// Writes a file of `world`.
+fn write(world: &World, name: &str, bytes: &[u8]) {
+    std::fs::write(world.path(name), bytes).unwrap();
 }
 
-impl World {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let world = Self { dir };
-        let output = world.roll(&["init-tiny", "tiny"]);
-        assert!(output.status.success(), "{}", text(&output));
-        roll_data::write_mp4(world.path("clip.mp4"), &grey_video(9, 64, 64)).unwrap();
-        world.write("metadata.csv", b"video,prompt\nclip.mp4,a grey square\n");
-        world
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn write(&self, name: &str, bytes: &[u8]) {
-        std::fs::write(self.path(name), bytes).unwrap();
-    }
-
-    fn roll(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_roll"))
-            .env("ROLL_CACHE", "none")
-            .args(arguments)
-            .current_dir(self.dir.path())
-            .output()
-            .unwrap()
-    }
-
-    /// Runs one step with everything right but what `settings` change.
-    fn run(&self, settings: &[&str]) -> Output {
-        let mut arguments = vec!["run", "--out", "run", "--steps", "1"];
-        for setting in world::SETTINGS.iter().chain(&["reward.name=brightness"]).chain(settings) {
-            arguments.extend(["--set", setting]);
-        }
-        self.roll(&arguments)
-    }
-
-    /// Asserts that the run fails as a user's mistake, saying all of `needles`, and writes nothing.
-    fn refuses(&self, settings: &[&str], needles: &[&str]) {
-        let output = self.run(settings);
-        let said = text(&output);
-        assert_eq!(output.status.code(), Some(2), "expected exit code 2:\n{said}");
-        for needle in needles {
-            assert!(said.contains(needle), "the message should say `{needle}`:\n{said}");
-        }
-        assert!(!self.path("run").exists(), "a run directory was left behind");
-    }
-
-    fn low_noise(&self) -> PathBuf {
-        self.path("tiny/low_noise_model/diffusion_pytorch_model.safetensors")
-    }
+/// Runs one step with everything right but what `settings` change.
+fn run(world: &World, settings: &[&str]) -> Output {
+    world.training("run", 1, &[&["reward.name=brightness"][..], settings].concat()).output().unwrap()
 }
 
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+/// Asserts that the run fails as a user's mistake with a message that contains all of `parts`, and writes nothing.
+fn refuses(world: &World, settings: &[&str], parts: &[&str]) {
+    fails(&run(world, settings), 2, parts);
+    assert!(!world.path("run").exists(), "a run directory was left behind");
 }
 
-fn grey_video(frames: usize, height: usize, width: usize) -> Video {
-    Video::new(Tensor::full([frames, 3, height, width], 0.1), 8.0).unwrap()
+fn low_noise(world: &World) -> PathBuf {
+    world.path("tiny/low_noise_model/diffusion_pytorch_model.safetensors")
 }
 
 /// Rewrites one tensor entry of a safetensors header through `change`.
@@ -91,116 +41,116 @@ fn edit_header(path: &Path, change: impl Fn(&mut serde_json::Value)) {
 
 #[test]
 fn the_working_configuration_works() {
-    let world = World::new();
-    let output = world.run(&[]);
-    assert!(output.status.success(), "{}", text(&output));
+    let world = World::new(1);
+    let output = run(&world, &[]);
+    assert!(output.status.success(), "{}", said(&output));
     assert!(world.path("run/summary.json").exists());
 }
 
 #[test]
 fn a_missing_weight_list_is_named() {
-    World::new().refuses(&["model.model_paths=nowhere.json"], &["nowhere.json"]);
+    refuses(&World::new(1), &["model.model_paths=nowhere.json"], &["nowhere.json"]);
 }
 
 #[test]
 fn a_truncated_weight_file_is_named() {
-    let world = World::new();
-    let bytes = std::fs::read(world.low_noise()).unwrap();
-    std::fs::write(world.low_noise(), &bytes[..bytes.len() / 2]).unwrap();
-    world.refuses(&[], &["diffusion_pytorch_model.safetensors"]);
+    let world = World::new(1);
+    let bytes = std::fs::read(low_noise(&world)).unwrap();
+    std::fs::write(low_noise(&world), &bytes[..bytes.len() / 2]).unwrap();
+    refuses(&world, &[], &["diffusion_pytorch_model.safetensors"]);
 }
 
 #[test]
 fn a_header_longer_than_its_file_is_named() {
-    let world = World::new();
-    let mut bytes = std::fs::read(world.low_noise()).unwrap();
+    let world = World::new(1);
+    let mut bytes = std::fs::read(low_noise(&world)).unwrap();
     bytes[..8].copy_from_slice(&(1u64 << 40).to_le_bytes());
-    std::fs::write(world.low_noise(), bytes).unwrap();
-    world.refuses(&[], &["diffusion_pytorch_model.safetensors", "header"]);
+    std::fs::write(low_noise(&world), bytes).unwrap();
+    refuses(&world, &[], &["diffusion_pytorch_model.safetensors", "header"]);
 }
 
 #[test]
 fn a_tensor_of_the_wrong_shape_is_named() {
-    let world = World::new();
-    edit_header(&world.low_noise(), |header| {
+    let world = World::new(1);
+    edit_header(&low_noise(&world), |header| {
         let shape = &mut header["blocks.0.ffn.0.weight"]["shape"];
         let turned = serde_json::json!([shape[1], shape[0]]);
         *shape = turned;
     });
-    world.refuses(&[], &["blocks.0.ffn.0.weight"]);
+    refuses(&world, &[], &["blocks.0.ffn.0.weight"]);
 }
 
 #[test]
 fn a_missing_tensor_is_named() {
-    let world = World::new();
-    edit_header(&world.low_noise(), |header| {
+    let world = World::new(1);
+    edit_header(&low_noise(&world), |header| {
         let entry = header.as_object_mut().unwrap().remove("blocks.1.self_attn.k.weight").unwrap();
         header["blocks.1.self_attn.kk.weight"] = entry;
     });
-    world.refuses(&[], &["blocks.1.self_attn.k.weight"]);
+    refuses(&world, &[], &["blocks.1.self_attn.k.weight"]);
 }
 
 #[test]
 fn a_pickle_that_would_run_code_is_refused() {
-    let world = World::new();
+    let world = World::new(1);
     // A legacy pickle whose REDUCE would call os.system: protocol 2, GLOBAL, string, tuple, REDUCE, STOP.
-    world.write("tiny/evil.pth", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.");
+    write(&world, "tiny/evil.pth", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.");
     let list = std::fs::read_to_string(world.path("tiny/wan22_paths.json")).unwrap();
     let mut list: Vec<serde_json::Value> = serde_json::from_str(&list).unwrap();
     list[1] = "evil.pth".into();
-    world.write("tiny/wan22_paths.json", serde_json::json!(list).to_string().as_bytes());
-    world.refuses(&[], &["evil.pth"]);
+    write(&world, "tiny/wan22_paths.json", serde_json::json!(list).to_string().as_bytes());
+    refuses(&world, &[], &["evil.pth"]);
 }
 
 #[test]
 fn an_unknown_key_suggests_the_nearest() {
-    let world = World::new();
-    world.refuses(&["training.learning_rat=1"], &["learning_rat", "learning_rate"]);
-    world.refuses(&["model.lora_ranks=2"], &["lora_ranks", "lora_rank"]);
-    world.refuses(&["algo.num_inference_step=8"], &["num_inference_step", "num_inference_steps"]);
+    let world = World::new(1);
+    refuses(&world, &["training.learning_rat=1"], &["learning_rat", "learning_rate"]);
+    refuses(&world, &["model.lora_ranks=2"], &["lora_ranks", "lora_rank"]);
+    refuses(&world, &["algo.num_inference_step=8"], &["num_inference_step", "num_inference_steps"]);
 }
 
 #[test]
 fn an_unknown_component_suggests_the_nearest() {
-    let output = World::new().roll(&["run", "--algo", "reward_f"]);
+    let output = World::new(1).roll(&["run", "--algo", "reward_f"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output).contains("reward_fl"), "{}", text(&output));
+    assert!(said(&output).contains("reward_fl"), "{}", said(&output));
 }
 
 #[test]
 fn an_onnx_file_with_an_unknown_operator_is_named() {
-    let world = World::new();
+    let world = World::new(1);
     std::fs::create_dir(world.path("faces")).unwrap();
     for name in ["scrfd_bad.onnx", "arcface_bad.onnx"] {
-        world.write(&format!("faces/{name}"), &onnx_with_operator("FlyToTheMoon"));
+        write(&world, &format!("faces/{name}"), &onnx_with_operator("FlyToTheMoon"));
     }
     let settings = ["reward.name=insightface", "reward.reward_model_path=faces"];
-    world.refuses(&settings, &["FlyToTheMoon", "_bad.onnx", "the_node"]);
+    refuses(&world, &settings, &["FlyToTheMoon", "_bad.onnx", "the_node"]);
 }
 
 #[test]
 fn a_video_that_is_none_is_named_with_its_row() {
-    let world = World::new();
-    world.write("clip.mp4", b"this is a text file, whatever its name says");
-    world.refuses(&[], &["clip.mp4", "metadata.csv"]);
+    let world = World::new(1);
+    write(&world, "0.mp4", b"this is a text file, whatever its name says");
+    refuses(&world, &[], &["0.mp4", "metadata.csv"]);
 }
 
 #[test]
 fn a_missing_prompt_column_is_named() {
-    let world = World::new();
-    world.write("metadata.csv", b"video,caption\nclip.mp4,a grey square\n");
-    world.refuses(&[], &["metadata.csv", "prompt", "caption"]);
+    let world = World::new(1);
+    write(&world, "metadata.csv", b"video,caption\n0.mp4,a grey square\n");
+    refuses(&world, &[], &["metadata.csv", "prompt", "caption"]);
 }
 
 #[test]
 fn a_final_step_beyond_the_last_names_the_range() {
-    World::new().refuses(&["algo.final_timestep=8"], &["final_timestep", "7"]);
+    refuses(&World::new(1), &["algo.final_timestep=8"], &["final_timestep", "7"]);
 }
 
 #[test]
 fn a_reference_without_a_face_is_named() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    refuses_a_clip_without_a_face(&root.join("assets/demo/face"), "scrfd_demo.onnx", 64);
+    refuses_a_clip_without_a_face(&root.join("demo/assets/face"), "scrfd_demo.onnx", 64);
     let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root.join("../shared"), PathBuf::from);
     let real = data.join("models");
     if !real.exists() {
@@ -217,10 +167,10 @@ fn refuses_a_clip_without_a_face(networks: &Path, detector: &str, side: usize) {
         format!("reward.reward_model_path={}", networks.display()),
         format!("reward.detector={detector}"),
         format!("reward.det_size={side}"),
-        // By default such a clip is left out.
+        // By default, such a clip is left out.
         "reward.on_missing=error".to_string(),
     ];
-    World::new().refuses(&settings.each_ref().map(String::as_str), &["face", "clip.mp4"]);
+    refuses(&World::new(1), &settings.each_ref().map(String::as_str), &["face", "0.mp4"]);
 }
 
 /// The least ONNX file with one node of type `operator`, written out as protobuf.

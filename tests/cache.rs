@@ -1,12 +1,8 @@
 //! `data.cache_dir`: later runs read the encodings of earlier ones, and this changes nothing.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::{Path, PathBuf};
 
-use world::{SHORT, World, checkpoint_file, said};
+use crate::world::{SHORT, World, checkpoint_file, said};
 
 const REWARD_FL: [&str; 5] = ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3]];
 const FLOW_MATCHING: [&str; 2] = ["algo.name=flow_matching", "sample_steps=0"];

@@ -1,15 +1,12 @@
 //! Clips as people have them: of every size and format, some of them broken.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use serde_json::Value;
-use world::{World, said};
+
+use crate::world::{World, fails, said};
 
 /// Arguments that set `settings`.
 fn set(settings: &[&str]) -> Vec<String> {
@@ -70,7 +67,7 @@ fn every_kind_of_model_trains_on_clips_of_ordinary_sizes_upright_ones_too() {
         if kind == TinyKind::Ti2v {
             // A multiple of 16, but not of what this model takes.
             let fixed = run("fixed", &["data.height=64", "data.width=112"]);
-            world::fails(&fixed, 2, &["data.width", "multiples of 32, such as 96; found 112"]);
+            fails(&fixed, 2, &["data.width", "multiples of 32, such as 96; found 112"]);
         }
     }
 }
@@ -83,7 +80,7 @@ fn without_ffmpeg_a_clip_that_needs_it_is_refused_with_what_to_do() {
         let mut command = world.command(&["score", path, "--reward", "brightness"]);
         command.env("PATH", world.path("nothing")).output().unwrap()
     };
-    world::fails(&score("a.webm"), 2, &["Matroska or WebM", "install ffmpeg", "not in the PATH", "ffmpeg -i a.webm"]);
+    fails(&score("a.webm"), 2, &["Matroska or WebM", "install ffmpeg", "not in the PATH", "ffmpeg -i a.webm"]);
     assert!(score("0.mp4").status.success());
 }
 
@@ -95,7 +92,7 @@ fn prepared_clips_are_what_a_run_would_have_seen() {
     let told = world.done(&[&settings[..], &["--set", "data.fps=4"]].concat());
     assert!(told.contains("2 clips, 1 left out"), "{told}");
     // Nothing that is there is written over.
-    world::fails(&world.roll(&settings), 2, &["prepared", "not empty"]);
+    fails(&world.roll(&settings), 2, &["prepared", "not empty"]);
     let told: Value =
         serde_json::from_str(&world.done(&["data", "inspect", "prepared/metadata.jsonl", "--json"])).unwrap();
     let expected = serde_json::json!({
@@ -173,7 +170,7 @@ fn turn(path: &Path, matrix: [i32; 4]) {
 
 /// Forty clips: as in [`FORMATS`], then five that are broken or show nobody. With the names of those.
 fn forty_clips(world: &World) -> [&'static str; 5] {
-    let people = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo/clips/train");
+    let people = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets/clips/train");
     let directory = world.path("clips");
     std::fs::create_dir(&directory).unwrap();
     for (i, (name, before, after, matrix)) in FORMATS.into_iter().enumerate() {
@@ -216,7 +213,7 @@ fn of_forty_clips_in_every_format_the_five_without_a_face_are_left_out_and_count
     // Files of the same stem share a caption.
     let clips = std::fs::read_dir(world.path("clips")).unwrap().flatten();
     assert_eq!(clips.filter(|clip| clip.path().extension().is_none_or(|e| e != "txt")).count(), 40);
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
     let at = |key: &str, path: &str| format!("{key}={}", demo.join(path).display());
     let mut settings: Vec<String> = vec![
         at("model.model_paths", "wan22_paths.json"),

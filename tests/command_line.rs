@@ -1,16 +1,13 @@
 //! The command line describes itself.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use roll_core::Registry;
 use roll_train::config::ConfigLayers;
 
-use world::{SETTINGS, World, fails, said};
+use crate::program;
+use crate::world::{SETTINGS, World, fails, said};
 
 #[test]
 fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
@@ -63,7 +60,7 @@ fn no_example_and_no_demo_has_a_key_without_effect() {
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],
         &["roll-cli/src/demo_sft.yaml"],
-        &["examples/demo_agent/sft.yaml"],
+        &["demo/agent/sft.yaml"],
     ] {
         let layers = files.iter().fold(ConfigLayers::new(), |layers, file| layers.text(file, &text(file)).unwrap());
         let told = layers.load(Some(&registry)).unwrap().without_effect(&registry).unwrap();
@@ -155,7 +152,7 @@ fn a_release_is_an_archive_and_a_wheel_whose_program_finds_the_demo() {
     let release = |into: &str| {
         let output = Command::new(root.join("scripts/release"))
             .arg(world.path(into))
-            .env("ROLL_BINARY", env!("CARGO_BIN_EXE_roll"))
+            .env("ROLL_BINARY", program::PATH)
             .env("SOURCE_DATE_EPOCH", "1700000000")
             .output()
             .unwrap();

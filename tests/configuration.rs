@@ -1,14 +1,10 @@
 //! The configuration explains itself: every key has a text, and a file to begin with runs.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use roll_core::serde_json::{Map, Value};
 use roll_core::{Kind, Registry};
 use roll_train::config::sections;
 
-use world::{SHORT, World, fails};
+use crate::world::{SHORT, World, fails};
 
 /// Names of the values of a map, those of the maps within it in full.
 fn leaves(prefix: &str, map: &Map<String, Value>, found: &mut Vec<String>) {
@@ -45,7 +41,7 @@ fn every_key_that_the_parser_accepts_has_a_text_its_values_and_a_default() {
         let mut options = Vec::new();
         leaves("", &registration.options(), &mut options);
         for option in options {
-            // A word, or a map with one of several keys, is told by the values of the key above.
+            // The values of the key above list words and maps with one of several keys.
             let above = option.rsplit_once('.').map_or(option.as_str(), |(above, _)| above);
             let told = section.keys.iter().any(|key| {
                 let ends = |name: &str| key.name.ends_with(&format!(".{name}"));

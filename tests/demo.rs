@@ -1,17 +1,16 @@
-//! `roll run` with nothing named: the demo in `assets/demo`.
-
-#![allow(clippy::unwrap_used)]
-
-mod program;
+//! `roll run` with nothing named: the demo in `demo/assets`.
 
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
 
-/// `roll run` in `directory`, without any of the user's own settings.
+use crate::program::{command, done, fails, printed, roll, said};
+use crate::world::metrics;
+
+/// `roll run` in `directory`.
 fn roll_run(directory: &Path, arguments: &[&str]) -> Output {
-    program::roll().current_dir(directory).arg("run").args(arguments).output().unwrap()
+    roll(directory, &[&["run"], arguments].concat())
 }
 
 const SHORT: [&str; 6] = ["--steps", "2", "--set", "evaluation.samples=2", "--set", "evaluation.train_samples=2"];
@@ -20,24 +19,13 @@ fn summary(run: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap()
 }
 
-/// Metrics without the times, which differ from run to run.
-fn metrics(run: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    rows.map(|mut row| {
-        row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
-        row
-    })
-    .collect()
-}
-
 #[test]
 fn a_short_demo_says_what_changed_shows_it_and_gives_the_same_numbers_again() {
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let output = roll_run(dir.path(), &SHORT);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{}", said(&output));
+        let said = printed(&output);
         assert!(said.contains("unseen") && said.contains("report.html"), "{said}");
     }
     let (run, again) = (dir.path().join("runs/demo"), dir.path().join("runs/demo-2"));
@@ -61,10 +49,8 @@ fn a_short_demo_says_what_changed_shows_it_and_gives_the_same_numbers_again() {
 #[test]
 fn without_its_files_the_error_says_what_to_run() {
     let dir = tempfile::tempdir().unwrap();
-    let output = program::roll().current_dir(dir.path()).env("ROLL_DEMO", dir.path()).arg("run").output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("ROLL_DEMO=") && said.contains("git checkout assets/demo"), "{said}");
+    let output = command(dir.path(), &["run"]).env("ROLL_DEMO", dir.path()).output().unwrap();
+    fails(&output, 2, &["ROLL_DEMO=", "git checkout demo/assets"]);
     assert!(!dir.path().join("runs").exists());
 }
 
@@ -76,10 +62,7 @@ fn an_algorithm_without_its_kind_of_model_says_which_to_take() {
         (["--algo", "sft"], ["trains language models", "`--model causal_lm`"]),
         (["--model", "causal_lm"], ["trains video models", "agentic_ppo, sft"]),
     ] {
-        let output = roll_run(dir.path(), &arguments);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(parts.iter().all(|part| said.contains(part)), "{arguments:?}: {said}");
+        fails(&roll_run(dir.path(), &arguments), 2, &parts);
     }
 }
 
@@ -93,9 +76,7 @@ fn a_model_or_clips_named_alone_are_told_to_be_no_demo() {
         [(clips, "`data.metadata`", "model.model_paths"), (model, "`model.model_paths`", "data.metadata")]
     {
         let output = roll_run(dir.path(), &["--set", setting]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(&format!("{named} is set, so this is not the demo")) && said.contains(lacking), "{said}");
+        fails(&output, 2, &[&format!("{named} is set, so this is not the demo"), lacking]);
     }
 }
 
@@ -103,8 +84,7 @@ fn a_model_or_clips_named_alone_are_told_to_be_no_demo() {
 fn a_gpu_has_one_rank_with_the_samples_of_four() {
     let dir = tempfile::tempdir().unwrap();
     for (backend, ranks, samples) in [("flex", "4", "1"), ("libtorch", "4", "1"), ("cuda:1", "1", "4")] {
-        let output = program::roll().current_dir(dir.path()).args(["config", "--backend", backend]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
+        let said = done(dir.path(), &["config", "--backend", backend]);
         let value = |key: &str| {
             let line = said.lines().find(|line| line.starts_with(&format!("{key}:")))?;
             line.split_whitespace().nth(1)

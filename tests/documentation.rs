@@ -4,10 +4,6 @@
 //! Fenced blocks that begin with `sh run` are run, those of a page in their order and in one directory, in which the
 //! repository's folders are found under their names. Other `sh` blocks need a network, foreign models or minutes.
 
-#![allow(clippy::unwrap_used)]
-
-mod program;
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,11 +11,7 @@ use std::process::Command;
 use roll_core::Registry;
 use roll_train::config::ConfigLayers;
 
-// For their registrations.
-use roll_algos as _;
-use roll_backends as _;
-use roll_models as _;
-use roll_rewards as _;
+use crate::program;
 
 /// Lines of the main page that a reader is expected to take in.
 const README_LINES: usize = 150;
@@ -46,8 +38,15 @@ fn pages_under(directory: &Path) -> Vec<PathBuf> {
 /// The book, and the pages that stand beside the code.
 fn pages() -> Vec<PathBuf> {
     let root = root();
-    let single =
-        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "plugins/README.md"];
+    let single = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "demo/README.md",
+        "examples/README.md",
+        "plugins/README.md",
+    ];
     pages_under(&root.join("docs/src")).into_iter().chain(single.map(|page| root.join(page))).collect()
 }
 
@@ -102,12 +101,12 @@ fn run(page: &Path) -> Ran {
         roll_testing::skip!("there is no Python", needs = "python");
     }
     let directory = tempfile::tempdir().unwrap();
-    for folder in ["assets", "examples", "plugins", "roll-core", "roll-rewards"] {
+    for folder in ["demo", "examples", "plugins", "roll-core", "roll-plugin", "roll-rewards"] {
         std::os::unix::fs::symlink(root().join(folder), directory.path().join(folder)).unwrap();
     }
-    let bin = Path::new(env!("CARGO_BIN_EXE_roll")).parent().unwrap();
+    let bin = Path::new(program::PATH).parent().unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
-    let program = program::roll();
+    let program = program::command(directory.path(), &[]);
     for block in &runnable {
         let mut shell = Command::new("sh");
         for (name, value) in program.get_envs() {
@@ -124,8 +123,8 @@ fn run(page: &Path) -> Ran {
             page.display(),
             block.line,
             output.status,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
+            program::printed(&output),
+            program::said(&output)
         );
     }
     Ran { blocks: runnable.len(), metrics: metrics_under(&directory.path().join("runs")) }
@@ -144,7 +143,7 @@ fn metrics_under(runs: &Path) -> BTreeSet<String> {
     names
 }
 
-/// The metrics that the page lists, as patterns: `*` stands for anything, as do words in capitals and the noise levels of
+/// The metrics that the page lists, as patterns: `*` matches anything, as do words in capitals and the noise levels of
 /// a range. A name without a group belongs to that of the name before it.
 fn documented_metrics() -> Vec<String> {
     let page = std::fs::read_to_string(root().join("docs/src/metrics.md")).unwrap();
@@ -292,8 +291,7 @@ fn the_summary_lists_every_page_of_the_book() {
 #[test]
 fn every_command_of_the_program_has_a_row() {
     let page = std::fs::read_to_string(root().join("docs/src/commands.md")).unwrap();
-    let help = program::roll().arg("--help").output().unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
+    let help = program::done(&root(), &["--help"]);
     let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
     for command in commands.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()) {
         if !command.is_empty() && command != "help" {

@@ -1,10 +1,8 @@
 //! The identity reward with trained networks on pictures and clips, against ONNX Runtime
 //! (`tests/scripts/onnxruntime_reference.py`) and against itself.
 //!
-//! The demo's networks and people are always there. Networks of real faces and a real clip stand under `$ROLL_TEST_DATA`,
-//! by default `../shared` beside the repository; without them each test says that it left them out.
-
-#![allow(clippy::unwrap_used)]
+//! The demo's networks and people are always there. Networks of real faces and a real clip stand under
+//! `$ROLL_TEST_DATA`, by default `../shared` beside the repository; without them each test says that it left them out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,7 +54,7 @@ fn casts() -> Vec<Cast> {
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 fn demo() -> Cast {
-    let root = Path::new(ROOT).join("assets/demo");
+    let root = Path::new(ROOT).join("demo/assets");
     let people = read_video(root.join("faces.png"), &ReadOptions::default()).unwrap();
     Cast {
         networks: root.join("face"),

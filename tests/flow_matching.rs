@@ -1,10 +1,7 @@
 //! Flow matching on small real networks: which weights it trains, that it lowers the loss, and that its files can be
 //! used.
 
-#![allow(clippy::unwrap_used)]
-
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
 use std::sync::Arc;
 
 use roll_algos::flow_matching::{FlowMatching, FlowMatchingConfig};
@@ -15,6 +12,8 @@ use roll_core::{
 };
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
+
+use crate::world::{World, fails, said};
 
 fn open(directory: &Path, kind: TinyKind, lora_rank: usize) -> Wan {
     let files = init_tiny(directory, kind, 3).unwrap();
@@ -178,64 +177,26 @@ fn adapters_and_all_weights_learn_a_clip() {
     }
 }
 
-/// A small checkpoint and a clip.
-struct World(tempfile::TempDir);
+/// A small checkpoint and a moving clip.
+fn world() -> World {
+    let world = World::new(1);
+    roll_data::write_mp4(world.path("0.mp4"), &clip(5, 64)).unwrap();
+    world
+}
 
-impl World {
-    fn new() -> Self {
-        let world = Self(tempfile::tempdir().unwrap());
-        world.roll(&["init-tiny", "tiny"]);
-        roll_data::write_mp4(world.path("clip.mp4"), &clip(5, 64)).unwrap();
-        std::fs::write(world.path("metadata.csv"), "video,prompt\nclip.mp4,a wave\n").unwrap();
-        world
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn try_roll(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_roll"))
-            .env("ROLL_CACHE", "none")
-            .args(arguments)
-            .current_dir(self.0.path())
-            .output()
-            .unwrap()
-    }
-
-    /// Its output on both streams.
-    fn roll(&self, arguments: &[&str]) -> String {
-        let output = self.try_roll(arguments);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let said = text(&output.stdout) + &text(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        said
-    }
-
-    fn train(&self, out: &str, settings: &[&str]) -> String {
-        let mut arguments = vec!["run", "--algo", "flow_matching", "--out", out, "--steps", "3"];
-        let base = [
-            "model.model_paths=tiny/wan22_paths.json",
-            "model.tokenizer_path=tiny/google/umt5-xxl",
-            "training.learning_rate=1e-3",
-            "algo.num_inference_steps=2",
-            "data.metadata=metadata.csv",
-            "data.height=64",
-            "data.width=64",
-            "data.num_frames=5",
-        ];
-        for setting in base.iter().chain(settings) {
-            arguments.extend(["--set", setting]);
-        }
-        self.roll(&arguments)
-    }
+/// Trains for three steps; returns the log.
+fn train(world: &World, out: &str, settings: &[&str]) -> String {
+    let base = ["algo.name=flow_matching", "training.learning_rate=1e-3", "algo.num_inference_steps=2"];
+    let output = world.training(out, 3, &[&base[..], settings].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    said(&output)
 }
 
 #[test]
 fn three_steps_need_no_reward_and_write_what_they_should() {
-    let world = World::new();
-    let said = world.train("run", &["model.lora_rank=2", "algo.draws_per_sample=2"]);
-    assert!(said.contains("step 3/3  loss ") && !said.contains("NaN") && !said.contains("score"), "{said}");
+    let world = world();
+    let log = train(&world, "run", &["model.lora_rank=2", "algo.draws_per_sample=2"]);
+    assert!(log.contains("step 3/3  loss ") && !log.contains("NaN") && !log.contains("score"), "{log}");
     for file in ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints/step-000003/adapter.safetensors"] {
         assert!(world.path("run").join(file).exists(), "{file}");
     }
@@ -254,12 +215,12 @@ fn three_steps_need_no_reward_and_write_what_they_should() {
 
 #[test]
 fn a_fully_trained_expert_becomes_a_base() {
-    let world = World::new();
-    world.train("run", &["model.lora_rank=0", "sample_steps=0"]);
+    let world = world();
+    train(&world, "run", &["model.lora_rank=0", "sample_steps=0"]);
     let checkpoint = "run/checkpoints/step-000003";
     let export = |out: &str, dtype: &str| {
         let base = "tiny/low_noise_model";
-        world.roll(&["export-expert", checkpoint, "--base", base, "--out", out, "--dtype", dtype])
+        world.done(&["export-expert", checkpoint, "--base", base, "--out", out, "--dtype", dtype])
     };
     export("trained/low_noise_model", "f32");
     export("halved", "bf16");
@@ -278,23 +239,22 @@ fn a_fully_trained_expert_becomes_a_base() {
         let list = list.replace("low_noise_model/diffusion_pytorch_model.safetensors", &format!("../{expert}"));
         std::fs::write(world.path("tiny/next.json"), list).unwrap();
         let out = expert.replace('/', "-");
-        world.train(&out, &["model.model_paths=tiny/next.json", "sample_steps=0", "model.lora_rank=2"]);
+        train(&world, &out, &["model.model_paths=tiny/next.json", "sample_steps=0", "model.lora_rank=2"]);
     }
 
-    let refused = world.try_roll(&["export-expert", "tiny", "--base", "tiny/low_noise_model", "--out", "x"]);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("lora_rank: 0"));
+    let refused = world.roll(&["export-expert", "tiny", "--base", "tiny/low_noise_model", "--out", "x"]);
+    fails(&refused, 2, &["lora_rank: 0"]);
 }
 
 #[test]
 fn experts_of_a_chosen_size_are_trained_with_their_own_prompt_length() {
-    let world = World::new();
-    world.roll(&["init-experts", "own", "--dim", "32", "--heads", "2", "--layers", "1", "--text-dim", "32"]);
+    let world = world();
+    world.done(&["init-experts", "own", "--dim", "32", "--heads", "2", "--layers", "1", "--text-dim", "32"]);
     for file in ["models_t5_umt5-xxl-enc-bf16.safetensors", "Wan2.1_VAE.safetensors"] {
         std::fs::copy(world.path("tiny").join(file), world.path("own").join(file)).unwrap();
     }
     let settings = ["model.model_paths=own/wan22_paths.json", "model.lora_rank=0", "model.trainable_models=dit,dit2"];
-    world.train("run", &settings);
+    train(&world, "run", &settings);
     for name in ["diffusion_pytorch_model_high_noise", "diffusion_pytorch_model_low_noise"] {
         assert!(world.path(&format!("run/checkpoints/step-000003/{name}.safetensors")).exists());
     }
@@ -305,21 +265,6 @@ fn experts_of_a_chosen_size_are_trained_with_their_own_prompt_length() {
         config.replace("\"text_len\": 32", "\"text_len\": 16"),
     )
     .unwrap();
-    let output = world.try_roll(&[
-        "run",
-        "--algo",
-        "flow_matching",
-        "--set",
-        settings[0],
-        "--set",
-        "data.metadata=metadata.csv",
-        "--set",
-        "model.tokenizer_path=tiny/google/umt5-xxl",
-    ]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        String::from_utf8_lossy(&output.stderr).contains("text_len"),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = world.training("refused", 3, &["algo.name=flow_matching", settings[0]]).output().unwrap();
+    fails(&output, 2, &["text_len"]);
 }

@@ -1,16 +1,13 @@
 //! Models of other people that do harm: each ends with a message within limits of memory and time, and nothing of it is
 //! left behind.
 
-#![allow(clippy::unwrap_used)]
-#![cfg(target_os = "linux")]
-
-mod program;
-
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+
+use crate::program;
 
 /// Bytes of address space that `roll` and all it starts may have, each: by itself it takes a few hundred MB.
 const MEMORY: u64 = 4 << 30;
@@ -41,7 +38,7 @@ impl Model {
     /// As [`Self::ask`], of another model in its directory.
     fn ask_model(&self, path: &str, prompt: &str) -> Output {
         let mut command = Command::new("prlimit");
-        command.arg(format!("--as={MEMORY}")).arg("--core=0").arg(env!("CARGO_BIN_EXE_roll"));
+        command.arg(format!("--as={MEMORY}")).arg("--core=0").arg(program::PATH);
         command.args(["ask", "--model-path", path, prompt]).current_dir(self.dir.path());
         command.env("ROLL_CACHE", "none").env("RAYON_NUM_THREADS", "1");
         let begun = Instant::now();
@@ -92,12 +89,8 @@ fn a_template_renders_the_same_beside_the_program_as_in_it() {
     refused(&model.with_template("{{ raise_exception('roles must alternate') }}"), "roles must alternate");
     refused(&model.with_template("{% for %}"), "cannot be parsed");
     model.with_template("{{ messages }}");
-    let output = Command::new(env!("CARGO_BIN_EXE_roll"))
-        .args(["ask", "--model-path", "lm", "--set", "model.chat_template_args.thinking=true", "hello"])
-        .current_dir(model.dir.path())
-        .output()
-        .unwrap();
-    refused(&output, "does not read `thinking`");
+    let ask = ["ask", "--model-path", "lm", "--set", "model.chat_template_args.thinking=true", "hello"];
+    refused(&program::roll(model.dir.path(), &ask), "does not read `thinking`");
 }
 
 /// Some nest less deeply than they look: those are rendered, though not all to a prompt that fits.
@@ -246,8 +239,7 @@ fn nothing_of_a_template_outlives_the_program() {
     let slow = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
                 {% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}";
     std::fs::write(model.path("chat_template.jinja"), slow).unwrap();
-    let mut command = program::roll();
-    command.args(["ask", "--model-path", "lm", "hello"]).current_dir(model.dir.path());
+    let mut command = program::command(model.dir.path(), &["ask", "--model-path", "lm", "hello"]);
     let mut roll = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
     let children = || {

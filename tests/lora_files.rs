@@ -1,40 +1,22 @@
 //! LoRA files through the command line, and in the loaders of diffusers and PEFT where Python has them.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use roll_core::{Noise, Purpose, StateDict, Tensor};
 use roll_models::lora::{Convention, Layer, Lora, LoraFile, Names, WriteOptions, write_lora};
 use roll_models::weights::{Checkpoint, save_safetensors};
+
+use crate::program::{done, fails, printed, roll, said};
 
 const DIM: usize = 24;
 const FFN: usize = 40;
 const RANK: usize = 4;
 const LAYERS: usize = 2;
 
-fn roll(directory: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_roll"))
-        .env("ROLL_CACHE", "none")
-        .args(arguments)
-        .current_dir(directory)
-        .output()
-        .unwrap()
-}
-
-fn succeeds(directory: &Path, arguments: &[&str]) -> String {
-    let output = roll(directory, arguments);
-    assert!(output.status.success(), "roll {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 fn refuses(directory: &Path, arguments: &[&str], needles: &[&str]) {
-    let output = roll(directory, arguments);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "roll {arguments:?}: {said}");
-    needles.iter().for_each(|needle| assert!(said.contains(needle), "the message should say `{needle}`: {said}"));
+    fails(&roll(directory, arguments), 2, needles);
 }
 
 /// A LoRA for every matrix of the blocks; every third layer has a scale of its own.
@@ -75,7 +57,7 @@ fn converting_around_all_five_conventions_gives_the_same_file() {
         for to in ["kohya", "peft", "diffusers", "diffsynth", "comfyui"] {
             let out = format!("{to}/adapter_model.safetensors");
             std::fs::create_dir(here.join(to)).unwrap();
-            let said = succeeds(&here, &["convert-lora", &at, &out, "--to", to]);
+            let said = done(&here, &["convert-lora", &at, &out, "--to", to]);
             assert!(said.contains("20 layers"), "{said}");
             at = out;
         }
@@ -93,7 +75,7 @@ fn a_file_of_two_experts_becomes_two_files() {
         both.insert(format!("{prefix}.blocks.0.attn1.to_q.lora_B.weight"), Tensor::full([4, 2], seed));
     }
     save_safetensors(dir.path().join("both.safetensors"), &both, &BTreeMap::new()).unwrap();
-    succeeds(dir.path(), &["convert-lora", "both.safetensors", "out.safetensors", "--to", "kohya"]);
+    done(dir.path(), &["convert-lora", "both.safetensors", "out.safetensors", "--to", "kohya"]);
     for (name, value) in [("out_high_noise.safetensors", 1.0), ("out_low_noise.safetensors", 2.0)] {
         let lora = LoraFile::open(dir.path().join(name)).unwrap().one(None).unwrap();
         assert_eq!(lora.layers["blocks.0.self_attn.q"].down.to_f32_vec(), [value; 8]);
@@ -119,22 +101,22 @@ fn shards_are_split_merged_into_and_joined_again() {
     let here = dir.path();
     base(here);
     comfy(&lora(true), &here.join("lora.safetensors"));
-    succeeds(here, &["split-shards", "base.safetensors", "shards", "--max-size", "9KB"]);
+    done(here, &["split-shards", "base.safetensors", "shards", "--max-size", "9KB"]);
     assert!(here.join("shards/base.safetensors.index.json").exists());
-    let said = succeeds(here, &["merge-lora", "shards", "lora.safetensors", "merged", "--alpha", "0.5"]);
+    let said = done(here, &["merge-lora", "shards", "lora.safetensors", "merged", "--alpha", "0.5"]);
     assert!(said.contains("20 tensors changed"), "{said}");
-    succeeds(here, &["merge-lora", "base.safetensors", "lora.safetensors", "merged.safetensors", "--alpha", "0.5"]);
-    succeeds(here, &["merge-shards", "merged", "joined.safetensors"]);
+    done(here, &["merge-lora", "base.safetensors", "lora.safetensors", "merged.safetensors", "--alpha", "0.5"]);
+    done(here, &["merge-shards", "merged", "joined.safetensors"]);
     let read = |name: &str| std::fs::read(here.join(name)).unwrap();
     assert!(read("joined.safetensors") == read("merged.safetensors"), "one file and shards are merged alike");
     assert!(read("joined.safetensors") != read("base.safetensors"));
-    succeeds(here, &["merge-shards", "shards", "f32.safetensors", "--dtype", "f32"]);
+    done(here, &["merge-shards", "shards", "f32.safetensors", "--dtype", "f32"]);
     let wide = Checkpoint::open(here.join("f32.safetensors")).unwrap();
     assert_eq!(wide.tensor("blocks.0.ffn.0.weight").unwrap().f32s().unwrap(), [1.0; DIM * FFN]);
 
-    let about = succeeds(here, &["inspect", "lora.safetensors"]);
+    let about = done(here, &["inspect", "lora.safetensors"]);
     assert!(about.contains("ComfyUI") && about.contains("blocks.#.ffn.0 (2)"), "{about}");
-    let about: serde_json::Value = serde_json::from_str(&succeeds(here, &["inspect", "shards", "--json"])).unwrap();
+    let about: serde_json::Value = serde_json::from_str(&done(here, &["inspect", "shards", "--json"])).unwrap();
     assert_eq!((&about["what"], &about["tensors"]), (&"no network of Wan".into(), &20.into()));
 }
 
@@ -152,7 +134,7 @@ fn a_lora_that_is_merged_into_the_other_expert_is_told() {
     for (base, told) in [("high_noise_model", true), ("low_noise_model", false)] {
         let out = format!("{base}.safetensors");
         let output = roll(here, &["merge-lora", &format!("{base}/base.safetensors"), "low.safetensors", &out]);
-        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said(&output);
         assert!(output.status.success() && said.contains("named as the other one") == told, "{base}: {said}");
     }
 }
@@ -169,7 +151,7 @@ fn mistakes_are_told_and_write_nothing() {
     let merge = ["merge-lora", "base.safetensors", "other.safetensors", "out.safetensors"];
     refuses(here, &merge, &["blocks.7.ffn.2", "1 of 20", "--allow-missing"]);
     assert!(!here.join("out.safetensors").exists());
-    let said = succeeds(here, &[&merge[..], &["--allow-missing"]].concat());
+    let said = done(here, &[&merge[..], &["--allow-missing"]].concat());
     assert!(said.contains("left out: blocks.7.ffn.2"), "{said}");
     refuses(here, &["merge-lora", "base.safetensors", "base.safetensors", "x"], &["base.safetensors", "LoRA"]);
     refuses(here, &["merge-lora", "base.safetensors", "other.safetensors", "base.safetensors"], &["base.safetensors"]);
@@ -196,10 +178,10 @@ fn diffusers_and_peft_load_what_is_written() {
     std::fs::write(here.join("config.json"), config.to_string()).unwrap();
     comfy(&lora, &here.join("comfyui.safetensors"));
     for (out, to) in [("kohya.safetensors", "kohya"), ("diffusers.safetensors", "diffusers"), ("peft", "peft")] {
-        succeeds(here, &["convert-lora", "comfyui.safetensors", out, "--to", to]);
+        done(here, &["convert-lora", "comfyui.safetensors", out, "--to", to]);
     }
     let named = ["convert-lora", "comfyui.safetensors", "peft_diffusers", "--to", "peft", "--names", "diffusers"];
-    succeeds(here, &named);
+    done(here, &named);
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/scripts/lora_loaders.py");
     let output = match Command::new(&python).arg(script).arg(here).output() {
@@ -211,13 +193,13 @@ fn diffusers_and_peft_load_what_is_written() {
             )
         }
     };
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told = printed(&output);
     match output.status.code() {
         Some(77) => {
-            let why = format!("{}; set PYTHON to one with diffusers and peft", said.trim());
+            let why = format!("{}; set PYTHON to one with diffusers and peft", told.trim());
             roll_testing::skip!(why, needs = "diffusers")
         }
-        Some(0) => print!("{said}"),
-        _ => panic!("{said}\n{}", String::from_utf8_lossy(&output.stderr)),
+        Some(0) => print!("{told}"),
+        _ => panic!("{told}\n{}", said(&output)),
     }
 }

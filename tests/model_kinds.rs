@@ -1,12 +1,9 @@
 //! Every kind of Wan model, small and in official layout, as a user works with it: train with and without guidance,
 //! stop and go on, generate.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
-use world::{World, fails, said};
+
+use crate::world::{World, fails, said};
 
 /// A run of Reward-FL on the checkpoint in `tiny`: four denoising steps, of which two are trained.
 const REWARD_FL: [&str; 5] = [

@@ -1,17 +1,14 @@
 //! `mpirun -n N roll run`: a run that is killed in the middle, and goes on with fewer ranks.
 
-#![allow(clippy::unwrap_used)]
-
-mod roll_yaml;
-mod world;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use roll_train::checkpoint;
-use world::{SETTINGS, World};
+
+use crate::world::{SETTINGS, World};
+use crate::{program, roll_yaml};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -31,7 +28,7 @@ impl Job {
         self.command_of(ranks, arguments, &[&reward_fl, settings].concat())
     }
 
-    /// Of any algorithm.
+    /// Starts a run of any algorithm.
     fn command_of(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
         let mut command = mpirun(ranks, "run");
         command.args(arguments).current_dir(self.path("."));
@@ -51,7 +48,7 @@ impl Job {
 fn mpirun(ranks: usize, command: &str) -> Command {
     let mut mpirun = Command::new("mpirun");
     mpirun
-        .args(["-n", &ranks.to_string(), "--oversubscribe", env!("CARGO_BIN_EXE_roll"), command])
+        .args(["-n", &ranks.to_string(), "--oversubscribe", program::PATH, command])
         .env("ROLL_CACHE", "none")
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -210,7 +207,7 @@ fn ranks_that_are_asked_to_stop_write_one_checkpoint_and_exit_with_130() {
             // Tells each rank's exit code; `mpirun` knows only of the first.
             let script = "\"$0\" \"$@\"; echo \"a rank exits with $?\"";
             let told: Vec<_> = command.get_args().map(|a| a.to_os_string()).collect();
-            let at = told.iter().position(|a| a == env!("CARGO_BIN_EXE_roll")).unwrap();
+            let at = told.iter().position(|a| a == program::PATH).unwrap();
             let mut through_shell = Command::new("mpirun");
             through_shell.args(&told[..at]).args(["sh", "-c", script]).args(&told[at..]).current_dir(world.path("."));
             let variables: Vec<_> = command.get_envs().map(|(n, v)| (n.to_owned(), v.unwrap().to_owned())).collect();

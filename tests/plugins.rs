@@ -1,14 +1,12 @@
 //! Plugins on the command line: listed, configured, checked, trained with, and failing.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
-use world::{World, checkpoint_file, fails, said};
+
+use crate::program;
+use crate::world::{World, checkpoint_file, fails, said};
 
 /// The library of a plugin that this test's crate depends on: cargo puts it beside the test itself.
 fn library(name: &str) -> String {
@@ -232,7 +230,7 @@ fn a_plugin_that_aborts_or_follows_a_bad_pointer_is_named_before_the_process_is_
     let begins = "    if (count == 0) {";
     let contrast = include_str!("../plugins/contrast_reward_c/contrast.c");
     assert!(contrast.contains(begins));
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-core/include");
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-plugin/include");
     for (crash, signal) in [("abort();", 6), ("*(volatile int *)8 = 1;", 11)] {
         let (source, library) =
             (dir.path().join(format!("{signal}.c")), dir.path().join(format!("libcrash{signal}.so")));
@@ -243,7 +241,7 @@ fn a_plugin_that_aborts_or_follows_a_bad_pointer_is_named_before_the_process_is_
         assert!(compiler.status().unwrap().success());
 
         let mut check = Command::new("prlimit");
-        check.args(["--core=0", env!("CARGO_BIN_EXE_roll"), "plugins", "check"]).arg(&library);
+        check.args(["--core=0", program::PATH, "plugins", "check"]).arg(&library);
         let output = check.output().unwrap();
         assert_eq!(output.status.signal(), Some(signal), "{}", said(&output));
         let told = said(&output);

@@ -1,7 +1,5 @@
 //! Wan on several ranks, and weights that are not resident.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
 use std::time::Duration;
 

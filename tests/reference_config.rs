@@ -1,24 +1,12 @@
 //! ROLL's configurations of Reward-FL and of its agentic pipeline, in its own words and files, run as they are.
 
-#![allow(clippy::unwrap_used)]
-
-mod roll_yaml;
-
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::{Command, Output};
 
 use roll_core::{Tensor, Video};
-use roll_yaml::FILE;
 
-fn roll(directory: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_roll"))
-        .env("ROLL_CACHE", "none")
-        .args(arguments)
-        .current_dir(directory)
-        .output()
-        .unwrap()
-}
+use crate::program::{done, printed, roll, said};
+use crate::roll_yaml::{self, FILE};
 
 #[test]
 fn rolls_configuration_runs_unchanged() {
@@ -29,13 +17,13 @@ fn rolls_configuration_runs_unchanged() {
     std::fs::write(here.join("data/metadata.csv"), "video,prompt\nclip.mp4,a grey square\n").unwrap();
     let video = Video::new(Tensor::full([9, 3, 64, 64], 0.1), 8.0).unwrap();
     roll_data::write_mp4(here.join("data/clip.mp4"), &video).unwrap();
-    assert!(roll(here, &["init-tiny", "tiny"]).status.success());
+    done(here, &["init-tiny", "tiny"]);
 
     let config = ["--config", FILE];
     let listed = roll(here, &[&["config"], &config[..]].concat());
-    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let said = String::from_utf8_lossy(&listed.stderr).into_owned();
-    assert!(listed.status.success(), "{said}");
+    let text = printed(&listed);
+    let told = said(&listed);
+    assert!(listed.status.success(), "{told}");
     for (key, value, origin) in [
         ("strategy.stage", "2", "deepspeed_zero2_cpuoffload.yaml"),
         ("reward.0.reward_model_path", "\"./antelopev2/\"", "reward_fl_config.yaml"),
@@ -50,15 +38,14 @@ fn rolls_configuration_runs_unchanged() {
         assert!(line.contains(value) && line.contains(origin), "{line}");
     }
     std::fs::write(here.join("listed.yaml"), &text).unwrap();
-    let again = roll(here, &["config", "--config", "listed.yaml"]);
-    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
-    assert_eq!(said.matches("without effect here").count(), 1, "{said}");
-    assert!(said.contains("system_envs") && said.contains("min_timestep_boundary"), "{said}");
+    done(here, &["config", "--config", "listed.yaml"]);
+    assert_eq!(told.matches("without effect here").count(), 1, "{told}");
+    assert!(told.contains("system_envs") && told.contains("min_timestep_boundary"), "{told}");
 
     // The face networks are not in the repository: another reward stands in their place.
     let smaller = ["--steps", "1", "--set", "reward={name: brightness}", "--set", "data.num_frames=5"];
     let output = roll(here, &[&["run"], &config[..], &smaller[..]].concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = said(&output);
     assert!(output.status.success(), "{said}");
     assert_eq!(said.matches("without effect here").count(), 1, "listed once: {said}");
     let run = here.join("output/as_in_roll");
@@ -75,7 +62,7 @@ fn rolls_configuration_trains_on_faces_and_its_eight_samples_of_one_clip_differ(
     roll_yaml::write(here, 8);
     roll_yaml::demo_world(here);
     let output = roll(here, &[&["run", "--config", FILE][..], &roll_yaml::DEMO_SETTINGS].concat());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = said(&output);
     assert!(output.status.success(), "{said}");
 
     let run = here.join("output/as_in_roll");
@@ -218,7 +205,7 @@ fn rolls_own_agentic_examples_run_and_are_counted_as_documented() {
     assert!(rows.len() > 10, "{rows:?}");
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    assert!(roll(here, &["init-tiny", "tiny", "--kind", "lm"]).status.success());
+    done(here, &["init-tiny", "tiny", "--kind", "lm"]);
     for (file, with, without) in rows {
         let config = Path::new(&reference).join("examples").join(&file);
         let config = config.to_str().unwrap();
@@ -229,14 +216,14 @@ fn rolls_own_agentic_examples_run_and_are_counted_as_documented() {
             "algo.val_batch_size=2",
             "algo.max_actions_per_traj=2",
             "algo.max_tokens_per_step=12",
-            // Of a tokenizer that knows few words.
+            // The tokenizer knows few words.
             "algo.sequence_length=2000",
             "training.max_skipped_steps=0",
         ];
         let settings = smaller.iter().flat_map(|setting| ["--set", setting]);
         let run = ["run", "--config", config, "--steps", "2", "--out", "run"];
         let output = roll(here, &run.into_iter().chain(settings).collect::<Vec<_>>());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = said(&output);
         assert!(output.status.success(), "{file}: {said}");
         assert_eq!(counts(&said), Some((with, without)), "{file}: {said}");
         assert!(!said.contains("there is nothing like it"), "{file}: {said}");
@@ -278,13 +265,13 @@ fn rolls_agentic_configurations_run_unchanged() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     }
-    assert!(roll(here, &["init-tiny", "tiny", "--kind", "lm"]).status.success());
+    done(here, &["init-tiny", "tiny", "--kind", "lm"]);
     for (file, metric, counted) in [("ppo", "critic/loss", PPO_COUNTS), ("gigpo", "actor/kl_loss", GIGPO_COUNTS)] {
         let config = format!("examples/agent/{file}.yaml");
         // All episodes of a group may fail alike in so short a run, and then nothing is trained.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = said(&output);
         assert!(output.status.success(), "{said}");
         assert_eq!(counts(&said), Some(counted), "{said}");
         assert!(!said.contains("there is nothing like it"), "{said}");

@@ -1,13 +1,9 @@
 //! The report of a run, in a real browser.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use world::World;
+use crate::world::World;
 
 /// `$ROLL_CHROMIUM`, or the installed browser.
 fn chromium() -> Option<PathBuf> {

@@ -1,11 +1,6 @@
 //! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. Their files must read as if
 //! they had never stopped.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -14,7 +9,9 @@ use std::time::{Duration, Instant};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use roll_train::checkpoint;
-use world::{SHORT, World, checkpoint_file, fails, said};
+
+use crate::program;
+use crate::world::{SHORT, World, checkpoint_file, fails, said};
 
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
@@ -119,12 +116,10 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
         "evaluation.every=3",
     ];
     let (adapter, whole) = (["adapter_model.safetensors", WEIGHTS[1]], ["model.safetensors", WEIGHTS[1]]);
-    let critics = [adapter[0], adapter[1], "trainer/algorithm.safetensors"];
-    let critic = ["algo.adv_estimator=gae", "algo.critic_lora.rank=4", "algo.critic_epochs=2"];
     let cases: [(&str, &[&str], &[&str]); 4] = [
         ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true"], &adapter),
         ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], &adapter),
-        ("critic", &critic, &critics),
+        ("critic", &["algo.adv_estimator=gae", "algo.critic_epochs=2"], &adapter),
         ("whole", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], &whole),
     ];
     let episodes = |out: &str| std::fs::read_to_string(world.path(out).join("trajectories.jsonl")).unwrap();
@@ -442,11 +437,11 @@ fn a_full_disk_is_an_error_that_keeps_the_older_checkpoints() {
     world.train("whole", 4, &settings);
     world.train("run", 2, &settings);
     let kept = checkpoint_file(&world.path("run"), 2, WEIGHTS[1]);
-    // A limit on the size of files stands for a full disk: the metrics fit, the optimizer's state does not.
+    // A limit on the size of files simulates a full disk: the metrics fit, the optimizer's state does not.
     let blocks = (kept.len() / 1024).min(100);
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" run --resume run --steps 4");
     let output = Command::new("bash")
-        .args(["-c", &script, env!("CARGO_BIN_EXE_roll")])
+        .args(["-c", &script, program::PATH])
         .env("ROLL_CACHE", "none")
         .current_dir(world.path("."))
         .output()

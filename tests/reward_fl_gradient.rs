@@ -1,26 +1,13 @@
 //! The parameter gradients of a whole Reward-FL step, through reward, decoder and denoising steps of real networks,
 //! against central differences. The networks and inputs are those of the parity case `reward_fl_step`.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
-
-// Shared with the parity harness, which uses more of them.
-#[allow(dead_code)]
-#[path = "parity/case.rs"]
-mod case;
-#[allow(dead_code)]
-#[path = "parity/dit.rs"]
-mod dit;
-#[allow(dead_code)]
-#[path = "parity/reward_fl_step.rs"]
-mod reward_fl_step;
 
 use roll_algos::reward_fl::{Observer, loss::step_kl};
 use roll_core::{Model, Noise, Purpose, Tensor};
 
-use case::{Case, Setting};
-use reward_fl_step::Bench;
+use crate::case::{Case, Setting};
+use crate::reward_fl_step::Bench;
 
 /// Velocities with the adapter, and without it, of the trained steps.
 #[derive(Default)]

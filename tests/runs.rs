@@ -1,16 +1,12 @@
 //! How a run is looked at before, its messages, and how it ends.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::path::Path;
 use std::process::{Command, Output};
 
 use roll_core::{Tensor, Video};
 use serde_json::Value;
-use world::{SETTINGS, SHORT, World, fails, said};
+
+use crate::world::{SETTINGS, SHORT, World, fails, said};
 
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
@@ -58,7 +54,7 @@ fn a_run_that_trains_nothing_fails_and_says_why() {
     fails(&warmed_up, 0, &["nothing was trained yet", "`training.warmup_steps`"]);
     let asked = ["training.learning_rate=0", "training.max_skipped_steps=0"];
     assert!(run(&world, "asked", 2, &[&REWARD_FL[..], &asked].concat()).status.success());
-    // One that is resumed at its end is none the better.
+    // Resuming it at its end does not help.
     fails(&world.roll(&["run", "--resume", "short"]), 1, &["no parameter changed"]);
 }
 
@@ -223,7 +219,7 @@ fn a_check_fails_where_the_run_would() {
     let bytes = std::fs::read(&weights).unwrap();
     std::fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
     problem(&[], &["diffusion_pytorch_model.safetensors"]);
-    // A mistake in the configuration itself is told as everywhere.
+    // A mistake in the configuration itself is reported as by the other commands.
     fails(&check(&world, &["model.lora_rnak=2"]), 2, &["lora_rank"]);
 }
 

@@ -1,16 +1,13 @@
 //! Several ranks on one sample: training is that of one rank.
 
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::time::Duration;
 
 use roll_core::{BuildContext, Registry, Result, ThreadRanks};
 use roll_train::config::ConfigLayers;
 use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{RunSession, Trainer, checkpoint};
-use world::{SETTINGS, SHORT, World, checkpoint_file};
+
+use crate::world::{SETTINGS, SHORT, World, checkpoint_file};
 
 const LONG: Duration = Duration::from_secs(120);
 const REWARD_FL: [&str; 6] = [

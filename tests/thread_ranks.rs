@@ -1,15 +1,11 @@
 //! `roll run --ranks N`: ranks that are threads of one process.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used)]
-
-mod world;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use world::{SHORT, World, checkpoint_file, fails, said};
+
+use crate::world::{SHORT, World, checkpoint_file, fails, said};
 
 const SETTINGS: [&str; 7] = [
     "reward.name=brightness",

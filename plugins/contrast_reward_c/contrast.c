@@ -1,6 +1,6 @@
 /* A differentiable reward in C: the variance of each frame's values, averaged over frames, times `gain`.
  *
- *     cc -O2 -shared -fPIC -I roll-core/include plugins/contrast_reward_c/contrast.c -o libcontrast.so
+ *     cc -O2 -shared -fPIC -I roll-plugin/include plugins/contrast_reward_c/contrast.c -o libcontrast.so
  *     roll plugins check libcontrast.so
  */
 #include <stdlib.h>

@@ -30,10 +30,14 @@ pub mod policy_gradient;
 mod ranks;
 mod remembered;
 pub mod reward_fl;
+mod sampler;
 pub mod sampling;
+mod schedule;
 pub mod scoring;
 pub mod sft;
 mod stopwatch;
 mod update;
 
 pub use error::AlgorithmError;
+pub use sampler::{Integration, Sampler};
+pub use schedule::FlowSchedule;

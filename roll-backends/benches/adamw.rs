@@ -3,9 +3,9 @@
 //!     cargo bench -p roll-backends --bench adamw
 //!     PYTHON=python-with-torch cargo bench -p roll-backends --bench adamw
 //!
-//! An update reads parameters, gradients and both moments and writes all but the gradients: 28 bytes a parameter, 20 with
-//! moments in bf16. The limit is the time in which this machine copies half of that (a copy moves each byte twice). All
-//! take turns in one run, on the same number of threads; medians are shown.
+//! An update reads parameters, gradients and both moments and writes all but the gradients: 28 bytes a parameter, 20
+//! with moments in bf16. The limit is the time in which this machine copies half of that (a copy moves each byte
+//! twice). All take turns in one run, on the same number of threads; medians are shown.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};

@@ -1,8 +1,7 @@
-//! Threads that do jobs beside the computation, one after the other, for as long as the process lives.
+//! Background threads: one per device and purpose, each of which runs its jobs in order until the process ends.
 //!
-//! There is one per device and purpose, not one per job: CubeCL gives every thread of the system a stream and pools of
-//! memory of its own, on the GPU and pinned on the host, which outlive the thread. A thread per copy would let both
-//! grow with every step.
+//! A thread per job would leak memory: CubeCL allocates a stream and memory pools (on the GPU and pinned on the host)
+//! for every operating-system thread, and they outlive the thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -11,15 +10,15 @@ use std::sync::{Mutex, PoisonError};
 use burn::tensor::Device;
 use roll_core::Result;
 
-/// The purpose of a thread. Jobs of one purpose wait for each other, those of two do not: a GPU copies in both
-/// directions at once.
+/// What a thread does. Jobs of one purpose run one after the other; jobs of different purposes run at the same time,
+/// because a GPU copies in both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Copies from the device to the host.
     ToHost,
     /// Copies from the host to the device.
     ToDevice,
-    /// Reading weights from their files, to the device.
+    /// Reads weights from their files and copies them to the device.
     Weights,
 }
 
@@ -33,15 +32,16 @@ struct Thread {
 
 static THREADS: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 
-/// Does `job` after those that were begun before it for this device and purpose. Its result arrives at the receiver; an
-/// end of the channel instead means that it panicked. A job must not wait for another of its purpose.
+/// Queues `job` behind earlier jobs for this device and purpose. The result arrives at the returned receiver; a closed
+/// channel means that the job panicked. A job must not wait for another job of the same purpose, which would be a
+/// deadlock.
 pub fn begin<T: Send + 'static>(
     device: &Device,
     purpose: Purpose,
     job: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Receiver<Result<T>> {
     let (send, coming) = mpsc::channel();
-    // Sending fails when the receiver was dropped: the result is not wanted any more.
+    // Sending fails if the receiver was dropped: the result is no longer needed.
     let job: Job = Box::new(move || send.send(job()).unwrap_or(()));
     if let Err(job) = queue(device, purpose, job) {
         job();
@@ -49,9 +49,9 @@ pub fn begin<T: Send + 'static>(
     coming
 }
 
-/// Gives the job back where the system has no thread for it.
+/// Returns the job if the operating system cannot start a thread for it.
 fn queue(device: &Device, purpose: Purpose, job: Job) -> std::result::Result<(), Job> {
-    // Threads are added in one step: the list is whole also after a panic.
+    // A panic cannot leave the list half-changed: threads are added in one step.
     let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(thread) = threads.iter().find(|thread| thread.purpose == purpose && thread.device == *device) {
         return thread.jobs.send(job).map_err(|refused| refused.0);
@@ -73,7 +73,7 @@ fn queue(device: &Device, purpose: Purpose, job: Job) -> std::result::Result<(),
 
 fn work(jobs: &Receiver<Job>) {
     for job in jobs {
-        // The panic's message is printed; the channel tells the one who waits that the job ended.
+        // The panic hook prints the message; the closed channel notifies the receiver.
         let _ = catch_unwind(AssertUnwindSafe(job));
     }
 }
@@ -101,7 +101,7 @@ mod tests {
         drop(begin(&device, Purpose::Weights, || Ok(1)));
         let failed = begin::<u8>(&device, Purpose::Weights, || Err(Error::Misuse("no such file".into())));
         assert!(failed.recv().unwrap().is_err());
-        let panicked = begin::<u8>(&device, Purpose::Weights, || panic!("as the test wants it"));
+        let panicked = begin::<u8>(&device, Purpose::Weights, || panic!("a panic of the test"));
         assert!(panicked.recv().is_err());
         assert_eq!(begin(&device, Purpose::Weights, || Ok(2)).recv().unwrap().unwrap(), 2);
     }

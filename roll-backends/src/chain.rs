@@ -1,8 +1,8 @@
-//! Chains of segments: gradient checkpointing with recompute.
+//! Gradient checkpointing over chains of segments.
 //!
-//! A deep network is a chain of segments. The forward pass runs them outside autodiff and keeps each segment's input;
-//! the pull goes backwards, recomputes one segment at a time under autodiff, and drops it. So at most one segment's
-//! activations exist at once.
+//! A deep network is a chain of segments. The forward pass runs the segments outside autodiff and keeps the input of
+//! each. The backward pass recomputes one segment at a time under autodiff, from the last to the first, and drops its
+//! graph before the next, so that the activations of at most one segment exist at a time.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use roll_core::{Grad, Result};
 use crate::offload::Offloaded;
 use crate::{NdTensor, Parameters, Tape, vjp};
 
-/// One step of a chain.
+/// One step of a chain, e.g. a transformer block.
 pub trait Segment: Send + Sync {
-    /// The next state. `shared` is the same for all segments of a chain.
+    /// Returns the next state. `shared` holds tensors that every segment of the chain reads, e.g. text embeddings.
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor>;
 }
 
-/// The tensors that a recorded chain keeps between forward and pull.
+/// What a recorded chain keeps between its forward and backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
-    /// Every activation, as autodiff wants it: no recomputation.
+    /// Every activation, as plain autodiff does: nothing is recomputed.
     Hold,
     /// Segment inputs, on the device.
     #[default]
     Recompute,
-    /// Segment inputs, in host memory: the device holds two at once.
+    /// Segment inputs, in host memory: at most two of them are on the device at a time.
     Offload,
 }
 
@@ -36,7 +36,7 @@ pub struct Chain {
     kept: DType,
 }
 
-/// The tensors that [`Chain::forward`] kept for the pull.
+/// The tensors that [`Chain::forward`] kept for the backward pass.
 pub struct ChainRecord {
     steps: Vec<(Arc<dyn Segment>, Kept)>,
     shared: Vec<NdTensor>,
@@ -51,20 +51,20 @@ enum Kept {
 }
 
 impl Chain {
-    /// A chain of `segments`, in order.
+    /// Creates a chain that runs `segments` in order.
     pub fn new(segments: Vec<Arc<dyn Segment>>) -> Self {
         Self { segments, kept: DType::F32 }
     }
 
-    /// Keeps segment inputs as `dtype`. Where products round their operands to bf16 anyway, inputs in bf16 take half
-    /// the memory, and a pull recomputes from inputs that were rounded once more.
+    /// Stores segment inputs as `dtype` (default f32). bf16 halves their memory; the backward pass then recomputes from
+    /// inputs that were rounded once, which matters little if products round their operands to bf16 anyway.
     pub fn keeping(self, dtype: DType) -> Self {
         Self { kept: dtype, ..self }
     }
 
-    /// Runs the chain. With [`Grad::Record`] also returns the memory of the pull; `track_shared` says whether the pull
-    /// must also give the cotangents of `shared` (it costs one accumulation per segment). Gradients of parameters go to
-    /// `parameters`.
+    /// Runs the chain and returns its last state. If `grad` is [`Grad::Record`], also returns the record for the
+    /// backward pass. `track_shared` makes the backward pass return the cotangents of `shared` too, which costs one
+    /// accumulation per segment. Gradients of trainable parameters are accumulated in `parameters`.
     pub fn forward(
         &self,
         state: NdTensor,
@@ -101,7 +101,8 @@ impl Chain {
 }
 
 impl ChainRecord {
-    /// The cotangents of the chain's input and of `shared` (all `None` unless they were tracked).
+    /// Runs the backward pass. Returns the cotangents of the chain's input and of `shared` (all `None` unless they were
+    /// tracked).
     pub fn pull(mut self, cotangent: NdTensor) -> Result<(NdTensor, Vec<Option<NdTensor>>)> {
         let mut cotangent = cotangent;
         let mut shared_cotangents: Vec<Option<NdTensor>> = self.shared.iter().map(|_| None).collect();

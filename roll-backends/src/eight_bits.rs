@@ -1,23 +1,23 @@
-//! Matrices in eight bits a number, with a scale for each row.
+//! Matrices stored in eight bits per number, with one f32 scale per row.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use half::f16;
 use rayon::prelude::*;
 use roll_core::{Error, Result};
 
-/// Meaning of eight bits.
+/// An eight-bit number format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EightBits {
     /// Integers from -128 to 127.
     Int8,
-    /// Four bits of exponent, three of mantissa: up to 448. There is no infinity.
+    /// FP8 E4M3: four bits of exponent, three of mantissa; up to 448, without infinity.
     E4m3,
-    /// Five bits of exponent, two of mantissa: the upper half of f16.
+    /// FP8 E5M2: five bits of exponent, two of mantissa; the upper byte of an f16.
     E5m2,
 }
 
 impl EightBits {
-    /// The number that `code` stands for. bf16 has every one of them exactly.
+    /// The number that `code` represents. Every such number is exact in bf16.
     pub fn value(self, code: u8) -> f32 {
         match self {
             Self::Int8 => f32::from(code as i8),
@@ -35,12 +35,12 @@ impl EightBits {
         }
     }
 
-    /// The numbers of all codes.
+    /// The numbers that the 256 codes represent.
     pub fn table(self) -> [f32; 256] {
         std::array::from_fn(|code| self.value(code as u8))
     }
 
-    /// The largest number that is used: of integers, the one whose negative there is too.
+    /// The largest number that [`EightBits::code`] produces. For `Int8` this is 127, whose negative also has a code.
     pub fn largest(self) -> f32 {
         match self {
             Self::Int8 => 127.0,
@@ -49,7 +49,8 @@ impl EightBits {
         }
     }
 
-    /// The code of the number nearest to `value`, of two the even one; beyond the largest, that of the largest.
+    /// Returns the code of the number nearest to `value`: ties go to the even code, values beyond the range are clamped
+    /// to [`EightBits::largest`].
     pub fn code(self, value: f32) -> u8 {
         let value = value.clamp(-self.largest(), self.largest());
         let (mantissa, bias) = match self {
@@ -58,7 +59,7 @@ impl EightBits {
             Self::E5m2 => (2, 15),
         };
         let (sign, bits) = ((value.is_sign_negative() as u8) << 7, value.abs().to_bits());
-        // Below the smallest normal number all are as far apart as the smallest two.
+        // Subnormal numbers are evenly spaced.
         let smallest = f32::from_bits((128 - bias) << 23);
         if value.abs() < smallest {
             let steps = value.abs() / smallest * f32::from(1u8 << mantissa);
@@ -70,7 +71,7 @@ impl EightBits {
     }
 }
 
-/// A matrix in host memory: row `i` is the numbers of its codes times `scales[i]`.
+/// A matrix in host memory: row `i` is the decoded codes of that row times `scales[i]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaledRows {
     kind: EightBits,
@@ -80,8 +81,8 @@ pub struct ScaledRows {
 }
 
 impl ScaledRows {
-    /// From the codes of all rows and the scale of each, or one for all. Fails unless they are those of `shape`,
-    /// `[rows, columns]`.
+    /// Creates a matrix of `shape` (`[rows, columns]`) from row-major codes and one scale per row, or a single scale
+    /// for all rows. Fails if the numbers of codes or scales do not match the shape.
     pub fn new(kind: EightBits, codes: Vec<u8>, scales: Vec<f32>, shape: [usize; 2]) -> Result<Self> {
         let [rows, columns] = shape;
         let scales = if scales.len() == 1 { vec![scales[0]; rows] } else { scales };
@@ -95,8 +96,8 @@ impl ScaledRows {
         Ok(Self { kind, codes, scales, shape })
     }
 
-    /// The matrix `tensor`, rounded; the largest number of each row gets the largest code. Fails on other tensors than
-    /// matrices, and on numbers that are not finite.
+    /// Quantises the matrix `tensor` (`[rows, columns]`): the largest magnitude of each row is mapped to the largest
+    /// code. Fails if `tensor` is not a matrix or contains a number that is not finite.
     pub fn quantised(tensor: &roll_core::Tensor, kind: EightBits) -> Result<Self> {
         let [rows, columns] = *tensor.shape() else {
             return Err(Error::shape("matrix to store in eight bits", "[rows, columns]", tensor.shape()));
@@ -113,14 +114,14 @@ impl ScaledRows {
             }
             codes.iter_mut().zip(values).for_each(|(code, value)| *code = kind.code(value / *scale));
         });
-        // The largest of numbers leaves out those that are none.
+        // `f32::max` ignores NaN, so `most` does not show it.
         if !values.iter().all(|value| value.is_finite()) {
             return Err(Error::Misuse("a matrix with numbers that are not finite has no eight bits for them".into()));
         }
         Ok(Self { kind, codes, scales, shape: [rows, columns] })
     }
 
-    /// Meaning of its codes.
+    /// The number format of the codes.
     pub fn kind(&self) -> EightBits {
         self.kind
     }
@@ -140,7 +141,7 @@ impl ScaledRows {
         &self.scales
     }
 
-    /// Its numbers, row-major.
+    /// Decodes the matrix: `[rows, columns]`, row-major.
     pub fn decode(&self) -> Vec<f32> {
         let (table, columns) = (self.kind.table(), self.shape[1]);
         let mut values = vec![0.0; self.codes.len()];
@@ -152,20 +153,20 @@ impl ScaledRows {
     }
 }
 
-/// A matrix on a device, frozen: a byte for each number.
+/// A frozen matrix on a device, one byte per number.
 #[derive(Clone, Debug)]
 pub struct ScaledMatrix {
-    /// Codes, u8, `[rows, columns]`.
+    /// The codes, u8, `[rows, columns]`.
     pub codes: Tensor<2, Int>,
-    /// The numbers of all codes, f32, `[256]`.
+    /// The numbers that the codes represent, f32, `[256]`.
     pub table: Tensor<1>,
-    /// f32, `[rows]`.
+    /// The scale of each row, f32, `[rows]`.
     pub scales: Tensor<1>,
     shape: [usize; 2],
 }
 
 impl ScaledMatrix {
-    /// Uploads `rows`. The device must have u8.
+    /// Uploads `rows`. The device must support u8.
     pub fn new(rows: ScaledRows, device: &Device) -> Self {
         let vector = |values: Vec<f32>| {
             let count = values.len();
@@ -181,17 +182,17 @@ impl ScaledMatrix {
         &self.shape
     }
 
-    /// Bytes in memory, but those of the table.
+    /// Size in memory in bytes, without the table.
     pub fn size(&self) -> usize {
         self.shape[0] * self.shape[1] + 4 * self.shape[0]
     }
 
-    /// Some rows in f32.
+    /// Decodes `count` rows from `start` on to f32.
     pub fn rows(&self, start: usize, count: usize) -> Tensor<2> {
         self.decoded(self.codes.clone().narrow(0, start, count), self.scales.clone().narrow(0, start, count))
     }
 
-    /// As [`ScaledMatrix::rows`], of rows that do not follow one another.
+    /// Decodes the rows with the given indices to f32.
     pub fn select(&self, rows: Tensor<1, Int>) -> Tensor<2> {
         self.decoded(self.codes.clone().select(0, rows.clone()), self.scales.clone().select(0, rows))
     }
@@ -259,7 +260,8 @@ mod tests {
             let rows = ScaledRows::quantised(&tensor, kind).unwrap();
             let found = rows.decode();
             for (i, (found, value)) in found.iter().zip(&values).enumerate() {
-                // Of integers relative to the largest of the row, of floats to the number itself but for the least.
+                // Integers: relative to the largest number of the row. Floats: relative to the number itself, except
+                // for the smallest.
                 let size = if kind == EightBits::Int8 { 1.0 + (i / 40) as f32 } else { value.abs().max(0.01) };
                 assert!((found - value).abs() <= 1.001 * most * size, "{kind:?}: {found} for {value}");
             }

@@ -2,32 +2,32 @@
 
 use roll_core::{Error, Fault};
 
-/// Errors below the models.
+/// Errors of devices, weights and ranks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// The backend was not compiled in, or its hardware or library is not there.
+    /// The backend is not compiled in, or its hardware or library is missing.
     #[error("the backend `{name}` cannot be used: {reason}")]
     Backend {
-        /// As given to `--backend`.
+        /// The name given to `--backend`.
         name: String,
-        /// The missing part and how to get it.
+        /// The missing part and the remedy.
         reason: String,
     },
-    /// A network asked for a weight that the store does not hold.
+    /// The weight store lacks a weight that the network needs.
     #[error("the weight `{name}` is missing")]
     MissingWeight {
-        /// Its key.
+        /// The key of the weight.
         name: String,
     },
-    /// A tensor has another rank than the network needs.
+    /// A tensor does not have the rank that the network needs.
     #[error("`{what}`: expected rank {expected}, found shape {found:?}")]
     Rank {
-        /// The tensor.
+        /// Name of the tensor.
         what: String,
-        /// The rank that is needed.
+        /// The required rank.
         expected: usize,
-        /// The shape that was given.
+        /// The shape of the tensor.
         found: Vec<usize>,
     },
     /// A tensor could not be moved between a GPU and pinned host memory.
@@ -39,7 +39,8 @@ pub enum BackendError {
         /// The message of libtorch or CUDA.
         reason: String,
     },
-    /// A kernel or an allocation on the device failed; it is told when a result is read.
+    /// A kernel or an allocation on the device failed. Devices compute asynchronously, so the error surfaces when a
+    /// result is read.
     #[error(
         "computing on the device failed ({reason}): if its memory is full, `roll plan` says what a run needs and `nvidia-smi` \
          who has it"
@@ -50,7 +51,7 @@ pub enum BackendError {
     },
 
     // Ranks
-    /// The ranks have different models.
+    /// The ranks train different tensors.
     #[error(
         "rank {rank} trains {found} tensors that are not the {expected} of rank 0: do all ranks run the same version, \
          configuration and files?"
@@ -58,21 +59,21 @@ pub enum BackendError {
     OtherParameters {
         /// The first rank that differs from rank 0.
         rank: usize,
-        /// Tensors it trains.
+        /// Number of tensors that it trains.
         found: u64,
-        /// Tensors that rank 0 trains.
+        /// Number of tensors that rank 0 trains.
         expected: u64,
     },
-    /// A pullback came too late.
+    /// A pullback was called after the sharded parameters it was recorded with had been updated.
     #[error(
         "parameters that are divided among the ranks were asked for as they were {behind} writes ago: a pullback that was \
          recorded before an update cannot be pulled after it"
     )]
     OldParameters {
-        /// Writes between then and now.
+        /// Updates since the pullback was recorded.
         behind: u32,
     },
-    /// Parameters that must be equal are not.
+    /// Replicated parameters differ between ranks.
     #[error(
         "the ranks have drifted apart: after {updates} updates `{name}` of rank {rank} is not that of rank 0 ({count} of \
          {of} tensors differ); after 0 updates the ranks started from different files or seeds, later a machine \
@@ -85,9 +86,9 @@ pub enum BackendError {
         rank: usize,
         /// The first tensor that differs.
         name: String,
-        /// Tensors that differ.
+        /// Number of tensors that differ.
         count: usize,
-        /// Tensors in all.
+        /// Number of tensors compared.
         of: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Between host tensors and device tensors.
+//! Copies between host tensors ([`roll_core::Tensor`]) and device tensors.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use roll_core::{Error, Result, Tensor};
 
 use crate::{BackendError, NdTensor};
 
-/// Copies a float host tensor to the device as f32. Fails when its rank is not `D`.
+/// Copies a float host tensor to the device as f32. Fails if its rank is not `D`.
 pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Burn<D>> {
     let shape: [usize; D] = tensor.shape().try_into().map_err(|_| BackendError::Rank {
         what: "host tensor".into(),
@@ -17,12 +17,12 @@ pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Bur
     Ok(upload(values(tensor), shape, device))
 }
 
-/// The values in f32.
+/// The values as f32, borrowed if the tensor is f32.
 pub(crate) fn values(tensor: &Tensor) -> Cow<'_, [f32]> {
     tensor.as_slice::<f32>().map_or_else(|_| Cow::Owned(tensor.to_f32_vec()), Cow::Borrowed)
 }
 
-/// Copies values to a device, in the dtype that they are of.
+/// Copies values to a device, keeping their dtype.
 pub(crate) fn upload<E: Element + bytemuck::Pod, const D: usize>(
     values: Cow<'_, [E]>,
     shape: [usize; D],
@@ -50,7 +50,7 @@ fn libtorch_kind(dtype: DType) -> Option<tch::Kind> {
     }
 }
 
-/// Replaces each number by its exponential, to about one unit in the last place; gives their sum.
+/// Replaces each number by its exponential, to about one unit in the last place, and returns their sum.
 pub fn exponentials(values: &mut [f32]) -> f32 {
     #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
     {
@@ -63,13 +63,14 @@ pub fn exponentials(values: &mut [f32]) -> f32 {
     }
 }
 
-/// As [`to_device`], of any rank.
+/// Copies a float host tensor of any rank to the device as f32.
 pub fn to_device_nd(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
     let flat = to_device::<1>(&tensor.reshape([tensor.len()])?, device)?;
     Ok(NdTensor::from_flat(flat, tensor.shape()))
 }
 
-/// Copies a device tensor to the host as f32 (without a copy where the device is the host and the tensor unshared).
+/// Copies a device tensor to the host as f32. An unshared f32 tensor on a CPU device is moved, not copied. Waits for
+/// the device; fails if an earlier kernel failed.
 pub fn to_host<const D: usize>(tensor: Burn<D>) -> Result<Tensor> {
     let tensor = if tensor.device().is_autodiff() { tensor.inner() } else { tensor };
     let shape = tensor.dims().to_vec();
@@ -82,14 +83,14 @@ pub fn to_host<const D: usize>(tensor: Burn<D>) -> Result<Tensor> {
     Tensor::new(values, shape)
 }
 
-/// The beginning of an error of a device's library; the rest is the source of a kernel, or the place.
+/// The first lines of an error message of a device's library; the rest is a kernel's source or a backtrace.
 fn first_lines(error: &str) -> String {
     const MOST: usize = 400;
     let lines: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).take(6).collect();
     lines.join(" ").chars().take(MOST).collect()
 }
 
-/// As [`to_host`], of any rank.
+/// Copies a device tensor of any rank to the host as f32.
 pub fn to_host_nd(tensor: &NdTensor) -> Result<Tensor> {
     to_host(tensor.flat().clone())?.reshape(tensor.shape())
 }

@@ -1,4 +1,4 @@
-//! Layers as a forward pass sees them: frozen weights, trainable parameters and LoRA under one name.
+//! Layers by name: a forward pass looks up frozen weights, trainable parameters and LoRA matrices under one name.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use crate::{BlockMatrix, ParameterSegment, ScaledMatrix, Tape, Weights, ops, wei
 /// The weights of one segment during one forward pass.
 ///
 /// A name is looked up among the trainable parameters first (full training), then among the frozen weights. A linear
-/// layer adds its LoRA product when the adapter is on and holds one for it; the two are never merged.
+/// layer adds its LoRA product if there is an adapter for the layer; LoRA is never merged into the weight.
 pub struct Scope<'a> {
     /// Frozen weights.
     pub weights: &'a Weights,
-    /// Trainable parameters; `None` runs the base model alone.
+    /// Trainable parameters; `None` runs the base model without them.
     pub trainable: Option<&'a ParameterSegment>,
-    /// alpha / rank.
+    /// Factor of the LoRA product, alpha / rank.
     pub lora_scale: f64,
-    /// Where trainable parameters that are read get recorded.
+    /// Records the trainable parameters that are read.
     pub tape: &'a Tape,
-    /// Dtype of products with matrices: f32, or bf16 with sums in f32. Weights that are no matrices are f32.
+    /// Dtype of matrix products: f32, or bf16 with f32 accumulation. Weights that are not matrices are f32.
     pub products: DType,
 }
 
 impl Scope<'_> {
-    /// The weight `name` at rank `D`, f32.
+    /// The weight `name` as f32 of rank `D`. Fails if there is no such weight or its rank differs.
     pub fn weight<const D: usize>(&self, name: &str) -> Result<Tensor<D>> {
         match self.parameter(name) {
             Some(parameter) => Ok(parameter),
@@ -33,7 +33,7 @@ impl Scope<'_> {
         }
     }
 
-    /// The weight `name`, if there is one.
+    /// The weight `name` as f32, or `None` if there is no such weight.
     pub fn optional<const D: usize>(&self, name: &str) -> Result<Option<Tensor<D>>> {
         match self.weights.contains_key(name) || self.parameter::<D>(name).is_some() {
             true => self.weight(name).map(Some),
@@ -41,7 +41,7 @@ impl Scope<'_> {
         }
     }
 
-    /// Some rows of the matrix `name`, f32.
+    /// The rows `ids` of the matrix `name`, as f32.
     pub fn rows(&self, name: &str, ids: Tensor<1, Int>) -> Result<Tensor<2>> {
         let rows = match self.parameter::<2>(name) {
             Some(parameter) => parameter.select(0, ids),
@@ -50,8 +50,9 @@ impl Scope<'_> {
         Ok(if rows.dtype() == DType::F32 { rows } else { rows.cast(DType::F32) })
     }
 
-    /// `x W^T + b + scale * (x A^T) B^T` for the layer `name`, on `[L, in]`, in the dtype of x, f32 or bf16. Bias and LoRA
-    /// are optional. Of a weight in blocks the products are f32, of one in eight bits as [`Scope::products`] says.
+    /// Returns `x W^T + b + scale * (x A^T) B^T` of the layer `name`, for `x` of `[L, in]` in f32 or bf16; the result
+    /// is `[L, out]` in the dtype of `x`. Bias and LoRA are optional. Products with a block-quantised weight are f32;
+    /// products with an eight-bit weight are in [`Scope::products`].
     pub fn linear(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let dtype = x.dtype();
         let key = format!("{name}.weight");
@@ -71,7 +72,8 @@ impl Scope<'_> {
             let y = ops::linear_scaled(x.clone(), scaled, bias);
             let y = match lora {
                 Some((down, up)) => {
-                    // The low-rank part is f32, as y is: a layer's result has the dtype of its operand.
+                    // The low-rank part is accumulated in f32, like `y`; `ops::linear` returns the dtype of its
+                    // operand.
                     let inner = in_dtype(ops::linear(x, self.operand(down), None), DType::F32);
                     y + ops::linear(inner, self.operand(up), None) * self.lora_scale
                 }
@@ -86,7 +88,7 @@ impl Scope<'_> {
         })
     }
 
-    /// As [`Scope::linear`], for passes that are not differentiated: see [`ops::linear_rows`].
+    /// Does what [`Scope::linear`] does, for passes that are not differentiated; see [`ops::linear_rows`].
     pub fn linear_rows(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
@@ -113,7 +115,7 @@ impl Scope<'_> {
         Ok(y + ops::linear_rows(inner, up, None) * self.lora_scale)
     }
 
-    /// The weight `name`, if it is frozen and in blocks.
+    /// The weight `name`, if it is frozen and block-quantised.
     fn blocks(&self, name: &str) -> Option<&Arc<BlockMatrix>> {
         if self.trains(name) { None } else { self.weights.get(name)?.blocks() }
     }
@@ -127,17 +129,17 @@ impl Scope<'_> {
         self.trainable.is_some_and(|all| all.get(name).is_some())
     }
 
-    /// In the dtype that products are taken in.
+    /// Casts `x` to the dtype of products.
     fn operand(&self, x: Tensor<2>) -> Tensor<2> {
         in_dtype(x, self.products)
     }
 
-    /// The low-rank part of the layer `name`.
+    /// The LoRA matrices A and B of the layer `name`.
     fn lora(&self, name: &str) -> Option<(Tensor<2>, Tensor<2>)> {
         self.parameter::<2>(&lora_a(name)).zip(self.parameter::<2>(&lora_b(name)))
     }
 
-    /// The weight `name` in the dtype that products are taken in.
+    /// The weight `name` in the dtype of products.
     fn matrix(&self, name: &str) -> Result<Tensor<2>> {
         let value = match self.parameter(name) {
             Some(parameter) => parameter,
@@ -157,12 +159,12 @@ fn in_dtype(x: Tensor<2>, dtype: DType) -> Tensor<2> {
     if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
-/// Name of the down projection, `[rank, in]`, of the layer `name`.
+/// The name of the LoRA matrix A (down projection, `[rank, in]`) of the layer `name`.
 pub fn lora_a(name: &str) -> String {
     format!("{name}.lora_A.weight")
 }
 
-/// Name of the up projection, `[out, rank]`, of the layer `name`.
+/// The name of the LoRA matrix B (up projection, `[out, rank]`) of the layer `name`.
 pub fn lora_b(name: &str) -> String {
     format!("{name}.lora_B.weight")
 }

@@ -1,13 +1,14 @@
-//! The numerical layer below roll's models and rewards: devices, value-and-pullback through Burn's autodiff, chains of
-//! recomputed segments, fused operators, LoRA, weight stores, optimizers and strategies.
+//! The numerical layer below roll's models and rewards: devices, value-and-pullback through Burn's autodiff, gradient
+//! checkpointing, fused operators, LoRA layers, weight stores, optimizers and strategies (ZeRO).
 //!
-//! Everything here works on Burn tensors, whose device is chosen at run time; nothing above this crate sees an
-//! autodiff graph.
+//! Everything here works on Burn tensors, whose device is chosen at run time. No autodiff graph is visible above this
+//! crate.
 //!
-//! *What it is for*: authors of models and networks. *What it is not*: needed by plugins, which exchange host tensors of
-//! `roll-core`, or a model (`roll-models`).
+//! The crate is for authors of models and networks. A plugin does not need it: plugins exchange host tensors of
+//! `roll-core`. It depends on `roll-core` and on Burn, and on no other crate of this project. Start reading at [`vjp`]
+//! and [`chain`], then [`layers`]; [`ops`] holds the operators, [`strategy`] and [`parameters`] the training state.
 //!
-//! The value and the pullback of a closure, here of squares:
+//! Example: the values and the pullback of a closure that squares its input.
 //!
 //! ```
 //! use roll_backends::host::{to_device_nd, to_host_nd};
@@ -33,11 +34,12 @@
 //!
 //! A [`Chain`] of [`Segment`]s does this for a deep network, one segment at a time.
 
-// burn-tch is deprecated upstream, and the only way to libtorch.
+// burn-tch is deprecated upstream, but it is the only way to libtorch.
 #![cfg_attr(feature = "libtorch", allow(deprecated))]
 
 pub mod background;
 pub mod blocks;
+pub mod cache_directory;
 pub mod chain;
 pub mod device;
 pub mod eight_bits;
@@ -61,7 +63,7 @@ pub mod strategy;
 pub mod vjp;
 pub mod weights;
 
-/// Shared with the tests under MPI, which stand outside of this crate.
+/// A toy model that is shared with the integration tests under MPI.
 #[cfg(test)]
 #[path = "../tests/flat_model/mod.rs"]
 mod flat_model;

@@ -1,11 +1,11 @@
-//! Ranks over MPI: `mpirun -n N roll run ...`, or whatever starts MPI jobs on a cluster.
+//! Ranks over MPI, started by `mpirun -n N roll run ...` or a cluster's launcher of MPI jobs.
 //!
-//! Collectives are started non-blocking and polled, for two reasons: a rank that fails must be able to tell the others,
-//! and a rank that hangs must not hold the job for ever. Sums are taken here and not by MPI, whose order depends on
-//! sizes, algorithms and versions; [`Communicator`] promises one order.
+//! Collectives are started non-blocking and polled, for two reasons: a rank that fails must be able to notify the other
+//! ranks, and a rank that hangs must not block the job for ever. Sums are computed here rather than by MPI, whose order
+//! of summation depends on sizes, algorithms and versions; [`Communicator`] promises a fixed order.
 //!
-//! A rank that fails sends its reason to the others, waits a moment so that they can end with it, and aborts the job.
-//! One that is killed takes the job with it: the launcher sees to that.
+//! A rank that fails sends its reason to the other ranks, waits a moment so that they can stop with that reason, and
+//! aborts the job. If a rank is killed, the launcher ends the job.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,22 +17,23 @@ use roll_core::{Communicator, Rank, RanksError, Result};
 
 use crate::BackendError;
 
-/// Values that each rank sends to each other in one message: MPI counts in `i32`, and staging buffers must be bounded.
+/// Values that each rank sends to each other rank in one message: MPI's counts are `i32`, and staging buffers must be
+/// bounded.
 const CHUNK: usize = 1 << 22;
-/// A sum of at most this many values gathers everything at once: one message instead of two.
+/// Up to this many values, an all-reduce is one all-gather and a local sum: one message instead of two.
 const SMALL: usize = 1 << 12;
-/// A reason longer than this is cut.
+/// Maximum length of a failure reason in bytes; longer ones are cut.
 const LONGEST_REASON: usize = 4096;
-/// Time for others to speak before the job is aborted; where ranks share cores they need it.
+/// Delay before the job is aborted, in which other ranks report why they failed. Ranks that share cores need this long.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Messages between two ranks.
+/// Tags of point-to-point messages.
 mod tag {
-    /// "I failed": the reason.
+    /// A rank failed; carries the reason.
     pub const FAILED: i32 = 101;
-    /// "Are you there?": nothing.
+    /// Asks whether a rank is alive; empty.
     pub const ASK: i32 = 102;
-    /// "I wait too": nothing.
+    /// Answers `ASK`: this rank waits in the same collective; empty.
     pub const HERE: i32 = 103;
 }
 
@@ -41,22 +42,24 @@ pub struct MpiRanks {
     rank: usize,
     size: usize,
     timeout: Mutex<Duration>,
-    /// Collectives so far; messages carry the number, so that those of different collectives are not mixed up.
+    /// Number of collectives so far; error messages carry it.
     calls: AtomicU64,
-    /// Why there will be no further one.
+    /// The failure after which no further collective is started.
     lost: Mutex<Option<RanksError>>,
-    /// MPI is initialised for one thread at a time.
+    /// Serialises calls to MPI (MPI_THREAD_SERIALIZED).
     turn: Mutex<()>,
-    /// Why this rank cannot go on, said before its turn: another of its threads may wait for ranks that do not come.
+    /// Why this rank failed. Set before `turn` is locked: another thread of this rank may hold that lock while it waits
+    /// for other ranks.
     failing: Mutex<Option<String>>,
 }
 
-/// Whether a launcher of MPI jobs started this process.
+/// Whether an MPI launcher started this process.
 pub fn is_launched() -> bool {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS"].iter().any(|v| std::env::var_os(v).is_some())
 }
 
-/// Position of this process among those of its machine, which picks its device; `None` where the launcher does not say.
+/// The number of this process among the job's processes on this machine, which selects its device; `None` if the
+/// launcher does not set it.
 pub fn local_rank() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"]
         .iter()
@@ -64,7 +67,7 @@ pub fn local_rank() -> Option<usize> {
 }
 
 impl MpiRanks {
-    /// Joins the job, once per process. [`MpiRanks::finish`] or [`MpiRanks::abort`] leaves it.
+    /// Joins the job. May be called once per process. [`MpiRanks::finish`] or [`MpiRanks::abort`] leaves the job.
     pub fn join() -> Result<Arc<Self>> {
         let missing = |reason: &str| BackendError::Backend { name: "mpi".into(), reason: reason.into() };
         let (universe, threading) = mpi::initialize_with_threading(mpi::Threading::Serialized)
@@ -72,7 +75,8 @@ impl MpiRanks {
         if threading < mpi::Threading::Serialized {
             return Err(missing("this MPI library was built without MPI_THREAD_SERIALIZED").into());
         }
-        // Dropping it would call MPI_Finalize, which waits for the other ranks: fatal on the way out of an error.
+        // Dropping `universe` would call MPI_Finalize, which waits for the other ranks and so hangs if this rank
+        // returns with an error.
         std::mem::forget(universe);
         let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is initialised; both write one integer.
@@ -91,7 +95,7 @@ impl MpiRanks {
         }))
     }
 
-    /// Leaves the job when all is done. Waits for the other ranks, within the timeout.
+    /// Leaves the job after success. Waits for the other ranks, at most the timeout.
     pub fn finish(&self) -> Result<()> {
         self.barrier()?;
         // SAFETY: every rank passed the barrier, so that none waits for another; nothing calls MPI after this.
@@ -99,7 +103,7 @@ impl MpiRanks {
         Ok(())
     }
 
-    /// Ends the whole job with `code`, after a moment in which the other ranks can say why.
+    /// Aborts the job with exit code `code`, after a delay in which the other ranks can report their reasons.
     pub fn abort(&self, code: i32) -> ! {
         std::thread::sleep(GRACE);
         // SAFETY: MPI is initialised.
@@ -107,8 +111,8 @@ impl MpiRanks {
         std::process::exit(code)
     }
 
-    /// Starts a collective on buffers of its own and waits for it. When it does not end, MPI may still write to them:
-    /// then they are never freed.
+    /// Starts a collective on owned buffers and waits for it. If it does not complete, MPI may still write to the
+    /// buffers: they are then leaked.
     fn collective(
         &self,
         what: &str,
@@ -171,7 +175,7 @@ impl MpiRanks {
         }
     }
 
-    /// The ranks that do not answer: those that wait as this one does would.
+    /// The ranks that do not answer. A rank that waits in a collective, as this one does, would answer.
     fn absent(&self) -> Vec<usize> {
         let mut silent: Vec<usize> = self.others().collect();
         silent.iter().for_each(|rank| self.send(*rank, tag::ASK, &[]));
@@ -191,7 +195,7 @@ impl MpiRanks {
     fn tell(&self, reason: &str) {
         let end = (0..=reason.len().min(LONGEST_REASON)).rev().find(|i| reason.is_char_boundary(*i)).unwrap_or(0);
         self.others().for_each(|rank| self.send(rank, tag::FAILED, &reason.as_bytes()[..end]));
-        // Small messages leave at once, when the library gets a moment of attention.
+        // Small messages are sent eagerly, as soon as the library makes progress.
         for _ in 0..100 {
             let _ = self.receive(tag::HERE);
             std::thread::sleep(Duration::from_millis(1));
@@ -203,10 +207,11 @@ impl MpiRanks {
         (0..self.size).filter(move |rank| *rank != own)
     }
 
-    /// Sends a small message and does not wait for it: the bytes stay, in case they have not left when this returns.
+    /// Sends a small message without waiting. The bytes are leaked, because they may not have been sent yet when this
+    /// returns.
     fn send(&self, to: usize, tag: i32, bytes: &[u8]) {
         let bytes: &'static [u8] = Vec::leak(bytes.to_vec());
-        // SAFETY: the bytes live for ever; a request that is freed is completed by the library.
+        // SAFETY: the bytes live for ever; the library completes a request that is freed.
         unsafe {
             let mut request = ffi::RSMPI_REQUEST_NULL;
             let (at, count) = (bytes.as_ptr().cast(), bytes.len() as i32);
@@ -215,9 +220,10 @@ impl MpiRanks {
         }
     }
 
-    /// A small message, if one has come: its sender and text.
+    /// Receives a small message if one has arrived: its sender and text.
     fn receive(&self, tag: i32) -> Option<(usize, String)> {
-        // SAFETY: `status` is written by the probe before it is read; the buffer has the length that the probe told.
+        // SAFETY: `status` is written by the probe before it is read; the buffer has the length that the probe
+        // reported.
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
             let (mut there, mut count) = (0, 0);
@@ -235,7 +241,7 @@ impl MpiRanks {
         }
     }
 
-    /// Every rank's `part`, one after the other.
+    /// All-gather: every rank's `part`, in the order of the ranks.
     fn gather(&self, what: &str, part: &[f32]) -> Result<Vec<f32>> {
         let n = part.len() as i32;
         self.collective(what, part.to_vec(), part.len() * self.size, |send, receive, request| {
@@ -247,7 +253,8 @@ impl MpiRanks {
         })
     }
 
-    /// Sends each rank its part of `parts`, of equal length; gives what all sent to this one, in their order.
+    /// All-to-all: sends the i-th of `parts` (equal lengths) to rank i and returns the received parts in the order of
+    /// their senders.
     fn exchange(&self, what: &str, parts: Vec<f32>) -> Result<Vec<f32>> {
         let (length, n) = (parts.len(), (parts.len() / self.size) as i32);
         self.collective(what, parts, length, |send, receive, request| {
@@ -278,7 +285,7 @@ impl Communicator for MpiRanks {
             }
             return Ok(());
         }
-        // Every rank sums one part of each chunk, and gathers the others'.
+        // Reduce-scatter, then all-gather.
         for chunk in values.chunks_mut(CHUNK) {
             let n = chunk.len().div_ceil(self.size);
             let mut padded = chunk.to_vec();
@@ -339,7 +346,7 @@ impl Communicator for MpiRanks {
         }
         for chunk in values.chunks_mut(CHUNK) {
             let n = chunk.len() as i32;
-            // The root's values are sent from the buffer that the others receive in.
+            // The root sends from the same buffer that the other ranks receive in.
             let own = (root.0 == self.rank).then(|| chunk.to_vec());
             let received = self.collective("broadcast", Vec::new(), chunk.len(), |_, buffer, request| {
                 // SAFETY: the buffer holds `n` values and outlives the request.
@@ -374,7 +381,7 @@ impl Communicator for MpiRanks {
         lock(&self.failing).get_or_insert_with(|| reason.into());
         let _turn = lock(&self.turn);
         let mut lost = lock(&self.lost);
-        // When another rank failed first, the others know from it.
+        // If another rank failed first, that rank has already notified everyone.
         let own = |lost: &RanksError| matches!(lost, RanksError::Failed { rank, .. } if *rank == self.rank);
         if lost.as_ref().is_none_or(own) {
             *lost = Some(RanksError::Failed { rank: self.rank, reason: reason.into() });

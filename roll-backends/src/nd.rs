@@ -1,12 +1,12 @@
-//! Tensors whose rank is known at run time only.
+//! Tensors whose rank is only known at run time.
 
 use burn::tensor::{DType, Device, Tensor};
 use roll_core::Result;
 
 use crate::BackendError;
 
-/// A float tensor with its shape beside it, row-major. Burn's tensors carry their rank in the type; this one crosses
-/// between segments, caches and ONNX nodes, whose ranks differ.
+/// A float tensor of dynamic rank: flat row-major values and a shape. The rank of Burn's tensors is part of their type;
+/// this type passes between segments, caches and ONNX nodes, whose ranks differ.
 #[derive(Clone, Debug)]
 pub struct NdTensor {
     flat: Tensor<1>,
@@ -14,7 +14,7 @@ pub struct NdTensor {
 }
 
 impl NdTensor {
-    /// From flat values. The number of elements must be the product of `shape`.
+    /// Creates a tensor from flat values. Their number must be the product of `shape` (checked in debug builds).
     pub fn from_flat(flat: Tensor<1>, shape: impl Into<Vec<usize>>) -> Self {
         let shape = shape.into();
         debug_assert_eq!(flat.dims()[0], shape.iter().product::<usize>());
@@ -36,7 +36,7 @@ impl NdTensor {
         self.flat.device()
     }
 
-    /// As a tensor of rank `D`. Fails when the rank is another.
+    /// Reshapes to a Burn tensor of rank `D`. Fails if the rank differs.
     pub fn rank<const D: usize>(&self) -> Result<Tensor<D>> {
         let shape: [usize; D] = self.shape.as_slice().try_into().map_err(|_| BackendError::Rank {
             what: "tensor".into(),
@@ -46,7 +46,7 @@ impl NdTensor {
         Ok(self.flat.clone().reshape(shape))
     }
 
-    /// The same values as `dtype`, shared where it is theirs.
+    /// Casts to `dtype`; shares the values if they already have it.
     pub fn cast(&self, dtype: DType) -> Self {
         let flat = match self.flat.dtype() == dtype {
             true => self.flat.clone(),
@@ -55,12 +55,12 @@ impl NdTensor {
         Self { flat, shape: self.shape.clone() }
     }
 
-    /// A leaf of a new autodiff graph with the same values.
+    /// Starts a new autodiff graph with these values as a leaf.
     pub fn tracked(&self) -> Self {
         Self { flat: self.flat.clone().autodiff().require_grad(), shape: self.shape.clone() }
     }
 
-    /// The same values outside any autodiff graph.
+    /// Detaches the values from any autodiff graph.
     pub fn untracked(self) -> Self {
         match self.flat.device().is_autodiff() {
             true => Self { flat: self.flat.inner(), shape: self.shape },
@@ -68,7 +68,7 @@ impl NdTensor {
         }
     }
 
-    /// Sum of two tensors of one shape.
+    /// The elementwise sum of two tensors of the same shape.
     pub fn plus(self, other: Self) -> Self {
         debug_assert_eq!(self.shape, other.shape);
         Self { flat: self.flat + other.flat, shape: self.shape }

@@ -1,10 +1,11 @@
-//! How fast a device is.
+//! Speed measurement of a device.
 
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
 
-/// Operations a second that products of matrices sustain on `device`, measured in about a tenth of a second.
+/// Measures the sustained f32 matrix product throughput of `device`, in operations per second (a multiply-add counts
+/// two). Takes about a tenth of a second.
 pub fn sustained_flops(device: &Device) -> f64 {
     const N: usize = 1024;
     let a = Tensor::<2>::ones([N, N], device);

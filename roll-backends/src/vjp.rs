@@ -9,19 +9,19 @@ use crate::{NdTensor, Parameters, ops};
 
 /// The parameters that a recorded computation read, as leaves of its autodiff graph.
 ///
-/// A tape that is off hands out plain values and remembers nothing.
+/// A tape that is off returns plain values and records nothing.
 #[derive(Debug)]
 pub struct Tape {
     leaves: Option<RefCell<Vec<(usize, Tensor<1>)>>>,
 }
 
 impl Tape {
-    /// Records parameters.
+    /// Creates a tape that records parameters.
     pub fn on() -> Self {
         Self { leaves: Some(RefCell::default()) }
     }
 
-    /// Records nothing.
+    /// Creates a tape that records nothing.
     pub fn off() -> Self {
         Self { leaves: None }
     }
@@ -31,7 +31,7 @@ impl Tape {
         self.leaves.is_some()
     }
 
-    /// The parameter `index` of value `value`: a leaf if the tape is on, the same leaf each time.
+    /// Returns parameter `index` with value `value`: a leaf if the tape is on, the same leaf on every call.
     pub fn leaf(&self, index: usize, value: &Tensor<1>) -> Tensor<1> {
         let Some(leaves) = &self.leaves else { return value.clone() };
         let mut leaves = leaves.borrow_mut();
@@ -44,16 +44,15 @@ impl Tape {
     }
 }
 
-/// A recorded computation, waiting for the cotangents of its outputs.
+/// A recorded computation, ready for the cotangents of its outputs.
 pub struct Recorded {
     inputs: Vec<NdTensor>,
     outputs: Vec<NdTensor>,
     tape: Tape,
 }
 
-/// Runs `f` on `inputs` and records it; `tape` collects the parameters that `f` reads.
-///
-/// Returns the values, outside any graph, and the recorded computation.
+/// Runs `f` on `inputs` and records it; `tape` collects the parameters that `f` reads. Returns the values of `f`,
+/// outside any graph, and the recorded computation.
 pub fn vjp(
     inputs: &[NdTensor],
     tape: Tape,
@@ -66,14 +65,14 @@ pub fn vjp(
 }
 
 impl Recorded {
-    /// The cotangents of the inputs, given those of the outputs (`None` stands for zero, both ways).
-    /// Gradients of the parameters on the tape are added to `parameters`.
+    /// Runs the backward pass: returns the cotangents of the inputs, given those of the outputs. `None` means zero, in
+    /// both directions. Gradients of the parameters on the tape are added to `parameters`.
     pub fn pull(self, cotangents: Vec<Option<NdTensor>>, parameters: Option<&Parameters>) -> Vec<Option<NdTensor>> {
         let objective = self
             .outputs
             .into_iter()
             .zip(cotangents)
-            // An output that depends on no leaf has nothing to pull.
+            // An output that depends on no leaf has no pullback.
             .filter_map(|(y, g)| g.filter(|_| y.device().is_autodiff()).map(|g| (y, g)))
             .map(|(y, g)| ops::seed(y.flat().clone(), g.flat().clone()))
             .reduce(|a, b| a + b);

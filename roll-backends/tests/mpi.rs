@@ -1,4 +1,4 @@
-//! Ranks over MPI. Starts itself under `mpirun`, so that `cargo test --features mpi` needs nothing else.
+//! Tests of ranks over MPI. The test binary starts itself under `mpirun`, so `cargo test --features mpi` suffices.
 
 mod flat_model;
 
@@ -14,12 +14,12 @@ use roll_core::{Communicator, Error, OptimizerConfig, Rank, Result, Strategy, Th
 use flat_model::FlatModel;
 
 const RANKS: usize = 4;
-/// The child's task.
+/// Environment variable with the task of a child process.
 const MODE: &str = "ROLL_MPI_TEST";
-/// Longer than any ending should take, and shorter than a hang.
+/// Timeout: longer than any shutdown should take, shorter than a hang.
 const SECONDS: u64 = 60;
 
-/// Name, mode, whether the job succeeds, and the words that it must say.
+/// Name, mode, whether the job succeeds, and what its output must contain.
 const TESTS: [(&str, &str, bool, &[&str]); 7] = [
     ("every_collective_gives_what_threads_give", "collectives", true, &[]),
     ("zero_gives_the_bits_that_it_gives_on_threads", "zero", true, &[]),
@@ -114,7 +114,7 @@ fn child(mode: &str) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             ranks.fail(&error.chain());
-            // One write: those of several processes to one stream come between each other.
+            // A single write, so that lines of several processes are not interleaved.
             let line = format!("rank {}: {}\n", ranks.rank().0, error.chain());
             let _ = std::io::stderr().write_all(line.as_bytes());
             ranks.abort(1)
@@ -122,7 +122,7 @@ fn child(mode: &str) -> ExitCode {
     }
 }
 
-/// Does every collective, of sizes around those at which the work is cut, as threads do it.
+/// Runs every collective with sizes around the segment limits, and compares with ranks as threads.
 fn collectives(ranks: &dyn Communicator) -> Result<()> {
     for n in [0, 1, 5, 4096, 4097, (1 << 20) + 1] {
         let ours = all_kinds(ranks, n)?;
@@ -191,7 +191,7 @@ fn broken(ranks: Arc<MpiRanks>, mode: &str) -> Result<()> {
     train(ranks, 2, 1000, if mode == "hang" { 3 } else { 60 }, at).map(drop)
 }
 
-/// Some steps of ZeRO on a small model; gives the bits of its parameters.
+/// Runs some steps of ZeRO on a small model; returns the bits of its parameters.
 fn train(
     ranks: Arc<dyn Communicator>,
     stage: u8,
@@ -210,11 +210,11 @@ fn train(
         if rank == 2 && step == 3 && std::env::var(MODE).as_deref() == Ok("pulling") {
             strategy.before_last_pull(&mut model)?;
             model.pull(step, rank);
-            // Its thread waits for the others by then.
+            // The thread waits for the other ranks by then.
             std::thread::sleep(Duration::from_millis(300));
             return Err(Error::Misuse("the disk is full".into()));
         }
-        // Rank 1 has nothing in some steps.
+        // Rank 1 has no samples in some steps.
         if rank != 1 || step % 3 != 0 {
             strategy.before_last_pull(&mut model)?;
             model.pull(step, rank);

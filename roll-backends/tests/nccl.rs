@@ -1,4 +1,4 @@
-//! Ranks over NCCL where there is none: the errors. With a GPU, the results of its collectives.
+//! Tests of ranks over NCCL: the errors without NCCL; with a GPU, the results of the collectives.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn without_library_or_device_every_rank_is_told_what_is_missing() {
-    // A device that no machine has: where everything else is there, this is not.
+    // A device ordinal that no machine has, which fails even if everything else is available.
     let results = ThreadRanks::run(3, LONG, |ranks| NcclRanks::join(ranks, 4095).map(drop));
     for result in results {
         let said = result.unwrap_err().chain();

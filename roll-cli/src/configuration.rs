@@ -1,6 +1,6 @@
 //! The configuration of a command, from files, the environment and arguments, and the components it may name.
 
-use roll_core::{BuildContext, Registry, Replaces, Result, communicator, plugin};
+use roll_core::{BuildContext, Registry, Replaces, Result, communicator};
 use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
 
 use crate::args::ConfigArgs;
@@ -65,10 +65,10 @@ impl Configuration {
         let replaces = if replace { Replaces::LinkedIn } else { Replaces::Nothing };
         let mut registry = Registry::linked()?;
         for path in paths {
-            registry = registry.with_plugin(&plugin::load(path)?, replaces)?;
+            registry = registry.with_components(&roll_plugin::load(path)?.registrations(), replaces)?;
         }
-        for found in std::env::var_os(plugin::PATH_VARIABLE).iter().flat_map(|dirs| plugin::discover(dirs)) {
-            registry = registry.with_plugin(&found, replaces)?;
+        for found in std::env::var_os(roll_plugin::PATH_VARIABLE).iter().flat_map(|dirs| roll_plugin::discover(dirs)) {
+            registry = registry.with_components(&found.registrations(), replaces)?;
         }
         Ok(registry)
     }

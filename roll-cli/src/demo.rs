@@ -1,4 +1,4 @@
-//! The runs that are made when nothing is named: the small world in `assets/demo`, and the small agent that is built
+//! The runs that are made when nothing is named: the small world in `demo/assets`, and the small agent that is built
 //! in.
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use roll_core::{Error, Result};
 use roll_train::config::{ConfigLayers, MergedConfig};
 use serde_json::json;
 
-/// The configuration; `DEMO` stands for the directory of the demo's files.
+/// The configuration; `DEMO` is replaced with the directory of the demo's files.
 const CONFIG: &str = include_str!("demo.yaml");
 /// Its part for each algorithm that trains on a reward of videos.
 const ALGORITHMS: [(&str, &str); 3] = [
@@ -179,7 +179,7 @@ fn names_another_reward(own: &MergedConfig) -> bool {
 fn directory() -> Result<PathBuf> {
     let installed = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("../share/roll/demo")));
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let checkout = manifest.parent().unwrap_or(manifest).join("assets/demo");
+    let checkout = manifest.parent().unwrap_or(manifest).join("demo/assets");
     let candidates = match std::env::var_os(VARIABLE) {
         Some(own) => vec![PathBuf::from(own)],
         None => installed.into_iter().chain([checkout]).collect(),
@@ -189,8 +189,8 @@ fn directory() -> Result<PathBuf> {
         let last = candidates.last().map(|c| c.display().to_string()).unwrap_or_default();
         Error::Unsupported(format!(
             "no model and no data are named, and the demo's files are not in {last}. If the checkout was moved or \
-             `roll` was built elsewhere, name the directory: {VARIABLE}=path/to/assets/demo. If files were deleted, \
-             `git checkout assets/demo` brings them back. Or name a model and data of your own: `model.model_paths` \
+             `roll` was built elsewhere, name the directory: {VARIABLE}=path/to/demo/assets. If files were deleted, \
+             `git checkout demo/assets` brings them back. Or name a model and data of your own: `model.model_paths` \
              and `data.metadata`"
         ))
     })

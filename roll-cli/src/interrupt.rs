@@ -22,8 +22,9 @@ const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 /// Its number on every system that has it.
 const SIGHUP: i32 = 1;
 
-/// From now on the first of these signals asks the run to stop; the next one ends the process at once. `nohup roll run`,
-/// which begins with SIGHUP ignored, goes on when the terminal is closed. Ranks that are threads get one and the same.
+/// From now on the first of these signals asks the run to stop; the next one ends the process at once. `nohup roll
+/// run`, which begins with SIGHUP ignored, goes on when the terminal is closed. Ranks that are threads get one and the
+/// same.
 pub fn catch() -> Result<StopSignal> {
     static CAUGHT: Mutex<Option<StopSignal>> = Mutex::new(None);
     let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);

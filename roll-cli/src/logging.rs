@@ -49,9 +49,9 @@ impl Verbosity {
     }
 }
 
-/// Starts logging. In a terminal that can do it there are colours and progress bars; elsewhere each line has its time. Of
-/// several processes each says which rank it is, and so do ranks that are threads, but for the first. Ranks after the
-/// first only warn, unless all is asked for.
+/// Starts logging. In a terminal that can do it there are colours and progress bars; elsewhere each line has its time.
+/// Of several processes each says which rank it is, and so do ranks that are threads, but for the first. Ranks after
+/// the first only warn, unless all is asked for.
 pub fn init(verbosity: Verbosity, rank: Option<usize>) {
     let terminal = std::io::stderr().is_terminal();
     let dumb = variable("TERM").is_some_and(|term| term == "dumb");

@@ -118,7 +118,7 @@ pub fn above_bars(write: impl FnOnce()) {
     bars().suspend(write);
 }
 
-/// Columns of the terminal that standard error is; `None` where it is none.
+/// Number of columns of the terminal on standard error; `None` if standard error is not a terminal.
 pub fn columns() -> Option<usize> {
     let size = Term::stderr().size_checked().filter(|_| std::io::stderr().is_terminal());
     size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)

@@ -60,9 +60,9 @@ impl Job {
         (ranks.world_size() > 1).then(|| ranks.rank().0)
     }
 
-    /// Runs `f`; when it fails or panics, the other ranks are told. A panic becomes an error: a process that unwound out of
-    /// MPI would leave the others waiting, and some libraries of GPUs panic where memory ends. An interrupt is no failure:
-    /// all ranks agreed on it.
+    /// Runs `f`; if it fails or panics, the other ranks receive the failure. A panic becomes an error: a process that
+    /// unwound out of MPI would leave the others waiting, and some libraries of GPUs panic where memory ends. An
+    /// interrupt is no failure: all ranks agreed on it.
     pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<&str>().map(|s| s.to_string());

@@ -47,9 +47,9 @@ pub trait Algorithm: Send {
         Ok(None)
     }
 
-    /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before the
-    /// first step. Gives false when it has no use for them: they are then generated and scored ([`Algorithm::evaluate`]).
-    /// The algorithms of plugins are not asked.
+    /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before
+    /// the first step. Gives false when it has no use for them: they are then generated and scored
+    /// ([`Algorithm::evaluate`]). The algorithms of plugins are not asked.
     fn hold_out(&mut self, _clips: &[Sample]) -> bool {
         false
     }
@@ -65,8 +65,8 @@ pub trait Algorithm: Send {
         Ok(None)
     }
 
-    /// State that a resume needs beyond parameters and optimizer, as JSON. All ranks are asked at the same time, and the
-    /// first one's is saved.
+    /// State that a resume needs beyond parameters and optimizer, as JSON. All ranks are asked at the same time, and
+    /// the first one's is saved.
     fn state(&self) -> serde_json::Value {
         serde_json::Value::Null
     }
@@ -86,7 +86,7 @@ pub trait Algorithm: Send {
     }
 
     /// Restores [`Algorithm::tensors`]: after [`Algorithm::load_state`], and after parameters and optimizer. The names,
-    /// shapes and dtypes are those that [`Algorithm::tensors`] gives; not called when it gives none.
+    /// shapes and dtypes are those that [`Algorithm::tensors`] returns; not called if that returns `None`.
     fn load_tensors(&mut self, _tensors: &StateDict) -> Result<()> {
         Err(Error::Misuse("this algorithm gives tensors to save and does not take them back".into()))
     }

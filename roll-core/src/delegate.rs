@@ -189,7 +189,7 @@ macro_rules! delegate_diffusion {
     };
     (@expect_prompts [] $self:ident, $inner:expr) => {
         fn expect_prompts(&mut $self, prompts: &[::std::string::String]) {
-            // Of an `inner` that fails there is nothing to expect.
+            // An `inner` that fails promises nothing.
             #[allow(clippy::redundant_closure_call)]
             let _ = (|| -> $crate::Result<()> {
                 $inner.expect_prompts(prompts);

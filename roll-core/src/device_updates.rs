@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::Result;
 
-/// The numbers of one update of AdamW, each computed in f64 and rounded once. For a parameter p with moments m and v, where
-/// g is its gradient times the two factors of `scale`, one after the other, and every operation rounds to f32:
+/// The numbers of one update of AdamW, each computed in f64 and rounded once. For a parameter p with moments m and v,
+/// where g is its gradient times the two factors of `scale`, one after the other, and every operation rounds to f32:
 ///
 /// |      | `products` is false           | `products` is true             |
 /// |------|-------------------------------|--------------------------------|
@@ -35,8 +35,9 @@ pub struct AdamUpdate {
     pub keep: f32,
 }
 
-/// AdamW on the device of a model's parameters: gradients and moments stay there. It shares values and gradients with the
-/// model that gave it ([`crate::Model::device_updates`]), and stands for all its parameters, in the flat layout's order.
+/// AdamW on the device of a model's parameters: gradients and moments stay there. It shares values and gradients with
+/// the model that gave it ([`crate::Model::device_updates`]), and stands for all its parameters, in the flat layout's
+/// order.
 ///
 /// Moments are f32, and zero until they are written.
 pub trait DeviceUpdates: Send {
@@ -55,8 +56,8 @@ pub trait DeviceUpdates: Send {
     /// Sum of the squares of the gradients that were taken; finite exactly when each of them is.
     fn sum_of_squares(&mut self) -> Result<f64>;
 
-    /// Updates parameters and moments by the gradients that were taken, and forgets these. Pullbacks recorded before still
-    /// use the old values.
+    /// Updates parameters and moments by the gradients that were taken, and forgets these. Pullbacks recorded before
+    /// still use the old values.
     fn update(&mut self, update: &AdamUpdate) -> Result<()>;
 
     /// Copies the moments, first and second, to host memory, in the flat layout.
@@ -65,16 +66,17 @@ pub trait DeviceUpdates: Send {
     /// Replaces the moments, in the flat layout. Fails on another length, and then changes nothing.
     fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()>;
 
-    /// Updates of the elements `which` of the flat layout alone, for ranks that divide the work. They have moments of their
-    /// own. Fails on elements that there are not.
+    /// Updates of the elements `which` of the flat layout alone, for ranks that divide the work. They have moments of
+    /// their own. Fails on elements that there are not.
     fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>>;
 }
 
-/// AdamW of some elements of the flat layout on the device of their model, where their moments are: f32, and zero until they
-/// are written.
+/// AdamW of some elements of the flat layout on the device of their model, where their moments are: f32, and zero until
+/// they are written.
 pub trait DevicePart: Send {
-    /// The elements after an update by `gradients`, which are in host memory, as the results are; moments are updated too.
-    /// The model keeps its values, until it is given those of all ranks. Fails on another length, and then changes nothing.
+    /// The elements after an update by `gradients`, which are in host memory, as the results are; moments are updated
+    /// too. The model keeps its values, until it is given those of all ranks. Fails on another length, and then changes
+    /// nothing.
     fn updated(&mut self, gradients: &[f32], update: &AdamUpdate) -> Result<Vec<f32>>;
 
     /// Copies the moments, first and second, to host memory.

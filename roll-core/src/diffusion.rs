@@ -6,6 +6,13 @@ use crate::{Adapter, Error, Grad, Options, Progress, Pullback, Result, Tensor, V
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Timestep(pub f64);
 
+impl Timestep {
+    /// Returns true where the low-noise expert works: below `boundary * 1000`.
+    pub fn uses_low_noise(self, boundary: f64) -> bool {
+        self.0 < boundary * 1000.0
+    }
+}
+
 /// Noise level in [0, 1]: x_sigma = (1 - sigma) * data + sigma * noise.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Sigma(pub f64);
@@ -35,7 +42,7 @@ impl SigmaRange {
         sigma >= self.low && (sigma < self.high || (self.high >= Sigma(1.0) && sigma == self.high))
     }
 
-    /// Those that are in `other` too; `None` when there are none.
+    /// The intersection with `other`; `None` if it is empty.
     pub fn within(&self, other: Self) -> Option<Self> {
         let low = if other.low > self.low { other.low } else { self.low };
         let high = if other.high < self.high { other.high } else { self.high };
@@ -43,7 +50,7 @@ impl SigmaRange {
     }
 }
 
-/// Conditions of a video, as the user gives them.
+/// Conditions of a video, as the user specifies them.
 #[derive(Clone, Debug, Default)]
 pub struct ConditionInput {
     /// Text.
@@ -135,7 +142,7 @@ pub trait DiffusionModel {
     /// Encodes prompt and pictures. Not differentiated.
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning>;
 
-    /// Velocity at `latents` (f32 `[C, T, H, W]`), same shape. The pullback gives the cotangent of the latents.
+    /// Velocity at `latents` (f32 `[C, T, H, W]`), same shape. The pullback returns the cotangent of the latents.
     fn velocity(
         &mut self,
         latents: &Tensor,
@@ -145,7 +152,7 @@ pub trait DiffusionModel {
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)>;
 
-    /// Velocities at `inputs`, whose latents have one shape: f32 `[B, C, T, H, W]`. The pullback takes and gives
+    /// Velocities at `inputs`, whose latents have one shape: f32 `[B, C, T, H, W]`. The pullback takes and returns
     /// cotangents of that shape. Here one after the other; a model may compute them together, which small models are
     /// much faster at, and then needs the memory of all of them at once.
     fn velocities(
@@ -169,7 +176,7 @@ pub trait DiffusionModel {
     }
 
     /// Decodes latents (f32 `[C, T, H, W]`) to frames (f32 `[T', 3, H', W']`), clamped to [-1, 1]; the clamp has
-    /// zero gradient outside. The pullback gives the cotangent of the latents.
+    /// zero gradient outside. The pullback returns the cotangent of the latents.
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)>;
 
     /// A cache key for [`DiffusionModel::encode`] and [`DiffusionModel::encode_video`]. It must change whenever their

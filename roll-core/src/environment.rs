@@ -92,8 +92,8 @@ pub trait Environment: Send {
         Vec::new()
     }
 
-    /// Whether the task is solved as it stands. `None`: the environment does not tell, and an episode counts as solved
-    /// when it terminated with a positive reward.
+    /// Whether the task is solved in its present state. `None`: the environment does not know, and an episode counts as
+    /// solved when it terminated with a positive reward.
     fn solved(&self) -> Option<bool> {
         None
     }

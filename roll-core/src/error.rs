@@ -276,6 +276,25 @@ impl<T> ResultExt<T> for Result<T> {
     }
 }
 
+/// The messages of `error` and its causes, outermost first; a cause that only repeats the message above it is left out.
+pub fn messages(error: &dyn std::error::Error) -> Vec<String> {
+    let mut messages = vec![error.to_string()];
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if messages.last() != Some(&message) {
+            messages.push(message);
+        }
+        cause = error.source();
+    }
+    messages
+}
+
+/// The [`messages`] of `error` in one line, separated by colons.
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    messages(error).join(": ")
+}
+
 /// The known name nearest to `name`, if it is near enough to be meant.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
@@ -286,7 +305,7 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, k)| k)
 }
 
-/// Where a wrong value stands: arguments are no keys of a configuration.
+/// The place of a wrong value: arguments are not keys of a configuration.
 fn place(key: &str) -> String {
     match key.starts_with("--") {
         true => key.into(),

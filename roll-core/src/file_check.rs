@@ -27,7 +27,7 @@ pub struct FilesFound {
 inventory::collect!(FileCheck);
 
 impl FileCheck {
-    /// That of the component of this kind and name, as it is linked in.
+    /// The file check of the linked component of this kind and name.
     pub fn of(kind: Kind, name: &str) -> Option<&'static Self> {
         inventory::iter::<Self>.into_iter().find(|check| check.kind == kind && check.name == name)
     }

@@ -39,7 +39,7 @@ pub enum Subject {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadlineFormat {
-    /// With four decimals.
+    /// A number with four decimals.
     #[default]
     Decimal,
     /// As a power of ten with two decimals: values that vary by orders of magnitude.
@@ -78,8 +78,8 @@ impl Headline {
         Self { format, ..self }
     }
 
-    /// With the same quantity on data that is not trained on: metric, name in summaries, and the data in words. It shows
-    /// whether the model learns.
+    /// Adds the same quantity on held-out data: metric, name in summaries, and the data in words. It shows whether the
+    /// model learns.
     pub fn validated_by(self, metric: &str, label: &str, data: &str) -> Self {
         let held_out = Some(HeldOut { metric: metric.into(), label: label.into(), data: data.into() });
         Self { held_out, subject: Subject::Learning, ..self }

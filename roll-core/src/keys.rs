@@ -21,7 +21,7 @@ pub struct Key {
     /// The default; `None` for a key that must be given where its section is.
     pub default: Option<Json>,
     /// The JSON schema of its values; `null` if it is not known.
-    pub(crate) schema: Json,
+    pub schema: Json,
 }
 
 /// The keys of `T` by its defaults alone, without meanings: for types that do not describe themselves.
@@ -33,7 +33,7 @@ fn undescribed(defaults: Options) -> Vec<Key> {
     let key = |(name, default): (String, Json)| Key {
         name,
         about: String::new(),
-        values: crate::plugin::OptionKind::of(&default).words().into(),
+        values: crate::OptionKind::of(&default).words().into(),
         choices: Vec::new(),
         default: Some(default),
         schema: Json::Null,
@@ -68,16 +68,16 @@ mod schema {
         text(&of_type::<T>())
     }
 
-    /// Fails if the options `value` are outside the schema of their type; the error names the key below `section`, which
-    /// is empty at the top level.
+    /// Fails if the options `value` are outside the schema of their type; the error names the key below `section`,
+    /// which is empty at the top level.
     pub fn check_ranges<T: JsonSchema + Serialize>(section: &str, value: &T) -> Result<()> {
         let mut value = serde_json::to_value(value).map_err(|e| Error::config(section, e.to_string()))?;
         Checker { all: &[] }.check(section, &of_type::<T>(), &mut value)
     }
 
-    /// Fails if `value`, a map of keys below `section`, is outside the schema of `T`: on the first value of another type,
-    /// number outside its range, unknown word, list of another length, and unknown key. Writes whole numbers as such
-    /// (`5e8`).
+    /// Fails if `value`, a map of keys below `section`, is outside the schema of `T`: on the first value of another
+    /// type, number outside its range, unknown word, list of another length, and unknown key. Writes whole numbers as
+    /// such (`5e8`).
     pub fn check<T: JsonSchema + Serialize + Default>(section: &str, value: &mut Json) -> Result<()> {
         Checker { all: &of::<T>() }.check(section, &of_type::<T>(), value)
     }
@@ -109,8 +109,8 @@ mod schema {
         Error::config(key, format!("unknown key; {hint}"))
     }
 
-    /// The known key that `key` may have meant: the nearest of `siblings`, the names at its level, or that of `all` whose
-    /// last name is the nearest.
+    /// The known key that `key` may have meant: the nearest of `siblings`, the names at its level, or that of `all`
+    /// whose last name is the nearest.
     pub fn suggest<'a>(key: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
         let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
         if let Some(near) = nearest(name, siblings) {
@@ -146,7 +146,7 @@ mod schema {
             };
             let nested = format!("{}.", key.name);
             let section = nesting(field);
-            // A map of keys that are told one by one says no more than they do.
+            // A map adds nothing to its keys, which are listed one by one.
             if section.is_none() || !own.is_some_and(Json::is_object) {
                 keys.push(key);
             }
@@ -163,7 +163,7 @@ mod schema {
         Entries(&'a Json),
     }
 
-    /// The map, or the maps of a list, that a field holds. One that is a choice beside words is none.
+    /// The map, or the maps of a list, that a field holds. A map that is an alternative to words does not count.
     fn nesting(field: &Json) -> Option<Nesting<'_>> {
         let present: Vec<&Json> = alternatives(field).into_iter().filter(|a| !is_null(a)).collect();
         match present[..] {
@@ -205,7 +205,7 @@ mod schema {
     fn choices(field: &Json) -> Vec<(String, String)> {
         let several = alternatives(field.get("items").unwrap_or(field));
         if several.len() < 2 {
-            // Of one alternative the field's own documentation speaks.
+            // The field's own documentation describes a single alternative.
             return Vec::new();
         }
         let documented = several.into_iter().filter(|a| a.get("const").is_some() || fields(a).is_some());
@@ -468,7 +468,7 @@ mod tests {
         /// A bound.
         #[schemars(extend("exclusiveMinimum" = 0))]
         bound: Option<f64>,
-        /// Of few digits.
+        /// A number of few digits.
         short: f32,
         /// What is missing.
         missing: Missing,

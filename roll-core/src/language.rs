@@ -1,6 +1,6 @@
 //! Language models.
 
-use crate::{Adapter, Error, Grad, Model, Noise, Pullback, Result, Tensor};
+use crate::{Adapter, Error, Grad, Pullback, Result, Tensor};
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -91,7 +91,7 @@ pub struct Generation {
     /// Log-probability of each under the distribution it was drawn from: after temperature, `top_k` and `top_p`.
     pub log_probs: Vec<f32>,
     /// Log-probability of each at temperature 1 over all tokens, as [`LanguageModel::evaluate`] computes it. Empty if
-    /// the model does not give it; models of libraries do not.
+    /// the model does not provide it; models of libraries do not.
     pub raw_log_probs: Vec<f32>,
 }
 
@@ -102,17 +102,6 @@ pub struct TokenStats {
     pub log_probs: Tensor,
     /// Entropy of the next-token distribution.
     pub entropy: Tensor,
-}
-
-/// Low-rank adapters that something beside the policy learns on its frozen weights.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BranchAdapters {
-    /// Rank; at least 1.
-    pub rank: usize,
-    /// Scale numerator: the product is multiplied by `alpha / rank`.
-    pub alpha: f64,
-    /// Layers that have one, by the end of their name; empty: all that the model gives adapters by itself.
-    pub targets: Vec<String>,
 }
 
 /// A causal language model.
@@ -164,20 +153,6 @@ pub trait LanguageModel {
     /// They are inputs of parts that learn on top of the model, such as a critic; no gradient flows through them.
     fn hidden_states(&mut self, _tokens: &Tensor, _mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
         Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
-    }
-
-    /// Another model on the same frozen weights, with `adapters` of its own that begin as if there were none; neither
-    /// model's training reaches the other. It records hidden states ([`LanguageModel::record_hidden_states`]). For a
-    /// critic. The models of plugins have none.
-    fn branch(&self, _adapters: &BranchAdapters, _noise: &Noise) -> Result<Box<dyn Model>> {
-        Err(Error::Unsupported("this language model cannot share its frozen weights with adapters of another".into()))
-    }
-
-    /// As [`LanguageModel::hidden_states`] with the adapter on. The pullback takes a cotangent of their shape, adds the
-    /// gradients of the trained parameters to the model's ([`Model::take_gradients`]), and gives an empty tensor, since
-    /// tokens are not differentiable.
-    fn record_hidden_states(&mut self, _tokens: &Tensor, _mask: &Tensor) -> Result<(Tensor, Pullback)> {
-        Err(Error::Unsupported("no gradient flows through the hidden states of this language model".into()))
     }
 
     /// Evaluates tokens (i64 `[B, L]`) under `mask` (u8 `[B, L]`). The pullback takes the cotangents of log-probs

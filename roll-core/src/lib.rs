@@ -1,12 +1,10 @@
-//! The interfaces of roll: host tensors, the traits of every kind of component, value-and-pullback, the registry and the
-//! plugin boundary.
+//! The interfaces of roll: host tensors, the traits of every kind of component, value-and-pullback and the registry.
 //!
 //! *What it is for*: an author of a reward, model, algorithm, environment or strategy compiles this crate alone.
 //! *What it is not*: a tensor library (a [`Tensor`] holds bytes and computes nothing), a trainer (`roll-train`), or a
 //! configuration.
 //!
-//! Cargo features: `host` loads plugins, `noise` draws random numbers, `fingerprint` makes keys of caches, `process`
-//! starts programs, `service` asks services over HTTP.
+//! Cargo features: `noise` draws random numbers, `schema` describes options by their types.
 //!
 //! One idea carries the framework: everything differentiable returns its value and a [`Pullback`], the function from
 //! the gradient of the value to that of the input. Here a reward, and steps along its gradient:
@@ -56,10 +54,8 @@
 //! [`Algorithm`].
 
 pub mod algorithm;
-pub mod cache_directory;
 pub mod communicator;
 pub mod component;
-pub mod contain;
 mod delegate;
 mod device_updates;
 pub mod diffusion;
@@ -67,9 +63,6 @@ pub mod environment;
 pub mod error;
 pub mod evaluation;
 pub mod file_check;
-pub mod files;
-#[cfg(feature = "fingerprint")]
-pub mod fingerprint;
 pub mod headline;
 pub mod keys;
 pub mod kind;
@@ -77,21 +70,16 @@ pub mod language;
 pub mod model;
 pub mod noise;
 pub mod notes;
+mod option_kind;
 pub mod plan;
-pub mod plugin;
-#[cfg(feature = "process")]
-pub mod process;
 pub mod pullback;
 pub mod registry;
 pub mod reward;
-pub mod sampler;
-pub mod schedule;
-#[cfg(feature = "service")]
-pub mod service;
+#[cfg(feature = "noise")]
+mod reward_check;
 pub mod step;
 pub mod strategy;
 pub mod tensor;
-pub mod tokenizer_json;
 pub mod video;
 
 pub use algorithm::{Algorithm, DataSource};
@@ -102,24 +90,25 @@ pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, Generator, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
-pub use error::{Error, Fault, Result, ResultExt};
+pub use error::{Error, Fault, Result, ResultExt, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
-#[cfg(feature = "fingerprint")]
-pub use fingerprint::Fingerprint;
 pub use headline::{Headline, HeadlineFormat, HeldOut, Subject};
 pub use keys::Key;
 pub use kind::Kind;
-pub use language::{BranchAdapters, Generation, LanguageModel, Message, Sampling, TokenStats};
+pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
 pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
 pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
+pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, ComponentOptions, Factory, Options, Registration, Registry, Replaces, Variable};
+pub use registry::{
+    BuildContext, ComponentOptions, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable,
+};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
-pub use sampler::{Integration, Sampler};
-pub use schedule::FlowSchedule;
+#[cfg(feature = "noise")]
+pub use reward_check::{Finding, Verdict, check_reward};
 pub use step::{Progress, Silent, StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
 pub use tensor::{DType, Element, Tensor};

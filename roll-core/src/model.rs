@@ -14,7 +14,7 @@ pub type StateDict = BTreeMap<String, Tensor>;
 pub struct ParameterSpec {
     /// Unique within the model, and stable: checkpoints are keyed by it.
     pub name: String,
-    /// Shape; its elements stand row-major in the flat layout.
+    /// Shape; the elements are row-major in the flat layout.
     pub shape: Vec<usize>,
 }
 
@@ -73,7 +73,8 @@ pub trait Model: Send {
     }
 
     /// Updates of its parameters where they are. `None`: they are updated in host memory, through
-    /// [`Model::read_parameters`] and [`Model::write_parameters`]. A wrapper that keeps gradients to itself gives `None`.
+    /// [`Model::read_parameters`] and [`Model::write_parameters`]. A wrapper that keeps gradients to itself returns
+    /// `None`.
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
         None
     }
@@ -147,8 +148,8 @@ pub mod flat {
         Ok(state)
     }
 
-    /// Joins the tensors of `state` by `specs`. Fails on a missing, unexpected or misshapen tensor, and on a value that is
-    /// not finite. A [`super::header`] is passed over.
+    /// Joins the tensors of `state` by `specs`. Fails on a missing, unexpected or misshapen tensor, and on a value that
+    /// is not finite. A [`super::header`] is passed over.
     pub fn from_state(specs: &[ParameterSpec], state: &StateDict) -> Result<Vec<f32>> {
         let mut values = Vec::with_capacity(specs.iter().map(ParameterSpec::len).sum());
         for spec in specs {
@@ -196,7 +197,8 @@ pub mod flat {
 }
 
 /// Words for the header of a file, carried among its tensors: so they come along wherever tensors do, across the
-/// boundary of plugins too. Who writes the file puts them into its header; who reads the tensors alone passes them over.
+/// boundary of plugins too. Who writes the file puts them into its header; who reads the tensors alone passes them
+/// over.
 pub mod header {
     use std::collections::BTreeMap;
 

@@ -103,8 +103,8 @@ impl<'a> ConfiguredOptions<'a> {
         sentences.collect()
     }
 
-    /// Those of `keys` that have another value than by default, with it, as a message names them: "`a.b: 3` and `a.c: 4`
-    /// have". `None` if all have their defaults.
+    /// Returns the keys among `keys` whose value is not the default, with the value, in the words of a message: "`a.b:
+    /// 3` and `a.c: 4` have". `None` if all have their defaults.
     pub fn named<K: AsRef<str>>(&self, keys: &[K]) -> Option<String> {
         let changed = keys.iter().map(AsRef::as_ref).filter(|key| self.changed(key));
         let shown: Vec<String> =

@@ -1,4 +1,4 @@
-//! The needs of a run, told by its components before anything is opened.
+//! The needs of a run, which its components estimate before anything is opened.
 //!
 //! The strategy says how it divides the work, the algorithm how often it passes through the model, and the model what
 //! follows from both: bytes and seconds. All of it follows from options, so that a plan costs no memory; a model may
@@ -22,7 +22,7 @@ pub enum Planner {
 pub struct Passes {
     /// Forward passes.
     pub forward: usize,
-    /// Those among them that are pulled back: the last ones.
+    /// How many of them are differentiated (always the last ones).
     pub pulled: usize,
     /// Denoising steps, and those among them that are trained, where a step makes more than one pass (two of a guided
     /// velocity); absent: one each.
@@ -38,58 +38,37 @@ pub struct Passes {
     /// one of the latter, or [`Videos::count`] of the former.
     #[serde(default)]
     pub decoded: Option<[usize; 2]>,
-    /// What is done with a language model, in place of all of the above; absent: the model makes videos.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub language: Option<LanguageWork>,
+    /// Passes of a language model over texts, in place of all of the above; empty: the model makes videos.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub texts: Vec<TextPass>,
 }
 
-/// What a step does with a language model. Lengths are the most that they may come to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LanguageWork {
-    /// What the model writes before it learns from it; `None`: it learns from texts that are there.
-    pub rollout: Option<RolloutWork>,
-    /// Tokens of a sequence; `None`: the context of the model.
-    pub sequence_length: Option<usize>,
-    /// Sequences of a step over all ranks, several of which may be parts of one text.
-    pub samples: usize,
-    /// Sequences of an update over all ranks.
-    pub update: usize,
-    /// Sequences that are recorded at once, before they are pulled back.
-    pub micro_batch: usize,
-    /// It is compared with the model that it began as.
-    pub reference: bool,
-    /// What values are learnt with, where they are.
-    pub critic: Option<CriticWork>,
-}
-
-/// Conversations that a language model writes its part of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RolloutWork {
-    /// Groups over all ranks, which share them; the conversations of one are on the same rank.
-    pub groups: usize,
-    /// Conversations of a group.
-    pub group_size: usize,
-    /// The first prompt is the only one, and that of all conversations of a group.
-    pub shared_prompts: bool,
-    /// Prompts that are continued by one call.
+/// A pass of a step over texts. Numbers are upper bounds, over all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TextPass {
+    /// The phase of the step: `rollout`, `update`.
+    pub phase: String,
+    /// Sequences; those of an update, not of a step with several.
+    pub rows: usize,
+    /// Sequences in a row that the same rank has; 0 and 1: one.
+    pub group: usize,
+    /// Sequences that a rank computes at once.
     pub at_once: usize,
-    /// Tokens of an answer.
-    pub new_tokens: usize,
-    /// Answers of a conversation.
-    pub answers: usize,
-    /// It is written while the step before it trains, by a copy of the model.
+    /// Tokens of a sequence; `None`: the context of the model.
+    pub tokens: Option<usize>,
+    /// Tokens at the end of a sequence that the model generates; 0: it reads given texts.
+    pub generated: usize,
+    /// The sequences of a group have the same prompt.
+    pub shared_prompt: bool,
+    /// Sequences go on in a later call, for which keys and values are kept.
+    pub continues: bool,
+    /// The pass is recorded and pulled back.
+    pub grad: bool,
+    /// Hidden states per token that are kept in host memory.
+    pub hidden_states: usize,
+    /// It goes on during the other passes, with a copy of the trained parameters.
     pub ahead: bool,
-}
-
-/// What learns the values of states beside a language model, whole on every rank.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CriticWork {
-    /// Rank of adapters of its own on the frozen weights; 0: none.
-    pub lora_rank: usize,
-    /// Layers that have them, by the end of their name; empty: all that the model gives adapters by itself.
-    pub lora_targets: Vec<String>,
-    /// Tokens of a sequence that it values.
-    pub tokens: usize,
 }
 
 /// Videos whose scores have no gradient.
@@ -172,13 +151,35 @@ impl Default for Division {
     }
 }
 
+impl Division {
+    /// Memory of the strategy on each of `ranks` for `n` trained parameters. A GPU that updates the parameters itself
+    /// holds the optimizer's state too.
+    pub fn memory(&self, n: usize, ranks: usize, gpu: bool) -> Vec<MemoryItem> {
+        let sharded = |from: u8| self.stage >= from && ranks > 1;
+        let part = |from| if sharded(from) { n.div_ceil(ranks) } else { n };
+        let share = |from| if sharded(from) { format!("{n} / {ranks}") } else { n.to_string() };
+        let item =
+            |name, bytes, on_gpu, formula| MemoryItem::new(name, if on_gpu { [bytes, 0] } else { [0, bytes] }, formula);
+        let (bytes, on_gpu) = (self.state_bytes, gpu && part(1) <= self.state_on_gpu);
+        let mut items = vec![
+            // Those of several ranks are summed in host memory.
+            item("sums of gradients", 4 * part(2), on_gpu && !self.all_ranks, format!("{} x 4 B", share(2))),
+            item("optimizer state", bytes * part(1), on_gpu, format!("{} x {bytes} B", share(1))),
+        ];
+        if self.copies_parameters && !on_gpu {
+            items.push(item("copy of the parameters", 4 * n, false, format!("{n} x 4 B, where they are updated")));
+        }
+        items
+    }
+}
+
 /// Where a model keeps its frozen weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightPlacement {
     /// Whole, on the device of each rank.
     Resident,
-    /// In files or host memory, brought to the device block by block.
+    /// Weights are in files or host memory and are copied to the device block by block.
     Streamed,
     /// Divided among the ranks and gathered block by block.
     Sharded,
@@ -219,6 +220,13 @@ pub struct PlanInput {
     pub speed: Speed,
 }
 
+impl PlanInput {
+    /// Ranks that the strategy trains on.
+    pub fn ranks(&self) -> usize {
+        if self.division.all_ranks { self.ranks.max(1) } else { 1 }
+    }
+}
+
 /// Memory and time of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Needs {
@@ -228,7 +236,7 @@ pub struct Needs {
     pub facts: std::collections::BTreeMap<String, f64>,
     /// Memory by item.
     pub memory: Vec<MemoryItem>,
-    /// A step by phase; empty where that cannot be told.
+    /// A step by phase; empty if the phases are unknown.
     pub time: Vec<PhaseCost>,
     /// Settings that would make the run smaller, with their effect.
     pub hints: Vec<String>,
@@ -251,6 +259,16 @@ pub struct MemoryItem {
 }
 
 impl MemoryItem {
+    /// Memory of all phases, on the device and on the host.
+    pub fn new(name: &str, [device, host]: [usize; 2], formula: String) -> Self {
+        Self { name: name.into(), device, host, formula, phase: None }
+    }
+
+    /// Bytes on the device and on the host.
+    pub fn bytes(&self) -> usize {
+        self.device + self.host
+    }
+
     /// Its phase and its name.
     pub fn label(&self) -> String {
         match &self.phase {
@@ -281,7 +299,7 @@ impl Needs {
     /// The largest of these sums over all phases, and its phase, if there are any.
     pub fn peak(&self, bytes: impl Fn(&MemoryItem) -> usize) -> (usize, Option<&str>) {
         let phases = self.phases().into_iter().map(Some);
-        // Of equal ones the first.
+        // Ties go to the first phase.
         let largest =
             phases.map(|phase| (self.held_in(phase, &bytes), phase)).reduce(|a, b| if b.0 > a.0 { b } else { a });
         largest.unwrap_or_else(|| (self.held_in(None, &bytes), None))
@@ -345,7 +363,7 @@ mod tests {
     #[test]
     fn what_an_older_plugin_says_is_read() {
         let passes: Passes = serde_json::from_str(r#"{"forward": 4, "pulled": 2}"#).unwrap();
-        assert_eq!((passes.forward, passes.language), (4, None));
+        assert_eq!((passes.forward, passes.texts), (4, Vec::new()));
         let item: MemoryItem = serde_json::from_str(r#"{"name": "a", "device": 1, "host": 2, "formula": ""}"#).unwrap();
         assert_eq!(item.phase, None);
         let division = r#"{"all_ranks": true, "stage": 2, "placement": null, "state_bytes": 8, "overlap_comm": true}"#;

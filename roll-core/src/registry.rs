@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::plan::{Division, Needs, Passes, PlanInput};
-#[cfg(feature = "host")]
-use crate::plugin::{LoadedComponent, Plugin};
 use crate::{
     Algorithm, Environment, Error, Key, Kind, Model, Planner, Result, RewardScorer, Strategy, WeightPlacement,
 };
@@ -16,7 +14,7 @@ pub type Options = serde_json::Map<String, serde_json::Value>;
 /// Facts of the run that a component may need when it is made.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BuildContext {
-    /// Backend and device, as `--backend` gives them: `flex`, `libtorch`, `cuda:1`.
+    /// Backend and device, in the words of `--backend`: `flex`, `libtorch`, `cuda:1`.
     pub backend: String,
     /// Seed of the run, for initial parameters.
     pub seed: u64,
@@ -34,6 +32,25 @@ impl BuildContext {
             false => self.base_dir.join(path),
         }
     }
+}
+
+/// A component of a library that was loaded at run time: what the registry needs of it. Each function that makes a
+/// component fails if the component is of another kind.
+#[allow(missing_docs)] // each function makes what its name says
+pub trait LoadedComponent: Send + Sync {
+    /// Its kind.
+    fn kind(&self) -> Kind;
+    /// The defaults of its options.
+    fn defaults(&self) -> Options;
+    /// The keys of its options.
+    fn keys(&self) -> Vec<Key>;
+    /// Answers as its kind's [`Planner`] does; `input` is the input of a model's planner, and null for other kinds.
+    fn plan(&self, options: &Options, input: serde_json::Value) -> Result<serde_json::Value>;
+    fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>>;
+    fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>>;
+    fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>>;
+    fn strategy(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>>;
+    fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>>;
 }
 
 /// An environment variable that begins with `ROLL_` and is not a key of a configuration. Submit with
@@ -54,8 +71,7 @@ pub enum Factory {
     /// A reward of the program itself ([`Registry::with_reward`]).
     OwnReward(&'static MakeReward),
     /// A component of a loaded library, of whatever kind it says.
-    #[cfg(feature = "host")]
-    Loaded(&'static LoadedComponent),
+    Loaded(&'static dyn LoadedComponent),
 }
 
 /// Makes a reward of its options.
@@ -70,7 +86,6 @@ impl Factory {
             Self::Algorithm(_) => Kind::Algorithm,
             Self::Strategy(_) => Kind::Strategy,
             Self::Environment(_) => Kind::Environment,
-            #[cfg(feature = "host")]
             Self::Loaded(component) => component.kind(),
         }
     }
@@ -150,7 +165,6 @@ impl Registration {
     /// Every option with its default: `roll config` shows them, and unknown keys are compared with them.
     pub fn options(&self) -> Options {
         match self.factory {
-            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.defaults(),
             _ => (self.defaults)(),
         }
@@ -159,7 +173,6 @@ impl Registration {
     /// Every option, and those within options that are maps, with meaning, values and default.
     pub fn keys(&self) -> Vec<Key> {
         match self.factory {
-            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.keys(),
             _ => (self.keys)(),
         }
@@ -168,7 +181,6 @@ impl Registration {
     /// Whether it is part of this program, and not of a library that was loaded.
     pub fn is_linked(&self) -> bool {
         match self.factory {
-            #[cfg(feature = "host")]
             Factory::Loaded(_) => false,
             _ => true,
         }
@@ -271,20 +283,18 @@ impl Registry {
         Self::new(entries)
     }
 
-    /// Adds the components of a plugin (feature `host`). Fails if a name of one kind then occurs twice, unless
-    /// `replaces` lets the plugin's components take the place of linked ones.
-    #[cfg(feature = "host")]
-    pub fn with_plugin(self, plugin: &Plugin, replaces: Replaces) -> Result<Self> {
+    /// Adds the components of a plugin. Fails if a name of one kind then occurs twice, unless `replaces` lets the
+    /// plugin's components take the place of linked ones.
+    pub fn with_components(self, added: &[&'static Registration], replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;
-        let added = plugin.components.iter().map(|c| c.registration());
         for new in added {
-            if entries.iter().any(|old| std::ptr::eq(*old, new)) {
+            if entries.iter().any(|old| std::ptr::eq(*old, *new)) {
                 continue;
             }
             if replaces == Replaces::LinkedIn {
-                let linked = |old: &&Registration| !matches!(old.factory, Factory::Loaded(_));
-                entries
-                    .retain(|old| !(linked(old) && (old.factory.kind(), old.name) == (new.factory.kind(), new.name)));
+                entries.retain(|old| {
+                    !(old.is_linked() && (old.factory.kind(), old.name) == (new.factory.kind(), new.name))
+                });
             }
             entries.push(new);
         }
@@ -313,7 +323,6 @@ impl Registry {
     pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
         match &self.find(Kind::Model, name)?.factory {
             Factory::Model(make) => make(options, context),
-            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.model(options, context),
             other => Err(other.is_not(Kind::Model)),
         }
@@ -324,7 +333,6 @@ impl Registry {
         match &self.find(Kind::Reward, name)?.factory {
             Factory::Reward(make) => make(options, context),
             Factory::OwnReward(make) => make(options, context),
-            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.reward(options, context),
             other => Err(other.is_not(Kind::Reward)),
         }
@@ -334,7 +342,6 @@ impl Registry {
     pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
         match &self.find(Kind::Algorithm, name)?.factory {
             Factory::Algorithm(make) => make(options, context),
-            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.algorithm(options, context),
             other => Err(other.is_not(Kind::Algorithm)),
         }
@@ -344,7 +351,6 @@ impl Registry {
     pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
         match &self.find(Kind::Strategy, name)?.factory {
             Factory::Strategy(make) => make(options, context),
-            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.strategy(options, context),
             other => Err(other.is_not(Kind::Strategy)),
         }
@@ -354,7 +360,6 @@ impl Registry {
     pub fn environment(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
         match &self.find(Kind::Environment, name)?.factory {
             Factory::Environment(make) => make(options, context),
-            #[cfg(feature = "host")]
             Factory::Loaded(component) => component.environment(options, context),
             other => Err(other.is_not(Kind::Environment)),
         }
@@ -365,8 +370,7 @@ impl Registry {
         let registration = self.find(Kind::Algorithm, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Algorithm(plan)), _) => plan(options),
-            #[cfg(feature = "host")]
-            (_, Factory::Loaded(component)) => component.plan(options, None),
+            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -376,8 +380,7 @@ impl Registry {
         let registration = self.find(Kind::Strategy, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Strategy(plan)), _) => plan(options),
-            #[cfg(feature = "host")]
-            (_, Factory::Loaded(component)) => component.plan(options, None),
+            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -387,11 +390,18 @@ impl Registry {
         let registration = self.find(Kind::Model, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Model(plan)), _) => plan(options, input, context),
-            #[cfg(feature = "host")]
-            (_, Factory::Loaded(component)) => component.plan(options, Some((input, context))),
+            (_, Factory::Loaded(component)) => {
+                let input = serde_json::to_value((input, context)).map_err(|e| Error::Misuse(e.to_string()))?;
+                read_plan(component.plan(options, input)?)
+            }
             _ => Err(registration.cannot_plan()),
         }
     }
+}
+
+/// Reads the answer of a loaded component's planner.
+fn read_plan<T: serde::de::DeserializeOwned>(answer: serde_json::Value) -> Result<T> {
+    serde_json::from_value(answer).map_err(|e| Error::Misuse(format!("the plan of a plugin: {e}")))
 }
 
 /// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the
@@ -415,8 +425,8 @@ where
     })
 }
 
-/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is no
-/// limit, and [`Duration`] has one of its own.
+/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is
+/// no limit, and [`Duration`] has one of its own.
 pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
     match seconds > 0.0 && seconds < 3.2e7 {
         true => Ok(Duration::from_secs_f64(seconds)),
@@ -435,8 +445,8 @@ pub fn default_options<T: serde::Serialize + Default>() -> Options {
     }
 }
 
-/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are the
-/// same.
+/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are
+/// the same.
 fn shorten(value: &mut serde_json::Value) {
     match value {
         serde_json::Value::Number(number) if number.is_f64() => {

@@ -137,7 +137,7 @@ pub trait RewardScorer: Send {
     fn prepare(&mut self, reference: &Video) -> Result<Target>;
 
     /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
-    /// (scalar) and gives that of the frames (`[T, 3, H, W]`).
+    /// (scalar) and returns that of the frames (`[T, 3, H, W]`).
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
 
     /// The rewards whose weighted sum this one is: the name of each one's score among the details, and its weight.

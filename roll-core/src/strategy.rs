@@ -46,9 +46,9 @@ pub trait Strategy: Send {
     /// Takes over the optimization of `model`; reads its parameters.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()>;
 
-    /// Announces the last pull before [`Strategy::accumulate`]: gradients that it delivers are final, so that a strategy
-    /// may reduce them while the pull goes on ([`Model::deliver_gradients`]). The call is an optional hint; leave it out
-    /// if you read the model's gradients before `accumulate`.
+    /// Announces the last pull before [`Strategy::accumulate`]: gradients that it delivers are final, so that a
+    /// strategy may reduce them while the pull goes on ([`Model::deliver_gradients`]). The call is an optional hint;
+    /// leave it out if you read the model's gradients before `accumulate`.
     fn before_last_pull(&mut self, _model: &mut dyn Model) -> Result<()> {
         Ok(())
     }
@@ -68,14 +68,15 @@ pub trait Strategy: Send {
     fn communicator(&self) -> &dyn Communicator;
 
     /// The ranks that have samples of their own: by these a step's samples are divided and counted. Others than
-    /// [`Strategy::communicator`] where several ranks work on one sample ([`Strategy::token_ranks`]): then there is one of
-    /// each such group, this one.
+    /// [`Strategy::communicator`] where several ranks work on one sample ([`Strategy::token_ranks`]): then there is one
+    /// of each such group, this one.
     fn data_ranks(&self) -> &dyn Communicator {
         self.communicator()
     }
 
-    /// The ranks among which the model is to divide the tokens of each pass, if it is: all of them make the same passes,
-    /// with the same samples and noise, and each has its tokens' part of the gradient. Known before a model is made.
+    /// The ranks among which the model is to divide the tokens of each pass, if it is: all of them make the same
+    /// passes, with the same samples and noise, and each has its tokens' part of the gradient. Known before a model is
+    /// made.
     fn token_ranks(&self) -> Option<Arc<dyn Communicator>> {
         None
     }

@@ -131,7 +131,7 @@ impl Tensor {
         Ok(Self { dtype, shape, bytes })
     }
 
-    /// f32 tensors of one shape along a new first axis. Fails when there are none or their shapes differ.
+    /// f32 tensors of one shape along a new first axis. Fails if `parts` is empty or the shapes differ.
     pub fn stack(parts: &[Self]) -> Result<Self> {
         let first = parts.first().ok_or_else(|| Error::Misuse("there is nothing to stack".into()))?;
         let mut values = Vec::with_capacity(parts.len() * first.len());

@@ -58,7 +58,7 @@ pub struct VideoUnit {
 }
 
 impl Default for VideoUnit {
-    /// That of most Wan models: a VAE of stride 4 x 8 x 8, and patches of 2 x 2.
+    /// The unit of most Wan models: a VAE of stride 4 x 8 x 8, and patches of 2 x 2.
     fn default() -> Self {
         Self { height: 16, width: 16, frames: 4 }
     }
@@ -95,7 +95,7 @@ pub struct Sample {
     pub prompt: String,
     /// The clip, already resized and cropped.
     pub video: Arc<Video>,
-    /// A reference picture, `[3, H, W]` in [-1, 1], when the row has one; the clip's first frame stands in otherwise.
+    /// A reference picture, `[3, H, W]` in [-1, 1], if the row has one; otherwise the clip's first frame is used.
     pub image: Option<Tensor>,
     /// A picture for the last frame, as `image`.
     pub end_image: Option<Tensor>,

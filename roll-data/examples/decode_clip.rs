@@ -1,4 +1,4 @@
-//! Writes the frames of a clip as raw RGB bytes, to compare them with those of another decoder:
+//! Writes the frames of a clip as raw RGB bytes, for a comparison with another decoder:
 //!
 //! ```sh
 //! cargo run --release -p roll-data --example decode_clip -- clip.mp4 ours.rgb

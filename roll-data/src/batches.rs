@@ -1,4 +1,4 @@
-//! Which samples an optimizer step sees.
+//! The order of samples: which samples an optimizer step uses on each rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,24 +11,25 @@ use crate::prefetch::Prefetch;
 /// The samples of a rank for one step.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// All micro-batches of the step, one after the other.
+    /// The samples of all micro-batches, in order.
     pub samples: Vec<Sample>,
-    /// Rows left out (`on_bad_sample: skip`): where, and why.
+    /// Rows that were skipped (`on_bad_sample: skip`): their place and the reason.
     pub skipped: Vec<(String, String)>,
 }
 
-/// Deals out a data set.
+/// Distributes a data set over steps and ranks.
 ///
-/// All passes over the data form one endless sequence: pass p is the rows in their order, or in the permutation p of
-/// the run's noise. Step s takes the samples `s * n .. (s + 1) * n` of it, n being those of all ranks together, and a
-/// rank its own slice of them. So the samples of a step depend on the step alone: not on the number of ranks (at the
-/// same n), nor on whether the run was resumed. The last step of a run is filled up from the pass after.
+/// All passes over the data form one endless sequence. Pass p is the rows in order or, with shuffling, in permutation p
+/// of the run's noise. Step s uses the samples `s * n .. (s + 1) * n` of the sequence, where n counts the samples of
+/// all ranks, and each rank takes its own slice of them. The samples of a step therefore depend only on the step: not
+/// on the number of ranks (at the same n), nor on whether the run was resumed. The last step of a run is completed from
+/// the next pass.
 ///
-/// Of a data set with buckets, passes are sequences of micro-batches instead: each holds clips of one shape, in the
-/// order of the permutation, and the last one of a shape is filled up from the first clips of that shape; the
-/// micro-batches of a pass are then put into an order drawn as well. All else is the same with micro-batches for rows.
+/// If buckets are used, a pass is a sequence of micro-batches. Each micro-batch has clips of one shape, in the order
+/// of the permutation; the last one of a shape is completed with the first clips of that shape. The micro-batches of a
+/// pass are then shuffled too. Everything else is the same with micro-batches instead of rows.
 ///
-/// While a step runs, the samples of the next `data.prefetch` steps are read. The samples are the same without that.
+/// The samples of the next `data.prefetch` steps are read while a step runs, which does not change the samples.
 #[derive(Debug)]
 pub struct Batches {
     dataset: Arc<Dataset>,
@@ -36,17 +37,17 @@ pub struct Batches {
     per_rank: usize,
     rank: Rank,
     world_size: usize,
-    /// Samples of a micro-batch; 1 where clips need not have one shape.
+    /// Samples per micro-batch; 1 if clips need not have one shape.
     micro: usize,
-    /// A pass and its rows, in micro-batches.
+    /// A pass and the order of its rows.
     order: Option<(u64, Vec<usize>)>,
     prefetch: Prefetch,
-    /// One past the last step; none beyond is read ahead.
+    /// One past the last step; nothing beyond is prefetched.
     end: u64,
 }
 
 impl Batches {
-    /// `per_rank` samples a step for this `rank` of `world_size`.
+    /// Creates the batches of `rank` among `world_size` ranks, with `per_rank` samples per step and rank.
     pub fn new(dataset: Arc<Dataset>, noise: Noise, per_rank: usize, rank: Rank, world_size: usize) -> Self {
         let (per_rank, world_size) = (per_rank.max(1), world_size.max(1));
         Self {
@@ -62,49 +63,50 @@ impl Batches {
         }
     }
 
-    /// Of a data set with buckets, each `micro` samples of a rank in a row have one shape. `per_rank` must be a multiple
-    /// of it.
+    /// Groups samples by shape, for a data set with buckets: each `micro` consecutive samples of a rank have one shape.
+    /// No effect unless `micro` divides `per_rank`.
     pub fn in_micro_batches(mut self, micro: usize) -> Self {
         let fits = micro > 0 && self.per_rank.is_multiple_of(micro);
         self.micro = if self.dataset.has_buckets() && fits { micro } else { 1 };
         self
     }
 
-    /// The number of steps of the run; batches after them are not read ahead.
+    /// Sets the number of steps of the run; later batches are not prefetched.
     pub fn up_to(mut self, steps: u64) -> Self {
         self.end = steps;
         self
     }
 
-    /// The data set that is dealt out.
+    /// The data set.
     pub fn dataset(&self) -> &Dataset {
         &self.dataset
     }
 
-    /// Samples of one step over all ranks.
+    /// Number of samples of one step over all ranks.
     pub fn global_batch(&self) -> usize {
         self.per_rank * self.world_size
     }
 
-    /// Steps of `epochs` epochs of `data.repeat` passes each, rounded up.
+    /// Number of steps of `epochs` epochs of `data.repeat` passes each, rounded up.
     pub fn steps(&self, epochs: u64) -> u64 {
         let passes = epochs.saturating_mul(self.dataset.config().repeat);
         passes.saturating_mul(self.pass_length() as u64).div_ceil(self.global_batch() as u64)
     }
 
-    /// The epoch, from 0, that step `step` begins in, with its fraction.
+    /// The epoch (from 0, with a fraction) in which step `step` begins.
     pub fn epoch(&self, step: u64) -> f64 {
         let rows = self.pass_length() as f64 * self.dataset.config().repeat as f64;
         step as f64 * self.global_batch() as f64 / rows.max(1.0)
     }
 
-    /// Rows that this rank takes at step `step`.
+    /// The rows that this rank uses at step `step`.
     pub fn indices(&mut self, step: u64) -> Vec<usize> {
         let first = step * self.global_batch() as u64 + (self.rank.0 * self.per_rank) as u64;
         (first..first + self.per_rank as u64).map(|position| self.row(position)).collect()
     }
 
-    /// The prompts of this rank's samples from step `step` on, at least one step's, and as many more as make `count`.
+    /// The prompts of this rank's samples from step `step` on: those of whole steps, at least one, until there are
+    /// `count` samples. Rows without a prompt are left out.
     pub fn prompts(&mut self, step: u64, count: usize) -> Vec<String> {
         let steps = count.div_ceil(self.per_rank).max(1) as u64;
         let indices: Vec<usize> = (step..step.saturating_add(steps)).flat_map(|step| self.indices(step)).collect();
@@ -112,7 +114,8 @@ impl Batches {
         rows.filter(|row| row.no_prompt.is_none()).map(|row| row.prompt.clone()).collect()
     }
 
-    /// The samples of step `step`. A bad row is an error, or left out, as `data.on_bad_sample` says.
+    /// Reads the samples of step `step` and prefetches later steps. A bad row is an error or skipped, as
+    /// `data.on_bad_sample` says.
     pub fn batch(&mut self, step: u64) -> Result<Batch> {
         let rows = self.indices(step);
         let read = self.prefetch.take(&self.dataset, &rows)?;
@@ -160,7 +163,7 @@ impl Batches {
             batches.extend(rows.chunks(self.micro).map(<[usize]>::to_vec));
         }
         if shuffle {
-            // The highest bit is that of no pass: another draw than that of the rows.
+            // No pass number has the highest bit: this permutation is independent of that of the rows.
             let order = self.noise.permutation(pass | 1 << 63, batches.len());
             return order.into_iter().flat_map(|i| std::mem::take(&mut batches[i])).collect();
         }
@@ -168,7 +171,7 @@ impl Batches {
         batches.concat()
     }
 
-    /// Rows of a pass; some stand in it twice where micro-batches are filled up.
+    /// Number of rows of a pass; rows that complete a micro-batch count again.
     fn pass_length(&self) -> usize {
         if self.micro == 1 {
             return self.dataset.len();

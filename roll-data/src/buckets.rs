@@ -1,4 +1,4 @@
-//! A few shapes that all clips are brought to, so that several can be computed together.
+//! Buckets: a few shapes that all clips are resized and cut to, so that several clips fit in one micro-batch.
 
 use rayon::prelude::*;
 use roll_core::{Result, ResultExt, VideoUnit};
@@ -18,12 +18,12 @@ pub struct Bucket {
     pub size: [usize; 2],
 }
 
-/// Whether clips are brought to a few shapes.
+/// Whether the configuration uses buckets.
 pub(crate) fn are_wanted(config: &DataConfig) -> bool {
     !config.bucket_ratios.is_empty() || !config.bucket_frames.is_empty()
 }
 
-/// The shape of each row; `None` of one that cannot be read, where such rows are left out.
+/// The bucket of each row. `None` for a row that cannot be read, if such rows are skipped; otherwise that is an error.
 pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Bucket>>> {
     let of = |row| -> Result<Option<Bucket>> {
         let row: &crate::metadata::MetadataRow = row;
@@ -39,7 +39,8 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
     metadata.rows.par_iter().map(of).collect()
 }
 
-/// The nearest ratio, and the longest length that the clip has.
+/// Selects the nearest ratio, and the largest number of frames that the clip has. Fails if the clip is smaller than the
+/// model's unit.
 pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
     let ratio = clip.size[1] as f64 / clip.size[0] as f64;
     let distance = |r: &f64| (r / ratio).ln().abs();
@@ -58,11 +59,12 @@ pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Res
     Ok(Bucket { frames: longest.unwrap_or(available), size })
 }
 
-/// Height and width of at most about this many pixels, and no more than the clip has: a small clip is not enlarged.
+/// Height and width of the ratio, with about `max_pixels` pixels at most, but no larger than the clip: small clips are
+/// not enlarged.
 fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize, unit: VideoUnit) -> [usize; 2] {
     let [own_height, own_width] = clip.map(|side| side as f64);
     let height = (max_pixels as f64 / ratio).sqrt().min(own_height).min(own_width / ratio);
-    // Of a ratio such as 16/9 the width may come out a hair below the clip's.
+    // Rounding may make the width slightly smaller than the clip's, e.g. if the ratio is 16/9.
     let [height, width] = unit.size_within([height, height * ratio].map(|side| (side + 1e-6) as usize));
     [height.max(unit.height), width.max(unit.width)]
 }
@@ -86,7 +88,7 @@ mod tests {
         assert_eq!(of([1080, 1920], 200), Ok(wide));
         assert_eq!(of([1080, 1800], 80), Ok(Bucket { frames: 49, ..wide }));
         assert_eq!(of([1920, 1080], 17), Ok(Bucket { frames: 17, size: [832, 464] }));
-        // Shorter than every length: it keeps its own.
+        // Shorter than all lengths: the clip keeps its own.
         assert_eq!(of([700, 710], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
         let slow = DataConfig { fps: Some(12.0), ..config };
         assert_eq!(bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).map(|b| b.frames), Ok(49));
@@ -103,7 +105,7 @@ mod tests {
         assert_eq!(of([500, 510]), Ok([496, 496]));
         assert_eq!(of([144, 256]), Ok([144, 256]));
         assert_eq!(of([256, 144]), Ok([256, 144]));
-        // Cropped to its ratio, it has as many pixels less.
+        // Cropping to the ratio reduces the number of pixels.
         assert_eq!(of([200, 256]), Ok([192, 192]));
         assert_eq!(of([1080, 1920]), Ok([464, 832]));
         // Below the smallest size there is no other choice.

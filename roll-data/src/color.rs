@@ -1,12 +1,12 @@
-//! Between Y'CbCr 4:2:0 and RGB.
+//! Conversion between Y'CbCr 4:2:0 and RGB.
 //!
-//! Matrices of ITU-T H.273. Chroma samples lie, as H.264 has it by default, at the same column as every second luma
-//! sample and between two rows; they are interpolated linearly from there, and averaged to there. Integer arithmetic
-//! on whole rows, which compilers vectorise.
+//! The matrices are those of ITU-T H.273. Chroma samples have the default location of H.264: at the column of every
+//! second luma sample, between two rows. Chroma is interpolated linearly from there and averaged to there. All
+//! arithmetic is on integers and whole rows, which compilers vectorise.
 
 use crate::picture::Picture;
 
-/// How Y'CbCr was made of RGB.
+/// The conversion between RGB and Y'CbCr.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Matrix {
     kr: f64,
@@ -15,13 +15,13 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// BT.601, as SD video and this crate's writer.
+    /// BT.601, which SD video and this crate's writer use.
     pub const fn bt601(full_range: bool) -> Self {
         Self { kr: 0.299, kb: 0.114, full_range }
     }
 
-    /// By `matrix_coefficients` of H.273. Unspecified (2) is BT.601, as ffmpeg has it at every size; `None` for codes
-    /// that are no such matrix (RGB, YCgCo, constant luminance).
+    /// The matrix of a code of H.273 (`matrix_coefficients`). Unspecified (2) is BT.601, as in ffmpeg at every size;
+    /// `None` for codes without such a matrix (RGB, YCgCo, constant luminance).
     pub fn from_code(code: u8, full_range: bool) -> Option<Self> {
         let (kr, kb) = match code {
             1 => (0.2126, 0.0722),
@@ -38,13 +38,13 @@ impl Matrix {
         1.0 - self.kr - self.kb
     }
 
-    /// Range of luma and of chroma in code values, and luma of black.
+    /// The range of luma and of chroma in code values, and the luma of black.
     fn range(self) -> (f64, f64, i32) {
         if self.full_range { (255.0, 255.0, 0) } else { (219.0, 224.0, 16) }
     }
 }
 
-/// Planes of a decoded frame; chroma has half the width and height.
+/// The planes of a decoded 4:2:0 frame: chroma has half the width and height.
 #[derive(Clone, Copy)]
 pub(crate) struct Yuv420<'a> {
     pub width: usize,
@@ -57,7 +57,7 @@ pub(crate) struct Yuv420<'a> {
 }
 
 impl Yuv420<'_> {
-    /// Whether the planes hold what the sizes say.
+    /// Whether the planes are large enough for the sizes and strides.
     pub fn is_consistent(&self) -> bool {
         let (w, h) = (self.width, self.height);
         let holds = |plane: &[u8], stride: usize, w: usize, h: usize| {
@@ -71,7 +71,7 @@ impl Yuv420<'_> {
     }
 }
 
-/// Planes of a frame whose chroma is as large as its luma; `width * height` bytes each.
+/// The planes of a 4:4:4 frame: chroma has the size of luma; `width * height` bytes each.
 #[derive(Clone, Copy)]
 pub(crate) struct Yuv444<'a> {
     pub width: usize,
@@ -81,12 +81,12 @@ pub(crate) struct Yuv444<'a> {
     pub v: &'a [u8],
 }
 
-/// Fractional bits of the factors.
+/// Fractional bits of the fixed-point factors.
 const BITS: u32 = 16;
-/// Interpolated chroma is scaled by 2^3: quarters vertically, halves horizontally.
+/// Interpolated chroma is scaled by 2^3: quarters vertically times halves horizontally.
 const CHROMA_BITS: u32 = 3;
 
-/// To RGB. The planes must be consistent.
+/// Converts to RGB. The planes must be consistent ([`Yuv420::is_consistent`]).
 pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     let (w, h) = (yuv.width, yuv.height);
     let factors = Factors::of(matrix);
@@ -105,7 +105,7 @@ pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     Picture { width: w, height: h, rgb }
 }
 
-/// To RGB. The planes must have the size that is said.
+/// Converts to RGB. Each plane must have `width * height` bytes.
 pub(crate) fn to_rgb_444(yuv: Yuv444<'_>, matrix: Matrix) -> Picture {
     let Yuv444 { width, height, y, u, v } = yuv;
     let factors = Factors::of(matrix);
@@ -148,7 +148,7 @@ impl Factors {
     }
 }
 
-/// One row of chroma at every luma column, times 8, with its zero at 0.
+/// Interpolates one row of chroma at every luma column; values are offset by -128 and scaled by 8.
 fn upsample(near: &[u8], far: &[u8], column: &mut [i32], out: &mut [i32]) {
     for ((c, &n), &f) in column.iter_mut().zip(near).zip(far) {
         *c = 3 * i32::from(n) + i32::from(f) - 4 * 128;
@@ -172,14 +172,14 @@ fn convert_row(y: &[u8], u: &[i32], v: &[i32], f: &Factors, out: &mut [u8]) {
     }
 }
 
-/// Planes for an encoder.
+/// The planes of a frame for an encoder.
 pub(crate) struct YuvPlanes {
     pub y: Vec<u8>,
     pub u: Vec<u8>,
     pub v: Vec<u8>,
 }
 
-/// From RGB. Width and height must be even.
+/// Converts from RGB. Width and height must be even.
 pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
     let (w, h) = (picture.width, picture.height);
     let (luma, chroma, black) = matrix.range();
@@ -189,7 +189,7 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
     let vs = chroma as f32 / 255.0 / (2.0 * (1.0 - kr));
 
     let mut planes = YuvPlanes { y: vec![0; w * h], u: vec![0; w * h / 4], v: vec![0; w * h / 4] };
-    // Colour differences of two rows, summed, then weighted 1 2 1 around every second column.
+    // Colour differences are summed over two rows and then weighted 1 2 1 around every second column.
     let (mut du, mut dv) = (vec![0f32; w], vec![0f32; w]);
     for pair in 0..h / 2 {
         du.fill(0.0);

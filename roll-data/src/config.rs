@@ -13,73 +13,73 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// Path of the table: CSV (with commas, semicolons or tabs), JSON lines, or a JSON list of objects. Or of a
-    /// directory of videos, each with its prompt in a `.txt` of the same name. `null`: none, which algorithms that
-    /// train on clips refuse.
+    /// Path of the table: CSV (with commas, semicolons or tabs), JSON lines, or a JSON list of objects. Or path of a
+    /// directory of videos, each with its prompt in a `.txt` of the same name. `null`: no data, which algorithms that
+    /// train on clips reject.
     pub metadata: Option<PathBuf>,
-    /// Directory that the file names in `metadata` are relative to. `null`: the directory of that file.
+    /// Directory that the file names in `metadata` are relative to. `null`: the directory of the metadata file.
     pub base_path: Option<PathBuf>,
     /// Upper limit on the pixels of a frame; larger frames are scaled down to about this many.
     #[schemars(range(min = 1))]
     pub max_pixels: usize,
-    /// Height of every frame in pixels, a multiple of the model's unit (16, or 32 of TI2V-5B). Needs `width`; the two
+    /// Height of every frame in pixels, a multiple of the model's unit (16; 32 for TI2V-5B). Requires `width`; the two
     /// replace `max_pixels`.
     #[schemars(range(min = 1))]
     pub height: Option<usize>,
-    /// Width of every frame in pixels, likewise. Needs `height`.
+    /// Width of every frame in pixels, a multiple of the model's unit. Requires `height`.
     #[schemars(range(min = 1))]
     pub width: Option<usize>,
     /// Upper limit on the frames taken from a clip. The number taken is always one more than a multiple of the model's
     /// unit (4).
     #[schemars(range(min = 1))]
     pub num_frames: usize,
-    /// Frames per second at which clips are sampled: the frames that are shown at those times, also of clips of
-    /// variable rate. `null`: every frame of the file is taken.
+    /// Frames per second at which clips are sampled: the frames shown at those times, which also holds for clips of
+    /// variable frame rate. `null`: every frame of the file.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub fps: Option<f64>,
-    /// Ratios of width to height, from 0.05 to 20, for instance 1.78 for 16:9. Each clip is cropped to the nearest one
-    /// and scaled to about `max_pixels` (a smaller clip is not scaled up), and the samples of a micro-batch have one
-    /// shape. Excludes `height` and `width`. An empty list: each clip keeps its own ratio.
+    /// Ratios of width to height, from 0.05 to 20, e.g. 1.78 for 16:9. Each clip is cropped to the nearest ratio and
+    /// scaled to about `max_pixels` (smaller clips are not enlarged), and the samples of a micro-batch have one shape.
+    /// Excludes `height` and `width`. An empty list: each clip keeps its own ratio.
     #[schemars(inner(range(min = 0.05, max = 20)))]
     pub bucket_ratios: Vec<f64>,
     /// Numbers of frames, each one more than a multiple of the model's unit (4) and at most `num_frames`. Each clip is
-    /// cut to the largest number that it has frames for, and the samples of a micro-batch have one shape. An empty
-    /// list: each clip keeps its length, up to `num_frames`.
+    /// cut to the largest number that it has enough frames for, and the samples of a micro-batch have one shape. An
+    /// empty list: each clip keeps its length, up to `num_frames`.
     #[schemars(inner(range(min = 1)))]
     pub bucket_frames: Vec<usize>,
-    /// Draw the rows in another order in each pass, keyed by `seed`.
+    /// Shuffle the rows anew in each pass, keyed by `seed`.
     pub shuffle: bool,
     /// Reaction to a row whose files cannot be read, or to a clip of a directory without its caption: `error` or
     /// `skip`.
     pub on_bad_sample: OnBadSample,
-    /// Decoder of videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program of that name, which must be in the PATH
-    /// with `ffprobe`), or `auto`, ffmpeg for all other files.
+    /// Decoder of videos: `own` (H.264 in MP4 and MOV), `ffmpeg` (the program, which must be in the PATH together with
+    /// `ffprobe`), or `auto` (`own` where it can read the file, else ffmpeg).
     pub decoder: Decoder,
-    /// Batches that are decoded ahead while a step runs; they are in memory beside `cache_bytes`.
+    /// Number of batches that are prefetched while a step runs; their memory is in addition to `cache_bytes`.
     #[schemars(range(max = MAX_PREFETCH))]
     pub prefetch: usize,
     /// Passes over the metadata in one epoch (`dataset_repeat` in DiffSynth-Studio).
     #[schemars(range(min = 1))]
     pub repeat: u64,
-    /// Upper limit, in bytes, on the decoded clips that are kept in memory.
+    /// Upper limit, in bytes, on the decoded clips that are cached in memory.
     pub cache_bytes: usize,
-    /// Directory in which latents, text embeddings and targets of rewards are kept, for this run and later ones;
-    /// several runs and ranks may share it. `none`: each run computes them anew. `auto`: the directory that the
-    /// environment's `ROLL_CACHE` names (or `none`), else `roll` in `XDG_CACHE_HOME` or `~/.cache`.
+    /// Directory in which latents, text embeddings and targets of rewards are cached, for this run and later ones;
+    /// several runs and ranks may share it. `none`: each run computes them anew. `auto`: the directory in the
+    /// environment variable `ROLL_CACHE` (or `none`), else `roll` in `XDG_CACHE_HOME` or `~/.cache`.
     pub cache_dir: CacheDir,
-    /// Upper limit, in bytes, on the contents of `cache_dir`: the least recently used leave first.
+    /// Upper limit, in bytes, on the contents of `cache_dir`; the least recently used files are deleted first.
     pub cache_limit: u64,
 }
 
-/// Where encodings are kept.
+/// The location of cached encodings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CacheDir {
-    /// Where the environment says.
+    /// The directory that the environment selects.
     #[default]
     Auto,
-    /// Nowhere.
+    /// No cache.
     Off,
-    /// There.
+    /// This directory.
     At(PathBuf),
 }
 
@@ -114,7 +114,7 @@ impl<'de> Deserialize<'de> for CacheDir {
 }
 
 impl DataConfig {
-    /// With its paths from `base`.
+    /// Returns the configuration with its paths mapped by `base`.
     pub fn resolved(&self, base: impl Fn(&Path) -> PathBuf) -> Self {
         let of = |path: &Option<PathBuf>| path.as_deref().map(&base);
         Self {
@@ -154,7 +154,7 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
-    /// Checks ranges and values that exclude one another; errors name the key in the section `data`.
+    /// Checks ranges and mutually exclusive values; errors name the key in the section `data`.
     pub fn check(&self) -> Result<()> {
         check_ranges("data", self)?;
         match self.fps {
@@ -173,7 +173,7 @@ impl DataConfig {
         }
     }
 
-    /// Checks the sizes and lengths that a model takes in these units.
+    /// Checks that sizes and lengths are multiples of the model's `unit`; errors name the key.
     pub fn check_unit(&self, unit: VideoUnit) -> Result<()> {
         for (key, value, unit) in [("data.height", self.height, unit.height), ("data.width", self.width, unit.width)] {
             if let Some(value) = value
@@ -191,7 +191,7 @@ impl DataConfig {
         Ok(())
     }
 
-    /// A sentence where clips are cut to fewer frames than `num_frames` says, as the model takes only some numbers.
+    /// Returns a note if the model's unit reduces the frames of a clip to fewer than `num_frames`.
     pub fn unit_note(&self, unit: VideoUnit) -> Option<String> {
         let taken = unit.frames_within(self.num_frames);
         (taken != self.num_frames).then(|| {
@@ -215,19 +215,19 @@ impl DataConfig {
     }
 }
 
-/// Batches decoded ahead; more only take memory.
+/// Maximum number of prefetched batches; more would only take memory.
 const MAX_PREFETCH: usize = 16;
 
-/// Who decodes videos.
+/// The decoder of videos.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decoder {
-    /// The reader of this crate, and ffmpeg for what it cannot read.
+    /// This crate's reader, and ffmpeg for files that it cannot read.
     #[default]
     Auto,
-    /// The reader of this crate: H.264 in MP4 and MOV.
+    /// This crate's reader: H.264 in MP4 and MOV.
     Own,
-    /// ffmpeg, for everything but GIF and pictures that this crate reads.
+    /// ffmpeg, for everything except GIF and the images that this crate reads.
     Ffmpeg,
 }
 
@@ -238,7 +238,7 @@ pub enum OnBadSample {
     /// End the run with an error that names the row and the file.
     #[default]
     Error,
-    /// Leave out the row, count it and log it once.
+    /// Skip the row, count it and log it once.
     Skip,
 }
 
@@ -246,7 +246,7 @@ pub enum OnBadSample {
 mod tests {
     use super::*;
 
-    /// The key that `check` refuses after `change`.
+    /// The key that `check` rejects after `change`.
     fn refused(change: impl FnOnce(&mut DataConfig)) -> Option<String> {
         let mut config = DataConfig::default();
         change(&mut config);

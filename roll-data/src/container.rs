@@ -1,25 +1,27 @@
-//! The format of a file, by its first bytes: names lie.
+//! Detects the format of a file by its first bytes: file names are not trusted.
 
 use std::io::Read;
 use std::path::Path;
 
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 
-/// Kinds of files, by who reads them.
+/// Kinds of files, by the reader that they need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Container {
     Mp4,
     Gif,
     /// PNG, JPEG or WebP.
     Picture,
-    /// A picture that only ffmpeg reads: its name, and ffmpeg's where it does not find out.
+    /// An image that only ffmpeg reads: its name, and ffmpeg's name of the format if ffmpeg cannot detect it.
     OtherPicture(&'static str, Option<&'static str>),
     /// A video in another container.
     OtherVideo(&'static str),
     Unknown,
 }
 
-/// The format of a clip, in words: by its first bytes, or a directory.
+/// The format of a clip in words, for messages: by its first bytes, or "directory of pictures". Fails if the file
+/// cannot be read.
 pub fn format(path: impl AsRef<Path>) -> Result<&'static str> {
     let path = path.as_ref();
     if path.is_dir() {
@@ -91,7 +93,7 @@ impl Head {
         Container::Unknown
     }
 
-    /// Why a file of this kind is not read here.
+    /// The reason why this crate cannot read the file.
     pub fn unread(&self) -> String {
         match self.container() {
             _ if self.is_empty() => "the file is empty".into(),

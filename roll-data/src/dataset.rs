@@ -1,4 +1,4 @@
-//! Clips with their prompts, decoded when they are needed.
+//! A data set: clips with their prompts, decoded when they are needed.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,26 +11,26 @@ use crate::config::{DataConfig, OnBadSample};
 use crate::metadata::{Metadata, MetadataRow};
 use crate::read::{ReadOptions, Sizing, read_image_by, read_video};
 
-/// The rows of a metadata file. Reading a sample decodes its clip; the last used ones are kept, within
+/// The rows of a metadata file. Reading a sample decodes its clip; the least recently used clips are evicted beyond
 /// `data.cache_bytes`.
 #[derive(Debug)]
 pub struct Dataset {
     metadata: Metadata,
     config: DataConfig,
     unit: VideoUnit,
-    /// Of each row; nothing when clips keep their own shapes.
+    /// The bucket of each row; `None` without buckets.
     buckets: Option<Vec<Option<Bucket>>>,
     cache: Mutex<Cache>,
 }
 
 impl Dataset {
-    /// Opens the data that `config` names, for a model whose videos go in `unit`.
+    /// Opens the data that `config` names, for a model with this `unit` of video sizes.
     pub fn open(config: &DataConfig, unit: VideoUnit) -> Result<Self> {
         Self::new(Metadata::open(config)?, config, unit)
     }
 
-    /// With metadata that was opened before the model was. Clips that are brought to a few shapes are looked at now;
-    /// other faults show when the files are read.
+    /// Creates a data set from opened metadata. With buckets all clips are probed now; other faults appear when the
+    /// files are read.
     pub fn new(metadata: Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Self> {
         config.check_unit(unit)?;
         let buckets = match buckets::are_wanted(config) {
@@ -46,7 +46,7 @@ impl Dataset {
         self.metadata.rows.len()
     }
 
-    /// Never: metadata without rows is an error.
+    /// Always false: metadata without rows is an error.
     pub fn is_empty(&self) -> bool {
         self.metadata.rows.is_empty()
     }
@@ -56,27 +56,27 @@ impl Dataset {
         &self.metadata
     }
 
-    /// The settings it was opened with.
+    /// The configuration.
     pub fn config(&self) -> &DataConfig {
         &self.config
     }
 
-    /// The shape that row `index` is brought to, when clips are; `None` also for a row that cannot be read.
+    /// The bucket of row `index`; `None` without buckets or for a row that cannot be read.
     pub fn bucket(&self, index: usize) -> Option<Bucket> {
         self.buckets.as_ref()?.get(index).copied().flatten()
     }
 
-    /// The most frames that a clip is used with: those of `data.num_frames` that the model takes.
+    /// The maximum number of frames of a clip: `data.num_frames`, reduced to a number that the model takes.
     pub fn longest(&self) -> usize {
         self.unit.frames_within(self.config.num_frames)
     }
 
-    /// Whether clips are brought to a few shapes.
+    /// Whether the data set uses buckets.
     pub fn has_buckets(&self) -> bool {
         self.buckets.is_some()
     }
 
-    /// The sample of row `index`, decoded, resized and cropped; its pictures have the size of the clip. The error names
+    /// Reads the sample of row `index`: decoded, resized and cropped; its images have the size of the clip. Errors name
     /// line and file, whatever `on_bad_sample` says.
     pub fn sample(&self, index: usize) -> Result<Sample> {
         let Some(row) = self.metadata.rows.get(index) else {
@@ -85,7 +85,8 @@ impl Dataset {
         self.read(index, row).while_doing(|| format!("reading {}", self.metadata.place(row)))
     }
 
-    /// As [`Dataset::sample`]; with `on_bad_sample: skip` a bad row is `Err` inside: its stand-in, and the reason.
+    /// Reads the sample of row `index` as [`Dataset::sample`] does. With `on_bad_sample: skip`, a bad row is an inner
+    /// `Err` with its place and the reason.
     pub fn sample_or_skip(&self, index: usize) -> Result<Result<Sample, (String, String)>> {
         let error = match self.sample(index) {
             Ok(sample) => return Ok(Ok(sample)),
@@ -156,7 +157,7 @@ impl Dataset {
     }
 }
 
-/// The first `kept` frames.
+/// Cuts a video to its first `kept` frames.
 fn cut(video: Video, kept: usize) -> Result<Video> {
     let [frames, height, width] = video.dims();
     if kept == frames {
@@ -166,7 +167,7 @@ fn cut(video: Video, kept: usize) -> Result<Video> {
     Video::new(Tensor::new(values, [kept, 3, height, width])?, video.fps())
 }
 
-// A panic elsewhere cannot leave these maps half-changed in a way that matters.
+// A panic cannot leave the cache in an inconsistent state that matters.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -185,7 +186,7 @@ impl Clip {
     }
 }
 
-/// Keeps the clips used last.
+/// A least-recently-used cache of clips.
 #[derive(Debug, Default)]
 struct Cache {
     limit: usize,

@@ -1,4 +1,4 @@
-//! The frames of a video that are wanted, as they come.
+//! Selects, resizes and collects the frames of a video as they are decoded.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -9,17 +9,17 @@ use crate::picture::Picture;
 use crate::read::{ReadOptions, Sizing};
 use crate::resize::{crop_and_resize, target_size};
 
-/// Frame rate of pictures without one: that of Wan's training data.
+/// Frame rate of images, which have none: that of Wan's training data.
 pub(crate) const STILL_FPS: f64 = 16.0;
-/// Frames of one video in memory, as f32.
+/// Maximum size of one decoded video in memory, as f32.
 const MAX_VIDEO_BYTES: usize = 8 << 30;
 
 /// Collects frames.
 pub(crate) struct Frames {
     options: ReadOptions,
-    /// Of the file; set by who reads it.
+    /// Frame rate of the file; set by the reader.
     pub source_fps: f64,
-    /// Whether a frame was not accepted, which no other decoder changes.
+    /// Whether a frame was rejected, in which case another decoder would not help.
     pub refused: bool,
     seen: usize,
     taken: usize,
@@ -44,14 +44,14 @@ impl Frames {
         self.options.max_frames.is_some_and(|max| self.taken >= max)
     }
 
-    /// The next frame, and the seconds from and to which it is shown: it is taken once for each time of the wanted rate
-    /// that falls in them.
+    /// Adds the next frame, which is shown during `[from, to]` seconds: once for each sampling time of the requested
+    /// rate in that interval.
     pub fn push_at(&mut self, picture: Picture, [from, to]: [f64; 2]) -> Result<ControlFlow<()>, String> {
         let times = self.options.fps.map_or(1, |fps| times_before(to, fps).saturating_sub(times_before(from, fps)));
         self.push(picture, times)
     }
 
-    /// The next frame, to be taken this many times; only then does it count for `every`.
+    /// Adds the next frame `times` times; a frame with 0 times does not count for `every`.
     pub fn push(&mut self, picture: Picture, times: usize) -> Result<ControlFlow<()>, String> {
         if times > 0 && !self.is_full() {
             self.seen += 1;
@@ -94,12 +94,13 @@ impl Frames {
     }
 }
 
-/// How many of the times 0, 1 / fps, 2 / fps, ... lie before `seconds`: the frames of a video that lasts as long.
+/// The number of times 0, 1 / fps, 2 / fps, ... before `seconds`, i.e. the number of frames of a video of that
+/// duration.
 pub(crate) fn times_before(seconds: f64, fps: f64) -> usize {
     (seconds * fps - 1e-9).ceil().max(0.0) as usize
 }
 
-/// Brings a picture to the size that is asked for.
+/// Crops and resizes an image as `sizing` says.
 pub(crate) fn fit(picture: Picture, sizing: Sizing) -> Result<Picture, String> {
     Ok(match sizing {
         Sizing::Native => picture,
@@ -138,7 +139,7 @@ mod tests {
 
     #[test]
     fn frames_are_picked_by_when_they_are_shown_whatever_their_number() {
-        // Half a second at 10 frames a second, then one frame that stays for half a second.
+        // Half a second at 10 frames per second, then one frame that is shown for half a second.
         let shown = [[0.0, 0.1], [0.1, 0.2], [0.2, 0.3], [0.3, 0.4], [0.4, 0.5], [0.5, 1.0]];
         let at = |fps| picked(ReadOptions { fps: Some(fps), ..Default::default() }, &shown);
         assert_eq!(at(4.0), [0, 2, 5, 5]);

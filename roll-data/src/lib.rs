@@ -1,12 +1,14 @@
-//! Videos, pictures and data sets.
+//! Videos, images and data sets.
 //!
-//! [`read_video`] reads H.264 MP4, GIF, directories of pictures and single pictures to [`roll_core::Video`], and
-//! through the program ffmpeg, where it is installed, everything that it reads; [`write_mp4`] and its siblings write
-//! them. [`Dataset`] joins a table of prompts with the files it names, and [`Batches`] says which samples an optimizer
-//! step sees.
+//! [`read_video`] reads H.264 MP4, GIF, directories of images and single images to [`roll_core::Video`]; everything
+//! else that ffmpeg can read is read through the program ffmpeg, if it is installed. [`write_mp4`] and its siblings
+//! write files. [`Dataset`] joins a table of prompts with the files it names, and [`Batches`] decides which samples an
+//! optimizer step uses.
 //!
-//! *What it is for*: clips and prompts of training, and videos that people look at. *What it is not*: a general codec;
-//! it encodes no latents (`roll-train` keeps them, `roll-models` makes them).
+//! The crate is for the clips and prompts of training, and for videos that people look at. It is not a general codec,
+//! and it encodes no latents: `roll-models` encodes them, `roll-train` caches them. It depends on `roll-core` and on no
+//! other crate of this project. Start reading at [`Dataset`] (`dataset.rs`) for training data and at [`read_video`]
+//! (`read.rs`) for decoding.
 //!
 //! ```
 //! use roll_core::{Tensor, Video};
@@ -25,8 +27,8 @@
 //! # }
 //! ```
 //!
-//! Files are not trusted. A file that is truncated, lies about sizes or is no video is an error that names the file and
-//! the reason, and memory is bounded by the sizes that the caller asks for.
+//! Files are not trusted. A file that is truncated, has inconsistent sizes or is not a video is an error that names the
+//! file and the reason, and memory is bounded by the sizes that the caller requests.
 
 mod batches;
 mod buckets;

@@ -1,8 +1,8 @@
-//! Which way up a picture is shown.
+//! Rotation and mirroring between stored and shown images.
 
 use crate::picture::Picture;
 
-/// The way from stored to shown pixels: mirrored left to right first, if at all, then turned.
+/// The transformation from stored to shown pixels: an optional horizontal mirror, then a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Orientation {
     pub mirrored: bool,
@@ -11,11 +11,11 @@ pub(crate) struct Orientation {
 }
 
 impl Orientation {
-    /// By the upper left of a transformation matrix: a pixel (x, y) is shown at (a x + c y, b x + d y), y downwards
-    /// (ISO/IEC 14496-12, `tkhd`). Only turns by quarters and mirrors are known; others leave the picture as it is.
+    /// From the upper left of a transformation matrix: a pixel (x, y) is shown at (a x + c y, b x + d y), y downwards
+    /// (ISO/IEC 14496-12, `tkhd`). Only quarter turns and mirrors are supported; other matrices are ignored.
     pub fn from_matrix([a, b, c, d]: [i32; 4]) -> Self {
         let mirrored = i64::from(a) * i64::from(d) < i64::from(b) * i64::from(c);
-        // Where the first column of the rotation alone points: mirroring before it turned that around.
+        // The direction of the first column of the pure rotation, which the preceding mirror inverted.
         let sign = if mirrored { -1 } else { 1 };
         let quarters = match (sign * a.signum(), sign * b.signum()) {
             (1, 0) => 0,
@@ -27,12 +27,12 @@ impl Orientation {
         Self { mirrored, quarters }
     }
 
-    /// Whether height and width change places.
+    /// Whether height and width are swapped.
     pub fn is_sideways(self) -> bool {
         self.quarters % 2 == 1
     }
 
-    /// The picture as it is shown.
+    /// Returns the image as it is shown.
     pub fn apply(self, picture: Picture) -> Picture {
         if self == Self::default() {
             return picture;
@@ -59,7 +59,7 @@ impl Orientation {
 impl From<image::metadata::Orientation> for Orientation {
     fn from(exif: image::metadata::Orientation) -> Self {
         use image::metadata::Orientation as Exif;
-        // There the turn comes first; a mirror moves past a quarter turn by turning it around.
+        // EXIF rotates first; moving the mirror before a quarter turn inverts the turn.
         let (mirrored, quarters) = match exif {
             Exif::NoTransforms => (false, 0),
             Exif::Rotate90 => (false, 1),
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_eight_codes_of_exif_show_what_pil_shows() {
-        // By PIL's `ImageOps.exif_transpose`.
+        // Expected results are from PIL's `ImageOps.exif_transpose`.
         let expected = [
             ["abc", "def"].as_slice(),
             &["cba", "fed"],

@@ -1,16 +1,16 @@
-//! One frame as 8-bit RGB, between files and tensors.
+//! A frame as 8-bit RGB, between files and tensors.
 
 use roll_core::{Result, Tensor, Video};
 
 use crate::resize::resize;
 
-/// Frames larger than this in either direction are refused: they exceed H.264's levels, and a file that claims them
-/// wants memory.
+/// Maximum width and height of a frame: more exceeds H.264's levels, and a file that claims it would only allocate
+/// memory.
 pub(crate) const MAX_SIDE: usize = 16_384;
-/// As [`MAX_SIDE`], for the product: 8K with some room.
+/// Maximum number of pixels of a frame: 8K with some margin.
 pub(crate) const MAX_PIXELS: usize = 40_000_000;
 
-/// 8-bit RGB, row by row.
+/// An 8-bit RGB image, row by row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
     /// Pixels per row.
@@ -22,7 +22,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// The frame `t` of `video`: value v becomes the byte nearest to (v + 1) * 127.5.
+    /// Converts frame `t` of `video`: value v becomes the byte nearest to (v + 1) * 127.5.
     pub fn from_frame(video: &Video, t: usize) -> Self {
         let [_, height, width] = video.dims();
         let frame = video.frame(t);
@@ -30,7 +30,7 @@ impl Picture {
         let mut rgb = vec![0; plane * 3];
         for (i, pixel) in rgb.chunks_exact_mut(3).enumerate() {
             for (c, byte) in pixel.iter_mut().enumerate() {
-                // NaN becomes 0, as everywhere a float is cast.
+                // NaN becomes 0, as in every float cast.
                 *byte = ((frame[c * plane + i] + 1.0) * 127.5).round() as u8;
             }
         }
@@ -44,7 +44,7 @@ impl Picture {
         }
     }
 
-    /// `[3, H, W]` in [-1, 1].
+    /// Converts to `[3, H, W]` in [-1, 1].
     pub fn to_tensor(&self) -> Result<Tensor> {
         let mut values = Vec::with_capacity(self.rgb.len());
         self.append_planes(&mut values);
@@ -52,8 +52,8 @@ impl Picture {
     }
 }
 
-/// Height and width in square pixels: the side that is too short is stretched, so that nothing is lost. Another value
-/// than a ratio, or one beyond 10, counts as square.
+/// Height and width in square pixels: the shorter side is stretched, so that no pixels are lost. An invalid ratio, or
+/// one beyond 10, counts as square.
 pub(crate) fn square_size([height, width]: [usize; 2], pixel_aspect: Option<[u32; 2]>) -> [usize; 2] {
     let Some([w, h]) = pixel_aspect else { return [height, width] };
     let ratio = f64::from(w) / f64::from(h);
@@ -65,14 +65,14 @@ pub(crate) fn square_size([height, width]: [usize; 2], pixel_aspect: Option<[u32
     }
 }
 
-/// Resampled to [`square_size`].
+/// Resamples to [`square_size`].
 pub(crate) fn square_pixels(picture: Picture, pixel_aspect: Option<[u32; 2]>) -> Result<Picture, String> {
     let size = square_size([picture.height, picture.width], pixel_aspect);
     check_size(size[1], size[0])?;
     Ok(resize(picture, size))
 }
 
-/// Whether a frame of this size is accepted.
+/// Fails if a frame of this size is not accepted.
 pub(crate) fn check_size(width: usize, height: usize) -> Result<(), String> {
     if width == 0 || height == 0 || width > MAX_SIDE || height > MAX_SIDE || width * height > MAX_PIXELS {
         return Err(format!("frames of {width} x {height} pixels are not accepted (at most {MAX_PIXELS} pixels)"));

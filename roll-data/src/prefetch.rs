@@ -1,4 +1,4 @@
-//! Batches that are decoded while a step runs.
+//! Prefetches batches while a step runs.
 
 use std::collections::VecDeque;
 use std::panic::resume_unwind;
@@ -9,20 +9,19 @@ use roll_core::{Result, Sample};
 
 use crate::Dataset;
 
-/// The result of a row: its sample, or its name and why it was left out.
+/// The result of a row: its sample, or its place and the reason why it was skipped.
 pub(crate) type Read = std::result::Result<Sample, (String, String)>;
 
-/// Rows that are being read, each list on a thread of its own.
+/// Rows in flight; each list is read on its own thread.
 ///
-/// A list that is never asked for is read and forgotten. Threads end by themselves: their files are as large as those
-/// of one batch.
+/// A list that is never requested is read and dropped. Threads end by themselves after one batch.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
     ahead: VecDeque<(Vec<usize>, JoinHandle<Result<Vec<Read>>>)>,
 }
 
 impl Prefetch {
-    /// The samples of `rows`, whether they were read ahead or not: the same ones, and the same error.
+    /// Returns the samples of `rows`, prefetched or read now: the same samples and the same error either way.
     pub fn take(&mut self, dataset: &Dataset, rows: &[usize]) -> Result<Vec<Read>> {
         while let Some((ahead, reading)) = self.ahead.pop_front() {
             if ahead == rows {
@@ -32,24 +31,24 @@ impl Prefetch {
         read(dataset, rows)
     }
 
-    /// Begins to read `rows`, which follow those that are being read.
+    /// Starts to read `rows`, which follow the rows in flight.
     pub fn begin(&mut self, dataset: &Arc<Dataset>, rows: Vec<usize>) {
         let dataset = Arc::clone(dataset);
         let own = rows.clone();
         let reading = thread::Builder::new().name("prefetch".into()).spawn(move || read(&dataset, &own));
-        // Without a thread they are read when they are asked for.
+        // Without a thread they are read on request.
         if let Ok(reading) = reading {
             self.ahead.push_back((rows, reading));
         }
     }
 
-    /// How many lists are being read, or wait to be taken.
+    /// Number of lists in flight or not yet taken.
     pub fn len(&self) -> usize {
         self.ahead.len()
     }
 }
 
-/// Up to the first row that is an error.
+/// Reads rows, up to the first error.
 fn read(dataset: &Dataset, rows: &[usize]) -> Result<Vec<Read>> {
     rows.iter().map(|row| dataset.sample_or_skip(*row)).collect()
 }

@@ -1,9 +1,10 @@
-//! Size and length of whatever holds frames, without decoding a video.
+//! Size and length of a clip, without decoding a video.
 
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};
@@ -13,19 +14,19 @@ use crate::mp4::Mp4Reader;
 use crate::read::{or_ffmpeg, pictures_in};
 use crate::still::{decode_gif, read_picture};
 
-/// The facts of a file about its frames.
+/// Size, length and frame rate of a clip.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probed {
     /// Height and width as shown, in square pixels.
     pub size: [usize; 2],
-    /// Frames.
+    /// Number of frames.
     pub frames: usize,
-    /// Frames per second, on average.
+    /// Mean number of frames per second.
     pub fps: f64,
 }
 
-/// Reads size and length of a file or directory that [`read_video`](crate::read_video) takes. Of a video only the index
-/// is read; damage behind it shows when the video is read.
+/// Reads size and length of a file or directory that [`read_video`](crate::read_video) accepts. Only the index of a
+/// video is read; damage elsewhere appears when the video is read.
 pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
     let path = path.as_ref();
     let bad = |problem: String| Error::bad_file(path, problem);

@@ -1,9 +1,10 @@
-//! Reading whatever holds frames.
+//! Reads videos and images of any supported kind.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, Tensor, Video, files};
+use roll_core::{Error, Result, Tensor, Video};
+use roll_external::files;
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};
@@ -12,13 +13,13 @@ use crate::frames::{Frames, STILL_FPS, fit};
 use crate::mp4::Mp4Reader;
 use crate::still::{decode_gif, read_picture};
 
-/// The size that frames are brought to.
+/// The size of the returned frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sizing {
-    /// As they are, in square pixels.
+    /// Native size, in square pixels.
     #[default]
     Native,
-    /// By [`target_size`](crate::target_size).
+    /// The size of [`target_size`](crate::target_size).
     MaxPixels {
         /// At most about this many pixels.
         pixels: usize,
@@ -29,27 +30,27 @@ pub enum Sizing {
     Exact([usize; 2]),
 }
 
-/// Which frames to read.
+/// Which frames to read, and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReadOptions {
     /// Stop after this many frames.
     pub max_frames: Option<usize>,
-    /// Take frames at this rate (of the frames shown at those times) instead of all.
+    /// Sample frames at this rate (the frames shown at those times) instead of reading all.
     pub fps: Option<f64>,
-    /// Take every N-th frame; 0 and 1 take all.
+    /// Keep every N-th frame; 0 and 1 keep all.
     pub every: usize,
     /// Size of the frames.
     pub sizing: Sizing,
-    /// Who decodes.
+    /// The decoder.
     pub decoder: Decoder,
 }
 
-/// Reads H.264 MP4 (and MOV), GIF, a directory of PNG, JPEG or WebP files sorted by name, one such file (a video of one
-/// frame), and through the program ffmpeg what else it reads. Anything else, and anything damaged, is an error that
-/// names the file and the reason.
+/// Reads H.264 MP4 and MOV, GIF, a directory of PNG, JPEG or WebP files sorted by name, or one such file (a video of
+/// one frame); other formats through the program ffmpeg. Anything else, and anything damaged, is an error that names
+/// the file and the reason.
 ///
-/// Frames are as players show them: turned and mirrored as the file says, without the parts that its edit list cuts, in
-/// square pixels. Decoding stops with the last frame that is wanted.
+/// Frames look as in a player: rotated and mirrored as the file specifies, without the parts that its edit list
+/// removes, in square pixels. Decoding stops after the last requested frame.
 pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video> {
     let path = path.as_ref();
     if path.is_dir() {
@@ -71,7 +72,7 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
             let mut frames = Frames::new(options);
             match read_mp4(path, &mut frames) {
                 Ok(()) => Ok(frames),
-                // Another decoder would change nothing.
+                // Another decoder would not help.
                 Err(problem) if frames.refused => Err(Error::bad_file(path, problem)),
                 Err(problem) => or_ffmpeg(path, options.decoder, problem, by_ffmpeg),
             }
@@ -81,7 +82,7 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
     frames?.finish(path)
 }
 
-/// ffmpeg's result where the reader of this crate has a `problem`, if `decoder` allows it.
+/// Returns ffmpeg's result after this crate's reader failed with `problem`, if `decoder` allows ffmpeg.
 pub(crate) fn or_ffmpeg<T>(
     path: &Path,
     decoder: Decoder,
@@ -107,12 +108,12 @@ pub(crate) fn or_ffmpeg<T>(
     })
 }
 
-/// Reads one picture, `[3, H, W]` in [-1, 1], turned as its EXIF data says.
+/// Reads one image as `[3, H, W]` in [-1, 1], rotated as its EXIF data specifies.
 pub fn read_image(path: impl AsRef<Path>, sizing: Sizing) -> Result<Tensor> {
     read_image_by(path.as_ref(), sizing, Decoder::Auto)
 }
 
-/// As [`read_image`], decoded as `decoder` says.
+/// Reads an image as [`read_image`] does, with the given decoder.
 pub(crate) fn read_image_by(path: &Path, sizing: Sizing, decoder: Decoder) -> Result<Tensor> {
     let picture = read_picture(path, decoder).and_then(|picture| fit(picture, sizing));
     picture.map_err(|problem| Error::bad_file(path, problem))?.to_tensor()
@@ -160,7 +161,7 @@ fn read_directory(path: &Path, options: &ReadOptions) -> Result<Video> {
     frames.finish(path)
 }
 
-/// The pictures of a directory, by name; at least one.
+/// Returns the images of a directory, sorted by name. Fails if the directory has no images.
 pub(crate) fn pictures_in(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(path).map_err(Error::file("list", path))?;
     let mut files: Vec<PathBuf> = Vec::new();

@@ -1,22 +1,21 @@
-//! Resize and crop as the reference does it.
+//! Resizes and crops images exactly like the reference.
 //!
-//! The rule is that of DiffSynth-Studio 1.1.8 (`ImageCropAndResize`), which works on PIL pictures through torchvision:
+//! The reference is DiffSynth-Studio 1.1.8 (`ImageCropAndResize`), which processes PIL images through torchvision:
 //!
-//! 1. Target size. With height and width given, those. Else the picture's own size, scaled down by
-//!    sqrt(width * height / max_pixels) and truncated when it has more than `max_pixels`; then both rounded down to
-//!    multiples of the model's unit (16 there).
-//! 2. Scale by max(target_width / width, target_height / height), sizes rounded half to even, with Pillow's
-//!    antialiased bilinear filter.
-//! 3. Cut out the centre, offsets rounded half to even.
+//! 1. Target size: the configured height and width, or the image's own size. If it has more than `max_pixels`, the own
+//!    size is divided by sqrt(width * height / max_pixels) and truncated. Both sides are then rounded down to multiples
+//!    of the model's unit (16 there). 2. Scale by max(target_width / width, target_height / height), sizes rounded half
+//!    to even, with Pillow's antialiased bilinear filter. 3. Crop the centre, offsets rounded half to even.
 //!
-//! The filter is Pillow's to the bit: a triangle widened by the reduction factor, weights in 22-bit fixed point, 8-bit
-//! between the horizontal pass and the vertical one.
+//! The filter is bit-identical to Pillow's: a triangle widened by the reduction factor, weights in 22-bit fixed point,
+//! and 8 bits between the horizontal and the vertical pass.
 
 use rayon::prelude::*;
 
 use crate::picture::Picture;
 
-/// Height and width, multiples of `unit`, that a picture of `[height, width]` is brought to, or why it cannot be.
+/// Returns the target height and width (multiples of `unit`) of an image of `[height, width]`. Fails if the image is
+/// too small.
 pub fn target_size([height, width]: [usize; 2], max_pixels: usize, unit: [usize; 2]) -> Result<[usize; 2], String> {
     let pixels = (width * height) as f64;
     let (mut h, mut w) = (height, width);
@@ -36,7 +35,7 @@ pub fn target_size([height, width]: [usize; 2], max_pixels: usize, unit: [usize;
     Ok([h, w])
 }
 
-/// Scales `picture` to cover `[height, width]` and cuts out the centre.
+/// Scales `picture` to cover `[height, width]` and crops the centre.
 pub fn crop_and_resize(picture: Picture, [height, width]: [usize; 2]) -> Picture {
     if (picture.height, picture.width) == (height, width) {
         return picture;
@@ -54,7 +53,7 @@ pub fn crop_and_resize(picture: Picture, [height, width]: [usize; 2]) -> Picture
     Picture { width, height, rgb }
 }
 
-/// Resizes to `[height, width]` (at least 1) as Pillow's `Image.resize` with `BILINEAR`.
+/// Resizes to `[height, width]` (at least 1), like Pillow's `Image.resize` with `BILINEAR`.
 pub fn resize(picture: Picture, [height, width]: [usize; 2]) -> Picture {
     let horizontal = if picture.width == width { picture } else { resize_rows(&picture, width) };
     if horizontal.height == height { horizontal } else { resize_columns(&horizontal, height) }
@@ -62,7 +61,7 @@ pub fn resize(picture: Picture, [height, width]: [usize; 2]) -> Picture {
 
 const PRECISION_BITS: u32 = 22;
 
-/// For every output sample the first input sample and the weights.
+/// The first input sample and the weights of each output sample.
 fn weights(input: usize, output: usize) -> Vec<(usize, Vec<i32>)> {
     let scale = input as f64 / output as f64;
     let support = scale.max(1.0);
@@ -130,7 +129,7 @@ mod tests {
     #[test]
     fn target_sizes_are_those_of_the_reference() {
         let max = 480 * 480;
-        // By ImageCropAndResize.get_height_width.
+        // Expected values are from ImageCropAndResize.get_height_width.
         for (size, expected) in [
             ([144, 176], [144, 176]),
             ([1080, 1920], [352, 640]),
@@ -146,7 +145,8 @@ mod tests {
         assert_eq!(target_size([480, 832], max, [32, 32]), Ok([352, 608]));
     }
 
-    /// Sums and polynomial hashes of the results of torchvision 0.24.0 on Pillow 13.0.0 for the same pictures.
+    /// Compares with sums and polynomial hashes of the results of torchvision 0.24.0 and Pillow 13.0.0 for the same
+    /// images.
     #[test]
     fn pictures_come_out_as_from_pillow_to_the_bit() {
         let cases = [

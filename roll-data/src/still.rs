@@ -1,4 +1,4 @@
-//! Pictures and animations through the `image` crate, with limits.
+//! Still images and GIF through the `image` crate, with limits.
 
 use std::fs::File;
 use std::io::{BufReader, Cursor};
@@ -7,7 +7,8 @@ use std::path::Path;
 
 use image::codecs::gif::GifDecoder;
 use image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits};
-use roll_core::{Error, files};
+use roll_core::Error;
+use roll_external::files;
 
 use crate::config::Decoder;
 use crate::container::{Container, Head};
@@ -16,9 +17,9 @@ use crate::frames::STILL_FPS;
 use crate::orientation::Orientation;
 use crate::picture::{MAX_SIDE, Picture, check_size};
 
-/// Of a picture as it is decoded.
+/// Maximum size of a decoded image in bytes.
 const MAX_BYTES: u64 = 512 << 20;
-/// Of all frames of a GIF that are decoded: five hundred of full HD, about ten seconds.
+/// Maximum number of pixels of all decoded frames of a GIF: five hundred frames of full HD, about ten seconds.
 const MAX_GIF_PIXELS: u64 = 1 << 30;
 
 fn limits() -> Limits {
@@ -29,10 +30,10 @@ fn limits() -> Limits {
     limits
 }
 
-/// Reads a picture, turned as its EXIF data says; transparency is dropped, as by PIL's `convert("RGB")`. PNG, JPEG, WebP
-/// and the first frame of a GIF are read here, others through ffmpeg where `decoder` allows it.
+/// Reads an image, rotated as its EXIF data specifies; transparency is dropped, like PIL's `convert("RGB")`. PNG, JPEG,
+/// WebP and the first frame of a GIF are decoded here, other formats through ffmpeg if `decoder` allows it.
 pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, String> {
-    // Who asks names the file.
+    // The caller adds the file name.
     let head = Head::read(path).map_err(|e| match e {
         Error::File { source, .. } => source.to_string(),
         other => other.chain(),
@@ -62,7 +63,7 @@ fn decode_picture(path: &Path) -> Result<Picture, String> {
         let mut limits = limits();
         limits.reserve(decoder.total_bytes())?;
         decoder.set_limits(limits)?;
-        // Damaged EXIF data says nothing.
+        // Damaged EXIF data is ignored.
         let orientation = decoder.orientation().map(Orientation::from).unwrap_or_default();
         Ok((DynamicImage::from_decoder(decoder)?.into_rgb8(), orientation))
     };
@@ -71,7 +72,7 @@ fn decode_picture(path: &Path) -> Result<Picture, String> {
     Ok(orientation.apply(Picture { width, height, rgb: image.into_raw() }))
 }
 
-/// In words of this crate.
+/// Converts an error to this crate's wording.
 fn plain(error: ImageError) -> String {
     match error {
         ImageError::Limits(_) => format!("larger than {MAX_SIDE} pixels a side, or than {MAX_BYTES} bytes in memory"),
@@ -88,8 +89,8 @@ fn plain(error: ImageError) -> String {
     }
 }
 
-/// Decodes the frames of a GIF one by one, each with the seconds for which it is shown, until `each` breaks off. Fails
-/// when they have more than [`MAX_GIF_PIXELS`] together.
+/// Decodes the frames of a GIF one by one and calls `each` with each frame and its duration in seconds, until it
+/// breaks. Fails if the frames have more than [`MAX_GIF_PIXELS`] in total.
 pub(crate) fn decode_gif(
     file: File,
     each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
@@ -125,7 +126,7 @@ fn decode_gif_of(
     Ok(())
 }
 
-/// PNG bytes.
+/// Encodes an image as PNG.
 pub(crate) fn png(picture: &Picture) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let (w, h) = (picture.width as u32, picture.height as u32);
@@ -146,7 +147,7 @@ pub(crate) fn png(picture: &Picture) -> Result<Vec<u8>, String> {
 mod tests {
     use super::*;
 
-    /// Frames of 64 x 32 pixels of one colour, 40 bytes each.
+    /// A GIF with frames of 64 x 32 pixels of one colour.
     fn gif(frames: usize) -> (tempfile::TempDir, File) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.gif");

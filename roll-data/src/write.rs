@@ -1,19 +1,19 @@
-//! Writing videos. Files appear whole or not at all.
+//! Writes videos and images. Files are written atomically.
 
 use std::path::{Path, PathBuf};
 
 use image::codecs::gif::{GifEncoder, Repeat};
 use image::{Delay, DynamicImage, RgbImage};
-use roll_core::files::write_atomically;
 use roll_core::{Error, Result, Video};
+use roll_external::files::write_atomically;
 
 use crate::mp4;
 use crate::picture::Picture;
 use crate::resize::resize;
 use crate::still::png;
 
-/// Writes H.264 in MP4, as ordinary players open it: constant quantiser (visually lossless), no frame left out,
-/// BT.601 limited range and tagged so. H.264 with 4:2:0 chroma has even sizes: an odd last column or row is repeated.
+/// Writes H.264 in MP4 for ordinary players: every frame, constant quantiser (visually lossless), tagged BT.601 limited
+/// range. H.264 with 4:2:0 chroma needs even sizes: an odd last column or row is repeated.
 pub fn write_mp4(path: impl AsRef<Path>, video: &Video) -> Result<()> {
     let path = path.as_ref();
     let mut bytes = Vec::new();
@@ -21,14 +21,14 @@ pub fn write_mp4(path: impl AsRef<Path>, video: &Video) -> Result<()> {
     write_atomically(path, &bytes)
 }
 
-/// GIF bytes: 256 colours per frame, plays for ever. Frames larger than `max_side` are scaled down.
+/// Encodes a GIF with 256 colours per frame that loops for ever. Frames larger than `max_side` are scaled down.
 pub fn encode_gif(video: &Video, max_side: usize) -> Result<Vec<u8>> {
     let failed = |e: image::ImageError| Error::Misuse(format!("the video cannot be written as GIF: {e}"));
     let mut bytes = Vec::new();
     let mut encoder = GifEncoder::new_with_speed(&mut bytes, 10);
     encoder.set_repeat(Repeat::Infinite).map_err(failed)?;
     let fps = if video.fps() > 0.0 { video.fps() } else { 16.0 };
-    // Delays are hundredths of a second; the rounding error must not add up.
+    // Delays are hundredths of a second; rounding errors must not accumulate.
     let centiseconds = |t: usize| (t as f64 * 100.0 / fps).round();
     for t in 0..video.dims()[0] {
         let picture = shrink(Picture::from_frame(video, t), max_side);
@@ -44,12 +44,12 @@ pub fn encode_gif(video: &Video, max_side: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes [`encode_gif`] in full size.
+/// Writes a GIF in full size; see [`encode_gif`].
 pub fn write_gif(path: impl AsRef<Path>, video: &Video) -> Result<()> {
     write_atomically(path.as_ref(), &encode_gif(video, usize::MAX)?)
 }
 
-/// Writes every frame as `frame_00000.png` ... into `directory`, which is made when it is not there.
+/// Writes every frame as `frame_00000.png` ... into `directory`, which is created if missing. Returns the paths.
 pub fn write_pngs(directory: impl AsRef<Path>, video: &Video) -> Result<Vec<PathBuf>> {
     let directory = directory.as_ref();
     std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
@@ -62,12 +62,13 @@ pub fn write_pngs(directory: impl AsRef<Path>, video: &Video) -> Result<Vec<Path
     Ok(paths)
 }
 
-/// PNG bytes.
+/// Encodes an image as PNG.
 pub fn encode_png(picture: &Picture) -> Result<Vec<u8>> {
     png(picture).map_err(|e| Error::Misuse(format!("the picture cannot be written as PNG: {e}")))
 }
 
-/// At most `max_frames` frames, evenly spread and with the first and the last, in a grid as square as can be.
+/// Returns a grid, as square as possible, of at most `max_frames` evenly spaced frames, including the first and the
+/// last. Fails for zero frames.
 pub fn contact_sheet(video: &Video, max_frames: usize) -> Result<Picture> {
     let [frames, height, width] = video.dims();
     let n = frames.min(max_frames);
@@ -92,7 +93,7 @@ pub fn contact_sheet(video: &Video, max_frames: usize) -> Result<Picture> {
     Ok(Picture { width: sheet_width, height: sheet_height, rgb })
 }
 
-/// Writes [`contact_sheet`] as PNG.
+/// Writes a PNG of the [`contact_sheet`].
 pub fn write_contact_sheet(path: impl AsRef<Path>, video: &Video, max_frames: usize) -> Result<()> {
     write_atomically(path.as_ref(), &encode_png(&contact_sheet(video, max_frames)?)?)
 }

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p roll-models --example merge_memory -- DIR [GB]
 //!
-//! Writes a base of random bf16 weights (10 GB unless given) in shards, a LoRA of rank 64 for every matrix of its blocks,
-//! and the merged shards, all into DIR, and deletes them.
+//! Writes a base of random bf16 weights (10 GB unless given) in shards, a LoRA of rank 64 for every matrix of its
+//! blocks, and the merged shards, all into DIR, and deletes them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -4,9 +4,9 @@
 //!     cargo run --release -p roll-models --example overlap -- streamed
 //!
 //! Two ranks, threads of this process, train adapters or all weights of a transformer whose weights are divided between
-//! them (ZeRO stage 3). Threads hand values over at the speed of memory, which no network has: their collectives take as
-//! long as the named link would, during which nothing is computed for them. `streamed`: one process reads the weights from
-//! a file, a block ahead or not.
+//! them (ZeRO stage 3). Threads hand values over at the speed of memory, which no network has: their collectives take
+//! as long as the named link would, during which nothing is computed for them. `streamed`: one process reads the
+//! weights from a file, a block ahead or not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

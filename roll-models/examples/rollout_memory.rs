@@ -1,8 +1,9 @@
-//! Peak memory of a rollout beyond the weights, measured and as `Rollout::bytes` counts it: a random network of the shape
-//! of SmolLM2-135M (30 layers of width 576, 9 heads, 3 of keys and values, vocabulary 49,152), f32.
+//! Peak memory of a rollout beyond the weights, measured and as `Rollout::bytes` counts it: a random network of the
+//! shape of SmolLM2-135M (30 layers of width 576, 9 heads, 3 of keys and values, vocabulary 49,152), f32.
 //!
 //! ```sh
-//! cargo run --release -p roll-models --example rollout_memory -- [ROWS [PROMPT_TOKENS [NEW_TOKENS [GROUP_SIZE [LAYERS]]]]]
+//! cargo run --release -p roll-models --example rollout_memory -- [ROWS [PROMPT_TOKENS [NEW_TOKENS [GROUP_SIZE
+//! [LAYERS]]]]]
 //! ```
 //!
 //! 64 rows with 1984 tokens of prompts and 64 new ones in groups of 8, unless given. Memory is in proportion to the

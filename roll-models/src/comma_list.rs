@@ -1,28 +1,28 @@
-//! Options that are lists: one of YAML, or a text with commas, as ROLL writes them.
+//! Options that are lists, written as a YAML list or, as in ROLL, as one text with commas.
 //!
-//! Both are kept as the text, so that the record of a run does not depend on how it was written.
+//! Both forms are stored as the text, so that the record of a run does not depend on the form.
 
 use std::fmt;
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
-/// The entries of a list.
+/// Splits a text with commas into its entries: trimmed, without empty ones.
 pub(crate) fn split(list: &str) -> Vec<String> {
     list.split(',').map(str::trim).filter(|s| !s.is_empty()).map(Into::into).collect()
 }
 
-/// Reads a list.
+/// Reads a list and joins its entries with commas. Fails if an entry contains a comma.
 pub(crate) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     deserializer.deserialize_any(List)
 }
 
-/// Input of [`required`].
+/// JSON schema of the values that [`required`] accepts.
 pub(crate) fn required_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 }
 
-/// Input of [`optional`].
+/// JSON schema of the values that [`optional`] accepts.
 pub(crate) fn optional_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
 }

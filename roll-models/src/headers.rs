@@ -1,10 +1,11 @@
-//! Weight files by their headers alone: their tensors, compared with the needs of a network.
+//! Checks of weight files by their headers alone, without reading tensors.
 
 use roll_core::{Error, Result, plan};
 
 use crate::weights::Checkpoint;
 
-/// Fails unless the file has every tensor of `wanted` in its shape; names the first that is not right.
+/// Fails unless the file has every tensor of `wanted`, in its shape. The error names the first tensor that is missing
+/// or has another shape.
 pub(crate) fn has_all(file: &Checkpoint, wanted: &[(String, Vec<usize>)]) -> Result<()> {
     for (name, shape) in wanted {
         match file.info(name) {
@@ -25,7 +26,7 @@ pub(crate) fn has_all(file: &Checkpoint, wanted: &[(String, Vec<usize>)]) -> Res
     Ok(())
 }
 
-/// "transformer: 6 files, 28.58 GB, 1095 tensors of bf16".
+/// Returns a summary in one line: "transformer: 6 files, 28.58 GB, 1095 tensors of bf16".
 pub(crate) fn told(what: &str, file: &Checkpoint) -> String {
     let bytes: usize = file.keys().filter_map(|key| file.stored_bytes(key)).sum();
     let files = match file.paths().count() {

@@ -11,7 +11,7 @@ use crate::wan2_2::dit::DitConfig;
 use crate::wan2_2::paths::networks;
 use crate::weights::{Checkpoint, WeightsError, is_beside};
 
-/// Contents of a weight file, or of the shards of one.
+/// Contents of a weight file or of a set of shards.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct About {
     /// The file, or the first of its shards.
@@ -26,16 +26,19 @@ pub struct About {
     pub elements: u64,
     /// Number of tensors of each dtype.
     pub dtypes: BTreeMap<String, usize>,
-    /// The network, or kind of adapter.
+    /// Name of the network or kind of adapter.
     pub what: String,
-    /// More about it, in the order it should be told.
+    /// Further facts as (name, value), in the order of printing.
     pub details: Vec<(String, String)>,
-    /// The header's own words.
+    /// Metadata of the header: `__metadata__` of safetensors.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Looks into a file, an index of shards, a directory or a glob; reads headers, and adapters. Of a directory with a whole
-/// model, or with the adapters of two experts, each network is told apart. Of a run it is the newest checkpoint.
+/// Describes a weight file, an index of shards, a directory or a glob. Only headers are read, and the tensors of
+/// adapters.
+///
+/// A directory with a whole model, or with the adapters of two experts, has one entry per network. A run directory is
+/// described by its newest checkpoint.
 pub fn inspect(path: &Path) -> Result<Vec<About>> {
     if path.is_dir()
         && let Some(newest) = lora::newest_checkpoint(path)?
@@ -53,7 +56,7 @@ pub fn inspect(path: &Path) -> Result<Vec<About>> {
     }
 }
 
-/// One network or adapter.
+/// Describes one network or adapter.
 fn about(checkpoint: Checkpoint) -> Result<About> {
     let place = checkpoint.path().to_path_buf();
     let infos: Vec<_> = checkpoint.keys().filter_map(|key| checkpoint.info(key)).collect();
@@ -75,7 +78,7 @@ fn about(checkpoint: Checkpoint) -> Result<About> {
     if checkpoint.keys().any(lora::is_lora_key) {
         match LoraFile::open(&place) {
             Ok(file) => about.lora(&file),
-            // Adapters that cannot be used have a kind, too.
+            // An adapter that cannot be used is described, too, together with the reason.
             Err(e) => {
                 about.what = "adapter that cannot be used here".into();
                 about.details.push(("reason".into(), e.to_string()));
@@ -160,7 +163,7 @@ impl About {
     }
 }
 
-/// The name of a layer with its numbers left out where they count blocks: `blocks.#.ffn.0`.
+/// Returns the name of a layer with the number of its block replaced by `#`: `blocks.#.ffn.0`.
 fn family(layer: &str) -> String {
     let mut parts: Vec<&str> = layer.split('.').collect();
     if let Some(number) = parts.iter_mut().skip(1).find(|p| p.bytes().all(|b| b.is_ascii_digit()))

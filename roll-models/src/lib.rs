@@ -1,9 +1,13 @@
 //! Models of roll: Wan2.2 video diffusion, causal language models, and the weight file formats.
 //!
-//! *What it is for*: [`wan2_2`] and [`causal_lm`] register themselves; [`weights`], [`lora`] and [`inspect`] read and
-//! write files for anyone. *What it is not*: an inference server, or a training algorithm (`roll-algos`).
+//! - *Purpose*: [`wan2_2`] and [`causal_lm`] register themselves as models. [`weights`], [`lora`] and [`inspect`] read
+//!   and write the files of any network.
+//! - *Dependencies*: `roll-core` and `roll-backends`. A model knows no reward and no algorithm; inference servers and
+//!   training algorithms (`roll-algos`) live elsewhere.
+//! - *Where to start*: `wan2_2/dit/mod.rs` is the transformer and `wan2_2/vae/mod.rs` the VAE; each is meant to be read
+//!   next to its paper. `wan2_2/model.rs` composes them into a `DiffusionModel`.
 //!
-//! A LoRA of one layer, written for another program and read again:
+//! The example writes a LoRA of one layer in kohya's convention and reads it back:
 //!
 //! ```
 //! use std::collections::BTreeMap;

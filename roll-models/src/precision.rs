@@ -1,4 +1,4 @@
-//! Dtypes of frozen weights and of products.
+//! Dtypes of frozen weights and of matrix products.
 
 use burn::tensor::{DType, Device};
 use roll_backends::EightBits;
@@ -8,27 +8,28 @@ use roll_core::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Storage of frozen weights.
+/// The dtype in which frozen weights are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightsDType {
-    /// bf16 on GPUs; on the CPU as in the file. Four bytes on a device without bf16. Matrices that `wan2_2`'s files
-    /// have in fp8 or int8 stay so.
+    /// bf16 on GPUs, the file's dtype on the CPU, f32 on a device without bf16. Matrices that a file of `wan2_2` has in
+    /// fp8 or int8 keep that dtype.
     #[default]
     Auto,
-    /// Four bytes.
+    /// Four bytes per element.
     F32,
-    /// Two bytes.
+    /// Two bytes per element.
     Bf16,
-    /// One byte: integers, and a factor for each row. Matrices of `wan2_2`'s blocks are rounded at loading; other
-    /// weights are as with `auto`.
+    /// One byte per element: signed integers with one scale per row. The matrices of `wan2_2`'s blocks are quantised
+    /// when they are loaded; all other weights are stored as with `auto`.
     Int8,
-    /// One byte: fp8 (e4m3), and a factor for each row. As `int8`.
+    /// One byte per element: fp8 (e4m3) with one scale per row, for the same matrices as `int8`.
     Fp8,
 }
 
 impl WeightsDType {
-    /// On `device`, for dense weights whose file has `stored`. Fails if bf16 is asked of a device without it.
+    /// Returns the dtype of dense weights on `device` if their file has `stored`. Fails if bf16 is chosen and `device`
+    /// has none.
     pub fn of(self, stored: DType, device: &Device) -> Result<DType> {
         match self {
             Self::Bf16 => bf16("model.weights_dtype", device),
@@ -36,7 +37,9 @@ impl WeightsDType {
         }
     }
 
-    /// As [`WeightsDType::of`], with the weights of [`Storage::exact`] in f32 where the choice is left to us.
+    /// Returns the storage of all weights: the dtype of [`WeightsDType::of`] for dense ones, and the format of
+    /// matrices. The weights that `exact` names ([`Storage::exact`]) stay f32 unless f32 or bf16 is chosen explicitly.
+    /// Fails if eight bits are chosen and `device` has no integers of eight bits.
     pub fn storage(self, stored: DType, exact: &'static [&'static str], device: &Device) -> Result<Storage> {
         let dtype = self.of(stored, device)?;
         let bytes = device.supports_dtype(DType::U8);
@@ -53,7 +56,7 @@ impl WeightsDType {
         Ok(Storage { dtype, exact, matrices })
     }
 
-    /// Dtype that matrices are rounded to.
+    /// The format to which matrices are quantised.
     pub(crate) fn eight_bits(self) -> Option<EightBits> {
         match self {
             Self::Auto | Self::F32 | Self::Bf16 => None,
@@ -62,7 +65,7 @@ impl WeightsDType {
         }
     }
 
-    /// On a GPU or a CPU that has bf16.
+    /// Returns the dtype of dense weights on a GPU, or on a CPU that has bf16.
     pub(crate) fn on(self, stored: DType, gpu: bool) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -73,21 +76,22 @@ impl WeightsDType {
     }
 }
 
-/// Dtype of products of matrices, and of attention.
+/// The dtype of matrix products and of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDType {
-    /// bf16 where the weights are and the device is a GPU.
+    /// bf16 if the weights are bf16 and the device is a GPU; f32 otherwise.
     #[default]
     Auto,
     /// f32.
     F32,
-    /// bf16, with sums in f32.
+    /// bf16, accumulated in f32.
     Bf16,
 }
 
 impl ComputeDType {
-    /// For weights stored as `weights` on `device`. Fails if bf16 is asked of a device without it.
+    /// Returns the dtype for weights that are stored as `weights` on `device`. Fails if bf16 is chosen and `device` has
+    /// none.
     pub fn of(self, weights: DType, device: &Device) -> Result<DType> {
         match self {
             Self::Auto => Ok(roll_backends::product_dtype(device, weights)),
@@ -96,7 +100,7 @@ impl ComputeDType {
         }
     }
 
-    /// On a GPU or a CPU that has bf16.
+    /// Returns the dtype on a GPU, or on a CPU that has bf16.
     pub(crate) fn on(self, weights: DType, gpu: bool) -> DType {
         match self {
             Self::Auto if gpu => weights,
@@ -106,7 +110,7 @@ impl ComputeDType {
     }
 }
 
-/// The dtype in which `device` stores numbers of `dtype` without loss: for bf16 f32, where it has no bf16.
+/// The dtype in which `device` stores numbers of `dtype` without loss: f32 for bf16 on a device without bf16.
 pub(crate) fn storable(dtype: DType, device: &Device) -> DType {
     if dtype == DType::BF16 && !device.supports_dtype(DType::BF16) { DType::F32 } else { dtype }
 }

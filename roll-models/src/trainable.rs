@@ -28,16 +28,16 @@ pub enum Trainable {
     Lora {
         /// Rank of the adapters.
         rank: usize,
-        /// Scale numerator: the product is multiplied by `alpha / rank`.
+        /// Numerator of the scale: the product B A is multiplied by `alpha / rank`.
         alpha: f64,
-        /// Endings of layer names: `q`, `ffn.0`.
+        /// Endings of the names of the adapted layers: `q`, `ffn.0`.
         targets: Vec<String>,
     },
     /// Low-rank adapters on exactly these layers, as an adapter file has them.
     Layers {
         /// Rank of each layer's adapter, by the name of the layer.
         ranks: BTreeMap<String, usize>,
-        /// Factor of the product: `alpha / rank`.
+        /// Scale of the product B A: `alpha / rank`.
         scale: f64,
     },
     /// Every weight.
@@ -45,7 +45,7 @@ pub enum Trainable {
 }
 
 impl Trainable {
-    /// `alpha / rank` of adapters; 1 where there are none.
+    /// The scale `alpha / rank` of adapters; 1 without adapters.
     pub fn lora_scale(&self) -> f64 {
         match self {
             Self::Lora { rank, alpha, .. } => alpha / *rank as f64,
@@ -55,12 +55,12 @@ impl Trainable {
     }
 }
 
-/// Whether a layer's name ends in `target`: all of it, or behind a dot.
+/// Whether a layer's name is `target` or ends in `.target`.
 pub(crate) fn is_target(layer: &str, target: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|head| head.is_empty() || head.ends_with('.'))
 }
 
-/// Fails on a scale numerator by which no adapter would act: 0 leaves every gradient at 0.
+/// Fails unless `alpha` is finite and above 0: with 0 every gradient of the adapters would stay 0.
 pub(crate) fn check_alpha(alpha: Option<f64>) -> Result<()> {
     match alpha.filter(|alpha| !(alpha.is_finite() && *alpha > 0.0)) {
         Some(alpha) => Err(Error::config("model.lora_alpha", format!("expected a number above 0, found {alpha}"))),
@@ -68,7 +68,8 @@ pub(crate) fn check_alpha(alpha: Option<f64>) -> Result<()> {
     }
 }
 
-/// Fails on a rank above both widths of a layer: a mistake, for which memory may run out before anybody notices.
+/// Fails if the rank exceeds both widths of a layer. Such a rank is a mistake that could exhaust the memory before it
+/// is noticed.
 fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
     match shape.iter().max() {
         Some(most) if rank > *most => {
@@ -79,8 +80,10 @@ fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
     }
 }
 
-/// Names, shapes and initial values of the adapters that `trainable` asks for on `weights`: A uniform in +-1/sqrt(in) as
-/// in PEFT, B zero. `examples` names layers for the error about an unknown target.
+/// Returns the names, shapes and initial values of the adapters that `trainable` requests on the linear layers among
+/// `weights` (pairs of name and shape): A [rank, in] is uniform in +-1/sqrt(in), as in PEFT, and B [out, rank] is zero.
+///
+/// Fails if a target matches no layer; the error quotes `examples`, which names existing layers.
 pub fn lora_parameters(
     weights: Vec<(String, Vec<usize>)>,
     trainable: &Trainable,

@@ -1,5 +1,5 @@
-//! Writes networks of known shapes with noise for weights, to time executors on (`onnx_speed`): MobileNetV2, ResNet-50 and a
-//! vision transformer (ViT-B/16, without its class token), for one picture of 224 x 224.
+//! Writes networks of well-known shapes with random weights, to time executors (`onnx_speed`): MobileNetV2, ResNet-50
+//! and a vision transformer (ViT-B/16 without its class token), for one picture of 224 x 224.
 //!
 //! ```text
 //! cargo run --release -p roll-rewards --example onnx_shapes -- FOLDER
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A network under construction. Names live as long as the program, which is short.
+/// A network under construction. Names are leaked, which is harmless in a short-lived program.
 #[derive(Default)]
 struct Network {
     nodes: Vec<Node<'static>>,
@@ -50,7 +50,7 @@ impl Network {
         name
     }
 
-    /// Noise around `middle`.
+    /// A weight of random values around `middle`.
     fn weight(&mut self, shape: &[i64], middle: f32, scale: f32) -> Name {
         let mut next = || {
             self.state = self.state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -72,7 +72,7 @@ impl Network {
         name
     }
 
-    /// A convolution without bias, and its normalisation.
+    /// A convolution without bias, followed by its normalisation.
     fn conv(&mut self, x: Name, [inputs, outputs, groups]: [i64; 3], kernel: i64, stride: i64) -> Name {
         let scale = (6.0 / (inputs / groups * kernel * kernel) as f32).sqrt();
         let weight = self.weight(&[outputs, inputs / groups, kernel, kernel], 0.0, scale);
@@ -93,7 +93,7 @@ impl Network {
         self.node("Clip", &[x, low, high], vec![])
     }
 
-    /// `x W + b`, over the last axis.
+    /// The linear layer `x W + b` over the last axis.
     fn linear(&mut self, x: Name, inputs: i64, outputs: i64) -> Name {
         let weight = self.weight(&[inputs, outputs], 0.0, (3.0 / inputs as f32).sqrt());
         let bias = self.weight(&[outputs], 0.0, 0.1);
@@ -101,7 +101,7 @@ impl Network {
         self.node("Add", &[product, bias], vec![])
     }
 
-    /// The bytes of the file, whose output is `y`.
+    /// The bytes of the ONNX file, whose output is `y`.
     fn finish(mut self, y: Name) -> Vec<u8> {
         self.nodes.push(Node {
             op_type: OpType::from("Identity"),
@@ -140,7 +140,7 @@ fn ints(name: Name, ints: &[i64]) -> Attribute<'static> {
     Attribute { name, r#type: AttributeType::Ints, ints: ints.to_vec(), ..Default::default() }
 }
 
-/// Mean over the plane, then classes.
+/// The mean over the plane, followed by the classification layer.
 fn classes(net: &mut Network, x: Name, channels: i64) -> Name {
     let pooled = net.node("GlobalAveragePool", &[x], vec![]);
     let flat = net.node("Flatten", &[pooled], vec![]);
@@ -153,7 +153,7 @@ fn mobilenet() -> Vec<u8> {
     let mut net = Network::default();
     let x = net.conv("x", [3, 32, 1], 3, 2);
     let (mut x, mut channels) = (net.relu_6(x), 32);
-    // Expansion, channels, repeats and first stride, from the paper's table.
+    // Expansion, channels, repeats and first stride, from the table in the paper.
     for (expansion, outputs, repeats, stride) in
         [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
     {

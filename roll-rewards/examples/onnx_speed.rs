@@ -1,14 +1,14 @@
-//! How long this project's ONNX executor takes, forward and with the gradient, and beside it ONNX Runtime: how long it
-//! takes forward, and how far apart their outputs are.
+//! Times this project's ONNX executor, forward and with gradient, and compares it with ONNX Runtime: forward time, and
+//! the difference of the outputs.
 //!
 //! ```text
 //! eval "$(scripts/setup-onnxruntime)"
 //! RAYON_NUM_THREADS=2 cargo run --release -p roll-rewards --features onnxruntime --example onnx_speed -- FILE.onnx...
 //! ```
 //!
-//! All compute on the CPU with the same number of threads; the columns of a build without ONNX Runtime are empty. In each
-//! round every one runs once, and the median over the rounds counts (`ROUNDS`, 21 unless given). Inputs are noise; free axes
-//! are 1 along axis 0 and 64 elsewhere, or `ITEMS` and `SIDE`. Texts are the token 1.
+//! Both compute on the CPU with the same number of threads; without ONNX Runtime in the build its columns are empty.
+//! Each round runs everything once, and the median over the rounds is reported (`ROUNDS`, default 21). Inputs are
+//! random. Free axes are 1 (axis 0) and 64 (other axes), or `ITEMS` and `SIDE`. Texts are the token 1.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -37,7 +37,7 @@ fn compare(path: &Path) -> Result<()> {
     };
     let inputs: Vec<Tensor> = ours.inputs().iter().map(sample).collect::<Result<_>>()?;
     let differentiable = ours.inputs().iter().any(|port| port.dtype == DType::F32);
-    // Weights are packed, and memory is fetched, in the first run.
+    // Weights are packed and memory is allocated during the first run.
     let our_outputs = ours.run_all(&inputs)?;
     let their_outputs = theirs.as_ref().map(|theirs| theirs.run(&inputs)).transpose()?;
     if differentiable {
@@ -66,7 +66,7 @@ fn compare(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The first output, and the gradient of its sum.
+/// Computes the first output, and the gradient of its sum.
 fn with_gradient(model: &Model, inputs: &[Tensor]) -> Result<()> {
     let (value, recorded) = model.vjp_all(inputs)?;
     recorded.pull_all(&Tensor::full(value.shape(), 1.0)).map(drop)
@@ -83,7 +83,7 @@ fn median(mut seconds: Vec<f64>) -> Option<f64> {
     seconds.get(seconds.len() / 2).copied()
 }
 
-/// A number in an environment variable.
+/// Reads a number from an environment variable.
 fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
@@ -105,7 +105,7 @@ fn sample(port: &Port) -> Result<Tensor> {
     }
 }
 
-/// The largest difference, as a part of the largest value, which counts as at least two hundredths.
+/// The largest difference, relative to the largest value (but at least 0.02).
 fn difference(ours: &Tensor, theirs: &Tensor) -> f32 {
     let (ours, theirs) = (ours.to_f32_vec(), theirs.to_f32_vec());
     let largest = theirs.iter().fold(2e-2f32, |m, v| m.max(v.abs()));

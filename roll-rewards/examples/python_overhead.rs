@@ -1,10 +1,11 @@
-//! A reward in Python beside the same function in one process: milliseconds for 81 frames of 480x480, with gradient.
+//! Times a reward in a Python program against the same function within one Python process: milliseconds for 81 frames
+//! of 480x480, with gradient.
 //!
 //! ```text
 //! cargo run --release -p roll-rewards --example python_overhead -- [PYTHON]      # a Python with torch
 //! ```
 //!
-//! The best of several runs counts, wall time and seconds of CPU of both processes.
+//! Reports the best of several runs: wall time, and CPU seconds of both processes.
 
 use std::path::Path;
 use std::process::Command;
@@ -55,7 +56,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Seconds of wall time and of both processes' CPU for a score and its pullback.
+/// Seconds of wall time and of both processes' CPU time for a score and its pullback.
 fn asked(python: &str, shared_memory: bool) -> Result<[f64; 2]> {
     let command = vec![python.into(), "-c".into(), format!("{SCORE}\nroll_reward.serve(score)")];
     let config = CommandConfig { command, shared_memory, ..CommandConfig::default() };
@@ -72,7 +73,7 @@ fn asked(python: &str, shared_memory: bool) -> Result<[f64; 2]> {
     Ok(best)
 }
 
-/// Of this process and of its children that run, on Linux; elsewhere 0.
+/// CPU seconds of this process and its running children on Linux; 0 on other systems.
 fn cpu_seconds() -> f64 {
     let own = format!("/proc/{}", std::process::id());
     let children = std::fs::read_to_string(format!("{own}/task/{}/children", std::process::id())).unwrap_or_default();
@@ -81,7 +82,7 @@ fn cpu_seconds() -> f64 {
         let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap_or_default();
         let after_name = stat.rsplit(')').next().unwrap_or_default().to_owned();
         let ticks = after_name.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<f64>().ok());
-        // A tick is a hundredth of a second on every Linux of today.
+        // A tick is a hundredth of a second on every current Linux.
         ticks.sum::<f64>() / 100.0
     })
     .sum()

@@ -1,5 +1,5 @@
-//! A reward that needs no network: how near the video's brightness is to a wanted one. For tests, demonstrations and
-//! first trials of a training run.
+//! The reward `brightness` compares the video's brightness with a target and needs no network. For tests,
+//! demonstrations and first trials of a training run.
 
 use roll_core::keys::check_ranges;
 use roll_core::registry::{default_options, parse_options};
@@ -13,7 +13,7 @@ use crate::picture::luma::LUMA;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct BrightnessConfig {
-    /// Wanted mean luma of every frame, 0 (black) to 1 (white).
+    /// Target for the mean luma of every frame, 0 (black) to 1 (white).
     #[schemars(range(min = 0, max = 1))]
     pub target: f64,
 }
@@ -24,14 +24,14 @@ impl Default for BrightnessConfig {
     }
 }
 
-/// Minus the squared distance of each frame's mean luma from the target, averaged over frames: 0 at best.
+/// Minus the squared distance of each frame's mean luma from the target, averaged over the frames. The best score is 0.
 #[derive(Clone, Debug)]
 pub struct Brightness {
     config: BrightnessConfig,
 }
 
 impl Brightness {
-    /// Fails when the target is outside [0, 1].
+    /// Fails unless the target is in [0, 1].
     pub fn new(config: BrightnessConfig) -> Result<Self> {
         check_ranges("reward", &config)?;
         Ok(Self { config })
@@ -67,7 +67,7 @@ impl RewardScorer for Brightness {
                 let cotangent = f64::from(cotangent.item()?);
                 let mut gradient = Vec::with_capacity(frames * 3 * plane);
                 for luma in lumas {
-                    // A pixel spans 2 for a luma of 1.
+                    // Pixels are in [-1, 1], so a luma of 1 spans 2.
                     let slope = -cotangent * (luma - target) / (frames * plane) as f64;
                     LUMA.iter().for_each(|weight| gradient.extend(std::iter::repeat_n((slope * weight) as f32, plane)));
                 }
@@ -78,7 +78,7 @@ impl RewardScorer for Brightness {
     }
 }
 
-/// Mean luma, 0 to 1, of one frame `[3, H, W]` in [-1, 1].
+/// Mean luma, in [0, 1], of one frame `[3, H, W]` in [-1, 1].
 fn mean_luma(frame: &[f32], plane: usize) -> f64 {
     let means = frame.chunks_exact(plane).map(|c| c.iter().map(|&v| f64::from(v)).sum::<f64>() / plane as f64);
     means.zip(LUMA).map(|(mean, weight)| (mean + 1.0) / 2.0 * weight).sum()

@@ -1,15 +1,15 @@
-//! Errors of the scorers. Those of ONNX files are [`crate::onnx::OnnxError`].
+//! Errors of the scorers. Errors of ONNX files are [`crate::onnx::OnnxError`].
 
 use std::path::PathBuf;
 
 use roll_core::{Error, Fault};
 
-/// Errors of a reward that is set up, or used against its rules.
+/// Errors in the setup or use of a reward.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RewardError {
     // Files
-    /// No file of the directory is the network that is needed.
+    /// No file in the directory is the required network.
     #[error(
         "no {role} in {}: expected {expected}; found {}; name the file with `{key}`",
         directory.display(), listed(.seen)
@@ -19,14 +19,14 @@ pub enum RewardError {
         role: &'static str,
         /// The directory.
         directory: PathBuf,
-        /// The kind of file that would have been taken.
+        /// The accepted kind of file.
         expected: &'static str,
-        /// The ONNX files in it, each with the reason against it.
+        /// The ONNX files in the directory, each with the reason why it does not fit.
         seen: Vec<String>,
-        /// The option that names a file.
+        /// The option that selects a file.
         key: &'static str,
     },
-    /// More than one file could be the network.
+    /// Several files in the directory fit.
     #[error("several files in {} could be the {role}: {}; choose one with `{key}`", directory.display(), listed(.candidates))]
     SeveralNetworks {
         /// "face detector" or "face embedder".
@@ -35,17 +35,17 @@ pub enum RewardError {
         directory: PathBuf,
         /// The files.
         candidates: Vec<String>,
-        /// The option that names a file.
+        /// The option that selects a file.
         key: &'static str,
     },
-    /// A file is an ONNX model, but not the kind that is needed.
+    /// A file is an ONNX model, but not of the required kind.
     #[error("{} cannot be the {role}: {problem}", path.display())]
     NotTheNetwork {
         /// "face detector" or "face embedder".
         role: &'static str,
         /// The file.
         path: PathBuf,
-        /// The difference between the expected and the found.
+        /// The difference between the expected and the found model.
         problem: String,
     },
 
@@ -56,13 +56,13 @@ pub enum RewardError {
          frontal face, or lower `det_threshold`"
     )]
     NoFaceInReference {
-        /// Which frames were searched: "any of the 8 frames after the first".
+        /// The frames that were searched: "any of the 8 frames after the first".
         frames: String,
         /// The detector's threshold.
         threshold: f32,
     },
 
-    /// A target that another scorer made.
+    /// A target from another scorer.
     #[error("the target of the reward `{reward}` holds no tensor `{tensor}`: it was not made by its `prepare`")]
     StrangeTarget {
         /// The reward.
@@ -79,7 +79,7 @@ fn listed(names: &[String]) -> String {
 impl From<RewardError> for Error {
     fn from(e: RewardError) -> Self {
         let fault = match e {
-            // One sample's fault: its reward's `on_missing` decides.
+            // This is the fault of one sample; the reward's `on_missing` decides.
             RewardError::NoFaceInReference { .. } => return Error::nothing_to_score(e.to_string()),
             RewardError::StrangeTarget { .. } => Fault::Failure,
             _ => Fault::User,

@@ -1,6 +1,6 @@
-//! Seeded numbers for the tests of this module.
+//! Seeded random numbers for the tests of this crate.
 
-/// Values in [-1, 1], the same for the same seed.
+/// Pseudo-random values in [-1, 1], determined by the seed.
 pub fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
     let mut draw = || {
@@ -10,7 +10,7 @@ pub fn noise(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| draw()).collect()
 }
 
-/// Scalar product in f64.
+/// Dot product in f64.
 pub fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }

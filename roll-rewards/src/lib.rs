@@ -1,10 +1,13 @@
-//! Rewards: any ONNX network (a differentiable executor), CLIP, the InsightFace identity score, scores of pixels
-//! without a network, and programs and services elsewhere.
+//! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network, and
+//! programs and services of your own.
 //!
-//! *What it is for*: rewards by configuration, and [`onnx`] for networks of your own with gradients. *What it is not*:
-//! needed to write a reward; the trait is `roll_core::RewardScorer`.
+//! - *Purpose*: rewards that a configuration names, and [`onnx`], an executor that differentiates ONNX networks. A
+//!   reward of your own needs only the trait `roll_core::RewardScorer`, not this crate.
+//! - *Dependencies*: `roll-core` and `roll-backends`. A reward knows no model and no algorithm.
+//! - *Where to start*: [`brightness`] is the smallest complete reward. [`onnx`] explains the executor, [`insightface`]
+//!   the reward that is built on it.
 //!
-//! A reward by its type, its score, and the gradient of the score:
+//! The example scores a video and computes the gradient of the score:
 //!
 //! ```
 //! use roll_core::{Grad, RewardScorer, Score, Target, Tensor, Video};

@@ -1,7 +1,7 @@
-//! Which backends tests run on.
+//! The backends that tests run on.
 
-/// Whether tests run on `backend`: on every one, or on those that the variable `ROLL_TEST_BACKENDS` lists, commas
-/// between them. A test that finds none of the listed ones fails: it would test nothing.
+/// Whether tests run on `backend`: on all backends, or on those in the comma-separated list `ROLL_TEST_BACKENDS`. A
+/// test that does not run on any listed backend must fail, because it would test nothing.
 pub fn is_tested(backend: &str) -> bool {
     std::env::var("ROLL_TEST_BACKENDS").ok().is_none_or(|list| lists(&list, backend))
 }

@@ -1,6 +1,7 @@
-//! A model small enough to differentiate by hand, a reward, and a strategy that shows the gradient it was given.
+//! A diffusion model that is small enough to differentiate by hand, a reward, and a strategy that exposes the gradient
+//! of its last update.
 
-// A double that is used wrongly ends the test that uses it.
+// Wrong use of a test double fails the test by a panic.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ const N: usize = 8;
 const FRAMES: [usize; 4] = [2, 3, 1, 2];
 const PIXELS: usize = 12;
 
-/// `n` numbers in [-1, 1), the same for the same `key`.
+/// `n` deterministic numbers in [-1, 1) for each `key`.
 pub fn values(key: u64, n: usize) -> Vec<f32> {
     let noise = Noise::new(key);
     let mut draw = noise.uniform(Purpose::Synthetic, 0, 0);
@@ -30,8 +31,8 @@ fn transposed_product(matrix: &[f32], y: &[f32], n: usize) -> Vec<f32> {
     (0..n).map(|j| y.iter().enumerate().map(|(i, y)| matrix[i * n + j] * y).sum()).collect()
 }
 
-/// velocity = tanh((W + adapter) x + b (t / 1000 + p L)), L being the length of the prompt and p `prompted`; frames =
-/// D x. Parameters: the adapter.
+/// A mock diffusion model: velocity = tanh((W + adapter) x + b (t / 1000 + p L)), where L is the length of the prompt
+/// and p is `prompted`; frames = D x. The trainable parameters are the adapter.
 pub struct MockDiffusion {
     specs: Vec<ParameterSpec>,
     /// The parameters, an 8 x 8 matrix.
@@ -40,39 +41,39 @@ pub struct MockDiffusion {
     base: Vec<f32>,
     bias: Vec<f32>,
     decoder: Vec<f32>,
-    /// What `encode` says the first frame's latents are.
+    /// The first frame's latents that `encode` returns.
     pub first_frame: Option<Tensor>,
     /// Another adapter, for timesteps above this one.
     pub early: Option<(f64, Vec<f32>)>,
-    /// Velocities without the adapter in the order they were asked for.
+    /// Velocities without the adapter, in the order of the calls.
     pub references: Vec<Tensor>,
-    /// Which of `references` comes next in place of a new one.
+    /// Index of the recorded `references` that the next call returns instead of a new velocity.
     pub replay: Option<usize>,
-    /// How much the prompt matters.
+    /// Weight p of the prompt.
     pub prompted: f32,
-    /// Velocities with the adapter under the empty prompt in the order they were asked for, where the prompt matters.
+    /// Velocities with the adapter under the empty prompt, in the order of the calls, if the prompt matters.
     pub unprompted: Vec<Tensor>,
-    /// Which of `unprompted` comes next in place of a new one.
+    /// Index of the recorded `unprompted` that the next call returns instead of a new velocity.
     pub replay_unprompted: Option<usize>,
-    /// Velocities with the adapter that were not recorded, in the order they were asked for.
+    /// Unrecorded velocities with the adapter, in the order of the calls.
     pub constants: Vec<Tensor>,
-    /// Which of `constants` comes next in place of a new one.
+    /// Index of the recorded `constants` that the next call returns instead of a new velocity.
     pub replay_constants: Option<usize>,
-    /// Velocities that were recorded.
+    /// Number of velocities recorded for a gradient.
     pub recorded: usize,
-    /// Frames a second that it says its videos have.
+    /// The frame rate that the model reports.
     pub rate: Option<f64>,
-    /// Calls of `encode`.
+    /// Number of calls of `encode`.
     pub encoded: usize,
-    /// Whether it says that it is a diffusion model.
+    /// Whether the model reports that it is a diffusion model.
     pub diffusion: bool,
-    /// The boundary of the schedule's experts.
+    /// The boundary between the schedule's experts.
     pub boundary: Option<f64>,
-    /// The noise levels at which the adapter acts; elsewhere another, frozen expert works.
+    /// The noise levels at which the adapter is active; at others a frozen expert is used.
     pub trained: SigmaRange,
-    /// Timesteps that velocities were asked for, with the length of the prompt.
+    /// Timestep and prompt length of each call of `velocity`.
     pub asked: Vec<(f64, f32)>,
-    /// Latents that every noise leads to: the velocity is then the one that a perfect model of them has.
+    /// If set, the velocity is that of a perfect model of these latents, to which every noise then leads.
     pub data: Option<Tensor>,
 }
 
@@ -107,7 +108,7 @@ impl Default for MockDiffusion {
 }
 
 impl MockDiffusion {
-    /// The same weights each time.
+    /// Creates a model with deterministic weights.
     pub fn new() -> Self {
         Self::default()
     }
@@ -237,21 +238,21 @@ impl DiffusionModel for MockDiffusion {
     }
 }
 
-/// Score = mean of sin(3 frame + reference). For the prompt `missing` there is no score, for `nan` it is none, and for
-/// `broken gradient` its gradient is none.
+/// A reward: score = mean of sin(3 frame + reference). The prompt `missing` has no score, `nan` has a NaN score, and
+/// `broken gradient` has a NaN gradient.
 pub struct Sines {
-    /// Its reaction to a missing score.
+    /// The reaction to a missing score.
     pub on_missing: OnMissing,
-    /// Whether it says that it has a gradient.
+    /// Whether the reward reports that it is differentiable.
     pub differentiable: bool,
-    /// Frames of each reference that it was given.
+    /// Number of frames of each reference passed to `prepare`.
     pub prepared: Vec<usize>,
-    /// Rows of [`sample`] whose clip gives it nothing to compare with.
+    /// Rows of [`sample`] for whose clips `prepare` fails with "nothing to score".
     pub faceless: Vec<u64>,
 }
 
 impl Sines {
-    /// Differentiable; samples without a score are left out.
+    /// A differentiable reward; samples without a score are skipped.
     pub fn new() -> Self {
         Self::default()
     }
@@ -303,7 +304,7 @@ impl RewardScorer for Sines {
     }
 }
 
-/// Plain descent in one process.
+/// A strategy: plain gradient descent in one process.
 #[derive(Default)]
 pub struct Descent {
     sum: Vec<f32>,
@@ -346,7 +347,7 @@ impl Strategy for Descent {
     }
 }
 
-/// A clip of two frames from row `index` of a data set.
+/// A sample with a clip of two frames, as row `index` of a data set.
 pub fn sample(index: u64, prompt: &str) -> Sample {
     let frames = Tensor::new(values(100 + index, PIXELS), FRAMES).unwrap();
     Sample {

@@ -1,6 +1,6 @@
-//! Small networks in the shape of SCRFD and ArcFace, with known answers and smooth gradients.
+//! Small ONNX networks with the interfaces of SCRFD and ArcFace, known answers and smooth gradients.
 
-// A double that is used wrongly ends the test that uses it.
+// Wrong use of a test double fails the test by a panic.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -12,16 +12,16 @@ use onnx_rs::ast::{
 
 use crate::diffusion::values;
 
-/// Where ArcFace wants eyes, nose and corners of the mouth in its 112 x 112 pixels.
+/// ArcFace's template: positions of eyes, nose and corners of the mouth in 112 x 112 pixels.
 const TEMPLATE: [[f64; 2]; 5] =
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]];
 
-/// Side of the fake detector's pictures.
+/// Side of the fake detector's images in pixels.
 pub const SIDE: usize = 32;
-/// Numbers of the fake embedder's output.
+/// Width of the fake embedder's output.
 pub const WIDTH: usize = 8;
 
-/// Where the fake detector sees the face of every picture whose mean is above 0.25, in shares of the canvas's side.
+/// The landmarks that the fake detector finds in every image with a mean above 0.25, as fractions of the canvas's side.
 pub fn landmark_shares() -> [[f32; 2]; 5] {
     TEMPLATE.map(|p| p.map(|v| (v / 160.0 + 0.15) as f32))
 }
@@ -29,13 +29,13 @@ pub fn landmark_shares() -> [[f32; 2]; 5] {
 /// Writes `det_fake.onnx` and `arcface_fake.onnx`.
 ///
 /// # Panics
-/// Where the directory cannot be written.
+/// If the directory is not writable.
 pub fn write(directory: &Path) {
     std::fs::write(directory.join("det_fake.onnx"), detector()).unwrap();
     std::fs::write(directory.join("arcface_fake.onnx"), embedder()).unwrap();
 }
 
-/// SCRFD's nine outputs. One anchor, at the canvas's centre, sees a face in bright pictures.
+/// A network with SCRFD's nine outputs. One anchor, at the canvas's centre, detects a face in bright images.
 fn detector() -> Vec<u8> {
     let axes = Attribute { name: "axes", r#type: AttributeType::Ints, ints: vec![1, 2, 3], ..Default::default() };
     let mut nodes =
@@ -79,7 +79,7 @@ fn detector() -> Vec<u8> {
     model(nodes, tensors, port("x", &[1, 3, SIDE, SIDE]), outputs)
 }
 
-/// One random projection and a tanh, exported for a batch of one as real files are.
+/// One random projection and a tanh, exported for a batch of one like real files.
 fn embedder() -> Vec<u8> {
     let weights = values(77, WIDTH * 3 * 112 * 112).into_iter().map(|v| 0.02 * v).collect();
     let tensors = vec![

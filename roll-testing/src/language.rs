@@ -1,6 +1,6 @@
-//! A language model small enough to differentiate by hand: the next character depends on the last one alone.
+//! A language model that is small enough to differentiate by hand: the next character depends on the last one only.
 
-// A double that is used wrongly ends the test that uses it.
+// Wrong use of a test double fails the test by a panic.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -9,22 +9,22 @@ use std::sync::{Arc, Mutex};
 use rand::RngCore;
 use roll_core::*;
 
-/// ASCII.
+/// Vocabulary size (ASCII).
 const V: usize = 128;
 
-/// log p(next | last) = log softmax of a row of logits. Parameters: the logits. Ends a turn with `$`.
+/// A bigram model: log p(next | last) = log softmax of a row of logits. The parameters are the logits. `$` ends a turn.
 pub struct Bigram {
     specs: Vec<ParameterSpec>,
-    /// The parameters, 128 x 128: a row for the last character.
+    /// The parameters, 128 x 128: one row per last character.
     pub logits: Vec<f32>,
     gradients: Arc<Mutex<Vec<f32>>>,
-    /// The template leaves out an answer of the assistant once more messages follow.
+    /// Whether the chat template drops an answer of the assistant once more messages follow.
     pub forgets: bool,
-    /// Most tokens that it takes.
+    /// Context length in tokens.
     pub context: usize,
-    /// The template fails.
+    /// Whether the chat template fails.
     pub fails: bool,
-    /// Prompts of each call of `generate`.
+    /// Number of prompts of each call of `generate`.
     pub calls: Vec<usize>,
 }
 
@@ -43,12 +43,12 @@ impl Default for Bigram {
 }
 
 impl Bigram {
-    /// Every character is as likely as any other.
+    /// Creates a model with equal probabilities for all characters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Writes only characters of `alphabet`, and the end of a turn.
+    /// Creates a model that generates only characters of `alphabet` and the end of a turn.
     pub fn of(alphabet: &str) -> Self {
         let mut model = Self::new();
         for (i, logit) in model.logits.iter_mut().enumerate() {
@@ -59,29 +59,10 @@ impl Bigram {
     }
 
     fn log_softmax(&self, last: usize) -> Vec<f64> {
-        log_softmax(&self.logits, last)
+        let row = &self.logits[last * V..(last + 1) * V];
+        let sum = row.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
+        row.iter().map(|l| f64::from(*l) - sum).collect()
     }
-}
-
-fn log_softmax(logits: &[f32], last: usize) -> Vec<f64> {
-    let row = &logits[last * V..(last + 1) * V];
-    let sum = row.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
-    row.iter().map(|l| f64::from(*l) - sum).collect()
-}
-
-/// Which character was read last, as long as a norm would make it.
-fn last_read(tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
-    let mut states = vec![0.0f32; tokens.as_slice::<i64>()?.len() * V];
-    for (i, id) in read(tokens, mask)? {
-        states[i * V + id] = (V as f32).sqrt();
-    }
-    Tensor::new(states, [tokens.shape()[0], tokens.shape()[1], V])
-}
-
-/// Place and character of each token that `mask` has.
-fn read(tokens: &Tensor, mask: &Tensor) -> Result<Vec<(usize, usize)>> {
-    let (ids, mask) = (tokens.as_slice::<i64>()?, mask.to_f32_vec());
-    Ok(ids.iter().enumerate().filter(|(i, _)| mask[*i] != 0.0).map(|(i, id)| (i, *id as usize)).collect())
 }
 
 impl Model for Bigram {
@@ -183,14 +164,14 @@ impl LanguageModel for Bigram {
         Ok(Box::new(Self { forgets: self.forgets, context: self.context, fails: self.fails, ..copy }))
     }
 
-    fn branch(&self, adapters: &BranchAdapters, _noise: &Noise) -> Result<Box<dyn Model>> {
-        assert!(adapters.rank > 0);
-        Ok(Box::new(Branch::default()))
-    }
-
     /// Which character was read last, as long as a norm would make it.
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
-        last_read(tokens, mask)
+        let (ids, mask) = (tokens.as_slice::<i64>()?, mask.to_f32_vec());
+        let mut states = vec![0.0f32; ids.len() * V];
+        for (i, id) in ids.iter().enumerate().filter(|(i, _)| mask[*i] != 0.0) {
+            states[i * V + *id as usize] = (V as f32).sqrt();
+        }
+        Tensor::new(states, [tokens.shape()[0], tokens.shape()[1], V])
     }
 
     fn evaluate(
@@ -227,86 +208,5 @@ impl LanguageModel for Bigram {
             Tensor::new(Vec::<f32>::new(), [0])
         });
         Ok((stats, Some(pullback)))
-    }
-}
-
-/// Hidden states of a [`Bigram`] and, added to them, what it has learnt of each character: a row of the parameters of
-/// another one, which are zeros at first.
-#[derive(Default)]
-struct Branch(Bigram);
-
-impl Model for Branch {
-    fn parameters(&self) -> &[ParameterSpec] {
-        self.0.parameters()
-    }
-
-    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.0.read_parameters(out)
-    }
-
-    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.0.write_parameters(values)
-    }
-
-    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        self.0.take_gradients(add_into)
-    }
-
-    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
-        Some(self)
-    }
-
-    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        self.0.export_adapter()
-    }
-
-    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
-        self.0.import_adapter(files)
-    }
-}
-
-impl LanguageModel for Branch {
-    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        self.0.tokenize(text)
-    }
-
-    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-        self.0.detokenize(tokens)
-    }
-
-    fn generate(&mut self, _prompts: &[Vec<u32>], _sampling: &Sampling) -> Result<Vec<Generation>> {
-        Err(Error::Unsupported("a critic writes nothing".into()))
-    }
-
-    fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
-        let states = last_read(tokens, mask)?;
-        let mut values = states.to_f32_vec();
-        for (i, id) in read(tokens, mask)? {
-            values[i * V..][..V].iter_mut().zip(&self.0.logits[id * V..]).for_each(|(state, learnt)| *state += learnt);
-        }
-        Tensor::new(values, states.shape())
-    }
-
-    fn record_hidden_states(&mut self, tokens: &Tensor, mask: &Tensor) -> Result<(Tensor, Pullback)> {
-        let (states, read) = (self.hidden_states(tokens, mask, Adapter::On)?, read(tokens, mask)?);
-        let gradients = self.0.gradients.clone();
-        let pullback = Pullback::new(move |cotangent: &Tensor| {
-            let (d, mut gradients) = (cotangent.f32s()?, gradients.lock().unwrap());
-            for (i, id) in read {
-                gradients[id * V..].iter_mut().zip(&d[i * V..][..V]).for_each(|(sum, d)| *sum += d);
-            }
-            Tensor::new(Vec::<f32>::new(), [0])
-        });
-        Ok((states, pullback))
-    }
-
-    fn evaluate(
-        &mut self,
-        _tokens: &Tensor,
-        _mask: &Tensor,
-        _adapter: Adapter,
-        _grad: Grad,
-    ) -> Result<(TokenStats, Option<Pullback>)> {
-        Err(Error::Unsupported("a critic predicts no tokens".into()))
     }
 }

@@ -1,18 +1,19 @@
-//! For tests of roll, and of algorithms, models and rewards written elsewhere.
+//! Test doubles for roll, and for algorithms, models and rewards written elsewhere.
 //!
-//! Test doubles that compute by hand what real components compute on a device, so that an algorithm is tested in
-//! milliseconds, against differences and against formulas:
+//! The doubles compute by hand what real components compute on a device, so that an algorithm is tested in
+//! milliseconds, against finite differences and formulas:
 //!
-//! - [`diffusion`]: a velocity model of eight numbers ([`MockDiffusion`]), a reward ([`Sines`]) and a strategy that shows
-//!   the gradient it was given ([`Descent`]);
-//! - [`training`]: steps of an algorithm on these, alone and on several ranks;
-//! - [`language`]: a language model in which the next character depends on the last one alone ([`Bigram`]);
+//! - [`diffusion`]: a velocity model of eight numbers ([`MockDiffusion`]), a reward ([`Sines`]) and a strategy that
+//!   exposes its last gradient ([`Descent`]);
+//! - [`training`]: steps of an algorithm on the doubles, on one or several ranks;
+//! - [`language`]: a language model in which the next character depends on the last one only ([`Bigram`]);
 //! - `faces` (feature `onnx`): a face detector and an embedder as ONNX files.
 //!
-//! A test that cannot run on this machine says so by [`skip!`], and fails where `ROLL_REQUIRE` says that it can.
-//! `ROLL_TEST_BACKENDS` chooses the backends of tests that run on several ([`is_tested`]).
+//! A test that cannot run on this machine reports it by [`skip!`], and fails if `ROLL_REQUIRE` lists the missing
+//! capability. `ROLL_TEST_BACKENDS` selects the backends of tests that run on several ([`is_tested`]).
 //!
-//! *What it is not*: a part of any program. Depend on it in `[dev-dependencies]`.
+//! The crate is for `[dev-dependencies]` only; it depends on `roll-core` and on no other crate of roll. Start reading
+//! at [`diffusion`].
 //!
 //! An algorithm on the doubles, here one that denoises in a single step and climbs the reward:
 //!
@@ -35,12 +36,12 @@
 //!         let reward = context.reward.as_deref_mut().expect("this test has one");
 //!         for sample in context.samples {
 //!             let model = context.model.as_diffusion().expect("checked");
-//!             let input = ConditionInput { prompt: sample.prompt.clone(), frames: 2, size: [1, 2], ..Default::default() };
-//!             let conditioning = model.encode(&input)?;
+//!             let input = ConditionInput { prompt: sample.prompt.clone(), frames: 2, size: [1, 2],
+//!             ..Default::default() }; let conditioning = model.encode(&input)?;
 //!             // From noise to data in one step: x - v.
 //!             let x = context.noise.latents(0, sample.index, &conditioning.latent_shape)?;
-//!             let (v, pull_velocity) = model.velocity(&x, Timestep(1000.0), &conditioning, Adapter::On, Grad::Record)?;
-//!             let latents: Vec<f32> = x.f32s()?.iter().zip(v.f32s()?).map(|(x, v)| x - v).collect();
+//!             let (v, pull_velocity) = model.velocity(&x, Timestep(1000.0), &conditioning, Adapter::On,
+//!             Grad::Record)?; let latents: Vec<f32> = x.f32s()?.iter().zip(v.f32s()?).map(|(x, v)| x - v).collect();
 //!             let (frames, pull_decode) = model.decode(&Tensor::new(latents, x.shape())?, Grad::Record)?;
 //!
 //!             let target = reward.prepare(&sample.video)?;

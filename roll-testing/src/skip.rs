@@ -1,8 +1,8 @@
-//! Tests that say when they were skipped, and a variable that makes a skip a failure.
+//! Visible test skips, and a variable that turns a skip into a failure.
 
 use std::io::Write;
 
-/// What a test may need that not every machine has, as `ROLL_REQUIRE` and [`skip!`](crate::skip) name it.
+/// Capabilities that not every machine has, by the names that `ROLL_REQUIRE` and [`skip!`](crate::skip) use.
 pub const CAPABILITIES: [(&str, &str); 13] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
@@ -19,14 +19,13 @@ pub const CAPABILITIES: [(&str, &str); 13] = [
     ("vulkan", "a device of `wgpu`; Mesa's driver makes one of the CPU"),
 ];
 
-/// Returns from a test that this machine cannot run, after one line that says so on the standard error stream, past the
-/// capture of the test runner: a skipped test must not look like a passed one.
+/// Returns from a test that this machine cannot run, after one line on standard error that bypasses the test runner's
+/// capture: a skipped test must not look like a passed one.
 ///
-/// `needs` names a [capability](CAPABILITIES). Where the variable `ROLL_REQUIRE` lists it (commas between several; `all`
-/// is every one), the test panics instead. A skip that names none never fails.
+/// `needs` names a [capability](CAPABILITIES). If the variable `ROLL_REQUIRE` lists it (comma-separated, or `all`), the
+/// test panics instead. A skip without a capability never fails.
 ///
-/// What is returned is the function's `Default`: `()` from a test, `None` from a helper that looks for the missing
-/// part.
+/// The function returns its `Default`: `()` from a test, `None` from a helper that looks for the missing part.
 ///
 /// ```
 /// fn compiler() -> Option<std::path::PathBuf> {
@@ -50,10 +49,10 @@ macro_rules! skip {
     }};
 }
 
-/// As [`skip!`](crate::skip), for a test that leaves out one of its cases: it goes on.
+/// Reports a skipped case like [`skip!`](crate::skip), for a test that then continues with its other cases.
 ///
 /// # Panics
-/// Where `ROLL_REQUIRE` lists `needs`.
+/// If `ROLL_REQUIRE` lists `needs`.
 pub fn skipped(why: &dyn std::fmt::Display, needs: Option<&str>) {
     let test = std::thread::current().name().map(str::to_owned).unwrap_or_default();
     let needed = needs.map(|name| format!(" [{name}]")).unwrap_or_default();
@@ -62,14 +61,14 @@ pub fn skipped(why: &dyn std::fmt::Display, needs: Option<&str>) {
     {
         panic!("{why}, and ROLL_REQUIRE says that this machine has what tests of `{name}` need");
     }
-    // One write: lines of several threads come between each other otherwise.
+    // A single write, so that lines of several threads are not interleaved.
     let _ = std::io::stderr().write_all(format!("SKIPPED {test}{needed}: {why}\n").as_bytes());
 }
 
 /// Whether `ROLL_REQUIRE` lists `capability`: tests that need it must then not be skipped.
 ///
 /// # Panics
-/// Where `ROLL_REQUIRE` lists a word that is no [capability](CAPABILITIES): it would require nothing.
+/// If `ROLL_REQUIRE` lists a word that is not a [capability](CAPABILITIES), which would require nothing.
 pub fn is_required(capability: &str) -> bool {
     let list = std::env::var("ROLL_REQUIRE").unwrap_or_default();
     listed(&list, capability).unwrap_or_else(|unknown| {
@@ -78,7 +77,7 @@ pub fn is_required(capability: &str) -> bool {
     })
 }
 
-/// Whether `list` has `capability`; `Err` is a word of it that is none.
+/// Whether `list` contains `capability`; `Err` is an unknown word of the list.
 fn listed<'a>(list: &'a str, capability: &str) -> Result<bool, &'a str> {
     let words = || list.split(',').map(str::trim).filter(|word| !word.is_empty());
     match words().find(|word| *word != "all" && !is_capability(word)) {
@@ -99,7 +98,7 @@ pub const fn is_capability(name: &str) -> bool {
     false
 }
 
-/// `==` of slices is not `const`.
+/// Compares slices; `==` is not `const`.
 const fn same(a: &[u8], b: &[u8]) -> bool {
     let mut i = 0;
     while i < a.len() && i < b.len() {

@@ -1,6 +1,6 @@
-//! Steps of an algorithm on the doubles, alone and on several ranks.
+//! Runs steps of an algorithm on the test doubles, on one or several ranks.
 
-// A double that is used wrongly ends the test that uses it.
+// Wrong use of a test double fails the test by a panic.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -19,19 +19,19 @@ pub struct Bench<A> {
     pub model: MockDiffusion,
     /// The reward.
     pub reward: Sines,
-    /// Shows the gradient of the last update.
+    /// The strategy, which exposes the gradient of the last update.
     pub strategy: Descent,
 }
 
 impl<A: Algorithm> Bench<A> {
-    /// With new doubles, which the algorithm has checked.
+    /// Creates a bench with new doubles, checked by the algorithm.
     pub fn new(mut algorithm: A, reward: Sines) -> Self {
         let mut model = MockDiffusion::new();
         algorithm.check(&mut model, Some(&reward)).unwrap();
         Self { algorithm, model, reward, strategy: Descent::default() }
     }
 
-    /// Step `step` of a run.
+    /// Runs step `step`.
     pub fn step_with(
         &mut self,
         step: u64,
@@ -43,7 +43,7 @@ impl<A: Algorithm> Bench<A> {
         algorithm.step(&mut context(step, samples, model, reward, strategy, learning_rate, noise))
     }
 
-    /// The same with the noise of [`train`], of a step that shall not fail.
+    /// Runs step `step` with the noise of [`train`]; panics if it fails.
     pub fn step(&mut self, step: u64, samples: &[Sample], learning_rate: f64) -> StepReport {
         self.step_with(step, samples, learning_rate, &Noise::new(SEED)).unwrap()
     }
@@ -64,13 +64,13 @@ fn context<'a>(
     StepContext { step, samples, model, reward, strategy, learning_rate, noise, progress, want_videos: false }
 }
 
-/// Samples of a step of [`train`].
+/// Number of samples per step of [`train`].
 pub const BATCH: u64 = 4;
 
-/// Parameters at the end, and the metrics of each step without times.
+/// Final parameters, and the metrics of each step without times.
 pub type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
 
-/// The parts of one rank of [`train`].
+/// The components of one rank of [`train`].
 pub struct Rank<A, S> {
     /// The algorithm.
     pub algorithm: A,
@@ -80,8 +80,8 @@ pub struct Rank<A, S> {
     pub reward: Sines,
 }
 
-/// Trains on the same samples with any number of ranks, threads of this process: rank r has the r-th part of those of
-/// each step. Gives the views of the ranks.
+/// Trains on the same samples with any number of ranks, which are threads of this process; rank r has the r-th part of
+/// each step's samples. Returns the result of each rank.
 pub fn train<A: Algorithm, S: Strategy>(
     ranks: usize,
     steps: u64,
@@ -106,7 +106,7 @@ pub fn train<A: Algorithm, S: Strategy>(
     })
 }
 
-/// Results that all ranks agree on.
+/// Returns the result of the ranks; panics if they differ.
 pub fn agreed(results: Vec<Result<Run>>) -> Run {
     let mut results = results.into_iter().map(Result::unwrap);
     let first = results.next().unwrap();
@@ -114,8 +114,8 @@ pub fn agreed(results: Vec<Result<Run>>) -> Run {
     first
 }
 
-/// Fails unless two runs have the same metrics, to `tolerance` of each or of one, and the same parameters, to
-/// `of_parameters` of the largest.
+/// Panics unless two runs have the same metrics, up to `tolerance` (relative, or absolute below one), and the same
+/// parameters, up to `of_parameters` of the largest.
 pub fn assert_same_runs(ours: &Run, theirs: &Run, of_parameters: f32, tolerance: f64) {
     let scale = ours.0.iter().fold(0f32, |m, v| m.max(v.abs()));
     let near = ours.0.iter().zip(&theirs.0).all(|(a, b)| (a - b).abs() <= of_parameters * scale);

@@ -66,7 +66,7 @@ impl RewardScorer for Redness {
 
 fn main() -> Result<()> {
     let steps = std::env::args().nth(1).map_or(8, |steps| steps.parse().expect("the number of steps"));
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
     let registry = Registry::linked()?.with_reward("redness", |options: Redness, _| Ok(options))?;
     let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
     let run = Run::builder(&registry)

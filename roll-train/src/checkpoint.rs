@@ -33,8 +33,8 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use roll_core::files::{self, sync_directory, temporary_beside};
 use roll_core::{Error, Result};
+use roll_external::files::{self, sync_directory, temporary_beside};
 
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;

@@ -29,7 +29,7 @@ pub struct Evaluator {
     skipped: Vec<(String, String)>,
 }
 
-/// Clips that are told apart in the summary.
+/// Clips with results of their own in the summary.
 struct Set {
     name: SetName,
     /// All of them on rank 0, which shows them to people; this rank's part elsewhere.
@@ -109,8 +109,9 @@ pub struct Change {
 }
 
 impl Evaluator {
-    /// Reads the clips that the configuration names, for a model whose videos go in `unit`; `None` when it names none. A clip that cannot be read is an error,
-    /// or left out, as `data.on_bad_sample` says; if the number of clips is limited, the next one takes its place.
+    /// Reads the clips that the configuration names, for a model whose videos go in `unit`; `None` when it names none.
+    /// A clip that cannot be read is an error, or left out, as `data.on_bad_sample` says; if the number of clips is
+    /// limited, the next one takes its place.
     pub fn open(
         loaded: &LoadedConfig,
         train: &Dataset,

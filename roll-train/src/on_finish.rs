@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use roll_core::process::ChildGroup;
 use roll_core::{Error, Fault, Result};
+use roll_external::process::ChildGroup;
 use serde_json::{Value, json};
 
 use crate::trainer::RunSummary;
@@ -19,7 +19,7 @@ pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// done, and the error of a run that failed.
 pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", "ROLL_RUN_DIR", "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
 
-/// A command and the run that it is told of.
+/// A command and the run that it reports.
 pub(crate) struct OnFinish {
     command: Vec<String>,
     dir: PathBuf,

@@ -9,7 +9,8 @@ const STACK: usize = 8 << 20;
 /// A rank waits this long for another one until its strategy says how long.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
 
-/// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already (`mpirun`).
+/// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already
+/// (`mpirun`).
 pub fn of_process(config: &RunConfig) -> usize {
     match communicator::current().world_size() {
         1 => config.ranks,
@@ -20,8 +21,8 @@ pub fn of_process(config: &RunConfig) -> usize {
 /// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and gives the
 /// result of rank 0.
 ///
-/// There are [`of_process`] of them. Each is a thread with an equal share of the threads of rayon's pool. Where ranks fail
-/// because one did, the error is that one's.
+/// There are [`of_process`] of them. Each is a thread with an equal share of the threads of rayon's pool. Where ranks
+/// fail because one did, the error is that one's.
 pub fn run<T: Send>(config: &RunConfig, f: impl Fn() -> Result<T> + Sync) -> Result<T> {
     let ranks = of_process(config);
     if ranks <= 1 {

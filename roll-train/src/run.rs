@@ -269,7 +269,8 @@ impl<'a> RunBuilder<'a> {
         let Self { registry, mut sections, rewards, dir, error } = self;
         error.map_or(Ok(()), Err)?;
         sections.push((Kind::Reward.section().into(), rewards.into()));
-        let layers = sections.into_iter().try_fold(ConfigLayers::new(), |layers, (key, value)| layers.json(&key, value));
+        let layers =
+            sections.into_iter().try_fold(ConfigLayers::new(), |layers, (key, value)| layers.json(&key, value));
         let loaded = layers?.load(Some(registry))?;
         let context = loaded.build_context();
         let run = Run::new(loaded, registry, context);

@@ -13,8 +13,8 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use roll_core::files::write_atomically;
 use roll_core::{Error, Result};
+use roll_external::files::write_atomically;
 
 use crate::checkpoint::{self, step_name};
 
@@ -66,7 +66,7 @@ impl RunDir {
         }
     }
 
-    /// The directory of a run that exists. Fails when there is none.
+    /// Opens the directory of an existing run. Fails if it does not exist.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let run = Self { path: path.into(), is_new: false };
         match run.trace() {
@@ -86,8 +86,8 @@ impl RunDir {
         }
     }
 
-    /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends. Fails
-    /// when another one holds it. On file systems without locks the lock has no effect.
+    /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends.
+    /// Fails when another one holds it. The lock has no effect on file systems without locks.
     pub fn lock(&self) -> Result<RunLock> {
         if !cfg!(unix) {
             return Ok(RunLock { _directory: None }); // directories cannot be opened
@@ -115,8 +115,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Deletes a directory that [`RunDir::create`] made for a run that did not get through its first step. One that held
-    /// something before, or has metrics or checkpoints, stays.
+    /// Deletes a directory that [`RunDir::create`] made for a run that did not get through its first step. One that
+    /// held something before, or has metrics or checkpoints, stays.
     pub fn discard_beginning(&self) -> Result<()> {
         if !self.is_new || self.metrics_path().exists() || self.checkpoints().exists() {
             return Ok(());

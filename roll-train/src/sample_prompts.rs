@@ -58,7 +58,7 @@ impl SamplePrompts {
         self.inputs.len()
     }
 
-    /// Generates the video of one of them, with the adapter as it is. On several ranks all call it: weights may be
+    /// Generates the video of one of them, with the adapter as it is. All ranks must call it: weights may be
     /// divided among them.
     pub fn video(&self, i: usize, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Result<Video> {
         let model = diffusion(model, "")?;

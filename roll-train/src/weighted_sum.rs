@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use roll_core::{
-    BuildContext, Error, Fingerprint, Grad, Kind, Measure, OnMissing, Pullback, Registry, Result, ResultExt,
-    RewardComponent, RewardScorer, Score, Target, Tensor, Video,
+    BuildContext, Error, Grad, Kind, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
+    RewardScorer, Score, Target, Tensor, Video,
 };
+use roll_external::Fingerprint;
 
 use crate::config::LoadedConfig;
 
@@ -22,27 +23,28 @@ pub fn reward(
     }
 }
 
-/// `sum of weight * score` over several scorers.
+/// The reward `sum of weight * score` over several scorers.
 ///
-/// A part of weight 0 is scored for the log alone: never differentiated, and its missing scores change nothing.
-/// A part with nothing to score, in the video or in the reference, follows its own `on_missing`: `skip` makes the whole
-/// sum missing (a sum without one of its terms would be on another scale), `error` is an error, a value enters the sum
-/// without gradient.
+/// A part of weight 0 is scored for the log only: it is never differentiated, and its missing scores have no effect.
+///
+/// A part that has nothing to score, in the video or in the reference, follows its own `on_missing`. `skip` makes the
+/// whole sum missing, because a sum without one of its terms would be on another scale; `error` is an error; a number
+/// enters the sum without gradient.
 struct WeightedSum {
     name: String,
     parts: Vec<Part>,
 }
 
 struct Part {
-    /// The scorer's name, numbered when it stands twice.
+    /// The scorer's name, numbered if it occurs more than once.
     label: String,
     weight: f64,
     scorer: Box<dyn RewardScorer>,
 }
 
 impl Part {
-    /// Term of a part that has nothing to score: its value, or nothing when it has no weight. Otherwise there is no
-    /// sum: [`Error::NothingToScore`] for `skip`, another error for `error`.
+    /// The term of a part that has nothing to score: its substitute value, or `None` if its weight is 0. Fails if there
+    /// is no sum: with [`Error::NothingToScore`] for `skip`, with another error for `error`.
     fn without_score(&self, reason: &str) -> Result<Option<f64>> {
         match self.scorer.on_missing() {
             _ if self.weight == 0.0 => Ok(None),
@@ -57,14 +59,14 @@ impl Part {
     }
 }
 
-/// The tensor in the target that says why part `i` has nothing to compare with, as UTF-8; no part's own tensor is
-/// called so.
+/// Name of the target's tensor that says, as UTF-8, why part `i` has nothing to compare with. Parts' own tensors never
+/// have this name.
 fn nothing(i: usize) -> String {
     format!("nothing/{i}")
 }
 
 impl WeightedSum {
-    /// The sum of `parts`, (weight, scorer). Fails if a weight is not finite, or all are 0.
+    /// Creates the sum of `parts` (weight, scorer). Fails if a weight is not finite or if all are 0.
     fn new(parts: Vec<(f64, Box<dyn RewardScorer>)>) -> Result<Self> {
         let mut seen: BTreeMap<String, usize> = BTreeMap::new();
         let mut labelled = Vec::new();
@@ -87,7 +89,7 @@ impl WeightedSum {
         Ok(Self { name, parts: labelled })
     }
 
-    /// A single reward of weight 1 as it is, anything else as a sum.
+    /// Creates the rewards of a configuration. A single reward of weight 1 is returned as it is, all others as a sum.
     fn from_config(
         components: &[RewardComponent],
         registry: &Registry,
@@ -107,9 +109,9 @@ impl WeightedSum {
     }
 }
 
-/// The outcome of a part.
+/// The result of a part.
 enum Scored {
-    /// Its reference shows nothing to compare with, and why.
+    /// The reference has nothing to compare with, for this reason.
     Without(String),
     Asked {
         outcome: Result<(Score, Option<Pullback>)>,
@@ -118,7 +120,7 @@ enum Scored {
 }
 
 impl WeightedSum {
-    /// Scores with every part; those that are computed elsewhere at the same time.
+    /// Scores the video with every part. Parts that compute elsewhere run concurrently.
     fn score_parts(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Vec<Scored> {
         let score = |i: usize, part: &mut Part| {
             if let Some(reason) = target.tensors.get(&nothing(i)) {
@@ -154,7 +156,7 @@ impl RewardScorer for WeightedSum {
         &self.name
     }
 
-    /// That of its parts where all that count measure the same.
+    /// The measure of the parts, if all parts with a weight have the same one.
     fn measures(&self) -> Measure {
         let mut counting = self.parts.iter().filter(|p| p.weight != 0.0).map(|p| p.scorer.measures());
         let first = counting.next().unwrap_or_default();
@@ -185,7 +187,7 @@ impl RewardScorer for WeightedSum {
             let Some(reason) = error.missing_reason() else {
                 return Err(error).while_doing(|| format!("preparing the reward `{}`", part.label));
             };
-            // The part is left out, or counts as its value, when the sum is scored.
+            // When the sum is scored, the part is left out or counts with its substitute value.
             part.without_score(reason)?;
             tensors.insert(nothing(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
         }
@@ -203,7 +205,8 @@ impl RewardScorer for WeightedSum {
         Ok(Some(key.finish()))
     }
 
-    /// Details: `<part>` is its score before weighting, `<part>/<detail>` its own details, `time/<part>` its seconds.
+    /// Details: `<part>` is the score before weighting, `<part>/<detail>` the part's own details, `time/<part>` its
+    /// seconds.
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if grad.is_on() {
             let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
@@ -285,12 +288,12 @@ mod tests {
 
     use super::*;
 
-    /// Scores nothing, or 3 without gradient.
+    /// Returns a missing score, or 3 without gradient.
     struct Fake {
         name: &'static str,
         on_missing: OnMissing,
         missing: bool,
-        /// Nothing is in the reference either.
+        /// Whether the reference has nothing to compare with either.
         faceless: bool,
     }
 
@@ -397,7 +400,7 @@ mod tests {
         let (valued, pullback) = score(&mut sum(2.0, OnMissing::Value(-0.25)), Grad::Record).unwrap();
         assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
         assert!(pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().f32s().unwrap().iter().any(|g| *g != 0.0));
-        // Without a weight it changes nothing, whatever its policy, and has no score in the log.
+        // Without a weight, the part has no effect under any policy, and no score in the log.
         for policy in [OnMissing::Skip, OnMissing::Error, OnMissing::Value(9.0)] {
             let (logged, _) = score(&mut sum(0.0, policy), Grad::Record).unwrap();
             assert_eq!(value_of(&logged), alone);
@@ -415,7 +418,7 @@ mod tests {
         assert_eq!((pulled.shape(), pulled.f32s().unwrap().iter().all(|g| *g == 0.0)), (&[2, 3, 4, 5][..], true));
     }
 
-    /// Answers once the other, on another thread, is asked too.
+    /// Returns its score only after the other scorer is called, on another thread.
     struct Meeting(std::sync::Arc<std::sync::Barrier>);
 
     impl RewardScorer for Meeting {

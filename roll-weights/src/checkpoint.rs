@@ -1,21 +1,24 @@
-//! One network's weights, in one file or several shards.
+//! The weights of one network, in one file or several shards.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use roll_core::{StateDict, Tensor, files};
+use roll_core::{StateDict, Tensor};
+use roll_external::files;
 use serde::Deserialize;
 
 use crate::error::WeightsError;
 use crate::file::WeightFile;
 use crate::info::TensorInfo;
 
-/// The weights of one network: names, shapes and dtypes without loading, tensors on demand. Cloning is cheap.
+/// The weights of one network: names, shapes and dtypes are known, tensors are read on demand. A clone shares the open
+/// files.
 #[derive(Clone)]
 pub struct Checkpoint {
     files: Vec<Arc<WeightFile>>,
-    /// From the name in use to the file and the name in it; they differ after [`Checkpoint::rename`].
+    /// From the name in use to the file's number and the name in that file. The names differ after
+    /// [`Checkpoint::rename`].
     index: BTreeMap<String, (usize, String)>,
 }
 
@@ -25,7 +28,7 @@ struct ShardIndex {
 }
 
 impl Checkpoint {
-    /// Opens a weight file, or an index of shards (`*.safetensors.index.json`).
+    /// Opens a weight file or an index of shards (`*.safetensors.index.json`).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
         let path = path.as_ref();
         match path.to_string_lossy().ends_with(".index.json") {
@@ -34,8 +37,8 @@ impl Checkpoint {
         }
     }
 
-    /// Opens several files as one checkpoint. Fails when a name stands in two of them, or when their names say
-    /// `00001-of-00003` and one of the series is not among them.
+    /// Opens several files as one checkpoint. Fails if two files have a tensor of the same name, or if the file names
+    /// say `00001-of-00003` and one file of the series is missing.
     pub fn open_shards<P: AsRef<Path>>(paths: &[P]) -> Result<Self, WeightsError> {
         let paths: Vec<&Path> = paths.iter().map(AsRef::as_ref).collect();
         if paths.is_empty() {
@@ -61,13 +64,13 @@ impl Checkpoint {
         Ok(Self { files, index })
     }
 
-    /// Opens every weight file that matches a glob, in the order of their names. An index of shards that matches too
-    /// is left aside.
+    /// Opens every weight file that matches a glob, in the order of their names. An index of shards that matches is
+    /// ignored.
     pub fn open_glob(pattern: &str) -> Result<Self, WeightsError> {
         Self::open_shards(&crate::expand_glob(pattern)?)
     }
 
-    /// Opens whatever a person would name: a file, an index, a glob, or a directory with one network's files.
+    /// Opens any kind of path: a file, an index, a glob, or a directory with the files of one network.
     pub fn open_any(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
         let path = path.as_ref();
         let text = path.to_string_lossy();
@@ -119,7 +122,7 @@ impl Checkpoint {
         names.dedup();
         let mut files: Vec<Arc<WeightFile>> = Vec::with_capacity(names.len());
         for name in &names {
-            // A shard stands beside its index; anything else would let an index read any file of the machine.
+            // A shard lies next to its index. Any other path would let an index read any file of the machine.
             if Path::new(name).file_name() != Some(std::ffi::OsStr::new(name)) {
                 return Err(WeightsError::Header {
                     path: path.into(),
@@ -134,7 +137,7 @@ impl Checkpoint {
         }
         let mut index = BTreeMap::new();
         for (key, name) in &shards.weight_map {
-            let number = names.binary_search(&name).unwrap_or_default(); // there: `names` was made from it
+            let number = names.binary_search(&name).unwrap_or_default(); // found: `names` was made from these values
             if files[number].info(key).is_none() {
                 return Err(WeightsError::MissingTensor { path: files[number].path().into(), tensor: key.clone() });
             }
@@ -153,12 +156,12 @@ impl Checkpoint {
         self.index.len()
     }
 
-    /// Whether it holds no tensor.
+    /// Whether the checkpoint holds no tensor.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// Whether it holds the tensor `key`.
+    /// Whether the checkpoint holds the tensor `key`.
     pub fn contains(&self, key: &str) -> bool {
         self.index.contains_key(key)
     }
@@ -174,7 +177,8 @@ impl Checkpoint {
         self.keys().filter_map(|k| Some((k.to_string(), self.info(k)?.shape.clone()))).collect()
     }
 
-    /// Reads one tensor. One in eight bits comes in f32, times its scale; [`Checkpoint::scaled`] leaves it as it is.
+    /// Reads one tensor. An eight-bit weight is converted to f32 and multiplied by its scale; [`Checkpoint::scaled`]
+    /// returns it quantised.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         if let Some(tensor) = self.widened(key)? {
             return Ok(tensor);
@@ -184,38 +188,38 @@ impl Checkpoint {
         self.files[*file].tensor(stored)
     }
 
-    /// Gives back the memory of a mapped tensor, which stays readable: it is for those who have copied it.
+    /// Releases the memory of a mapped tensor, for callers that have copied it. The tensor stays readable.
     pub fn release(&self, key: &str) {
         if let Some((file, stored)) = self.index.get(key) {
             self.files[*file].release(stored);
         }
     }
 
-    /// As [`WeightFile::stored_bytes`].
+    /// Bytes of the tensor `key` in its file; see [`WeightFile::stored_bytes`].
     pub fn stored_bytes(&self, key: &str) -> Option<usize> {
         let (file, stored) = self.index.get(key)?;
         self.files[*file].stored_bytes(stored)
     }
 
-    /// As [`WeightFile::read_part`].
+    /// Reads some bytes of the tensor `key`; see [`WeightFile::read_part`].
     pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
         let missing = || WeightsError::MissingTensor { path: self.path().into(), tensor: key.into() };
         let (file, stored) = self.index.get(key).ok_or_else(missing)?;
         self.files[*file].read_part(stored, at, buffer)
     }
 
-    /// The file of a tensor, and its name there.
+    /// The file of a tensor, and the name of the tensor in that file.
     pub(crate) fn place(&self, key: &str) -> Option<(&WeightFile, &str)> {
         let (file, stored) = self.index.get(key)?;
         Some((self.files.get(*file)?, stored))
     }
 
-    /// Its files.
+    /// The files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &WeightFile> {
         self.files.iter().map(|file| &**file)
     }
 
-    /// Its files, each with the names of the tensors in it.
+    /// The files, each with the names of its tensors.
     pub fn shards(&self) -> Vec<(&WeightFile, Vec<&str>)> {
         let mut shards: Vec<(&WeightFile, Vec<&str>)> = self.files.iter().map(|f| (&**f, Vec::new())).collect();
         for (key, (file, _)) in &self.index {
@@ -224,18 +228,18 @@ impl Checkpoint {
         shards
     }
 
-    /// The tensors whose name `wanted` accepts. Mapped files are paged in as they are used; torch checkpoints are
-    /// read here.
+    /// Reads the tensors whose names `wanted` accepts. Tensors of mapped files are paged in at their first use; tensors
+    /// of torch checkpoints are read here.
     pub fn state(&self, wanted: impl Fn(&str) -> bool) -> Result<StateDict, WeightsError> {
         self.keys().filter(|k| wanted(k)).map(|k| Ok((k.to_string(), self.tensor(k)?))).collect()
     }
 
-    /// All tensors.
+    /// Reads all tensors.
     pub fn all(&self) -> Result<StateDict, WeightsError> {
         self.state(|_| true)
     }
 
-    /// The first file, which messages name.
+    /// The first file, which error messages name.
     pub fn path(&self) -> &Path {
         self.files.first().map_or(Path::new(""), |f| f.path())
     }
@@ -245,19 +249,19 @@ impl Checkpoint {
         self.files.iter().map(|f| f.path())
     }
 
-    /// The metadata of all files; of a key that stands in several, the last.
+    /// The metadata of all files. The last file's value wins if several files have the key.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         self.files.iter().flat_map(|f| f.metadata()).collect()
     }
 
-    /// The `config.json` beside the first file. `None` when there is none or it is no JSON object.
+    /// The `config.json` next to the first file; `None` if it is missing or not a JSON object.
     pub fn config_json(&self) -> Option<serde_json::Map<String, serde_json::Value>> {
         let bytes = files::read(&self.path().parent()?.join("config.json"), files::MAX_TEXT).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// The same tensors under other names; those for which `name` gives `None` are left out. Fails when two tensors
-    /// would get one name.
+    /// Returns the same tensors under other names, without those for which `name` returns `None`. Fails if two tensors
+    /// would have the same name.
     pub fn rename(self, name: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
         let mut index: BTreeMap<String, (usize, String)> = BTreeMap::new();
         for (key, (file, stored)) in self.index {
@@ -277,11 +281,11 @@ impl std::fmt::Debug for Checkpoint {
     }
 }
 
-/// Checks that shards called `name-00002-of-00007.ext` are all there.
+/// Fails if one of the shards called `name-00002-of-00007.ext` is missing.
 fn whole_series(paths: &[&Path]) -> Result<(), WeightsError> {
     for path in paths {
         let Some((stem, count, tail)) = series(path) else { continue };
-        // A lying count must not make us loop for ever: the first gap ends it.
+        // A wrong count in a name costs no time: the loop ends at the first missing file.
         for number in 1..=count {
             let name = format!("{stem}{number:05}-of-{count:05}{tail}");
             if !paths.iter().any(|p| p.file_name().is_some_and(|f| f.to_string_lossy() == name)) {
@@ -292,7 +296,7 @@ fn whole_series(paths: &[&Path]) -> Result<(), WeightsError> {
     Ok(())
 }
 
-/// `a-00002-of-00007.safetensors` as (`a-`, 7, `.safetensors`).
+/// Splits `a-00002-of-00007.safetensors` into (`a-`, 7, `.safetensors`).
 fn series(path: &Path) -> Option<(String, u32, String)> {
     let name = path.file_name()?.to_str()?;
     let middle = name.find("-of-")?;

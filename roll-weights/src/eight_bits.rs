@@ -1,5 +1,5 @@
-//! Weights in eight bits, as ComfyUI and others publish them: `X.weight` in fp8 (or int8), and beside it the factor of
-//! the whole matrix or of each row, `X.scale_weight` or, in newer files, `X.weight_scale`.
+//! Eight-bit weights as published by ComfyUI and others: `X.weight` in fp8 or int8, and next to it the scale of the
+//! whole matrix or of each row as `X.scale_weight` or, in newer files, `X.weight_scale`.
 
 use roll_backends::{EightBits, ScaledRows};
 use roll_core::Tensor;
@@ -8,29 +8,29 @@ use crate::checkpoint::Checkpoint;
 use crate::error::WeightsError;
 use crate::file::WeightFile;
 
-/// Ends of the names of scales, for `weight`.
+/// Endings that replace `weight` in the names of scales.
 const SCALES: [&str; 2] = ["scale_weight", "weight_scale"];
-/// Last parts of the names of what stands beside weights and is none: their scales, those of activations (which are not
-/// rounded here), marks of the format, and the tokenizer that such files of UMT5 hold.
+/// Last parts of the names of tensors that are not weights: scales of weights, scales of activations (activations are
+/// not quantised here), marks of the format, and the tokenizer in such files of UMT5.
 const BESIDE: [&str; 7] =
     ["scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant", "scaled_fp8", "spiece_model"];
 
-/// Whether the tensor `key` is no weight but stands beside one in eight bits.
+/// Whether the tensor `key` is not a weight but belongs to an eight-bit weight or its format.
 pub fn is_beside(key: &str) -> bool {
     BESIDE.contains(&key.rsplit('.').next().unwrap_or(key))
 }
 
-/// Tensors in a file of a weight in eight bits.
+/// An eight-bit weight as stored in a file.
 struct Codes {
     kind: EightBits,
     codes: Vec<u8>,
-    /// One, or one for each row.
+    /// One scale, or one per row.
     scales: Vec<f32>,
     shape: Vec<usize>,
 }
 
 impl Checkpoint {
-    /// The matrix `key` in eight bits; `None` where its file has it in another dtype.
+    /// Reads the matrix `key` as eight-bit codes with scales. Returns `None` if the file has it in another dtype.
     pub fn scaled(&self, key: &str) -> Result<Option<ScaledRows>, WeightsError> {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
         let Ok(matrix) = <[usize; 2]>::try_from(shape) else { return Ok(None) };
@@ -39,14 +39,14 @@ impl Checkpoint {
         rows.map(Some).map_err(problem)
     }
 
-    /// Whether the file has the weight `key` in eight bits that can be read.
+    /// Whether the file has the weight `key` in a supported eight-bit format.
     pub fn is_scaled(&self, key: &str) -> bool {
         self.place(key).is_some_and(|(file, stored)| {
             kind(file, stored).is_some_and(|kind| kind != EightBits::Int8 || self.scale_of(stored).is_some())
         })
     }
 
-    /// The weight `key` in f32, if its file has it in eight bits.
+    /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.
     pub(crate) fn widened(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
         let (table, row) = (kind.table(), codes.len() / scales.len().max(1));
@@ -84,7 +84,7 @@ impl Checkpoint {
         Ok(Some(Codes { kind, codes, scales, shape }))
     }
 
-    /// The file and the name of the scale of the weight that is called `stored` in its file.
+    /// The file and the name of the scale of the weight that its own file calls `stored`.
     fn scale_of(&self, stored: &str) -> Option<(&WeightFile, String)> {
         let layer = stored.strip_suffix("weight")?;
         SCALES.iter().find_map(|end| {
@@ -96,7 +96,7 @@ impl Checkpoint {
 }
 
 fn kind(file: &WeightFile, stored: &str) -> Option<EightBits> {
-    // Of a torch checkpoint the bytes cannot be read by themselves.
+    // The bytes of a tensor in a torch checkpoint cannot be read on their own.
     file.stored_bytes(stored)?;
     match file.info(stored)?.stored.as_str() {
         "f8_e4m3" => Some(EightBits::E4m3),

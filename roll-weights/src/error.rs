@@ -9,31 +9,31 @@ use roll_core::{Error, Fault};
 #[non_exhaustive]
 pub enum WeightsError {
     // The file as a whole
-    /// The system refused.
+    /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// The action, as a verb phrase.
+        /// The action, such as "read" or "write".
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// A directory stands where a file is needed.
+    /// The path of a file is a directory.
     #[error("{}: expected a weight file, found a directory{hint}", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// The remedy, beginning with "; ", or empty.
+        /// A remedy that begins with "; ", or an empty text.
         hint: String,
     },
-    /// The file is of another format than its name or its use says.
+    /// The file's format contradicts its name or its use.
     #[error("{}: expected {expected}, found {found}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// The format that is needed.
+        /// The required format.
         expected: String,
         /// The format found.
         found: String,
@@ -46,29 +46,29 @@ pub enum WeightsError {
     },
 
     // safetensors
-    /// The file ends too early.
+    /// The file is too short.
     #[error("{}: truncated: expected {expected} bytes{}, found {found}", path.display(), of(tensor))]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// The tensor whose bytes are missing, when one is known.
+        /// The tensor whose bytes are missing, if it is known.
         tensor: Option<String>,
-        /// Bytes that must be there.
+        /// Number of bytes that the header requires.
         expected: u64,
-        /// Bytes that are there.
+        /// Number of bytes in the file.
         found: u64,
     },
-    /// The header claims to be longer than the file or the limit of the format.
+    /// The header claims to be longer than the file or than the format's limit.
     #[error("{}: the header says it is {found} bytes long, expected at most {expected}", path.display())]
     HeaderLength {
         /// The file.
         path: PathBuf,
-        /// The most it can be.
+        /// The greatest possible length in bytes.
         expected: u64,
-        /// The length that it claims.
+        /// The claimed length in bytes.
         found: u64,
     },
-    /// The header or an index is no valid JSON of its kind.
+    /// The header or an index is not valid JSON of its kind.
     #[error("{}: {problem}", path.display())]
     Header {
         /// The file.
@@ -76,19 +76,19 @@ pub enum WeightsError {
         /// The fault.
         problem: String,
     },
-    /// The place of a tensor's bytes contradicts its shape, the file, or another tensor.
+    /// The byte range of a tensor contradicts its shape, the file's length or another tensor.
     #[error("{}: tensor `{tensor}`: expected {expected}, found {found}", path.display())]
     Offsets {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Demands on its place.
+        /// The requirement on the byte range.
         expected: String,
-        /// The header's place.
+        /// The byte range in the header.
         found: String,
     },
-    /// The number of bytes of a tensor is beyond what can be counted.
+    /// The number of bytes of a tensor exceeds 2^64.
     #[error("{}: tensor `{tensor}`: the shape {shape:?} overflows, expected a size below 2^64 bytes", path.display())]
     ShapeOverflow {
         /// The file.
@@ -100,15 +100,15 @@ pub enum WeightsError {
     },
 
     // torch
-    /// A torch checkpoint that cannot be parsed.
+    /// A torch checkpoint cannot be parsed.
     #[error("{}: not a torch checkpoint that can be read: {problem}", path.display())]
     Pickle {
         /// The file.
         path: PathBuf,
-        /// The obstacle.
+        /// The reason.
         problem: String,
     },
-    /// A torch checkpoint that refers to code or objects beyond tensors and plain values. They are never executed.
+    /// A torch checkpoint refers to code or to objects other than tensors and plain values. Nothing of it is executed.
     #[error(
         "{}: `{key}`: expected tensors and plain values, found the Python object `{found}` (not executed); save a \
          plain state dictionary, or convert it to safetensors",
@@ -117,14 +117,14 @@ pub enum WeightsError {
     UnexpectedPickle {
         /// The file.
         path: PathBuf,
-        /// Where in the checkpoint.
+        /// Position in the checkpoint: the keys, joined by dots.
         key: String,
         /// Name of the Python object.
         found: String,
     },
 
     // Tensors
-    /// A tensor has a dtype that is not supported.
+    /// The dtype of a tensor is not supported.
     #[error(
         "{}: tensor `{tensor}`: expected dtype f32, bf16, f16, i64, i32, u8 or bool, found {found}",
         path.display()
@@ -134,10 +134,10 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Its dtype.
+        /// The dtype's name in the file.
         found: String,
     },
-    /// A tensor is not there.
+    /// A tensor is missing.
     #[error("{}: the tensor `{tensor}` is missing", path.display())]
     MissingTensor {
         /// The file, or the first of several.
@@ -145,7 +145,7 @@ pub enum WeightsError {
         /// The tensor.
         tensor: String,
     },
-    /// Two files, or two names, give the same tensor.
+    /// Two files, or two names, have the same tensor.
     #[error("{}", duplicate(tensor, first, second))]
     Duplicate {
         /// The tensor.
@@ -157,7 +157,7 @@ pub enum WeightsError {
     },
 
     // Several files
-    /// A shard is not there.
+    /// A shard is missing.
     #[error("{}: the shard `{shard}` is missing", of.display())]
     MissingShard {
         /// The index or one of the shards.
@@ -165,14 +165,14 @@ pub enum WeightsError {
         /// Name of the missing file.
         shard: String,
     },
-    /// The keys are not those of a known component.
+    /// The keys do not belong to a known component.
     #[error("{}: expected {expected}, found keys such as {found}", path.display())]
     Unrecognised {
         /// The file.
         path: PathBuf,
         /// The known components.
         expected: &'static str,
-        /// A few of its keys.
+        /// Some of its keys.
         found: String,
     },
 }
@@ -194,7 +194,7 @@ fn duplicate(tensor: &str, first: &Path, second: &Path) -> String {
 }
 
 impl WeightsError {
-    /// Wraps an error of the file system: `map_err(WeightsError::io("read", path))`.
+    /// Returns a conversion of an IO error, for `map_err(WeightsError::io("read", path))`.
     pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
@@ -204,7 +204,7 @@ impl WeightsError {
 impl From<WeightsError> for Error {
     fn from(e: WeightsError) -> Self {
         match e {
-            // Keeps the distinction between a mistake and a failing disk.
+            // Keeps user mistakes apart from failures of the disk.
             WeightsError::Io { action, path, source } => Error::File { action, path, source },
             e => Error::component(Fault::User, e),
         }

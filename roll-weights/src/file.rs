@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use roll_core::{Tensor, files};
+use roll_core::Tensor;
+use roll_external::files;
 
 use crate::error::WeightsError;
 use crate::info::TensorInfo;
 use crate::pth::PthFile;
 use crate::safetensors::{MAX_HEADER, SafetensorsFile};
 
-/// Extensions of the two formats.
+/// Extensions of safetensors files and of torch checkpoints.
 const SAFETENSORS: &[&str] = &["safetensors"];
 const TORCH: &[&str] = &["pth", "pt", "bin", "ckpt"];
 
-/// An open weight file: names, shapes and dtypes are known, tensors are read on demand.
+/// An open weight file of either format: names, shapes and dtypes are known, tensors are read on demand.
 pub struct WeightFile {
     path: PathBuf,
     contents: Contents,
@@ -27,8 +28,8 @@ enum Contents {
 }
 
 impl WeightFile {
-    /// Opens a safetensors file (mapped) or a torch checkpoint (`.pth`, `.pt`, `.bin`, `.ckpt`; parsed, never
-    /// executed). Everything the header says is checked here; no tensor is read.
+    /// Opens a safetensors file (memory-mapped) or a torch checkpoint (`.pth`, `.pt`, `.bin`, `.ckpt`; parsed, never
+    /// executed). The whole header is checked here; no tensor is read. Fails if the contents contradict the extension.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
         let path = path.as_ref();
         let about = std::fs::metadata(path).map_err(WeightsError::io("read", path))?;
@@ -66,7 +67,7 @@ impl WeightFile {
         Ok(Self { path: path.into(), contents })
     }
 
-    /// Where it is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -87,7 +88,7 @@ impl WeightFile {
         }
     }
 
-    /// Reads a tensor: from the map without a copy where its alignment allows (safetensors), or from the archive.
+    /// Reads a tensor. Aligned tensors of safetensors files share the map; other tensors are copied.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         match &self.contents {
             Contents::Safetensors(file) => file.tensor(&self.path, key),
@@ -95,8 +96,8 @@ impl WeightFile {
         }
     }
 
-    /// Bytes that a tensor of a safetensors file takes, whatever its dtype; `None` for torch checkpoints, whose tensors
-    /// can only be read whole.
+    /// Number of bytes of a tensor in a safetensors file, whatever its dtype. `None` for torch checkpoints, whose
+    /// tensors can only be read whole.
     pub fn stored_bytes(&self, key: &str) -> Option<usize> {
         match &self.contents {
             Contents::Safetensors(file) => file.tensors.get(key).map(|(_, range)| range.len()),
@@ -104,7 +105,8 @@ impl WeightFile {
         }
     }
 
-    /// Reads bytes of such a tensor from `at` on, whatever its dtype, without the memory of the rest.
+    /// Fills `buffer` with bytes of a tensor from byte `at` on, whatever the dtype, without reading the rest. Fails for
+    /// torch checkpoints.
     pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
         match &self.contents {
             Contents::Safetensors(file) => file.read_part(&self.path, key, at, buffer),
@@ -112,7 +114,7 @@ impl WeightFile {
         }
     }
 
-    /// Gives back the memory of a mapped tensor, which stays readable.
+    /// Releases the memory of a mapped tensor, which stays readable.
     pub fn release(&self, key: &str) {
         if let Contents::Safetensors(file) = &self.contents {
             file.release(key);
@@ -127,7 +129,7 @@ impl WeightFile {
         }
     }
 
-    /// The `__metadata__` of a safetensors file; empty for others.
+    /// The `__metadata__` of a safetensors file; empty for torch checkpoints.
     pub fn metadata(&self) -> BTreeMap<String, String> {
         match &self.contents {
             Contents::Safetensors(file) => file.metadata.clone(),
@@ -142,7 +144,7 @@ enum Looks {
     Unknown,
 }
 
-/// The format by the first bytes.
+/// Recognises the format by the first bytes.
 fn sniff(path: &Path) -> Result<Looks, WeightsError> {
     let mut head = Vec::new();
     files::open(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
@@ -150,7 +152,7 @@ fn sniff(path: &Path) -> Result<Looks, WeightsError> {
     Ok(match (head.as_slice(), length) {
         ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Looks::Safetensors,
         ([b'P', b'K', 3 | 5, 4 | 6, ..], _) => Looks::Torch,
-        // The PROTO opcode with a protocol that exists.
+        // The opcode PROTO, with an existing version of the pickle protocol.
         ([0x80, 1..=5, ..], _) => Looks::Torch,
         _ => Looks::Unknown,
     })

@@ -6,10 +6,10 @@ use roll_core::DType;
 
 use crate::error::WeightsError;
 
-/// A file's entry of a tensor.
+/// A tensor's entry in the header of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Dtype, when it is one that can be loaded.
+    /// Dtype, or `None` if it is not supported.
     pub dtype: Option<DType>,
     /// Name of the dtype in the file, in lower case.
     pub stored: String,

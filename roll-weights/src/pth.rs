@@ -1,4 +1,4 @@
-//! torch checkpoints (`torch.save`), parsed and never executed.
+//! torch checkpoints (`torch.save`), which are parsed and never executed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use roll_core::{DType, Tensor};
 use crate::error::WeightsError;
 use crate::info::TensorInfo;
 
-/// Python objects that carry no code and appear in plain state dictionaries.
+/// Python objects in plain state dictionaries that carry no code.
 const HARMLESS: &[&str] = &[
     "torch.Tensor",
     "torch.TypedStorage",
@@ -26,13 +26,13 @@ const HARMLESS: &[&str] = &[
     "int",
 ];
 
-/// Bytes that the tensors of a checkpoint may have for each of its own: several may share numbers, but a file of a few
-/// kilobytes must not ask for gigabytes, by strides of 0 or by compression.
+/// Greatest number of tensor bytes per byte of the file. Tensors may share storage, but strides of 0 or compression
+/// must not let a file of a few kilobytes request gigabytes.
 const MAX_GROWTH: u64 = 4;
-/// Bytes that they may have whatever the file has.
+/// Number of tensor bytes that any file may have.
 const FREE_BYTES: u64 = 64 << 20;
 
-/// An open torch checkpoint. Nested dictionaries are flattened, their keys joined by dots.
+/// An open torch checkpoint. Nested dictionaries are flattened and their keys joined by dots.
 pub(crate) struct PthFile {
     reader: PytorchReader,
     pub tensors: BTreeMap<String, TensorInfo>,
@@ -97,8 +97,8 @@ fn broken(path: &Path, e: PytorchError) -> WeightsError {
     }
 }
 
-/// Fails on the first Python object that is not one of plain state dictionaries. The parser leaves such objects out
-/// silently, and a checkpoint that names `os.system` is not one to take weights from.
+/// Fails on the first Python object that plain state dictionaries do not contain. The parser skips such objects
+/// silently, but a checkpoint that refers to `os.system` is not trustworthy.
 fn refuse_objects(path: &Path, value: &PickleValue, at: &mut Vec<String>) -> Result<(), WeightsError> {
     match value {
         PickleValue::Dict(entries) => {

@@ -1,5 +1,5 @@
-//! Copying weights from file to file: other shards, another dtype, changed values. A few megabytes are in memory at a
-//! time, however large the tensors are.
+//! Copies weights from file to file with other shards, another dtype or changed values. Memory holds a few megabytes at
+//! a time, however large the tensors are.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,20 +15,20 @@ use crate::error::WeightsError;
 use crate::safetensors::dtype_name;
 use crate::writer::{SafetensorsWriter, TensorEntry};
 
-/// Elements that are widened, changed and narrowed at a time. Whole rows: a longer row is taken whole.
+/// Number of elements that are processed at a time, in whole rows. A longer row is processed whole.
 const CHUNK: usize = 1 << 20;
 
-/// Changes of tensors on the way.
+/// A change of tensor values during the copy.
 pub trait Change<E> {
-    /// Whether the tensor is changed at all; others are copied byte for byte.
+    /// Whether the tensor is changed. All other tensors are copied byte for byte.
     fn touches(&self, key: &str) -> bool;
 
-    /// Changes these rows of a tensor seen as `[shape[0], rest]`, widened to f32, row-major. They are rounded once
-    /// afterwards.
+    /// Changes some rows of a tensor. `values` are these rows in f32, row-major, of the tensor seen as `[shape[0],
+    /// rest]`. They are rounded to the output's dtype once, afterwards.
     fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), E>;
 }
 
-/// Nothing happens.
+/// Changes nothing.
 impl<E> Change<E> for () {
     fn touches(&self, _: &str) -> bool {
         false
@@ -38,24 +38,24 @@ impl<E> Change<E> for () {
     }
 }
 
-/// Which files are written, and which tensors go into each.
+/// The files to write and the tensors in each.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// The directory, when there are several files; it is made, whole or not at all.
+    /// The directory, if there are several files. It appears whole or not at all.
     directory: Option<PathBuf>,
-    /// Path (in the directory, if there is one) and keys.
+    /// Path (relative to the directory, if there is one) and keys.
     files: Vec<(PathBuf, Vec<String>)>,
     /// Name of the index in the directory.
     index: Option<String>,
 }
 
 impl Outputs {
-    /// All tensors in one file.
+    /// Puts all tensors into one file.
     pub fn one_file(source: &Checkpoint, path: &Path) -> Self {
         Self { directory: None, files: vec![(path.into(), source.keys().map(String::from).collect())], index: None }
     }
 
-    /// Shards of the same names and contents in `directory`.
+    /// Keeps the source's shards: same names, same contents, in `directory`.
     pub fn like(source: &Checkpoint, directory: &Path) -> Self {
         let files = source.shards().into_iter().map(|(file, keys)| {
             let name = file.path().file_name().unwrap_or_default();
@@ -66,8 +66,8 @@ impl Outputs {
         Self { directory: Some(directory.into()), files, index }
     }
 
-    /// Shards of at most `max_bytes` of tensors each in `directory`, in the order of the keys; a tensor that is larger
-    /// has a shard of its own.
+    /// Splits the tensors, in the order of their keys, into shards of at most `max_bytes` bytes in `directory`. A
+    /// larger tensor has a shard of its own.
     pub fn split(
         source: &Checkpoint,
         directory: &Path,
@@ -103,18 +103,20 @@ impl Outputs {
         self.files.len()
     }
 
-    /// Whether nothing is written.
+    /// Whether there is no file to write.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 }
 
-/// Copies `source` to `outputs`. Float tensors become `dtype`, if one is given; values that `change` does not touch and
-/// that keep their dtype are the same bits. `metadata` is written to every file, `config.json` beside the source comes
-/// along into a directory. `progress` is told of each piece, in bytes of the source.
+/// Copies `source` to `outputs`.
 ///
-/// Fails before anything is written when a path is one of the source's, or the directory holds something already.
-/// Returns the paths of the files.
+/// Float tensors become `dtype`, if one is given. Values that `change` does not touch and whose dtype stays the same
+/// are copied bit for bit. `metadata` is written to every file. A `config.json` next to the source is copied into the
+/// output directory. `progress` receives the number of source bytes of each piece.
+///
+/// Fails before anything is written if an output path is one of the source's files or if the directory is not empty.
+/// Returns the paths of the written files.
 pub fn rewrite<E: From<WeightsError>>(
     source: &Checkpoint,
     outputs: &Outputs,
@@ -139,7 +141,7 @@ pub fn rewrite<E: From<WeightsError>>(
     let name = directory.file_name().unwrap_or_default().to_string_lossy();
     let temporary = directory.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
     let written = write_directory(source, outputs, &temporary, dtype, change, metadata, progress).and_then(|()| {
-        // An empty directory may stand in the place; one that is not there cannot be removed.
+        // The target may be an empty directory, which is removed; a missing one cannot be removed.
         let _ = fs::remove_dir(directory);
         Ok(fs::rename(&temporary, directory).map_err(WeightsError::io("write", directory))?)
     });
@@ -179,7 +181,7 @@ fn write_directory<E: From<WeightsError>>(
     Ok(())
 }
 
-/// Writes one file; returns the bytes of its tensors.
+/// Writes one file and returns the number of its tensor bytes.
 fn write_file<E: From<WeightsError>>(
     source: &Checkpoint,
     path: &Path,
@@ -207,7 +209,7 @@ fn copy<E: From<WeightsError>>(
     writer: &mut SafetensorsWriter,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), E> {
-    // Torch checkpoints are read whole; the others as they are needed.
+    // A tensor of a torch checkpoint is read whole; other tensors are read piece by piece.
     let whole = match source.stored_bytes(key) {
         Some(_) => None,
         None => Some(source.tensor(key)?),
@@ -258,7 +260,7 @@ fn copy<E: From<WeightsError>>(
     Ok(())
 }
 
-/// How a tensor stands in the output.
+/// The header entry of a tensor in the output.
 fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorEntry, WeightsError> {
     let missing = || WeightsError::MissingTensor { path: source.path().into(), tensor: key.into() };
     let info = source.info(key).ok_or_else(missing)?;
@@ -268,14 +270,14 @@ fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorE
             let to = target(from, dtype);
             (dtype_name(to).to_string(), (elements * to.size()) as u64, to.size())
         }
-        // Copied byte for byte, whatever it is.
+        // Copied byte for byte, whatever the dtype is.
         (None, Some(bytes)) => (info.stored.to_uppercase(), bytes as u64, bytes / elements.max(1)),
         (None, None) => return Err(info.supported(source.path(), key).map(drop).err().unwrap_or_else(missing)),
     };
     Ok(TensorEntry { name: key.into(), dtype: name, shape: info.shape.clone(), bytes, alignment })
 }
 
-/// Only floats change their dtype.
+/// The output's dtype: only floats are converted.
 fn target(from: DType, dtype: Option<DType>) -> DType {
     match from {
         DType::F32 | DType::Bf16 | DType::F16 => dtype.unwrap_or(from),
@@ -308,7 +310,7 @@ fn refuse_source(source: &Checkpoint, path: &Path) -> Result<(), WeightsError> {
     }
 }
 
-/// Appends nothing: `values` becomes the elements of `bytes`, which may lie at any address.
+/// Replaces `values` by the elements of `bytes`, converted to f32. `bytes` need no alignment.
 fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
     values.clear();
     match dtype {
@@ -321,7 +323,7 @@ fn widen(dtype: DType, bytes: &[u8], values: &mut Vec<f32>) {
     }
 }
 
-/// The bytes of `values` as a float type. Fails with a finite value that it cannot hold.
+/// Converts `values` to a float type. Fails with the first finite value that the type cannot hold.
 fn narrow(dtype: DType, values: &[f32], bytes: &mut Vec<u8>) -> Result<(), f32> {
     bytes.clear();
     match dtype {

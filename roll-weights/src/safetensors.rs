@@ -1,7 +1,7 @@
 //! The safetensors container: an eight-byte length, a JSON header, and the bytes of the tensors.
 //!
-//! Read here rather than through the `safetensors` crate because its errors name neither tensor nor numbers. It accepts
-//! the same: offsets must cover the data exactly, without holes or overlap.
+//! The `safetensors` crate is not used because its errors name neither tensors nor numbers. This reader accepts the
+//! same files: byte ranges must cover the data exactly, without holes or overlap.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,19 +11,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use roll_core::{DType, StateDict, Tensor, files};
+use roll_core::{DType, StateDict, Tensor};
+use roll_external::files;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::error::WeightsError;
 use crate::info::TensorInfo;
 
-/// Longest header: the format's own limit. A header is parsed into memory, so it must be bounded.
+/// Longest header in bytes: the format's own limit. A header is parsed into memory, so its length must be bounded.
 pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
-/// An open safetensors file; the bytes stay in the map until they are read.
+/// An open safetensors file, memory-mapped.
 ///
-/// The file must not be truncated while it is mapped: replace weight files by renaming a new one over them, as
+/// The file must not be truncated while it is mapped. Replace weight files by renaming a new file over the old one, as
 /// [`crate::save_safetensors`] does.
 pub(crate) struct SafetensorsFile {
     map: Arc<Mmap>,
@@ -40,7 +41,7 @@ struct Entry {
     data_offsets: [u64; 2],
 }
 
-/// The header with its order kept, so that a name that stands twice is seen.
+/// The header in its own order, so that duplicate names are detected.
 #[derive(Default)]
 struct Header {
     tensors: Vec<(String, Entry)>,
@@ -77,13 +78,13 @@ impl SafetensorsFile {
         if length < 8 {
             return Err(WeightsError::Truncated { path: path.into(), tensor: None, expected: 8, found: length });
         }
-        // SAFETY: the map is read-only; the caveat about other processes is documented on the type.
+        // SAFETY: the map is read-only; the type documents the caveat about other processes.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
         let (tensors, metadata) = parse(path, &map)?;
         Ok(Self { map: Arc::new(map), file, tensors, metadata })
     }
 
-    /// The tensor `name`, sharing the map where its alignment allows.
+    /// Reads the tensor `name`. It shares the map if its alignment allows.
     pub fn tensor(&self, path: &Path, name: &str) -> Result<Tensor, WeightsError> {
         let (info, range) = self
             .tensors
@@ -96,10 +97,10 @@ impl SafetensorsFile {
     }
 }
 
-/// Contents of a header.
+/// Tensors and metadata of a header.
 type Contents = (BTreeMap<String, (TensorInfo, Range<usize>)>, BTreeMap<String, String>);
 
-/// Tensors with their place, and metadata, of the file that `bytes` are; there are eight of them at least.
+/// Parses the header of a file whose bytes are `bytes`: at least eight.
 fn parse(path: &Path, bytes: &[u8]) -> Result<Contents, WeightsError> {
     let length = bytes.len() as u64;
     let mut prefix = [0; 8];
@@ -109,7 +110,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Contents, WeightsError> {
     if found > expected {
         return Err(WeightsError::HeaderLength { path: path.into(), expected, found });
     }
-    let start = 8 + found as usize; // fits: it is within the map
+    let start = 8 + found as usize; // fits, because the header is within the map
     let problem = |problem: String| WeightsError::Header { path: path.into(), problem };
     let text = std::str::from_utf8(&bytes[8..start]).map_err(|e| problem(format!("the header is no UTF-8: {e}")))?;
     let header: Header =
@@ -117,7 +118,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Contents, WeightsError> {
     Ok((locate(path, header.tensors, start, length)?, header.metadata))
 }
 
-/// The tensors of a safetensors file that is in memory; `name` stands for its path in messages.
+/// Reads the tensors of a safetensors file in memory. Error messages call the file `name`.
 pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsError> {
     let path = Path::new(name);
     if bytes.len() < 8 {
@@ -135,8 +136,8 @@ pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsE
 }
 
 impl SafetensorsFile {
-    /// Reads bytes of the tensor `name` from `at` on into `buffer`. They do not pass through the map, whose pages would
-    /// count as this process's memory.
+    /// Fills `buffer` with bytes of the tensor `name` from byte `at` on. They are read from the file and not through
+    /// the map, whose pages would count as this process's memory.
     pub fn read_part(&self, path: &Path, name: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
         let missing = || WeightsError::MissingTensor { path: path.into(), tensor: name.into() };
         let (_, range) = self.tensors.get(name).ok_or_else(missing)?;
@@ -154,13 +155,12 @@ impl SafetensorsFile {
         }
     }
 
-    /// Tells the system that the memory of a tensor is not needed for now: it is read from the file when it is used
-    /// again.
+    /// Releases the memory of a tensor: the system drops the mapped pages and reads them again at their next use.
     pub fn release(&self, name: &str) {
         #[cfg(unix)]
         if let Some((_, range)) = self.tensors.get(name).filter(|(_, range)| !range.is_empty()) {
-            // SAFETY: the map is read-only and backed by the file, whose bytes come back unchanged; that the file does
-            // not change is the caveat of the type. A refusal costs memory, nothing else.
+            // SAFETY: the map is read-only and backed by the file, so dropped pages are read again with the same
+            // contents; the type documents that the file must not change. A refusal costs memory, nothing else.
             let _ = unsafe {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };
@@ -168,7 +168,7 @@ impl SafetensorsFile {
     }
 }
 
-/// Part of a mapped file; keeps the map alive.
+/// Part of a mapped file, which keeps the map alive.
 struct MapSlice {
     map: Arc<Mmap>,
     range: Range<usize>,
@@ -180,8 +180,9 @@ impl AsRef<[u8]> for MapSlice {
     }
 }
 
-/// Checks every place against shape, file and neighbours. `start` is where the data begin, `length` that of the file.
-#[allow(clippy::type_complexity)] // named nowhere else
+/// Checks the byte range of every tensor against its shape, the file and the other tensors. `start` is the offset of
+/// the data in the file, `length` the length of the file.
+#[allow(clippy::type_complexity)] // the type is used nowhere else
 fn locate(
     path: &Path,
     entries: Vec<(String, Entry)>,
@@ -220,7 +221,7 @@ fn locate(
             });
         }
         let dtype = supported(&entry.dtype);
-        // Below: every axis fits, because an empty tensor aside their product is within the file.
+        // Every axis fits: unless the tensor is empty, the product of its axes is within the file.
         let shape = entry.shape.iter().map(|&d| usize::try_from(d).unwrap_or(usize::MAX)).collect();
         let info = TensorInfo { dtype, stored: entry.dtype.to_lowercase(), shape };
         let range = start + begin as usize..start + end as usize;
@@ -278,7 +279,7 @@ pub(crate) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// Size of an element; `None` for dtypes that are newer than this list, whose size cannot be checked.
+/// Size of an element in bits. `None` for dtypes newer than this list, whose size cannot be checked.
 fn element_bits(name: &str) -> Option<u64> {
     Some(match name {
         "F64" | "I64" | "U64" | "C64" => 64,

@@ -1,4 +1,4 @@
-//! Writing safetensors from memory.
+//! Writes tensors in memory to safetensors files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,11 +10,11 @@ use crate::error::WeightsError;
 use crate::safetensors::dtype_name;
 use crate::writer::{SafetensorsWriter, TensorEntry};
 
-/// Writes `state` to `path`, whole or not at all: to a temporary file in the same directory, synced, then renamed
-/// over `path`. Readers that have the old file mapped keep the old contents. The same input gives the same bytes.
+/// Writes `state` to `path` atomically: to a temporary file in the same directory, which is synced and renamed over
+/// `path`. Readers that have the old file mapped keep the old contents. The same input produces the same bytes.
 ///
-/// Missing parent directories are an error. Metadata are what `__metadata__` of the format holds: strings; those that
-/// `state` carries ([`roll_core::model::header`]) come to them.
+/// Fails if the parent directory is missing. `metadata` becomes the `__metadata__` of the format (strings), together
+/// with the metadata that `state` carries ([`roll_core::model::header`]).
 pub fn save_safetensors(
     path: impl AsRef<Path>,
     state: &StateDict,

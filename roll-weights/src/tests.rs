@@ -1,4 +1,4 @@
-//! Weight files, good and hostile.
+//! Valid and hostile weight files.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -37,7 +37,7 @@ fn assert_same(a: &StateDict, b: &StateDict) {
     }
 }
 
-/// A safetensors file from its header and data.
+/// Writes a safetensors file with this header and data.
 fn raw(dir: &Path, header: &str, data: &[u8]) -> PathBuf {
     let path = dir.join("x.safetensors");
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
@@ -91,8 +91,8 @@ fn aligned_tensors_share_the_map_and_misaligned_ones_are_copied() {
     save_safetensors(&path, &state(), &BTreeMap::new()).unwrap();
     let file = WeightFile::open(&path).unwrap();
     let at = || file.tensor("b").unwrap().as_bytes().as_ptr();
-    assert_eq!(at(), at(), "two reads give the same memory");
-    // A header of odd length puts everything on odd addresses.
+    assert_eq!(at(), at(), "two reads return the same memory");
+    // A header of odd length puts every tensor on an odd address.
     let header = r#"{"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
     let header = format!("{header}{}", " ".repeat(1 - header.len() % 2));
     let path = raw(dir.path(), &header, bytemuck::cast_slice(&[1.5f32, -2.0]));
@@ -116,7 +116,7 @@ fn a_lying_header_is_an_error_that_names_the_tensor() {
     let file =
         |entries: &[String], bytes: usize| raw(dir.path(), &format!("{{{}}}", entries.join(",")), &vec![0; bytes]);
 
-    // Too short, too long, backwards, beyond the file.
+    // Too short, too long, backwards, beyond the end of the file.
     let e = open_error(&file(&[entry("w", "F32", "2", "0,4")], 4));
     assert!(matches!(&e, WeightsError::Offsets { tensor, .. } if tensor == "w"), "{e}");
     assert!(e.to_string().contains("8 bytes for 2 elements of F32") && e.to_string().contains("0..4"), "{e}");
@@ -140,13 +140,13 @@ fn a_lying_header_is_an_error_that_names_the_tensor() {
     ));
     assert!(matches!(open_error(&file(&[entry("w", "F32", "1", "0,4")], 9)), WeightsError::Header { .. }));
 
-    // Products that overflow.
+    // Shapes whose products overflow.
     for shape in ["4294967296,4294967296", "9223372036854775807,2", "9223372036854775807"] {
         let e = open_error(&file(&[entry("w", "F64", shape, "0,8")], 8));
         assert!(matches!(&e, WeightsError::ShapeOverflow { tensor, .. } if tensor == "w"), "{e}");
     }
 
-    // The same name twice.
+    // A duplicate name.
     let e = open_error(&file(&[entry("w", "F32", "1", "0,4"), entry("w", "F32", "1", "4,8")], 8));
     assert!(matches!(e, WeightsError::Duplicate { .. }), "{e}");
     assert!(e.to_string().contains("names the tensor `w` twice"), "{e}");
@@ -229,7 +229,7 @@ fn directories_missing_files_and_other_formats_are_errors() {
         assert!(matches!(e, WeightsError::Format { .. }) && e.to_string().contains("safetensors"), "{e}");
         assert_eq!(roll_core::Error::from(e).fault(), Fault::User);
     }
-    // The right contents under the wrong name.
+    // Valid contents under a name of the other format.
     let torch = dir.path().join("t.safetensors");
     fs::copy(data("nested.pth"), &torch).unwrap();
     assert!(matches!(open_error(&torch), WeightsError::Format { .. }));
@@ -272,7 +272,7 @@ fn a_pickle_that_would_run_code_is_refused_and_not_run() {
 
 #[test]
 fn a_small_torch_checkpoint_of_large_tensors_is_refused_before_one_is_read() {
-    // 40 tensors of 800 MB that are one number each, and 72 MB of zeros that are 70 KB in the file.
+    // 40 tensors of 800 MB that repeat one number, and 72 MB of zeros that take 70 KB in the file.
     for (name, found) in [("strides.pth", "32000000000 bytes"), ("deflated.pth", "72000000 bytes")] {
         let e = open_error(&data(name));
         assert!(matches!(e, WeightsError::Pickle { .. }), "{e}");
@@ -321,24 +321,24 @@ fn shards_are_one_checkpoint_by_index_list_or_glob() {
         assert_eq!(checkpoint.paths().count(), 2);
     }
 
-    // One of a series is missing.
+    // One shard of a series is missing.
     let e = Checkpoint::open_shards(&[&b]).unwrap_err();
     assert!(matches!(&e, WeightsError::MissingShard { shard, .. } if shard.contains("00001-of-00002")), "{e}");
     fs::remove_file(&b).unwrap();
     for e in [Checkpoint::open(&index).unwrap_err(), Checkpoint::open_glob(&pattern).unwrap_err()] {
         assert!(matches!(&e, WeightsError::MissingShard { shard, .. } if shard.contains("00002-of-00002")), "{e}");
     }
-    // A shard without its tensor.
+    // A shard lacks a tensor that the index lists.
     shard(dir.path(), "m-00002-of-00002.safetensors", &["other"]);
     assert!(matches!(Checkpoint::open(&index), Err(WeightsError::MissingTensor { tensor, .. }) if tensor == "three"));
-    // The same tensor twice.
+    // Two shards have the same tensor.
     let c = shard(dir.path(), "c.safetensors", &["one"]);
     assert!(matches!(Checkpoint::open_shards(&[&a, &c]), Err(WeightsError::MissingShard { .. })));
     let d = shard(dir.path(), "d.safetensors", &["one"]);
     assert!(
         matches!(Checkpoint::open_shards(&[&c, &d]), Err(WeightsError::Duplicate { tensor, .. }) if tensor == "one")
     );
-    // An index that leads elsewhere, or nowhere.
+    // An index that points to another directory, or to nothing.
     for map in [r#"{"weight_map":{"one":"../c.safetensors"}}"#, r#"{"weight_map":{"one":"/etc/passwd"}}"#, "[]", "{}"] {
         fs::write(&index, map).unwrap();
         assert!(matches!(Checkpoint::open(&index), Err(WeightsError::Header { .. })), "{map}");
@@ -392,7 +392,7 @@ fn shards_are_split_and_joined_bit_for_bit() {
         assert_eq!(tensor.as_bytes(), state[&key].to_float(DType::Bf16).unwrap().as_bytes(), "{key}");
     }
 
-    // Files that stand there already are left alone.
+    // Existing files are not overwritten.
     assert!(copy(&source, &Outputs::like(&source, &parts), None).is_err());
     assert!(copy(&source, &Outputs::one_file(&source, &whole), None).is_err());
     assert_same(&Checkpoint::open(&whole).unwrap().all().unwrap(), &state);

@@ -1,4 +1,4 @@
-//! Writing safetensors a piece at a time, so that no tensor needs to be whole in memory.
+//! Writes safetensors piece by piece, so that no tensor needs to be whole in memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -9,38 +9,39 @@ use serde_json::{Map, Value, json};
 
 use crate::error::WeightsError;
 
-/// A tensor of a file to be written.
+/// A tensor of the file to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Dtype as the format calls it (`BF16`).
+    /// Dtype as the format spells it (`BF16`).
     pub dtype: String,
     /// Shape.
     pub shape: Vec<usize>,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Bytes of an element, which decide where it stands.
+    /// Bytes per element. Tensors with wider elements come first in the file.
     pub alignment: usize,
 }
 
-/// A safetensors file in the making: the header is written first, then the bytes of each tensor in order. The file
-/// appears under its name when it is whole and synced; dropped before, it leaves nothing.
+/// A safetensors file that is being written: the header first, then the bytes of each tensor in order. The file appears
+/// under its name when it is complete and synced. If the writer is dropped earlier, nothing remains.
 ///
-/// Readers that have an old file of that name mapped keep the old contents. The same input gives the same bytes.
+/// Readers that have an old file of that name mapped keep the old contents. The same input produces the same bytes.
 #[derive(Debug)]
 pub struct SafetensorsWriter {
     out: Option<BufWriter<File>>,
     path: PathBuf,
     temporary: PathBuf,
     entries: Vec<TensorEntry>,
-    /// The tensor that is being written, and how many of its bytes are missing.
+    /// The tensor that is being written, and the number of its bytes that are still missing.
     at: usize,
     missing: u64,
 }
 
 impl SafetensorsWriter {
-    /// Begins the file. Tensors are sorted; [`SafetensorsWriter::order`] says how.
+    /// Creates the temporary file and writes the header. Tensors are sorted; [`SafetensorsWriter::order`] returns the
+    /// order. Fails if `path` is a directory.
     pub fn create(
         path: impl AsRef<Path>,
         mut entries: Vec<TensorEntry>,
@@ -50,8 +51,8 @@ impl SafetensorsWriter {
         if path.is_dir() {
             return Err(WeightsError::Directory { path: path.into(), hint: "; give the name of a file".into() });
         }
-        // Widest elements first: with a header of a multiple of eight bytes every tensor is then aligned, and can be
-        // mapped without a copy.
+        // The widest elements come first. Since the header's length is a multiple of eight bytes, every tensor is then
+        // aligned and can be mapped without a copy.
         entries.sort_by(|a, b| (b.alignment, &a.name).cmp(&(a.alignment, &b.name)));
         let mut header = Map::new();
         if !metadata.is_empty() {
@@ -77,12 +78,12 @@ impl SafetensorsWriter {
         Ok(writer)
     }
 
-    /// The tensors in the order in which their bytes must come.
+    /// The tensors in the order in which their bytes must be written.
     pub fn order(&self) -> &[TensorEntry] {
         &self.entries
     }
 
-    /// Appends bytes of the tensor `name`. Fails when another tensor's turn is or it would become too long.
+    /// Appends bytes of the tensor `name`. Fails if another tensor is next, or if the tensor would become too long.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), WeightsError> {
         self.skip_whole();
         let problem = match self.entries.get(self.at) {
@@ -99,7 +100,7 @@ impl SafetensorsWriter {
         Err(WeightsError::Header { path: self.path.clone(), problem })
     }
 
-    /// Puts the file under its name. Fails when bytes are missing.
+    /// Syncs the file and renames it to its final name. Fails if bytes are missing.
     pub fn finish(mut self) -> Result<(), WeightsError> {
         self.skip_whole();
         if let Some(entry) = self.entries.get(self.at) {
@@ -113,7 +114,7 @@ impl SafetensorsWriter {
             let _ = fs::remove_file(&self.temporary);
             return Err(WeightsError::io("write", &self.path)(e));
         }
-        // The rename itself reaches the disk with the directory; not every system lets one open a directory.
+        // The rename reaches the disk once the directory is synced; not every system lets a program open a directory.
         if let Some(Ok(directory)) = self.path.parent().map(File::open) {
             let _ = directory.sync_all();
         }

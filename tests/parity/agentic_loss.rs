@@ -90,7 +90,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
 fn configuration(entry: &serde_json::Map<String, Value>) -> Outcome<(LossConfig, bool)> {
     let mut options = entry.clone();
     let old_is_current = options.remove("old_is_current").is_some_and(|v| v == json!(true));
-    // `null` stands for weights of one and no filter, which is the default.
+    // `null` means weights of one and no filter, the default.
     match options.remove("correction") {
         None | Some(Value::Null) => {}
         Some(correction) => {

@@ -39,8 +39,8 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// f32 and, where the device has it, bf16 on every backend of this build that works here, and why others of the build
-    /// do not. Of those that tests are asked to run on.
+    /// f32 and, where the device has it, bf16 on every backend of this build that works here, and why others of the
+    /// build do not. Only backends that the tests were asked to run on count.
     pub fn all() -> Outcome<(Vec<Self>, Vec<(Backend, String)>)> {
         let (mut settings, mut unusable) = (Vec::new(), Vec::new());
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled() && roll_testing::is_tested(b.name())) {
@@ -69,7 +69,7 @@ impl Setting {
     }
 }
 
-/// Whether NVIDIA's libraries are told to leave TF32 alone.
+/// Whether TF32 is switched off in NVIDIA's libraries.
 fn convolves_in_f32() -> bool {
     std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value == "0")
 }

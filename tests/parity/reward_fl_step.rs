@@ -1,5 +1,5 @@
-//! A whole Reward-FL step: the algorithm's own code on real networks, with every inner value, the gradients of score and
-//! KL apart, and updates through the strategy `single`.
+//! A whole Reward-FL step: the algorithm's own code on real networks, with every inner value, the gradients of score
+//! and KL apart, and updates through the strategy `single`.
 
 #[path = "reward_fl_step/networks.rs"]
 mod networks;
@@ -46,7 +46,7 @@ struct NoiseCall {
     seed: u32,
 }
 
-/// Of no consequence here.
+/// Frames a second; has no effect here.
 const FPS: f64 = 8.0;
 
 /// How far our MT19937 normals may stand from PyTorch's, whose vector code rounds logarithm and sine otherwise.

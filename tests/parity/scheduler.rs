@@ -1,6 +1,7 @@
 //! Tables of noise levels, and Euler trajectories through them. A tensor's name tells its contents.
 
-use roll_core::{FlowSchedule, Tensor};
+use roll_algos::FlowSchedule;
+use roll_core::Tensor;
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

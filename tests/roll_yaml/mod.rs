@@ -1,7 +1,5 @@
 //! ROLL's Reward-FL configuration, in its own words and files, for the tests that run it.
 
-#![allow(dead_code)] // every test uses a part of it
-
 use std::path::{Path, PathBuf};
 
 /// The configuration of the reference's example, with paths below the working directory.
@@ -93,7 +91,7 @@ pub fn write(here: &Path, devices: usize) {
 /// Model, face networks and the one clip of ROLL's example where [`CONFIG`] looks for them: those of the demo.
 #[cfg(unix)]
 pub fn demo_world(here: &Path) {
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo").canonicalize().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets").canonicalize().unwrap();
     std::os::unix::fs::symlink(&demo, here.join("tiny")).unwrap();
     std::os::unix::fs::symlink(demo.join("face"), here.join("antelopev2")).unwrap();
     std::fs::create_dir_all(here.join("data")).unwrap();

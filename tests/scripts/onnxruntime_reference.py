@@ -6,7 +6,7 @@ differences of the identity score are taken in float64, by a walk over the embed
 are off by percents, because the kinks of their PReLUs forbid a large step and rounding a small one.
 
     pip install numpy onnx onnxruntime pillow
-    python tests/scripts/onnxruntime_reference.py demo assets/demo > tests/face_reward/demo.json
+    python tests/scripts/onnxruntime_reference.py demo demo/assets > tests/face_reward/demo.json
     python tests/scripts/onnxruntime_reference.py real ../shared > tests/face_reward/golden.json
 """
 

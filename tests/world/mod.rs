@@ -1,11 +1,6 @@
 //! Shared by the tests of the command line: a small checkpoint, clips, and settings of a run that takes a few
 //! hundredths of a second a step.
 
-#![allow(dead_code)] // every test uses a part of it
-
-#[path = "../program/mod.rs"]
-mod program;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -16,9 +11,8 @@ use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{RunSession, RunSummary, Trainer};
 use serde_json::Value;
 
-// For their registrations.
-use roll_algos as _;
-use roll_rewards as _;
+use crate::program;
+pub use crate::program::{fails, said};
 
 /// Names model, data and sizes.
 pub const SETTINGS: [&str; 7] = [
@@ -61,21 +55,17 @@ impl World {
 
     /// `roll` with these arguments, without settings of the user who runs the test.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = program::roll();
-        command.args(arguments).current_dir(self.dir.path());
-        command
+        program::command(self.dir.path(), arguments)
     }
 
     /// Runs it to its end.
     pub fn roll(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().unwrap()
+        program::roll(self.dir.path(), arguments)
     }
 
     /// Output of a command that must succeed.
     pub fn done(&self, arguments: &[&str]) -> String {
-        let output = self.roll(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        program::done(self.dir.path(), arguments)
     }
 
     /// `roll run` on the clips for this many steps, with [`SETTINGS`] and `settings`.
@@ -113,13 +103,7 @@ impl World {
 
     /// Metrics of a run without times, which differ from run to run.
     pub fn metrics(&self, out: &str) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap();
-        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        rows.map(|mut row| {
-            row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
-            row
-        })
-        .collect()
+        metrics(&self.path(out))
     }
 
     /// `summary.json` without times and memory.
@@ -136,20 +120,19 @@ impl World {
     }
 }
 
+/// Metrics of the run in this directory without times, which differ from run to run.
+pub fn metrics(run: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    rows.map(|mut row| {
+        row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
+        row
+    })
+    .collect()
+}
+
 /// A file of a run's checkpoint.
 pub fn checkpoint_file(run: &Path, step: u64, file: &str) -> Vec<u8> {
     let path = run.join(format!("checkpoints/step-{step:06}")).join(file);
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-/// Standard error.
-pub fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Asserts an exit code, and that standard error says all of `parts`.
-pub fn fails(output: &Output, code: i32, parts: &[&str]) {
-    let said = said(output);
-    assert_eq!(output.status.code(), Some(code), "{said}");
-    parts.iter().for_each(|part| assert!(said.contains(part), "no {part} in: {said}"));
 }

@@ -1,9 +1,9 @@
-use roll_core::serde::{Deserialize, Serialize};
-use roll_core::{Environment, Observation, Result, Transition};
+use roll_plugin::serde::{Deserialize, Serialize};
+use roll_plugin::{Environment, Observation, Result, Transition};
 
-/// The fields are the options in the configuration.
+/// The options of the environment in the configuration.
 #[derive(Serialize, Deserialize)]
-#[serde(crate = "roll_core::serde", default)]
+#[serde(crate = "roll_plugin::serde", default)]
 struct Options {
     turns: u32,
 }
@@ -14,11 +14,11 @@ impl Default for Options {
     }
 }
 
-roll_core::export_environment!("my_environment", "Say the letter that is shown", Options, |options: Options, _: &_| {
+roll_plugin::export_environment!("my_environment", "Say the letter that is shown", Options, |options: Options, _: &_| {
     Ok(MyEnvironment { turns: options.turns, seed: 0, done: 0 })
 });
 
-/// Shows a letter each turn and wants it back.
+/// Shows a letter each turn and rewards the answer that repeats it.
 struct MyEnvironment {
     turns: u32,
     seed: u64,
@@ -26,7 +26,8 @@ struct MyEnvironment {
 }
 
 impl MyEnvironment {
-    /// The letter of this turn follows from the seed alone: episodes of a group share their start.
+    /// Returns the letter of this turn. It depends on the seed alone, because the episodes of a group share their
+    /// start.
     fn letter(&self) -> char {
         char::from(b'A' + (self.seed.wrapping_add(u64::from(self.done)) % 26) as u8)
     }

@@ -1,14 +1,14 @@
-use roll_core::serde::{Deserialize, Serialize};
-use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_plugin::serde::{Deserialize, Serialize};
+use roll_plugin::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 
-/// Minus the mean of `|x - level|^2`; the fields are the options in the configuration.
+/// Minus the mean of `|x - level|^2`. The fields are the options of the reward in the configuration.
 #[derive(Default, Serialize, Deserialize)]
-#[serde(crate = "roll_core::serde", default)]
+#[serde(crate = "roll_plugin::serde", default)]
 struct MyReward {
     level: f32,
 }
 
-roll_core::export_reward!("my_reward", "Nearness of every value to a level", MyReward);
+roll_plugin::export_reward!("my_reward", "Nearness of every value to a level", MyReward);
 
 impl RewardScorer for MyReward {
     fn name(&self) -> &str {

@@ -1,8 +1,8 @@
 //! Stands in for `cubecl-llvm`, whose build script downloads an LLVM bundle of several hundred megabytes.
 //!
-//! CubeCL compiles kernels for CUDA in two ways: through LLVM, or as CUDA C++ through NVRTC, which comes with CUDA. roll
-//! takes the second (feature `cuda-cpp` of cubecl), but cubecl-cuda names types of the first in any build. They are here,
-//! and nothing else; a compiler that is asked for says that it is not there.
+//! CubeCL compiles kernels for CUDA in two ways: through LLVM, or as CUDA C++ through NVRTC, which comes with CUDA.
+//! roll takes the second (feature `cuda-cpp` of cubecl), but cubecl-cuda names types of the first in any build. They
+//! are here, and nothing else; a compiler that is asked for says that it is not there.
 
 pub mod nvptx;
 pub mod shared;

@@ -2,7 +2,7 @@
 
 use roll_algos as _; // or what it registers is not linked
 
-roll_core::export_linked!(
+roll_plugin::export_linked!(
     Algorithm "agentic_ppo",
     Environment "frozen_lake",
     Environment "sokoban",

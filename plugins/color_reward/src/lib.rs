@@ -4,12 +4,12 @@
 //! to 1. Counting has no useful slope, so the reward serves measuring (`roll score`, `evaluation.check`) and algorithms
 //! that need no gradient.
 
-use roll_core::serde::{Deserialize, Serialize};
-use roll_core::{Error, Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_plugin::serde::{Deserialize, Serialize};
+use roll_plugin::{Error, Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 
 /// Options of the reward.
 #[derive(Serialize, Deserialize)]
-#[serde(crate = "roll_core::serde", default)]
+#[serde(crate = "roll_plugin::serde", default)]
 pub struct Options {
     /// Boxes along each axis of the RGB cube, 2 to 32.
     pub bins: usize,
@@ -52,7 +52,7 @@ impl Colors {
     }
 }
 
-roll_core::export_reward!("colors", "Overlap of colour histograms with the reference", Options, |options, _| {
+roll_plugin::export_reward!("colors", "Overlap of colour histograms with the reference", Options, |options, _| {
     Colors::new(options)
 });
 

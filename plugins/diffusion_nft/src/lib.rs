@@ -2,4 +2,4 @@
 
 use roll_algos as _; // or what it registers is not linked
 
-roll_core::export_linked!(Algorithm "diffusion_nft");
+roll_plugin::export_linked!(Algorithm "diffusion_nft");

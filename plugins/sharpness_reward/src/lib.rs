@@ -3,12 +3,12 @@
 //! With `m` the mean of `(x[y, x + 1] - x[y, x])^2` and `(x[y + 1, x] - x[y, x])^2` over all frames and channels, the
 //! score is `1 - exp(-m / scale)`: 0 for one colour, towards 1 for noise.
 
-use roll_core::serde::{Deserialize, Serialize};
-use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, tracing};
+use roll_plugin::serde::{Deserialize, Serialize};
+use roll_plugin::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, tracing};
 
 /// The reward; its fields are its options.
 #[derive(Serialize, Deserialize)]
-#[serde(crate = "roll_core::serde", default)]
+#[serde(crate = "roll_plugin::serde", default)]
 pub struct Sharpness {
     /// Mean squared difference (of pixels in [-1, 1]) that scores 0.63.
     pub scale: f64,
@@ -20,7 +20,7 @@ impl Default for Sharpness {
     }
 }
 
-roll_core::export_reward!("edges", "How much neighbouring pixels differ; needs no files", Sharpness);
+roll_plugin::export_reward!("edges", "How much neighbouring pixels differ; needs no files", Sharpness);
 
 impl RewardScorer for Sharpness {
     fn name(&self) -> &str {

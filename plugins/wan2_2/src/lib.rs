@@ -2,4 +2,4 @@
 
 use roll_models as _; // or what it registers is not linked
 
-roll_core::export_linked!(Model "wan2_2");
+roll_plugin::export_linked!(Model "wan2_2");

@@ -45,7 +45,7 @@ pub struct Options {
     /// Whether rewards are, before.
     pub whiten_rewards: bool,
     /// Whether time passes at tokens that the environment wrote, so that they discount and their values bootstrap, as
-    /// the reference has it. By default only the agent's own tokens are steps.
+    /// the reference has it. By default, only the agent's own tokens are steps.
     pub observation_steps: bool,
 }
 

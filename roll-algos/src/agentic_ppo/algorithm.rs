@@ -3,14 +3,13 @@
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
-    Progress, Registration, Result, ResultExt, RewardScorer, StateDict, StepContext, StepReport, Validation,
-    communicator,
+    Progress, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Validation, communicator,
 };
 
 use super::NAME;
 use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
-use super::critic::{Critic, Lesson};
+use super::critic::{Critic, FitBatch};
 use super::kl::KlController;
 use super::plan::passes;
 use super::prepare::prepare;
@@ -60,14 +59,8 @@ impl AgenticPpo {
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
-        let learnt = Learnt { controller, critic: Critic::new(0) };
+        let learnt = Learnt { controller, critic: Critic::default() };
         Ok(Self { config, learnt, stage: Stage::default() })
-    }
-
-    /// With the run's seed, by which the critic's adapters are drawn.
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.learnt.critic = Critic::new(seed);
-        self
     }
 
     /// Its options.
@@ -83,7 +76,7 @@ impl Algorithm for AgenticPpo {
             return Err(AlgorithmError::NothingToTrain.into());
         }
         if self.config.adv_estimator == Estimator::Gae {
-            self.learnt.critic.open(&self.config.critic_lora, model)?;
+            Critic::check(model)?;
         }
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` is rewarded by its environment: the reward `{}` has no effect", reward.name());
@@ -195,22 +188,13 @@ impl Algorithm for AgenticPpo {
         if !learnt.critic.is_whole() {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
-        self.learnt.controller = learnt.controller;
-        self.learnt.critic.restore(learnt.critic);
+        self.learnt = learnt;
         let groups = share(communicator::current().as_ref(), self.config.num_env_groups);
         self.stage.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
             ahead.episodes.retain(|episode| groups.contains(&episode.group));
             ahead
         }));
         Ok(())
-    }
-
-    fn tensors(&self) -> Result<StateDict> {
-        self.learnt.critic.tensors()
-    }
-
-    fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
-        self.learnt.critic.load_tensors(tensors)
     }
 }
 
@@ -246,12 +230,11 @@ impl AgenticPpo {
         let prepared = prepare(&self.config, controller, critic, ctx, &episodes, &mut report.metrics)?;
 
         watch.begin(TRAIN, None)?;
-        if let Some(valued) = &prepared.valued {
-            let lesson =
-                Lesson { samples: &prepared.samples, returns: &prepared.returns, mask: &prepared.whole.response };
-            report.applied = critic.fit(&self.config, ctx, valued, &lesson, &mut report.metrics)?;
+        if let Some(estimates) = &prepared.estimates {
+            let batch = FitBatch { estimates, returns: &prepared.returns, mask: &prepared.whole.response };
+            report.applied = critic.fit(&self.config, ctx, &batch, &mut report.metrics)?;
         }
-        if prepared.valued.is_none() || ctx.step >= self.config.critic_warmup {
+        if prepared.estimates.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
         }
         let seconds = update::slowest(ctx.strategy.communicator(), watch.seconds())?;
@@ -327,7 +310,7 @@ roll_core::register! {
             let own = tool.directory.take();
             tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
         }
-        Ok(AgenticPpo::new(config)?.with_seed(context.seed))
+        AgenticPpo::new(config)
     },
     plan: passes,
 }

@@ -4,7 +4,6 @@ use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, Sampling};
 
 use super::advantages::{Estimator, Options};
-use super::critic::CriticLora;
 use super::kl::KlEstimate;
 use super::loss::LossConfig;
 use super::rewards::{GigpoWeights, Grouping, Method, RewardNormalization};
@@ -85,11 +84,11 @@ pub struct AgenticPpoConfig {
     /// System message.
     pub agent_system_template: String,
     /// Message of a turn. Replaced are `{observation}` (also `{current_observation}`), `{turn_idx}` (also
-    /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}` and
-    /// `{env_instruction}`; without the last the environment's instructions stand before the message.
+    /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}`
+    /// and `{env_instruction}`; without the last the environment's instructions stand before the message.
     pub agent_template: String,
-    /// Turns that the agent is told of, the current one included: each is a prompt of its own, in which `{history}` of
-    /// `agent_template` are those before it. `null`: the agent reads its whole conversation. Only estimators whose
+    /// Number of turns that the agent sees, the current one included: each is a prompt of its own, in which `{history}`
+    /// of `agent_template` are those before it. `null`: the agent reads its whole conversation. Only estimators whose
     /// samples are turns can have it (`gigpo`, `step_reinforce`).
     #[schemars(range(min = 1))]
     pub history_length: Option<usize>,
@@ -123,8 +122,6 @@ pub struct AgenticPpoConfig {
     /// Updates of the critic in a step, each by all samples.
     #[schemars(range(min = 1))]
     pub critic_epochs: usize,
-    /// The critic's own adapters. With them each of its updates runs the network, so that few of them are enough.
-    pub critic_lora: CriticLora,
     /// The critic's loss counts a value as no further than this from its value before the step; `null`: as it is.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub value_clip: Option<f64>,
@@ -219,7 +216,6 @@ impl Default for AgenticPpoConfig {
             critic_warmup: 0,
             critic_learning_rate: 0.01,
             critic_epochs: 20,
-            critic_lora: CriticLora::default(),
             value_clip: None,
             gamma: 1.0,
             lambd: 0.95,

@@ -29,16 +29,10 @@ const IDLE: &[IdleKeys] = &[
             "algo.critic_warmup",
             "algo.critic_learning_rate",
             "algo.critic_epochs",
-            "algo.critic_lora.rank",
             "algo.value_clip",
         ],
         when: When::IsNot("algo.adv_estimator", &["gae"]),
         because: "only the estimator `gae` reads it, which has a critic",
-    },
-    IdleKeys {
-        keys: &["algo.critic_lora.alpha", "algo.critic_lora.targets", "algo.critic_lora.learning_rate"],
-        when: When::Is("algo.critic_lora.rank", &["0"]),
-        because: "with `algo.critic_lora.rank: 0` the critic has no adapters",
     },
     IdleKeys {
         keys: &["algo.episode_reward_weight", "algo.step_reward_weight", "algo.states_across_groups"],

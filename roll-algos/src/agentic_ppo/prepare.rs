@@ -8,7 +8,7 @@ use super::NAME;
 use super::advantages::{Advantages, Estimator, estimate};
 use super::batch::{Batch, Evaluated, Sample, by_episodes, samples, width};
 use super::config::AgenticPpoConfig;
-use super::critic::{Critic, Valued, explained_variance};
+use super::critic::{Critic, ValueEstimates, explained_variance};
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
 use super::report::spread;
@@ -26,7 +26,7 @@ pub(super) struct Prepared {
     /// Before they are whitened or clipped.
     pub(super) returns: Grid,
     /// The critic's values, where there is one.
-    pub(super) valued: Option<Valued>,
+    pub(super) estimates: Option<ValueEstimates>,
     pub(super) old_log_probs: Option<Grid>,
     pub(super) ref_log_probs: Option<Grid>,
     pub(super) scores: Vec<f64>,
@@ -67,7 +67,7 @@ pub(super) fn prepare(
         token_rewards = penalised.rewards;
         metrics.extend(penalised.metrics);
     }
-    let valued = match config.adv_estimator {
+    let estimates = match config.adv_estimator {
         Estimator::Gae => {
             let attended = whole.attention_mask.of_predictions()?;
             let wanted = if config.observation_steps { &attended } else { &whole.response };
@@ -75,7 +75,7 @@ pub(super) fn prepare(
         }
         _ => None,
     };
-    let values = valued.as_ref().map(|valued| &valued.values);
+    let values = estimates.as_ref().map(|estimates| &estimates.values);
     let found = estimate(&token_rewards, values, &whole.response, &config.advantages());
     if let Some(values) = values {
         spread(metrics, "critic/values", &kept(values, &whole.response));
@@ -92,7 +92,7 @@ pub(super) fn prepare(
     let lengths: Vec<f64> = whole.response.row_counts().iter().map(|n| *n as f64).collect();
     spread(metrics, "tokens/response_length", &lengths);
     let Advantages { advantages, returns, .. } = found;
-    Ok(Prepared { samples, whole, advantages, returns, valued, old_log_probs, ref_log_probs, scores })
+    Ok(Prepared { samples, whole, advantages, returns, estimates, old_log_probs, ref_log_probs, scores })
 }
 
 /// Rewards of tokens before any penalty.

@@ -76,14 +76,14 @@ impl RewardNormalization {
 /// Over what mean and standard deviation are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Normalize {
-    /// Of the mean that is subtracted.
+    /// The set over which the subtracted mean is taken.
     pub mean: Option<Over>,
-    /// Of the standard deviation that is divided by.
+    /// The set over which the dividing standard deviation is taken.
     pub std: Option<Over>,
 }
 
 impl Normalize {
-    /// What `method` stands for, over `over`.
+    /// Returns the normalization that `method` names, over `over`.
     pub fn by_method(method: Method, over: Over) -> Self {
         match method {
             Method::Identity => Self::default(),

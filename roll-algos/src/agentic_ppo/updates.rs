@@ -138,7 +138,7 @@ fn pull(
     let mut loss = policy_loss(&config.loss, &inputs, totals)?;
     let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);
     loss.metrics.sum("entropy", mean(&entropy));
-    // Of the same distribution twice: the difference is the kernels'. The other is that between two distributions too.
+    // The first compares one distribution with itself, so that its difference is the kernels'; the second compares two.
     for (name, told) in
         [("train_infer_abs_diff", &batch.raw_log_probs), ("train_drawn_abs_diff", &batch.infer_log_probs)]
     {

@@ -1,6 +1,7 @@
 //! Options of DiffusionNFT.
 
-use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
+use crate::Sampler;
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
@@ -23,17 +24,13 @@ pub enum Regression {
     Nft,
     /// Advantage Weighted Matching: flow matching on the samples in place of a log-probability, clipped as PPO clips.
     Awm,
-    /// Advantage-weighted regression: the predicted sample moves towards a good sample, and away from a bad one.
-    Awr,
-    /// Flow matching on the samples, times the advantage.
-    Rvm,
 }
 
 /// Options of the algorithm `diffusion_nft`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DiffusionNftConfig {
-    /// The loss: `nft`, `awm`, `awr` or `rvm`.
+    /// The loss: `nft` or `awm`.
     pub loss: Regression,
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
@@ -66,9 +63,6 @@ pub struct DiffusionNftConfig {
     pub clip_range: f64,
     /// Substitute for the log-probability, in the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
     pub matching: Matching,
-    /// Bound on how far the target goes, of the loss `awr`.
-    #[schemars(extend("exclusiveMinimum" = 0))]
-    pub energy_clip: f64,
     /// Weight of the squared distance of velocities to those of the model without its adapter.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
@@ -131,7 +125,6 @@ impl Default for DiffusionNftConfig {
             beta: 1.0,
             clip_range: 0.05,
             matching: Matching::Ghuber,
-            energy_clip: 3.0,
             kl_weight: 1e-3,
             old_kl_weight: 0.0,
             data_weight: 0.0,
@@ -188,10 +181,7 @@ impl DiffusionNftConfig {
         if !(self.old_kl_weight.is_finite() && self.old_kl_weight >= 0.0) {
             return key("old_kl_weight", format!("must be at least 0, found {}", self.old_kl_weight));
         }
-        match self.energy_clip.is_finite() && self.energy_clip > 0.0 {
-            true => Ok(()),
-            false => key("energy_clip", format!("must be above 0, found {}", self.energy_clip)),
-        }
+        Ok(())
     }
 
     pub(super) fn shared_options(&self) -> Shared {

@@ -38,7 +38,7 @@ use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, dist
 use crate::sampling::Conditions;
 use crate::update::diffusion;
 use config::Plan;
-use loss::{Noised, Valued, awm, awr, rvm};
+use loss::{Noised, Valued, awm};
 use reward_gradient::Predictions;
 
 const NAME: &str = "diffusion_nft";
@@ -210,8 +210,6 @@ impl DiffusionNftConfig {
                 tally.mean("actor/clip_fraction", f64::from(u8::from(plan.clip.is_out(term.ratio))));
                 valued
             }
-            Regression::Awr => awr::at(advantage.clamp(-self.energy_clip, self.energy_clip), &at),
-            Regression::Rvm => rvm::at(advantage, &at),
         };
         tally.mean("actor/policy_loss", valued.value);
         let deviation = distance::squared(v, old, counted);
@@ -249,7 +247,7 @@ roll_core::register! {
     plan: passes,
 }
 
-/// Of one prompt: its rollouts, and three passes for each draw of which one is pulled back.
+/// The passes for one prompt: its rollouts, and three passes for each draw, one of which is differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();

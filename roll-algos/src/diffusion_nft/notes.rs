@@ -23,11 +23,6 @@ const IDLE: &[IdleKeys] = &[
         because: "`algo.loss` is not `awm`",
     },
     IdleKeys {
-        keys: &["algo.energy_clip"],
-        when: When::IsNot("algo.loss", &["awr"]),
-        because: "`algo.loss` is not `awr`",
-    },
-    IdleKeys {
         keys: &["algo.reward_gradient.max_timestep_boundary"],
         when: When::Is("algo.reward_gradient.weight", &["0"]),
         because: "`algo.reward_gradient.weight` is 0",

@@ -32,7 +32,7 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
     let nft = Nft { beta: 0.3, bound: 5.0, mode: AdvantageMode::All };
     let range = ClipRange { low: 1.0, high: 10.0 };
     for advantage in [1.3, -2.1] {
-        // The weights of `nft` and `awr` carry no gradient: divided out, the rest has that of its differences.
+        // The weights of `nft` carry no gradient: divided out, the rest has that of its differences.
         let held = |at: &Noised<'_>| {
             let term = nft.at(advantage, at);
             let parts = [term.share * term.positive, (1.0 - term.share) * term.negative];
@@ -62,14 +62,12 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
             let found = at(&velocity, &loss).gradient;
             assert!(near(&found, &quotients(&|velocity| at(velocity, &loss).value)), "{matching:?}");
         }
-        let rvm = |at: &Noised<'_>| rvm::at(advantage, at);
-        assert!(near(&at(&velocity, &rvm).gradient, &quotients(&|velocity| at(velocity, &rvm).value)));
         assert!(whole.gradient[..2].iter().chain(&whole.gradient[6..8]).all(|known| *known == 0.0));
     }
 }
 
 #[test]
-fn at_the_old_policy_nft_and_awr_are_regressions_weighted_by_the_advantage() {
+fn at_the_old_policy_nft_is_a_regression_weighted_by_the_advantage() {
     let [data, noise, velocity] = [1, 2, 3].map(|key| values(key, 12));
     let counted = Counted::all(12);
     let at = Noised { data: &data, noise: &noise, t: 0.6, velocity: &velocity, old: &velocity, counted };
@@ -78,9 +76,8 @@ fn at_the_old_policy_nft_and_awr_are_regressions_weighted_by_the_advantage() {
     for advantage in [-3.0, 0.5, 2.0] {
         let found = nft.at(advantage, &at).loss;
         assert!((found.value - unit.value).abs() < 1e-12);
-        let awr = awr::at(advantage, &at).gradient;
-        for ((a, b), c) in found.gradient.iter().zip(&unit.gradient).zip(awr) {
-            assert!((a - advantage * b).abs() < 1e-12 && (c - a).abs() < 1e-12, "{a} {b} {c}");
+        for (a, b) in found.gradient.iter().zip(&unit.gradient) {
+            assert!((a - advantage * b).abs() < 1e-12, "{a} {b}");
         }
     }
     assert!(nft.at(0.0, &at).loss.gradient.iter().all(|d| d.abs() < 1e-12));
@@ -88,7 +85,7 @@ fn at_the_old_policy_nft_and_awr_are_regressions_weighted_by_the_advantage() {
 
 #[test]
 fn a_reward_without_a_gradient_rises_with_every_loss() {
-    for loss in [Regression::Nft, Regression::Awm, Regression::Awr, Regression::Rvm] {
+    for loss in [Regression::Nft, Regression::Awm] {
         let config = DiffusionNftConfig { loss, clip_range: 1.0, kl_weight: 0.0, group_size: 8, ..small() };
         let gain = gain(|| set_up(config.clone()), 40);
         assert!(gain > 0.02, "{loss:?}: {gain}");
@@ -177,7 +174,7 @@ fn state_carries_the_slow_copies_on() {
 #[test]
 fn senseless_options_are_errors_that_name_their_key() {
     let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
-    let cases: [(&str, DiffusionNftConfig); 12] = [
+    let cases: [(&str, DiffusionNftConfig); 11] = [
         ("group_size", DiffusionNftConfig { group_size: 1, ..small() }),
         ("best_of", DiffusionNftConfig { best_of: Some(9), ..small() }),
         ("at_once", DiffusionNftConfig { at_once: 0, ..small() }),
@@ -187,7 +184,6 @@ fn senseless_options_are_errors_that_name_their_key() {
         ("advantage_clip", DiffusionNftConfig { advantage_clip: f64::NAN, ..small() }),
         ("clip_range", DiffusionNftConfig { clip_range: -1.0, ..small() }),
         ("kl_weight", DiffusionNftConfig { kl_weight: -1.0, ..small() }),
-        ("energy_clip", DiffusionNftConfig { energy_clip: 0.0, ..small() }),
         ("evaluation_average", DiffusionNftConfig { evaluation_average: 1.0, ..small() }),
         ("min_timestep_boundary", DiffusionNftConfig { min_timestep_boundary: 2.0, ..small() }),
     ];
@@ -227,7 +223,9 @@ fn the_gradient_is_that_of_the_loss_with_distances_clips_and_the_rewards_own_gra
         for max_timestep_boundary in [1.0, 0.9] {
             let config = DiffusionNftConfig {
                 // Without weights that are held.
-                loss: Regression::Rvm,
+                loss: Regression::Awm,
+                matching: Matching::Uniform,
+                clip_range: 1.0,
                 kl_weight: 0.3,
                 old_kl_weight: 0.2,
                 data_weight: 0.4,
@@ -262,12 +260,9 @@ fn the_rewards_gradient_is_added_to_that_of_every_loss() {
     let added = |loss| -> Vec<f32> {
         gradient(loss, 0.6).iter().zip(gradient(loss, 0.0)).map(|(with, without)| with - without).collect()
     };
-    let expected = added(Regression::Rvm);
-    assert!(expected.iter().any(|g| g.abs() > 1e-3));
-    for loss in [Regression::Nft, Regression::Awm, Regression::Awr] {
-        let near = added(loss).iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5);
-        assert!(near, "{loss:?}: {:?} {expected:?}", added(loss));
-    }
+    let (nft, awm) = (added(Regression::Nft), added(Regression::Awm));
+    assert!(nft.iter().any(|g| g.abs() > 1e-3));
+    assert!(nft.iter().zip(&awm).all(|(a, b)| (a - b).abs() < 1e-5), "{nft:?} {awm:?}");
 }
 
 #[test]
@@ -306,8 +301,8 @@ fn the_rewards_gradient_needs_a_reward_that_has_one_and_a_level_to_act_at() {
 fn the_rewards_gradient_alone_raises_the_score() {
     // Advantages that count for nothing leave the gradient of the reward.
     let config = DiffusionNftConfig {
-        loss: Regression::Awr,
-        energy_clip: 1e-6,
+        loss: Regression::Awm,
+        advantage_clip: 1e-6,
         kl_weight: 0.0,
         reward_gradient: with_reward(1.0),
         ..small()

@@ -1,15 +1,15 @@
-//! Finding the action in the agent's answer.
+//! Extracts the action from the agent's answer.
 
 use regex::Regex;
 use roll_core::{Error, Result};
 
-/// Where the action stands unless a configuration says otherwise.
+/// Default pattern of an action.
 pub const DEFAULT_PATTERN: &str = "<answer>(.*?)</answer>";
 
-/// Larger patterns are a mistake; compiled they would only take memory.
+/// Greatest size of a compiled pattern in bytes. Larger patterns are mistakes that would only take memory.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// A regular expression whose last group is the action; a group before it is the agent's reasoning.
+/// A regular expression whose last group is the action. A group before it is the agent's reasoning.
 #[derive(Clone, Debug)]
 pub struct ActionPattern {
     pattern: Regex,
@@ -19,14 +19,15 @@ pub struct ActionPattern {
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed<A> {
-    /// The action, when it is one that the environment knows.
+    /// The action, if the environment knows it.
     pub action: Option<A>,
-    /// The text in its place.
+    /// The text that the pattern's last group matched.
     pub text: String,
 }
 
 impl ActionPattern {
-    /// A pattern, applied after the texts `removed` were taken out. A dot matches line breaks too.
+    /// Compiles a pattern, which is applied after the texts `removed` are deleted. A dot also matches line breaks.
+    /// Fails unless the pattern is valid and has a group.
     pub fn new(pattern: &str, removed: Vec<String>) -> Result<Self> {
         let compiled = regex::RegexBuilder::new(pattern).dot_matches_new_line(true).size_limit(PATTERN_BYTES).build();
         let pattern = compiled.map_err(|e| Error::config("env.action_pattern", e.to_string()))?;
@@ -36,7 +37,7 @@ impl ActionPattern {
         Ok(Self { pattern, removed })
     }
 
-    /// The action in `text`, looked up among `names` without regard to case.
+    /// Finds the action in `text` and looks it up in `names`, ignoring case.
     pub fn find<A: Copy>(&self, text: &str, names: &[(&str, A)]) -> Parsed<A> {
         let text = self.removed.iter().fold(text.to_string(), |text, removed| text.replace(removed.as_str(), ""));
         let groups = self.pattern.captures(text.trim());
@@ -48,7 +49,7 @@ impl ActionPattern {
     }
 }
 
-/// The special tokens that the reference takes out of an answer.
+/// The special tokens that the reference implementation deletes from an answer.
 pub fn default_special_tokens() -> Vec<String> {
     vec!["<|im_start|>".into(), "<|im_end|>".into()]
 }

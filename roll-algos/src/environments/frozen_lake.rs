@@ -1,4 +1,5 @@
-//! FrozenLake: cross the ice to the goal without falling into a hole. Rules as in Gymnasium, text as in the reference.
+//! FrozenLake: cross the ice to the goal without falling into a hole. Rules follow Gymnasium, the text follows the
+//! reference implementation.
 
 use rand::RngCore;
 use rand_chacha::ChaCha8Rng;
@@ -8,32 +9,32 @@ use roll_core::{Environment, Error, Factory, Noise, Observation, Purpose, Regist
 use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 
 const NAME: &str = "frozen_lake";
-/// Larger maps do not fit into a prompt.
+/// Greatest size of a map. Larger maps do not fit into a prompt.
 const MAX_SIZE: usize = 64;
-/// Maps that are drawn before the configuration counts as one that gives no passable map.
+/// Number of maps that are drawn before the configuration is reported as having no passable map.
 const MAX_DRAWS: usize = 10_000;
 
 /// Options of the environment `frozen_lake`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FrozenLakeOptions {
-    /// Rows and columns of the map.
+    /// Number of rows and of columns of the map.
     #[schemars(range(min = 2, max = MAX_SIZE))]
     pub size: usize,
-    /// Probability that a tile is ice and no hole.
+    /// Probability that a tile is ice instead of a hole.
     #[schemars(range(min = 0, max = 1))]
     pub p: f64,
-    /// Whether a move goes to either side of the intended one with probability 1/3 each.
+    /// Whether the ice is slippery: the move or one to either side of it, each with probability 1/3.
     pub is_slippery: bool,
-    /// Seed of the map; the episode's own when absent, so that every episode has another map.
+    /// Seed of the map. Default: the episode's seed, so that every episode has another map.
     pub map_seed: Option<u64>,
     /// Reward of a turn without a valid action.
     pub format_penalty: f64,
     /// Regular expression whose last group is the action.
     pub action_pattern: String,
-    /// Texts that are taken out of an answer before.
+    /// Texts that are deleted from an answer before the search.
     pub special_token_list: Vec<String>,
-    /// First sentences of the instructions; an empty text leaves the instructions out.
+    /// First sentences of the instructions. An empty text removes all instructions.
     pub env_instruction: Option<String>,
 }
 
@@ -59,7 +60,7 @@ enum Tile {
     Goal,
 }
 
-/// Directions in the order in which a slip turns: to the one before or after.
+/// The moves in the order of a slip, which leads to the previous or the next one.
 const MOVES: [(&str, (isize, isize)); 4] = [("Left", (0, -1)), ("Down", (1, 0)), ("Right", (0, 1)), ("Up", (-1, 0))];
 
 /// The environment.
@@ -72,7 +73,7 @@ pub struct FrozenLake {
 }
 
 impl FrozenLake {
-    /// With these options.
+    /// Creates the environment. Fails on options out of range.
     pub fn new(options: FrozenLakeOptions) -> Result<Self> {
         if !(2..=MAX_SIZE).contains(&options.size) {
             let problem = format!("expected 2 to {MAX_SIZE}, found {}", options.size);
@@ -86,7 +87,7 @@ impl FrozenLake {
         Ok(Self { options, pattern, tiles: Vec::new(), player: 0, rng })
     }
 
-    /// A map with a way from start to goal, and the start.
+    /// Draws a map with a path from start to goal, and the start.
     fn draw(&self, seed: u64) -> Result<(Vec<Tile>, usize)> {
         let mut rng = Noise::new(seed).generator(Purpose::Environments, 0, 0);
         let cells = self.options.size * self.options.size;
@@ -124,7 +125,7 @@ impl FrozenLake {
         false
     }
 
-    /// The tile that a step from `at` leads to: `at` itself at the edge.
+    /// The tile that a step from `at` leads to. At the edge it is `at` itself.
     fn moved(&self, at: usize, (down, right): (isize, isize)) -> usize {
         let size = self.options.size;
         let step = |v: usize, by: isize| v.saturating_add_signed(by).min(size - 1);
@@ -149,12 +150,12 @@ impl FrozenLake {
     }
 }
 
-/// Uniform in [0, 1).
+/// Draws uniformly from [0, 1).
 fn uniform(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Uniform in 0..n.
+/// Draws uniformly from 0..n.
 fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
     (uniform(rng) * n as f64) as usize
 }
@@ -231,7 +232,7 @@ mod tests {
         format!("<answer>{name}</answer>")
     }
 
-    /// A shortest way to the goal, by names of moves.
+    /// A shortest path to the goal, as names of moves.
     fn way(lake: &FrozenLake) -> Vec<&'static str> {
         let mut open = std::collections::VecDeque::from([(lake.player, Vec::new())]);
         let mut seen = vec![false; lake.tiles.len()];
@@ -310,7 +311,7 @@ mod tests {
         assert!(refused(FrozenLakeOptions { size: 1, ..Default::default() }).contains("env.size"));
         assert!(refused(FrozenLakeOptions { p: 0.0, ..Default::default() }).contains("env.p"));
         let mut thin = FrozenLake::new(FrozenLakeOptions { size: 40, p: 0.01, ..Default::default() }).unwrap();
-        // Neighbouring start and goal are drawn now and then even here; what matters is that it ends.
+        // Start and goal may be neighbours even here; the test only requires that this call returns.
         let _ = thin.reset(0);
         assert!(lake(false).step(&answer("Up")).is_err());
     }

@@ -1,4 +1,4 @@
-//! Several worlds in one environment: each group of episodes plays in one of them.
+//! Several worlds in one environment. Each group of episodes plays in one of them.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ const NAME: &str = "mixed";
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedOptions {
-    /// The worlds, by the name that `algo.tags` and metrics have for them: `name` of the environment, and its options.
+    /// The worlds by the name that `algo.tags` and metrics use: `name` of the environment, and its options.
     pub worlds: BTreeMap<String, Options>,
 }
 
-/// The environment. The seed of an episode says which world it is (see [`Environment::kinds`]).
+/// The environment. The seed of an episode determines its world; see [`Environment::kinds`].
 pub struct Mixed {
     names: Vec<String>,
     worlds: Vec<Box<dyn Environment>>,
@@ -26,7 +26,7 @@ pub struct Mixed {
 }
 
 impl Mixed {
-    /// With these options. Its worlds are environments that are linked in.
+    /// Creates the environment. Its worlds must be environments that are linked into the program.
     pub fn new(options: MixedOptions, context: &BuildContext) -> Result<Self> {
         let registry = Registry::linked()?;
         let (mut names, mut worlds) = (Vec::new(), Vec::new());

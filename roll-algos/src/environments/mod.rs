@@ -1,8 +1,8 @@
-//! Environments: FrozenLake and Sokoban with the text protocol of the reference, any other in a process of its own or
-//! as a service, and several in one.
+//! Environments for agents: FrozenLake and Sokoban with the text protocol of the reference implementation, any other
+//! environment as a separate process or a service, and mixtures of environments.
 //!
-//! The agent reads a map and answers with one action in a turn, `<answer>Right</answer>`. Worlds depend on the seed
-//! alone.
+//! The agent reads an observation and answers with one action per turn, such as `<answer>Right</answer>`. The built-in
+//! worlds are determined by their seed.
 
 pub mod action;
 pub mod frozen_lake;

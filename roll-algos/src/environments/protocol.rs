@@ -1,26 +1,26 @@
-//! Environments that are asked in JSON: a process or a service. One request and one answer for each `reset` and `step`.
+//! Environments that are called in JSON, as a process or a service: one request and one answer per `reset` and `step`.
 
 use roll_core::{Environment, Error, Observation, Transition};
 use serde_json::{Value, json};
 
-/// One that plays episodes in JSON. An error of the first two is the fault in words.
+/// A peer that plays episodes in JSON. Errors of the first two methods are descriptions of the problem.
 pub trait Peer: Send {
     /// Begins an episode.
     fn begin(&mut self, seed: u64, told: &mut Told) -> Result<Observation, String>;
-    /// Acts in it.
+    /// Sends an action of the episode.
     fn advance(&mut self, action: &str, told: &mut Told) -> Result<Transition, String>;
-    /// The error of an episode that `problem` ends; it names this peer.
+    /// The error of an episode that ended with `problem`; it names this peer.
     fn failed(&self, problem: String) -> Error;
 }
 
-/// The environment that a peer plays.
+/// An environment that a peer plays.
 pub struct Played<P> {
     peer: P,
     told: Told,
 }
 
 impl<P: Peer> Played<P> {
-    /// Nothing is asked before the first episode.
+    /// Creates the environment. Nothing is sent before the first episode.
     pub fn by(peer: P) -> Self {
         Self { peer, told: Told::default() }
     }
@@ -49,12 +49,12 @@ pub fn reset(seed: u64) -> Value {
     json!({ "reset": { "seed": seed } })
 }
 
-/// The request that acts.
+/// The request with an action.
 pub fn step(action: &str) -> Value {
     json!({ "step": { "action": action } })
 }
 
-/// An answer to either.
+/// An answer to either request.
 #[derive(Debug, serde::Deserialize)]
 pub struct Answer {
     error: Option<String>,
@@ -69,12 +69,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads one; the error quotes it.
+    /// Parses an answer. The error quotes it.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|e| format!("its answer {} is not valid: {e}", shortened(text.as_bytes())))
     }
 
-    /// The answer, unless it is the report of an error.
+    /// Returns the answer unless it reports an error.
     pub fn accepted(self) -> Result<Self, String> {
         match self.error {
             Some(error) => Err(format!("it reports: {error}")),
@@ -83,17 +83,17 @@ impl Answer {
     }
 }
 
-/// Words of the last answers on the episode under way.
+/// Facts about the current episode from the latest answers.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// Of `reset`.
+    /// Instructions in the answer to `reset`.
     pub instructions: String,
-    /// Of the last answer.
+    /// Whether the episode is solved, according to the latest answer.
     pub solved: Option<bool>,
 }
 
 impl Told {
-    /// Of an answer to `reset`.
+    /// Reads an answer to `reset`.
     pub fn begun(&mut self, answer: Answer) -> Result<Observation, String> {
         let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
         self.instructions = answer.instructions.unwrap_or_default();
@@ -101,7 +101,7 @@ impl Told {
         Ok(Observation { text })
     }
 
-    /// Of an answer to `step`.
+    /// Reads an answer to `step`.
     pub fn advanced(&mut self, answer: Answer) -> Result<Transition, String> {
         let missing = |key: &str| format!("its answer to `step` has no `{key}`");
         self.solved = answer.solved;
@@ -115,7 +115,7 @@ impl Told {
     }
 }
 
-/// The beginning of an answer, for a message.
+/// The beginning of an answer, for an error message.
 pub fn shortened(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(200)]);
     match line.len() {

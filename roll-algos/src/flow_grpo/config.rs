@@ -1,6 +1,7 @@
 //! Options of Flow-GRPO.
 
-use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
+use crate::Sampler;
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::loss::{PolicyLoss, check_threshold};
 use super::window::{WindowKind, Windows};

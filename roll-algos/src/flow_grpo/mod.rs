@@ -262,7 +262,7 @@ roll_core::register! {
     plan: passes,
 }
 
-/// Of one prompt: its rollouts, and two passes for each stochastic step of which one is pulled back.
+/// The passes for one prompt: its rollouts, and two passes for each stochastic step, one of which is differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: FlowGrpoConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();

@@ -28,7 +28,7 @@ pub struct Windows {
     pub size: usize,
     /// Where they may lie.
     pub range: Range<usize>,
-    /// Of a sliding window: steps that it moves by, and rounds that it stays.
+    /// Number of steps by which a sliding window moves.
     pub stride: usize,
     /// Rounds that a sliding window stays.
     pub rounds: u64,

@@ -1,7 +1,8 @@
 //! Options of flow matching.
 
+use crate::Sampler;
 use roll_core::keys::check_ranges;
-use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts, Sigma, SigmaRange};
+use roll_core::{Error, Result, ResultExt, ScheduleFacts, Sigma, SigmaRange};
 
 use super::levels::{Levels, Logit, TimestepSampling};
 use super::loss::Weighting;

@@ -1,6 +1,7 @@
 //! The objective: how far a velocity is from the one that leads from the data to the noise.
 
-use roll_core::{Error, FlowSchedule, Result, Sigma, Tensor};
+use crate::FlowSchedule;
+use roll_core::{Error, Result, Sigma, Tensor};
 
 /// A point between data and noise: `x = (1 - sigma) data + sigma noise`.
 pub fn mixed(data: &Tensor, noise: &[f32], sigma: Sigma) -> Result<Tensor> {

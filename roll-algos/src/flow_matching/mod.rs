@@ -1,8 +1,8 @@
 //! Flow matching: the training that makes a video diffusion model, from scratch or on one's own clips.
 //!
 //! Per sample: x_0 = encode(clip), a noise level sigma from a distribution ([`levels`]), x = (1 - sigma) x_0 + sigma
-//! eps, and loss = mean((velocity(x) - (eps - x_0))^2) ([`loss`]). It trains whatever parameters the model has, adapters
-//! or all weights, at the noise levels of the experts that have them.
+//! eps, and loss = mean((velocity(x) - (eps - x_0))^2) ([`loss`]). It trains whatever parameters the model has,
+//! adapters or all weights, at the noise levels of the experts that have them.
 
 pub mod config;
 pub mod levels;
@@ -175,7 +175,7 @@ impl FlowMatching {
         }
         let ranks = ctx.strategy.data_ranks();
         let seconds = update::slowest(ranks, watch.seconds())?;
-        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, seconds))
+        Ok(tally.joined(ranks)?.report(update, seconds))
     }
 
     /// The noised copies of one sample; `None` when the model is given all of it.

@@ -14,9 +14,9 @@ use super::{Distribution, FlowMatching, diffusion, mixed, velocity_loss};
 const LEVELS: usize = 8;
 
 impl FlowMatching {
-    /// The loss of training, on the clips that were held out: without prompt dropout, and from the same noise at the same
-    /// levels each time, so that two values differ by the model alone. `val/loss`, and `val/loss/0.225-0.450` for the
-    /// noise levels between. Of several ranks each measures its own clips, and all know the result.
+    /// The loss of training, on the clips that were held out: without prompt dropout, and from the same noise at the
+    /// same levels each time, so that two values differ by the model alone. `val/loss`, and `val/loss/0.225-0.450` for
+    /// the noise levels between. Of several ranks each measures its own clips, and all know the result.
     pub(super) fn validation(
         &mut self,
         model: &mut dyn Model,
@@ -36,7 +36,7 @@ impl FlowMatching {
             self.measure(model, noise, progress, sample, &distribution, &mut tally)
                 .while_doing(|| format!("validating on {}", sample.origin))?;
         }
-        let report = tally.joined(communicator::current().as_ref())?.report(None, 0.0, BTreeMap::new());
+        let report = tally.joined(communicator::current().as_ref())?.report(None, BTreeMap::new());
         let metrics = report.metrics.into_iter().filter_map(|(name, value)| match name.strip_prefix("actor/") {
             Some("loss") => Some(("val/loss".to_string(), value)),
             None if name.starts_with("loss/") => Some((format!("val/{name}"), value)),

@@ -135,7 +135,7 @@ pub struct GroupStatistics {
 }
 
 impl GroupStatistics {
-    /// Of these scores.
+    /// Computes the advantages of `scores`; equal `groups` share a prompt.
     pub fn of<G: Ord>(scores: &[Option<f64>], groups: &[G]) -> Self {
         let how = Normalization::new(Spread::Group);
         let members = members(scores, groups);

@@ -17,7 +17,7 @@ use crate::{AlgorithmError, update};
 
 /// The part in which policy gradients differ: how a round learns. It has their options.
 pub trait Method: Send {
-    /// Of the algorithm.
+    /// Name of the algorithm.
     const NAME: &'static str;
     /// Whether another policy than the one in training generates, and follows it slowly.
     const HAS_OLD_POLICY: bool;

@@ -1,13 +1,14 @@
 //! The noise levels that are trained, and evaluations at them.
 
-use roll_core::{Error, FlowSchedule, Grad, Model, Result, ScheduleFacts, Sigma, Tensor};
+use crate::FlowSchedule;
+use roll_core::{Error, Grad, Model, Result, ScheduleFacts, Sigma, Tensor};
 
 use crate::reward_fl::{EarlyStop, LatentDtype, Plan, Unobserved, rollout};
 use crate::sampling::{Conditions, Sampling};
 use crate::update::diffusion;
 
-/// The steps of a schedule at whose noise levels trainable parameters act, within `low` to `high`. Fails when there are
-/// none.
+/// The steps of a schedule at whose noise levels trainable parameters act, within `low` to `high`. Fails if no
+/// step qualifies.
 pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, high]: [f64; 2]) -> Result<Vec<usize>> {
     for (name, value) in [("min_timestep_boundary", low), ("max_timestep_boundary", high)] {
         if !(0.0..=1.0).contains(&value) {

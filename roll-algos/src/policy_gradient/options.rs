@@ -1,6 +1,7 @@
 //! The options that policy gradients share, by the names that they have in each configuration.
 
-use roll_core::{Error, Result, ResultExt, Sampler, ScheduleFacts};
+use crate::Sampler;
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::advantages::Spread;
 use super::round::SeveralRewards;

@@ -154,7 +154,7 @@ impl SdeStep {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::FlowSchedule;
+    use crate::FlowSchedule;
 
     use super::*;
 

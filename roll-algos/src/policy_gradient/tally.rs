@@ -37,14 +37,14 @@ pub(crate) struct Tally {
     pub(crate) trained: usize,
     /// Updates that were made, and the last one's report.
     pub(crate) updates: Vec<StrategyReport>,
-    /// Of all ranks.
+    /// Statistics of the groups of all ranks.
     pub(crate) groups: GroupStatistics,
-    /// Weight of the loss on the clips, which stands beside that of the videos.
+    /// Weight of the loss on the clips, which is added to that of the videos.
     data_weight: f64,
 }
 
 impl Tally {
-    /// Of nothing yet.
+    /// An empty tally.
     pub(crate) fn new(data_weight: f64) -> Self {
         Self { data_weight, ..Self::default() }
     }
@@ -94,14 +94,8 @@ impl Tally {
     }
 
     /// The metrics; the mean score once more under its second name, if it has one.
-    pub(crate) fn report(
-        self,
-        learning_rate: f64,
-        alias: Option<String>,
-        seconds: BTreeMap<&'static str, f64>,
-    ) -> StepReport {
+    pub(crate) fn report(self, alias: Option<String>, seconds: BTreeMap<&'static str, f64>) -> StepReport {
         let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-        metrics.insert("lr".into(), learning_rate);
         metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
         metrics.insert("actor/trained".into(), self.trained as f64);
         let scored = self.means.get(SCORE).map_or(0.0, |(_, n)| *n);

@@ -1,6 +1,7 @@
 //! Options of Reward-FL.
 
-use roll_core::{Error, FlowSchedule, Result, ResultExt, Sampler, ScheduleFacts};
+use crate::{FlowSchedule, Sampler};
+use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::experts::acts;
 use super::plan::{EarlyStop, LatentDtype, Plan};
@@ -15,63 +16,64 @@ use crate::update::OnNonfinite;
 pub struct RewardFlConfig {
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
-    /// The timesteps of the steps themselves, before the shift, in place of `num_inference_steps` even ones: distilled
-    /// models list theirs (`[1000, 750, 500, 250]`).
+    /// The timesteps of the steps before the shift, instead of `num_inference_steps` equidistant ones. Distilled models
+    /// list theirs (`[1000, 750, 500, 250]`).
     pub timesteps: Option<Vec<u32>>,
-    /// First step with gradient; the steps before run without.
+    /// First step with gradient. Earlier steps run without.
     pub mid_timestep: usize,
-    /// Last step; the latents after it are decoded.
+    /// Last step. The latents after it are decoded.
     pub final_timestep: usize,
     /// Which of these steps are trained: `window` (all), `{last: K}`, `{random: K}`, `{uniform: K}`, or one random step
-    /// from several noisings of the finished latents, `{renoised: N}`. Fewer take less memory and time, and their
-    /// gradient is that of the whole rollout cut off.
+    /// from several noisings of the finished latents, `{renoised: N}`. Fewer steps take less memory and time; their
+    /// gradient is a truncation of the whole rollout's gradient.
     pub trained_steps: TrainedSteps,
-    /// Only steps whose timestep / 1000 is at most this are trained. Steps left out count as constants.
+    /// Train only steps whose timestep / 1000 is at most this. Other steps are constants for the gradient.
     pub max_timestep_boundary: f64,
-    /// Only steps whose timestep / 1000 is at least this are trained.
+    /// Train only steps whose timestep / 1000 is at least this.
     pub min_timestep_boundary: f64,
-    /// Shift of the sigma schedule; when absent that of the model's official configuration.
+    /// Shift of the sigma schedule. Default: that of the model's official configuration.
     pub shift: Option<f64>,
-    /// The step from one noise level to the next: `euler`, through which gradients pass.
+    /// Sampler of the steps between noise levels. Must be `euler`, the only one that gradients pass through.
     pub sampler: Sampler,
-    /// The same where nothing is trained, in evaluations: `euler` or `unipc`; as `sampler` when absent.
+    /// Sampler of evaluations, where nothing is trained: `euler` or `unipc`. Default: `sampler`.
     pub evaluation_sampler: Option<Sampler>,
-    /// Scale s of classifier-free guidance, `v = u + s (c - u)` of the velocities c under the prompt and u under
-    /// `negative_prompt`: one number, or `[high, low]` for the two experts. 1, for distilled models, computes c alone.
+    /// Scale s of classifier-free guidance, `v = u + s (c - u)`, with the velocities c under the prompt and u under
+    /// `negative_prompt`: one number, or `[high, low]` for the two experts. With 1, for distilled models, only c is
+    /// computed.
     pub guidance_scale: GuidanceScale,
-    /// The velocities that the gradient passes through: `conditional`, that under the prompt alone, or `both`.
+    /// The velocities that the gradient passes through: `conditional` (that under the prompt) or `both`.
     pub guidance_gradient: GuidanceGradient,
-    /// Negative prompt, which guidance leads away from.
+    /// Negative prompt of classifier-free guidance.
     pub negative_prompt: String,
-    /// Mean that the score is normalised with.
+    /// Mean for the normalisation of the score.
     pub reward_mean: f64,
-    /// Standard deviation that the score is normalised with.
+    /// Standard deviation for the normalisation of the score.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub reward_std: f64,
     /// Weight of the normalised score.
     pub reward_weight: f64,
-    /// Weight of the KL to the model without its adapter.
+    /// Weight of the KL divergence from the model without its adapter.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
-    /// Weight of the loss of flow matching on the sample's own clip, at one noise level that is drawn anew for every
-    /// sample of every step. It keeps abilities that the reward does not measure. 0 leaves it out.
+    /// Weight of the flow-matching loss on the sample's own clip, at one noise level that is drawn for every sample of
+    /// every step. This loss preserves abilities that the reward does not measure. 0 disables it.
     pub data_weight: f64,
-    /// Bound on the magnitude of the normalised score; beyond it there is no gradient.
+    /// Bound on the magnitude of the normalised score. Beyond it the gradient is 0.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub reward_clip: Option<f64>,
-    /// The latents that are decoded when `final_timestep` stops before the last step.
+    /// The latents that are decoded if `final_timestep` is not the last step.
     pub early_stop: EarlyStop,
-    /// Precision that latents are rounded to after every step.
+    /// Dtype to which latents are rounded after every step.
     pub latent_dtype: LatentDtype,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
-    /// Every how many steps the gradient norms of reward and KL are measured separately, by a second rollout; 0 never
-    /// measures them. When absent 25, and never for more than 100 million trained parameters, whose gradient it would
-    /// keep three times.
+    /// Number of updates between separate measurements of the gradient norms of reward and KL by a second rollout; 0
+    /// disables them. Default: 25, or 0 above 100 million trained parameters, because the measurement keeps three
+    /// copies of the gradient.
     pub gradient_split_every: Option<u64>,
-    /// Frames a second of generated videos: those that the model was made with (16; 24 for TI2V-5B), or the clip's.
+    /// Frames per second of generated videos: the model's (16; 24 for TI2V-5B) or the clip's.
     pub frame_rate: FrameRate,
-    /// The reaction to a score, loss or gradient that is not finite.
+    /// What happens if a score, loss or gradient is not finite.
     pub on_nonfinite: OnNonfinite,
 }
 
@@ -108,8 +110,8 @@ impl Default for RewardFlConfig {
 }
 
 impl RewardFlConfig {
-    /// The steps of a rollout under a model with these facts. Fails on values that contradict one another, naming the
-    /// key and its range.
+    /// The steps of a rollout under a model with these facts. Fails on contradicting values, and names the key and its
+    /// range.
     pub fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
         if self.sampler != Sampler::Euler {
             let problem = format!(
@@ -122,7 +124,7 @@ impl RewardFlConfig {
         self.trained_steps.narrowed(self.plan_with(Sampler::Euler, facts)?)
     }
 
-    /// The same for a rollout that is not trained on; its KL is that of all steps of the window, whichever of them are
+    /// The steps of a rollout that is not trained on. Its KL covers all steps of the window, whichever of them are
     /// trained.
     pub fn evaluation_plan(&self, facts: ScheduleFacts) -> Result<Plan> {
         self.plan_with(self.evaluation_sampler.unwrap_or(self.sampler), facts)
@@ -186,16 +188,16 @@ impl RewardFlConfig {
         Ok(Plan { schedule, sampler, guidance, trained, acting, first: 0, last, early_stop, latent_dtype })
     }
 
-    /// Whether the gradients of reward and KL are measured separately in step `step` (from 0).
+    /// Whether step `step` (from 0) measures the gradients of reward and KL separately.
     pub(super) fn splits(&self, step: u64, parameters: usize) -> bool {
         const EVERY: u64 = 25;
         const AT_MOST: usize = 100_000_000;
         let every = self.gradient_split_every.unwrap_or(if parameters > AT_MOST { 0 } else { EVERY });
-        // Not the first step: an adapter begins as the base model, where the KL has no gradient.
+        // Not in the first step: an adapter begins as the base model, where the gradient of the KL is 0.
         every > 0 && (step + 1).is_multiple_of(every)
     }
 
-    /// The noise levels that `sampler` passes through.
+    /// The noise levels of `sampler`.
     fn levels(&self, sampler: Sampler) -> SamplingOptions {
         SamplingOptions {
             num_inference_steps: self.num_inference_steps,
@@ -206,7 +208,7 @@ impl RewardFlConfig {
         }
     }
 
-    /// The steps that are to be trained, whichever expert works there.
+    /// The steps to be trained, whichever expert is used there.
     pub(super) fn window(&self, schedule: &FlowSchedule) -> Vec<usize> {
         let allowed = self.min_timestep_boundary..=self.max_timestep_boundary;
         (self.mid_timestep..=self.final_timestep).filter(|&i| allowed.contains(&schedule.sigma(i).0)).collect()

@@ -1,12 +1,14 @@
-//! Which steps have trainable parameters: two experts take turns on the noise levels, and one of them may be frozen.
+//! Which steps have trainable parameters: two experts divide the noise levels between them, and one of them may be
+//! frozen.
 
-use roll_core::{Error, FlowSchedule, Result, ScheduleFacts, Sigma, SigmaRange};
+use crate::FlowSchedule;
+use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
 
 use super::config::RewardFlConfig;
 use super::plan::Plan;
 use super::truncation::TrainedSteps;
 
-/// Whether trainable parameters act at step `i`, decided by the timestep as the model does.
+/// Whether step `i` has trainable parameters. The timestep decides, as in the model.
 pub(super) fn acts(schedule: &FlowSchedule, i: usize, facts: ScheduleFacts) -> bool {
     facts.trained.contains(level(schedule, i))
 }
@@ -16,7 +18,7 @@ fn level(schedule: &FlowSchedule, i: usize) -> Sigma {
 }
 
 impl RewardFlConfig {
-    /// Fails unless a trained step has trainable parameters. Otherwise gives, for people, the options without effect.
+    /// Fails unless a trained step has trainable parameters. Otherwise returns warnings about options without effect.
     pub(super) fn check_experts(&self, facts: ScheduleFacts) -> Result<Vec<String>> {
         let plan = self.plan(facts)?;
         let (schedule, window) = (&plan.schedule, self.window(&plan.schedule));
@@ -24,7 +26,7 @@ impl RewardFlConfig {
             return Err(self.unreached(schedule, &window, facts.trained));
         }
         if self.trained_steps != TrainedSteps::Window {
-            // Of those that are chosen, `chosen_steps` tells.
+            // `chosen_steps` reports the chosen steps.
             return Ok(idle_expert(schedule, &self.evaluation_plan(facts)?.acting, facts).into_iter().collect());
         }
         let mut warnings = Vec::new();
@@ -49,7 +51,7 @@ impl RewardFlConfig {
         Ok(warnings)
     }
 
-    /// For people, where only some steps of the window are trained: which, and the parameters of which expert that is.
+    /// Describes the trained steps and their experts if only some steps of the window are trained.
     pub(super) fn chosen_steps(&self, facts: ScheduleFacts) -> Result<Option<String>> {
         let Plan { schedule, trained, .. } = self.plan(facts)?;
         let how = match self.trained_steps {
@@ -71,7 +73,7 @@ impl RewardFlConfig {
         Ok(Some(format!("trained: {how}{}{}", steps(&schedule, &trained), experts.unwrap_or_default())))
     }
 
-    /// No trained step reaches the parameters.
+    /// The error if no trained step has trainable parameters.
     fn unreached(&self, schedule: &FlowSchedule, window: &[usize], trained: SigmaRange) -> Error {
         let reaching: Vec<usize> = (0..schedule.steps()).filter(|i| trained.contains(level(schedule, *i))).collect();
         let (key, remedy) = match (reaching.first(), reaching.last()) {
@@ -97,7 +99,7 @@ impl RewardFlConfig {
     }
 }
 
-/// Says so where both experts are under training and one of them is never reached.
+/// Warns if both experts are trained and one of them is used by no trained step.
 fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) -> Option<String> {
     let boundary = Sigma(facts.boundary?);
     let is_high = |i: &usize| level(schedule, *i) >= boundary;
@@ -121,7 +123,7 @@ fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) 
     ))
 }
 
-/// "steps 4 to 7 (noise levels 0.833 to 0.417)".
+/// Formats "steps 4 to 7 (noise levels 0.833 to 0.417)".
 fn steps(schedule: &FlowSchedule, steps: &[usize]) -> String {
     match steps {
         [] => "no step".into(),
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_step_at_the_boundary_belongs_to_the_high_noise_expert() {
-        // The f32 next to 0.9 is below it; its timestep is 900.
+        // The f32 nearest to 0.9 is less than 0.9; its timestep is 900.
         let schedule = FlowSchedule::from_timesteps(&[900], 1.0).unwrap();
         assert!(schedule.sigma(0) < Sigma(0.9));
         let facts = |trained| ScheduleFacts { shift: 1.0, boundary: Some(0.9), trained };

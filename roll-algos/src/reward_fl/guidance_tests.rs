@@ -1,6 +1,7 @@
-//! Guidance in Reward-FL: its cost, and that its gradient is right.
+//! Classifier-free guidance in Reward-FL: its cost and its gradient.
 #![allow(clippy::unwrap_used)]
 
+use crate::Sampler;
 use roll_core::*;
 use roll_testing::diffusion::{MockDiffusion, SHAPE, sample};
 
@@ -12,7 +13,7 @@ fn config(scale: impl Into<GuidanceScale>, guidance_gradient: GuidanceGradient) 
     RewardFlConfig { guidance_scale: scale.into(), guidance_gradient, ..RewardFlConfig::default() }
 }
 
-/// A model to whose velocities the prompt matters.
+/// A test bench with a model whose velocities depend on the prompt.
 fn bench(config: RewardFlConfig) -> Bench {
     let mut bench = Bench::new(config);
     bench.model.prompted = 0.2;
@@ -29,10 +30,10 @@ fn the_gradient_of_a_guided_step_is_that_of_its_loss() {
         for scale in [3.5, 1.5] {
             bench(RewardFlConfig { mid_timestep: 0, ..config(scale, gradient) }).check_gradient(&two());
         }
-        // The reward alone: nothing of the guided velocity's gradient hides behind the KL's.
+        // Only the reward, so that the KL's gradient cannot hide errors in that of the guided velocity.
         let config = RewardFlConfig { mid_timestep: 0, kl_weight: 0.0, ..config(3.5, gradient) };
         bench(config.clone()).check_gradient(&two());
-        // Scales that change with the expert, a known first frame, and an early stop.
+        // Scales that differ between the experts, a known first frame, and an early stop.
         let mut other = RewardFlConfig { mid_timestep: 0, final_timestep: 5, ..config };
         other.guidance_scale = scales(4.0, 1.0);
         let mut bench = bench(other);
@@ -71,7 +72,7 @@ fn a_scale_of_one_changes_no_bit_and_computes_no_second_velocity() {
 
 #[test]
 fn guidance_takes_two_velocities_a_step_and_records_one_unless_both_are_pulled() {
-    // 8 steps, of which 4 are trained and have a reference.
+    // 8 steps, 4 of which are trained and have a reference velocity.
     let counts = |config: RewardFlConfig| {
         let mut bench = bench(config);
         bench.model.boundary = Some(0.9);
@@ -81,7 +82,7 @@ fn guidance_takes_two_velocities_a_step_and_records_one_unless_both_are_pulled()
     assert_eq!(counts(RewardFlConfig::default()), (8 + 4, 4));
     assert_eq!(counts(config(3.5, GuidanceGradient::Conditional)), (16 + 4, 4));
     assert_eq!(counts(config(3.5, GuidanceGradient::Both)), (16 + 4, 8));
-    // Steps 0 to 2 belong to the expert of high noise.
+    // Steps 0 to 2 use the high-noise expert.
     assert_eq!(counts(config(scales(4.0, 1.0), GuidanceGradient::Both)), (8 + 3 + 4, 4));
     assert_eq!(counts(config(scales(1.0, 3.0), GuidanceGradient::Conditional)), (8 + 5 + 4, 4));
 }
@@ -126,7 +127,7 @@ fn the_negative_prompt_is_encoded_once_and_leads_the_other_way() {
 
 #[test]
 fn the_kl_compares_velocities_under_the_prompt_whatever_the_scale() {
-    // At the first step all scales have the same latents.
+    // The latents of the first step are equal for all scales.
     let kl = |scale: f64| {
         let config = RewardFlConfig { mid_timestep: 0, final_timestep: 0, ..config(scale, GuidanceGradient::Both) };
         bench(config).step(&two()).metrics["actor/kl_loss"]
@@ -186,7 +187,7 @@ fn evaluations_take_any_sampler_and_training_none_that_gradients_do_not_pass() {
         .unwrap()
         .unwrap();
     assert!(evaluated.iter().all(|e| e.scores[0].is_some() && e.video.is_some()));
-    // The levels of the official inference, twice each, and the references of the four trained steps.
+    // The noise levels of the official inference, twice each, and the reference velocities of the four trained steps.
     let asked = &evaluating.model.asked;
     assert!(asked.len() == 2 * (16 + 4) && asked[0].0 == 999.0, "{asked:?}");
 
@@ -196,7 +197,7 @@ fn evaluations_take_any_sampler_and_training_none_that_gradients_do_not_pass() {
     let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
     let error = rollout(&mut model, &conditions, &noise, &plan, Grad::Record, &mut Unobserved).err().unwrap();
     assert!(error.to_string().contains("Euler"), "{error}");
-    // The frames are those of generation.
+    // The frames equal those of generation.
     let evaluated = rollout(&mut model, &conditions, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap().latents;
     let Plan { schedule, sampler, guidance, .. } = plan;
     let generated = Sampling { schedule, sampler, guidance };
@@ -227,7 +228,7 @@ fn generated_videos_have_the_rate_of_the_model_unless_that_of_the_clip_is_asked_
         bench.model.rate = rate;
         bench.step(&[sample(0, "a")]).videos[0].1.fps()
     };
-    // The clip has 8 frames a second.
+    // The clip has 8 frames per second.
     assert_eq!(rate(Some(16.0), FrameRate::Model), 16.0);
     assert_eq!(rate(None, FrameRate::Model), 8.0);
     assert_eq!(rate(Some(16.0), FrameRate::Clip), 8.0);

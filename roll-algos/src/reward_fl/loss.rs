@@ -1,26 +1,26 @@
-//! The objective: normalised reward and KL to the model without its adapter.
+//! The objective: normalised reward and KL divergence from the model without its adapter.
 
 use roll_core::{Result, Sigma, Tensor};
 
 use super::RewardFlConfig;
 
-/// Value of a sample's loss, and its slope in its two arguments.
+/// A sample's loss and its partial derivatives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
     /// `-reward_weight * (score - mean) / std + kl_weight * kl`.
     pub value: f64,
-    /// d value / d score; 0 where the reward clip holds.
+    /// d value / d score; 0 where `reward_clip` is active.
     pub d_score: f64,
     /// d value / d kl.
     pub d_kl: f64,
 }
 
 impl Loss {
-    /// The loss at `score` and `kl`.
+    /// Computes the loss at `score` and `kl`.
     pub fn at(score: f64, kl: f64, config: &RewardFlConfig) -> Self {
         let reward = (score - config.reward_mean) / config.reward_std;
         let bound = config.reward_clip.unwrap_or(f64::INFINITY);
-        // Not `clamp` alone: a score that is not a number must stay one that is not.
+        // `clamp` alone would not do: NaN must stay NaN.
         let clipped = if reward.abs() > bound { bound.copysign(reward) } else { reward };
         let slope = if reward.abs() > bound { 0.0 } else { 1.0 / config.reward_std };
         Self {
@@ -31,7 +31,8 @@ impl Loss {
     }
 }
 
-/// KL of one step between two Gaussians of one variance: `mean((v - u)^2 / (2 sigma^2))`, and its gradient in `v`.
+/// Computes the KL divergence of one step between two Gaussians of equal variance, `mean((v - u)^2 / (2 sigma^2))`, and
+/// its gradient with respect to `v`.
 pub fn step_kl(v: &Tensor, u: &Tensor, sigma: Sigma) -> Result<(f64, Tensor)> {
     let (v, u, shape) = (v.f32s()?, u.f32s()?, v.shape());
     let n = v.len() as f64;

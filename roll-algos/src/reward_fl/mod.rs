@@ -1,10 +1,10 @@
-//! Reward-FL: trains a video diffusion model by back-propagating a reward through the decoder and the last denoising
-//! steps, or through those that [`truncation`] chooses.
+//! Reward-FL trains a video diffusion model by back-propagating a reward through the decoder and the last denoising
+//! steps, or through steps that [`truncation`] selects.
 //!
-//! Per sample: a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents), score =
-//! reward(frames), loss = -(score - mean) / std * weight + kl_weight * kl ([`loss`]), and the discrete adjoint back to
-//! the parameters; against forgetting also the loss of flow matching on the clip. The gradients of the samples that had
-//! a score are averaged into one update.
+//! A sample contributes a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents),
+//! score = reward(frames), loss = -(score - mean) / std * weight + kl_weight * kl ([`loss`]), and the discrete adjoint
+//! back to the parameters. A flow-matching loss on the clip may be added against forgetting. The gradients of all
+//! samples with a score are averaged into one update.
 
 pub mod config;
 pub mod loss;
@@ -61,7 +61,7 @@ pub struct RewardFl {
 }
 
 impl RewardFl {
-    /// With these options.
+    /// Creates the algorithm.
     pub fn new(config: RewardFlConfig) -> Self {
         let data = DataTerm::new(config.data_weight, config.shift);
         Self { config, prepared: Prepared::default(), data }
@@ -98,7 +98,7 @@ impl Algorithm for RewardFl {
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let report = self.update(context);
         if report.is_err() {
-            // No half-summed gradient is left for the next step.
+            // A partial gradient must not remain for the next step.
             update::forget(context)?;
         }
         report
@@ -122,10 +122,10 @@ impl Algorithm for RewardFl {
     }
 }
 
-/// The state of a step, carried from sample to sample.
+/// The state of a training step, which its samples share.
 struct Running<'a> {
     plan: Plan,
-    /// In steps that measure the gradients of reward and KL separately.
+    /// Present in steps that measure the gradients of reward and KL separately.
     split: Option<Split>,
     watch: Watch<'a>,
     tally: Tally,
@@ -163,10 +163,11 @@ impl RewardFl {
         let ranks = ctx.strategy.data_ranks();
         let seconds = update::slowest(ranks, watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
-        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))
+        Ok(tally.joined(ranks)?.report(update, alias, seconds))
     }
 
-    /// Adds the gradient of one sample's loss to the strategy; the step had the sample `repeats` times before.
+    /// Adds the gradient of one sample's loss to the strategy. `repeats` counts earlier occurrences of the sample in
+    /// this step.
     fn sample(
         &mut self,
         ctx: &mut StepContext<'_>,
@@ -177,7 +178,7 @@ impl RewardFl {
         let Running { plan, split, watch, tally } = run;
         watch.begin(Phase::Encode)?;
         let prospect = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
-        // Nothing is generated for a sample that is left out whatever the model makes of it.
+        // A sample that is skipped in any case costs no rollout.
         if let Prospect::Nothing(reason) = &*prospect
             && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx)?, reason.clone())?
         {
@@ -244,7 +245,7 @@ impl RewardFl {
             let before_last = || if is_last { strategy.before_last_pull(model) } else { Ok(()) };
             trajectory.pull_telling(d_latents.as_ref(), share * loss.d_kl, watch, before_last)?;
         }
-        // Nothing was pulled, and nothing is left of the rollouts, where not one video has a score.
+        // Without a score for any video, nothing was pulled back and all recordings are freed.
         let Some(mut scored) = Scored::mean(scored) else { return Ok(Outcome::Skipped(unscored)) };
         match (split, kl_alone) {
             (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
@@ -264,7 +265,7 @@ impl RewardFl {
     }
 }
 
-/// The reward of the step.
+/// The reward of the training step.
 fn reward<'a>(ctx: &'a mut StepContext<'_>) -> Result<&'a mut dyn RewardScorer> {
     match ctx.reward.as_deref_mut() {
         Some(reward) => Ok(reward),
@@ -288,7 +289,7 @@ fn passes(options: &Options) -> Result<Passes> {
     let window = (config.final_timestep + 1).saturating_sub(config.mid_timestep);
     let [trained, more] = config.trained_steps.count(window);
     let steps = config.final_timestep + 1 + more;
-    // The loss on the clip takes one velocity without guidance.
+    // The loss on the clip computes one velocity, without guidance.
     let on_clip = usize::from(config.data_weight > 0.0);
     let (velocities, recorded) = match (config.guidance_scale.is_on(), config.guidance_gradient) {
         (false, _) => (1, 1),
@@ -296,7 +297,7 @@ fn passes(options: &Options) -> Result<Passes> {
         (true, GuidanceGradient::Both) => (2, 2),
     };
     let (forward, pulled) = (velocities * steps + on_clip, recorded * trained + on_clip);
-    // Videos of one sample come one after another, and its clip after them.
+    // The videos of a sample are processed one after another, followed by its clip.
     let videos = config.trained_steps.videos();
     let (held, decoded) = (Some(recorded * trained / videos), Some([0, videos]));
     Ok(Passes { forward, pulled, steps: Some([steps, trained]), held, decoded, ..Passes::default() })

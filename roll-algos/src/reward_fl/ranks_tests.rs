@@ -10,7 +10,7 @@ use roll_testing::{MockDiffusion, Sines, sample};
 
 use super::*;
 
-/// Trains on the same samples with any number of ranks.
+/// Trains on the same samples with the given number of ranks.
 fn train(ranks: usize, stage: u8, prompt: fn(u64) -> &'static str) -> Vec<Result<Run>> {
     train_on(ranks, stage, |i| sample(i, prompt(i)), Sines::new)
 }
@@ -41,7 +41,7 @@ fn plain(_: u64) -> &'static str {
     "a person"
 }
 
-/// Of the four samples of a step some have no face: the first, the second, all of the last two, or all.
+/// Prompts of a step's four samples: no face in the first, in the second, in the last two, or in all.
 fn some_missing(index: u64) -> &'static str {
     match index {
         0 | 5 | 10 | 11 | 16..=19 => "missing",
@@ -61,7 +61,7 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks_also_with_skipped
         for ranks in [2, 4] {
             let theirs = agreed(train(ranks, 2, prompt));
             assert_same_runs(&ours, &theirs, 1e-6, 1e-5);
-            // Before the first update not even rounding differs.
+            // Before the first update the results are equal without tolerance.
             let counted = ["actor/samples", "actor/skipped", "actor/loss", "actor/score", "actor/kl_loss"];
             for name in counted {
                 assert_eq!(theirs.1[0].get(name), ours.1[0].get(name), "{name}");

@@ -1,11 +1,11 @@
-//! Sums of a step over its samples, and the metrics that come of them.
+//! Sums of a training step over its samples, and the metrics derived from them.
 
 use std::collections::BTreeMap;
 
 use roll_core::{Communicator, Result, Sample, StepReport, StrategyReport, Video, communicator};
 use serde::{Deserialize, Serialize};
 
-/// The metric of the mean score.
+/// Name of the metric for the mean score.
 pub(super) const SCORE: &str = "actor/score";
 
 /// The outcome of a sample.
@@ -15,18 +15,19 @@ pub(super) enum Outcome {
     NonFinite(String, f64),
 }
 
-/// The numbers of a sample that had a score.
+/// The values of a sample that has a score.
 pub(super) struct Scored {
     pub(super) loss: f64,
     pub(super) score: f64,
     pub(super) kl: f64,
-    /// The loss of flow matching on the clip, where it counts.
+    /// The flow-matching loss on the clip, if it is used.
     pub(super) data: Option<f64>,
     pub(super) details: BTreeMap<String, f64>,
 }
 
 impl Scored {
-    /// The means over several videos of one sample; a detail's over those that have it. `None` of none.
+    /// Means over several videos of one sample. The mean of a detail covers the videos that have it. `None` without
+    /// videos.
     pub(super) fn mean(mut videos: Vec<Self>) -> Option<Self> {
         if videos.len() < 2 {
             return videos.pop();
@@ -51,9 +52,9 @@ pub(super) struct Tally {
     pixels: u64,
     clamped: u64,
     pub(super) videos: Vec<(String, Video)>,
-    /// Norms of the reward's and the KL's gradient.
+    /// Norms of the gradients of reward and KL.
     pub(super) split: Option<(f64, f64)>,
-    /// Name and value of a number that was not finite.
+    /// Name and value of a number that is not finite.
     pub(super) nonfinite: Option<(String, f64)>,
 }
 
@@ -66,15 +67,15 @@ impl Tally {
         }
     }
 
-    /// Counts the pixels that stand at the decoder's clamp, where no gradient passes.
+    /// Counts the pixels at the bounds of the decoder's clamp, where the gradient is 0.
     pub(super) fn see(&mut self, video: &Video) {
         let values = video.frames().f32s().unwrap_or(&[]); // a video's frames are f32
         self.pixels += values.len() as u64;
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
-    /// With the sums of all ranks, in the order of the ranks, which is that of the samples: metrics are those that one
-    /// rank with all samples would give. The videos stay where they are.
+    /// Joins the sums of all ranks in the order of the ranks, which is the order of the samples. Metrics are then equal
+    /// to those of one rank with all samples. Videos stay on their rank.
     pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
             return Ok(self);
@@ -97,22 +98,20 @@ impl Tally {
         Ok(all)
     }
 
-    /// Samples with a score.
+    /// Number of samples with a score.
     pub(super) fn scored(&self) -> usize {
         self.scored.len()
     }
 
-    /// Means over the samples that had a score; the mean score once more under its second name, if it has one.
+    /// Computes means over the samples with a score. The mean score is also reported as `alias`, if there is one.
     pub(super) fn report(
         self,
         update: Option<StrategyReport>,
-        learning_rate: f64,
         alias: Option<String>,
         seconds: BTreeMap<&'static str, f64>,
     ) -> StepReport {
         let n = self.scored.len() as f64;
         let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-        metrics.insert("lr".into(), learning_rate);
         metrics.insert("actor/samples".into(), n);
         metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
         if self.pixels > 0 {
@@ -131,13 +130,13 @@ impl Tally {
         if let (Some(alias), Some(score)) = (alias, metrics.get(SCORE).copied()) {
             metrics.insert(alias, score);
         }
-        // A detail may be there for some samples only: its mean is over those.
+        // A detail may be missing for some samples; its mean covers the samples that have it.
         let mut details: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for (name, value) in self.scored.iter().flat_map(|s| &s.details) {
             details.entry(name).or_default().push(*value);
         }
         for (name, values) in details {
-            // Seconds stand with the other times, which differ from run to run.
+            // Durations are metrics `time/...`, because they differ from run to run.
             let metric = match name.strip_prefix("time/") {
                 Some(reward) => format!("time/score/{reward}"),
                 None => format!("reward/{name}"),
@@ -159,7 +158,7 @@ impl Tally {
     }
 }
 
-/// A rank's message to the others on a step. Numbers are bits: a detail need not be finite.
+/// A rank's sums of a step for the other ranks. Numbers are sent as bits, because a detail need not be finite.
 #[derive(Serialize, Deserialize)]
 struct Share {
     scored: Vec<SharedScore>,

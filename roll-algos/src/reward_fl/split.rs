@@ -1,4 +1,4 @@
-//! The gradients of reward and KL apart: which of the two drives the update?
+//! Measures the gradients of reward and KL separately, to show which of them drives the update.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use roll_core::{Communicator, DeviceUpdates, GradientSink, Model, ParameterParts
 
 use crate::update::taken;
 
-/// Sums over samples.
+/// Sums of gradients over samples.
 pub(super) struct Split {
     total: Vec<f32>,
     kl: Vec<f32>,
@@ -17,7 +17,7 @@ impl Split {
         Self { total: vec![0.0; parameters], kl: vec![0.0; parameters] }
     }
 
-    /// Hands the gradient in the model to the strategy, unchanged, and adds it to the sums for the norms.
+    /// Passes the model's gradient to the strategy, unchanged, and adds it to the sums.
     pub(super) fn accumulate(
         &mut self,
         strategy: &mut dyn Strategy,
@@ -30,7 +30,7 @@ impl Split {
         strategy.accumulate(&mut Holding { model, gradients })
     }
 
-    /// Norms of the reward's and of the KL's gradient, averaged over `scored` samples of all ranks.
+    /// Norms of the gradients of reward and KL, averaged over `scored` samples of all ranks.
     pub(super) fn norms(mut self, ranks: &dyn Communicator, scored: f64) -> Result<(f64, f64)> {
         ranks.all_reduce(&mut self.total)?;
         ranks.all_reduce(&mut self.kl)?;
@@ -41,7 +41,7 @@ impl Split {
     }
 }
 
-/// A model whose accumulated gradient was taken out to be looked at, and is put back for the strategy.
+/// A model whose accumulated gradient was taken for the measurement and is returned to the strategy.
 struct Holding<'a> {
     model: &'a mut dyn Model,
     gradients: Vec<f32>,
@@ -56,7 +56,7 @@ impl Model for Holding<'_> {
         self.model.take_gradients(add_into)
     }
 
-    // The gradient is here and not in the model, where its parts and its sink would look for it.
+    // The gradient is held here and not in the model, whose parts and sink would look for it there.
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         None
     }

@@ -9,7 +9,7 @@ use roll_testing::diffusion::{Descent, MockDiffusion, SHAPE, Sines, sample, valu
 use super::*;
 use crate::sampling::{Conditions, Sampling};
 
-/// One run of the algorithm on mocks.
+/// A run of the algorithm on mocks.
 pub(super) struct Bench {
     pub(super) algorithm: RewardFl,
     pub(super) model: MockDiffusion,
@@ -31,7 +31,7 @@ impl Bench {
         self.step_at(0, samples, learning_rate, progress)
     }
 
-    /// Step `step` of a run.
+    /// Runs step `step`.
     pub(super) fn step_at(
         &mut self,
         step: u64,
@@ -60,10 +60,10 @@ impl Bench {
         self.step(samples).metrics["actor/loss"]
     }
 
-    /// Compares the gradient of an update with central differences of the loss, in random directions. The velocities
-    /// without the adapter are those of the first run: the KL takes them for constants, although the latents they
-    /// were taken at depend on the parameters. Likewise those under the negative prompt, where no gradient passes, and
-    /// those of the steps that are not trained, where some are chosen.
+    /// Compares the gradient of an update with central differences of the loss in random directions. Three kinds of
+    /// velocities are constants taken from the first run, although their latents depend on the parameters: those
+    /// without the adapter (for the KL), those under the negative prompt without gradient, and those of steps that are
+    /// not trained.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();
@@ -97,7 +97,7 @@ pub(super) fn two() -> [Sample; 2] {
     [sample(0, "a"), sample(1, "b")]
 }
 
-/// Those of the empty prompt.
+/// Conditions with an empty prompt.
 fn conditions(model: &mut MockDiffusion) -> Conditions {
     Conditions::new(&model.encode(&ConditionInput::default()).unwrap(), None)
 }
@@ -110,7 +110,8 @@ fn the_gradient_of_a_whole_step_is_that_of_its_loss_when_all_steps_are_trained()
 #[test]
 fn steps_before_the_first_trained_one_count_as_constants() {
     let mut bench = Bench::new(RewardFlConfig::default());
-    // Step 3 stands at 892.9, step 4 at 833.3: the parameters that the quotient moves act from step 4 on.
+    // The timesteps of steps 3 and 4 are 892.9 and 833.3, so the parameters that the difference quotient moves are used
+    // from step 4 on.
     bench.model.early = Some((850.0, bench.model.adapter.clone()));
     bench.check_gradient(&two());
 }
@@ -200,14 +201,15 @@ fn an_expert_that_no_trained_step_reaches_is_refused_with_the_step_that_reaches_
 fn steps_of_a_frozen_expert_pass_the_gradient_on_and_do_not_thin_the_kl_out() {
     let mid = |mid_timestep| RewardFlConfig { mid_timestep, ..RewardFlConfig::default() };
     let kl = |bench: &mut Bench| bench.step(&two()).metrics["actor/kl_loss"];
-    // Step 2 belongs to the expert of high noise, steps 3 to 7 to the other.
+    // Step 2 uses the high-noise expert, steps 3 to 7 the other.
     let alone = RewardFlConfig { min_timestep_boundary: 0.9, ..mid(2) };
     let mut high = two_experts(HIGH_NOISE, mid(2));
     assert_eq!(kl(&mut high), kl(&mut two_experts(HIGH_NOISE, alone)));
-    // Step 1 stands at 972.2, step 2 at 937.5: the parameters that the quotient moves act from step 2 on.
+    // The timesteps of steps 1 and 2 are 972.2 and 937.5, so the parameters that the difference quotient moves are used
+    // from step 2 on.
     high.model.early = Some((950.0, high.model.adapter.clone()));
     high.check_gradient(&two());
-    // Nothing before the first trained parameter has a gradient: neither do steps 0 to 2 of the frozen expert.
+    // Steps before the first trained parameter have no gradient, nor have steps 0 to 2 of the frozen expert.
     let (mut low, mut from_3) = (two_experts(LOW_NOISE, mid(0)), two_experts(LOW_NOISE, mid(3)));
     assert_eq!(kl(&mut low), kl(&mut from_3));
     assert_eq!(low.strategy.gradient, from_3.strategy.gradient);
@@ -226,7 +228,7 @@ fn a_clip_that_comes_twice_in_a_step_has_two_noises_and_two_videos() {
     assert_ne!(alone, twice);
     assert_eq!(name, ["sample-000000"]);
     assert_eq!(names, ["sample-000000", "sample-000000-2"]);
-    // Among others its first time has the noise that it has alone.
+    // Together with other samples, its first occurrence has the same noise as alone.
     let (with_others, names) = gradient(&[sample(1, "a"), sample(0, "a")]);
     let (other, _) = gradient(&[sample(1, "a")]);
     assert!(with_others.iter().zip(alone.iter().zip(&other)).all(|(g, (a, b))| (g - (a + b) / 2.0).abs() < 1e-6));
@@ -250,7 +252,7 @@ fn an_adapter_of_zeros_has_no_kl() {
 
 #[test]
 fn timestep_boundaries_restrict_the_trained_steps() {
-    // Steps 4 to 7 stand at 0.833, 0.75, 0.625 and 0.417.
+    // The noise levels of steps 4 to 7 are 0.833, 0.75, 0.625 and 0.417.
     let config = RewardFlConfig { min_timestep_boundary: 0.6, max_timestep_boundary: 0.7, ..RewardFlConfig::default() };
     let plan = config.plan(MockDiffusion::new().schedule()).unwrap();
     assert_eq!(plan.trained, [6]);
@@ -315,7 +317,7 @@ fn a_missing_score_follows_its_policy() {
     bench.reward.on_missing = OnMissing::Value(-1.0);
     let report = bench.step(&[sample(0, "missing")]);
     assert_eq!(report.metrics["actor/score"], -1.0);
-    // The KL still pulls.
+    // The KL still has a gradient.
     assert!(report.metrics["actor/grad_norm"] > 0.0);
 }
 
@@ -332,7 +334,7 @@ fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
         assert_eq!(report.skipped, [("row 1".to_string(), "no face in the reference".to_string())]);
         assert_eq!((report.metrics["actor/samples"], report.metrics["actor/skipped"]), (1.0, 1.0));
     }
-    // It is found out once, and costs neither an encoding nor a rollout.
+    // The missing target is detected once, and costs neither an encoding nor a rollout.
     assert_eq!((bench.reward.prepared.len(), bench.model.encoded), (2, 1));
     let gradient = bench.strategy.gradient.clone();
     bench.step(&[sample(0, "a")]);
@@ -344,7 +346,7 @@ fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
 
     let report = faceless(OnMissing::Value(-1.0)).step(&[sample(1, "a")]);
     assert_eq!((report.metrics["actor/score"], report.skipped.len()), (-1.0, 0));
-    // The KL still pulls.
+    // The KL still has a gradient.
     assert!(report.metrics["actor/grad_norm"] > 0.0);
 }
 
@@ -370,7 +372,7 @@ fn an_evaluation_follows_the_policy_of_each_reward() {
     assert_eq!(valued[1].0[1], Some(-1.0));
     let error = evaluate([OnMissing::Skip, OnMissing::Error], &[1], "a").unwrap_err().chain();
     assert!(error.contains("row 1") && error.contains("no face in the reference"), "{error}");
-    // The same for a video that shows nothing.
+    // A video with nothing to score is treated alike.
     let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[], "missing").unwrap();
     assert_eq!(valued[1].0, [None, Some(-1.0)]);
     assert!(evaluate([OnMissing::Skip, OnMissing::Error], &[], "missing").is_err());
@@ -413,7 +415,7 @@ fn what_is_not_finite_leaves_the_parameters_as_they_were() {
             RewardFl::new(RewardFlConfig { on_nonfinite: OnNonfinite::Stop, ..RewardFlConfig::default() });
         assert!(matches!(bench.step_with(&samples, 1.0, &Silent), Err(Error::NonFinite { .. })), "{prompt}");
         assert!(bench.model.adapter == before);
-        // Nothing of it is left behind.
+        // No partial gradient remains.
         assert!(bench.step(&[sample(0, "a")]).applied);
         let gradient = bench.strategy.gradient.clone();
         let mut fresh = Bench::new(RewardFlConfig::default());
@@ -483,7 +485,6 @@ fn a_step_tells_its_phases_and_times() {
         assert!(report.metrics[&format!("time/{name}")] >= 0.0);
     }
     assert_eq!(report.metrics["reward/sine"], report.metrics["actor/score"]);
-    assert_eq!(report.metrics["lr"], 0.0);
     assert_eq!(report.videos.len(), 1);
 }
 

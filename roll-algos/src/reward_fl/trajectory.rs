@@ -1,13 +1,14 @@
-//! From noise to latents, and the discrete adjoint back.
+//! The rollout from noise to latents, and the discrete adjoint back.
 
-use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Sampler, Tensor, Timestep};
+use crate::Sampler;
+use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Tensor, Timestep};
 
 use super::loss::step_kl;
 use super::plan::{LatentDtype, Plan};
 use crate::arithmetic::{axpy, scaled};
 use crate::sampling::{Conditions, Guided, GuidedPullback};
 
-/// The phases of a step.
+/// The phases of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the variants are their own documentation
 pub enum Phase {
@@ -22,21 +23,21 @@ pub enum Phase {
     Optimizer,
 }
 
-/// Is told of the progress of a rollout.
+/// Receives the progress of a rollout.
 pub trait Observer {
-    /// `phase` begins. An error ends the rollout.
+    /// Called when `phase` begins. An error ends the rollout.
     fn begin(&mut self, _phase: Phase) -> Result<()> {
         Ok(())
     }
-    /// The velocity of a step, guided.
+    /// Receives the guided velocity of a step.
     fn velocity(&mut self, _step: usize, _velocity: &Tensor) {}
-    /// The velocity of a trained step under the prompt alone, without the adapter.
+    /// Receives the velocity of a trained step under the prompt, without guidance and adapter.
     fn reference(&mut self, _step: usize, _velocity: &Tensor) {}
-    /// The latents after a step.
+    /// Receives the latents after a step.
     fn latents(&mut self, _step: usize, _latents: &Tensor) {}
 }
 
-/// Observes nothing.
+/// An observer that does nothing.
 pub struct Unobserved;
 impl Observer for Unobserved {}
 
@@ -50,7 +51,7 @@ pub struct Trajectory {
     of: usize,
 }
 
-/// The record of one step for the adjoint, from the first trained one on.
+/// The record of one step for the adjoint. Recording starts with the first trained step.
 struct Step {
     index: usize,
     delta: f32,
@@ -61,17 +62,20 @@ struct Step {
 
 struct Trained {
     pullback: GuidedPullback,
-    /// d kl / d velocity under the prompt, kl being the mean over steps; `None` where nothing is trained.
+    /// d kl / d velocity under the prompt, with kl as the mean over steps; `None` for steps without trainable
+    /// parameters.
     d_kl: Option<Tensor>,
 }
 
-/// Runs the steps of `plan` from `noise`: `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`, or whatever its sampler does in
-/// place of that; a gradient needs this one.
+/// Runs the steps of `plan` from `noise`, which is at the noise level of the plan's first step. A step is `x_{i+1} =
+/// x_i + (sigma_{i+1} - sigma_i) v_i` or that of another sampler; only the former supports gradients.
 ///
-/// The known first frame of TI2V models replaces that of the latents before the first step and after every one.
-/// Trained steps are recorded if `grad` says so, all others run without gradient: their velocity counts as a constant.
-/// The KL compares the velocities under the prompt, with the adapter and without: its weight means the same at every
-/// scale of guidance, and guidance costs it nothing. `noise` stands at the noise level of the plan's first step.
+/// The known first frame of TI2V models replaces that of the latents before the first step and after every step.
+/// Trained steps are recorded if `grad` is [`Grad::Record`]. All other steps run without gradient, so their velocities
+/// are constants.
+///
+/// The KL compares the velocities under the prompt with and without the adapter. So its weight has the same meaning at
+/// every guidance scale, and guidance costs no additional velocities for it.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
     conditions: &Conditions,
@@ -116,7 +120,7 @@ pub fn rollout(
 
         let end = plan.end(i);
         x = rounded(sampler.step(schedule.sigma(i), end, &x, &v)?, plan.latent_dtype)?;
-        // After the last step too, as in generation: both decode the same latents.
+        // After the last step, too, so that training decodes the same latents as generation.
         let replaced = prompt.first_frame.is_some();
         if replaced {
             x = prompt.with_first_frame(&x)?;
@@ -131,13 +135,14 @@ pub fn rollout(
 }
 
 impl Trajectory {
-    /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters:
-    /// `d_v = (sigma_{i+1} - sigma_i) d_x`, `d_x += pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained.
+    /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters: `d_v = (sigma_{i+1} -
+    /// sigma_i) d_x`, `d_x += pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained step.
     pub fn pull(self, d_latents: Option<&Tensor>, d_kl: f64, observer: &mut dyn Observer) -> Result<()> {
         self.pull_telling(d_latents, d_kl, observer, || Ok(()))
     }
 
-    /// As [`Trajectory::pull`]; `before_last` runs before the pull of the first trained step, which is the last.
+    /// Like [`Trajectory::pull`]. `before_last` is called before the last pullback, which is that of the first trained
+    /// step.
     pub fn pull_telling(
         self,
         d_latents: Option<&Tensor>,
@@ -191,7 +196,7 @@ fn without_first_frame(x: &Tensor) -> Result<Tensor> {
     Tensor::new(values, x.shape())
 }
 
-/// Channels, frames, and pixels of a frame.
+/// Number of channels, of frames, and of pixels per frame.
 fn layout(x: &Tensor) -> Result<(usize, usize, usize)> {
     match *x.shape() {
         [c, t, h, w] => Ok((c, t, h * w)),

@@ -1,9 +1,9 @@
-//! Where the gradient of a rollout is cut off: which of its steps are trained.
+//! Truncation of a rollout's gradient: the selection of the trained steps.
 //!
-//! All ways begin with the same steps: those from `mid_timestep` to `final_timestep`, within the boundaries of noise
-//! levels, at which trained parameters act. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of them and,
-//! as DRaFT-LV, the last one from several noisings of its result; AlignProp (<https://arxiv.org/abs/2310.03739>) and
-//! ReFL (<https://arxiv.org/abs/2304.05977>) draw the place at random.
+//! All variants select from the same steps: those from `mid_timestep` to `final_timestep`, within the bounds on the
+//! noise level, that have trainable parameters. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of them;
+//! its variant DRaFT-LV trains the last one from several noisings of the result. AlignProp
+//! (<https://arxiv.org/abs/2310.03739>) and ReFL (<https://arxiv.org/abs/2304.05977>) draw the position at random.
 
 use roll_core::{Error, Noise, Purpose, Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -11,34 +11,34 @@ use serde::{Deserialize, Serialize};
 use super::plan::{EarlyStop, Plan};
 use crate::flow_matching::mixed;
 
-/// The steps of a rollout that are trained: `window`, or one of the others with its number, as `{last: 1}`.
+/// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedSteps {
-    /// All, and steps of a frozen expert between them pass the gradient on.
+    /// All steps of the window. The gradient also passes through steps of a frozen expert between them.
     #[default]
     Window,
-    /// The last K.
+    /// The last K steps.
     Last(usize),
-    /// K steps, drawn anew for every sample of every step.
+    /// K random steps, drawn for every sample of every training step.
     Random(usize),
-    /// K steps at even distances, the last among them.
+    /// K equidistant steps, including the last.
     Uniform(usize),
-    /// One, drawn anew for every sample of every step, from N noisings: the rollout runs to its end without
-    /// gradient, its latents are noised to the level of that step, and one step leads from there to data that is
-    /// decoded and scored. The loss is the mean over the noisings.
+    /// One random step, drawn for every sample of every training step, from N noisings: the rollout runs to its end
+    /// without gradient, its latents are noised to the level of that step, and one step leads from there to the data,
+    /// which is decoded and scored. The loss is the mean over the noisings.
     Renoised(usize),
 }
 
-/// The start of a scored video's generation.
+/// The initial latents and the plan of a scored video.
 pub(super) struct Start {
     pub(super) plan: Plan,
-    /// `[C, T, H, W]` at the noise level of the plan's first step.
+    /// Latents `[C, T, H, W]` at the noise level of the plan's first step.
     pub(super) latents: Tensor,
 }
 
 impl TrainedSteps {
-    /// How many of `steps` steps are trained for each sample, and the steps that are made beside those of the rollout.
+    /// The number of steps trained per sample, out of `steps`, and the number of steps in addition to the rollout.
     pub(super) fn count(self, steps: usize) -> [usize; 2] {
         match self {
             Self::Window => [steps, 0],
@@ -47,7 +47,7 @@ impl TrainedSteps {
         }
     }
 
-    /// Videos that are decoded and scored for each sample, one after another.
+    /// The number of videos that are decoded and scored per sample, one after another.
     pub(super) fn videos(self) -> usize {
         match self {
             Self::Renoised(n) => n.max(1),
@@ -55,12 +55,13 @@ impl TrainedSteps {
         }
     }
 
-    /// The plan of which only these steps are trained; where they are drawn, those that they are drawn from.
+    /// Restricts the plan to the selected steps or, if they are random, to the steps that they are drawn from. Fails if
+    /// the number is 0 or too large.
     pub(super) fn narrowed(self, plan: Plan) -> Result<Plan> {
         let there = plan.acting.len();
         let (count, most) = match self {
             Self::Window => return Ok(plan),
-            // Nothing to choose from: the check of the experts says why.
+            // No step can be selected; the check of the experts reports why.
             _ if there == 0 => return Ok(plan),
             Self::Renoised(n) => (n, usize::MAX),
             Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k, there),
@@ -83,7 +84,7 @@ impl TrainedSteps {
         Ok(plan.training(chosen))
     }
 
-    /// The steps of one sample, of those of [`TrainedSteps::narrowed`], ascending.
+    /// Draws the steps of one sample, ascending, from those of [`TrainedSteps::narrowed`].
     fn drawn(self, from: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
         let count = match self {
             Self::Random(k) => k.min(from.len()),
@@ -100,7 +101,7 @@ impl TrainedSteps {
         drawn
     }
 
-    /// The beginnings of a sample's videos, of a plan that is narrowed. `run` gives the latents that a plan leads to
+    /// Returns the starts of a sample's videos. `plan` is narrowed already. `run` computes the final latents of a plan
     /// from noise, without gradient.
     pub(super) fn starts(
         self,
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_step_of_a_frozen_expert_is_never_chosen() {
-        // Steps 1 and 2 belong to the expert of high noise, 3 to 7 to the other.
+        // Steps 1 and 2 use the high-noise expert, steps 3 to 7 the other.
         let high = ScheduleFacts { trained: SigmaRange { low: Sigma(0.9), high: Sigma(1.0) }, ..FACTS };
         assert_eq!(plan(TrainedSteps::Last(1), high).unwrap().trained, [2]);
         assert_eq!(plan(TrainedSteps::Random(1), high).unwrap().trained, [1, 2]);

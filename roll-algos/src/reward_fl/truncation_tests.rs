@@ -1,4 +1,4 @@
-//! Rollouts that are cut off, and the loss on the clip: their cost, and that their gradients are right.
+//! Rollouts with truncated gradients, and the loss on the clip: their cost and their gradients.
 #![allow(clippy::unwrap_used)]
 
 use roll_core::*;
@@ -25,7 +25,7 @@ fn cut(trained_steps: TrainedSteps) -> RewardFlConfig {
 fn the_gradient_is_that_of_the_loss_in_which_the_other_steps_are_constants() {
     for steps in ALL {
         Bench::new(cut(steps)).check_gradient(&two());
-        // The reward alone: nothing of its gradient hides behind the KL's.
+        // Only the reward, so that the KL's gradient cannot hide errors in its gradient.
         Bench::new(RewardFlConfig { kl_weight: 0.0, ..cut(steps) }).check_gradient(&two());
         let early = RewardFlConfig { final_timestep: 5, early_stop: EarlyStop::PredictX0, ..cut(steps) };
         let mut bench = Bench::new(early);
@@ -61,7 +61,7 @@ fn the_plan_counts_the_velocities_that_a_step_computes() {
             let mut bench = Bench::new(config.clone());
             bench.step(&[sample(0, "a")]);
             let on_clip = usize::from(data_weight > 0.0);
-            // Each trained step has a reference.
+            // Each trained step has a reference velocity.
             assert_eq!(bench.model.asked.len(), asked + recorded + on_clip, "{steps:?}");
             assert_eq!(bench.model.recorded, recorded + on_clip, "{steps:?}");
             let options = serde_json::to_value(&config).unwrap();
@@ -79,7 +79,7 @@ fn the_plan_counts_the_velocities_that_a_step_computes() {
 #[test]
 fn what_is_drawn_changes_from_step_to_step_and_a_step_that_is_done_again_draws_it_again() {
     for steps in [TrainedSteps::Random(1), TrainedSteps::Renoised(1)] {
-        // Every recorded velocity stands at a noise level that was drawn.
+        // Every recorded velocity is at a noise level that was drawn.
         let levels = |at: u64| {
             let mut bench = Bench::new(cut(steps));
             bench.step_at(at, &two(), 0.0, &Silent).unwrap();
@@ -122,7 +122,7 @@ fn measuring_the_gradients_apart_changes_no_bit_of_a_cut_rollouts_update() {
 fn the_loss_on_the_clips_is_added_with_its_gradient() {
     let with = |data_weight| RewardFlConfig { data_weight, ..cut(TrainedSteps::Window) };
     Bench::new(with(0.7)).check_gradient(&two());
-    // Of the clips alone.
+    // Only the loss on the clips.
     let alone = RewardFlConfig { reward_weight: 0.0, kl_weight: 0.0, ..with(0.7) };
     let mut clips = Bench::new(alone);
     clips.check_gradient(&two());

@@ -1,4 +1,4 @@
-//! The phases of a step on the stopwatch.
+//! Times the phases of a training step.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use roll_core::{Progress, Result};
 use super::trajectory::{Observer, Phase};
 use crate::stopwatch::Stopwatch;
 
-/// Ends a phase when the next begins.
+/// A stopwatch whose phases end when the next one begins.
 pub(super) struct Watch<'a>(Stopwatch<'a>);
 
 impl<'a> Watch<'a> {
@@ -15,14 +15,14 @@ impl<'a> Watch<'a> {
         Self(Stopwatch::new(progress, &METRICS))
     }
 
-    /// Ends the running phase and gives the seconds of each, and of the whole.
+    /// Ends the current phase and returns the seconds of each phase and of the whole step.
     pub(super) fn seconds(self) -> BTreeMap<&'static str, f64> {
         self.0.seconds()
     }
 }
 
 impl Observer for Watch<'_> {
-    /// Fails when the user asked to stop.
+    /// Fails if the user requested a stop.
     fn begin(&mut self, phase: Phase) -> Result<()> {
         self.0.begin(metric(phase), words(phase).as_deref())
     }

@@ -1,7 +1,7 @@
-//! Classifier-free guidance (Ho and Salimans 2022): `v = u + s (c - u)`, c being the velocity under the prompt and u
-//! the one under a negative prompt.
+//! Classifier-free guidance (Ho and Salimans 2022): `v = u + s (c - u)`, with the velocity c under the prompt and u
+//! under a negative prompt.
 //!
-//! Composed of two velocities of the model, so that models know nothing of it.
+//! It is composed of two velocities of the model, so models need no support for it.
 
 use roll_core::{
     Adapter, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Tensor, Timestep,
@@ -14,35 +14,35 @@ use super::scale::GuidanceScale;
 use crate::AlgorithmError;
 use crate::arithmetic::{axpy, scaled};
 
-/// The velocities that the gradient of a guided one passes through.
+/// The velocities that the gradient of a guided velocity passes through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GuidanceGradient {
-    /// The one under the prompt; the other counts as a constant. It records one velocity a step, as without guidance.
+    /// The velocity under the prompt; the other is a constant. Records one velocity per step, as without guidance.
     #[default]
     Conditional,
-    /// Both: the exact gradient, which records two velocities a step.
+    /// Both: the exact gradient, which records two velocities per step.
     Both,
 }
 
-/// Conditions of a video: the prompt, and the one that guidance leads away from.
+/// Conditions of a video: the prompt and, for guidance, the negative prompt.
 #[derive(Clone, Debug)]
 pub struct Conditions {
     /// Prompt and pictures.
     pub prompt: Conditioning,
-    /// The same with the negative prompt; none is needed without guidance.
+    /// The same pictures with the negative prompt; only needed for guidance.
     pub negative: Option<Conditioning>,
 }
 
 impl Conditions {
-    /// With the same pictures under the negative prompt, whose text embedding is `negative`.
+    /// Combines the conditions of `prompt` with the negative prompt, whose text embedding is `negative`.
     pub fn new(prompt: &Conditioning, negative: Option<Tensor>) -> Self {
         let negative = negative.map(|context| Conditioning { context, ..prompt.clone() });
         Self { prompt: prompt.clone(), negative }
     }
 }
 
-/// Guidance of a model.
+/// The guidance of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guidance {
     scale: GuidanceScale,
@@ -54,13 +54,13 @@ pub struct Guidance {
 pub struct Guided {
     /// The velocity that the sampler follows.
     pub velocity: Tensor,
-    /// The velocity under the prompt alone.
+    /// The velocity under the prompt, without guidance.
     pub conditional: Tensor,
-    /// Of both; there when it was asked for.
+    /// The pullback of both, if it was requested.
     pub pullback: Option<GuidedPullback>,
 }
 
-/// Takes cotangents of a guided velocity back.
+/// The pullback of a guided velocity.
 pub struct GuidedPullback {
     scale: f32,
     conditional: Pullback,
@@ -68,10 +68,10 @@ pub struct GuidedPullback {
 }
 
 impl Guidance {
-    /// None: one velocity a step.
+    /// No guidance: one velocity per step.
     pub const OFF: Self = Self { scale: GuidanceScale::OFF, boundary: None, gradient: GuidanceGradient::Conditional };
 
-    /// Guidance of a model with these facts.
+    /// Creates the guidance of a model with these facts. Fails on scales below 1, and on two scales for one expert.
     pub fn new(scale: GuidanceScale, gradient: GuidanceGradient, facts: ScheduleFacts) -> Result<Self> {
         scale.check(facts)?;
         Ok(Self { scale, boundary: facts.boundary, gradient })
@@ -90,7 +90,8 @@ impl Guidance {
         }
     }
 
-    /// The velocity at `latents`. Where the scale is 1 that is the model's own, bit for bit, and no other is computed.
+    /// Computes the velocity at `latents`. With scale 1 it is bit-identical to the model's velocity, and no other is
+    /// computed.
     pub fn velocity(
         &self,
         model: &mut dyn DiffusionModel,
@@ -104,8 +105,8 @@ impl Guidance {
         self.guided(timestep, conditions, grad, at)
     }
 
-    /// The velocities at several latents of one noise level and shape, which the model may compute together; all of it,
-    /// cotangents too, along a new first axis.
+    /// Computes the velocities at several latents of the same noise level and shape, which the model may batch. Results
+    /// and cotangents have an additional first axis.
     pub fn velocities(
         &self,
         model: &mut dyn DiffusionModel,
@@ -130,7 +131,8 @@ impl Guidance {
         mut at: impl FnMut(&Conditioning, Grad) -> Result<(Tensor, Option<Pullback>)>,
     ) -> Result<Guided> {
         let scale = self.at(timestep) as f32;
-        // The negative one first: without its gradient nothing of it is left in memory when the other is recorded.
+        // The negative prompt comes first. Unless its velocity is recorded too, all of its memory is free again when
+        // the other velocity is recorded.
         let negative = match (scale == 1.0, &conditions.negative, self.gradient) {
             (true, ..) => None,
             (_, None, _) => return Err(Error::Misuse("guidance needs the conditioning of a negative prompt".into())),
@@ -155,8 +157,9 @@ impl Guidance {
 }
 
 impl GuidedPullback {
-    /// The cotangent of the latents, from that of the guided velocity and, of what depends on it alone, that of the
-    /// velocity under the prompt. `before_last` runs before the model's last pull.
+    /// Returns the cotangent of the latents. Arguments are the cotangent of the guided velocity and that of the
+    /// velocity under the prompt from terms that depend on it alone (the KL). `before_last` is called before the
+    /// model's last pullback.
     pub fn pull(
         self,
         d_velocity: &Tensor,

@@ -1,13 +1,13 @@
-//! Generating videos without training, and the parts that rollouts of training share with it: noise levels, sampler,
-//! guidance.
+//! Generation of videos, and the parts that it shares with the rollouts of training: noise levels, samplers,
+//! classifier-free guidance.
 
 mod guidance;
 mod options;
 mod scale;
 
+use crate::{FlowSchedule, Sampler};
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, FlowSchedule, Generator, Grad, Progress, Result, ResultExt,
-    Sampler, Tensor,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Generator, Grad, Progress, Result, ResultExt, Tensor,
 };
 
 pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
@@ -15,33 +15,33 @@ pub use options::SamplingOptions;
 pub(crate) use options::agreeing_steps;
 pub use scale::GuidanceScale;
 
-/// Inputs of a video's generation.
+/// The inputs of a video's generation.
 pub struct Request<'a> {
     /// The encoded prompt and pictures.
     pub conditioning: &'a Conditioning,
     /// The prompt and pictures before they were encoded.
     pub input: ConditionInput,
-    /// Negative prompt, which guidance leads away from.
+    /// Negative prompt of classifier-free guidance.
     pub negative_prompt: &'a str,
-    /// f32 `[C, T, H, W]`, of the conditioning's latent shape.
+    /// Noise, f32 `[C, T, H, W]`, in the conditioning's latent shape.
     pub noise: &'a Tensor,
-    /// With the adapter, or the base model.
+    /// Whether to use the adapter or the base model.
     pub adapter: Adapter,
 }
 
 /// How a video is generated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Noise levels.
+    /// Noise levels of the steps.
     pub schedule: FlowSchedule,
-    /// The step from one to the next.
+    /// Sampler of the steps.
     pub sampler: Sampler,
-    /// The velocity at each.
+    /// Classifier-free guidance of the velocities.
     pub guidance: Guidance,
 }
 
 impl Sampling {
-    /// The frames of a video, f32 `[T, 3, H, W]` in [-1, 1].
+    /// Generates the frames of a video, f32 `[T, 3, H, W]` in [-1, 1].
     pub fn frames(
         &self,
         model: &mut dyn DiffusionModel,
@@ -58,8 +58,8 @@ impl Sampling {
         Ok(model.decode(&latents, Grad::Skip)?.0)
     }
 
-    /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces the
-    /// first frame before every step and at the end.
+    /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces that of
+    /// the latents before every step and at the end.
     pub fn generate(
         &self,
         model: &mut dyn DiffusionModel,
@@ -80,8 +80,8 @@ impl Sampling {
         Ok(x)
     }
 
-    /// As [`Sampling::generate`], several videos side by side. `step` is shown the latents before each step and their
-    /// velocities; it may give the latents after it in place of the sampler.
+    /// Like [`Sampling::generate`], for several videos as a batch. `step` receives the latents before each step and
+    /// their velocities; it may return the latents after the step and so replace the sampler.
     pub fn generate_together(
         &self,
         model: &mut dyn DiffusionModel,
@@ -128,10 +128,11 @@ roll_core::inventory::submit! {
     })
 }
 
-/// Latents before step i and their velocities; gives the latents after it, unless the sampler shall take the step.
+/// Receives the index of a step, the latents before it, and their velocities. Returns the latents after it, or `None`
+/// to leave the step to the sampler.
 pub type OwnStep<'a> = dyn FnMut(usize, &[Tensor], &[Tensor]) -> Result<Option<Vec<Tensor>>> + 'a;
 
-/// The text embedding of a negative prompt; `input` is that of any prompt, whose pictures the model may insist on.
+/// Computes the text embedding of a negative prompt. `input` is that of any prompt; the model may require its pictures.
 pub fn negative_context(
     model: &mut dyn DiffusionModel,
     input: ConditionInput,

@@ -1,25 +1,26 @@
-//! The options of sampling that algorithms share, by the names that they have in each.
+//! The sampling options that algorithms share, under the same names in each.
 
-use roll_core::{Error, FlowSchedule, Options, Result, Sampler, ScheduleFacts};
+use crate::{FlowSchedule, Sampler};
+use roll_core::{Error, Options, Result, ScheduleFacts};
 use serde::Deserialize;
 
 use super::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 
-/// How the videos of a configuration are sampled. Read from the options of an algorithm, whose others are left alone.
+/// How the videos of a configuration are sampled. Deserialised from an algorithm's options; other options are ignored.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct SamplingOptions {
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
-    /// The timesteps themselves, before the shift, as distilled models list theirs.
+    /// The timesteps before the shift, for distilled models.
     pub timesteps: Option<Vec<u32>>,
-    /// Shift of the noise levels; the model's own when absent.
+    /// Shift of the noise levels. Default: the model's own.
     pub shift: Option<f64>,
-    /// The step from one noise level to the next.
+    /// Sampler of the steps between noise levels.
     pub sampler: Sampler,
-    /// Scale of the guidance.
+    /// Scale of classifier-free guidance.
     pub guidance_scale: GuidanceScale,
-    /// Negative prompt, which guidance leads away from.
+    /// Negative prompt of classifier-free guidance.
     pub negative_prompt: String,
 }
 
@@ -37,8 +38,8 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// Those of an algorithm that has options of these names, as it samples in evaluations; defaults for those that it
-    /// has not.
+    /// Reads the options of an algorithm as it samples in evaluations; options that the algorithm does not have get
+    /// their defaults.
     pub fn of(algorithm: &Options) -> Result<Self> {
         let mut options = algorithm.clone();
         options.retain(|_, value| !value.is_null());
@@ -57,14 +58,14 @@ impl SamplingOptions {
         }
     }
 
-    /// All of it for a model with these facts. Errors name keys without their section.
+    /// The sampling for a model with these facts. Errors name keys without their section.
     pub fn sampling(&self, facts: ScheduleFacts) -> Result<Sampling> {
         let guidance = Guidance::new(self.guidance_scale, GuidanceGradient::Conditional, facts)?;
         Ok(Sampling { schedule: self.schedule(facts)?, sampler: self.sampler, guidance })
     }
 }
 
-/// Fails when `steps` was set, to something else than its default, beside a list of timesteps of another length.
+/// Fails if `steps` is set (other than to its default) and contradicts the length of a list of timesteps.
 pub(crate) fn agreeing_steps(timesteps: Option<&[u32]>, steps: usize, default: usize) -> Result<()> {
     match timesteps {
         Some(list) if steps != list.len() && steps != default => Err(Error::config(

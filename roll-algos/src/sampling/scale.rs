@@ -1,4 +1,4 @@
-//! How strong guidance is: one number, or one for each expert.
+//! The scale of classifier-free guidance: one number, or one per expert.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,13 +9,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// The scale of guidance; 1 is none. Written as a number, or as `[high, low]` for the experts of high and low noise, in
-/// the order of `model_paths` (and the other way round than in Wan's own configurations).
+/// The scale of classifier-free guidance; 1 means no guidance. Written as a number, or as `[high, low]` for the two
+/// experts, in the order of `model_paths` (the reverse of Wan's own configurations).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GuidanceScale {
-    /// Of the high-noise expert, or the only one.
+    /// Scale of the high-noise expert or the only one.
     pub high: f64,
-    /// Of the low-noise expert.
+    /// Scale of the low-noise expert.
     pub low: f64,
 }
 
@@ -23,12 +23,12 @@ impl GuidanceScale {
     /// No guidance.
     pub const OFF: Self = Self { high: 1.0, low: 1.0 };
 
-    /// Whether an expert is guided.
+    /// Whether any expert uses guidance.
     pub fn is_on(self) -> bool {
         self != Self::OFF
     }
 
-    /// Fails on numbers below 1, and on two numbers for a model of one expert.
+    /// Fails on numbers below 1, and on two numbers for a model with one expert.
     pub(super) fn check(self, facts: ScheduleFacts) -> Result<()> {
         let problem = |problem: String| Err(Error::config("guidance_scale", problem));
         for scale in [self.high, self.low] {
@@ -67,7 +67,7 @@ impl fmt::Display for GuidanceScale {
 impl FromStr for GuidanceScale {
     type Err = String;
 
-    /// `3.5`, or `4,3` for the experts of high and low noise.
+    /// Parses `3.5`, or `4,3` for the experts of high and low noise.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let numbers: Option<Vec<f64>> = text.split(',').map(|part| part.trim().parse().ok()).collect();
         match numbers.as_deref() {

@@ -1,4 +1,4 @@
-//! Generating and scoring without training.
+//! Generates and scores videos without training.
 
 use roll_core::{Error, Evaluated, EvaluationContext, Grad, Model, Result, ResultExt, Sample, Tensor, Video};
 
@@ -6,22 +6,22 @@ use super::{FrameRate, Measured, Prepared, Prospect, Reference, reference_video}
 use crate::sampling::Conditions;
 use crate::update::diffusion;
 
-/// Generation of an evaluation's video, and its reference.
+/// How an evaluation generates videos, and what they are compared with.
 pub(crate) struct Generation<'a> {
-    /// Name of the algorithm, for messages.
+    /// Name of the algorithm, for error messages.
     pub(crate) algorithm: &'static str,
-    /// The negative prompt, where there is guidance.
+    /// The negative prompt, if guidance is used.
     pub(crate) negative_prompt: Option<&'a str>,
     pub(crate) reference: Reference,
     pub(crate) frame_rate: FrameRate,
-    /// Latents from noise, and how far the model is from itself without its adapter.
+    /// Computes latents from noise, and the KL divergence from the model without its adapter.
     pub(crate) generate: &'a Generate<'a>,
 }
 
 type Generate<'a> = dyn Fn(&mut dyn Model, &Conditions, &Tensor) -> Result<(Tensor, f64)> + 'a;
 
-/// Generates for every sample of the context, and scores the results. Where a reward has nothing to score, its policy
-/// decides, as in training.
+/// Generates a video for every sample of the context and scores it. If a reward has nothing to score, its policy
+/// applies, as in training.
 pub(crate) fn evaluate(
     generation: &Generation<'_>,
     prepared: &mut Prepared,

@@ -1,4 +1,4 @@
-//! The score of a generated video, by the reward's policy where there is nothing to score.
+//! The score of a generated video, with the reward's policy for videos that have nothing to score.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::AlgorithmError;
 
 /// The score of a video, or the reason why it has none.
 pub(crate) enum Measured {
-    /// Without a pullback where none was asked for, or the score is the constant of [`OnMissing::Value`].
+    /// The pullback is `None` if it was not requested, or if the score is the constant of [`OnMissing::Value`].
     Score {
         value: f64,
         details: BTreeMap<String, f64>,
@@ -42,7 +42,7 @@ impl Measured {
         }
     }
 
-    /// The measure of a sample without anything to score, by the reward's policy.
+    /// Applies the reward's policy to a sample with nothing to score.
     pub(crate) fn missing(sample: &Sample, reward: &dyn RewardScorer, reason: String) -> Result<Self> {
         match reward.on_missing() {
             OnMissing::Skip => Ok(Self::Skipped(reason)),
@@ -55,7 +55,7 @@ impl Measured {
     }
 }
 
-/// Pulls the slope of the loss in the score back to the cotangent of the latents.
+/// Pulls d loss / d score back to the cotangent of the latents.
 pub(crate) fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
     let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
     decode.ok_or_else(|| AlgorithmError::NoPullback { what: "the decoder".into() })?.pull(&d_frames)

@@ -1,4 +1,5 @@
-//! Generated videos and their scores, for every algorithm with a reward on videos.
+//! Scores of generated videos, for every algorithm with a reward on videos: the reward's target, its score with the
+//! policy for missing scores, and the evaluation of a configuration.
 
 mod evaluation;
 mod measure;
@@ -12,13 +13,13 @@ pub(crate) use evaluation::{Generation, evaluate};
 pub(crate) use measure::{Measured, pull_frames};
 pub(crate) use prepared::{Prepared, Prospect};
 
-/// Frames a second of generated videos.
+/// Frames per second of generated videos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FrameRate {
-    /// As the model says; as the clip where it does not.
+    /// The model's frame rate, or the clip's if the model has none.
     Model,
-    /// As the sample's clip, frame for frame beside it.
+    /// The frame rate of the sample's clip.
     Clip,
 }
 
@@ -26,16 +27,16 @@ pub enum FrameRate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {
-    /// All frames of the sample's clip: as the reference.
+    /// All frames of the sample's clip, as in the reference implementation.
     Clip,
     /// The first frame of the clip.
     FirstFrame,
-    /// The sample's picture, or the first frame where it has none.
+    /// The sample's picture, or the clip's first frame for a sample without a picture.
     Image,
 }
 
 impl FrameRate {
-    /// Frames a second of the video generated for `sample`.
+    /// Frames per second of the video generated for `sample`.
     pub(crate) fn of(self, model: &dyn DiffusionModel, sample: &Sample) -> f64 {
         match self {
             Self::Model => model.frame_rate().unwrap_or_else(|| sample.video.fps()),

@@ -1,4 +1,4 @@
-//! Facts of a sample alone: its conditioning and the reward's target.
+//! Caches what depends on a sample alone: its conditioning and the reward's target.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use super::{Reference, reference_video};
 use crate::remembered::{Bytes, Remembered};
 use crate::sampling::{Conditions, negative_context};
 
-/// Encodings in memory: about 75 clips of 480x480 with 81 frames, beside those in the run's `data.cache_dir`.
+/// Bytes of encodings in memory: about 75 clips of 480x480 with 81 frames, in addition to those in `data.cache_dir`.
 const CONDITIONING_BYTES: usize = 1 << 30;
-/// The same for targets, which are far smaller.
+/// Bytes of targets in memory, which are far smaller.
 const TARGET_BYTES: usize = 64 << 20;
 
-/// Preparations of earlier steps.
+/// Encodings and targets from earlier steps.
 pub(crate) struct Prepared {
     conditionings: Remembered<Conditioning>,
     targets: Remembered<Prospect>,
-    /// The embedding of the negative prompt, which is one for all samples.
+    /// The embedding of the negative prompt, which all samples share.
     negative: Option<Tensor>,
 }
 
-/// The reference of a sample's result, as the reward prepared it.
+/// The reference of a sample as prepared by the reward.
 pub(crate) enum Prospect {
-    /// Its target.
+    /// The reward's target.
     Target(Target),
-    /// The reference holds nothing to compare with, and why.
+    /// The reference has nothing to compare with, for this reason.
     Nothing(String),
 }
 
@@ -39,8 +39,8 @@ impl Default for Prepared {
 }
 
 impl Prepared {
-    /// The conditions of a sample's video, encoded once while there is room; with the negative prompt, where there is
-    /// guidance.
+    /// Returns the conditions of a sample's video, which are encoded once while there is room; with the negative prompt
+    /// if guidance is used.
     pub(crate) fn conditions(
         &mut self,
         model: &mut dyn DiffusionModel,
@@ -57,7 +57,8 @@ impl Prepared {
         Ok(Conditions::new(&conditioning, negative_prompt.and(self.negative.clone())))
     }
 
-    /// The reference of a sample for the training's reward, prepared once while there is room.
+    /// Returns the prepared reference of a sample for the training's reward, which is prepared once while there is
+    /// room.
     pub(crate) fn target(
         &mut self,
         reward: &mut dyn RewardScorer,
@@ -75,7 +76,7 @@ impl Prepared {
 }
 
 impl Prospect {
-    /// A reference that holds nothing to compare with is no error here: the reward's policy decides.
+    /// Prepares a reference. One with nothing to compare with is not an error here: the reward's policy applies.
     pub(crate) fn new(reward: &mut dyn RewardScorer, reference: &Video) -> Result<Self> {
         match reward.prepare(reference) {
             Ok(target) => Ok(Self::Target(target)),
@@ -96,7 +97,7 @@ impl Bytes for Prospect {
     }
 }
 
-/// Prompt and pictures of a sample.
+/// The prompt and the pictures of a sample.
 fn input(sample: &Sample) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
     Ok(ConditionInput {

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, LanguageModel, Message, Result, files};
+use roll_core::{Error, LanguageModel, Message, Result};
+use roll_external::files;
 
 use super::TrainOn;
 
@@ -44,7 +45,8 @@ impl Tokens {
 }
 
 impl Conversations {
-    /// Reads JSON lines; empty lines are left aside. Fails on a line that is no conversation, and when there is none.
+    /// Reads JSON lines; empty lines are left aside. Fails on a line that is no conversation, and on a file without
+    /// any.
     pub fn read(file: &Path) -> Result<Self> {
         let text = files::read_text(file, MAX_BYTES).map_err(Error::file("read", file))?;
         let mut rows = Vec::new();
@@ -71,7 +73,7 @@ impl Conversations {
         self.rows.len()
     }
 
-    /// Whether there are none.
+    /// Whether there is no conversation.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -11,7 +11,7 @@ mod validation;
 use std::path::PathBuf;
 
 use roll_core::keys::check_ranges;
-use roll_core::plan::{LanguageWork, Passes};
+use roll_core::plan::{Passes, TextPass};
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Noise,
@@ -291,20 +291,13 @@ fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums>
     Ok(sums)
 }
 
-/// What a step does with the model, for `roll plan`.
+/// The pass of a step, for `roll plan`.
 fn passes(options: &Options) -> Result<Passes> {
     let config: SftConfig = parse_options("algo", options)?;
     check_ranges("algo", &config)?;
-    let language = LanguageWork {
-        rollout: None,
-        sequence_length: config.sequence_length,
-        samples: config.batch_size,
-        update: config.batch_size,
-        micro_batch: config.micro_batch_size,
-        reference: false,
-        critic: None,
-    };
-    Ok(Passes { language: Some(language), ..Passes::default() })
+    let (rows, at_once, tokens) = (config.batch_size, config.micro_batch_size, config.sequence_length);
+    let update = TextPass { phase: "update".into(), rows, at_once, tokens, grad: true, ..TextPass::default() };
+    Ok(Passes { texts: vec![update], ..Passes::default() })
 }
 
 roll_core::register! {

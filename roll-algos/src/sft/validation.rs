@@ -7,8 +7,8 @@ use super::{NAME, SftConfig, evaluate};
 use crate::ranks::{join_bits, share};
 use crate::update::language;
 
-/// `val/loss`, the mean over the tokens that would be trained on, and their number as `val/tokens`. Of several ranks each
-/// takes a part, and all know the result. Conversations that are too long are left out, as in training.
+/// `val/loss`, the mean over the tokens that would be trained on, and their number as `val/tokens`. Of several ranks
+/// each takes a part, and all know the result. Conversations that are too long are left out, as in training.
 pub(super) fn loss(
     config: &SftConfig,
     held_out: &Conversations,

@@ -1,4 +1,5 @@
-//! Matrices that stay in blocks of small integers, as quantised files have them.
+//! Matrices that keep the block-quantised storage of their GGUF file. [`BlockType`] decodes one block, [`BlockMatrix`]
+//! is a whole matrix of them.
 
 mod types;
 
@@ -8,7 +9,7 @@ use roll_core::{Error, Result};
 
 pub use types::{BlockType, name_of};
 
-/// A matrix whose rows are blocks; it is decoded a few rows at a time, where it is used.
+/// A matrix whose rows are sequences of quantised blocks. Rows are decoded a few at a time, where a product needs them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockMatrix {
     kind: BlockType,
@@ -18,7 +19,8 @@ pub struct BlockMatrix {
 }
 
 impl BlockMatrix {
-    /// From the blocks of all rows. Fails unless they are those of `shape`, `[rows, columns]`.
+    /// Creates a matrix of `shape` (`[rows, columns]`) from the blocks of all rows, in order. Fails if the block size
+    /// does not divide the columns or the number of bytes does not match the shape.
     pub fn new(kind: BlockType, bytes: Vec<u8>, shape: [usize; 2]) -> Result<Self> {
         let [rows, columns] = shape;
         let expected = (columns / kind.values()).checked_mul(kind.bytes()).and_then(|row| row.checked_mul(rows));
@@ -36,37 +38,38 @@ impl BlockMatrix {
         [self.rows, self.columns]
     }
 
-    /// How the numbers are stored.
+    /// The storage type of the numbers.
     pub fn kind(&self) -> BlockType {
         self.kind
     }
 
-    /// Bytes in memory.
+    /// Size in memory, in bytes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Its rows in another order: row `i` of the result is row `order[i]` of this matrix.
+    /// Returns a matrix whose row `i` is row `order[i]` of this matrix.
     pub fn reordered(&self, order: &[usize]) -> Self {
         let width = self.row_bytes();
         let bytes = order.iter().flat_map(|row| &self.bytes[row * width..][..width]).copied().collect();
         Self { bytes, rows: order.len(), ..*self }
     }
 
-    /// All numbers of some rows, row-major.
+    /// Decodes some rows: `[rows.len(), columns]`, row-major.
     pub fn decode(&self, rows: Range<usize>) -> Vec<f32> {
         let mut values = vec![0.0; rows.len() * self.columns];
         self.decode_into(rows, &mut values);
         values
     }
 
-    /// As [`BlockMatrix::decode`], written to `values`, which has as many numbers.
+    /// Decodes some rows into `values`, which holds `rows.len() * columns` numbers.
     pub fn decode_into(&self, rows: Range<usize>, values: &mut [f32]) {
         let width = self.row_bytes();
         self.kind.decode_into(&self.bytes[rows.start * width..rows.end * width], values);
     }
 
-    /// Some columns of some rows, row-major; `columns` begins and ends with a block.
+    /// Decodes some columns of some rows into `values`, row-major. Panics if `columns` does not begin and end at a
+    /// block boundary.
     pub fn decode_part(&self, rows: Range<usize>, columns: Range<usize>, values: &mut [f32]) {
         let (width, unit) = (self.row_bytes(), self.kind.values());
         assert!(columns.start % unit == 0 && columns.end % unit == 0, "columns {columns:?} in blocks of {unit}");
@@ -87,7 +90,7 @@ mod tests {
     use super::*;
 
     fn sample() -> BlockMatrix {
-        // Scales of 2^-8, numbers that differ.
+        // Scales are 2^-8 (f16 `0x1c00`); the integers differ.
         let mut bytes: Vec<u8> = (0..3 * 2 * 34).map(|i| (i * 37 + 11) as u8).collect();
         bytes.chunks_exact_mut(34).for_each(|block| block[..2].copy_from_slice(&0x1c00u16.to_le_bytes()));
         BlockMatrix::new(BlockType::Q8_0, bytes, [3, 64]).unwrap()

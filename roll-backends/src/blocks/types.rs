@@ -1,8 +1,8 @@
-//! How GGUF stores numbers: plain, or in blocks of small integers with their scales.
+//! Number formats of GGUF: plain floats, and blocks of small integers with their scales.
 
 use half::{bf16, f16};
 
-/// A way of storing numbers.
+/// A number format of GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the format's own names
 pub enum BlockType {
@@ -16,7 +16,7 @@ pub enum BlockType {
     Q6K,
 }
 
-/// The format's name of a type, for messages.
+/// GGUF's name of the type with number `kind`, for messages. It also knows types that are not supported here.
 pub fn name_of(kind: u32) -> String {
     let known = [
         "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
@@ -27,7 +27,7 @@ pub fn name_of(kind: u32) -> String {
 }
 
 impl BlockType {
-    /// The type of a number in the file.
+    /// The type with number `kind` in the file; `None` if it is not supported.
     pub fn of(kind: u32) -> Option<Self> {
         Some(match kind {
             0 => Self::F32,
@@ -42,7 +42,7 @@ impl BlockType {
         })
     }
 
-    /// Values of a block.
+    /// Values in a block.
     pub fn values(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
@@ -51,7 +51,7 @@ impl BlockType {
         }
     }
 
-    /// Bytes of a block.
+    /// Bytes of an encoded block.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -69,14 +69,14 @@ impl BlockType {
         self.values() > 1
     }
 
-    /// The values of whole blocks; a rest is left out.
+    /// Decodes all whole blocks of `bytes`; trailing bytes of an incomplete block are ignored.
     pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
         let mut values = vec![0.0; bytes.len() / self.bytes() * self.values()];
         self.decode_into(bytes, &mut values);
         values
     }
 
-    /// Writes the values of whole blocks to `values`, as far as both reach.
+    /// Decodes whole blocks into `values`, until either slice ends.
     pub fn decode_into(self, bytes: &[u8], values: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
         {
@@ -119,7 +119,7 @@ fn decode_body(kind: BlockType, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Block by block: `B` bytes give `V` values.
+/// Applies `decode` block by block; a block has `B` bytes and `V` values.
 #[inline(always)]
 fn each<const B: usize, const V: usize>(bytes: &[u8], values: &mut [f32], decode: impl Fn(&[u8; B], &mut [f32; V])) {
     let (blocks, values) = (bytes.as_chunks::<B>().0, values.as_chunks_mut::<V>().0);
@@ -128,7 +128,7 @@ fn each<const B: usize, const V: usize>(bytes: &[u8], values: &mut [f32], decode
 
 #[inline(always)]
 fn half_at(block: &[u8], at: usize) -> f32 {
-    // As f32 the bits stand for 2^112 times less, subnormal numbers included.
+    // Read as f32, the shifted bits are the f16 value times 2^-112, subnormal numbers included.
     const POWER: f32 = f32::from_bits((127 + 112) << 23);
     let bits = u16::from_le_bytes([block[at], block[at + 1]]);
     if bits & 0x7c00 == 0x7c00 {
@@ -137,7 +137,8 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f32::from_bits((u32::from(bits & 0x8000) << 16) | (u32::from(bits & 0x7fff) << 13)) * POWER
 }
 
-/// `scale * q + offset`: first the low halves of all bytes, then the high ones, each with their scale and offset.
+/// Decodes 4-bit integers as `scale * q + offset`. The first half of `values` comes from the low nibbles, the second
+/// half from the high nibbles; each half has its own scale and offset.
 #[inline(always)]
 fn nibbles(bytes: &[u8], scale: [f32; 2], offset: [f32; 2], values: &mut [f32]) {
     let (low, high) = values.split_at_mut(bytes.len());
@@ -145,7 +146,8 @@ fn nibbles(bytes: &[u8], scale: [f32; 2], offset: [f32; 2], values: &mut [f32]) 
     high.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale[1] * f32::from(q >> 4) + offset[1]);
 }
 
-/// Eight groups of 32 with six-bit scales and minima: two f16, 12 bytes of scales, 128 of values.
+/// Decodes a Q4_K block: eight groups of 32 values. The block holds two f16 (scales of scales and of minima), 12 bytes
+/// of packed six-bit scales and minima, and 128 bytes of nibbles.
 #[inline(always)]
 fn q4_k(block: &[u8; 144], values: &mut [f32; 256]) {
     let (scale, least) = (half_at(block, 0), half_at(block, 2));
@@ -167,12 +169,14 @@ fn q4_k(block: &[u8; 144], values: &mut [f32; 256]) {
     }
 }
 
-/// Sixteen groups of 16 with eight-bit scales: 128 bytes of low halves, 64 of two high bits, 16 scales, one f16.
+/// Decodes a Q6_K block: sixteen groups of 16 values. The block holds 128 bytes of low nibbles, 64 bytes of upper bit
+/// pairs, 16 eight-bit scales and an f16 scale.
 #[inline(always)]
 fn q6_k(block: &[u8; 210], values: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (group, values) in values.chunks_exact_mut(16).enumerate() {
-        // Eight groups share 64 low bytes and 32 high ones; two of them a quarter.
+        // Eight groups (half a block) share 64 bytes of low nibbles and 32 bytes of upper bits; two groups share a
+        // quarter of them.
         let (half, quarter, first) = (group / 8, group / 2 % 4, group % 2 * 16);
         let low = &block[64 * half + 32 * (quarter % 2) + first..][..16];
         let high = &block[128 + 32 * half + first..][..16];

@@ -1,16 +1,16 @@
-//! Settings in which this project differs from CubeCL's defaults.
+//! CubeCL settings of this project that differ from the defaults.
 
 #[cfg(feature = "kernel-cache")]
 use std::path::PathBuf;
 
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
-/// Keeps compiled kernels where it is not `0`.
+/// Environment variable that disables the kernel cache if it is `0`.
 #[cfg(feature = "kernel-cache")]
 const SWITCH: &str = "ROLL_KERNEL_CACHE";
 
-/// Sets CubeCL up, unless a `cubecl.toml` or `burn.toml` in the working directory or above says otherwise, or it is set
-/// up already. Before the first device: later it has no effect.
+/// Configures CubeCL. Must be called before the first device is opened; later calls have no effect. A `cubecl.toml` or
+/// `burn.toml` in the working directory or one of its parents takes precedence.
 pub fn set_up(own: impl FnOnce(&mut CubeClRuntimeConfig)) {
     if has_own_settings() {
         return;
@@ -21,8 +21,8 @@ pub fn set_up(own: impl FnOnce(&mut CubeClRuntimeConfig)) {
     CubeClRuntimeConfig::try_set(config);
 }
 
-/// Kernels are compiled once for a GPU, a driver and a build of this program, and kept for later runs; several processes
-/// may share the directory. A directory that cannot be written costs the time of compiling.
+/// Enables CubeCL's cache of compiled kernels, which is keyed by GPU, driver and build of this program. Several
+/// processes may share the directory. If the directory is not writable, kernels are compiled anew.
 #[cfg(feature = "kernel-cache")]
 fn keep_kernels(config: &mut CubeClRuntimeConfig) {
     let Some(directory) = kernel_directory(|name| std::env::var_os(name)) else { return };
@@ -34,12 +34,12 @@ fn keep_kernels(config: &mut CubeClRuntimeConfig) {
 #[cfg(not(feature = "kernel-cache"))]
 fn keep_kernels(_: &mut CubeClRuntimeConfig) {}
 
-/// `kernels` in the directory of files that are kept between runs.
+/// The folder `kernels` of the cache directory; `None` if the cache is disabled.
 #[cfg(feature = "kernel-cache")]
 fn kernel_directory(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     match variable(SWITCH) {
         Some(off) if off == "0" => None,
-        _ => roll_core::cache_directory::of(variable).map(|directory| directory.join("kernels")),
+        _ => crate::cache_directory::of(variable).map(|directory| directory.join("kernels")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whether CubeCL can run on a GPU here, and how it is set up.
+//! The CUDA device of CubeCL: availability checks and configuration.
 
 mod compiler;
 
@@ -9,7 +9,8 @@ use libloading::Library;
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// Fails with the missing part to run kernels on device `number`: the driver, a device, the compiler, its headers.
+/// Fails, with the name of the missing part, unless device `number` can run kernels. Checks the driver, the device,
+/// NVRTC and its headers.
 pub fn usable(number: usize) -> Result<(), String> {
     let driver = find(&DRIVER).ok_or_else(|| {
         let names = DRIVER.join(" or ");
@@ -22,26 +23,26 @@ pub fn usable(number: usize) -> Result<(), String> {
     compiler::usable()
 }
 
-/// Before the first device.
+/// Configures CubeCL for CUDA. Must be called before the first device is opened.
 pub fn set_up() {
     super::cube::set_up(|config| {
-        // Memory is taken and given back in the order of the work, without waiting for the GPU.
+        // `cudaMallocAsync`: memory is allocated and freed in stream order, without a synchronisation.
         config.memory.cuda.allocator = CudaAllocator::Async;
-        // Each thread has a stream with memory of its own, and copies run on threads of their own: many streams would
-        // keep many copies of the memory.
+        // Every thread has a stream with memory pools of its own, and copies run on threads of their own: each further
+        // stream would hold further pools.
         config.streaming.max_streams = STREAMS;
     });
 }
 
-/// One that computes and some that copy.
+/// One stream for kernels, the rest for copies.
 const STREAMS: u8 = 4;
 
 fn find(names: &[&str]) -> Option<Library> {
-    // SAFETY: these libraries do nothing when they are loaded but set themselves up.
+    // SAFETY: the initialisers of these libraries have no effect outside of the libraries.
     names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
 }
 
-/// How many devices the driver has.
+/// The number of devices that the driver reports.
 fn devices(driver: &Library) -> Result<usize, String> {
     let broken = |what: &str| format!("NVIDIA's driver does not work: {what} (does `nvidia-smi` list the GPUs?)");
     let mut count: c_int = 0;

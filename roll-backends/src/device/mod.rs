@@ -1,4 +1,4 @@
-//! Choosing a device by name.
+//! Devices: their names on the command line, whether they can be used on this machine, and the dtypes they compute in.
 
 #[cfg(any(feature = "cuda", all(feature = "wgpu", feature = "kernel-cache")))]
 mod cube;
@@ -19,10 +19,10 @@ use roll_core::Result;
 
 use crate::BackendError;
 
-/// A kind of device, as `--backend` names it.
+/// A kind of device, as `--backend` names it (without the device number).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// Burn's CPU backend with this project's kernels.
+    /// Burn's CPU backend (`burn-flex`) with this project's kernels.
     Flex,
     /// libtorch on the CPU.
     LibTorch,
@@ -30,15 +30,15 @@ pub enum Backend {
     LibTorchCuda,
     /// CubeCL's kernels on NVIDIA GPUs.
     Cuda,
-    /// CubeCL's kernels on what Vulkan, Metal or Direct3D 12 drives. f32 alone, where the device has no bf16.
+    /// CubeCL's kernels through Vulkan, Metal or Direct3D 12. Computes in f32 only if the device lacks bf16.
     Wgpu,
 }
 
 impl Backend {
-    /// All there are, in this build or in another.
+    /// All backends, whether or not this build contains them.
     pub const ALL: [Self; 5] = [Self::Flex, Self::LibTorch, Self::LibTorchCuda, Self::Cuda, Self::Wgpu];
 
-    /// Its name.
+    /// The name on the command line and in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -49,7 +49,7 @@ impl Backend {
         }
     }
 
-    /// The cargo feature that builds it.
+    /// The cargo feature that compiles the backend.
     pub fn feature(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -59,7 +59,7 @@ impl Backend {
         }
     }
 
-    /// Whether it is part of this build.
+    /// Whether this build contains the backend.
     pub fn is_compiled(self) -> bool {
         match self {
             Self::Flex => cfg!(feature = "flex"),
@@ -69,23 +69,23 @@ impl Backend {
         }
     }
 
-    /// The backend that `--backend` names, whichever of its devices it is. Fails on names that are none.
+    /// Parses `name` and returns its backend, ignoring the device number. Fails if `name` is invalid.
     pub fn of(name: &str) -> Result<Self> {
         Ok(parse(name)?.0)
     }
 
-    /// Whether its devices are numbered.
+    /// Whether the backend's devices have numbers.
     pub fn is_numbered(self) -> bool {
         matches!(self, Self::LibTorchCuda | Self::Cuda | Self::Wgpu)
     }
 
-    /// Whether `name` is that of a backend with several devices, and has no number.
+    /// Whether `name` is exactly the name of a backend with numbered devices, i.e. has no number.
     pub fn is_numbered_name(name: &str) -> bool {
         Self::ALL.into_iter().any(|b| b.is_numbered() && b.name() == name)
     }
 
-    /// The obstacle to using its device `number` here, and the remedy. Looks for libraries and hardware without
-    /// starting Burn, which would panic.
+    /// Fails, with the reason and a remedy, if device `number` cannot be used on this machine. Looks for libraries and
+    /// hardware without starting Burn, which would panic.
     pub fn usable(self, number: usize) -> std::result::Result<(), String> {
         if !self.is_compiled() {
             let feature = self.feature();
@@ -110,16 +110,17 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Names of the backends that `of` picks.
+/// Names of the backends for which `of` returns true.
 fn names(of: impl Fn(Backend) -> bool) -> String {
     let names: Vec<_> = Backend::ALL.into_iter().filter(|b| of(*b)).map(Backend::name).collect();
     names.join(", ")
 }
 
-/// The device that `--backend` names: `flex` (or `cpu`), `libtorch`, `libtorch-cuda`, `cuda`, `wgpu`; the last three with a
-/// number behind a colon, 0 unless given.
+/// Opens the device that `--backend` names: `flex` (or `cpu`), `libtorch`, `libtorch-cuda[:N]`, `cuda[:N]` or
+/// `wgpu[:N]`; the number N defaults to 0.
 ///
-/// Fails when it is not compiled in, or its library or hardware is not there, and says which and what to do.
+/// Fails if the backend is not compiled in or its library or hardware is missing; the error names the missing part and
+/// the remedy.
 pub fn device(name: &str) -> Result<Device> {
     let (backend, number) = parse(name)?;
     backend.usable(number).map_err(|reason| unusable(name, reason))?;
@@ -173,7 +174,7 @@ fn open(backend: Backend, number: usize) -> Option<Device> {
     }
 }
 
-/// As many threads for libtorch as for the kernels of flex, so that `RAYON_NUM_THREADS` means both.
+/// Makes libtorch use the same number of threads as rayon, so that `RAYON_NUM_THREADS` applies to both.
 #[cfg(feature = "libtorch")]
 fn share_threads() {
     tch::set_num_threads(i32::try_from(rayon::current_num_threads()).unwrap_or(i32::MAX));
@@ -222,20 +223,19 @@ fn too_few(number: usize, count: usize) -> String {
     format!("there is no device {number}: {count} found, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)")
 }
 
-/// The dtype that products with weights of `dtype` are taken in, unless another is asked for: bf16 weights in bf16 on
-/// GPUs, which have units for it, anything else in f32.
+/// The default dtype of products with weights of `dtype`: bf16 for bf16 weights on GPUs that support it (tensor cores),
+/// f32 otherwise.
 pub fn product_dtype(device: &Device, dtype: DType) -> DType {
     if dtype == DType::BF16 && is_gpu(device) && device.supports_dtype(dtype) { DType::BF16 } else { DType::F32 }
 }
 
-/// The dtype that the operators of a network hand on to one another, where they can and products are taken in `products`:
-/// bf16 on libtorch's GPUs with bf16 products, whose operators read and write it as they are; f32 elsewhere. Residual
-/// streams and parameters are f32 everywhere.
+/// The dtype of activations between operators, if products are taken in `products`: bf16 on libtorch's GPUs with bf16
+/// products, whose operators read and write it natively; f32 elsewhere. Residual streams and parameters are always f32.
 pub fn activation_dtype(device: &Device, products: DType) -> DType {
     if products == DType::BF16 && is_libtorch_gpu(device) { DType::BF16 } else { DType::F32 }
 }
 
-/// Whether the device is a GPU that libtorch drives.
+/// Whether the device is a GPU of libtorch.
 #[cfg(feature = "libtorch")]
 fn is_libtorch_gpu(device: &Device) -> bool {
     matches!(device.clone().without_autodiff().as_dispatch(), DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)))
@@ -246,7 +246,7 @@ fn is_libtorch_gpu(_: &Device) -> bool {
     false
 }
 
-/// Whether the device has memory of its own.
+/// Whether the device is a GPU, with memory of its own.
 pub fn is_gpu(device: &Device) -> bool {
     if is_libtorch_gpu(device) {
         return true;
@@ -258,7 +258,7 @@ pub fn is_gpu(device: &Device) -> bool {
     false
 }
 
-/// Whether the device is the CPU with this project's kernels.
+/// Whether the device is the CPU with this project's kernels (`flex`).
 pub fn is_flex(device: &Device) -> bool {
     #[cfg(feature = "flex")]
     if let DispatchDevice::Flex(_) = device.clone().without_autodiff().as_dispatch() {
@@ -268,7 +268,7 @@ pub fn is_flex(device: &Device) -> bool {
     false
 }
 
-/// Whether convolutions on the device want the channels of a volume innermost in memory: those of libtorch's GPUs.
+/// Whether convolutions on the device are fastest with channels innermost (channels-last). True for libtorch's GPUs.
 pub fn channels_innermost(device: &Device) -> bool {
     let device = device.clone().without_autodiff();
     #[cfg(feature = "libtorch")]
@@ -279,7 +279,7 @@ pub fn channels_innermost(device: &Device) -> bool {
     false
 }
 
-/// Its number, if it is a GPU of libtorch's.
+/// The device number, if the device is a GPU of libtorch.
 #[cfg(feature = "libtorch")]
 pub(crate) fn libtorch_gpu(device: &Device) -> Option<usize> {
     match device.clone().without_autodiff().as_dispatch() {

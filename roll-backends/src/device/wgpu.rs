@@ -1,12 +1,13 @@
-//! A device that Vulkan, Metal or Direct3D 12 drives.
+//! Devices of wgpu: Vulkan, Metal or Direct3D 12.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::{Device, DeviceKind};
 
-/// Device `number`: 0 is the fastest that is found (or what `CUBECL_WGPU_DEFAULT_DEVICE` names), N the N-th discrete
-/// GPU after the first. Started at the first call; a failure is remembered, and tells the search.
+/// Opens device `number`: 0 is the fastest device found (or the one that `CUBECL_WGPU_DEFAULT_DEVICE` names), N is the
+/// N-th further discrete GPU. The device is started at the first call; later calls return the same device or the same
+/// error.
 pub fn open(number: usize) -> Result<Device, String> {
     static OPENED: Mutex<BTreeMap<usize, Result<Device, String>>> = Mutex::new(BTreeMap::new());
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);

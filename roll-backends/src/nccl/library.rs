@@ -1,10 +1,10 @@
-//! The functions of NCCL and of the CUDA runtime that are used here, found at run time.
+//! The functions of NCCL and the CUDA runtime that are used here, loaded at run time.
 //!
-//! Declared from NCCL 2's `nccl.h` and CUDA's `cuda_runtime_api.h`; both keep these for a whole major version.
+//! The declarations follow `nccl.h` of NCCL 2 and CUDA's `cuda_runtime_api.h`; both are stable within a major version.
 //!
-//! The crate `cudarc` declares them too, but cudarc 0.19 looks for `libnccl.so` and never for `libnccl.so.2`, the only name
-//! that NVIDIA's wheel and Debian's `libnccl2` install, nor for a CUDA runtime newer than the version it is built against;
-//! and a function that a library lacks is a panic there.
+//! The crate `cudarc` declares them too, but cudarc 0.19 looks for `libnccl.so` and never for `libnccl.so.2`, the only
+//! name that NVIDIA's wheel and Debian's `libnccl2` install, nor for a CUDA runtime newer than the version it is built
+//! against; it also panics if a library lacks a function.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -36,13 +36,13 @@ pub(super) const TO_HOST: c_int = 2;
 const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 const CUDART: [&str; 4] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"];
 
-/// A table of functions and where they come from.
+/// A table of function pointers, loaded from one library.
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $symbol:literal ($($argument:ty),*) -> $result:ty,)* }) => {
         $(#[$doc])*
         pub(super) struct $name {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
-            // Never unloaded: threads of its own may run in it.
+            // Never unloaded: the library may have threads of its own.
             _library: Arc<Library>,
         }
 
@@ -62,7 +62,7 @@ macro_rules! functions {
 }
 
 functions! {
-    /// NCCL.
+    /// Functions of NCCL.
     Nccl {
         get_unique_id: b"ncclGetUniqueId\0" (*mut UniqueId) -> c_int,
         comm_init_rank: b"ncclCommInitRank\0" (*mut Handle, c_int, UniqueId, c_int) -> c_int,
@@ -78,7 +78,7 @@ functions! {
 }
 
 functions! {
-    /// The CUDA runtime.
+    /// Functions of the CUDA runtime.
     Cuda {
         get_device_count: b"cudaGetDeviceCount\0" (*mut c_int) -> c_int,
         set_device: b"cudaSetDevice\0" (c_int) -> c_int,
@@ -93,7 +93,7 @@ functions! {
 }
 
 impl Nccl {
-    /// From where the system's loader finds it.
+    /// Loads NCCL from the system's library search path.
     pub(super) fn load() -> Result<Self, NcclError> {
         let (library, file) = open(&NCCL, "NCCL", "the package `libnccl2`, or `nvidia-nccl-cu12` of PyPI")?;
         Self::find(library, file)
@@ -101,7 +101,7 @@ impl Nccl {
 
     /// Fails unless `code` is `ncclSuccess`.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        // SAFETY: gives a constant string for every code.
+        // SAFETY: returns a constant string for every code.
         check(code, || NcclError::Call {
             library: "NCCL",
             call,
@@ -112,7 +112,7 @@ impl Nccl {
 }
 
 impl Cuda {
-    /// From where the system's loader finds it.
+    /// Loads the CUDA runtime from the system's library search path.
     pub(super) fn load() -> Result<Self, NcclError> {
         let (library, file) = open(&CUDART, "the CUDA runtime", "`nvidia-cuda-runtime-cu12` of PyPI, or CUDA itself")?;
         Self::find(library, file)
@@ -120,7 +120,7 @@ impl Cuda {
 
     /// Fails unless `code` is `cudaSuccess`.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        // SAFETY: gives a constant string for every code.
+        // SAFETY: returns a constant string for every code.
         check(code, || NcclError::Call {
             library: "CUDA",
             call,
@@ -135,7 +135,7 @@ fn check(code: c_int, error: impl FnOnce() -> NcclError) -> Result<(), NcclError
 }
 
 /// # Safety
-/// A C string that lives long enough to be copied, or null.
+/// `at` is null or a valid C string for the duration of the call.
 unsafe fn text(at: *const c_char) -> String {
     // SAFETY: as the caller promises.
     if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned() }
@@ -149,7 +149,7 @@ fn open(
 ) -> Result<(Library, &'static str), NcclError> {
     let mut reason = String::new();
     for file in files {
-        // SAFETY: libraries of NVIDIA, whose initialisers do nothing that this process must know of.
+        // SAFETY: the initialisers of NVIDIA's libraries have no effect outside of the libraries.
         match unsafe { Library::new(*file) } {
             Ok(library) => return Ok((library, file)),
             Err(e) if reason.is_empty() => reason = e.to_string(),

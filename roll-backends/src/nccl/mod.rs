@@ -1,14 +1,15 @@
-//! Ranks over NCCL, for buffers that are worth the way over the devices.
+//! Ranks over NCCL, for large buffers.
 //!
-//! **Never run on a GPU.** It was written from NCCL's documentation, compiles without CUDA, and its behaviour where the
-//! library or a device is missing is tested; nothing else is.
+//! **Never run on a GPU.** It was written from NCCL's documentation and compiles without CUDA. Only the errors for a
+//! missing library or device are tested.
 //!
-//! NCCL and the CUDA runtime are loaded when they are asked for. Ranks find one another over a communicator that exists
-//! already, MPI, which also carries small values, barriers, and the word of a rank that fails. Values lie in host
-//! memory, as everywhere behind [`Communicator`], and are staged through one buffer on the device.
+//! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over an existing communicator (MPI),
+//! which also carries small values, barriers and failure messages. Values lie in host memory, as [`Communicator`]
+//! requires, and are staged through one pair of device buffers.
 //!
-//! One promise of [`Communicator`] is not kept: NCCL takes sums in the order of its rings and trees. They are the same on
-//! every rank, and at every run on the same machines, but the stages of ZeRO then agree to rounding, not bit for bit.
+//! NCCL breaks one promise of [`Communicator`]: it sums in the order of its rings and trees. The sums are equal on
+//! every rank, and in every run on the same machines, but the ZeRO stages then agree up to rounding instead of bit for
+//! bit.
 
 mod library;
 
@@ -21,25 +22,25 @@ use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
 
 use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
 
-/// A collective of at most this many values goes over the host: the way over the device takes longer.
+/// Collectives of at most this many values use the host communicator: staging through the device takes longer.
 const SMALL: usize = 1 << 12;
 
-/// Why there are no ranks over NCCL.
+/// Errors of NCCL and the CUDA runtime.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclError {
-    /// A library is not there.
+    /// A library cannot be loaded.
     #[error(
         "{what} cannot be loaded ({tried}): {reason}; install {install}, and name its directory in LD_LIBRARY_PATH"
     )]
     Library {
-        /// Which one.
+        /// The library's name.
         what: &'static str,
-        /// The files that were looked for.
+        /// The file names that were tried.
         tried: String,
-        /// Where it comes from.
+        /// How to install it.
         install: &'static str,
-        /// The loader's reason.
+        /// The loader's message.
         reason: String,
     },
     /// A library lacks a function: it is another library or too old.
@@ -49,22 +50,22 @@ pub enum NcclError {
         file: &'static str,
         /// The function that it lacks.
         symbol: &'static str,
-        /// The loader's reason.
+        /// The loader's message.
         #[source]
         source: libloading::Error,
     },
-    /// There is no such device.
+    /// The requested device does not exist.
     #[error("device {wanted} was asked for, and this machine has {found} CUDA device(s)")]
     NoDevice {
-        /// Its number.
+        /// The requested device number.
         wanted: usize,
-        /// Devices that there are.
+        /// The number of devices.
         found: usize,
     },
-    /// A call failed.
+    /// A library call failed.
     #[error("{library}: `{call}` gave {code} ({text})")]
     Call {
-        /// Whose function.
+        /// The library.
         library: &'static str,
         /// The function.
         call: &'static str,
@@ -73,12 +74,12 @@ pub enum NcclError {
         /// The library's description of the code.
         text: String,
     },
-    /// Another rank cannot take part.
+    /// Another rank cannot use NCCL.
     #[error("rank {rank} cannot use NCCL: {reason}")]
     Rank {
-        /// Which one.
+        /// The rank.
         rank: usize,
-        /// Why.
+        /// The error on that rank.
         reason: String,
     },
 }
@@ -90,7 +91,7 @@ impl From<NcclError> for Error {
     }
 }
 
-/// One process of a job, with a device of its own.
+/// One process of a job, with its own GPU.
 pub struct NcclRanks {
     host: Arc<dyn Communicator>,
     nccl: Nccl,
@@ -99,13 +100,13 @@ pub struct NcclRanks {
     comm: Handle,
     state: Mutex<State>,
     timeout: Mutex<Duration>,
-    /// Why there will be no further collective.
+    /// The failure after which no further collective is started.
     lost: Mutex<Option<RanksError>>,
 }
 
 struct State {
     stream: Handle,
-    /// Staging memory on the device: one buffer to send from, one to receive into.
+    /// Staging buffers on the device: one to send from, one to receive into.
     buffers: [Buffer; 2],
 }
 
@@ -115,17 +116,17 @@ struct Buffer {
     values: usize,
 }
 
-// SAFETY: NCCL's and CUDA's handles may be used by any thread, by one at a time: the state's lock sees to that.
+// SAFETY: any thread may use NCCL's and CUDA's handles, one thread at a time; the lock of `state` ensures that.
 unsafe impl Send for NcclRanks {}
 // SAFETY: as above.
 unsafe impl Sync for NcclRanks {}
 
 impl NcclRanks {
-    /// Joins the job of `host`, with device `device` of this machine. Every rank calls it; when one of them cannot, all
-    /// get an error that says which and why.
+    /// Joins the job of `host`, with GPU `device` of this machine. Must be called by every rank; if any rank cannot
+    /// join, every rank gets an error that names the rank and the reason.
     pub fn join(host: Arc<dyn Communicator>, device: usize) -> Result<Arc<Self>> {
         let prepared = Self::prepare(device);
-        // NCCL would wait for ever for a rank that does not come.
+        // All ranks must be ready before NCCL starts: it would wait for ever for a missing rank.
         let own = prepared.as_ref().map_or_else(ToString::to_string, |_| String::new());
         let all = host.all_gather_bytes(own.as_bytes())?;
         let (nccl, cuda) = prepared?;
@@ -169,7 +170,7 @@ impl NcclRanks {
         Ok((nccl, cuda))
     }
 
-    /// The job's name for itself, made by rank 0.
+    /// The job's `ncclUniqueId`, made by rank 0 and sent to every rank.
     fn agree(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
         let mut made = Ok(());
@@ -177,7 +178,7 @@ impl NcclRanks {
             // SAFETY: writes one identifier.
             made = nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) });
         }
-        // Also when it could not be made: the others wait for it.
+        // Sent even after a failure: the other ranks wait for it.
         let told = host.all_gather_bytes(if made.is_ok() { &id.0 } else { &[] })?;
         made?;
         match told.first().and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes.as_slice()).ok()) {
@@ -186,7 +187,8 @@ impl NcclRanks {
         }
     }
 
-    /// Sends `send` to the device, runs `start` there on both buffers and the stream, and brings `receive` back.
+    /// Copies `send` to the device, runs the collective `start` on both device buffers and the stream, and copies the
+    /// result to `receive`.
     fn collective(
         &self,
         what: &'static str,
@@ -199,11 +201,11 @@ impl NcclRanks {
             return Err(lost.into());
         }
         let cuda = &self.cuda;
-        // SAFETY: the device of this job; threads have one each.
+        // SAFETY: the device exists; the current device is per thread.
         cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(self.device) })?;
         let out = state.buffers[0].of(cuda, send.len())?;
         let back = state.buffers[1].of(cuda, receive.len())?;
-        // SAFETY: the buffers hold as many values as are copied.
+        // SAFETY: the buffers hold at least the number of values that is copied.
         unsafe {
             cuda.check("cudaMemcpy", (cuda.memcpy)(out, send.as_ptr().cast(), 4 * send.len(), TO_DEVICE))?;
             self.nccl.check("ncclGroupStart", (self.nccl.group_start)())?;
@@ -213,16 +215,16 @@ impl NcclRanks {
             self.nccl.check("ncclGroupEnd", ended)?;
         }
         if let Err(error) = self.wait(what, state.stream) {
-            // NCCL may still read and write them: they are never freed.
+            // NCCL may still access the buffers: they are leaked.
             state.buffers = [Buffer { at: std::ptr::null_mut(), values: 0 }; 2];
             return Err(error);
         }
-        // SAFETY: as above, and NCCL's result is there.
+        // SAFETY: as above, and NCCL has written its result.
         let copied = unsafe { (cuda.memcpy)(receive.as_mut_ptr().cast(), back, 4 * receive.len(), TO_HOST) };
         Ok(cuda.check("cudaMemcpy", copied)?)
     }
 
-    /// Waits until the stream is done, another thread gives the job up, or the time is over.
+    /// Waits until the stream has finished, another thread calls `fail`, or the timeout expires.
     fn wait(&self, what: &'static str, stream: Handle) -> Result<()> {
         let (since, timeout) = (Instant::now(), *lock(&self.timeout));
         loop {
@@ -236,7 +238,7 @@ impl NcclRanks {
                 return Err(lost.into());
             }
             if since.elapsed() > timeout {
-                // NCCL does not tell which rank is absent.
+                // NCCL does not report which rank is missing.
                 let lost = RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout };
                 self.fail(&lost.to_string());
                 *lock(&self.lost) = Some(lost.clone());
@@ -248,10 +250,10 @@ impl NcclRanks {
 }
 
 impl Buffer {
-    /// Room for `values` values on the device.
+    /// Returns a device pointer to at least `values` f32; reallocates if the buffer is too small.
     fn of(&mut self, cuda: &Cuda, values: usize) -> Result<*mut c_void, NcclError> {
         if self.values < values {
-            // SAFETY: nothing uses the old one any more; the pointer is written before it is read.
+            // SAFETY: nothing uses the old buffer any more; the pointer is written before it is read.
             unsafe {
                 cuda.check("cudaFree", (cuda.free)(self.at))?;
                 *self = Self { at: std::ptr::null_mut(), values: 0 };
@@ -339,7 +341,7 @@ impl Communicator for NcclRanks {
 impl Drop for NcclRanks {
     fn drop(&mut self) {
         if lock(&self.lost).is_some() {
-            // Destroying it would wait for ranks that are gone; the process ends anyway.
+            // Destroying the communicator would wait for ranks that are gone; the process ends anyway.
             return;
         }
         let state = lock(&self.state);

@@ -1,5 +1,4 @@
-//! libtorch's GPUs, where streams beside the kernels' cannot be used: pinned memory, and copies in line with the
-//! kernels.
+//! Offloading from libtorch's GPUs on the kernels' own stream: the fallback if copy streams cannot be used.
 
 use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
@@ -9,11 +8,11 @@ use tch::{Device, TchError, Tensor};
 
 use crate::{BackendError, NdTensor};
 
-/// Elements of a piece. ATen takes pinned memory in powers of two: whole tensors would take up to twice their size.
+/// Elements per piece. ATen allocates pinned memory in powers of two: whole tensors would take up to twice their size.
 const PIECE: i64 = 1 << 23;
 
-/// Values in pinned host memory, piece by piece. Copies there and back are queued on the device's stream, in order with
-/// the kernels, and the host waits for neither; libtorch gives the memory to others only when they are done.
+/// Values in pinned host memory, in pieces. Copies in both directions are queued on the kernels' stream, and the host
+/// waits for neither. libtorch reuses the pinned memory only after the copies have finished.
 pub(super) struct Pinned {
     pieces: Vec<Tensor>,
     shape: Vec<usize>,
@@ -21,7 +20,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Sends a tensor to the host; `None` unless it lies on a GPU of libtorch's.
+    /// Starts the copy of a tensor to the host. `None` unless the tensor is on a GPU of libtorch.
     pub(super) fn new(tensor: &NdTensor) -> Result<Option<Self>> {
         match tensor.flat().clone().try_into_primitive::<LibTorch>() {
             Ok(TchTensor { tensor: values, .. }) if values.device().is_cuda() => {
@@ -36,10 +35,10 @@ impl Pinned {
         Ok(Self { pieces, shape, device: values.device() })
     }
 
-    /// Sends it back.
+    /// Starts the copy back to the GPU.
     pub(super) fn back(&self) -> Result<NdTensor> {
         let pieces = self.pieces.iter().map(|piece| copy(piece, self.device)).collect::<Result<Vec<_>>>()?;
-        // One piece is the whole, and not copied.
+        // A single piece is not copied again.
         let values = match pieces.as_slice() {
             [whole] => whole.shallow_clone(),
             pieces => Tensor::f_cat(pieces, 0).map_err(failed)?,
@@ -49,7 +48,7 @@ impl Pinned {
     }
 }
 
-/// From a GPU to the host, ATen takes pinned memory for a copy that is not waited for.
+/// Non-blocking copy. From a GPU to the host, ATen allocates pinned memory for it.
 fn copy(values: &Tensor, to: Device) -> Result<Tensor> {
     let (do_not_wait, always) = (true, true);
     Ok(values.f_to_device_(to, values.kind(), do_not_wait, always).map_err(failed)?)

@@ -1,4 +1,4 @@
-//! libtorch's GPUs: copies on streams beside that of the kernels ([`crate::side_copies`]).
+//! Offloading from libtorch's GPUs on copy streams of their own ([`crate::side_copies`]).
 
 use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
@@ -10,7 +10,7 @@ use super::aten::failed;
 use crate::NdTensor;
 use crate::side_copies::{Cuda, Leaving, Returning, give_up, lines};
 
-/// A tensor in page-locked memory, or on its way there.
+/// A tensor in pinned host memory, or in flight to it.
 pub(super) struct Beside {
     copy: Leaving<Cuda, NdTensor>,
     shape: Vec<usize>,
@@ -18,11 +18,11 @@ pub(super) struct Beside {
     device: Device,
 }
 
-/// A tensor on its way back.
+/// A tensor in flight back to the GPU.
 pub(super) struct OnItsWay(Returning<Cuda, NdTensor>);
 
 impl Beside {
-    /// Sends a tensor to the host; `None` unless it lies on a GPU of libtorch's that has such streams.
+    /// Starts the copy of a tensor to the host. `None` unless the tensor is on a GPU of libtorch that has copy streams.
     pub(super) fn new(tensor: &NdTensor) -> Option<Self> {
         let TchTensor { tensor: values, .. } = tensor.flat().clone().try_into_primitive::<LibTorch>().ok()?;
         let (device, kind) = (values.device(), values.kind());
@@ -34,8 +34,8 @@ impl Beside {
         };
         let values = source.flat().clone().try_into_primitive::<LibTorch>().ok()?.tensor;
         let bytes = values.numel() * kind.elt_size_in_bytes();
-        // SAFETY: `source` is a handle of Burn's on contiguous memory of that size, and while there are two, no
-        // operation writes it.
+        // SAFETY: `source` is a handle of Burn on contiguous memory of that size. No operation writes to memory that
+        // has two handles.
         match unsafe { lines.leave(source, values.data_ptr().expose_provenance(), bytes) } {
             Ok(copy) => Some(Self { copy, shape: tensor.shape().to_vec(), kind, device }),
             Err(reason) => {
@@ -45,23 +45,25 @@ impl Beside {
         }
     }
 
-    /// Kernels that come now wait for the copy, which has long been made if they took longer; this thread does not.
+    /// Makes kernels launched from now on wait for the copy and then releases the device memory. The host does not
+    /// wait, and the copy has usually finished long before.
     pub(super) fn release(&mut self) -> Result<()> {
         Ok(self.copy.release()?)
     }
 
-    /// Sends it back.
+    /// Starts the copy back to the GPU.
     pub(super) fn back(&mut self) -> Result<OnItsWay> {
         let count: usize = self.shape.iter().product();
         let values = Tensor::f_empty([count as i64], (self.kind, self.device)).map_err(failed)?;
         let at = values.data_ptr().expose_provenance();
-        // SAFETY: the memory is new, of that many elements, and nobody else has it before it arrives.
+        // SAFETY: the memory was just allocated, has that number of elements, and is not shared before the copy
+        // arrives.
         Ok(OnItsWay(unsafe { self.copy.back(given(values, &self.shape), at)? }))
     }
 }
 
 impl OnItsWay {
-    /// It, for kernels that come now; this thread does not wait.
+    /// Makes kernels launched from now on wait for the copy, and returns the tensor. The host does not wait.
     pub(super) fn take(self) -> Result<NdTensor> {
         Ok(self.0.take()?)
     }
@@ -81,7 +83,7 @@ mod tests {
     use super::*;
     use crate::host::to_host_nd;
 
-    /// On machines with a GPU: tensors go and return while kernels use, free and reuse the memory they were in.
+    /// Runs on machines with a GPU: tensors are offloaded and return while kernels use, free and reuse their memory.
     #[test]
     fn on_a_gpu_what_returns_is_what_left_whatever_the_kernels_do_meanwhile() {
         if !tch::Cuda::is_available() {
@@ -94,7 +96,7 @@ mod tests {
             for round in 0..rounds {
                 let start: Vec<f32> = (0..count).map(|i| ((i + round) % 251) as f32).collect();
                 let start = Burn::<1>::from_data(TensorData::new(start, [count]), (&device, DType::F32));
-                // A product that takes longer than the copy of the result would, were it not waited for.
+                // A product that takes longer than the copy: a copy that did not wait for it would be wrong.
                 let square = start.clone().narrow(0, 0, 1 << 22).reshape([2048, 2048]);
                 let late = square.clone().matmul(square).mean().reshape([1]) * 0.0;
                 let tensor = NdTensor::from_flat((start + late).cast(dtype), [count]);
@@ -102,7 +104,7 @@ mod tests {
                 leaving.release().unwrap();
                 drop(tensor);
                 gone.push(leaving);
-                // Takes the memory that was given up just now.
+                // Reuses the memory that was just freed.
                 drop(Burn::<1>::ones([count], (&device, dtype)) * -1.0);
             }
             for (round, mut leaving) in gone.into_iter().enumerate().rev() {

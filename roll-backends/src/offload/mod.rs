@@ -1,9 +1,10 @@
-//! Segment inputs in host memory, in the dtype they have. Each goes there while its own segment is computed, and comes
-//! back while the segment behind it is pulled: the network waits only where copying takes longer than computing.
+//! Offloading of segment inputs to host memory, in their own dtype. The copy to the host overlaps with the computation
+//! of the same segment; the copy back is prefetched while the following segment is pulled back. The network waits only
+//! if copying takes longer than computing.
 //!
-//! The copies run on a thread per direction. On libtorch's GPUs, whose threads share one stream, they are queued on
-//! streams beside it instead, to and from page-locked memory, and the host waits for nothing (`beside.rs`); or, where
-//! the CUDA runtime cannot be used, on the one stream (`aten.rs`).
+//! Copies run on one background thread per direction. libtorch's threads share one stream per GPU, so copies from its
+//! GPUs are queued on copy streams instead, to and from pinned memory, and the host never waits (`beside.rs`). If the
+//! CUDA runtime cannot be used, they are queued on the kernels' stream (`aten.rs`).
 
 #[cfg(feature = "libtorch")]
 mod aten;
@@ -20,7 +21,7 @@ use crate::background::{Purpose, begin};
 use crate::host::{to_device_nd, to_host_nd};
 use crate::{BackendError, NdTensor};
 
-/// A tensor that is on its way to the host, there, or on its way back.
+/// A tensor in host memory, or in flight to or from it.
 pub struct Offloaded {
     place: Place,
     device: Device,
@@ -36,7 +37,7 @@ enum Place {
     Returning(Returning),
 }
 
-/// A tensor on its way back to the device.
+/// A tensor in flight back to the device.
 pub struct Returning(Way);
 
 enum Way {
@@ -48,7 +49,7 @@ enum Way {
 }
 
 impl Offloaded {
-    /// Sends it to the host.
+    /// Starts the copy to the host.
     pub fn new(tensor: NdTensor) -> Result<Self> {
         let device = tensor.device();
         #[cfg(feature = "libtorch")]
@@ -63,7 +64,7 @@ impl Offloaded {
         Ok(Self { place: Place::Leaving(leaving), device })
     }
 
-    /// Gives up its memory on the device: waits until it has left, or has the kernels that come now wait for that.
+    /// Frees the device memory: waits until the copy has finished, or makes later kernels wait for it.
     pub fn settle(&mut self) -> Result<()> {
         match &mut self.place {
             Place::Leaving(leaving) => self.place = Place::Host(arrived(leaving)?),
@@ -74,7 +75,7 @@ impl Offloaded {
         Ok(())
     }
 
-    /// Sends it back to the device, for good.
+    /// Starts the copy back to the device; a second call has no effect.
     pub fn begin_return(&mut self) -> Result<()> {
         if !matches!(self.place, Place::Returning(_)) {
             self.place = Place::Returning(self.send_back()?);
@@ -82,7 +83,7 @@ impl Offloaded {
         Ok(())
     }
 
-    /// It, on the device again.
+    /// Returns the tensor on the device. Waits for the copy, which is started unless it is in flight.
     pub fn back(mut self) -> Result<NdTensor> {
         self.begin_return()?;
         match self.place {
@@ -91,7 +92,7 @@ impl Offloaded {
         }
     }
 
-    /// Sends a copy to the device; it stays in host memory, from where others can be sent.
+    /// Starts a copy to the device and keeps the tensor in host memory, so that it can be copied again.
     pub fn send_back(&mut self) -> Result<Returning> {
         self.settle()?;
         Ok(Returning(match &mut self.place {
@@ -121,7 +122,7 @@ impl Returning {
     }
 }
 
-/// f32 or bf16, as it is.
+/// Copies a tensor to the host; bf16 stays bf16, other dtypes become f32.
 fn to_host(tensor: &NdTensor) -> Result<Tensor> {
     if tensor.flat().dtype() != DType::BF16 {
         return to_host_nd(tensor);
@@ -131,7 +132,7 @@ fn to_host(tensor: &NdTensor) -> Result<Tensor> {
     Tensor::new(values, tensor.shape())
 }
 
-/// Likewise.
+/// Copies a tensor to the device; bf16 stays bf16, other dtypes become f32.
 fn to_device(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
     if tensor.dtype() != roll_core::DType::Bf16 {
         return to_device_nd(tensor, device);
@@ -144,7 +145,7 @@ fn arrived<T>(coming: &Receiver<Result<T>>) -> Result<T> {
     coming.recv().unwrap_or_else(|_| Err(given_up()))
 }
 
-/// The copying thread panicked, and said why.
+/// The error after a panic of the copying thread, whose message is already printed.
 fn given_up() -> Error {
     Error::Misuse("copying a segment's input between device and host was given up".into())
 }

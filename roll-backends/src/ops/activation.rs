@@ -1,4 +1,4 @@
-//! Element-wise activations. The result has the dtype of the operand, f32 or bf16.
+//! Elementwise activations. The result has the dtype of the operand, f32 or bf16.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
@@ -7,12 +7,12 @@ use burn::tensor::{DType, Tensor};
 use super::expression::Expression;
 use super::record::record;
 
-/// GELU in its tanh form.
+/// GELU, tanh approximation.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     apply(x, Activation::GeluTanh)
 }
 
-/// GELU: x times the part of a normal distribution below it, to a few 1e-7.
+/// GELU in its exact form, `x * (1 + erf(x / sqrt(2))) / 2`, accurate to a few 1e-7.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     apply(x, Activation::Gelu)
 }
@@ -26,7 +26,7 @@ fn apply<const D: usize>(x: Tensor<D>, activation: Activation) -> Tensor<D> {
     Tensor::from_dispatch(<Dispatch as ActivationOps>::apply_activation(x.into_dispatch(), activation))
 }
 
-/// The activations as the run-time dispatch calls them. A backend implements [`ActivationKernel`].
+/// Backend dispatch of the activations. A backend implements [`ActivationKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -38,7 +38,7 @@ pub trait ActivationOps: Backend {
     fn apply_activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
 }
 
-/// Which activation.
+/// An activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// [`gelu`].
@@ -49,9 +49,9 @@ pub enum Activation {
     Silu,
 }
 
-/// The activations and their derivatives on one backend. Operands are f32 or bf16, results either.
+/// The activations and their derivatives on one backend. Operands and results are f32 or bf16.
 pub trait ActivationKernel: Backend {
-    /// The function.
+    /// Applies the activation to `x`.
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = Expression::<Self>(x).cast(DType::F32);
         let y = match activation {
@@ -62,10 +62,10 @@ pub trait ActivationKernel: Backend {
         y.0
     }
 
-    /// The gradient of x.
+    /// The gradient of `x`, for the cotangent `d_y` of the result.
     fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let [x, d_y] = [x, d_y].map(|x| Expression::<Self>(x).cast(DType::F32));
-        // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.
+        // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 beyond the bound of `near`.
         let near = x.clone().within(100.0);
         let (s, inner) = match activation {
             Activation::Gelu => return gelu_pulled_by_parts(x, d_y).0,
@@ -83,19 +83,19 @@ pub trait ActivationKernel: Backend {
 /// `1 / sqrt(2 pi)`.
 const DENSITY: f64 = 0.398_942_280_401_432_7;
 
-/// [`gelu`] in operations of any backend.
+/// [`gelu`] composed of primitive operations.
 pub(super) fn gelu_by_parts<B: Backend>(x: Expression<B>) -> Expression<B> {
     x.clone() * below(x)
 }
 
-/// The gradient of x.
+/// The gradient of [`gelu`], composed of primitive operations.
 pub(super) fn gelu_pulled_by_parts<B: Backend>(x: Expression<B>, d_y: Expression<B>) -> Expression<B> {
     let near = x.clone().within(100.0);
     let density = (near.clone().squared() * -0.5).exp() * DENSITY;
     (below(x) + near * density) * d_y
 }
 
-/// The part of a normal distribution below x.
+/// The cumulative distribution function of the standard normal distribution.
 fn below<B: Backend>(x: Expression<B>) -> Expression<B> {
     let erf = Expression::<B>(B::float_erf((x * std::f64::consts::FRAC_1_SQRT_2).0));
     erf * 0.5 + 0.5

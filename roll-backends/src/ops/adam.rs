@@ -1,4 +1,4 @@
-//! AdamW on a device.
+//! The AdamW update on a device.
 
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
@@ -6,10 +6,10 @@ use roll_core::AdamUpdate;
 
 use super::expression::Expression;
 
-/// One update of `parameters`, given their gradient and both moments; all f32, of one length, and without autodiff.
-/// Gives the new parameters and the new moments. Operands are not written, unless nobody else has them.
+/// Applies one AdamW update and returns the new parameters and the new first and second moment. All tensors are f32 of
+/// one length, without autodiff. Operands may be overwritten only if they have no other handle.
 ///
-/// On flex it has the bits of [`crate::optimizer::AdamW`]; elsewhere it may round otherwise.
+/// The result on flex is bit-equal to [`crate::optimizer::AdamW`]; other backends may round differently.
 pub fn adam(
     parameters: Tensor<1>,
     gradient: Tensor<1>,
@@ -29,7 +29,7 @@ pub fn adam(
     (Tensor::from_dispatch(p), [Tensor::from_dispatch(m), Tensor::from_dispatch(v)])
 }
 
-/// The update as the run-time dispatch calls it. A backend implements [`AdamKernel`]. It is not differentiated.
+/// Backend dispatch of the update. A backend implements [`AdamKernel`]. Not differentiable.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -48,7 +48,8 @@ pub trait AdamOps: Backend {
 
 /// The update on one backend.
 pub trait AdamKernel: Backend {
-    /// See [`adam`]: parameters, gradient, first and second moment give the new parameters and moments.
+    /// Updates parameters, gradient, first and second moment (in this order) to new parameters and moments; see
+    /// [`adam`].
     fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
         composed::<Self>(operands, update)
     }
@@ -67,7 +68,7 @@ impl<B: AdamKernel> AdamOps for B {
     }
 }
 
-/// In the operations of any backend, in the order in which [`AdamUpdate`] writes them.
+/// The update composed of primitive operations, in the order in which [`AdamUpdate`] writes them.
 pub(super) fn composed<B: Backend>(operands: [FloatTensor<B>; 4], update: &AdamUpdate) -> [FloatTensor<B>; 3] {
     let [p, g, m, v] = operands.map(Expression::<B>);
     let AdamUpdate { products, scale, betas, rest, eps, step_size, root_correction, decay, keep } = *update;

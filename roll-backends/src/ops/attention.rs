@@ -8,29 +8,32 @@ use super::product::ProductKernel;
 use super::record::{Cotangents, record_wanted};
 use super::tiled;
 
-/// How [`attention_with`] weighs values.
+/// Options of [`attention_with`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// The factor of the products of queries and keys; `1 / sqrt(d)` unless given.
+    /// Factor of the scores; `1 / sqrt(d)` by default.
     pub scale: Option<f32>,
-    /// Whether query `i` sees only the keys up to `i + Lk - Lq`, as a language model does.
+    /// Whether query `i` attends only to keys up to `i + Lk - Lq` (causal mask, aligned at the end).
     pub causal: bool,
-    /// How many of those it sees, the last ones; all unless given. With `causal` alone.
+    /// Sliding window: the number of latest keys, among those the causal mask leaves, that a query attends to.
+    /// Unlimited by default; requires `causal`.
     pub window: Option<usize>,
-    /// Bound of the scores `s`: they become `softcap * tanh(s / softcap)`.
+    /// Soft cap of the scores: a score `s` becomes `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
-    /// The dtype that the operands are rounded to, if given. The result has the dtype of q.
+    /// The dtype that q, k and v are rounded to before the products; by default they are not rounded. The result has
+    /// the dtype of q.
     pub products: Option<DType>,
 }
 
-/// Scaled dot-product attention of `heads` heads, without mask: q `[Lq, heads * d]`, k and v `[Lk, heads * d]`,
-/// result `[Lq, heads * d]`; scores are multiplied by `1 / sqrt(d)`. Never holds an `Lq x Lk` matrix. The operands have
-/// one dtype, f32 or bf16, which the result has too; sums are f32.
+/// Scaled dot-product attention with `heads` heads and without mask. Shapes: q `[Lq, heads * d]`, k and v
+/// `[Lk, heads * d]`, result `[Lq, heads * d]`. Scores are multiplied by `1 / sqrt(d)`. An `Lq x Lk` matrix is never
+/// materialised. Operands and result have one dtype, f32 or bf16; accumulation is f32.
 pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tensor<2> {
     attention_with(q, k, v, heads, AttentionOptions::default())
 }
 
-/// As [`attention`], with a scale or a causal mask.
+/// Does what [`attention`] does, with the scale, mask and soft cap of `options`. Panics if the shapes do not match or a
+/// window is given without `causal`.
 pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, options: AttentionOptions) -> Tensor<2> {
     let ([_, channels], [keys, k_channels]) = (q.dims(), k.dims());
     assert!(
@@ -55,7 +58,7 @@ fn in_dtype(x: Tensor<2>, dtype: DType) -> Tensor<2> {
     if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
-/// Attention as the run-time dispatch calls it. A backend implements [`AttentionKernel`].
+/// Backend dispatch of attention. A backend implements [`AttentionKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -72,37 +75,38 @@ pub trait AttentionOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Heads, scale and mask of one call.
+/// Heads, scale, mask and soft cap of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall {
-    /// Heads, side by side in each row.
+    /// Number of heads, which lie side by side in each row.
     pub heads: usize,
-    /// The factor of the products of queries and keys.
+    /// Factor of the scores.
     pub scale: f32,
-    /// Whether later keys are hidden.
+    /// Whether the mask is causal.
     pub causal: bool,
-    /// How many keys a query sees at most, the last of those that are not hidden.
+    /// Number of latest keys that a query attends to; see [`AttentionOptions::window`].
     pub window: Option<usize>,
-    /// Bound of the scores: see [`AttentionOptions::softcap`].
+    /// Soft cap of the scores; see [`AttentionOptions::softcap`].
     pub softcap: Option<f32>,
 }
 
 impl AttentionCall {
-    /// Without window and bound, which not every kernel has.
+    /// Whether the call has neither a window nor a soft cap; some kernels support neither.
     #[cfg(any(feature = "cube", feature = "libtorch"))]
     pub(super) fn is_plain(&self) -> bool {
         self.window.is_none() && self.softcap.is_none()
     }
 }
 
-/// The pullback of a recorded call: takes the cotangent of its result and which of the gradients of q, k and v are wanted.
+/// The pullback of a recorded call. Its arguments are the cotangent of the result and which of the gradients of q, k
+/// and v are wanted.
 pub type AttentionPull<B> = Box<dyn FnOnce(FloatTensor<B>, [bool; 3]) -> Cotangents<B, 3> + Send>;
 
 /// Attention and its gradients on one backend.
 pub trait AttentionKernel: ProductKernel {
-    /// The result of a call whose gradients are wanted, those of q, k and v that `wanted` says, and its pullback, which
-    /// owns its operands. A backend that keeps anything else than [`AttentionKernel::attention_forward`] returns does
-    /// so here.
+    /// Runs the forward pass and returns the result and its pullback, which owns its operands. `wanted` marks which of
+    /// the gradients of q, k and v will be needed. A backend overrides this to keep something other than the results of
+    /// [`AttentionKernel::attention_forward`].
     fn attention_recorded(
         qkv: [FloatTensor<Self>; 3],
         call: AttentionCall,
@@ -112,13 +116,13 @@ pub trait AttentionKernel: ProductKernel {
         keeping_softmax::<Self>(qkv, call)
     }
 
-    /// The result, and the facts of each row's softmax that the backward needs (in the backend's own layout; empty
-    /// where the backward finds it out itself).
+    /// Returns the result and the statistics of each row's softmax for the backward pass, in a layout of the backend
+    /// (empty if the backward pass recomputes them).
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
         tiled::forward::<Self>(qkv, call)
     }
 
-    /// The wanted ones of the gradients of q, k and v.
+    /// The gradients of q, k and v that are `wanted`.
     fn attention_backward(
         qkv: [FloatTensor<Self>; 3],
         out: FloatTensor<Self>,
@@ -131,7 +135,7 @@ pub trait AttentionKernel: ProductKernel {
     }
 }
 
-/// [`AttentionKernel::attention_recorded`] by the kernel's forward and backward.
+/// The default of [`AttentionKernel::attention_recorded`]: keeps operands, result and softmax statistics.
 pub(super) fn keeping_softmax<B: AttentionKernel>(
     qkv: [FloatTensor<B>; 3],
     call: AttentionCall,

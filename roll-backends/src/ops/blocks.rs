@@ -1,4 +1,4 @@
-//! Linear layers whose weight stays in blocks.
+//! Linear layers with block-quantised (GGUF) weights.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use super::product::ProductKernel;
 use super::record::record;
 use crate::BlockMatrix;
 
-/// `x W^T + b` as [`super::linear`], of a frozen weight in blocks: x `[L, in]`, f32, weight `[out, in]`, bias `[out]`.
-/// Gradients of x and of the bias flow.
+/// Returns `x W^T + b` for a frozen, block-quantised weight: x `[L, in]` (converted to f32), weight `[out, in]`, bias
+/// `[out]`, result f32 `[L, out]`. Differentiable in x and the bias.
 pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, weight.shape(), bias);
     let x = if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) };
@@ -21,7 +21,7 @@ pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tenso
     Tensor::from_dispatch(<Dispatch as BlockOps>::linear_blocks(x, bias, weight.clone()))
 }
 
-/// The layer as the run-time dispatch calls it. A backend implements [`BlockKernel`].
+/// Backend dispatch of the layer. A backend implements [`BlockKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -33,7 +33,7 @@ pub trait BlockOps: Backend {
     fn linear_blocks(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: Arc<BlockMatrix>) -> FloatTensor<Self>;
 }
 
-/// The layer and its gradient on one backend.
+/// The layer and its gradient on one backend. By default, the whole weight is decoded for every product.
 pub trait BlockKernel: ProductKernel {
     /// See [`linear_blocks`].
     fn blocks_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {
@@ -42,14 +42,14 @@ pub trait BlockKernel: ProductKernel {
         (x.matmul(weight.t()) + Expression::<Self>(bias).reshape([1, outputs])).0
     }
 
-    /// The cotangent of x.
+    /// The cotangent of x, for the cotangent `d_y` of the result.
     fn blocks_backward(d_y: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {
         let weight = decoded::<Self>(weight, &d_y);
         Expression::<Self>(d_y).matmul(weight).0
     }
 }
 
-/// The whole matrix, on the device of `beside`.
+/// Decodes the whole matrix to f32, on the device of `beside`.
 fn decoded<B: Backend>(weight: &BlockMatrix, beside: &FloatTensor<B>) -> Expression<B> {
     use burn::backend::TensorMetadata;
     let shape = weight.shape();

@@ -7,19 +7,19 @@ use burn::tensor::{DType, Tensor};
 use super::expression::Expression;
 use super::record::{Cotangents, record};
 
-/// `x / max(|x|, 1e-12) * sqrt(C) * gain`, the norm taken over the channels of `[C, T, H, W]`: the RMS norm of the
-/// Wan VAE. The result has the dtype of x, f32 or bf16; norms are f32.
+/// The RMS norm of the Wan VAE: `x / max(|x|, 1e-12) * sqrt(C) * gain`, where `|x|` is the L2 norm over the channels of
+/// x `[C, T, H, W]` and gain is `[C]`. The result has the dtype of x, f32 or bf16; norms are computed in f32.
 pub fn channel_norm(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     normalise(x, gain, false)
 }
 
-/// [`channel_norm`], then `y * sigmoid(y)`, in one pass.
+/// [`channel_norm`] followed by SiLU, fused.
 pub fn channel_norm_silu(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     normalise(x, gain, true)
 }
 
-/// `past`, and after it in time [`channel_norm_silu`] of x: the input of a causal convolution. `past` has the channels,
-/// height, width and dtype of x.
+/// Concatenates, along time, `past` and [`channel_norm_silu`] of x: the input of a causal convolution. `past` has the
+/// channels, height, width and dtype of x.
 pub fn channel_norm_silu_after(past: Tensor<4>, x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     assert_eq!(past.dtype(), x.dtype(), "frames before a channel norm, and its operand");
@@ -28,8 +28,8 @@ pub fn channel_norm_silu_after(past: Tensor<4>, x: Tensor<4>, gain: Tensor<1>) -
     in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm_after(past, x, gain)), dtype)
 }
 
-/// The cotangent of x, given that of [`channel_norm_silu`]`(x, gain)`: for a caller that pulls layer by layer, without a
-/// graph and without the value, which is not computed again. In the dtype of x.
+/// The cotangent of x, given the cotangent `d_y` of [`channel_norm_silu`]`(x, gain)`. For callers that pull back layer
+/// by layer, without a graph and without the value, which is not recomputed. The result has the dtype of x.
 pub fn channel_norm_silu_pull(x: Tensor<4>, gain: Tensor<1>, d_y: Tensor<4>) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     assert_eq!(x.dims(), d_y.dims(), "the operand of a channel norm and the cotangent of its value");
@@ -45,12 +45,12 @@ fn normalise(x: Tensor<4>, gain: Tensor<1>, silu: bool) -> Tensor<4> {
     in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm(x, gain, silu)), dtype)
 }
 
-/// Kernels of our own give f32 whatever they are given.
+/// The project's own kernels return f32 for any dtype.
 fn in_dtype(y: Tensor<4>, dtype: DType) -> Tensor<4> {
     if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
-/// The norm as the run-time dispatch calls it. A backend implements [`ChannelNormKernel`].
+/// Backend dispatch of the norm. A backend implements [`ChannelNormKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -70,7 +70,7 @@ pub trait ChannelNormOps: Backend {
 
 /// The norm and its gradients on one backend.
 pub trait ChannelNormKernel: Backend {
-    /// The result, and `sqrt(C) / max(|x|, 1e-12)` of each position.
+    /// Returns the result, and the factor `sqrt(C) / max(|x|, 1e-12)` of each position as `[1, T * H * W]`.
     fn channel_norm_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
@@ -85,7 +85,8 @@ pub trait ChannelNormKernel: Backend {
         (y.reshape(shape).0, factors.0)
     }
 
-    /// The wanted ones of the gradients of x and gain, given x, gain and the factors that the forward pass returned.
+    /// The gradients of x and gain that are `wanted`. `saved` holds x, gain and the factors that the forward pass
+    /// returned.
     fn channel_norm_backward(
         saved: [FloatTensor<Self>; 3],
         silu: bool,
@@ -95,7 +96,7 @@ pub trait ChannelNormKernel: Backend {
         composed_backward::<Self>(saved, silu, d_y, wanted)
     }
 
-    /// The factors alone, of those two.
+    /// Returns only the factors of [`ChannelNormKernel::channel_norm_forward`].
     fn channel_norm_factors(x: FloatTensor<Self>, gain: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::channel_norm_forward(x, gain, false).1
     }
@@ -120,7 +121,7 @@ pub trait ChannelNormKernel: Backend {
     }
 }
 
-/// [`ChannelNormKernel::channel_norm_silu_pull`] by the other methods of the kernel.
+/// The default of [`ChannelNormKernel::channel_norm_silu_pull`], composed of the kernel's other methods.
 pub(super) fn hand_pull<B: ChannelNormKernel>(
     x: FloatTensor<B>,
     gain: FloatTensor<B>,
@@ -128,11 +129,11 @@ pub(super) fn hand_pull<B: ChannelNormKernel>(
 ) -> FloatTensor<B> {
     let factors = B::channel_norm_factors(x.clone(), gain.clone());
     let [d_x, _] = B::channel_norm_backward([x, gain, factors], true, d_y.clone(), [true, false]);
-    // It was wanted, so it is there.
+    // Wanted, so it is always there.
     d_x.unwrap_or(d_y)
 }
 
-/// [`ChannelNormKernel::channel_norm_backward`] in the operations of any backend.
+/// The default of [`ChannelNormKernel::channel_norm_backward`], composed of primitive operations.
 pub(super) fn composed_backward<B: Backend>(
     [x, gain, factors]: [FloatTensor<B>; 3],
     silu: bool,
@@ -155,17 +156,17 @@ pub(super) fn composed_backward<B: Backend>(
     let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
     let d_x = wanted[0].then(|| {
         let d_normed = d_scaled * gain;
-        // Where the norm is not above the least x is zero, and nothing is taken out.
+        // A position whose norm is below the lower bound is zero, and so is `along`.
         let along = (normed.clone() * d_normed.clone()).mean(0);
         ((d_normed - normed * along) * factors).reshape(shape).0
     });
     [d_x, d_gain]
 }
 
-/// Below it a position counts as zero.
+/// Lower bound of the norm of a position.
 pub(super) const LEAST_NORM: f64 = 1e-12;
 
-/// `[C, T, H, W]` as `[C, positions]`.
+/// Reshapes `[C, T, H, W]` to `[C, positions]`.
 fn by_position<B: Backend>(x: Expression<B>) -> Expression<B> {
     let [channels, t, h, w]: [usize; 4] = x.dims();
     x.reshape([channels, t * h * w])
@@ -211,7 +212,7 @@ impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B,
         })
     }
 
-    /// No gradient flows: pulls by hand are not differentiated.
+    /// Not differentiable: no gradient flows through a pullback.
     fn channel_norm_pull(x: FloatTensor<Self>, gain: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, gain) = (x.into_primitive(), gain.into_primitive());
         record::<B, C, _, 1>([d_y], |[d_y]| (B::channel_norm_silu_pull(x, gain, d_y), |_, _| [None]))

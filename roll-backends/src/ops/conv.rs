@@ -1,4 +1,4 @@
-//! Convolution over time and space.
+//! 3-d convolution over time and space.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
@@ -9,10 +9,11 @@ use super::expression::Expression;
 use super::record::{Cotangents, record};
 use crate::device::{channels_innermost, is_flex};
 
-/// Convolution with stride 1 of one volume: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias `[C_out]`,
-/// result `[C_out, T', H', W']`. `padding` zeros are put on both sides of each axis, fewer than the kernel has taps
-/// there. A causal convolution passes the earlier frames in x and pads time by 0; one over space has `kt = 1`. All are of
-/// one dtype, and so is the result; sums are f32.
+/// 3-d convolution of one volume with stride 1. Shapes: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias
+/// `[C_out]`, result `[C_out, T', H', W']`. `padding` zeros are added on both sides of each axis; the padding of an
+/// axis must be less than its kernel size. A causal convolution passes the earlier frames in x and pads time by 0; a
+/// purely spatial one has `kt = 1`. Operands and result have one dtype; accumulation is f32. Panics if the shapes do
+/// not match.
 pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding: [usize; 3]) -> Tensor<4> {
     let ([channels, t, h, w], [outputs, inputs, kernel @ ..]) = (x.dims(), weight.dims());
     let fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + 2 * p >= k);
@@ -26,7 +27,7 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     let innermost = channels_innermost(&device);
     let bias = bias.unwrap_or_else(|| {
         let device = if device.is_autodiff() { x.clone().inner().device() } else { device };
-        // Where it is added in a pass of its own, none is better than zeros.
+        // A device that adds the bias in a separate pass skips an empty one.
         Tensor::zeros([if innermost { 0 } else { outputs }], (&device, x.dtype()))
     });
     let fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
@@ -36,17 +37,17 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     }
     let dtype = x.dtype();
     let y = fused_conv3d(x, weight, bias, padding);
-    // Kernels of our own give f32 whatever they are given.
+    // The project's own kernels return f32 for any dtype.
     if y.dtype() == dtype { y } else { y.cast(dtype) }
 }
 
-/// Below this many positions the weight of a convolution that is not filtered is larger than its input, and packing it
-/// anew for each tap costs more than unfolding: there Burn's convolution is the faster (384 channels of 3 x 16 x 16:
-/// half the time; at 96 and 192 channels of 4 x 64 x 64 ours takes three quarters of Burn's).
+/// Number of positions below which a convolution that is not computed by Winograd uses Burn's kernel. The weight is
+/// then larger than the input, and packing it for each tap costs more than im2col. At 384 channels of 3 x 16 x 16,
+/// Burn's takes half the time of ours; at 96 and 192 channels of 4 x 64 x 64, ours takes three quarters of Burn's.
 const FEW_POSITIONS: usize = 2048;
 
-/// The cotangent of x, given that of [`conv3d`] of it, `[C_out, T', H', W']`: the convolution with the kernel turned round.
-/// Needs neither x nor the value. The weight gets no gradient.
+/// The cotangent of x, given the cotangent of [`conv3d`]'s result, `[C_out, T', H', W']`. It is a convolution with the
+/// kernel flipped along all axes, and needs neither x nor the result. The weight gets no gradient.
 pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3]) -> Tensor<4> {
     if !is_filtered(&cotangent, &weight) {
         let [_, _, kernel @ ..] = weight.dims();
@@ -66,29 +67,29 @@ pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3])
     if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
-/// Whether flex takes the convolution by Winograd's filtering: with kernels of three rows and three columns it is the
-/// faster at any size, but with few channels the transforms take longer than they save.
+/// Whether flex computes the convolution by Winograd's algorithm. For 3 x 3 kernels it is faster at any size, except
+/// with few channels, where the transforms cost more than they save.
 fn is_filtered(x: &Tensor<4>, weight: &Tensor<5>) -> bool {
     filters(weight.dims()) && is_flex(&x.device())
 }
 
-/// See [`is_filtered`]; of a weight `[C_out, C_in, kt, kh, kw]`.
+/// The part of [`is_filtered`] that depends on the weight's shape, `[C_out, C_in, kt, kh, kw]`.
 pub(super) fn filters([outputs, inputs, _, rows, columns]: [usize; 5]) -> bool {
     [rows, columns] == [3, 3] && inputs.min(outputs) >= 32
 }
 
-/// The padding of the convolution that gives the cotangent of the input of one with `padding`.
+/// The padding of the convolution that computes the input's cotangent for a convolution with `padding`.
 fn turned_padding(kernel: [usize; 3], padding: [usize; 3]) -> [usize; 3] {
     std::array::from_fn(|i| kernel[i] - 1 - padding[i])
 }
 
-/// [`conv3d`] by our own kernel, whatever the size.
+/// [`conv3d`] by the backend's [`ConvKernel`], whatever the size.
 pub(super) fn fused_conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Tensor<1>, padding: [usize; 3]) -> Tensor<4> {
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as ConvOps>::fused_conv3d(x, weight, bias, padding))
 }
 
-/// The convolution as the run-time dispatch calls it. A backend implements [`ConvKernel`].
+/// Backend dispatch of the convolution. A backend implements [`ConvKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -114,12 +115,12 @@ pub trait ConvOps: Backend {
 
 /// The convolution and its gradients on one backend.
 pub trait ConvKernel: Backend {
-    /// The result. On devices of [`channels_innermost`] the bias may have no elements, and then there is none.
+    /// Returns the convolution of x. An empty bias means no bias; it occurs on [`channels_innermost`] devices only.
     fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
         without_batch::<Self>(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
     }
 
-    /// The wanted ones of the gradients of x, weight and bias.
+    /// The gradients of x, weight and bias that are `wanted`.
     fn conv_backward(
         [x, weight]: [FloatTensor<Self>; 2],
         padding: [usize; 3],
@@ -139,7 +140,7 @@ pub trait ConvKernel: Backend {
         [d_x, d_weight, d_bias]
     }
 
-    /// The gradient of x, without x.
+    /// The gradient of x, computed without x; see [`conv3d_pull`].
     fn conv_pull(cotangent: FloatTensor<Self>, weight: FloatTensor<Self>, padding: [usize; 3]) -> FloatTensor<Self> {
         let weight = Expression::<Self>(weight);
         let [_, inputs, kernel @ ..] = weight.dims::<5>();

@@ -1,4 +1,4 @@
-//! Convolution over rows and columns with constant weights, and the function after it, in one step.
+//! 2-d convolution with constant weights and a fused epilogue (activation, residual).
 
 use std::sync::Arc;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
@@ -13,16 +13,16 @@ use super::expression::Expression;
 use super::record::record;
 use crate::device::is_flex;
 
-/// A function of each output of a convolution.
+/// The epilogue of a convolution: an activation that is applied to each sum `z`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Then {
-    /// None.
+    /// The identity.
     Nothing,
     /// `max(z, 0)`.
     Relu,
-    /// z, and below zero its product with the channel's slope.
+    /// PReLU: `z` if positive, else `z` times the channel's slope.
     Slopes,
-    /// z, at least the first and at most the second number.
+    /// `clamp(z, low, high)`.
     Clip(f32, f32),
     /// `1 / (1 + e^-z)`.
     Sigmoid,
@@ -32,18 +32,18 @@ pub enum Then {
     HardSwish,
 }
 
-/// How a convolution goes over its input. Axes are rows, columns.
+/// Stride, dilation and groups of a convolution. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dSteps {
-    /// Steps between windows.
+    /// Stride.
     pub stride: [usize; 2],
-    /// Steps between the taps of a window.
+    /// Dilation: distance between the taps of the kernel.
     pub dilation: [usize; 2],
-    /// Parts into which the channels of input and output are cut.
+    /// Number of groups of channels.
     pub groups: usize,
 }
 
-/// A convolution whose weights are constants: gradients flow to what it is given, never to them.
+/// A 2-d convolution with constant weights. Gradients flow to its input, never to the weights.
 #[derive(Debug)]
 pub struct Conv2d {
     weight: Tensor<4>,
@@ -54,7 +54,7 @@ pub struct Conv2d {
     packed: Arc<Packed>,
 }
 
-/// The weights in the order in which a backend's own kernels read them, made when they are first used.
+/// The weights, packed for a backend's own kernels at their first use.
 #[derive(Debug, Default)]
 pub struct Packed {
     #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
@@ -64,8 +64,8 @@ pub struct Packed {
 }
 
 impl Conv2d {
-    /// Of f32 weights `[outputs, inputs / groups, rows, columns]`, a bias `[outputs]` (zeros if there is none), and for
-    /// [`Then::Slopes`] the slopes, `[outputs]`. Panics when these do not fit each other.
+    /// Creates a convolution from f32 weights `[outputs, inputs / groups, rows, columns]`, a bias `[outputs]` (zeros by
+    /// default) and, for [`Then::Slopes`] only, the slopes `[outputs]`. Panics if the shapes do not match.
     pub fn new(
         weight: Tensor<4>,
         bias: Option<Tensor<1>>,
@@ -88,7 +88,7 @@ impl Conv2d {
         Self { weight, bias, slopes, steps, then, packed: Arc::default() }
     }
 
-    /// The same without the function after it.
+    /// Returns the same convolution without epilogue.
     pub fn sums_alone(&self) -> Self {
         Self {
             weight: self.weight.clone(),
@@ -100,8 +100,9 @@ impl Conv2d {
         }
     }
 
-    /// Of x `[N, inputs, H, W]`, with `padding` zeros before and after rows and columns, to `[N, outputs, H', W']`; `added`,
-    /// of the result's shape, is added before the function. All are f32. Panics when the shapes do not fit.
+    /// Convolves x `[N, inputs, H, W]`, padded by `padding` zeros (before, after) of rows and columns, and returns
+    /// `[N, outputs, H', W']`. `added` (a residual of the result's shape) is added before the epilogue's activation.
+    /// All tensors are f32. Panics if the shapes do not match.
     pub fn apply(&self, x: Tensor<4>, added: Option<Tensor<4>>, padding: [(usize, usize); 2]) -> Tensor<4> {
         let ([_, inputs, h, w], [_, per_group, rows, columns]) = (x.dims(), self.weight.dims());
         let reach = |axis: usize, kernel: usize| (kernel - 1) * self.steps.dilation[axis] + 1;
@@ -130,19 +131,19 @@ impl Conv2d {
     }
 }
 
-/// Whether padding that differs before and after is the kernel's own business.
+/// Whether the backend's kernel supports padding that differs before and after.
 pub(super) fn own_kernel(x: &Tensor<4>) -> bool {
     !cfg!(feature = "portable-kernels") && is_flex(&x.device())
 }
 
-/// One call.
+/// The parameters of one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conv2dCall {
-    /// How it goes over its input.
+    /// Stride, dilation and groups.
     pub steps: Conv2dSteps,
     /// Zeros before and after rows and columns.
     pub padding: [(usize, usize); 2],
-    /// The function afterwards.
+    /// The epilogue.
     pub then: Then,
 }
 
@@ -153,7 +154,7 @@ impl Conv2dCall {
     }
 }
 
-/// The convolution as the run-time dispatch calls it. A backend implements [`Conv2dKernel`].
+/// Backend dispatch of the convolution. A backend implements [`Conv2dKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -183,21 +184,22 @@ pub trait Conv2dOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What is constant in calls of one convolution.
+/// The constants of a convolution.
 pub struct Conv2dConstants<T> {
-    /// `[outputs, inputs / groups, rows, columns]`.
+    /// Weights, `[outputs, inputs / groups, rows, columns]`.
     pub weight: T,
-    /// `[outputs]`.
+    /// Bias, `[outputs]`.
     pub bias: T,
-    /// `[outputs]`; of meaning for [`Then::Slopes`] alone.
+    /// Slopes of PReLU, `[outputs]`; read for [`Then::Slopes`] only.
     pub slopes: T,
-    /// The weights as kernels read them.
+    /// The weights packed for the kernels.
     pub packed: Arc<Packed>,
 }
 
 /// The convolution and the gradient of its input on one backend.
 pub trait Conv2dKernel: Backend {
-    /// The result; and, if `keeps`, what [`Conv2dKernel::conv2d_pull`] wants, where it wants anything.
+    /// Returns the result and, if `keeps` is true, the tensor that [`Conv2dKernel::conv2d_pull`] needs (`None` if it
+    /// needs none).
     fn conv2d_forward(
         x: FloatTensor<Self>,
         added: Option<FloatTensor<Self>>,
@@ -230,7 +232,8 @@ pub trait Conv2dKernel: Backend {
         (y, keeps.then_some(kept))
     }
 
-    /// The gradient of the sums before the function, given that of the result and what the forward pass kept.
+    /// The gradient of the sums before the epilogue, given the gradient of the result and the tensor that the forward
+    /// pass kept.
     fn conv2d_pull(
         kept: Option<FloatTensor<Self>>,
         slopes: &FloatTensor<Self>,
@@ -238,7 +241,7 @@ pub trait Conv2dKernel: Backend {
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         let Some(kept) = kept else { return d_y };
-        // The gradient where `x` is above zero, else nothing.
+        // `d` where `x` is positive, else 0.
         let above = |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
         let (kept, d_y) = (Expression::<Self>(kept), Expression::<Self>(d_y));
         match then {
@@ -264,19 +267,19 @@ pub trait Conv2dKernel: Backend {
         }
     }
 
-    /// The gradient of x, `[N, inputs, H, W]`, given that of the sums.
+    /// The gradient of x (of shape `x`, `[N, inputs, H, W]`), given the gradient of the sums.
     fn conv2d_backward(
         x: [usize; 4],
         constants: &Conv2dConstants<FloatTensor<Self>>,
         call: Conv2dCall,
         d_sums: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        // Its shape alone is looked at.
+        // Only the shape is read.
         let x = Self::float_empty(Shape::new(x), &d_sums.device(), FloatDType::F32);
         Self::conv2d_x_backward(x, constants.weight.clone(), d_sums, call.options())
     }
 
-    /// The gradient of x, given that of the result and what the forward pass kept.
+    /// The gradient of x, given the gradient of the result and the tensor that the forward pass kept.
     fn conv2d_pull_backward(
         x: [usize; 4],
         kept: Option<FloatTensor<Self>>,
@@ -293,7 +296,7 @@ fn gate<B: Backend>(z: Expression<B>) -> Expression<B> {
     Expression(B::float_clamp(gate.0, 0.0.into(), 1.0.into()))
 }
 
-/// One number per channel, beside `[N, C, H, W]`.
+/// Reshapes one number per channel for broadcasting over `[N, C, H, W]`.
 fn by_channel<B: Backend>(slopes: &FloatTensor<B>) -> Expression<B> {
     let slopes = Expression::<B>(slopes.clone());
     let [channels] = slopes.dims();

@@ -1,4 +1,4 @@
-//! Starting a backward pass from a cotangent.
+//! Starts backward passes from a given cotangent.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
@@ -6,16 +6,16 @@ use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::record::record;
 
-/// A scalar whose gradient with respect to `y` is `cotangent`; its value is 0, and means nothing.
+/// A scalar whose gradient with respect to `y` is `cotangent`. Its value is 0 and meaningless.
 ///
-/// `seed(y, g).backward()` is what `(y * g).sum().backward()` is, without the four passes over memory. The scalar
-/// must be differentiated as it is, or added to others of its kind: a factor on it would have no effect.
+/// `seed(y, g).backward()` computes the same gradients as `(y * g).sum().backward()`, without its four passes over
+/// memory. The scalar must be differentiated directly or added to other seeds: a factor on it would have no effect.
 pub fn seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
     assert_eq!(y.dims(), cotangent.dims(), "a value and its cotangent");
     Tensor::from_dispatch(<Dispatch as SeedOps>::seed_cotangent(y.into_dispatch(), cotangent.into_dispatch()))
 }
 
-/// [`seed`] as the run-time dispatch calls it.
+/// Backend dispatch of [`seed`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),

@@ -1,5 +1,5 @@
-//! One new token for each of many sequences: its key and value are put where those before it are, and its query sees
-//! them all, of every sequence in one call.
+//! Decoding of one new token per sequence, for a batch of sequences: storing its key and value in the KV cache, and the
+//! attention of its query over all cached keys.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use burn::tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
 use super::expression::Expression;
 use super::record::record;
 
-/// Where the keys of one sequence lie.
+/// The cached keys of one sequence: a prompt that sequences may share, and a tail of generated tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPlace {
-    /// Rows of the prompts' keys; several sequences may have the same.
+    /// Rows of the prompt cache; several sequences may share them.
     pub prompt: Range<usize>,
-    /// Its slot among the tails.
+    /// The sequence's slot in the tail cache.
     pub slot: usize,
-    /// Keys in that slot, from its beginning.
+    /// Number of keys in the slot.
     pub tail: usize,
-    /// How many of those, the first ones, it does not see any more.
+    /// Number of leading tail keys that are masked (outside a sliding window).
     pub skip: usize,
 }
 
@@ -30,26 +30,25 @@ pub struct KeyPlace {
 pub struct DecodeCall {
     /// Heads of the queries.
     pub heads: usize,
-    /// Heads of keys and values; query heads that share one lie side by side.
+    /// Heads of keys and values (grouped-query attention); query heads that share one are adjacent.
     pub key_heads: usize,
-    /// Of each row of the queries.
+    /// The cached keys of each row of the queries.
     pub places: Arc<[KeyPlace]>,
-    /// Factor of the products of queries and keys; `1 / sqrt(d)` unless given.
+    /// Factor of the scores; `1 / sqrt(d)` by default.
     pub scale: Option<f32>,
-    /// Bound of the scores: see [`super::AttentionOptions::softcap`].
+    /// Soft cap of the scores; see [`super::AttentionOptions::softcap`].
     pub softcap: Option<f32>,
 }
 
 impl DecodeCall {
-    /// The factor, for heads of `width` numbers.
+    /// The factor of the scores, for heads of `width` numbers.
     pub(super) fn factor(&self, width: usize) -> f32 {
         self.scale.unwrap_or_else(|| (1.0 / (width as f64).sqrt()) as f32)
     }
 }
 
-/// Puts row i of `rows` `[N, W]` at `places[i]`, slot and position, of `into` `[S, C, W]`, in the place of the old
-/// values, NaN included. The places differ. Memory that belongs to `into` alone is written in place, where the backend
-/// can.
+/// Writes row i of `rows` `[N, W]` to slot and position `places[i]` of `into` `[S, C, W]`, and returns the result in
+/// the dtype of `into`. Places must be distinct. Backends that can write in place do so if `into` has no other handle.
 pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -> Tensor<3> {
     let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
     assert!(
@@ -61,8 +60,9 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -
     Tensor::from_dispatch(<Dispatch as DecodeOps>::store_rows(into.into_dispatch(), rows.into_dispatch(), flat))
 }
 
-/// Attention of one query a sequence: `q` `[N, heads * d]`; keys and values of the prompts `[P, key_heads * d]` and of the
-/// tails `[S, C, key_heads * d]`. The result is as `q`.
+/// Attention of one query per sequence. Shapes: `q` `[N, heads * d]`; keys and values of the prompts
+/// `[P, key_heads * d]`, of the tails `[S, C, key_heads * d]`. The result has the shape and dtype of `q`. Panics if the
+/// shapes do not match or a sequence has no key.
 pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2], call: DecodeCall) -> Tensor<2> {
     let ([count, channels], [rows, width], [slots, capacity, _]) = (q.dims(), prompts[0].dims(), tails[0].dims());
     let inside = |p: &KeyPlace| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity && p.skip <= p.tail;
@@ -86,7 +86,7 @@ pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2],
     if out.dtype() == dtype { out } else { out.cast(dtype) }
 }
 
-/// Both as the run-time dispatch calls them. A backend implements [`DecodeKernel`].
+/// Backend dispatch of both operators. A backend implements [`DecodeKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -94,7 +94,7 @@ pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2],
     Autodiff
 )]
 pub trait DecodeOps: Backend {
-    /// See [`store_rows`]; `places` are rows of `into` as `[S * C, W]`.
+    /// See [`store_rows`]; `places` index the rows of `into` as `[S * C, W]`.
     fn store_rows(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: Arc<[usize]>) -> FloatTensor<Self>;
 
     /// See [`attend_rows`].
@@ -108,14 +108,14 @@ pub trait DecodeOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Both on one backend.
+/// Both operators on one backend.
 pub trait DecodeKernel: Backend {
     /// See [`store_rows`].
     fn store(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: &[usize]) -> FloatTensor<Self> {
         store_by_index::<Self>(into, rows, places)
     }
 
-    /// See [`attend_rows`]: keys and values, of prompts and tails.
+    /// See [`attend_rows`]; `prompts` and `tails` are keys and values.
     fn attend(
         q: FloatTensor<Self>,
         prompts: [FloatTensor<Self>; 2],
@@ -131,7 +131,7 @@ fn indices<B: Backend>(values: Vec<i64>, beside: &FloatTensor<B>) -> IntTensor<B
     B::int_from_data(TensorData::new(values, [count]), &beside.device())
 }
 
-/// In the operations of any backend.
+/// [`store_rows`] composed of primitive operations.
 pub(super) fn store_by_index<B: Backend>(
     into: FloatTensor<B>,
     rows: FloatTensor<B>,
@@ -145,8 +145,8 @@ pub(super) fn store_by_index<B: Backend>(
     Expression::<B>(stored).reshape([slots, capacity, width]).0
 }
 
-/// In the operations of any backend: keys and values of every sequence are gathered side by side, the shorter ones
-/// filled up, and a bias hides the filling.
+/// [`attend_rows`] composed of primitive operations: gathers the keys and values of every sequence, pads them to the
+/// longest, and masks the padding by a bias.
 pub(super) fn attend_by_index<B: Backend>(
     q: FloatTensor<B>,
     prompts: [FloatTensor<B>; 2],
@@ -163,7 +163,7 @@ pub(super) fn attend_by_index<B: Backend>(
     let keys = most_prompt + most_tail;
     let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
     for place in places.iter() {
-        // A place that is filled up reads some row, no matter which.
+        // Padding reads an arbitrary valid row.
         let last = place.prompt.end.max(place.prompt.start + 1) - 1;
         from_prompts.extend((0..most_prompt).map(|i| (place.prompt.start + i).min(last) as i64));
         slots.push(place.slot as i64);
@@ -199,7 +199,7 @@ pub(super) fn attend_by_index<B: Backend>(
     Expression::<B>(B::float_matmul(weights.cast(dtype).0, v.0)).reshape([count, channels]).0
 }
 
-/// Added to the scores of keys that a sequence does not have: their weight is 0.
+/// Added to the scores of masked keys, so that their weight is 0.
 const HIDDEN: f32 = -1e30;
 
 impl<B: DecodeKernel> DecodeOps for B {
@@ -219,7 +219,7 @@ impl<B: DecodeKernel> DecodeOps for B {
     }
 }
 
-/// No gradient flows: a pass that writes tokens down is not differentiated.
+/// Not differentiable: no gradient flows through generation.
 impl<B: DecodeKernel, C: CheckpointStrategy> DecodeOps for Autodiff<B, C> {
     fn store_rows(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: Arc<[usize]>) -> FloatTensor<Self> {
         let rows = rows.into_primitive();

@@ -1,5 +1,5 @@
-//! Tokens that are divided among ranks: before attention each rank gets all tokens of some heads, after it some tokens
-//! of all heads ("DeepSpeed Ulysses", arXiv 2309.14509).
+//! Sequence parallelism by all-to-all: ranks hold tokens of all heads outside of attention and all tokens of some heads
+//! inside it ("DeepSpeed Ulysses", arXiv 2309.14509).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,16 +11,16 @@ use roll_core::{Communicator, Error, Result};
 use super::expression::Expression;
 use super::record::record;
 
-/// Ranks among which the tokens of a sequence are divided: each has as many, in the order of the ranks. All of them
-/// make the same passes in the same order.
+/// The ranks over which the tokens of a sequence are sharded, in equal parts, in the order of the ranks. All ranks must
+/// run the same passes in the same order.
 pub struct TokenRanks {
     ranks: Arc<dyn Communicator>,
-    /// Why an exchange failed. A backward pass cannot return it.
+    /// The first error of an exchange. A backward pass cannot return it.
     failed: Mutex<Option<Error>>,
 }
 
 impl TokenRanks {
-    /// All ranks of `ranks`.
+    /// Uses all ranks of `ranks`.
     pub fn new(ranks: Arc<dyn Communicator>) -> Self {
         Self { ranks, failed: Mutex::new(None) }
     }
@@ -30,19 +30,20 @@ impl TokenRanks {
         self.ranks.world_size()
     }
 
-    /// Position of this rank.
+    /// The index of this rank.
     pub fn own(&self) -> usize {
         self.ranks.rank().0
     }
 
-    /// The values of all ranks, one after the other.
+    /// All-gather: the values of all ranks, concatenated. Fails if `own` differs in length between ranks or a rank
+    /// failed.
     pub fn gathered(&self, own: &[f32]) -> Result<Vec<f32>> {
         let mut all = vec![0.0; own.len() * self.count()];
         self.ranks.all_gather(own, &mut all)?;
         Ok(all)
     }
 
-    /// Fails if an exchange did since this was asked last: results computed with it mean nothing.
+    /// Fails if an exchange has failed since the last check: results that depend on it are meaningless.
     pub fn check(&self) -> Result<()> {
         match self.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error),
@@ -50,7 +51,7 @@ impl TokenRanks {
         }
     }
 
-    /// Moves `x`; zeros where the ranks failed.
+    /// Runs the all-to-all; returns zeros after a failure.
     fn moved(&self, x: &[f32], [rows, columns]: [usize; 2], exchange: Exchange) -> Vec<f32> {
         let sent = match exchange.to {
             To::Heads => by_heads(x, rows, columns, exchange.parts, self.count()),
@@ -68,21 +69,21 @@ impl TokenRanks {
     }
 }
 
-/// An exchange of one division of matrices for the other.
+/// An all-to-all from one sharding to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
     /// Direction.
     pub to: To,
-    /// Matrices that lie side by side in the columns, for instance queries, keys and values; each is divided.
+    /// Number of matrices that lie side by side in the columns, e.g. queries, keys and values; each is sharded.
     pub parts: usize,
 }
 
-/// Direction of an [`Exchange`]; each is the transpose of the other, and so its pullback.
+/// Direction of an [`Exchange`]. Each is the transpose of the other, and therefore its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
-    /// `[L / N, parts * dim]`, this rank's tokens, become `[L, parts * dim / N]`, all tokens of this rank's heads.
+    /// From `[L / N, parts * dim]`, this rank's tokens, to `[L, parts * dim / N]`, all tokens of this rank's heads.
     Heads,
-    /// The reverse.
+    /// From all tokens of this rank's heads to this rank's tokens.
     Tokens,
 }
 
@@ -103,7 +104,7 @@ impl Exchange {
     }
 }
 
-/// x `[rows, parts * dim]` as a matrix `[rows, parts * dim / count]` for each rank, one below the other.
+/// Splits x `[rows, parts * dim]` into one matrix `[rows, parts * dim / count]` per rank, stacked vertically.
 fn by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
     let (dim, width) = (columns / parts, columns / parts / count);
     let mut out = Vec::with_capacity(x.len());
@@ -117,8 +118,8 @@ fn by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) 
     out
 }
 
-/// Of each rank a matrix `[rows, parts * width]`, one below the other, as `[rows, parts * width * count]`: in every
-/// part the columns of the ranks stand side by side.
+/// Merges one matrix `[rows, parts * width]` per rank, stacked vertically, to `[rows, parts * width * count]`: the
+/// ranks' columns are adjacent within each part.
 fn by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
     let width = columns / parts;
     let mut out = Vec::with_capacity(x.len());
@@ -132,9 +133,10 @@ fn by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize)
     out
 }
 
-/// Gives the ranks of `group` what `exchange` says of x, and gets as much, in the dtype of x. The gradient flows back the
-/// same way. It passes through host memory, as f32. An error shows in [`TokenRanks::check`]. Panics unless the ranks
-/// divide columns (to heads) or rows (to tokens).
+/// All-to-all: sends this rank's slices of `x` and receives those of the other ranks, in the direction `exchange`, in
+/// the dtype of x. Its gradient is the opposite all-to-all. Data passes through host memory as f32. A failure is
+/// reported by [`TokenRanks::check`]. Panics if the number of ranks does not divide the columns (to heads) or the rows
+/// (to tokens).
 pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Tensor<2> {
     let ([rows, columns], count) = (x.dims(), group.count());
     let whole = match exchange.to {
@@ -148,7 +150,7 @@ pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Te
     if dtype == DType::F32 { y } else { y.cast(dtype) }
 }
 
-/// Exchanges as the run-time dispatch calls them.
+/// Backend dispatch of [`exchange`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -201,7 +203,7 @@ mod tests {
     use super::*;
     use crate::ops::seed;
 
-    /// Queries and keys of four heads of three channels, side by side: the number tells token, matrix and channel.
+    /// Queries and keys of four heads of three channels, side by side; the number encodes token, matrix and channel.
     fn value(token: usize, part: usize, channel: usize) -> f32 {
         (1000 * token + 100 * part + channel) as f32
     }
@@ -229,7 +231,7 @@ mod tests {
                 let back = exchange(heads.clone() * 3.0, &group, Exchange { to: To::Tokens, parts });
                 let tripled: Vec<f32> = values.iter().map(|v| 3.0 * v).collect();
                 assert_eq!(back.clone().inner().into_data().try_into_vec::<f32>().unwrap(), tripled);
-                // Values went there, and back times three: so does the gradient.
+                // The forward pass multiplies by three, and so does the gradient.
                 let cotangent = Tensor::<2>::from_data(TensorData::new(values, [own, parts * dim]), &device);
                 let mut found = seed(back, cotangent).backward();
                 let gradient = leaf.grad_remove(&mut found).unwrap().into_data().try_into_vec::<f32>().unwrap();

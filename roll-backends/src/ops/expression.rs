@@ -1,4 +1,5 @@
-//! Formulas over the tensors of any backend, as the kernels without a host path write them.
+//! Arithmetic on a backend's primitive tensors, for the composed (default) kernels. Operators are implemented below
+//! Burn's dispatch, where there is no `Tensor<D>`.
 
 use std::ops::{Add, Mul, Range, Sub};
 
@@ -15,7 +16,7 @@ impl<B: Backend> Clone for Expression<B> {
 }
 
 impl<B: Backend> Expression<B> {
-    /// The shape, of rank `D`.
+    /// The shape; panics unless the rank is `D`.
     pub fn dims<const D: usize>(&self) -> [usize; D] {
         self.0.shape().dims::<D>()
     }
@@ -30,27 +31,27 @@ impl<B: Backend> Expression<B> {
         self.0.dtype()
     }
 
-    /// As `dtype`; itself, if it is that already.
+    /// Casts to `dtype`; a no-op if it is the dtype already.
     pub fn cast(self, dtype: DType) -> Self {
         if self.dtype() == dtype { self } else { Self(B::float_cast(self.0, FloatDType::from(dtype))) }
     }
 
-    /// Row-major, of another shape.
+    /// Reshapes, row-major.
     pub fn reshape<const D: usize>(self, shape: [usize; D]) -> Self {
         Self(B::float_reshape(self.0, Shape::new(shape)))
     }
 
-    /// With two axes exchanged.
+    /// Swaps two axes.
     pub fn swap(self, a: usize, b: usize) -> Self {
         Self(B::float_swap_dims(self.0, a, b))
     }
 
-    /// With the last two axes exchanged.
+    /// Swaps the last two axes.
     pub fn t(self) -> Self {
         Self(B::float_transpose(self.0))
     }
 
-    /// The part `range` of an axis. It must not be empty.
+    /// Slices an axis. `range` must not be empty.
     pub fn narrow(self, axis: usize, range: Range<usize>) -> Self {
         let shape = self.0.shape();
         let slices: Vec<Slice> = (0..shape.num_dims())
@@ -59,27 +60,27 @@ impl<B: Backend> Expression<B> {
         Self(B::float_slice(self.0, &slices))
     }
 
-    /// Tensors one after the other along an axis.
+    /// Concatenates tensors along an axis.
     pub fn cat(parts: Vec<Self>, axis: usize) -> Self {
         Self(B::float_cat(parts.into_iter().map(|part| part.0).collect(), axis))
     }
 
-    /// Zeros of a shape and of f32, where `self` is.
+    /// f32 zeros of `shape` on the same device.
     pub fn zeros<const D: usize>(&self, shape: [usize; D]) -> Self {
         Self(B::float_zeros(Shape::new(shape), &self.0.device(), FloatDType::F32))
     }
 
-    /// Sum over an axis, which stays with length one.
+    /// Sum over an axis, which is kept with length one.
     pub fn sum(self, axis: usize) -> Self {
         Self(B::float_sum_dim(self.0, axis))
     }
 
-    /// Mean over an axis, which stays with length one.
+    /// Mean over an axis, which is kept with length one.
     pub fn mean(self, axis: usize) -> Self {
         Self(B::float_mean_dim(self.0, axis))
     }
 
-    /// Largest value along an axis, which stays with length one.
+    /// Maximum over an axis, which is kept with length one.
     pub fn max(self, axis: usize) -> Self {
         Self(B::float_max_dim(self.0, axis))
     }
@@ -94,17 +95,17 @@ impl<B: Backend> Expression<B> {
         Self(B::float_sqrt(self.0))
     }
 
-    /// One over it.
+    /// The reciprocal.
     pub fn recip(self) -> Self {
         Self(B::float_recip(self.0))
     }
 
-    /// Divided by `divisor`.
+    /// Divides by `divisor`, elementwise.
     pub fn divided(self, divisor: Self) -> Self {
         Self(B::float_div(self.0, divisor.0))
     }
 
-    /// Divided by a number.
+    /// Divides by a number.
     pub fn over(self, divisor: f64) -> Self {
         Self(B::float_div_scalar(self.0, divisor.into()))
     }
@@ -114,24 +115,24 @@ impl<B: Backend> Expression<B> {
         Self(B::float_tanh(self.0))
     }
 
-    /// Its square.
+    /// The square.
     pub fn squared(self) -> Self {
         self.clone() * self
     }
 
-    /// At least `least`.
+    /// Clamps to `least` from below.
     pub fn at_least(self, least: f64) -> Self {
         Self(B::float_clamp_min(self.0, least.into()))
     }
 
-    /// Between `-most` and `most`.
+    /// Clamps to `-most..=most`.
     pub fn within(self, most: f64) -> Self {
         Self(B::float_clamp(self.0, (-most).into(), most.into()))
     }
 
     /// `1 / (1 + exp(-x))`.
     pub fn sigmoid(self) -> Self {
-        // Of a large negative x the exponential is infinite, and one over it is 0, as it should be.
+        // A large negative x makes the exponential infinite, and its reciprocal is 0 as it should be.
         ((self * -1.0).exp() + 1.0).recip()
     }
 }
@@ -171,7 +172,7 @@ impl<B: Backend> Mul<f64> for Expression<B> {
     }
 }
 
-/// The gradient of a row operand, given that of each row: their sum where all rows shared it.
+/// The gradient of a row operand from its gradient at each row: the sum over rows if they share the operand.
 pub fn summed_rows<B: Backend>(d: Expression<B>, shared: bool) -> Expression<B> {
     if shared { d.sum(0) } else { d }
 }

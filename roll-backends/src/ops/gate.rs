@@ -1,4 +1,4 @@
-//! The residual with a gate.
+//! The gated residual.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
@@ -8,8 +8,8 @@ use super::expression::{Expression, summed_rows};
 use super::norm::assert_row_operand;
 use super::record::{Cotangents, record, record_wanted};
 
-/// `x + y * gate`, or `x + y` without a gate; gate is `[1, D]` or `[L, D]`. x, gate and the result are f32, y f32 or
-/// bf16: a residual stays exact beside operators that hand on bf16.
+/// `x + y * gate`, or `x + y` without a gate; x and y are `[L, D]`, gate is `[1, D]` or `[L, D]`. x, gate and the
+/// result are f32; y may be bf16, so that the residual stream stays exact next to operators that return bf16.
 pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Option<Tensor<2>>) -> Tensor<2> {
     assert_eq!(x.dims(), y.dims(), "both sides of a gated sum");
     if let Some(gate) = &gate {
@@ -22,7 +22,7 @@ pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Option<Tensor<2>>) -> Tensor<
     })
 }
 
-/// The gated sum as the run-time dispatch calls it. A backend implements [`GateKernel`].
+/// Backend dispatch of the gated sum. A backend implements [`GateKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -44,7 +44,7 @@ pub trait GateKernel: Backend {
         (Expression::<Self>(x) + Expression(y) * Expression(gate)).0
     }
 
-    /// The wanted ones of the gradients of y and gate, all in f32; that of x is the cotangent itself.
+    /// The gradients of y and gate that are `wanted`, all in f32. The gradient of x is the cotangent itself.
     fn gated_add_backward(
         y: FloatTensor<Self>,
         gate: FloatTensor<Self>,
@@ -58,7 +58,7 @@ pub trait GateKernel: Backend {
         [d_y, d_gate]
     }
 
-    /// The sum with y of either dtype, and a gate or none.
+    /// The sum for y in f32 or bf16, with or without a gate.
     fn residual_forward(
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -71,7 +71,7 @@ pub trait GateKernel: Backend {
         }
     }
 
-    /// The gradient of y in `dtype`, its own.
+    /// The gradient of y, cast to `dtype` (the dtype of y).
     fn residual_backward(gate: Option<FloatTensor<Self>>, d_z: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         let d_y = match gate {
             // The gradient of y does not depend on y.
@@ -99,7 +99,7 @@ impl<B: GateKernel, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
     fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
         record_wanted::<B, C, _, 3>([x, y, gate], |[x, y, gate], [_, _, gate_wanted]| {
             let dtype = y.dtype();
-            // Read by the gradient of the gate alone, which a frozen modulation does not want.
+            // Read for the gate's gradient only, which frozen modulation does not need.
             let kept = gate_wanted.then(|| y.clone());
             let z = B::residual_forward(x, y, Some(gate.clone()));
             (z, move |d_z: FloatTensor<B>, [x_wanted, y_wanted, _]: [bool; 3]| {

@@ -1,4 +1,4 @@
-//! Linear layers, with and without a low-rank part.
+//! Linear layers, with and without LoRA.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
@@ -8,11 +8,11 @@ use super::expression::Expression;
 use super::product::ProductKernel;
 use super::record::{Cotangents, record};
 
-/// `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`. The result has the dtype of x, f32
-/// or bf16.
+/// Returns `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`, result `[L, out]` in the
+/// dtype of x, f32 or bf16. Panics if the shapes do not match.
 ///
-/// The product is taken in the dtype of the weight: of a bf16 weight, an f32 x is rounded to bf16 too (and the sums are
-/// f32). On flex such a weight is widened instead, a piece at a time, which is exact.
+/// The product is taken in the dtype of the weight, with f32 accumulation: for a bf16 weight, an f32 x is rounded to
+/// bf16. On flex, x is rounded too but the product is f32, and the weight is converted piece by piece, which is exact.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let (bias, dtype) = (checked_bias(&x, weight.dims(), bias), x.dtype());
     let x = operand(x, &weight);
@@ -20,17 +20,17 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear(x, weight, bias, dtype))
 }
 
-/// `x W^T + b` as [`linear`], for passes that are not differentiated. The product is taken in the dtype of x; a bf16
-/// weight for an f32 x is widened, on flex without ever being so as a whole. There, a row's result does not depend on
-/// the others, to the bit. The result is f32.
+/// Returns `x W^T + b` as f32, for passes that are not differentiated. The product is taken in the dtype of x, and a
+/// bf16 weight for an f32 x is converted; on flex it is never converted as a whole, and a row's result is bit-identical
+/// whatever the other rows are.
 pub fn linear_rows(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, weight.dims(), bias);
     let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
     Tensor::from_dispatch(<Dispatch as LinearOps>::linear_rows(x, weight, bias))
 }
 
-/// `x W^T + b + scale * (x A^T) B^T`: as [`linear`], with down `[rank, in]`, up `[out, rank]` and scale = alpha / rank.
-/// The low-rank part is added in place, never merged.
+/// Returns `x W^T + b + scale * (x A^T) B^T`, as [`linear`] does, with down = A `[rank, in]`, up = B `[out, rank]` and
+/// scale = alpha / rank. LoRA is added to the result, never merged into the weight.
 pub fn linear_lora(
     x: Tensor<2>,
     weight: Tensor<2>,
@@ -55,12 +55,12 @@ pub fn linear_lora(
     Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear_lora(x, weight, bias, down, up, scale as f32, dtype))
 }
 
-/// x in the dtype that the product is taken in.
+/// Casts x to the dtype of the product.
 fn operand(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
     if x.dtype() == weight.dtype() { x } else { x.cast(weight.dtype()) }
 }
 
-/// The bias, zeros if there is none, for a weight of `shape`.
+/// Returns the bias, by default zeros, for a weight of `shape`. Panics if the shapes do not match.
 pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor<1>>) -> Tensor<1> {
     let [outputs, inputs] = shape;
     assert_eq!(x.dims()[1], inputs, "columns of x for a weight of {shape:?}");
@@ -72,7 +72,7 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
     Tensor::zeros([outputs], (&device, DType::F32))
 }
 
-/// Linear layers as the run-time dispatch calls them. A backend implements [`LinearKernel`].
+/// Backend dispatch of linear layers. A backend implements [`LinearKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -80,7 +80,7 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
     Autodiff
 )]
 pub trait LinearOps: Backend {
-    /// See [`linear`]; the result as `dtype`.
+    /// See [`linear`]; the result has `dtype`.
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -88,7 +88,7 @@ pub trait LinearOps: Backend {
         dtype: DType,
     ) -> FloatTensor<Self>;
 
-    /// See [`linear_lora`]; the result as `dtype`.
+    /// See [`linear_lora`]; the result has `dtype`.
     fn fused_linear_lora(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -103,21 +103,21 @@ pub trait LinearOps: Backend {
     fn linear_rows(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The low-rank part of a layer.
+/// The LoRA matrices of a layer.
 #[derive(Clone, Debug)]
 pub struct Lora<T> {
-    /// `[rank, in]`.
+    /// A (down projection), `[rank, in]`.
     pub down: T,
-    /// `[out, rank]`.
+    /// B (up projection), `[out, rank]`.
     pub up: T,
-    /// alpha / rank.
+    /// Factor, alpha / rank.
     pub scale: f32,
 }
 
-/// Linear layers and their gradients on one backend. x and weight have one dtype; all else is f32, but the gradient of
-/// x has its dtype, and the cotangent of the result that of the result.
+/// Linear layers and their gradients on one backend. x and weight have one dtype. The gradient of x has the dtype of x,
+/// and the cotangent of the result has the dtype of the result; everything else is f32.
 pub trait LinearKernel: ProductKernel {
-    /// The result as `dtype`, and `x A^T` where there is a low-rank part (in a dtype of the backend's choice).
+    /// Returns the result in `dtype` and, with LoRA, `x A^T` (in a dtype of the backend's choice).
     fn linear_forward_as(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -129,7 +129,7 @@ pub trait LinearKernel: ProductKernel {
         (Expression::<Self>(y).cast(dtype).0, inner)
     }
 
-    /// As [`LinearKernel::linear_forward_as`], in f32.
+    /// Returns the result of [`LinearKernel::linear_forward_as`] in f32.
     fn linear_forward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -162,7 +162,7 @@ pub trait LinearKernel: ProductKernel {
         Expression::<Self>::cat(parts.collect(), 1).0
     }
 
-    /// The wanted ones of the gradients of x, weight, bias, down and up.
+    /// Returns the gradients of x, weight, bias, down and up that are `wanted`.
     fn linear_backward(
         saved: SavedLinear<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
@@ -200,17 +200,17 @@ pub trait LinearKernel: ProductKernel {
     }
 }
 
-/// Outputs whose weights are in another dtype at a time.
+/// Number of outputs whose weights are converted to another dtype at a time.
 const CAST_OUTPUTS: usize = 1 << 13;
 
-/// The values of the forward pass that the backward pass of a linear layer needs.
+/// The values of the forward pass that the backward pass needs.
 #[derive(Clone, Debug)]
 pub struct SavedLinear<T> {
-    /// The operand.
+    /// The operand x.
     pub x: T,
-    /// `[out, in]`.
+    /// The weight, `[out, in]`.
     pub weight: T,
-    /// The low-rank part and `x A^T`.
+    /// The LoRA matrices and `x A^T`.
     pub lora: Option<(Lora<T>, T)>,
 }
 
@@ -270,7 +270,7 @@ impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
         })
     }
 
-    /// No gradient flows.
+    /// Not differentiable: no gradient flows.
     fn linear_rows(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
         let (weight, bias) = (weight.into_primitive(), bias.into_primitive());
         record::<B, C, _, 1>([x], |[x]| (B::rows_forward(x, weight, bias), |_, _| [None]))

@@ -1,4 +1,4 @@
-//! The largest numbers of windows over rows and columns.
+//! 2-d max pooling.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -9,21 +9,21 @@ use burn::tensor::ops::PadMode;
 use super::conv2d::own_kernel;
 use super::record::record;
 
-/// A window that goes over rows and columns.
+/// The window of a max pooling. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxPoolWindow {
-    /// Its rows and columns.
+    /// Rows and columns of the window.
     pub kernel: [usize; 2],
-    /// Steps between windows.
+    /// Stride.
     pub stride: [usize; 2],
-    /// Steps between the places of a window.
+    /// Dilation.
     pub dilation: [usize; 2],
-    /// Places before and after rows and columns that hold less than any number.
+    /// Padding (before, after) of each axis, with negative infinity.
     pub padding: [(usize, usize); 2],
 }
 
 impl MaxPoolWindow {
-    /// Rows and columns of the output for an input of `size`; `None` where the window does not fit.
+    /// Rows and columns of the output for an input of `size`; `None` if the window does not fit.
     pub fn output(&self, size: [usize; 2]) -> Option<[usize; 2]> {
         let along = |i: usize| {
             let ((before, after), reach) = (self.padding[i], self.kernel[i].checked_sub(1)? * self.dilation[i] + 1);
@@ -33,8 +33,8 @@ impl MaxPoolWindow {
     }
 }
 
-/// Of x `[N, C, H, W]`, f32, to `[N, C, H', W']`. The gradient goes to the first largest number of a window. Panics when the
-/// window does not fit.
+/// Max-pools x `[N, C, H, W]`, f32, to `[N, C, H', W']`. The gradient flows to the first maximum of a window. Panics if
+/// the window does not fit or a stride is 0.
 pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
     let [_, _, rows, columns] = x.dims();
     assert!(
@@ -53,7 +53,7 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
     Tensor::from_dispatch(<Dispatch as MaxPoolOps>::max_pool_of(x.into_dispatch(), window))
 }
 
-/// The operator as the run-time dispatch calls it. A backend implements [`MaxPoolKernel`].
+/// Backend dispatch of the operator. A backend implements [`MaxPoolKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -65,9 +65,9 @@ pub trait MaxPoolOps: Backend {
     fn max_pool_of(x: FloatTensor<Self>, window: MaxPoolWindow) -> FloatTensor<Self>;
 }
 
-/// The operator and its gradient on one backend. The default bodies are given windows without padding.
+/// The operator and its gradient on one backend. The default methods require windows without padding.
 pub trait MaxPoolKernel: Backend {
-    /// The result; and, if `keeps`, where its numbers came from, if the gradient wants to know.
+    /// Returns the result and, if `keeps` is true and the backward pass uses them, the indices of the maxima.
     fn max_pool_forward(
         x: FloatTensor<Self>,
         window: MaxPoolWindow,
@@ -82,7 +82,7 @@ pub trait MaxPoolKernel: Backend {
         (found.output, Some(found.indices))
     }
 
-    /// The gradient of x, given what the forward pass gave and the cotangent of its result.
+    /// Returns the gradient of x, given the results of the forward pass and the cotangent of its output.
     fn max_pool_backward(
         x: FloatTensor<Self>,
         _y: FloatTensor<Self>,

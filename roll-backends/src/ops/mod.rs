@@ -1,33 +1,34 @@
-//! Operators with a fused forward pass and a backward pass of their own.
+//! Operators with fused forward and backward passes.
 //!
-//! `X.rs` holds, for one family: the public function, `XOps`, through which Burn's run-time dispatch reaches it, its
-//! recording for autodiff, and `XKernel`, the part that a backend computes. The methods of `XKernel` have default
-//! bodies in the operations of any backend, so an empty implementation is enough to join. Kernels of the backends' own:
+//! The file `X.rs` of an operator family contains the public functions, `XOps` (through which Burn's run-time dispatch
+//! reaches a backend), the recording for autodiff, and `XKernel`, the part that a backend implements. The methods of
+//! `XKernel` have default implementations composed of primitive operations, so an empty implementation is enough to add
+//! a backend. The table shows which backend has a kernel of its own:
 //!
-//! | `X`            | any backend (default)     | flex                | libtorch                  | wgpu, cuda             |
+//! | `X`            | composed (default)        | flex                | libtorch                  | wgpu, cuda             |
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
 //! | `activation`   | `activation`              | `flex/activation`   | `libtorch/elementwise`    | `cube/activation`      |
 //! | `adam`         | `adam`                    | default             | `libtorch/adam`           | `cube/adam`            |
 //! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
 //! | `blocks`       | `blocks`                  | `flex/blocks`       | default                   | default                |
 //! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
-//! | `conv`         | `conv` (Burn's)           | `flex/conv`         | `libtorch/conv`           | default                |
+//! | `conv`         | `conv` (Burn's)           | `flex/conv`         | `libtorch/conv`           | `cube/conv`            |
 //! | `conv2d`       | `conv2d` (Burn's)         | `flex/conv2d`       | default                   | default                |
-//! | `decode`       | `decode`                  | `flex/decode`       | default                   | default                |
+//! | `decode`       | `decode`                  | `flex/decode`       | `libtorch/decode`: store  | default                |
 //! | `gate`         | `gate`                    | `flex/gate`         | `libtorch/elementwise`    | `cube/gate`            |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
 //! | `max_pool`     | `max_pool` (Burn's)       | `flex/max_pool`     | default                   | default                |
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
-//! | `rms_rope`     | `rms_rope`: the two       | default             | `libtorch/norm`           | default                |
+//! | `rms_rope`     | `rms_rope`: norm, rope    | default             | `libtorch/norm`           | default                |
 //! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
 //! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
 //! | `exchange`     | `exchange`                | default             | default                   | default                |
 //! | `cotangent`    | `cotangent`               | default             | default                   | default                |
 //!
-//! The files of `flex/` call the functions of `kernels/`, which compute on slices and know no tensors. `expression` writes
-//! formulas over the tensors of any backend, `record` records an operator for the backward pass, and `portable` gives flex
-//! the default kernels, to test them.
+//! The files in `flex/` call the functions in `kernels/`, which compute on slices without tensors. `expression` is the
+//! arithmetic on primitive tensors that composed kernels use, `record` records an operator for the backward pass, and
+//! `portable` makes flex use the composed kernels, to test them.
 
 mod activation;
 mod adam;

@@ -7,13 +7,13 @@ use burn::tensor::{DType, Tensor};
 use super::expression::{Expression, summed_rows};
 use super::record::{Cotangents, record};
 
-/// `(x - mean) / sqrt(var + eps) * gain + shift` over the last axis of `[L, D]`; gain and shift are `[1, D]` or
-/// `[L, D]`. All are f32.
+/// Layer norm over the last axis of `[L, D]`: `(x - mean) / sqrt(var + eps) * gain + shift`; gain and shift are
+/// `[1, D]` or `[L, D]`. All tensors are f32.
 pub fn layer_norm(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64) -> Tensor<2> {
     layer_norm_as(x, gain, shift, eps, DType::F32)
 }
 
-/// As [`layer_norm`], with the result, which is computed in f32, rounded once to `dtype`, f32 or bf16.
+/// Layer norm as [`layer_norm`], computed in f32 and rounded once to `dtype`, f32 or bf16.
 pub fn layer_norm_as(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64, dtype: DType) -> Tensor<2> {
     assert_row_operand("the gain of a layer norm", &gain, &x);
     assert_row_operand("the shift of a layer norm", &shift, &x);
@@ -21,14 +21,14 @@ pub fn layer_norm_as(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64, 
     Tensor::from_dispatch(<Dispatch as NormOps>::fused_layer_norm(x, gain, shift, eps, dtype))
 }
 
-/// `x / sqrt(mean(x^2) + eps) * gain` over the last axis of `[L, D]`. All are f32.
+/// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
     let gain: Tensor<2> = gain.unsqueeze();
     assert_row_operand("the gain of an RMS norm", &gain, &x);
     Tensor::from_dispatch(<Dispatch as NormOps>::fused_rms_norm(x.into_dispatch(), gain.into_dispatch(), eps))
 }
 
-/// Fails unless `operand` has one row, or as many as `x`, of the width of `x`.
+/// Panics unless `operand` has the width of `x`, and one row or the same number of rows.
 pub(super) fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>) {
     let ([rows, width], found) = (x.dims(), operand.dims());
     assert!(
@@ -37,7 +37,7 @@ pub(super) fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>)
     );
 }
 
-/// The norms as the run-time dispatch calls them. A backend implements [`NormKernel`].
+/// Backend dispatch of the norms. A backend implements [`NormKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -58,10 +58,10 @@ pub trait NormOps: Backend {
     fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
 }
 
-/// The norms and their gradients on one backend. A norm with a shift is a layer norm, one without an RMS norm. All is f32
-/// where nothing else is said.
+/// The norms and their gradients on one backend. A norm with a shift is a layer norm, one without an RMS norm.
+/// Everything is f32 unless stated otherwise.
 pub trait NormKernel: Backend {
-    /// The result, and mean and inverse deviation of each row (in the backend's own layout).
+    /// Returns the result, and mean and inverse deviation of each row (in a layout of the backend).
     fn norm_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
@@ -84,7 +84,7 @@ pub trait NormKernel: Backend {
         (y.0, moments.0)
     }
 
-    /// The wanted ones of the gradients of x, gain and shift, each of its operand's shape.
+    /// Returns the gradients of x, gain and shift that are `wanted`, each in the shape of its operand.
     fn norm_backward(
         saved: SavedNorm<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
@@ -93,7 +93,7 @@ pub trait NormKernel: Backend {
         composed_backward::<Self>(saved, d_y, wanted)
     }
 
-    /// [`NormKernel::norm_forward`] of a layer norm, with the result in `dtype`.
+    /// [`NormKernel::norm_forward`] for a layer norm, with the result in `dtype`.
     fn layer_norm_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
@@ -105,7 +105,7 @@ pub trait NormKernel: Backend {
         (Expression::<Self>(y).cast(dtype).0, moments)
     }
 
-    /// [`NormKernel::norm_backward`] of a layer norm, with the cotangent in the dtype of the result.
+    /// [`NormKernel::norm_backward`] for a layer norm, with the cotangent in the dtype of the result.
     fn layer_norm_backward(
         saved: SavedNorm<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
@@ -115,8 +115,8 @@ pub trait NormKernel: Backend {
     }
 }
 
-/// [`NormKernel::norm_backward`] in the operations of any backend; moments are mean and inverse deviation, or the latter
-/// alone where there is no mean.
+/// [`NormKernel::norm_backward`] composed of primitive operations. The moments are mean and inverse deviation, or for
+/// an RMS norm the latter only.
 pub(super) fn composed_backward<B: NormKernel>(
     saved: SavedNorm<FloatTensor<B>>,
     d_y: FloatTensor<B>,
@@ -146,16 +146,16 @@ pub(super) fn composed_backward<B: NormKernel>(
     [d_x, d_gain, d_shift]
 }
 
-/// The values of the forward pass that the backward pass of a norm needs.
+/// The values of the forward pass that the backward pass needs.
 #[derive(Clone, Debug)]
 pub struct SavedNorm<T> {
-    /// The operand.
+    /// The operand x.
     pub x: T,
-    /// `[1, D]` or `[L, D]`.
+    /// The gain, `[1, D]` or `[L, D]`.
     pub gain: T,
-    /// Of each row.
+    /// The moments of each row.
     pub moments: T,
-    /// Whether the mean was taken out too, and if so whether the shift is one row for all.
+    /// Whether the shift of a layer norm has one row; `None` for an RMS norm.
     pub layer: Option<SharedShift>,
     /// Epsilon.
     pub eps: f64,

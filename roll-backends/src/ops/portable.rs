@@ -1,5 +1,5 @@
-//! Flex with the default kernels instead of its own, to test them: other backends use a default kernel where they have no
-//! better one.
+//! Makes flex use the composed kernels instead of its own, to test them: other backends use them wherever they have no
+//! kernel of their own.
 
 use burn::backend::Flex;
 

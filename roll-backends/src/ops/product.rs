@@ -1,7 +1,7 @@
-//! Products of matrices whose sums and results are f32, whatever the operands are.
+//! Matrix products with f32 accumulation and f32 results, whatever the operands are.
 //!
-//! `Tensor::matmul` leaves that to the backend: of bf16 it may round the sums, and on NVIDIA's GPUs CubeCL takes f32 in
-//! TF32, which keeps eleven bits of each operand.
+//! `Tensor::matmul` leaves both to the backend: it may round the sums of bf16 products, and on NVIDIA GPUs CubeCL
+//! computes f32 in TF32, which keeps eleven significant bits per operand.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
@@ -10,13 +10,13 @@ use burn::tensor::{DType, Tensor};
 use super::expression::Expression;
 use super::record::record;
 
-/// `a b` of `[M, K]` and `[K, N]`, both f32: what `Tensor::matmul` is on backends where f32 means f32.
+/// The product `a b` of `[M, K]` and `[K, N]`, all f32. Equals `Tensor::matmul` on backends that compute f32 in f32.
 pub fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     assert_eq!(a.dims()[1], b.dims()[0], "columns and rows of a product of {:?} and {:?}", a.dims(), b.dims());
     Tensor::from_dispatch(<Dispatch as ProductOps>::matrix_product(a.into_dispatch(), b.into_dispatch()))
 }
 
-/// Products as the run-time dispatch calls them. A backend implements [`ProductKernel`].
+/// Backend dispatch of matrix products. A backend implements [`ProductKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -28,9 +28,9 @@ pub trait ProductOps: Backend {
     fn matrix_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// Products of matrices on one backend.
+/// Matrix products on one backend.
 pub trait ProductKernel: Backend {
-    /// `a b` as f32, batched over the leading axes. Both have one dtype, f32 or bf16.
+    /// The product `a b` as f32, batched over the leading axes. Both operands have one dtype, f32 or bf16.
     fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let [a, b] = [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0);
         Self::float_matmul(a, b)

@@ -1,4 +1,4 @@
-//! Recording an operator for the backward pass.
+//! Records operators with their own pullback in Burn's autodiff graph.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::{Autodiff, Backend, tensor::FloatTensor};
 
-/// The gradients of the operands of an operator; `None` for one that is not tracked.
+/// The gradients of the operands of an operator; `None` for operands that are not tracked.
 pub type Cotangents<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
-/// Runs an operator on `operands` and, if one of them is tracked, records it.
+/// Runs an operator on `operands` and records it if one of them is tracked.
 ///
-/// `forward` returns the result and its pullback, a closure that owns the values that the backward pass needs. The pullback
-/// takes the cotangent of the result and which operands are tracked, and returns the gradients of those.
+/// `forward` returns the result and its pullback, a closure that owns the values the backward pass needs. The pullback
+/// takes the cotangent of the result and which operands are tracked, and returns the gradients of those operands.
 pub fn record<B, C, P, const N: usize>(
     operands: [FloatTensor<Autodiff<B, C>>; N],
     forward: impl FnOnce([FloatTensor<B>; N]) -> (FloatTensor<B>, P),
@@ -26,8 +26,8 @@ where
     record_wanted::<B, C, P, N>(operands, |operands, _| forward(operands))
 }
 
-/// As [`record`], for an operator that keeps less, or nothing, where fewer operands are tracked: `forward` is told which
-/// are. The pullback is told the same.
+/// Does what [`record`] does, for operators that save less, or nothing, if fewer operands are tracked: `forward` also
+/// receives which operands are tracked.
 pub fn record_wanted<B, C, P, const N: usize>(
     operands: [FloatTensor<Autodiff<B, C>>; N],
     forward: impl FnOnce([FloatTensor<B>; N], [bool; N]) -> (FloatTensor<B>, P),
@@ -43,13 +43,13 @@ where
     Pullback(pull).prepare::<C>(nodes).compute_bound().stateless(result)
 }
 
-/// Whether a gradient flows to `operand`: Burn says so when an operator of it is prepared, and this one is not finished.
+/// Whether a gradient flows to `operand`. Burn reports this when an operator is prepared; this one is never finished.
 fn is_tracked<B: Backend, C: CheckpointStrategy>(operand: &FloatTensor<Autodiff<B, C>>) -> bool {
     let prepared = Backward::<B, 1>::prepare::<C>(Unfinished, [operand.node()]).compute_bound().stateful();
     matches!(prepared, OpsKind::Tracked(_))
 }
 
-/// An operator that is prepared, and never part of a graph.
+/// An operator that is prepared but never becomes part of a graph.
 #[derive(Debug)]
 struct Unfinished;
 
@@ -59,7 +59,7 @@ impl<B: Backend> Backward<B, 1> for Unfinished {
     fn backward(self, _: Ops<(), 1>, _: &mut Gradients, _: &mut Checkpointer) {}
 }
 
-/// A pullback as Burn's autodiff calls it. The state that Burn could pass separately is owned by the closure.
+/// A pullback, as an operator of Burn's autodiff. Its state is owned by the closure.
 struct Pullback<P>(P);
 
 impl<P> fmt::Debug for Pullback<P> {

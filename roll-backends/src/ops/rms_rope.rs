@@ -1,4 +1,4 @@
-//! RMS norm and rotation of queries and keys, one after the other or at once.
+//! RMS norm followed by rotary position embedding, for queries and keys; fused where a backend has a kernel for it.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
@@ -9,9 +9,9 @@ use super::norm::{NormKernel, SavedNorm, assert_row_operand};
 use super::record::{Cotangents, record};
 use super::rope::{RopeKernel, assert_angles};
 
-/// [`super::rms_norm`] of x `[L, heads * d]` over the whole row with `gain` `[heads * d]`, and then, if `angles` are given,
-/// [`super::rope`] of its heads by the angles whose cosine and sine they are, `[L, d / 2]`. x is f32 or bf16, which the
-/// result is too; all else is f32, and nothing is rounded between the two.
+/// Applies [`super::rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`
+/// (cosine and sine, `[L, d / 2]`) are given, [`super::rope`] to each head. x and the result have one dtype, f32 or
+/// bf16; everything else is f32, and nothing is rounded between the two operators.
 pub fn rms_rope(x: Tensor<2>, gain: Tensor<1>, angles: Option<[Tensor<2>; 2]>, heads: usize, eps: f64) -> Tensor<2> {
     let gain: Tensor<2> = gain.unsqueeze();
     assert_row_operand("the gain of an RMS norm", &gain, &x);
@@ -25,7 +25,7 @@ pub fn rms_rope(x: Tensor<2>, gain: Tensor<1>, angles: Option<[Tensor<2>; 2]>, h
     })
 }
 
-/// The operator as the run-time dispatch calls it. A backend implements [`RmsRopeKernel`].
+/// Backend dispatch of the operator. A backend implements [`RmsRopeKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -47,33 +47,33 @@ pub trait RmsRopeOps: Backend {
     fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
 }
 
-/// A rotation of heads.
+/// The rotation of a call.
 #[derive(Clone, Debug)]
 pub struct Turn<T> {
     /// Cosine and sine of the angles, `[L, d / 2]`.
     pub angles: [T; 2],
-    /// Heads, side by side in each row.
+    /// Number of heads, which lie side by side in each row.
     pub heads: usize,
 }
 
 /// The values of the forward pass that the backward pass needs.
 #[derive(Clone, Debug)]
 pub struct SavedRmsRope<T> {
-    /// The operand.
+    /// The operand x.
     pub x: T,
-    /// `[1, D]`.
+    /// The gain, `[1, D]`.
     pub gain: T,
-    /// Of each row (in the backend's own layout).
+    /// The moments of each row (in a layout of the backend).
     pub moments: T,
-    /// The rotation, if there was one.
+    /// The rotation, if any.
     pub turn: Option<Turn<T>>,
     /// Epsilon.
     pub eps: f64,
 }
 
-/// The norm with its rotation on one backend: by default its kernels of the two.
+/// The fused operator on one backend; by default composed of the backend's norm and rotation.
 pub trait RmsRopeKernel: NormKernel + RopeKernel {
-    /// The result in the dtype of x, and the facts of each row's norm that the backward pass needs.
+    /// Returns the result in the dtype of x, and the moments of each row for the backward pass.
     fn rms_rope_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
@@ -83,7 +83,7 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
         composed_forward::<Self>(x, gain, turn, eps)
     }
 
-    /// The wanted ones of the gradients of x, in its dtype, and of gain. `d_y` has the dtype of x.
+    /// Returns the gradients of x (in its dtype) and gain that are `wanted`. `d_y` has the dtype of x.
     fn rms_rope_backward(
         saved: SavedRmsRope<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
@@ -93,7 +93,7 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
     }
 }
 
-/// [`RmsRopeKernel::rms_rope_forward`] as norm and rotation, one after the other.
+/// [`RmsRopeKernel::rms_rope_forward`] composed of norm and rotation.
 pub(super) fn composed_forward<B: RmsRopeKernel>(
     x: FloatTensor<B>,
     gain: FloatTensor<B>,
@@ -109,7 +109,7 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
     (Expression::<B>(y).cast(dtype).0, moments)
 }
 
-/// [`RmsRopeKernel::rms_rope_backward`] of [`composed_forward`], or of a forward with the same moments.
+/// [`RmsRopeKernel::rms_rope_backward`] for [`composed_forward`], or for a forward pass with the same moments.
 pub(super) fn composed_backward<B: RmsRopeKernel>(
     saved: SavedRmsRope<FloatTensor<B>>,
     d_y: FloatTensor<B>,

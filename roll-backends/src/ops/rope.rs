@@ -7,15 +7,15 @@ use burn::tensor::Tensor;
 use super::expression::Expression;
 use super::record::record;
 
-/// Rotates neighbouring pairs of each head of `x` `[L, heads * d]` by the angles whose cosine and sine are given,
-/// `[L, d / 2]`. The angles are constants: no gradient reaches them.
+/// Rotates adjacent pairs of each head of `x` `[L, heads * d]` by angles with the given cosines and sines,
+/// `[L, d / 2]`. The angles are constants: no gradient reaches them. Panics if the shapes do not match.
 pub fn rope(x: Tensor<2>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tensor<2> {
     assert_angles(&x, &cos, &sin, heads);
     let (x, cos, sin) = (x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
     Tensor::from_dispatch(<Dispatch as RopeOps>::rope(x, cos, sin, heads))
 }
 
-/// Fails unless cosine and sine fit `heads` heads in each row of `x`.
+/// Panics unless cosine and sine match `heads` heads in each row of `x`.
 pub(super) fn assert_angles(x: &Tensor<2>, cos: &Tensor<2>, sin: &Tensor<2>, heads: usize) {
     let [rows, channels] = x.dims();
     let half = channels / heads.max(1) / 2;
@@ -28,7 +28,7 @@ pub(super) fn assert_angles(x: &Tensor<2>, cos: &Tensor<2>, sin: &Tensor<2>, hea
     );
 }
 
-/// The rotation as the run-time dispatch calls it. A backend implements [`RopeKernel`].
+/// Backend dispatch of the rotation. A backend implements [`RopeKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -42,7 +42,8 @@ pub trait RopeOps: Backend {
 
 /// The rotation on one backend.
 pub trait RopeKernel: Backend {
-    /// Rotates by the angles, given as cosine and sine, or `back` by minus the angles, which is also the gradient.
+    /// Rotates by angles given as cosine and sine or, if `back`, by minus the angles. The gradient of a rotation is the
+    /// inverse rotation.
     fn rotate(x: FloatTensor<Self>, angles: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
         let x = Expression::<Self>(x);
         let [rows, channels] = x.dims();

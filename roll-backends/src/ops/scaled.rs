@@ -1,4 +1,4 @@
-//! Linear layers whose weight stays in eight bits.
+//! Linear layers with eight-bit weights.
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -11,14 +11,14 @@ use super::product::ProductKernel;
 use super::record::record;
 use crate::ScaledMatrix;
 
-/// Numbers that are widened at a time.
+/// Elements that are decoded at a time.
 const PANEL: usize = 1 << 24;
 
-/// `x W^T + b` as [`super::linear`], of a frozen weight in eight bits: x `[L, in]`, weight `[out, in]`, bias `[out]`.
-/// Gradients of x and of the bias flow. The result is f32.
+/// Returns `x W^T + b` as f32 for a frozen eight-bit weight: x `[L, in]`, weight `[out, in]`, bias `[out]`, result
+/// `[L, out]`. Differentiable in x and the bias.
 ///
-/// The product is taken in the dtype of x, f32 or bf16 (on flex in f32 either way). Nothing is lost when the codes are
-/// widened to it, part by part; the scales are factors of the result's columns, and of the cotangent's in the pull.
+/// The product is taken in the dtype of x, f32 or bf16 (on flex always in f32). Codes are decoded to that dtype part by
+/// part, which is exact. The scales multiply the columns of the result, and of the cotangent in the backward pass.
 pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, *weight.shape(), bias);
     let ScaledMatrix { codes, table, scales, .. } = weight.clone();
@@ -27,7 +27,7 @@ pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>
     Tensor::from_dispatch(<Dispatch as ScaledOps>::linear_scaled(x, bias, codes, table, scales))
 }
 
-/// The layer as the run-time dispatch calls it. A backend implements [`ScaledKernel`].
+/// Backend dispatch of the layer. A backend implements [`ScaledKernel`].
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     LibTorch: cfg(feature = "libtorch"),
@@ -45,13 +45,13 @@ pub trait ScaledOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// A matrix in eight bits as a backend has it: see [`ScaledMatrix`].
+/// An eight-bit matrix in a backend's primitives; see [`ScaledMatrix`].
 pub struct Scaled<B: Backend> {
-    /// `[out, in]`.
+    /// The codes, `[out, in]`.
     pub codes: IntTensor<B>,
-    /// `[256]`.
+    /// The number of each code, `[256]`.
     pub table: FloatTensor<B>,
-    /// `[out]`.
+    /// The scale of each row, `[out]`.
     pub scales: FloatTensor<B>,
 }
 
@@ -62,13 +62,13 @@ pub trait ScaledKernel: ProductKernel {
         forward_by_panels(x, bias, weight, PANEL)
     }
 
-    /// The cotangent of x, in `dtype`, in which the product is taken too.
+    /// The cotangent of x. The product and the result are in `dtype`.
     fn scaled_backward(d_y: FloatTensor<Self>, weight: &Scaled<Self>, dtype: DType) -> FloatTensor<Self> {
         backward_by_panels(d_y, weight, dtype, PANEL)
     }
 }
 
-/// [`ScaledKernel::scaled_forward`], with `panel` numbers widened at a time.
+/// [`ScaledKernel::scaled_forward`] by panels of `panel` elements.
 pub(super) fn forward_by_panels<B: ProductKernel>(
     x: FloatTensor<B>,
     bias: FloatTensor<B>,
@@ -85,7 +85,7 @@ pub(super) fn forward_by_panels<B: ProductKernel>(
     (y * weight.factors() + Expression(bias).reshape([1, outputs])).0
 }
 
-/// [`ScaledKernel::scaled_backward`], with `panel` numbers widened at a time.
+/// [`ScaledKernel::scaled_backward`] by panels of `panel` elements.
 pub(super) fn backward_by_panels<B: ProductKernel>(
     d_y: FloatTensor<B>,
     weight: &Scaled<B>,
@@ -114,7 +114,7 @@ impl<B: Backend> Scaled<B> {
         Expression::<B>(self.scales.clone()).reshape([1, outputs])
     }
 
-    /// The numbers of some rows and columns, without the scales.
+    /// Decodes some rows and columns, without the scales.
     fn widened(&self, part: [std::ops::Range<usize>; 2], dtype: DType) -> Expression<B> {
         let shape = part.each_ref().map(|range| range.len());
         let codes = B::int_slice(self.codes.clone(), &part.map(Slice::from));

@@ -1,8 +1,8 @@
-//! Scaled dot-product attention in the operations of any backend, forward and backward, some heads and a block of query
-//! rows at a time. The scores of one block exist at a time; the backward computes them again.
+//! Blockwise scaled dot-product attention composed of primitive operations, forward and backward: some heads and a
+//! block of query rows at a time. Only the scores of one block exist at a time; the backward pass recomputes them.
 //!
-//! Scores, probabilities and sums are f32, whatever the operands are: rounded to bf16, scores of ten are off by four
-//! percent in the probabilities. Factors of products have the dtype of the operands.
+//! Scores, probabilities and sums are f32 whatever the operands are: rounding a score of ten to bf16 changes its
+//! probability by four percent. Operands of products have the dtype of q, k and v.
 
 use std::ops::Range;
 
@@ -14,19 +14,19 @@ use super::expression::Expression;
 use super::product::ProductKernel;
 use super::record::Cotangents;
 
-/// Scores of one block: 64 MiB. There are a few temporaries of this size.
+/// Scores of one block (64 MiB). A few temporaries have the same size.
 const BLOCK_SCORES: usize = 1 << 24;
-/// Rows that a block has at least, as long as several heads could be taken at once instead.
+/// Minimum number of rows of a block, before it takes more heads.
 const ROWS: usize = 128;
-/// Bias that hides a score: its exponential is 0 beside any other.
+/// Bias of masked scores: their exponential is 0 relative to any other.
 const HIDDEN: f32 = -1e30;
-/// The sum of a row that sees no key.
+/// Lower bound of the sum of a row, which is 0 if the row attends to no key.
 const NO_SUM: f64 = 1e-30;
 
-/// One operand or result of a call, head by head: `[heads, rows, width]`.
+/// An operand or result of a call, head by head: `[heads, rows, width]`.
 type Heads<B> = Expression<B>;
 
-/// Sizes of a call and how it is cut.
+/// The sizes of a call and how it is divided into blocks.
 struct Tiling {
     heads: usize,
     width: usize,
@@ -72,14 +72,14 @@ impl Tiling {
         pieces(self.queries, self.rows_at_once)
     }
 
-    /// `[rows, heads * width]` as `[heads, rows, width]`.
+    /// Reshapes `[rows, heads * width]` to `[heads, rows, width]`.
     fn by_head<B: ProductKernel>(&self, x: FloatTensor<B>) -> Heads<B> {
         let x = Expression::<B>(x);
         let [rows, _] = x.dims::<2>();
         x.reshape([rows, self.heads, self.width]).swap(0, 1)
     }
 
-    /// The reverse, as `dtype`.
+    /// Undoes [`Tiling::by_head`] and casts to `dtype`.
     fn together<B: ProductKernel>(&self, x: Heads<B>, dtype: DType) -> FloatTensor<B> {
         let [_, rows, _] = x.dims::<3>();
         x.swap(0, 1).reshape([rows, self.heads * self.width]).cast(dtype).0
@@ -102,7 +102,8 @@ impl Tiling {
         }
     }
 
-    /// One where the query sees the key, zero elsewhere, `[1, rows, keys]`; `None` where every one sees all.
+    /// The mask, `[1, rows, keys]`: 1 if the query attends to the key, else 0. `None` if every query attends to all
+    /// keys.
     fn mask<B: ProductKernel>(&self, beside: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
         let visible = |query: usize| (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys);
         if !self.causal || (visible(rows.start) == self.keys && self.keys <= self.window) {
@@ -122,12 +123,12 @@ fn pieces(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..total).step_by(size).map(move |start| start..(start + size).min(total))
 }
 
-/// The softmax of some rows of scores before it is divided.
+/// The unnormalised softmax of some rows of scores.
 struct Softmax<B: ProductKernel> {
     exponentials: Heads<B>,
     /// The largest score of each row.
     max: Heads<B>,
-    /// One over the sum of its exponentials.
+    /// The reciprocal of the sum of each row's exponentials.
     inverse: Heads<B>,
 }
 
@@ -147,7 +148,8 @@ fn times<B: ProductKernel>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
     }
 }
 
-/// The attended values, and of each row the largest score and one over the sum of exponentials, `[heads, Lq, 2]`.
+/// Returns the attended values and, per row, the largest score and the reciprocal of the sum of exponentials,
+/// `[heads, Lq, 2]`.
 pub fn forward<B: ProductKernel>(
     [q, k, v]: [FloatTensor<B>; 3],
     call: AttentionCall,
@@ -185,8 +187,8 @@ fn run<B: ProductKernel>(
     (tiling.together(Expression::cat(outs, 0), dtype), Expression::cat(softmaxes, 0).0)
 }
 
-/// The wanted ones of the gradients of q, k and v. `softmax` as [`forward`] returns it, or empty: then it is found again
-/// from the scores, which are computed anyway.
+/// Returns the gradients of q, k and v that are `wanted`. `softmax` is what [`forward`] returned, or empty: then it is
+/// recomputed from the scores, which are computed anyway.
 pub fn backward<B: ProductKernel>(
     [q, k, v]: [FloatTensor<B>; 3],
     out: FloatTensor<B>,
@@ -225,7 +227,7 @@ fn pull<B: ProductKernel>(
             let of = |x: &Heads<B>| of(x).narrow(1, rows.clone());
             let (q, d_out) = (of(&q), of(&d_out));
             let (scores, seen) = tiling.scores(&q, &k, &rows);
-            // Slope of the scores' bound. A hidden one has any finite slope: its probability is 0.
+            // Derivative of the soft cap. For a masked score it only has to be finite, because the probability is 0.
             let slope = tiling.softcap.map(|cap| (scores.clone() * (1.0 / cap)).within(1.0).squared() * -1.0 + 1.0);
             let p = match softmax.as_ref().map(of) {
                 Some(softmax) => {
@@ -259,7 +261,7 @@ fn pull<B: ProductKernel>(
     [dq, dk, dv].map(|heads| (!heads.is_empty()).then(|| tiling.together(Expression::cat(heads, 0), dtype)))
 }
 
-/// Adds to the one element of `sum`, or makes it.
+/// Adds `part` to the only element of `sum`, or inserts it.
 fn accumulate<B: ProductKernel>(sum: &mut Vec<Heads<B>>, part: Heads<B>) {
     match sum.pop() {
         Some(before) => sum.push(before + part),

@@ -1,4 +1,4 @@
-//! AdamW.
+//! AdamW on flat f32 slices in host memory.
 
 mod narrow;
 
@@ -23,10 +23,11 @@ pub enum AdamRule {
 
 /// AdamW with decoupled weight decay and bias correction.
 ///
-/// Moments in bf16 are widened, updated in f32 as always, and rounded *at random* to one of their two neighbours, so that
-/// the mean is right. Rounding to the nearest would lose the second moment: an update moves it by `1 - beta_2 = 0.1 %`,
-/// half a step of bf16 is 0.2 to 0.4 %, so that it would never fall again. The draw is a hash of the number of the update
-/// and of the parameter's place in the flat layout: the same on any number of threads and ranks, and after a resume.
+/// Moments in bf16 are widened, updated in f32 as always, and rounded *at random* to one of their two neighbours, so
+/// that the mean is right. Rounding to the nearest would lose the second moment: an update moves it by `1 - beta_2 =
+/// 0.1 %`, half a step of bf16 is 0.2 to 0.4 %, so that it would never fall again. The draw is a hash of the number of
+/// the update and of the parameter's place in the flat layout: the same on any number of threads and ranks, and after a
+/// resume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     betas: [f64; 2],
@@ -113,8 +114,8 @@ impl AdamW {
             .for_each(|(i, ((p, g), (m, v)))| update(c, p, g, m, v, draws.from(i * BLOCK)));
     }
 
-    /// The numbers of update number `step`, from 1 on, for an update elsewhere ([`roll_core::DeviceUpdates`]); `scale` are
-    /// factors of the gradient, which the other methods take scaled.
+    /// The numbers of update number `step`, from 1 on, for an update elsewhere ([`roll_core::DeviceUpdates`]); `scale`
+    /// are factors of the gradient, which the other methods take scaled.
     pub fn coefficients(&self, step: u64, learning_rate: f64, scale: [f64; 2]) -> AdamUpdate {
         let [b1, b2] = self.betas;
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
@@ -140,8 +141,8 @@ fn update_deepspeed(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: 
     widest::<true>(c, p, g, m, v);
 }
 
-/// The loop, compiled for the widest registers that the processor has. Every width gives the same bits: the compiler
-/// fuses no product with a sum.
+/// Runs the loop compiled for the widest registers of the processor. All versions have the same bits, because the
+/// compiler does not contract products and sums to FMA.
 fn widest<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -157,7 +158,7 @@ fn widest<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &m
     update_block::<DEEPSPEED>(c, p, g, m, v);
 }
 
-/// Branch-free over slices of one length, so that the compiler vectorises it.
+/// Branch-free over slices of one length, so that the compiler vectorises the loop.
 #[inline(always)]
 fn update_block<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
@@ -165,7 +166,7 @@ fn update_block<const DEEPSPEED: bool>(c: &AdamUpdate, p: &mut [f32], g: &[f32],
     }
 }
 
-/// Parameter and moments of one element after an update.
+/// Returns parameter and moments of one element after an update.
 #[inline(always)]
 fn updated<const DEEPSPEED: bool>(c: &AdamUpdate, p: f32, g: f32, m: f32, v: f32) -> (f32, f32, f32) {
     let decayed = if DEEPSPEED { p - c.decay * p } else { p * c.keep };

@@ -1,17 +1,17 @@
-//! Clipping by global norm.
+//! Gradient clipping by global norm.
 
 use rayon::prelude::*;
 
 use super::BLOCK;
 
-/// Sum of squares, in f64: blocks of a fixed size, added up in order. Squares of f32 cannot overflow it, so it is
-/// finite exactly when every value is.
+/// The sum of squares in f64, over blocks of a fixed size, added in order. Squares of f32 cannot overflow f64, so the
+/// sum is finite exactly if every value is.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
     let blocks: Vec<f64> = values.par_chunks(BLOCK).map(block_sum).collect();
     blocks.iter().sum()
 }
 
-/// Eight partial sums, so that the compiler vectorises it.
+/// Sums with eight accumulators, so that the compiler vectorises the loop.
 fn block_sum(block: &[f32]) -> f64 {
     let mut lanes = [0f64; 8];
     let (eights, rest) = block.as_chunks::<8>();
@@ -23,13 +23,13 @@ fn block_sum(block: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>()
 }
 
-/// Euclidean norm.
+/// The Euclidean norm.
 pub fn norm(values: &[f32]) -> f64 {
     sum_of_squares(values).sqrt()
 }
 
-/// The factor of clipping for a gradient of norm `norm`: `min(1, max_norm / (norm + 1e-6))` as in PyTorch; 1 when
-/// `max_norm` is 0 (clipping is off).
+/// The clipping factor for a gradient of norm `norm`: `min(1, max_norm / (norm + 1e-6))` as in PyTorch; 1 if `max_norm`
+/// is 0 (clipping is off).
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
 }

@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-/// Shape of a schedule; the names of `lr_scheduler_type`.
+/// Shape of the learning-rate schedule, with the names of `lr_scheduler_type` in transformers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedulerType {
@@ -11,34 +11,35 @@ pub enum LrSchedulerType {
     Constant,
     /// Linear warm-up, then the base rate.
     ConstantWithWarmup,
-    /// Linear warm-up, then linear to 0 at the last step.
+    /// Linear warm-up, then a linear decay to 0 at the last step.
     Linear,
-    /// Linear warm-up, then half a cosine to 0 at the last step.
+    /// Linear warm-up, then half a cosine wave to 0 at the last step.
     Cosine,
-    /// Linear warm-up, then `num_cycles` times half a cosine, each from the base rate to 0.
+    /// Linear warm-up, then `num_cycles` half cosine waves, each from the base rate to 0.
     CosineWithRestarts,
-    /// Linear warm-up, then from the base rate to `lr_end`, by the share of steps that is left to the power `power`.
+    /// Linear warm-up, then a polynomial decay from the base rate to `lr_end`: the remaining fraction of steps to the
+    /// power `power`.
     Polynomial,
-    /// Linear warm-up, then by one over the square root of the step, with no end: to a half after three times
-    /// `timescale`.
+    /// Linear warm-up, then a decay by the inverse square root of the step, which never reaches 0: half the base rate
+    /// after three times `timescale`.
     InverseSqrt,
 }
 
-/// Options of schedules; each is for those that its documentation names.
+/// Options of schedules; each applies only to the schedules that its documentation names.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerOptions {
-    /// Cycles after the warm-up: of `cosine` whole waves, half a one by default; of `cosine_with_restarts` falls, one by
-    /// default, which makes it `cosine`.
+    /// Number of cycles after the warm-up. `cosine` counts whole waves (default 0.5); `cosine_with_restarts` counts
+    /// decays to 0 (default 1, which equals `cosine`).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub num_cycles: Option<f64>,
-    /// Power of `polynomial`: 1 is a line.
+    /// Power of `polynomial`; 1 is linear.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub power: f64,
-    /// Learning rate at the end of `polynomial`; below the highest.
+    /// Learning rate at the end of `polynomial`; less than the base rate.
     #[schemars(range(min = 0))]
     pub lr_end: f64,
-    /// Steps that `inverse_sqrt` counts by. `null`: those of the warm-up, or 10000 without one.
+    /// Timescale of `inverse_sqrt`, in steps. `null`: the warm-up steps, or 10000 without warm-up.
     #[schemars(range(min = 1))]
     pub timescale: Option<u64>,
 }
@@ -49,10 +50,10 @@ impl Default for LrSchedulerOptions {
     }
 }
 
-/// Steps that an inverse square root counts by where nothing else says.
+/// Default timescale of `inverse_sqrt` without warm-up, in steps.
 const TIMESCALE: u64 = 10_000;
 
-/// Learning rate by optimizer step.
+/// The learning rate as a function of the optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LrSchedule {
     shape: LrSchedulerType,
@@ -63,8 +64,8 @@ pub struct LrSchedule {
 }
 
 impl LrSchedule {
-    /// `total_steps` counts optimizer updates of the whole run, warm-up included. Warns when `warmup_steps` has no
-    /// effect.
+    /// Creates a schedule. `total_steps` counts the optimizer updates of the whole run, warm-up included. Logs a
+    /// warning if `warmup_steps` has no effect.
     pub fn new(shape: LrSchedulerType, base: f64, warmup_steps: u64, total_steps: u64) -> Self {
         if shape == LrSchedulerType::Constant && warmup_steps > 0 {
             tracing::warn!(
@@ -75,13 +76,13 @@ impl LrSchedule {
         Self { shape, base, warmup_steps, total_steps, options: LrSchedulerOptions::default() }
     }
 
-    /// The same with these options.
+    /// Returns the schedule with other options.
     pub fn with_options(self, options: LrSchedulerOptions) -> Self {
         Self { options, ..self }
     }
 
-    /// The rate that update `step`, from 0, uses. With warm-up the first is 0. Beyond `total_steps` a linear schedule
-    /// stays at 0 and a cosine rises again, as in the reference.
+    /// The learning rate of update `step`, counted from 0. With warm-up the first is 0. Beyond `total_steps` a linear
+    /// schedule stays at 0 and a cosine rises again, as in transformers.
     pub fn at(&self, step: u64) -> f64 {
         let (step, warmup, total) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
         let remaining = (total - warmup).max(1.0);
@@ -110,7 +111,7 @@ impl LrSchedule {
     }
 }
 
-/// From 1 at 0 to 0 at 1, and back.
+/// Half a cosine wave: 1 at 0, 0 at 1, 1 at 2.
 fn half_wave(progress: f64) -> f64 {
     (0.5 * (1.0 + (PI * progress).cos())).max(0.0)
 }
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// `rates[i]` at `steps[i]`, to the digits that were derived.
+    /// Asserts the learning rate at each given step.
     fn follows(schedule: LrSchedule, expected: &[(u64, f64)]) {
         for &(step, rate) in expected {
             assert!(
@@ -144,14 +145,15 @@ mod tests {
         }
     }
 
-    // By hand from transformers' formulas, with base rate 2, 10 steps of warm-up and 50 steps in all.
+    // Expected values are computed by hand from transformers' formulas, for base rate 2, 10 steps of warm-up and 50
+    // steps in all.
     #[test]
     fn restarts_fall_from_the_base_rate_to_zero_in_each_cycle() {
         let restarts = LrSchedule::new(LrSchedulerType::CosineWithRestarts, 2.0, 10, 50);
-        // One cycle: cos(pi / 4) = 0.7071..., cos(pi / 2) = 0.
+        // One cycle; cos(pi / 4) = 0.7071..., cos(pi / 2) = 0.
         follows(restarts.clone(), &[(5, 1.0), (10, 2.0), (20, 1.0 + 0.5_f64.sqrt()), (30, 1.0), (50, 0.0), (60, 0.0)]);
         let two = LrSchedulerOptions { num_cycles: Some(2.0), ..LrSchedulerOptions::default() };
-        // Two: the second begins at step 30.
+        // Two cycles; the second begins at step 30.
         follows(restarts.with_options(two), &[(10, 2.0), (20, 1.0), (30, 2.0), (40, 1.0), (50, 0.0)]);
     }
 
@@ -166,7 +168,7 @@ mod tests {
     fn a_polynomial_falls_to_its_end_and_stays_there() {
         let options = |power, lr_end| LrSchedulerOptions { power, lr_end, ..LrSchedulerOptions::default() };
         let polynomial = LrSchedule::new(LrSchedulerType::Polynomial, 2.0, 10, 50);
-        // Power 2 to 1: half the way is (2 - 1) * 0.25 + 1.
+        // Power 2 and end 1: halfway the rate is (2 - 1) * 0.25 + 1.
         let square = polynomial.clone().with_options(options(2.0, 1.0));
         follows(square, &[(5, 1.0), (10, 2.0), (20, 1.5625), (30, 1.25), (50, 1.0), (60, 1.0)]);
         follows(polynomial, &[(30, 1.0 + 0.5e-7), (50, 1e-7)]);
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn an_inverse_square_root_is_a_half_after_three_times_its_timescale() {
         let root = LrSchedule::new(LrSchedulerType::InverseSqrt, 2.0, 10, 50);
-        // The warm-up is its timescale: sqrt(10 / 40).
+        // The timescale is the warm-up: sqrt(10 / 40).
         follows(root.clone(), &[(5, 1.0), (10, 2.0), (40, 1.0), (90, 2.0 / 3.0)]);
         let slow = LrSchedulerOptions { timescale: Some(20), ..LrSchedulerOptions::default() };
         follows(root.with_options(slow), &[(10, 2.0), (70, 1.0)]);

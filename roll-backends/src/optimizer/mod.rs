@@ -1,7 +1,7 @@
-//! Optimizers on flat f32 slices in host memory, gradient clipping, learning-rate schedules.
+//! Optimizers on flat f32 slices in host memory, gradient clipping and learning-rate schedules.
 //!
-//! Everything here gives the same bits for any number of threads: updates are element by element, and sums are taken
-//! over blocks of a fixed size in a fixed order.
+//! All results are bit-identical for any number of threads: updates are elementwise, and sums run over blocks of a
+//! fixed size in a fixed order.
 
 mod adamw;
 mod clip;
@@ -13,5 +13,5 @@ pub use clip::{clear, clip_coefficient, norm, scale, sum_of_squares};
 pub use lr_schedule::{LrSchedule, LrSchedulerOptions, LrSchedulerType};
 pub use moments::{Moment, Moments};
 
-/// Elements that one thread takes at a time. Part of the definition of [`norm`]: another size rounds otherwise.
+/// Elements per block. Part of the definition of [`norm`]: another size rounds differently.
 const BLOCK: usize = 1 << 14;

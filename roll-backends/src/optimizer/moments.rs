@@ -9,9 +9,9 @@ use half::bf16;
 pub struct Moments {
     /// Running mean of the gradient.
     pub exp_avg: Moment,
-    /// Running mean of its square; of the same dtype.
+    /// Running mean of the squared gradient; of the same dtype.
     pub exp_avg_sq: Moment,
-    /// Updates so far.
+    /// Number of updates so far.
     pub step: u64,
 }
 
@@ -51,7 +51,7 @@ impl Moments {
         self.exp_avg.len()
     }
 
-    /// Whether they are of no parameters.
+    /// Whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -66,7 +66,7 @@ impl Moment {
         }
     }
 
-    /// Whether it is of no parameters.
+    /// Whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,4 +1,4 @@
-//! Collectives that overlap with computation, even where ranks reach them at different times or not at all.
+//! Collectives that overlap with computation, even if ranks reach them at different times or not at all.
 //!
 //! ```text
 //!                            time ->
@@ -10,15 +10,15 @@
 //!          communication  | shard    | shard    |          | shard     | zeros     | zeros     | all_reduce
 //! ```
 //!
-//! Sharded weights are gathered block by block while a network runs, and gradients are reduced bucket by bucket while a
-//! pull runs. Ranks do not do this in lockstep: above, rank 2 has a sample less. A bare collective would wait for it for
-//! ever. Therefore an exchange of twelve bytes per rank precedes each collective, in which every rank names the work that
-//! it wants next. All ranks do the work that the lowest rank with a wish wants; a rank that wants other work, or none,
-//! contributes the shard that it keeps for the others, or zeros. A rank that reaches a collective of the algorithm serves
-//! the others until all have reached it.
+//! Sharded weights are all-gathered block by block while a network runs, and gradients are reduced bucket by bucket
+//! during the backward pass ("pull"). Ranks do not do this in lockstep: above, rank 2 has one sample less, and a plain
+//! collective would wait for it for ever. Each collective is therefore preceded by an exchange of twelve bytes per
+//! rank, in which every rank names the work that it requests next. All ranks then do the work that the lowest
+//! requesting rank names. A rank that requested other work, or none, contributes the shard that it stores, or zeros. A
+//! rank that reaches a collective of the algorithm serves the other ranks until all have reached it.
 //!
-//! Background work ([`OverlappedRanks::begin`]) is done by one thread, in the order in which it was begun. The order of a
-//! rank's wishes, and so the order of every sum, does not depend on when the thread gets to them.
+//! Background work ([`OverlappedRanks::begin`]) is done by one thread, in the order in which it was queued. The order
+//! of a rank's requests, and so the order of every sum, does not depend on timing.
 
 mod thread;
 
@@ -31,45 +31,45 @@ use roll_core::{Communicator, Error, Rank, Result};
 pub use thread::Then;
 use thread::{Queue, Waiting};
 
-/// One kind of work that all ranks do together when one of them wants it.
+/// A kind of work that all ranks do together when any of them requests it.
 pub trait Service: Send + Sync {
-    /// Does the work that `what` names, with every rank. `offer` is this rank's contribution, if it is one of those
-    /// that wanted it; the result is for those. Called on all ranks with the same `what`.
+    /// Does the work that `what` names, with every rank; called on all ranks with the same `what`. `offer` is this
+    /// rank's contribution if it requested the work, else `None`. The result is used on requesting ranks only.
     fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>>;
 }
 
-/// The ranks of a job, and the services that they do for one another.
+/// The ranks of a job, with the services that they do for one another.
 ///
-/// As a [`Communicator`] it first waits until every rank has reached the same collective, and serves the ranks that have
-/// not.
+/// As a [`Communicator`], waits until every rank has reached the same collective, and serves the requests of the ranks
+/// that have not.
 pub struct OverlappedRanks {
     line: Arc<Line>,
     queue: Arc<Queue>,
     overlap: AtomicBool,
 }
 
-/// The collectives of a rank, one after the other; shared with the thread.
+/// The sequence of collectives of a rank; shared with the background thread.
 struct Line {
     ranks: Arc<dyn Communicator>,
     services: Mutex<Vec<Arc<dyn Service>>>,
-    /// One thread of a rank asks at a time.
+    /// Serialises the requests of a rank's threads.
     turn: Mutex<()>,
 }
 
-/// A rank's next wish: a service, from 1, and its operand; 0 is nothing.
+/// A rank's next request: a service (from 1 on) and its two operands. Service 0 means no request.
 type Wish = [u32; 3];
 
 const NOTHING: Wish = [0; 3];
 
 impl OverlappedRanks {
-    /// The overlapped ranks over `ranks`. On one rank, calls with the same communicator give the same object, because all
-    /// collectives of a rank must have one order.
+    /// Returns the overlapped ranks over `ranks`. Calls with the same communicator return the same object, because all
+    /// collectives of a rank must have one order. A single rank gets a new object per call.
     pub fn of(ranks: Arc<dyn Communicator>) -> Arc<Self> {
         static KNOWN: Mutex<Vec<Weak<OverlappedRanks>>> = Mutex::new(Vec::new());
         let mut known = lock(&KNOWN);
         known.retain(|overlapped| overlapped.strong_count() > 0);
         let same = |other: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&other.line.ranks), Arc::as_ptr(&ranks));
-        // A single rank waits for no other; sharing would only mix up jobs that have nothing to do with each other.
+        // A single rank waits for no other; sharing would only mix unrelated jobs.
         if ranks.world_size() > 1
             && let Some(overlapped) = known.iter().filter_map(Weak::upgrade).find(same)
         {
@@ -81,31 +81,32 @@ impl OverlappedRanks {
         overlapped
     }
 
-    /// Adds a service, in the same order on every rank, and gives its number.
+    /// Registers a service and returns its number. Must be called in the same order on every rank.
     pub fn offer(&self, service: Arc<dyn Service>) -> u32 {
         let mut services = lock(&self.line.services);
         services.push(service);
         services.len() as u32
     }
 
-    /// Whether work is done in the background: there are several ranks, and overlap is on.
+    /// Whether work is done in the background: overlap is on and there are several ranks.
     pub fn overlaps(&self) -> bool {
         self.world_size() > 1 && self.overlap.load(Ordering::Relaxed)
     }
 
-    /// Turns background work on or off. Results have the same bits either way.
+    /// Turns background work on or off. Results are bit-identical either way.
     pub fn set_overlap(&self, overlap: bool) {
         self.overlap.store(overlap, Ordering::Relaxed);
     }
 
-    /// Does `what` of the service `number` together with the other ranks, after their wishes before it.
+    /// Does `what` of service `number` together with the other ranks, after the requests that precede it, and waits for
+    /// the result.
     pub fn ask(&self, number: u32, what: [u32; 2], offer: &[f32]) -> Result<Vec<f32>> {
         self.queue.idle()?;
         self.line.ask([number, what[0], what[1]], offer)
     }
 
-    /// As [`OverlappedRanks::ask`], in the background and after everything that was begun before; `then` gets the result, on
-    /// the background thread. Without `then`, an error comes out of the next call. Blocks while the queue is full.
+    /// Queues the work that [`OverlappedRanks::ask`] does, behind everything queued before. `then` receives the result,
+    /// on the background thread. Without `then`, an error is returned by the next call. Blocks while the queue is full.
     pub fn begin(&self, number: u32, what: [u32; 2], offer: Vec<f32>, then: Option<Then>) -> Result<()> {
         let waiting = Waiting { wish: [number, what[0], what[1]], offer, then };
         if self.overlaps() {
@@ -123,12 +124,12 @@ impl OverlappedRanks {
         }
     }
 
-    /// Serves the other ranks until no rank wants anything.
+    /// Serves the other ranks until no rank has a request.
     pub fn settle(&self) -> Result<()> {
         self.settled(|_| Ok(()))
     }
 
-    /// Runs a collective when all ranks have come to it.
+    /// Runs a collective once all ranks have reached it.
     fn settled<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
         self.queue.idle()?;
         let line = self.line.as_ref();
@@ -167,7 +168,7 @@ impl Line {
         }
     }
 
-    /// The next work of all ranks, given this one's wish.
+    /// Returns the next work of all ranks, given this rank's request.
     fn next(&self, wish: Wish) -> Result<Wish> {
         let mut all = vec![0f32; wish.len() * self.ranks.world_size()];
         self.ranks.all_gather(&wish.map(f32::from_bits), &mut all)?;
@@ -223,7 +224,7 @@ impl Communicator for OverlappedRanks {
     }
 }
 
-/// A poisoned lock is taken anyway: the data behind these locks is complete at every moment.
+/// Locks a mutex, even if it is poisoned: the data is consistent at every moment.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -237,7 +238,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Adds up the offers under each name.
+    /// A service that sums the offers under each name.
     #[derive(Default)]
     struct Sums(Mutex<[f32; 4]>);
 

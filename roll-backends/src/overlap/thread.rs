@@ -1,4 +1,4 @@
-//! The thread that does a rank's collectives in the background.
+//! The background thread that runs a rank's collectives.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,20 +8,20 @@ use roll_core::{Error, Result};
 
 use super::{Line, Wish};
 
-/// Values in the queue above which [`Queue::push`] blocks. One offer may always wait, however large.
+/// Number of queued values above which [`Queue::push`] blocks. A single offer is always accepted, however large.
 const ROOM: usize = 1 << 24;
 
-/// Takes a result, on the background thread.
+/// A callback that receives a result, on the background thread.
 pub type Then = Box<dyn FnOnce(Result<Vec<f32>>) + Send>;
 
-/// One thing to do.
+/// A queued request.
 pub(super) struct Waiting {
     pub(super) wish: Wish,
     pub(super) offer: Vec<f32>,
     pub(super) then: Option<Then>,
 }
 
-/// The work that waits, first come first served.
+/// The queue of requests, first in, first out.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -31,9 +31,9 @@ pub(super) struct Queue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Waiting>,
-    /// Values of the offers that wait.
+    /// Number of values in the queued offers.
     values: usize,
-    /// Whether something is being done.
+    /// Whether a request is in progress.
     working: bool,
     /// Whether the thread was started.
     started: bool,
@@ -43,7 +43,8 @@ struct State {
 }
 
 impl Queue {
-    /// Adds something, when there is room for it. Starts the thread with the first.
+    /// Queues a request; blocks while there is no room. Starts the thread at the first request. Fails with an earlier
+    /// error of work without a [`Then`].
     pub(super) fn push(self: &Arc<Self>, line: &Arc<Line>, waiting: Waiting) -> Result<()> {
         let mut state = self.lock();
         while !state.waiting.is_empty() && state.values + waiting.offer.len() > ROOM {
@@ -66,7 +67,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until everything is done. Fails with the first error of work without a [`Then`].
+    /// Waits until the queue is empty and no request is in progress. Fails with the first error of work without a
+    /// [`Then`].
     pub(super) fn idle(&self) -> Result<()> {
         let mut state = self.lock();
         while state.working || !state.waiting.is_empty() {
@@ -75,8 +77,8 @@ impl Queue {
         state.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Stops the thread after its current request. Pending requests are dropped, and with them their [`Then`]: a receiver
-    /// whose sender it owns gets an error.
+    /// Stops the thread after its current request. Queued requests are dropped, and with them their [`Then`], so that a
+    /// receiver on a channel of theirs gets an error.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -113,7 +115,7 @@ impl Queue {
             state = self.lock();
             state.working = false;
             state.values = state.values.saturating_sub(values);
-            // The first error says why; those after it only that the job is over.
+            // The first error is the cause; later ones only report that the job is over.
             if state.failed.is_none() {
                 state.failed = left;
             }
@@ -121,7 +123,7 @@ impl Queue {
         }
     }
 
-    /// A poisoned lock is taken anyway: the state behind it is complete at every moment.
+    /// Locks the state, even if it is poisoned: it is consistent at every moment.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

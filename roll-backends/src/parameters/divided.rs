@@ -1,4 +1,4 @@
-//! Trained values divided among the ranks.
+//! Trainable values that are sharded over the ranks.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -9,10 +9,10 @@ use crate::BackendError;
 use crate::overlap::{OverlappedRanks, Service};
 use crate::weights::Ahead;
 
-/// Values that are gathered at a time when many are read.
+/// Maximum number of values that are all-gathered at a time when many are read.
 const AT_ONCE: usize = 1 << 22;
 
-/// Each rank's part of every tensor. Segments are gathered when they are computed with, the next in the background.
+/// This rank's shard of every tensor. A segment is all-gathered when a pass needs it, and the next one is prefetched.
 pub(super) struct Divided {
     ranks: Arc<OverlappedRanks>,
     service: u32,
@@ -21,18 +21,18 @@ pub(super) struct Divided {
     ahead: Ahead<Gathered>,
 }
 
-/// The place of each tensor, in the flat layout and in a rank's part.
+/// The positions of each tensor in the flat layout and in a rank's shard.
 struct Layout {
     names: Vec<String>,
     /// Elements of each tensor.
     lens: Vec<usize>,
-    /// Where each tensor's part begins in a rank's values, and where the last one ends.
+    /// The start of each tensor's shard in a rank's values, and the end of the last one.
     starts: Vec<usize>,
     rank: usize,
     world: usize,
 }
 
-/// The values of one rank.
+/// The shards of one rank.
 struct Own {
     layout: Arc<Layout>,
     values: Mutex<Values>,
@@ -40,11 +40,11 @@ struct Own {
 
 struct Values {
     parts: Vec<f32>,
-    /// Writes so far: the same on every rank.
+    /// Number of writes so far; the same on every rank.
     version: u32,
 }
 
-/// Some tensors, as of a number of writes; of no one number, when ranks wrote while they were gathered ahead.
+/// Gathered tensors and the number of writes they date from; `None` if ranks wrote between gathering their parts.
 struct Gathered {
     version: Option<u32>,
     tensors: Vec<(usize, Vec<f32>)>,
@@ -87,13 +87,14 @@ impl Divided {
         4 * self.own.lock().parts.len()
     }
 
-    /// The tensors whose name starts with `prefix`, by position, as of `version` writes.
+    /// The tensors whose names start with `prefix`, by position, as of `version` writes. Fails with
+    /// [`BackendError::OldParameters`] if they were written since.
     pub(super) fn segment(&self, prefix: &str, version: u32) -> Result<Vec<(usize, Vec<f32>)>> {
         let found = self.ahead.segment(prefix, self.ranks.overlaps(), |prefix| {
             let (send, coming) = mpsc::channel();
             let range = self.layout.range(prefix)?;
             let (what, layout) = ([range.start as u32, range.end as u32], self.layout.clone());
-            // Sending fails when the parameters were dropped: then no receiver is left.
+            // Sending fails if the parameters were dropped: then there is no receiver.
             let then = move |all: Result<Vec<f32>>| drop(send.send(all.and_then(|all| layout.assemble(range, &all))));
             self.ranks.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
             Ok(coming)
@@ -101,7 +102,7 @@ impl Divided {
         if found.version == Some(version) {
             return Ok(found.tensors);
         }
-        // It was gathered ahead of an update.
+        // The prefetched values are from before an update.
         let found = self.gather(self.layout.range(prefix)?)?;
         match found.version.unwrap_or(version) {
             now if now == version => Ok(found.tensors),
@@ -109,7 +110,7 @@ impl Divided {
         }
     }
 
-    /// Copies tensors to their part of the flat layout.
+    /// All-gathers tensors and copies them to their part of the flat layout.
     pub(super) fn read(&self, which: Range<usize>, mut out: &mut [f32]) -> Result<()> {
         let mut first = which.start;
         while first < which.end {
@@ -129,7 +130,7 @@ impl Divided {
         Ok(())
     }
 
-    /// Keeps this rank's part of tensors, from their part of the flat layout.
+    /// Stores this rank's shard of tensors, given their part of the flat layout.
     pub(super) fn write(&self, which: Range<usize>, mut values: &[f32]) {
         let mut own = self.own.lock();
         for index in which {
@@ -153,7 +154,7 @@ impl Divided {
 }
 
 impl Layout {
-    /// The tensors whose name starts with `prefix`; they must stand side by side.
+    /// The range of tensors whose names start with `prefix`. Fails unless they are adjacent.
     fn range(&self, prefix: &str) -> Result<Range<usize>> {
         let has = |name: &String| name.starts_with(prefix);
         let start = self.names.iter().position(has).unwrap_or(0);
@@ -167,7 +168,7 @@ impl Layout {
         }
     }
 
-    /// Puts this rank's part of a tensor among `parts`.
+    /// Copies this rank's shard of a tensor to `parts`.
     fn keep(&self, index: usize, whole: &[f32], parts: &mut [f32]) {
         let part = &mut parts[self.starts[index]..self.starts[index + 1]];
         let start = (self.rank * part.len()).min(whole.len());
@@ -175,7 +176,7 @@ impl Layout {
         part[..end - start].copy_from_slice(&whole[start..end]);
     }
 
-    /// Tensors from the parts of all ranks, each rank's values followed by its number of writes.
+    /// Assembles tensors from the shards of all ranks; each rank's values are followed by its number of writes.
     fn assemble(&self, which: Range<usize>, all: &[f32]) -> Result<Gathered> {
         let base = self.starts[which.start];
         let length = self.starts[which.end] - base;
@@ -197,7 +198,7 @@ impl Layout {
 }
 
 impl Service for Own {
-    /// Gathers the tensors `what[0]..what[1]`: of every rank its parts, and the number of its writes.
+    /// All-gathers the tensors `what[0]..what[1]`: every rank's shards, followed by its number of writes.
     fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
         let (first, end, count) = (what[0] as usize, what[1] as usize, self.layout.lens.len());
         if first > end || end > count {
@@ -205,7 +206,7 @@ impl Service for Own {
                 "another rank asks for the parameters {first} to {end} of {count}: do all ranks train the same model?"
             )));
         }
-        // Copied, so that the lock is not held while other ranks are waited for.
+        // Copied, so that the lock is not held while waiting for other ranks.
         let own = {
             let values = self.lock();
             let mut own = values.parts[self.layout.starts[first]..self.layout.starts[end]].to_vec();
@@ -257,7 +258,7 @@ mod tests {
                 assert!(divided.bytes() >= 4 * all / world && divided.bytes() < 4 * (all / world + specs().len()));
                 for round in 0..3 {
                     let (a, b) = (whole.snapshot(), divided.snapshot());
-                    // Ranks look at different segments, and differently often.
+                    // Ranks read different segments, a different number of times.
                     for prefix in ["in.", "b.0.", "b.1.", "out", "b.0."].iter().skip(rank) {
                         let (expected, found) = (a.segment(prefix)?, b.segment(prefix)?);
                         for spec in specs().iter().filter(|s| s.name.starts_with(prefix)) {

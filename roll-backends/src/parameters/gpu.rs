@@ -1,8 +1,8 @@
-//! Parameters and gradients between a GPU of libtorch's and the flat layout in host memory.
+//! Copies parameters and gradients between a GPU of libtorch and the flat layout in host memory.
 //!
-//! A LoRA has hundreds of tensors of less than a megabyte. Copied one by one, each waits for the GPU, and goes through
-//! pageable memory; so they are put together on the GPU and copied in large pieces, through page-locked memory
-//! ([`crate::side_copies`]), while the host is busy with the piece before.
+//! A LoRA has hundreds of tensors of less than a megabyte. Copied one by one, each would wait for the GPU and pass
+//! through pageable memory. They are therefore concatenated on the GPU and copied in large pieces through pinned memory
+//! ([`crate::side_copies`]), while the host processes the preceding piece.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,21 +19,21 @@ use crate::BackendError;
 use crate::device::libtorch_gpu;
 use crate::side_copies::{Cuda, Leaving, Lines, give_up, lines, upload};
 
-/// Elements of a piece: 64 MiB.
+/// Elements per piece (64 MiB).
 const PIECE: usize = 1 << 24;
-/// Elements that one thread copies at a time.
+/// Elements that a host thread copies at a time.
 const CHUNK: usize = 1 << 16;
-/// Pieces that are on their way to the host while one is read there.
+/// Pieces in flight to the host while one is processed there.
 const AHEAD: usize = 2;
 
-/// The GPU that parameters are on.
+/// The GPU of the parameters.
 pub(super) struct Gpu {
     lines: Option<Arc<Lines<Cuda>>>,
     device: tch::Device,
     piece: usize,
 }
 
-/// A stretch of one tensor, and where it stands in the flat layout.
+/// A range of one tensor, and its position in the flat layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stretch {
     tensor: usize,
@@ -41,21 +41,21 @@ struct Stretch {
     flat: Range<usize>,
 }
 
-/// Values of a piece, on their way or here.
+/// A piece in flight to the host, or already there.
 enum Piece {
     Leaving(Leaving<Cuda, tch::Tensor>),
     Here(Vec<f32>),
 }
 
 impl Gpu {
-    /// The GPU, if it is one of libtorch's.
+    /// The GPU of `device`; `None` unless it is a GPU of libtorch.
     pub(super) fn of(device: &Device) -> Option<Self> {
         let number = libtorch_gpu(device)?;
         Some(Self { lines: lines(number), device: tch::Device::Cuda(number), piece: PIECE })
     }
 
-    /// Hands the values of `tensors`, of which some may be missing, to `into` together with their part of the flat
-    /// layout `out`, stretch by stretch. `lens` has their elements.
+    /// Copies `tensors` (some may be `None`) to the host and calls `into` with each part of the flat layout `out` and
+    /// the values for it. `lens` has the number of elements of each tensor.
     pub(super) fn download(
         &self,
         tensors: Vec<Option<Tensor<1>>>,
@@ -93,11 +93,11 @@ impl Gpu {
         under_way.into_iter().try_for_each(arrive)
     }
 
-    /// Sends values, which only this call has, to the host.
+    /// Starts the copy of `values`, which nothing else refers to, to the host.
     fn leave(&self, values: tch::Tensor) -> Result<Piece> {
         if let (Some(lines), tch::Device::Cuda(number)) = (&self.lines, self.device) {
             let (at, bytes) = (values.data_ptr().expose_provenance(), 4 * values.numel());
-            // SAFETY: they were put together just now, in memory of that size which nobody else has.
+            // SAFETY: the values were just concatenated, in unshared memory of that size.
             match unsafe { lines.leave(values.shallow_clone(), at, bytes) } {
                 Ok(leaving) => return Ok(Piece::Leaving(leaving)),
                 Err(reason) => give_up(number, &reason),
@@ -106,7 +106,8 @@ impl Gpu {
         Ok(Piece::Here(Vec::<f32>::try_from(&values).map_err(failed)?))
     }
 
-    /// Gives tensors of `lens` elements with the values of the flat layout, each as soon as it is whole, by position.
+    /// Creates tensors of `lens` elements from the flat layout and passes each to `give`, with its index, as soon as it
+    /// is complete.
     pub(super) fn upload(&self, lens: &[usize], values: &[f32], mut give: impl FnMut(usize, Tensor<1>)) -> Result<()> {
         let empty = |tensor: usize| tch::Tensor::f_empty([lens[tensor] as i64], (Kind::Float, self.device));
         let mut begun: Option<tch::Tensor> = None;
@@ -132,7 +133,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The values, on the GPU.
+    /// Copies values to the GPU.
     fn bring(&self, values: &[f32]) -> Result<tch::Tensor> {
         if let tch::Device::Cuda(number) = self.device
             && let Some(piece) = upload(values, Kind::Float, number)
@@ -144,7 +145,7 @@ impl Gpu {
     }
 }
 
-/// Cuts the tensors that are there into pieces of `size` elements, in order; the last may be shorter.
+/// Divides the tensors that are `there` into pieces of `size` elements, in order; the last may be shorter.
 fn pieces(lens: &[usize], there: &[bool], size: usize) -> Vec<Vec<Stretch>> {
     let mut pieces = vec![Vec::new()];
     let (mut room, mut at) = (size, 0);
@@ -168,7 +169,7 @@ fn pieces(lens: &[usize], there: &[bool], size: usize) -> Vec<Vec<Stretch>> {
     pieces
 }
 
-/// Places in the flat layout, those that touch as one.
+/// Ranges of the flat layout, with adjacent ones merged.
 fn merged(stretches: Vec<Stretch>) -> Vec<Range<usize>> {
     let mut places: Vec<Range<usize>> = Vec::new();
     for Stretch { flat, .. } in stretches {
@@ -180,8 +181,8 @@ fn merged(stretches: Vec<Stretch>) -> Vec<Range<usize>> {
     places
 }
 
-/// As libtorch has it; nobody writes it meanwhile, neither a parameter's, which its list holds too, nor a gradient's,
-/// which was taken out.
+/// Returns the libtorch tensor as f32. Nothing writes to it meanwhile: a parameter has a second handle in its list, and
+/// a gradient was taken out of its list.
 fn of_libtorch(tensor: Tensor<1>) -> Result<tch::Tensor> {
     let tensor = if tensor.device().is_autodiff() { tensor.inner() } else { tensor };
     let primitive = tensor.try_into_primitive::<LibTorch>();
@@ -213,7 +214,7 @@ mod tests {
         assert_eq!(pieces(&[2], &[false], 4), Vec::<Vec<Stretch>>::new());
     }
 
-    /// libtorch's CPU stands for the GPU, unless there is one.
+    /// Uses libtorch's CPU instead of a GPU, and a GPU if there is one.
     #[test]
     fn values_and_gradients_cross_as_they_are_in_pieces_of_any_size() {
         let lens = [3, 1, 70_000, 5];

@@ -1,15 +1,15 @@
-//! The trainable tensors of a model, and the gradients that pullbacks add up.
+//! The trainable tensors of a model, and the gradients that pullbacks accumulate.
 //!
-//! Where the values are, if parameters are whole or divided among the ranks (`divided.rs`):
+//! The types that hold values, for replicated and sharded parameters (`divided.rs`):
 //!
-//! | type       | values of                              | whole                 | divided                                 |
-//! |------------|----------------------------------------|-----------------------|-----------------------------------------|
-//! | `Home`     | [`Parameters`], now                    | tensors on the device | `Divided`, which gathers them           |
-//! | `Own`      | one rank, now                          | -                     | its part of each tensor, in host memory |
-//! | `Held`     | [`Snapshot`], at one instant           | the tensors of then   | only the number of writes until then    |
-//! | `OnDevice` | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device     |
+//! | type       | values of                              | replicated            | sharded                                      |
+//! |------------|----------------------------------------|-----------------------|----------------------------------------------|
+//! | `Home`     | [`Parameters`], now                    | tensors on the device | `Divided`, which all-gathers them            |
+//! | `Own`      | one rank, now                          | -                     | its shard of each tensor, in host memory     |
+//! | `Held`     | [`Snapshot`], at one instant           | the tensors of then   | only the number of writes until then         |
+//! | `OnDevice` | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device          |
 //!
-//! A segment of a divided snapshot is an error once the parameters were written again: the old values are gone.
+//! A segment of a sharded snapshot is an error once the parameters have been written again: the old values are gone.
 
 mod divided;
 #[cfg(feature = "libtorch")]
@@ -37,20 +37,20 @@ struct Shared {
     device: Device,
     home: Home,
     gradients: Mutex<Vec<Option<Tensor<1>>>>,
-    /// Where gradients go, and the position there of the first parameter.
+    /// The sink of gradients, and the position there of the first parameter.
     sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
 }
 
-/// Where the values are.
+/// The storage of the values.
 enum Home {
-    /// On the device, all of them.
+    /// All values, on the device.
     Device(Mutex<Arc<Vec<Tensor<1>>>>),
-    /// Each rank has a part.
+    /// Sharded over the ranks.
     Ranks(Arc<Divided>),
 }
 
-/// The values at one instant, which a forward pass and its pullback read whatever is written meanwhile. They are read
-/// segment by segment ([`Snapshot::segment`]).
+/// The values at one instant. A forward pass and its pullback read them whatever is written meanwhile, segment by
+/// segment ([`Snapshot::segment`]).
 #[derive(Clone)]
 pub struct Snapshot {
     parameters: Parameters,
@@ -61,11 +61,11 @@ pub struct Snapshot {
 #[derive(Clone)]
 enum Held {
     All(Arc<Vec<Tensor<1>>>),
-    /// With the ranks, as of this number of writes.
+    /// Sharded, as of this number of writes.
     Divided(Arc<Divided>, u32),
 }
 
-/// Some parameters of a [`Snapshot`], on the device. Those that were gathered from the ranks are freed with it.
+/// Some parameters of a [`Snapshot`], on the device. Gathered values are freed when the segment is dropped.
 pub struct ParameterSegment {
     parameters: Parameters,
     prefix: String,
@@ -74,23 +74,23 @@ pub struct ParameterSegment {
 
 /// The values of a segment.
 enum OnDevice {
-    /// All parameters, by position; the segment is those of its prefix.
+    /// All parameters, by position; the segment is the subset with its prefix.
     All(Arc<Vec<Tensor<1>>>),
-    /// By position.
+    /// The gathered parameters, by position.
     Gathered(BTreeMap<usize, Tensor<1>>),
 }
 
 impl Parameters {
-    /// Takes `values`, one flat tensor per spec.
+    /// Uploads `values`, one flat tensor per spec, in order.
     pub fn new(specs: Vec<ParameterSpec>, values: Vec<Vec<f32>>, device: &Device) -> Self {
         let values: Vec<_> = values.into_iter().map(|v| upload(v, device)).collect();
         Self::at_home(specs, Home::Device(Mutex::new(Arc::new(values))), device)
     }
 
-    /// Divides the values among the ranks: each keeps an equal part of every tensor in host memory, and gathers those of
-    /// a segment when it is computed with. `values` gives them one tensor at a time, the same on every rank.
+    /// Shards the values over the ranks: each rank stores an equal part of every tensor in host memory, and a segment
+    /// is all-gathered when a pass needs it. `values` returns one tensor at a time, the same on every rank.
     ///
-    /// Reading some of them gathers too; ranks may do it at different times. All ranks must write the same ones.
+    /// Reading also all-gathers; ranks may read at different times. All ranks must write the same parameters.
     pub fn divided(
         specs: Vec<ParameterSpec>,
         values: impl FnMut(&ParameterSpec) -> Result<Vec<f32>>,
@@ -108,22 +108,22 @@ impl Parameters {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Name and shape of each, in the flat layout's order.
+    /// Name and shape of each parameter, in the order of the flat layout.
     pub fn specs(&self) -> &[ParameterSpec] {
         &self.shared.specs
     }
 
-    /// The device they are on.
+    /// The device of the parameters.
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
 
-    /// Position of a parameter.
+    /// The index of a parameter; `None` if there is no such name.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.shared.index.get(name).copied()
     }
 
-    /// The values now.
+    /// Takes a snapshot of the values.
     pub fn snapshot(&self) -> Snapshot {
         let values = match &self.shared.home {
             Home::Device(values) => Held::All(lock(values).clone()),
@@ -132,7 +132,7 @@ impl Parameters {
         Snapshot { parameters: self.clone(), values }
     }
 
-    /// Bytes of the values that this process keeps.
+    /// Size in bytes of the values that this process stores.
     pub fn bytes(&self) -> usize {
         match &self.shared.home {
             Home::Device(_) => 4 * self.specs().iter().map(ParameterSpec::len).sum::<usize>(),
@@ -140,12 +140,13 @@ impl Parameters {
         }
     }
 
-    /// Hands gradients to `sink` from now on, where the first parameter stands at `first`; `None` ends that.
+    /// Delivers gradients to `sink` from now on; the first parameter has position `first` there. `None` ends the
+    /// delivery.
     pub fn deliver_gradients(&self, sink: Option<Arc<dyn GradientSink>>, first: usize) {
         *lock(&self.shared.sink) = sink.map(|sink| (sink, first));
     }
 
-    /// Adds to the gradient of parameter `index`, and hands it on where a sink takes it.
+    /// Adds to the gradient of parameter `index`, and delivers the sum if a sink accepts it.
     pub fn add_gradient(&self, index: usize, gradient: Tensor<1>) {
         let before = lock(&self.shared.gradients)[index].take();
         let sum = match before {
@@ -162,12 +163,13 @@ impl Parameters {
         lock(&self.shared.gradients)[index] = Some(sum);
     }
 
-    /// Copies the values to the flat layout.
+    /// Copies the values to the flat layout `out`. Fails if the length differs.
     pub fn read(&self, out: &mut [f32]) -> Result<()> {
         self.read_part(0..self.specs().len(), out)
     }
 
-    /// Copies the values of some parameters, by position, to their part of the flat layout.
+    /// Copies the values of some parameters, by index, to their part of the flat layout. Fails if the range or length
+    /// is wrong.
     pub fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
         self.check_len(&which, out.len())?;
         let values = match &self.shared.home {
@@ -186,12 +188,13 @@ impl Parameters {
         Ok(())
     }
 
-    /// Replaces the values from the flat layout.
+    /// Replaces the values by those of the flat layout. Fails if the length differs.
     pub fn write(&self, values: &[f32]) -> Result<()> {
         self.write_part(0..self.specs().len(), values)
     }
 
-    /// Replaces the values of some parameters, by position, from their part of the flat layout.
+    /// Replaces the values of some parameters, by index, by their part of the flat layout. Fails if the range or length
+    /// is wrong.
     pub fn write_part(&self, which: Range<usize>, values: &[f32]) -> Result<()> {
         self.check_len(&which, values.len())?;
         let mut rest = values;
@@ -202,12 +205,12 @@ impl Parameters {
                 return Ok(());
             }
         };
-        // A snapshot keeps the old list; it holds handles, not values.
+        // A snapshot keeps the old list, which holds handles, not copies of values.
         let list = Arc::make_mut(&mut shared);
         #[cfg(feature = "libtorch")]
         if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
             let lens = self.lens(which.clone());
-            // One that is empty has no values to replace.
+            // Empty tensors are not passed on; they have nothing to replace.
             return gpu.upload(&lens, values, |index, value| list[which.start + index] = value);
         }
         for (value, spec) in list[which.clone()].iter_mut().zip(&self.specs()[which]) {
@@ -218,12 +221,12 @@ impl Parameters {
         Ok(())
     }
 
-    /// Adds the gradients to `add_into` and clears them.
+    /// Adds the gradients to `add_into` (the flat layout) and clears them.
     pub fn take_gradients(&self, add_into: &mut [f32]) -> Result<()> {
         self.take_gradients_part(0..self.specs().len(), add_into)
     }
 
-    /// Adds the gradients of some parameters, by position, to their part of the flat layout, and clears them.
+    /// Adds the gradients of some parameters, by index, to their part of the flat layout, and clears them.
     pub fn take_gradients_part(&self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
         self.check_len(&which, add_into.len())?;
         #[cfg(feature = "libtorch")]
@@ -242,7 +245,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Forgets the gradients.
+    /// Clears the gradients.
     pub fn clear_gradients(&self) {
         lock(&self.shared.gradients).fill(None);
     }
@@ -273,13 +276,14 @@ impl Parameters {
 }
 
 impl Snapshot {
-    /// The parameters this was taken of.
+    /// The parameters of which this is a snapshot.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Parameters whose names start with `prefix`, on the device. Sharded parameters are gathered from all ranks and freed
-    /// when the returned value is dropped. Otherwise it costs nothing.
+    /// Returns the parameters whose names start with `prefix`, on the device. Sharded parameters are all-gathered, and
+    /// freed when the returned value is dropped; replicated ones are shared at no cost. Fails if sharded parameters
+    /// were written since the snapshot.
     pub fn segment(&self, prefix: &str) -> Result<ParameterSegment> {
         let device = self.parameters.device();
         let values = match &self.values {
@@ -294,18 +298,18 @@ impl Snapshot {
 }
 
 impl ParameterSegment {
-    /// The parameters that these are some of.
+    /// The parameters of which this is a segment.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// Position, shape and value of a parameter of this segment.
+    /// Index, shape and value of a parameter of this segment.
     pub fn get(&self, name: &str) -> Option<(usize, &[usize], &Tensor<1>)> {
         let index = self.parameters.position(name)?;
         Some((index, &self.parameters.specs()[index].shape, self.value(index)?))
     }
 
-    /// Position, name and shape, and value of each.
+    /// Iterates over index, spec and value of each parameter of this segment.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &Tensor<1>)> {
         let specs = self.parameters.specs().iter().enumerate();
         specs.filter_map(|(i, spec)| Some((i, spec, self.value(i)?)))
@@ -333,7 +337,7 @@ fn download(tensor: Tensor<1>) -> Result<Vec<f32>> {
         .map_err(|e| Error::Misuse(format!("reading a parameter back from its device: {e:?}")))
 }
 
-/// A poisoned lock only means that another pull panicked; the values behind it are whole tensors either way.
+/// Locks a mutex, even if it is poisoned: the values behind it are complete tensors whatever panicked.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

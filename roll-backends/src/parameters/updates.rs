@@ -1,7 +1,7 @@
-//! AdamW of parameters on their device, tensor by tensor.
+//! AdamW on the parameters' device, tensor by tensor.
 //!
-//! A LoRA has hundreds of tensors: each is one kernel and one reduction, queued one behind the other, and the host waits
-//! once, for the norm.
+//! A LoRA has hundreds of tensors. Each is one kernel and one reduction, queued back to back; the host waits once, for
+//! the norm.
 
 mod part;
 
@@ -15,31 +15,31 @@ use crate::device::is_gpu;
 use crate::ops::adam;
 use crate::optimizer::sum_of_squares;
 
-/// Updates of several sets of parameters as one flat layout.
+/// Device updates of several sets of parameters as one flat layout.
 struct Updates<F> {
     tensors: Vec<Updated>,
     before: F,
 }
 
-/// One tensor of them.
+/// One tensor of the flat layout.
 struct Updated {
     parameters: Parameters,
     index: usize,
     len: usize,
-    /// Its gradient, as far as it was taken.
+    /// The accumulated gradient.
     gradient: Option<Tensor<1>>,
-    /// First and second; zeros until they are made.
+    /// First and second moment; `None` means zeros.
     moments: Option<[Tensor<1>; 2]>,
 }
 
 impl Parameters {
-    /// Updates on the device of `sets`, which stand one behind the other in the flat layout. `None` where some are divided
-    /// among ranks, or there are none.
+    /// Device updates of `sets`, which are concatenated in the flat layout. `None` if any set is sharded or there are
+    /// no tensors.
     pub fn device_updates<'a>(sets: impl IntoIterator<Item = &'a Self>) -> Option<Box<dyn DeviceUpdates>> {
         Self::device_updates_after(|| {}, sets)
     }
 
-    /// [`Parameters::device_updates`] that call `before` ahead of each update: an owner lets go of results of the old
+    /// [`Parameters::device_updates`] with a callback `before` each update, in which an owner drops results of the old
     /// values.
     pub fn device_updates_after<'a>(
         before: impl FnMut() + Send + 'static,
@@ -66,7 +66,7 @@ impl Parameters {
         lock(&self.shared.gradients)[index].take()
     }
 
-    /// The value of one that is on the device.
+    /// The value of a parameter that is on the device.
     fn value(&self, index: usize) -> Option<Tensor<1>> {
         match &self.shared.home {
             Home::Device(values) => lock(values).get(index).cloned(),
@@ -74,7 +74,7 @@ impl Parameters {
         }
     }
 
-    /// Replaces the value of one that is on the device. A snapshot keeps the old one.
+    /// Replaces the value of a parameter that is on the device. A snapshot keeps the old value.
     fn replace(&self, index: usize, value: Tensor<1>) {
         if let Home::Device(values) = &self.shared.home
             && let Some(place) = std::sync::Arc::make_mut(&mut lock(values)).get_mut(index)
@@ -97,7 +97,7 @@ impl Updated {
         });
     }
 
-    /// The value now.
+    /// The current value.
     fn value(&self) -> Result<Tensor<1>> {
         let value = self.parameters.value(self.index);
         value.ok_or_else(|| Error::Misuse("parameters that are divided among ranks have no device".into()))
@@ -109,7 +109,7 @@ impl Updated {
 
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
         let value = self.value()?;
-        // Without a gradient the moments shrink all the same.
+        // Without a gradient the moments decay all the same.
         let gradient = self.gradient.take().unwrap_or_else(|| self.zeros());
         let moments = self.moments.take().unwrap_or_else(|| [self.zeros(), self.zeros()]);
         let (value, moments) = adam(plain(value), gradient, moments, *update);
@@ -145,7 +145,8 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
         self.tensors.iter_mut().for_each(|tensor| tensor.gradient = None);
     }
 
-    /// Each tensor's sum is taken in f32 on a GPU, which rounds in the last places; their sum in f64.
+    /// The sum of squares of each tensor is f32 on a GPU, with rounding errors in the last digits; sums of tensors are
+    /// added in f64.
     fn sum_of_squares(&mut self) -> Result<f64> {
         let there: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|tensor| tensor.gradient.as_ref()).collect();
         if there.is_empty() {
@@ -158,7 +159,7 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
         let sums = download(Tensor::cat(sums, 0))?;
         let exact = |(sum, gradient): (f32, &Tensor<1>)| match sum.is_finite() {
             true => Ok(f64::from(sum)),
-            // Squares of finite numbers may overflow f32, but not f64.
+            // Squares of finite numbers may overflow f32, but never f64.
             false => Ok(sum_of_squares(&download(gradient.clone())?)),
         };
         sums.into_iter().zip(there).map(exact).sum()
@@ -199,7 +200,7 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
     }
 }
 
-/// Each tensor with its part of the flat layout.
+/// Pairs each tensor with its part of the flat layout. Fails if the length differs.
 fn cut<'a>(
     tensors: &'a mut [Updated],
     mut flat: &'a [f32],
@@ -215,7 +216,7 @@ fn cut<'a>(
     }))
 }
 
-/// Without autodiff, which updates are no part of.
+/// Detaches the tensor: updates are not differentiated.
 fn plain(tensor: Tensor<1>) -> Tensor<1> {
     if tensor.device().is_autodiff() { tensor.inner() } else { tensor }
 }
@@ -257,7 +258,7 @@ mod tests {
         specs().iter().map(&mut part).collect()
     }
 
-    /// Puts gradients where pulls put them; the third tensor has none in odd steps.
+    /// Adds gradients as pullbacks do; the third tensor has none in odd steps.
     fn give(parameters: &Parameters, step: usize) -> Vec<f32> {
         let mut all = parts(&values(step));
         for (index, gradient) in all.iter_mut().enumerate() {
@@ -313,7 +314,7 @@ mod tests {
                             _ => assert_near(&what, found, expected),
                         }
                     }
-                    // A pass recorded before still reads the old values.
+                    // A pass recorded before the update still reads the old values.
                     let segment = before.segment("").unwrap();
                     let (_, _, old) = segment.get("a").unwrap();
                     assert_ne!(download(old.clone()).unwrap(), device_values[..3]);

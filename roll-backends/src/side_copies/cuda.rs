@@ -1,7 +1,8 @@
-//! The CUDA runtime that libtorch has loaded.
+//! Calls of the CUDA runtime that libtorch has loaded.
 //!
-//! Declared from CUDA's `cuda_runtime_api.h`, whose functions here are the same in the majors 11 to 13. It is looked up
-//! in this process and never loaded anew: libtorch's CUDA library needs it, and two of them would be one too many.
+//! The declarations follow `cuda_runtime_api.h`; the functions used here are the same in CUDA 11 to 13. The library is
+//! looked up in this process and never loaded again: libtorch's CUDA library needs it, and a second copy must not
+//! exist.
 
 #[cfg(target_os = "linux")]
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ type Handle = *mut c_void;
 /// `cudaMemcpyHostToDevice`, `cudaMemcpyDeviceToHost`.
 const TO_DEVICE: c_int = 1;
 const TO_HOST: c_int = 2;
-/// `cudaStreamNonBlocking`: does not wait for the legacy default stream, nor that for it.
+/// `cudaStreamNonBlocking`: no implicit synchronisation with the legacy default stream.
 const NON_BLOCKING: c_uint = 1;
 /// `cudaEventDisableTiming`.
 const WITHOUT_TIMING: c_uint = 2;
@@ -65,13 +66,13 @@ functions! {
     get_error_string: b"cudaGetErrorString\0" (c_int) -> *const c_char,
 }
 
-/// The runtime, for one GPU. Its streams live as long as the process.
+/// The runtime for one GPU. Its streams live as long as the process.
 pub(crate) struct Cuda {
     functions: &'static Functions,
     device: c_int,
     to_host: usize,
     to_device: usize,
-    /// Memory that was locked, not allocated, by its address.
+    /// Memory that was page-locked after allocation (not by `cudaHostAlloc`), by address.
     #[cfg(target_os = "linux")]
     locked: Mutex<HashMap<usize, Pages>>,
 }
@@ -83,13 +84,13 @@ pub(crate) struct Event {
 }
 
 impl Functions {
-    /// Those of this process, looked up once.
+    /// The functions of this process's runtime, looked up once.
     fn of_process() -> Result<&'static Self, String> {
         static FOUND: OnceLock<Result<Functions, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
             let library = loaded().ok_or("libtorch has loaded no libcudart")?;
             let functions = Self::find(&library);
-            // Never unloaded: the functions are used as long as the process lives.
+            // Never unloaded: the function pointers are used for the lifetime of the process.
             std::mem::forget(library);
             functions
         });
@@ -100,8 +101,8 @@ impl Functions {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the first forgets the error, which libtorch would take for its own; the other gives a constant
-        // string.
+        // SAFETY: the first call clears the error, which libtorch would otherwise report as its own; the second returns
+        // a constant string.
         let text = unsafe {
             (self.get_last_error)();
             let text = (self.get_error_string)(code);
@@ -111,14 +112,14 @@ impl Functions {
     }
 }
 
-/// The runtime in this process, by its name or where it is mapped: libtorch's archives rename it.
+/// Finds the runtime in this process by name or by its mapping: libtorch's archives rename the file.
 #[cfg(target_os = "linux")]
 fn loaded() -> Option<Library> {
     use libloading::os::unix::{Library as Unix, RTLD_NOW};
-    /// Of `dlfcn.h`: fails where it is not loaded.
+    /// `RTLD_NOLOAD` of `dlfcn.h`: fails unless the library is loaded.
     const RTLD_NOLOAD: c_int = 4;
     const NAMES: [&str; 4] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"];
-    // SAFETY: nothing is loaded, so nothing is run.
+    // SAFETY: nothing is loaded, so no initialiser runs.
     let open = |name: &str| unsafe { Unix::open(Some(name), RTLD_NOW | RTLD_NOLOAD) }.ok();
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let library = NAMES.into_iter().find_map(open).or_else(|| mapped(&maps()).into_iter().find_map(open));
@@ -130,7 +131,7 @@ fn loaded() -> Option<Library> {
     None
 }
 
-/// Paths of CUDA runtimes in Linux's table of a process's memory: `address permissions offset device inode path`.
+/// Paths of CUDA runtimes in Linux's memory map of a process: `address permissions offset device inode path`.
 #[cfg(target_os = "linux")]
 fn mapped(maps: &str) -> Vec<&str> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
@@ -168,7 +169,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Does `call` with this GPU as the current one of this thread, and makes the other current again.
+    /// Runs `call` with this GPU as the thread's current device, and restores the previous device.
     fn on_device<T>(&self, call: impl FnOnce() -> Result<T, Failed>) -> Result<T, Failed> {
         let mut before = self.device;
         // SAFETY: writes a number.
@@ -187,24 +188,24 @@ impl Cuda {
         self.functions.check("cudaSetDevice", unsafe { (self.functions.set_device)(device) })
     }
 
-    /// Locks memory of this process, where that is possible.
+    /// Allocates memory and page-locks it; `None` if that fails.
     #[cfg(target_os = "linux")]
     fn lock(&self, bytes: usize) -> Option<usize> {
         let pages = Pages::new(bytes)?;
         let at = pages.address();
         let pointer = std::ptr::with_exposed_provenance_mut(at);
-        // SAFETY: the memory is alive, and kept until it is unlocked.
+        // SAFETY: the memory is alive, and is kept until it is unlocked.
         let code = unsafe { (self.functions.host_register)(pointer, pages.size(), DEFAULT) };
         self.functions.check("cudaHostRegister", code).ok()?;
         self.locked.lock().unwrap_or_else(PoisonError::into_inner).insert(at, pages);
         Some(at)
     }
 
-    /// Unlocks memory of [`Cuda::lock`] and gives it back; false where it is none.
+    /// Unlocks and frees memory of [`Cuda::lock`]; returns false for any other address.
     #[cfg(target_os = "linux")]
     fn unlock(&self, at: usize) -> bool {
         let Some(pages) = self.locked.lock().unwrap_or_else(PoisonError::into_inner).remove(&at) else { return false };
-        // SAFETY: it was locked, and no copy uses it.
+        // SAFETY: the memory is page-locked, and no copy uses it.
         let code = unsafe { (self.functions.host_unregister)(std::ptr::with_exposed_provenance_mut(at)) };
         if let Err(failed) = self.functions.check("cudaHostUnregister", code) {
             tracing::warn!("memory could not be unlocked, and is kept: {failed}");
@@ -231,7 +232,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the handle. An event that is not reached yet is freed when it is.
+        // SAFETY: the handle is not shared. CUDA frees a pending event when it is reached.
         let code = unsafe { (self.functions.event_destroy)(self.handle()) };
         let _ = self.functions.check("cudaEventDestroy", code);
     }
@@ -256,7 +257,7 @@ impl Runtime for Cuda {
 
     fn wait(&self, stream: Stream, event: &Event) -> Result<(), Failed> {
         self.on_device(|| {
-            // SAFETY: both handles are alive; the stream remembers the event's state, not the handle.
+            // SAFETY: both handles are alive; the stream keeps the event's state, not the handle.
             let code = unsafe { (self.functions.stream_wait_event)(self.handle(stream), event.handle(), 0) };
             self.functions.check("cudaStreamWaitEvent", code)
         })
@@ -315,17 +316,17 @@ impl Runtime for Cuda {
     }
 }
 
-/// Bytes from which on memory is locked, not allocated.
+/// Size from which memory is allocated first and page-locked then.
 #[cfg(target_os = "linux")]
 const LARGE: usize = 1 << 22;
 
-/// Room for the pieces in which parameters are copied, beside the inputs of blocks.
+/// Extra pinned memory for the pieces in which parameters are copied, in addition to the segment inputs.
 const SPARE: usize = 1 << 29;
 
-/// Each GPU that was asked for: its lines, or that it has none.
+/// The copy streams of each GPU that was requested; `None` if they cannot be used.
 static KNOWN: Mutex<Vec<(usize, Option<Arc<Lines<Cuda>>>)>> = Mutex::new(Vec::new());
 
-/// Those of a GPU, by libtorch's number. `None` where copies must go another way, which was said.
+/// The copy streams of a GPU, in libtorch's numbering. `None` if they cannot be used, which was logged.
 pub(crate) fn lines(device: usize) -> Option<Arc<Lines<Cuda>>> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, lines)) = known.iter().find(|(number, _)| *number == device) {
@@ -336,7 +337,7 @@ pub(crate) fn lines(device: usize) -> Option<Arc<Lines<Cuda>>> {
     lines
 }
 
-/// Copies of this GPU go another way from now on.
+/// Disables the copy streams of this GPU after a failure.
 pub(crate) fn give_up(device: usize, failed: &Failed) {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, lines)) = known.iter_mut().find(|(number, _)| *number == device)

@@ -1,4 +1,4 @@
-//! A GPU that does queued work as late, as early and in as odd an order as its streams and events allow.
+//! A fake GPU that executes queued work as late, as early and in as unusual an order as its streams and events allow.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{Failed, Runtime, Stream};
 
-/// Bytes of each tensor.
+/// Size of each tensor in bytes.
 pub(super) const SIZE: usize = 16;
 
-/// Work that happens to be done while the host goes on.
+/// How much queued work is executed while the host goes on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Schedule {
-    /// None, until the host waits for it.
+    /// None, until the host waits.
     Late,
-    /// All of one stream that can be.
+    /// All executable work of one stream.
     Eager(Stream),
-    /// Some, by chance.
+    /// A random amount of random streams.
     Random(u64),
 }
 
@@ -30,13 +30,13 @@ impl Schedule {
 
 const STREAMS: [Stream; 3] = [Stream::Compute, Stream::ToHost, Stream::ToDevice];
 
-/// Calls that are refused.
+/// Calls that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refuse {
     None,
-    /// One call, by its number.
+    /// One call, by its index.
     One(usize),
-    /// It and all after it.
+    /// The call with this index and all later ones.
     From(usize),
 }
 
@@ -53,7 +53,7 @@ enum Work {
         at: usize,
         value: u8,
     },
-    /// A kernel that expects a tensor to hold one value.
+    /// A kernel that checks that a tensor holds one value.
     Expect {
         at: usize,
         value: u8,
@@ -64,7 +64,7 @@ pub(super) struct Fake {
     state: Mutex<State>,
     schedule: Schedule,
     refuse: Refuse,
-    /// A pair of streams whose order is forgotten: the first does not wait for the second.
+    /// A pair of streams whose ordering is dropped: the first does not wait for the second.
     pub(super) forgets: Option<[Stream; 2]>,
 }
 
@@ -75,14 +75,14 @@ struct State {
     events: Vec<Stream>,
     reached: HashSet<usize>,
     pinned: HashSet<usize>,
-    /// Memory of tensors that is free; the last one that was given back is given out first, as libtorch does.
+    /// Free memory of tensors. The last one freed is reused first, as in libtorch.
     free: Vec<usize>,
     calls: usize,
     seed: u64,
     wrong: Vec<String>,
 }
 
-/// The memory of a tensor: dropped, it is the next one's at once.
+/// The memory of a tensor. When dropped, it is reused at once.
 pub(super) struct Memory {
     fake: Arc<Fake>,
     pub(super) at: usize,
@@ -118,7 +118,7 @@ impl Fake {
         self.progress();
     }
 
-    /// Does all that is queued; returns the fault, and the calls so far.
+    /// Executes all queued work; returns the faults and the number of calls so far.
     pub(super) fn finish(&self) -> (Vec<String>, usize) {
         let mut state = self.lock();
         while STREAMS.into_iter().any(|stream| state.advance(stream)) {}
@@ -128,7 +128,7 @@ impl Fake {
         (std::mem::take(&mut state.wrong), state.calls)
     }
 
-    /// Buffers that are pinned.
+    /// Number of pinned buffers.
     pub(super) fn pinned(&self) -> usize {
         self.lock().pinned.len()
     }
@@ -174,7 +174,7 @@ impl State {
         (self.seed >> 33) as usize
     }
 
-    /// Does the next work of a stream; false where there is none, or it waits.
+    /// Executes the next work of a stream; false if the queue is empty or waits.
     fn advance(&mut self, stream: Stream) -> bool {
         let queue = &mut self.queues[stream as usize];
         if let Some(Work::Wait(event)) = queue.front()
@@ -206,7 +206,7 @@ impl State {
         true
     }
 
-    /// Does the work that an event needs, and no more.
+    /// Executes the work that precedes an event, and no more.
     fn reach(&mut self, event: usize) {
         let stream = self.events[event];
         while !self.reached.contains(&event) {
@@ -278,18 +278,18 @@ impl Drop for Memory {
     }
 }
 
-/// Memory that is never freed: faults are found, and not undefined.
+/// Leaked memory: faults are then found, and are not undefined behaviour.
 fn leaked(bytes: usize) -> usize {
     Box::leak(vec![0xCC_u8; bytes].into_boxed_slice()).as_mut_ptr().expose_provenance()
 }
 
 fn read(at: usize, bytes: usize) -> Vec<u8> {
-    // SAFETY: all addresses are of leaked memory as long as that, and one thread uses them.
+    // SAFETY: all addresses belong to leaked memory of at least that size, used by one thread.
     unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), bytes) }.to_vec()
 }
 
 fn write(at: usize, bytes: &[u8]) {
-    // SAFETY: likewise.
+    // SAFETY: as above.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(at), bytes.len()) }
         .copy_from_slice(bytes);
 }

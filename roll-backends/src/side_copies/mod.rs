@@ -1,7 +1,8 @@
-//! Copies between a GPU of libtorch's and page-locked host memory that neither the kernels nor this thread wait for.
+//! Asynchronous copies between a GPU of libtorch and pinned host memory. Neither the kernels nor the host wait for
+//! them.
 //!
-//! libtorch has one stream here, the legacy default stream, in which every kernel is queued. Copies go through two
-//! more, one per direction, since PCI Express carries both at once:
+//! libtorch queues every kernel in one stream, the legacy default stream. Copies use two further streams, one per
+//! direction, because PCI Express transfers in both directions at once:
 //!
 //! ```text
 //! compute   | block 0 | block 1 | block 2 |    ...    | pull 2  | pull 1  | pull 0  |
@@ -9,26 +10,24 @@
 //! to device                                             | in 1    | in 0
 //! ```
 //!
-//! Nothing orders two streams but events, so these rules do. Each has its place in the code below, and a test that
-//! fails without it (`tests.rs`):
+//! Two streams are ordered by events only, by the following rules. Each is implemented below, and a test fails without
+//! it (`tests.rs`):
 //!
-//! 1. A copy to the host begins after everything that was queued for the kernels when it was asked for: its tensor is
-//!    complete then.
-//! 2. The tensor is held until the kernels wait for the copy. libtorch gives the memory of a tensor that is dropped to
-//!    the next one *of its own stream* at once, in the order of that stream, so that a later kernel would overwrite
-//!    memory that the copy still reads. It is Burn's handle that is held: without a second one, Burn's operations write
-//!    into their operand.
-//! 3. Memory for a tensor that returns comes from libtorch, and earlier kernels may still use its former content: the
-//!    copy into it begins after all that was queued for them when it was taken. The kernels wait for the copy before
-//!    the tensor is given out. If it is dropped before, they wait as well, before its memory is.
-//! 4. A buffer goes back to the pool with the event behind its last copy. Who takes it makes its stream wait for that
-//!    event, or, before the host itself reads or writes it, this thread.
-//! 5. Where a call fails, the copies that may have been queued are waited for by this thread before memory is given
-//!    away; if even that fails, the memory is leaked.
+//! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then. 2. The
+//!    tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped
+//!    tensor at once, in the order of *its own stream*, so a later kernel would overwrite memory that the copy still
+//!    reads. Burn's handle is held, because Burn's operations write into an operand that has no second handle. 3.
+//!    Memory for a returning tensor comes from libtorch, and earlier kernels may still use its former content: the copy
+//!    into it begins after all kernel work that was queued when the memory was allocated. Before the tensor is handed
+//!    out, kernels are made to wait for the copy. If the tensor is dropped instead, they are made to wait before its
+//!    memory is freed. 4. A buffer returns to the pool together with the event after its last copy. The next user makes
+//!    its stream wait for that event or, if the host itself reads or writes the buffer, makes the host wait. 5. If a
+//!    call fails, the host waits for the copies that may have been queued before memory is freed. If that fails too,
+//!    the memory is leaked.
 //!
-//! Page-locking is slow (tenths of a second per GB) and so done once: the pool keeps its buffers over the steps, and
-//! the process frees them. The pool is hardly larger than the most that was in use at once. Sizes are exact, while
-//! libtorch's own allocator rounds them up to powers of two.
+//! Page-locking is slow (tenths of a second per GB) and is therefore done once: the pool keeps its buffers over the
+//! steps, and the process frees them. The pool is hardly larger than its peak use. Buffers have the exact size, whereas
+//! libtorch's allocator rounds up to powers of two.
 
 #[cfg(feature = "libtorch")]
 mod cuda;
@@ -55,13 +54,13 @@ pub(crate) use upload::upload;
 
 use crate::BackendError;
 
-/// The streams for copies of one GPU, and the page-locked memory beside it.
+/// The copy streams of one GPU, and its pool of pinned memory.
 pub(crate) struct Lines<R: Runtime> {
     runtime: R,
     pool: Mutex<Pool<R>>,
 }
 
-/// A tensor in page-locked host memory, or on its way there. `T` owns the memory that is copied.
+/// A tensor in pinned host memory, or in flight to it. `T` owns the device memory that is copied.
 pub(crate) struct Leaving<R: Runtime, T> {
     lines: Arc<Lines<R>>,
     buffer: Option<Buffer<R>>,
@@ -70,7 +69,7 @@ pub(crate) struct Leaving<R: Runtime, T> {
     source: Option<T>,
 }
 
-/// A tensor on its way back to the GPU.
+/// A tensor in flight back to the GPU.
 pub(crate) struct Returning<R: Runtime, T> {
     lines: Arc<Lines<R>>,
     arrived: Arc<R::Event>,
@@ -90,16 +89,16 @@ impl From<Failed> for roll_core::Error {
 }
 
 impl<R: Runtime> Lines<R> {
-    /// `spare` bytes may be page-locked above the most that was in use at once, so that tensors of one size need not
-    /// make way for a few of another in every step.
+    /// Creates the streams' state. The pool may exceed its peak use by `spare` bytes, so that tensors of one size are
+    /// not evicted for a few of another in every step.
     pub(crate) fn new(runtime: R, spare: usize) -> Arc<Self> {
         Arc::new(Self { runtime, pool: Mutex::new(Pool::new(spare)) })
     }
 
-    /// Sends `bytes` at `at`, which lie in the memory of `source`, to the host.
+    /// Starts the copy of `bytes` at `at`, which belong to the memory of `source`, to the host.
     ///
     /// # Safety
-    /// `source` keeps that memory, on this GPU, and nothing writes it while it lives.
+    /// `source` must keep that memory alive, on this GPU, and nothing may write to it while `source` lives.
     pub(crate) unsafe fn leave<T>(
         self: &Arc<Self>,
         source: T,
@@ -113,8 +112,8 @@ impl<R: Runtime> Lines<R> {
             if let Some(last) = &buffer.last {
                 self.runtime.wait(Stream::ToHost, last)?;
             }
-            // SAFETY: as the caller promises; the stream waits for the last use of the buffer, and both are held until
-            // the copy is done, or the streams wait for it.
+            // SAFETY: as the caller promises; the stream waits for the last use of the buffer, and both memories are
+            // held until the copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToHost, buffer.at, at, bytes)? };
             self.runtime.record(Stream::ToHost)
         };
@@ -134,11 +133,11 @@ impl<R: Runtime> Lines<R> {
         }
     }
 
-    /// Sends `bytes`, which `fill` writes to page-locked memory, to the GPU. `to` has the address of memory for them,
-    /// which was taken before this call, and keeps it.
+    /// Fills a pinned buffer of `bytes` by `fill` and starts its copy to the GPU, to `at`. `to` owns that memory, which
+    /// must have been allocated before this call.
     ///
     /// # Safety
-    /// As [`Leaving::back`].
+    /// The requirements of [`Leaving::back`].
     pub(crate) unsafe fn bring<T>(
         self: &Arc<Self>,
         bytes: usize,
@@ -150,10 +149,10 @@ impl<R: Runtime> Lines<R> {
         if let Some(last) = buffer.last.take()
             && let Err(failed) = self.runtime.reach(&last)
         {
-            // Nobody may have it again.
+            // The buffer may be in use and is leaked.
             return Err(failed);
         }
-        // SAFETY: `buffer` is memory of its own, as long as that, and no copy uses it.
+        // SAFETY: `buffer` is unshared memory of at least that size, and no copy uses it.
         fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
         // SAFETY: as the caller promises.
         match unsafe { self.queue_return(&buffer, bytes, to, at) } {
@@ -162,12 +161,12 @@ impl<R: Runtime> Lines<R> {
                 self.lock().put(buffer);
                 Ok(returning)
             }
-            // The copy may be under way: the buffer is leaked.
+            // The copy may be in flight: the buffer is leaked.
             Err(failed) => Err(failed),
         }
     }
 
-    /// Sees to it that `count` buffers of `bytes` are idle, so that one is filled while the others are copied.
+    /// Ensures that `count` buffers of `bytes` are idle, so that one can be filled while others are copied.
     pub(crate) fn reserve(&self, bytes: usize, count: usize) -> Result<(), Failed> {
         let mut pool = self.lock();
         let taken: Vec<_> = (0..count).map(|_| pool.take(&self.runtime, bytes)).collect();
@@ -182,8 +181,8 @@ impl<R: Runtime> Lines<R> {
     }
 
     /// # Safety
-    /// As [`Leaving::back`]; `buffer` holds the bytes, at the latest when all is done that is queued for the kernels
-    /// now.
+    /// The requirements of [`Leaving::back`]; `buffer` must hold the bytes at the latest when all currently queued
+    /// kernel work has finished.
     unsafe fn queue_return<T>(
         self: &Arc<Self>,
         buffer: &Buffer<R>,
@@ -194,8 +193,8 @@ impl<R: Runtime> Lines<R> {
         let queued = || {
             let free = self.runtime.record(Stream::Compute)?;
             self.runtime.wait(Stream::ToDevice, &free)?;
-            // SAFETY: the stream waits until the memory is free and the buffer full, and both are held until the copy
-            // is done, or the streams wait for it.
+            // SAFETY: the stream waits until the memory is free and the buffer is full, and both are held until the
+            // copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, at, buffer.at, bytes)? };
             self.runtime.record(Stream::ToDevice)
         };
@@ -210,7 +209,7 @@ impl<R: Runtime> Lines<R> {
         }
     }
 
-    /// A poisoned lock is taken anyway: a buffer that a panic lost is only lost.
+    /// Locks the pool, even if it is poisoned: a buffer that a panic lost is only lost.
     fn lock(&self) -> MutexGuard<'_, Pool<R>> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -225,7 +224,7 @@ impl<R: Runtime> Drop for Lines<R> {
 }
 
 impl<R: Runtime, T> Leaving<R, T> {
-    /// Gives the source up: kernels that are queued from now on begin after its copy.
+    /// Frees the device memory: makes kernels queued from now on wait for the copy.
     pub(crate) fn release(&mut self) -> Result<(), Failed> {
         if self.source.is_some() {
             self.lines.runtime.wait(Stream::Compute, &self.left)?;
@@ -234,27 +233,29 @@ impl<R: Runtime, T> Leaving<R, T> {
         Ok(())
     }
 
-    /// Sends it back to the GPU. `to` keeps memory for it at `at`, which was taken before this call.
+    /// Starts the copy back to the GPU, to `at`. `to` owns that memory, which must have been allocated before this
+    /// call.
     ///
     /// # Safety
-    /// That memory is as large, on this GPU, and nothing that is queued later uses it before [`Returning::take`].
+    /// The memory must have the same size and be on this GPU, and work queued later must not use it before
+    /// [`Returning::take`].
     pub(crate) unsafe fn back<U>(&mut self, to: U, at: usize) -> Result<Returning<R, U>, Failed> {
         self.release()?;
         let Some(buffer) = &mut self.buffer else {
             return Err(Failed { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
-        // SAFETY: as the caller promises; the kernels wait for `left`, and so for the full buffer, or this thread has.
+        // SAFETY: as the caller promises; the kernels, or this thread, wait for `left` and so for the full buffer.
         let returning = unsafe { self.lines.queue_return(buffer, self.bytes, to, at)? };
         buffer.last = Some(returning.arrived.clone());
         Ok(returning)
     }
 
-    /// Its bytes, when it has left: this thread waits for that.
+    /// Waits until the copy has finished and returns its bytes.
     pub(crate) fn bytes(&mut self) -> Result<&[u8], Failed> {
         self.lines.runtime.reach(&self.left)?;
         self.source = None;
         let Some(buffer) = &self.buffer else { return Ok(&[]) };
-        // SAFETY: the buffer is this one's alone, as long as that, and written.
+        // SAFETY: the buffer is unshared, has at least that size, and is initialised.
         Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(buffer.at), self.bytes) })
     }
 }
@@ -271,7 +272,7 @@ impl<R: Runtime, T> Drop for Leaving<R, T> {
 }
 
 impl<R: Runtime, T> Returning<R, T> {
-    /// The tensor; kernels that are queued from now on find it complete.
+    /// Makes kernels queued from now on wait for the copy, and returns the tensor.
     pub(crate) fn take(mut self) -> Result<T, Failed> {
         self.lines.runtime.wait(Stream::Compute, &self.arrived)?;
         self.tensor.take().ok_or(Failed { call: "a copy to the GPU", reason: "it was taken before".into() })

@@ -1,41 +1,41 @@
-//! Memory whose pages are there: a part of page-locking it that more than one thread can do.
+//! Memory whose pages are populated by several threads, before it is page-locked.
 //!
-//! `cudaHostAlloc` lets one thread of the driver ask the system for every page, and zero it. Here several threads do
-//! that first, in large pages where the system has them, and the driver locks pages that exist.
+//! `cudaHostAlloc` requests and zeroes every page in a single thread of the driver. Here several threads do that
+//! first, with huge pages if available, and the driver locks existing pages.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-/// Bytes of a large page.
+/// Size of a huge page.
 const LARGE: usize = 1 << 21;
-/// Bytes of the smallest page there is.
+/// Size of the smallest page.
 const SMALL: usize = 1 << 12;
-/// Threads that zero pages: enough to be as fast as memory.
+/// Threads that populate pages: enough to saturate memory bandwidth.
 const THREADS: usize = 8;
-/// Of `sys/mman.h` on Linux.
+/// `MADV_HUGEPAGE` of `sys/mman.h` on Linux.
 const MADV_HUGEPAGE: c_int = 14;
 
 unsafe extern "C" {
     fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int;
 }
 
-/// Memory of its own, rounded up to large pages.
+/// Owned memory, rounded up to huge pages.
 pub(super) struct Pages {
     at: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: it owns the memory, and gives out its address alone.
+// SAFETY: the type owns the memory and exposes only its address.
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// `None` where there is no memory for it.
+    /// Allocates and populates memory; `None` if the allocation fails.
     pub(super) fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(1).checked_next_multiple_of(LARGE)?, LARGE).ok()?;
         // SAFETY: the size is not 0.
         let pages = Self { at: NonNull::new(unsafe { alloc(layout) })?, layout };
-        // SAFETY: the memory is this one's. An answer that large pages are not to be had does not matter.
+        // SAFETY: the memory is owned. A failure to get huge pages does not matter.
         unsafe { madvise(pages.at.as_ptr().cast(), layout.size(), MADV_HUGEPAGE) };
         pages.touch();
         Some(pages)
@@ -49,22 +49,22 @@ impl Pages {
                 let to = (from + part).min(self.layout.size());
                 let touch = move || {
                     for at in (from..to).step_by(SMALL) {
-                        // SAFETY: within the memory, each page by one thread.
+                        // SAFETY: in bounds, and each page is written by one thread.
                         unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start + at).write_volatile(0) };
                     }
                 };
-                // A page that is not touched here is fetched when it is locked.
+                // A page that is not populated here is populated when it is locked.
                 let _ = std::thread::Builder::new().name("roll-pages".into()).spawn_scoped(scope, touch);
             }
         });
     }
 
-    /// Where it begins.
+    /// The start address.
     pub(super) fn address(&self) -> usize {
         self.at.as_ptr().expose_provenance()
     }
 
-    /// Its bytes.
+    /// The size in bytes.
     pub(super) fn size(&self) -> usize {
         self.layout.size()
     }

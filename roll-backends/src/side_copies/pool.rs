@@ -1,25 +1,25 @@
-//! Page-locked memory that is used again and again.
+//! A pool of pinned host memory.
 
 use std::sync::Arc;
 
 use super::runtime::{Failed, Runtime, Stream};
 
-/// Page-locked host memory.
+/// A buffer of pinned host memory.
 pub(super) struct Buffer<R: Runtime> {
     pub(super) at: usize,
     pub(super) capacity: usize,
-    /// Behind the last copy from or to it: the next owner of the buffer waits for it, on a stream or on the host.
+    /// The event after the last copy from or to the buffer; the next user waits for it, on a stream or on the host.
     pub(super) last: Option<Arc<R::Event>>,
 }
 
-/// Buffers that nobody uses. All together, used or not, take little more than were ever used at once.
+/// The idle buffers. Idle and used buffers together take little more than the peak use.
 pub(super) struct Pool<R: Runtime> {
-    /// Those that were given back first stand first: their last copies are done first.
+    /// Idle buffers in the order in which they were returned: the copies of the first finish first.
     idle: Vec<Buffer<R>>,
     pinned: usize,
     used: usize,
     most: usize,
-    /// Bytes that may be pinned above `most`.
+    /// Bytes that may be pinned in addition to `most`.
     spare: usize,
 }
 
@@ -28,7 +28,7 @@ impl<R: Runtime> Pool<R> {
         Self { idle: Vec::new(), pinned: 0, used: 0, most: 0, spare }
     }
 
-    /// A buffer of `bytes`, or of up to twice as many where one is idle.
+    /// Returns a buffer of `bytes`, or an idle one of up to twice the size.
     pub(super) fn take(&mut self, runtime: &R, bytes: usize) -> Result<Buffer<R>, Failed> {
         let bytes = bytes.max(1);
         let fits = |buffer: &Buffer<R>| (bytes..=bytes.saturating_mul(2)).contains(&buffer.capacity);
@@ -44,7 +44,7 @@ impl<R: Runtime> Pool<R> {
         let at = match runtime.pin(bytes) {
             Ok(at) => at,
             Err(_) => {
-                // Idle buffers may hold the memory that is missing.
+                // Idle buffers may occupy the memory that is missing.
                 self.shrink(runtime, 0)?;
                 runtime.pin(bytes)?
             }
@@ -60,17 +60,17 @@ impl<R: Runtime> Pool<R> {
         self.idle.push(buffer);
     }
 
-    /// Frees idle buffers until at most `bytes` are pinned, or none is idle.
+    /// Frees idle buffers until at most `bytes` are pinned or none is idle.
     pub(super) fn shrink(&mut self, runtime: &R, bytes: usize) -> Result<(), Failed> {
         if self.pinned <= bytes || self.idle.is_empty() {
             return Ok(());
         }
-        // Copies of the others are few when something is freed, and it happens once per kind of sample.
+        // Draining both streams is acceptable: little is in flight then, and it happens once per kind of sample.
         runtime.drain(Stream::ToHost)?;
         runtime.drain(Stream::ToDevice)?;
         while self.pinned > bytes && !self.idle.is_empty() {
             let Buffer { at, capacity, .. } = self.idle.remove(0);
-            // SAFETY: it is idle, and all copies are done.
+            // SAFETY: the buffer is idle, and all copies have finished.
             unsafe { runtime.unpin(at, capacity) };
             self.pinned -= capacity;
         }
@@ -80,7 +80,7 @@ impl<R: Runtime> Pool<R> {
 
 #[cfg(test)]
 impl<R: Runtime> Pool<R> {
-    /// Bytes of all buffers, and of those in use.
+    /// Bytes of all buffers and of the buffers in use.
     pub(super) fn sizes(&self) -> [usize; 2] {
         [self.pinned, self.used]
     }

@@ -1,9 +1,9 @@
-//! The calls of a GPU's runtime that copies need.
+//! The GPU runtime calls that copies need.
 
-/// A queue of work on a GPU. Work of one stream is done in order, that of two in any.
+/// A queue of work on a GPU. Work of one stream runs in order; work of different streams is unordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Stream {
-    /// That of all kernels. Nothing of it waits for the others by itself.
+    /// The stream of all kernels. It does not wait for the other streams by itself.
     Compute,
     /// Copies from the GPU to the host.
     ToHost,
@@ -11,7 +11,7 @@ pub(crate) enum Stream {
     ToDevice,
 }
 
-/// A call of the runtime that failed.
+/// A failed call of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {reason}")]
 pub(crate) struct Failed {
@@ -19,39 +19,39 @@ pub(crate) struct Failed {
     pub(crate) reason: String,
 }
 
-/// The calls, for one GPU. All but the last three return before what they queue is done.
+/// The runtime of one GPU. All calls but `reach`, `drain` and `pin` return before the work that they queue is done.
 ///
-/// Addresses are numbers: nothing of this process reads behind those of the GPU.
+/// Addresses are numbers: this process never dereferences addresses of the GPU.
 pub(crate) trait Runtime: Send + Sync + 'static {
-    /// A mark in a stream, reached when all is done that was queued there before it. Dropping it frees it, and takes
-    /// nothing back.
+    /// An event in a stream, reached when all work queued before it is done. Dropping it frees the handle and cancels
+    /// nothing.
     type Event: Send + Sync;
 
-    /// A mark at the end of `stream` as it is now.
+    /// Records an event at the current end of `stream`.
     fn record(&self, stream: Stream) -> Result<Self::Event, Failed>;
 
-    /// Work that is queued in `stream` from now on begins after `event`.
+    /// Makes work that is queued in `stream` from now on wait for `event`.
     fn wait(&self, stream: Stream, event: &Self::Event) -> Result<(), Failed>;
 
-    /// Queues a copy of `bytes` in a stream for copies, in its direction.
+    /// Queues a copy of `bytes` in a copy stream, in the direction of the stream.
     ///
     /// # Safety
-    /// Both sides stay allocated until it is done, one of them on the GPU and one from [`Runtime::pin`]; until then
-    /// nothing writes `from`, and nothing reads or writes `to`.
+    /// Both memories must stay allocated until the copy is done; one must be on the GPU, the other from
+    /// [`Runtime::pin`]. Until then nothing may write `from`, and nothing may read or write `to`.
     unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), Failed>;
 
-    /// Waits, in this thread, for `event`.
+    /// Blocks this thread until `event` is reached.
     fn reach(&self, event: &Self::Event) -> Result<(), Failed>;
 
-    /// Waits, in this thread, until all work in `stream` is done.
+    /// Blocks this thread until all work in `stream` is done.
     fn drain(&self, stream: Stream) -> Result<(), Failed>;
 
-    /// Page-locked host memory, of exactly this size. Slow: some tenths of a second per GB.
+    /// Allocates pinned host memory of exactly this size. Slow: some tenths of a second per GB.
     fn pin(&self, bytes: usize) -> Result<usize, Failed>;
 
-    /// Gives memory of [`Runtime::pin`] back.
+    /// Frees memory of [`Runtime::pin`].
     ///
     /// # Safety
-    /// Nothing uses it any more, no copy that is queued either.
+    /// Nothing may use the memory any more, including queued copies.
     unsafe fn unpin(&self, at: usize, bytes: usize);
 }

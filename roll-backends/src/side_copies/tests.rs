@@ -7,30 +7,30 @@ use super::{Failed, Leaving, Lines, Returning, Stream};
 
 type Here = Arc<Lines<Shared>>;
 
-/// A tensor that a kernel wrote, on its way to the host. Its own handle is gone.
+/// Starts the copy of a tensor that a kernel wrote to the host. Its own handle is dropped.
 fn sent(fake: &Arc<Fake>, lines: &Here, value: u8) -> Result<Leaving<Shared, Memory>, Failed> {
     let memory = fake.memory();
     fake.fill(&memory, value);
     let at = memory.at;
-    // SAFETY: no kernel writes it while it is held.
+    // SAFETY: no kernel writes to it while it is held.
     unsafe { lines.leave(memory, at, SIZE) }
 }
 
 fn returned(fake: &Arc<Fake>, leaving: &mut Leaving<Shared, Memory>) -> Result<Returning<Shared, Memory>, Failed> {
     let memory = fake.memory();
     let at = memory.at;
-    // SAFETY: nobody has the memory but this.
+    // SAFETY: the memory is not shared.
     unsafe { leaving.back(memory, at) }
 }
 
-/// A kernel that computes with memory of its own, and finds its values there.
+/// Kernels that write scratch memory and check its values.
 fn compute(fake: &Arc<Fake>) {
     let scratch = [fake.memory(), fake.memory()];
     scratch.iter().for_each(|memory| fake.fill(memory, 0xEE));
     scratch.iter().for_each(|memory| fake.expect(memory, 0xEE));
 }
 
-/// Two steps of a chain whose segments' inputs are on the host meanwhile, with all that may happen beside it.
+/// Two steps of a chain with offloaded segment inputs, with everything that may happen at the same time.
 fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
     const COUNT: u8 = 4;
     for step in 0..2 {
@@ -52,7 +52,7 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
             if let Some(mut next) = inputs.pop() {
                 coming = Some(returned(fake, &mut next)?);
                 drop(next);
-                // Others take the buffers, also that of a tensor on its way, and are read on the host.
+                // Other copies take the buffers, including those of tensors in flight, and are read on the host.
                 let [mut one, mut two] = [sent(fake, lines, 100 + i)?, sent(fake, lines, 110 + i)?];
                 if one.bytes()? != [100 + i; SIZE] || two.bytes()? != [110 + i; SIZE] {
                     return Err(Failed { call: "bytes", reason: "the host finds other values".into() });
@@ -61,17 +61,17 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
             compute(fake);
             fake.expect(&this, 10 * step + i);
         }
-        // A tensor that nobody wants any more.
+        // A tensor that is dropped without being read.
         drop(sent(fake, lines, 200)?);
         compute(fake);
         let mut unwanted = sent(fake, lines, 201)?;
         drop(returned(fake, &mut unwanted)?);
         compute(fake);
         lines.reserve(SIZE, 2)?;
-        // From the host to the GPU, through a buffer that may still be in use.
+        // An upload through a buffer that may still be in use.
         let memory = fake.memory();
         let at = memory.at;
-        // SAFETY: nobody has the memory but this.
+        // SAFETY: the memory is not shared.
         let brought = unsafe { lines.bring(SIZE, |bytes| bytes.fill(77), memory, at)? };
         compute(fake);
         let brought = brought.take()?;
@@ -80,11 +80,11 @@ fn steps(fake: &Arc<Fake>, lines: &Here) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Runs the steps; returns the fault, and the number of calls.
+/// Runs the steps; returns the faults and the number of calls.
 fn run(fake: &Arc<Fake>) -> (Vec<String>, usize) {
     let lines = Lines::new(Shared(fake.clone()), 0);
     let result = steps(fake, &lines);
-    // Whatever happened, others' memory is theirs.
+    // Unrelated memory must be intact whatever happened.
     compute(fake);
     drop(lines);
     compute(fake);
@@ -109,7 +109,7 @@ fn what_returns_is_what_left_in_every_order_of_the_streams_and_all_memory_is_giv
 fn without_any_one_of_the_orders_something_goes_wrong_in_some_schedule() {
     use Stream::{Compute, ToDevice, ToHost};
     let needed = [
-        // Rule 1, 2, both halves of 3, and 4.
+        // Rules 1, 2, both halves of 3, and 4.
         [ToHost, Compute],
         [Compute, ToHost],
         [ToDevice, Compute],
@@ -141,7 +141,7 @@ fn buffers_are_used_again_and_never_take_more_than_was_in_use_at_once() {
         let one = || {
             let memory = fake.memory();
             let at = memory.at;
-            // SAFETY: nothing writes it, and it is that long.
+            // SAFETY: nothing writes to it, and it has that size.
             unsafe { lines.leave(memory, at, bytes) }.unwrap()
         };
         (0..count).map(|_| one()).collect::<Vec<_>>()
@@ -149,7 +149,7 @@ fn buffers_are_used_again_and_never_take_more_than_was_in_use_at_once() {
     drop(hold(4, 8));
     assert_eq!((lines.lock().sizes(), fake.pinned()), ([32, 0], 4));
     drop(hold(4, 8));
-    // Up to half of a buffer may stay empty, and no more.
+    // At most half of a buffer may stay unused.
     drop(hold(4, 4));
     assert_eq!((lines.lock().sizes(), fake.pinned()), ([32, 0], 4));
     let small = hold(2, 2);

@@ -1,6 +1,6 @@
-//! Values of the host, to a GPU of libtorch's, through a few pieces of page-locked memory.
+//! Uploads host values to a GPU of libtorch through a few pinned staging buffers.
 //!
-//! libtorch copies pageable memory on one thread of the driver, at a few GB/s; here all threads copy it to page-locked
+//! libtorch copies pageable memory on a single thread of the driver, at a few GB/s. Here all threads copy it to pinned
 //! memory, from which the GPU fetches it.
 
 use bytemuck::Pod;
@@ -9,17 +9,17 @@ use tch::{Device, Kind, Tensor};
 
 use super::{give_up, lines};
 
-/// Bytes of a piece.
+/// Size of a staging buffer in bytes.
 const PIECE: usize = 1 << 26;
-/// Bytes below which the driver's way is as good.
+/// Size below which the driver's copy is as fast.
 const SMALL: usize = 1 << 20;
-/// Pieces that are filled or copied at once.
+/// Number of staging buffers that are filled or copied at the same time.
 const BUFFERS: usize = 3;
-/// Bytes that one thread copies at a time.
+/// Bytes that a host thread copies at a time.
 const CHUNK: usize = 1 << 18;
 
-/// A tensor with these values on the GPU `number`, complete for kernels that come now. `None` where it is to be made
-/// another way.
+/// Copies values to a new tensor on GPU `number`, complete for kernels queued from now on. `None` if the values are few
+/// or copy streams cannot be used; the caller then copies in another way.
 pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
     debug_assert_eq!(size_of::<E>(), kind.elt_size_in_bytes());
     let bytes = bytemuck::cast_slice::<E, u8>(values);
@@ -39,7 +39,7 @@ pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<
         let fill = |to: &mut [u8]| {
             to.par_chunks_mut(CHUNK).zip(piece.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
         };
-        // SAFETY: the memory is new, of that size, and nobody else has it before all pieces have arrived.
+        // SAFETY: the memory was just allocated, has that size, and is not shared before all pieces have arrived.
         let brought = unsafe { lines.bring(piece.len(), fill, tensor.shallow_clone(), at) };
         if let Err(failed) = brought.and_then(|returning| returning.take()) {
             give_up(number, &failed);
@@ -54,7 +54,7 @@ pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<
 mod tests {
     use super::*;
 
-    /// On machines with a GPU.
+    /// Runs on machines with a GPU.
     #[test]
     fn on_a_gpu_values_of_several_pieces_arrive_as_they_are() {
         if !tch::Cuda::is_available() {

@@ -1,4 +1,4 @@
-//! A model that is nothing but parameters on a device, for the tests of strategies.
+//! A toy model that consists of parameters on a device, for the tests of strategies.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use crate::{Backend, Parameters};
 
 pub(super) struct OnDevice {
     pub(super) parameters: Parameters,
-    /// Whether it has its updates there, or keeps them to itself.
+    /// Whether the model offers device updates.
     pub(super) updates: bool,
 }
 
 impl OnDevice {
-    /// `a`, `[4, 8]`, and `b`, `[3]`.
+    /// A model with the tensors `a` `[4, 8]` and `b` `[3]`.
     pub(super) fn new(device: &Device) -> Self {
         Self::of(&[("a", &[4, 8]), ("b", &[3])], device)
     }
@@ -29,7 +29,7 @@ impl OnDevice {
         Self { parameters: Parameters::new(specs, values, device), updates: true }
     }
 
-    /// The gradient of one pull; as in a network, that of the last tensor comes first.
+    /// Adds the gradients of one backward pass; as in a network, the last tensor comes first.
     pub(super) fn pull(&self, number: usize) {
         for (index, spec) in self.parameters.specs().iter().enumerate().rev() {
             let values: Vec<f32> = (0..spec.len()).map(|i| ((i + 7 * number) as f32 * 0.61).cos()).collect();
@@ -88,7 +88,7 @@ impl ParameterParts for OnDevice {
     }
 }
 
-/// Devices of this build that work here, of those that tests are asked to run on.
+/// Devices of this build that work on this machine and are selected by ROLL_TEST_BACKENDS.
 pub(super) fn devices() -> impl Iterator<Item = (Backend, Device)> {
     let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()) && b.usable(0).is_ok());
     tested.map(|backend| (backend, crate::device(backend.name()).unwrap()))

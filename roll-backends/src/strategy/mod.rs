@@ -1,4 +1,5 @@
-//! Strategies: how gradients become updates.
+//! Strategies: they accumulate gradients, reduce them over ranks, and update the parameters. `single` is one process,
+//! [`zero`] several.
 
 #[cfg(test)]
 mod device_model;
@@ -13,8 +14,8 @@ pub use place::OptimizerPlace;
 pub use single::{Single, SingleOptions};
 pub use zero::{Offload, OffloadDevice, Zero, ZeroOptions};
 
-/// Fails on a model or on settings that can only be mistakes. Loading a configuration refuses such settings already, and
-/// earlier; this check is for programs that make an [`OptimizerConfig`] themselves.
+/// Fails if the model has no trainable parameters or `config` is invalid. Loading a configuration already rejects such
+/// settings; this check is for programs that construct an [`OptimizerConfig`] themselves.
 fn check(model: &dyn Model, config: &OptimizerConfig) -> Result<()> {
     if let Some(beta) = config.betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
         return Err(Error::config("training.betas", format!("expected numbers in [0, 1), found {beta}")));
@@ -35,7 +36,7 @@ fn check(model: &dyn Model, config: &OptimizerConfig) -> Result<()> {
     Ok(())
 }
 
-/// Fails on numbers that no update can be made with.
+/// Fails unless learning rate and scale are finite.
 fn check_step(learning_rate: f64, scale: f64) -> Result<()> {
     if !learning_rate.is_finite() {
         let problem = format!("expected a finite number at every step, found {learning_rate}");

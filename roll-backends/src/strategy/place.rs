@@ -1,25 +1,25 @@
-//! Where AdamW works.
+//! The location of AdamW's moments and updates.
 
 use roll_core::{DeviceUpdates, Error, Model, Result};
 
-/// Where the optimizer works.
+/// The location of the optimizer's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerPlace {
-    /// On GPUs, where their memory is hardly touched by it.
+    /// The GPU, if the state is small; else host memory.
     #[default]
     Auto,
-    /// Where the parameters are.
+    /// The parameters' device.
     Device,
-    /// In host memory.
+    /// Host memory.
     Host,
 }
 
-/// Parameters up to which `auto` works on a GPU: moments of 2 GiB.
+/// Maximum number of parameters that `auto` updates on a GPU (2 GiB of moments).
 const FEW: usize = 1 << 28;
 
 impl OptimizerPlace {
-    /// Parameters up to which a GPU updates them itself, and has their moments.
+    /// Maximum number of parameters that are updated on a GPU.
     pub(super) fn most_on_gpu(self, bf16_states: bool) -> usize {
         match self {
             Self::Host => 0,
@@ -29,8 +29,8 @@ impl OptimizerPlace {
         }
     }
 
-    /// Updates on the device of `model`, if they are to be made there by a rank that has the moments of `count`
-    /// parameters. Fails if they cannot be made where they must.
+    /// Returns the device updates of `model`, if a rank with the moments of `count` parameters should update there,
+    /// else `None`. Fails if the device is required but impossible.
     pub(super) fn updates(
         self,
         model: &dyn Model,

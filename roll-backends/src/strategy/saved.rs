@@ -38,21 +38,22 @@ pub(super) fn save_part(
     Ok(())
 }
 
-/// Adds the number of updates.
+/// Adds the number of updates to `state`.
 pub(super) fn save_step(state: &mut StateDict, step: u64) -> Result<()> {
     let step = i64::try_from(step).unwrap_or(i64::MAX);
     state.insert(STEP.into(), Tensor::new(vec![step], [])?);
     Ok(())
 }
 
-/// A state whose tensors are those of the parameters, and can be moments.
+/// A checked optimizer state, whose tensors match the parameters.
 pub(super) struct Saved<'a> {
     state: &'a StateDict,
     pub(super) step: u64,
 }
 
 impl<'a> Saved<'a> {
-    /// Fails when a tensor is missing, unexpected or misshapen, or holds values that no moment has.
+    /// Checks a state. Fails if a tensor is missing, unexpected, misshapen, or holds values that are invalid for a
+    /// moment.
     pub(super) fn check(specs: &[ParameterSpec], state: &'a StateDict) -> Result<Self> {
         let step = state.get(STEP).ok_or_else(|| bad(format!("`{STEP}` is missing")))?;
         let step = match step.as_slice::<i64>() {
@@ -89,7 +90,7 @@ impl<'a> Saved<'a> {
         }
     }
 
-    /// First and second moments of a parameter.
+    /// The first and second moment of a parameter.
     pub(super) fn moments(&self, spec: &ParameterSpec) -> Result<[Vec<f32>; 2]> {
         let of = |kind: &str| {
             let name = format!("{kind}{}", spec.name);

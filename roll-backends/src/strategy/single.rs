@@ -1,4 +1,4 @@
-//! One process: optimizer state and gradient accumulator on the model's device, or in host memory.
+//! The strategy for one process: optimizer state and gradient accumulator are on the model's device or in host memory.
 
 use roll_core::plan::Division;
 use roll_core::registry::{default_options, parse_options};
@@ -20,16 +20,17 @@ const NAME: &str = "single";
 pub struct SingleOptions {
     /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
-    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]). They are in host memory.
+    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]). They are in host
+    /// memory.
     pub bf16_optimizer_states: bool,
-    /// Where AdamW keeps its moments and updates the parameters. `device`: where the parameters are, so that neither they
-    /// nor their gradients go through host memory. `host`: in host memory, which leaves the GPU eight bytes more a
-    /// parameter. `auto`: on GPUs up to 268,435,456 parameters, enough for adapters; in host memory otherwise.
+    /// Location of AdamW's moments and updates. `device`: the parameters' device, so that neither parameters nor
+    /// gradients pass through host memory. `host`: host memory, which saves eight bytes of GPU memory per parameter.
+    /// `auto`: on GPUs for up to 268,435,456 parameters, which is enough for adapters; in host memory otherwise.
     pub optimizer_on: OptimizerPlace,
 }
 
 impl SingleOptions {
-    /// Parameters up to which a GPU updates them itself.
+    /// Maximum number of parameters that are updated on a GPU.
     fn most_on_gpu(&self) -> usize {
         self.optimizer_on.most_on_gpu(self.bf16_optimizer_states)
     }
@@ -42,7 +43,7 @@ pub struct Single {
     attached: Option<Attached>,
 }
 
-/// What exists once a model is attached.
+/// The state after a model is attached.
 struct Attached {
     optimizer: AdamW,
     max_grad_norm: f64,
@@ -57,7 +58,7 @@ enum Place {
         gradients: Vec<f32>,
         moments: Moments,
     },
-    /// With the number of updates so far.
+    /// Device updates, and the number of updates so far.
     Device {
         updates: Box<dyn DeviceUpdates>,
         step: u64,
@@ -65,7 +66,7 @@ enum Place {
 }
 
 impl Single {
-    /// A strategy without a model.
+    /// Creates a strategy without a model.
     pub fn new(options: SingleOptions) -> Self {
         Self { options, attached: None }
     }
@@ -104,7 +105,7 @@ impl Strategy for Single {
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
         match &mut self.attached()?.place {
             Place::Host { gradients, .. } => model.take_gradients(gradients),
-            // A wrapper may keep gradients in host memory.
+            // A wrapper of the model may keep gradients in host memory.
             Place::Device { updates, .. } if model.device_updates().is_none() => {
                 let mut gradients = vec![0.0; model.parameter_count()];
                 model.take_gradients(&mut gradients)?;
@@ -140,7 +141,7 @@ impl Strategy for Single {
         match &mut a.place {
             Place::Host { parameters, gradients, moments } => {
                 scale(gradients, coefficient);
-                // Read again: a checkpoint or an import may have written them since the last step.
+                // Read again: a checkpoint or an import may have replaced the parameters since the last step.
                 model.read_parameters(parameters)?;
                 a.optimizer.update(parameters, gradients, moments, learning_rate);
                 model.write_parameters(parameters)?;
@@ -172,7 +173,8 @@ impl Strategy for Single {
         }
     }
 
-    /// Fails, changing nothing, when a tensor is missing, unexpected, misshapen or holds what no moment can be.
+    /// Fails, without changing anything, if a tensor is missing, unexpected, misshapen, or holds values that are
+    /// invalid for a moment.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
         let a = self.attached()?;
         let saved = Saved::check(&a.specs, state)?;

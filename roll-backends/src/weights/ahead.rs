@@ -1,4 +1,4 @@
-//! Fetching the next segment while the network computes with the current one.
+//! Prefetches the next segment while the network computes with the current one.
 
 use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
@@ -6,13 +6,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use roll_core::{Error, Result};
 
-/// A segment on its way: it arrives, or an error does.
+/// A segment in flight; the receiver gets the segment or an error.
 pub type Coming<T> = Receiver<Result<T>>;
 
-/// Fetches segments one ahead of their use. Two exist at a time: the one that is computed with and the one on its way.
+/// Prefetches one segment. Two exist at a time: the one in use and the one in flight.
 ///
-/// The next segment is guessed: the one that followed the same two last time. A wrong guess costs one needless fetch.
-/// Where the order is told, nothing is guessed, and nothing fetched behind its end.
+/// The next segment is predicted: it is the one that last followed the same two segments. A wrong prediction costs one
+/// unnecessary fetch. If the order is given, nothing is predicted, and nothing is fetched beyond its end.
 #[derive(Debug)]
 pub struct Ahead<T> {
     state: Mutex<State<T>>,
@@ -34,19 +34,20 @@ impl<T> Default for Ahead<T> {
 }
 
 impl<T> Ahead<T> {
-    /// For a network that goes through these segments from the first to the last.
+    /// Creates a prefetcher for a network that uses these segments in order, from the first to the last.
     pub fn through(order: Vec<String>) -> Self {
         Self { order: Some(order), ..Self::default() }
     }
 
-    /// The segment `name`, which was on its way or is fetched now; `begin` starts a fetch. Then the fetch of the next
-    /// segment is started, if `begins_next`.
+    /// Returns the segment `name`, which is in flight or fetched now by `begin`. Then starts the fetch of the next
+    /// segment, if `begins_next`.
     pub fn segment(&self, name: &str, begins_next: bool, begin: impl Fn(&str) -> Result<Coming<T>>) -> Result<T> {
         let mut state = self.lock();
         let segment = match state.coming.take() {
             Some((guess, coming)) if guess == name => arrived(name, coming)?,
             wrong => {
-                // It must be gone before the right one comes. Its error, if any, does not matter: it was not asked for.
+                // The wrong segment is dropped before the right one is fetched. Its error, if any, is ignored: it was
+                // not requested.
                 drop(wrong.map(|(_, coming)| coming.recv()));
                 arrived(name, begin(name)?)?
             }
@@ -65,7 +66,7 @@ impl<T> Ahead<T> {
         Ok(segment)
     }
 
-    /// A guess that was lost with a panic is only a guess.
+    /// Locks the state, even if it is poisoned: a panic can only lose a prediction.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how many of its kind exist.
+    /// A block that counts the live instances.
     struct Block(String, Arc<[AtomicUsize; 3]>);
 
     const ALIVE: usize = 0;
@@ -105,7 +106,8 @@ mod tests {
         }
     }
 
-    /// Passes over ten blocks, forth and back; gives the most blocks at once, and how many were brought.
+    /// Runs passes over ten blocks, forward and backward; returns the peak number of live blocks and the number
+    /// fetched.
     fn passes(ahead: bool, count: usize) -> [usize; 2] {
         let counts: Arc<[AtomicUsize; 3]> = Arc::default();
         let store = Ahead::default();

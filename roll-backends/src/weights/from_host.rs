@@ -1,4 +1,4 @@
-//! Weights that wait in host memory.
+//! A weight store in host memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -9,14 +9,14 @@ use roll_core::{Error, Result};
 use super::{Ahead, Value, Weight, WeightStore, Weights};
 use crate::offload::{Offloaded, Returning};
 
-/// Weights of fewer bytes stay on the device: norms and biases, for which a copy each is not worth its while.
+/// Weights of fewer bytes stay on the device: norms and biases are too small to be worth a copy each.
 const SMALL: usize = 1 << 20;
 
-/// A store whose weights are in host memory, as the device stores them, and come to it when they are asked for; those
-/// of the next segment are on their way meanwhile. At any time the device holds two segments.
+/// A store whose weights are in host memory, in the device's storage format, and are copied to the device when needed.
+/// The next segment is prefetched, so that the device holds two segments at any time.
 ///
-/// On libtorch's GPUs that memory is page-locked, and they come beside the kernels: a network does not wait for them
-/// where a segment takes longer than its copy (a block of 0.7 GB: some 15 ms over PCI Express 5).
+/// The host memory of libtorch's GPUs is pinned, and copies overlap with kernels: a network waits only if a segment
+/// computes faster than it is copied (a block of 0.7 GB takes about 15 ms over PCI Express 5).
 pub struct FromHost {
     device: Device,
     kept: BTreeMap<String, Kept>,
@@ -33,15 +33,15 @@ enum Place {
     Host(Mutex<Offloaded>),
 }
 
-/// A weight that comes.
+/// A weight on the device, or in flight to it.
 enum Way {
     Here(Weight),
     Coming(Returning),
 }
 
 impl FromHost {
-    /// Takes weights that are on `device`, one after the other, and sends each to host memory. Those that are not dense
-    /// are refused.
+    /// Takes weights that are on `device`, one at a time, and copies each to host memory. Fails on weights that are not
+    /// dense.
     pub fn new(weights: impl IntoIterator<Item = Result<(String, Weight)>>, device: &Device) -> Result<Self> {
         let mut kept = BTreeMap::new();
         for found in weights {
@@ -72,7 +72,7 @@ impl FromHost {
         let sent = segment.map(|(key, kept)| {
             let way = match &kept.place {
                 Place::Device(weight) => Way::Here(weight.clone()),
-                // A panic leaves the state whole: only its place in the pool may be lost.
+                // A panic leaves the state complete; at most its buffer in the pool is lost.
                 Place::Host(tensor) => Way::Coming(tensor.lock().unwrap_or_else(PoisonError::into_inner).send_back()?),
             };
             Ok((key.clone(), way))
@@ -85,7 +85,7 @@ impl WeightStore for FromHost {
     fn segment(&self, prefix: &str) -> Result<Weights> {
         let sent = self.ahead.segment(prefix, true, |prefix| {
             let (send, coming) = mpsc::channel();
-            // The receiver is here.
+            // Cannot fail: the receiver is alive.
             send.send(self.send(prefix)).unwrap_or(());
             Ok(coming)
         })?;

@@ -1,4 +1,4 @@
-//! Weights in host memory as a device will store them.
+//! Weights in host memory, in the storage format of a device.
 
 use burn::tensor::Device;
 use roll_core::{Result, Tensor};
@@ -6,33 +6,33 @@ use roll_core::{Result, Tensor};
 use super::{Storage, Weight};
 use crate::{EightBits, ScaledMatrix, ScaledRows};
 
-/// A weight on its way from a file to a device.
+/// A weight between file and device.
 #[derive(Clone, Debug)]
 pub enum HostWeight {
-    /// f32 or bf16.
+    /// A dense tensor, f32 or bf16.
     Dense(Tensor),
-    /// A matrix in eight bits.
+    /// An eight-bit matrix.
     Scaled(ScaledRows),
 }
 
-/// Storage of matrices.
+/// The storage format of matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Matrices {
-    /// As all other weights.
+    /// Dense, like all other weights.
     #[default]
     Dense,
-    /// In eight bits those that their file has so; others as all other weights.
+    /// Eight-bit if the file stores the matrix so, else dense.
     AsInFile,
-    /// In eight bits: those of a network's blocks.
+    /// Eight-bit for the matrices of the network's blocks, else dense.
     Eight(EightBits),
 }
 
-/// Beginning of the names of weights that [`Matrices::Eight`] is for: those of the transformer's blocks.
+/// Prefix of the weights that [`Matrices::Eight`] applies to: the transformer blocks.
 const BLOCKS: &str = "blocks.";
 
 impl HostWeight {
-    /// The weight `key` as `storage` says. `wide` has its values; `scaled` has them in eight bits, where the file does.
-    /// One that stays in its dtype shares its bytes.
+    /// Converts the weight `key` to the format of `storage`. `wide` returns its values; `scaled` holds them if the file
+    /// stores eight bits. A tensor that keeps its dtype shares its bytes.
     pub fn new(
         storage: Storage,
         key: &str,
@@ -53,7 +53,7 @@ impl HostWeight {
         }
     }
 
-    /// Puts the weight `key` on `device`, a dense one in the dtype that `storage` says.
+    /// Uploads the weight `key` to `device`; a dense one in the dtype of `storage`.
     pub fn upload(self, storage: Storage, key: &str, device: &Device) -> Weight {
         match self {
             Self::Dense(tensor) => Weight::new(&tensor, storage.of(key, tensor.dtype()), device),

@@ -1,4 +1,5 @@
-//! Where the weights of a network live: on the device, in host memory, streamed, or sharded. One interface.
+//! Weight stores: they hold the weights of a network on the device, in host memory, streamed from files, or sharded
+//! over the ranks, behind one interface, [`WeightStore`].
 
 mod ahead;
 mod from_host;
@@ -24,10 +25,10 @@ pub use turns::{Turn, Turns};
 use crate::host::{upload, values};
 use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, ScaledMatrix, Tape};
 
-/// Weights of one segment of a network, by the checkpoint's key.
+/// The weights of one segment of a network, by checkpoint key.
 pub type Weights = Arc<HashMap<String, Weight>>;
 
-/// One weight, in the dtype it is stored in. Frozen, unless it was made from a leaf of an autodiff graph.
+/// A weight in its storage dtype. Frozen, unless it was created from a leaf of an autodiff graph.
 #[derive(Clone, Debug)]
 pub struct Weight {
     value: Value,
@@ -48,30 +49,30 @@ impl Weight {
             (roll_core::DType::Bf16, DType::BF16) => {
                 upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), count, device)
             }
-            // On the host: half the bytes go to the device, and nothing of f32 exists there.
+            // Converted on the host: half the bytes are copied, and no f32 copy exists on the device.
             (_, DType::BF16) => upload(Cow::Owned(storage::narrowed(tensor)), count, device),
             _ => upload(values(tensor), count, device).cast(dtype),
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))
     }
 
-    /// Takes a tensor that is on a device already, for instance a leaf of an autodiff graph.
+    /// Wraps a tensor that is on a device already, e.g. a leaf of an autodiff graph.
     pub fn from_tensor(value: NdTensor) -> Self {
         Self { value: Value::Dense(value) }
     }
 
-    /// A matrix that stays in its blocks, in host memory; parts that are read come to `device`.
+    /// Wraps a block-quantised matrix, which stays in host memory; parts that are read are decoded to `device`.
     pub fn from_blocks(matrix: BlockMatrix, device: &Device) -> Self {
         let shape = matrix.shape();
         Self { value: Value::Blocks { matrix: Arc::new(matrix), shape, device: device.clone() } }
     }
 
-    /// A matrix that stays in eight bits, on its device.
+    /// Wraps an eight-bit matrix, on its device.
     pub fn from_scaled(matrix: ScaledMatrix) -> Self {
         Self { value: Value::Scaled(matrix) }
     }
 
-    /// The matrix, if it is in blocks.
+    /// The matrix, if it is block-quantised.
     pub fn blocks(&self) -> Option<&Arc<BlockMatrix>> {
         match &self.value {
             Value::Blocks { matrix, .. } => Some(matrix),
@@ -79,7 +80,7 @@ impl Weight {
         }
     }
 
-    /// The matrix, if it is in eight bits.
+    /// The matrix, if it is stored in eight bits.
     pub fn scaled(&self) -> Option<&ScaledMatrix> {
         match &self.value {
             Value::Scaled(matrix) => Some(matrix),
@@ -87,13 +88,14 @@ impl Weight {
         }
     }
 
-    /// The value in f32, at rank `D`; a bf16 weight is widened for the moment of its use.
+    /// The value as f32 of rank `D`; other dtypes are converted on each call. Fails if the rank differs.
     pub fn f32<const D: usize>(&self) -> Result<Tensor<D>> {
         let value = self.stored::<D>()?;
         Ok(if value.dtype() == DType::F32 { value } else { value.cast(DType::F32) })
     }
 
-    /// The value in the dtype it is stored in, at rank `D`; blocks and eight bits are decoded to f32.
+    /// The value of rank `D` in its storage dtype; block-quantised and eight-bit matrices are decoded to f32. Fails if
+    /// the rank differs.
     pub fn stored<const D: usize>(&self) -> Result<Tensor<D>> {
         match &self.value {
             Value::Dense(value) => value.rank::<D>(),
@@ -105,7 +107,7 @@ impl Weight {
         }
     }
 
-    /// Some rows of a matrix, as [`Weight::stored`] has them; of blocks nothing else is decoded.
+    /// Some rows of a matrix, in the dtype of [`Weight::stored`]; of a quantised matrix only these rows are decoded.
     pub fn rows(&self, start: usize, count: usize) -> Result<Tensor<2>> {
         match &self.value {
             Value::Dense(value) => Ok(value.rank::<2>()?.narrow(0, start, count)),
@@ -116,7 +118,7 @@ impl Weight {
         }
     }
 
-    /// As [`Weight::rows`], of rows that do not follow one another.
+    /// The rows of a matrix with the given indices, in the dtype of [`Weight::stored`].
     pub fn select(&self, rows: Tensor<1, Int>) -> Result<Tensor<2>> {
         match &self.value {
             Value::Dense(value) => Ok(value.rank::<2>()?.select(0, rows)),
@@ -129,7 +131,7 @@ impl Weight {
         }
     }
 
-    /// Bytes in memory.
+    /// Size in memory, in bytes.
     pub fn size(&self) -> usize {
         match &self.value {
             Value::Dense(value) => value.flat().shape().num_elements() * value.flat().dtype().size(),
@@ -138,7 +140,7 @@ impl Weight {
         }
     }
 
-    /// Shape.
+    /// The shape.
     pub fn shape(&self) -> &[usize] {
         match &self.value {
             Value::Dense(value) => value.shape(),
@@ -152,19 +154,20 @@ fn matrix_of(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> 
     Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
-/// Hands out the weights of a network, segment by segment.
+/// A source of the weights of a network, segment by segment.
 pub trait WeightStore: Send + Sync {
-    /// All weights whose key starts with `prefix`. They may be dropped when the segment is done.
+    /// Returns all weights whose key starts with `prefix`. The caller drops them after the segment; stores may then
+    /// free them.
     fn segment(&self, prefix: &str) -> Result<Weights>;
 
-    /// The device they arrive on, without autodiff.
+    /// The device of the returned weights, without autodiff.
     fn device(&self) -> &Device;
 
-    /// Shape of one weight.
+    /// The shape of a weight; `None` if there is no such key.
     fn shape(&self, key: &str) -> Option<Vec<usize>>;
 }
 
-/// All weights on the device, all the time.
+/// A store that keeps all weights on the device.
 pub struct Resident {
     device: Device,
     weights: HashMap<String, Weight>,
@@ -172,7 +175,7 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Uploads `state`, stored as `storage` says of dense weights.
+    /// Uploads `state` as dense weights, in the dtypes of `storage`.
     pub fn new(state: &StateDict, storage: impl Into<Storage>, device: &Device) -> Self {
         let storage = storage.into();
         let weight =
@@ -186,7 +189,7 @@ impl Resident {
         Self { device: device.clone(), weights, segments: Default::default() }
     }
 
-    /// The parameters of `segment` as weights, recorded on `tape`: with a tape that is on, a network that reads its
+    /// Creates a store of the parameters of `segment`, recorded on `tape`. If the tape is on, a network that reads its
     /// weights from this store runs inside the tape's autodiff graph and can be trained.
     pub fn tracked(segment: &ParameterSegment, tape: &Tape) -> Self {
         let weight = |(index, spec, value): (usize, &ParameterSpec, &Tensor<1>)| {
@@ -220,7 +223,7 @@ impl WeightStore for Resident {
     }
 }
 
-/// The weight `key`, or an error that names it.
+/// Returns the weight `key`. Fails with an error that names the key.
 pub fn get<'a>(weights: &'a Weights, key: &str) -> Result<&'a Weight> {
     weights.get(key).ok_or_else(|| BackendError::MissingWeight { name: key.into() }.into())
 }

@@ -1,4 +1,4 @@
-//! Frozen weights divided among the ranks, gathered segment by segment.
+//! Frozen weights that are sharded over the ranks and all-gathered segment by segment.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,12 +10,12 @@ use roll_core::{Communicator, Error, Result, StateDict, Tensor};
 use super::{Ahead, Storage, Weight, WeightStore, Weights};
 use crate::overlap::{OverlappedRanks, Service};
 
-/// Every rank keeps an equal part of every weight in host memory; a segment is put together when it is asked for, and
-/// not kept. While a network computes with one, the next is gathered in the background if overlap is on
-/// ([`OverlappedRanks::overlaps`]), which takes the memory of one more segment. Ranks may ask for different segments, and
-/// differently often.
+/// A store in which every rank holds an equal shard of every weight in host memory. A segment is assembled when it is
+/// requested, and not kept. If overlap is on ([`OverlappedRanks::overlaps`]), the next segment is prefetched in the
+/// background, which takes the memory of one more segment. Ranks may request different segments, a different number of
+/// times.
 ///
-/// bf16 weights are kept and sent as bf16.
+/// bf16 weights are stored and sent as bf16.
 pub struct Sharded {
     ranks: Arc<OverlappedRanks>,
     service: u32,
@@ -23,13 +23,13 @@ pub struct Sharded {
     ahead: Ahead<Weights>,
 }
 
-/// The parts of one rank.
+/// The shards of one rank.
 struct Shards {
-    /// Where segments are put together.
+    /// The device that segments are assembled on.
     device: Device,
     /// Sorted by key, so that a segment is a range.
     entries: Vec<Entry>,
-    /// Words of four bytes, of all entries one after the other.
+    /// Words of four bytes: the shards of all entries, concatenated.
     own: Vec<f32>,
     world: usize,
 }
@@ -39,13 +39,13 @@ struct Entry {
     shape: Vec<usize>,
     dtype: roll_core::DType,
     bytes: usize,
-    /// Its words in [`Shards::own`]; each rank has as many.
+    /// Its range in [`Shards::own`]; the same size on each rank.
     words: Range<usize>,
 }
 
 impl Sharded {
-    /// Keeps this rank's part of `state`, which all ranks have, as `storage` says of dense weights. Mapped tensors are
-    /// read where their part lies.
+    /// Stores this rank's shard of `state`, which must be the same on all ranks, in the dtypes of `storage`. Only the
+    /// shard is read from memory-mapped tensors that keep their dtype.
     pub fn new(
         state: &StateDict,
         storage: impl Into<Storage>,
@@ -57,7 +57,7 @@ impl Sharded {
         let (rank, world) = (ranks.rank().0, ranks.world_size());
         let (mut entries, mut own) = (Vec::with_capacity(state.len()), Vec::new());
         for (key, tensor) in state {
-            // Cut in the dtype that is kept: f32 where another is stored, as the resident store has it.
+            // Sharded in the stored dtype: f32 wherever the resident store would have f32.
             let kept = match (tensor.dtype(), storage.of(key, tensor.dtype())) {
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
                 (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
@@ -88,7 +88,7 @@ impl Sharded {
         Ok(Self { ranks, service, shards, ahead: Ahead::default() })
     }
 
-    /// Bytes that this rank keeps.
+    /// Size of this rank's shards in bytes.
     pub fn bytes(&self) -> usize {
         4 * self.shards.own.len()
     }
@@ -100,9 +100,9 @@ impl WeightStore for Sharded {
             let (send, coming) = mpsc::channel();
             let (range, shards) = (self.shards.range(prefix), self.shards.clone());
             let what = [range.start as u32, range.end as u32];
-            // Put together by the thread that gathered it: that too is out of the network's way.
+            // Assembled by the thread that gathered it, so that the network does not wait for the assembly either.
             let then = move |gathered: Result<Vec<f32>>| {
-                // Sending fails when the store was dropped: then no receiver is left.
+                // Sending fails if the store was dropped: then there is no receiver.
                 let _ = send.send(gathered.and_then(|gathered| shards.assemble(range, &gathered)));
             };
             self.ranks.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
@@ -122,14 +122,14 @@ impl WeightStore for Sharded {
 }
 
 impl Shards {
-    /// The entries whose key starts with `prefix`.
+    /// The range of entries whose key starts with `prefix`.
     fn range(&self, prefix: &str) -> Range<usize> {
         let start = self.entries.partition_point(|e| e.key.as_str() < prefix);
         let count = self.entries[start..].partition_point(|e| e.key.starts_with(prefix));
         start..start + count
     }
 
-    /// The weights of some entries from the parts of all ranks.
+    /// Assembles the weights of some entries from the shards of all ranks.
     fn assemble(&self, range: Range<usize>, gathered: &[f32]) -> Result<Weights> {
         let entries = &self.entries[range];
         let base = entries.first().map_or(0, |e| e.words.start);
@@ -148,7 +148,7 @@ impl Shards {
 }
 
 impl Service for Shards {
-    /// Gathers the entries `what[0]..what[1]`: the parts of rank 0, then those of rank 1, and so on.
+    /// All-gathers the entries `what[0]..what[1]`: the shards of rank 0, then those of rank 1, and so on.
     fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
         let entries = self.entries.get(what[0] as usize..what[1] as usize).ok_or_else(|| {
             Error::Misuse(format!(
@@ -216,7 +216,7 @@ mod tests {
                 let results = ThreadRanks::run(world, Duration::from_secs(60), |ranks| {
                     let rank = ranks.rank().0;
                     let store = Sharded::new(&state(), dtype, &device, ranks.clone())?;
-                    // The ranks ask for different segments, and rank 1 for none.
+                    // The ranks request different segments, and rank 1 none.
                     let wanted: &[&str] = match rank {
                         0 => &["b.0.", "b.1.", "head", "none"],
                         1 => &[],
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// Counts the gatherings of weights: those of wishes are shorter.
+    /// Counts the all-gathers of weights; those of requests are shorter.
     struct Counting(Arc<dyn Communicator>, AtomicUsize);
 
     impl Communicator for Counting {
@@ -296,8 +296,8 @@ mod tests {
                         let weights = store.segment(&format!("b.{i}."))?;
                         let value = weights[&format!("b.{i}.w")].f32::<1>()?.into_data();
                         assert_eq!(value.try_into_vec::<f32>().unwrap(), vec![i as f32; 64]);
-                        // Once the order is known, the next one comes without being asked for; when is not measured: the
-                        // bound only ends a test in which it never comes.
+                        // Once the order is known, the next segment is fetched without a request. The time is not
+                        // measured: the limit only ends a test in which it is never fetched.
                         let since = std::time::Instant::now();
                         while overlap && pass > 1 && ranks.1.load(Ordering::SeqCst) <= used {
                             assert!(since.elapsed() < Duration::from_secs(30), "block {i} of pass {pass}");

@@ -1,4 +1,4 @@
-//! Storage of weights.
+//! The storage dtypes of weights.
 
 use burn::tensor::DType;
 use half::bf16;
@@ -7,14 +7,14 @@ use roll_core::Tensor;
 
 use super::Matrices;
 
-/// Storage of a network's weights: one dtype for all, but those that are f32 and need it, and matrices in eight bits.
+/// The storage of a network's weights: one dtype, with exceptions for weights that need f32 and for eight-bit matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
-    /// f32 or bf16.
+    /// The dtype of dense weights, f32 or bf16.
     pub dtype: DType,
-    /// Beginnings of the names of weights that stay f32 if their file has them so.
+    /// Prefixes of weights that stay f32 if the file stores them as f32.
     pub exact: &'static [&'static str],
-    /// Storage of matrices.
+    /// The storage format of matrices.
     pub matrices: Matrices,
 }
 
@@ -25,14 +25,14 @@ impl From<DType> for Storage {
 }
 
 impl Storage {
-    /// The dtype to store the weight `key` in, whose file has `stored`, if it is dense.
+    /// The dtype of the weight `key` if it is dense; `stored` is its dtype in the file.
     pub fn of(&self, key: &str, stored: roll_core::DType) -> DType {
         let exact = stored == roll_core::DType::F32 && self.exact.iter().any(|prefix| key.starts_with(prefix));
         if exact { DType::F32 } else { self.dtype }
     }
 }
 
-/// Values rounded to bf16, to the nearest and of two to the even one, as every backend casts.
+/// Rounds values to bf16, to nearest with ties to even, as every backend does.
 pub(super) fn narrowed(tensor: &Tensor) -> Vec<bf16> {
     const PART: usize = 1 << 16;
     match tensor.as_slice::<f32>() {

@@ -1,4 +1,4 @@
-//! Networks that take turns on the device.
+//! Networks of which only one is on the device at a time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +8,8 @@ use roll_core::Result;
 
 use super::{Resident, WeightStore, Weights};
 
-/// A place on the device for the weights of one of several networks: of experts that a trajectory passes through one
-/// after the other, each brings its weights when it is asked for them, and the others' are gone before.
+/// The slot on the device for one of several networks, e.g. experts that a trajectory uses one after the other. A
+/// network's weights are loaded when it is used, after the other network's weights are freed.
 #[derive(Default)]
 pub struct Turns {
     here: Mutex<Option<(usize, Resident)>>,
@@ -25,7 +25,7 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// The network `number`, which no other has, with weights of these shapes that `bring` puts on `device`.
+    /// Adds a network with the unique `number` and weights of these shapes, which `bring` loads to `device`.
     pub fn turn(
         self: &Arc<Self>,
         number: usize,
@@ -39,14 +39,14 @@ impl Turns {
 
 impl WeightStore for Turn {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        // A panic leaves either whole weights or none.
+        // After a panic the slot holds complete weights or nothing.
         let mut here = self.turns.here.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((number, resident)) = &*here
             && *number == self.number
         {
             return resident.segment(prefix);
         }
-        // The others' must be gone before these come.
+        // The other network is freed before this one is loaded.
         *here = None;
         let resident = (self.bring)()?;
         let weights = resident.segment(prefix)?;

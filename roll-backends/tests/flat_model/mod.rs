@@ -1,6 +1,6 @@
-//! A model that is nothing but its parameters, for the tests of strategies: those of this crate and those under MPI.
+//! A model that consists of its parameters only, for the tests of strategies: those of this crate and those under MPI.
 
-// Not every test uses all of it.
+// Some tests use only a part of the model.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use roll_core::{Error, GradientSink, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
-/// Samples of a step, over all ranks: what [`FlatModel::pull`] tells them apart by.
+/// Number of samples per step on all ranks; [`FlatModel::pull`] numbers them across steps.
 pub const BATCH: usize = 4;
 
 /// Parameters, and gradients that the test sets or [`FlatModel::pull`] makes.
@@ -17,9 +17,9 @@ pub struct FlatModel {
     pub specs: Vec<ParameterSpec>,
     pub values: Vec<f32>,
     pub gradients: Vec<f32>,
-    /// Whether the model gives its parameters in parts.
+    /// Whether the model returns its parameters in parts.
     parts: bool,
-    /// Called during a pull with the position of each parameter, when its gradient is whole.
+    /// Called during a pull with the position of each parameter whose gradient is complete.
     pub during_pull: Option<Box<dyn FnMut(usize) + Send>>,
     sink: Option<Arc<dyn GradientSink>>,
 }
@@ -33,12 +33,12 @@ impl FlatModel {
         Self { specs, values, gradients: vec![0.0; n], parts: true, during_pull: None, sink: None }
     }
 
-    /// `a`, `[2]`, and `b`, `[1, 2]`: 1 to 4.
+    /// Creates a model of `a`, `[2]`, and `b`, `[1, 2]`, with the values 1 to 4.
     pub fn two() -> Self {
         Self::new(&[("a", &[2]), ("b", &[1, 2])], |i| 1.0 + i as f32)
     }
 
-    /// Six tensors of 1 to 576 values.
+    /// Creates a model of six tensors with 1 to 576 values.
     pub fn springs() -> Self {
         let shapes: [(&str, &[usize]); 6] = [
             ("layer0", &[3, 7]),
@@ -59,8 +59,8 @@ impl FlatModel {
         Self { values: values.to_vec(), ..self }
     }
 
-    /// Adds the gradient of one sample, which pulls every parameter towards a point of its own:
-    /// `sum_i w_i (p_i - c_i)^2 / 2`. As a network, from the last tensor to the first.
+    /// Adds the gradient of one sample, which pulls every parameter towards its own point:
+    /// `sum_i w_i (p_i - c_i)^2 / 2`. Like a network, it runs from the last tensor to the first.
     pub fn pull(&mut self, step: u64, sample: usize) {
         let key = (step * BATCH as u64) as f32 + sample as f32;
         for position in (0..self.specs.len()).rev() {

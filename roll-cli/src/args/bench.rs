@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use burn::tensor::DType;
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
+use roll_backends::EightBits;
 
 /// Arguments of `roll bench`.
 #[derive(Debug, ClapArgs)]
@@ -21,13 +22,17 @@ pub struct Bench {
     /// Dtype of weights and products, f32 or bf16. Default: the preset's.
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<DTypeName>,
+    /// Eight-bit format of the matrices of the transformer's blocks, int8 or fp8, as with `model.weights_dtype`.
+    #[arg(long, value_name = "FORMAT", conflicts_with = "weights_on_host", value_parser = eight_bits)]
+    pub weights_dtype: Option<EightBits>,
     /// Dtype of the VAE's decoder, f32 or bf16.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]
     pub vae_dtype: DTypeName,
-    /// Caches that the decoder's pull keeps between chunks (`model.vae_checkpoints`). Default: all on GPUs, 4 on the CPU.
+    /// Caches that the decoder's pull keeps between chunks (`model.vae_checkpoints`). Default: all on GPUs, 4 on the
+    /// CPU.
     #[arg(long, value_name = "N")]
     pub vae_checkpoints: Option<usize>,
-    /// Number of transformer blocks to measure; times of the others are extrapolated. Default: the preset's.
+    /// Number of transformer blocks. Default: the preset's.
     #[arg(long, value_name = "N")]
     pub layers: Option<usize>,
     /// Frames of the video; the preset's unless given.
@@ -45,7 +50,8 @@ pub struct Bench {
     /// Keep the transformer's weights in host memory, and bring them a block ahead, as with `model.weight_store: host`.
     #[arg(long)]
     pub weights_on_host: bool,
-    /// Count two velocities for each denoising step, the second without gradient, as with `algo.guidance_scale` above 1.
+    /// Count two velocities for each denoising step, the second without gradient, as with `algo.guidance_scale` above
+    /// 1.
     #[arg(long)]
     pub guided: bool,
     /// Leave out encoding, decoding and their pulls, which take most of the time of small transformers.
@@ -55,47 +61,16 @@ pub struct Bench {
     /// training.
     #[arg(long)]
     pub whole_step: bool,
-    /// Measure the same shapes in PyTorch too: first, and in a process of its own. The variable PYTHON names the
-    /// interpreter; `python3` if it is not set.
-    #[arg(long)]
-    pub compare: bool,
-    /// Compare with an earlier answer of PyTorch to the line that `--request` prints.
-    #[arg(long, value_name = "FILE", conflicts_with = "compare")]
-    pub theirs: Option<PathBuf>,
-    /// Print the line that bench/torch_reference.py takes, and measure nothing: `roll bench --request |
-    /// python bench/torch_reference.py THREADS -`.
-    #[arg(long, conflicts_with_all = ["compare", "theirs", "json"])]
-    pub request: bool,
-    /// Kernel of PyTorch's attention in the transformer, on GPUs.
-    #[arg(long, value_name = "NAME", default_value = "auto")]
-    pub torch_attention: TorchAttention,
-    /// Dtype of the activations between products in PyTorch's transformer. Default: that of its products.
-    #[arg(long, value_name = "DTYPE")]
-    pub torch_activations: Option<DTypeName>,
-    /// Write the result as JSON too; `-` prints it instead of the table.
+    /// Write the result as JSON too, after each phase and at the end; `-` prints it instead of the table.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
 
-/// A kernel of PyTorch's attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TorchAttention {
-    /// The one that PyTorch chooses.
-    Auto,
-    /// cuDNN's.
-    Cudnn,
-    /// FlashAttention-2.
-    Flash,
-}
-
-impl TorchAttention {
-    /// As the script has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Cudnn => "cudnn",
-            Self::Flash => "flash",
-        }
+fn eight_bits(text: &str) -> Result<EightBits, String> {
+    match text {
+        "int8" => Ok(EightBits::Int8),
+        "fp8" => Ok(EightBits::E4m3),
+        _ => Err("expected int8 or fp8".into()),
     }
 }
 

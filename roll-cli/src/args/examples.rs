@@ -121,10 +121,8 @@ pub const PLAN: &str = r"Examples:
 pub const BENCH: &str = r"Examples:
   roll bench
   roll bench --preset a14b --backend libtorch-cuda --json a14b.json
-  roll bench --preset a14b --backend libtorch-cuda --whole-step --offload \
-    --compare
-  PYTHON=venv/bin/python roll bench --preset 1.3b --layers 2 --frames 17 \
-    --size 240x416 --compare";
+  roll bench --preset a14b --backend libtorch-cuda --whole-step --offload
+  roll bench --preset 1.3b --layers 2 --frames 17 --size 240x416";
 
 pub const CONFIG: &str = r"Examples:
   roll config --config my.yaml --set training.learning_rate=1e-5

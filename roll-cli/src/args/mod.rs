@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
-pub use bench::{Bench, TorchAttention};
+pub use bench::Bench;
 pub use config::{Config, ReferenceFormat};
 pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
@@ -164,8 +164,8 @@ pub enum Command {
     /// Time a Reward-FL step of random networks of a given size, phase by phase.
     #[command(after_help = examples::BENCH)]
     Bench(Bench),
-    /// Print the resolved configuration and where each value came from, the reference of all keys, or a configuration to
-    /// begin with.
+    /// Print the resolved configuration and where each value came from, the reference of all keys, or a configuration
+    /// to begin with.
     #[command(after_help = examples::CONFIG)]
     Config(Config),
     /// Print completions for a shell.

@@ -154,7 +154,7 @@ fn prepare(args: PrepareData) -> Result<()> {
     }
     bar.finish();
     let path = out.join("metadata.jsonl");
-    roll_core::files::write_atomically(&path, lines.as_bytes())?;
+    roll_external::files::write_atomically(&path, lines.as_bytes())?;
     println!("{}: {} clips, {left_out} left out", path.display(), dataset.len() - left_out);
     Ok(())
 }
@@ -167,7 +167,7 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
     for (key, image) in [("image", &sample.image), ("end_image", &sample.end_image)] {
         if let Some(image) = image {
             let file = format!("{name}-{key}.png");
-            roll_core::files::write_atomically(&out.join(&file), &png(image)?)?;
+            roll_external::files::write_atomically(&out.join(&file), &png(image)?)?;
             line[key] = file.into();
         }
     }

@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use roll_algos::sampling::{Request, SamplingOptions};
-use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit, files,
-};
+use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
+use roll_external::files;
 use roll_train::config::{DataConfig, LoadedConfig};
 
 use super::adapters::open_model;
@@ -110,7 +109,7 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
         return Err(Error::Unsupported(format!("--output: {} is a directory", directory.display())));
     }
     // Permission is known by trying alone.
-    let trial = roll_core::files::temporary_beside(first);
+    let trial = roll_external::files::temporary_beside(first);
     std::fs::File::create(&trial).map_err(Error::file("write into the directory of", first))?;
     std::fs::remove_file(&trial).map_err(Error::file("remove", &trial))
 }

@@ -1,6 +1,6 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
-use roll_core::plan::{LanguageWork, MemoryItem, Needs, Passes, PlanInput, RolloutWork, Speed};
+use roll_core::plan::{MemoryItem, Needs, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, VideoUnit, communicator};
 use roll_data::DataConfig;
 use roll_train::config::LoadedConfig;
@@ -48,11 +48,10 @@ pub fn estimate(
     let config = &loaded.config;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
     let division = registry.division(&config.strategy.name, &config.strategy.options)?;
-    let size = match (size, &passes.language) {
-        (Some(size), _) => Some(size),
-        (None, None) => Some(full_hd(&config.data)?),
+    let size = match size {
         // Texts have no size.
-        (None, Some(_)) => None,
+        None if passes.texts.is_empty() => Some(full_hd(&config.data)?),
+        size => size,
     };
     let input = PlanInput {
         network,
@@ -225,14 +224,9 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
 
 /// The passes of a step over each sample, in words.
 pub fn passes_in_words(passes: &Passes) -> String {
-    if let Some(work) = &passes.language {
-        let LanguageWork { rollout, samples, micro_batch, .. } = work;
-        return match rollout {
-            Some(RolloutWork { groups, group_size, .. }) => {
-                format!("{} conversations a step, recorded {micro_batch} at a time", groups.saturating_mul(*group_size))
-            }
-            None => format!("{samples} texts a step, recorded {micro_batch} at a time"),
-        };
+    if let [first, ..] = &passes.texts[..] {
+        let recorded = passes.texts.iter().find(|pass| pass.grad).map_or(0, |pass| pass.at_once);
+        return format!("{} texts a step, recorded {recorded} at a time", first.rows);
     }
     let [steps, trained] = passes.steps();
     match passes.videos {

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use roll_core::error::nearest;
-use roll_core::plugin::check::{Finding, Verdict, check_reward};
-use roll_core::plugin::{Chain, LoadedComponent, Plugin, load};
+use roll_core::one_line;
 use roll_core::{BuildContext, Error, Kind, Options, Registration, Registry, Replaces, Result};
+use roll_core::{Finding, Verdict, check_reward};
+use roll_plugin::{LoadedComponent as _, Plugin, PluginComponent, load};
 
 use roll_train::config::{Section, sections};
 use roll_train::progress::counted;
@@ -81,14 +82,14 @@ fn head(plugin: &Plugin) {
 fn check(args: &CheckPlugin) -> Result<()> {
     let plugin = load(&args.path)?;
     head(&plugin);
-    let wanted = |c: &&&'static LoadedComponent| args.component.as_deref().is_none_or(|name| name == c.name());
+    let wanted = |c: &&&'static PluginComponent| args.component.as_deref().is_none_or(|name| name == c.name());
     let components: Vec<_> = plugin.components.iter().filter(wanted).collect();
     if components.is_empty() {
         let offered: Vec<_> = plugin.components.iter().map(|c| c.name()).collect();
         return Err(Error::config("--component", format!("the plugin offers {}", offered.join(", "))));
     }
     let options = options(&args.set)?;
-    let registry = Registry::linked()?.with_plugin(&plugin, Replaces::LinkedIn)?;
+    let registry = Registry::linked()?.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
     let context = BuildContext { backend: "flex".into(), seed: args.seed, base_dir: ".".into(), placement: None };
     let mut broken = 0;
     for component in components {
@@ -99,7 +100,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
                 Err(error) => vec![Finding {
                     promise: "it is made with these options".into(),
                     verdict: Verdict::Broken,
-                    detail: Chain::line(&error),
+                    detail: one_line(&error),
                 }],
             },
             _ => Vec::new(),

@@ -146,7 +146,7 @@ fn table(alone: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
     }
 }
 
-/// Each frame with its gradient below: black where there is none, over red to white where it is largest.
+/// Each frame with its gradient below: black where the gradient is 0, over red to white where it is largest.
 fn drawn(video: &Video, gradient: &Tensor) -> Result<Video> {
     let [frames, height, width] = video.dims();
     let plane = height * width;

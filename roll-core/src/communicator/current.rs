@@ -21,7 +21,8 @@ pub fn current() -> Arc<dyn Communicator> {
     THREAD.with_borrow(Clone::clone).or_else(|| PROCESS.get().cloned()).unwrap_or_else(|| Arc::new(SingleRank))
 }
 
-/// Makes this process one of the ranks of `communicator`, once; a second call changes nothing and gives it back.
+/// Makes this process one of the ranks of `communicator`, once; a second call changes nothing and returns the
+/// communicator.
 pub fn set_process(communicator: Arc<dyn Communicator>) -> Result<(), Arc<dyn Communicator>> {
     PROCESS.set(communicator)
 }
@@ -31,14 +32,14 @@ pub fn within<T>(communicator: Arc<dyn Communicator>, f: impl FnOnce() -> T) -> 
     replaced(&THREAD, Some(communicator), f)
 }
 
-/// Runs `f`, which makes a model, on this thread: the model divides the tokens of every pass among `ranks`, if there are
-/// any ([`crate::Strategy::token_ranks`]).
+/// Runs `f`, which makes a model, on this thread: the model divides the tokens of every pass among `ranks`, if there
+/// are any ([`crate::Strategy::token_ranks`]).
 pub fn dividing_tokens<T>(ranks: Option<Arc<dyn Communicator>>, f: impl FnOnce() -> T) -> T {
     replaced(&TOKENS, ranks, f)
 }
 
-/// The ranks among which a model that is made now divides the tokens of every pass. Its [`crate::Model::token_ranks`] says
-/// that it does.
+/// The ranks among which a model that is made now divides the tokens of every pass. Its [`crate::Model::token_ranks`]
+/// says that it does.
 pub fn token_ranks() -> Option<Arc<dyn Communicator>> {
     TOKENS.with_borrow(Clone::clone)
 }

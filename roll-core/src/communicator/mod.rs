@@ -54,8 +54,9 @@ pub trait Communicator: Send + Sync {
     /// Call it on the way out, once.
     fn fail(&self, _reason: &str) {}
 
-    /// Sends part `i` of `values` to rank `i`; part `i` of `out` then came from rank `i`. There are as many equal parts
-    /// as ranks. By default every rank receives the values of all ranks and keeps its parts; a transport may do better.
+    /// Sends part `i` of `values` to rank `i`; part `i` of `out` then came from rank `i`. There is one part per rank,
+    /// all of equal length. By default, every rank receives the values of all ranks and keeps its parts; a transport
+    /// may do better.
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         let (ranks, own) = (self.world_size(), self.rank().0);
         let part = values.len() / ranks.max(1);
@@ -69,8 +70,8 @@ pub trait Communicator: Send + Sync {
         Ok(())
     }
 
-    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails where
-    /// a transport has no such groups.
+    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails
+    /// where a transport has no such groups.
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
         let _ = color;
         Err(Error::Unsupported(format!(

@@ -54,7 +54,7 @@ impl ThreadRanks {
         Self { rank: Rank(rank), timeout: Mutex::new(timeout), shared, splits: AtomicU64::new(0) }
     }
 
-    /// Runs `f` on a thread for each of `size` ranks, as [`within`] its rank, and gives the results in their order.
+    /// Runs `f` on a thread for each of `size` ranks, as [`within`] its rank, and returns the results in rank order.
     /// A rank that returns an error or panics fails the others. An interrupt does not: all ranks agreed on it.
     pub fn run<T: Send>(
         size: usize,
@@ -320,7 +320,7 @@ mod tests {
                 let first = 2.0 * r * (sum + n as f32);
                 assert_eq!(part, [first, first + sum + n as f32]);
 
-                // By the transport's own way, and by gathering.
+                // Once by the transport's own implementation and once by gathering.
                 for ranks in [ranks.clone(), Arc::new(Gathering(ranks.clone()))] {
                     let mut came = vec![0.0; 2 * n];
                     ranks.all_to_all(&whole, &mut came)?;

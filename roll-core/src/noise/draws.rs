@@ -1,4 +1,5 @@
-//! Random values by key. Generators and permutation are written out: the same key gives the same numbers for ever.
+//! Random values by key. Generators and permutation are written out: the same key yields the same numbers in every
+//! release.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

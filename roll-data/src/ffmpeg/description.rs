@@ -12,7 +12,7 @@ use crate::color::{Matrix, Yuv420, Yuv444, to_rgb, to_rgb_444};
 use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
 
-/// A stream.
+/// The properties of a video stream.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Description {
     /// Width and height as stored.
@@ -26,12 +26,12 @@ pub(super) struct Description {
     matrix: u8,
 }
 
-/// How pixels are stored.
+/// The sample format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Samples {
-    /// Y'CbCr with chroma of half the width and height.
+    /// Y'CbCr 4:2:0.
     Quarter,
-    /// Y'CbCr otherwise, and grey.
+    /// Other Y'CbCr, and grey.
     Other,
     Rgb,
 }
@@ -41,7 +41,7 @@ impl Description {
         Self::of(path, None)
     }
 
-    /// Of a file that ffmpeg calls `format`.
+    /// Describes a file of the format that ffmpeg calls `format`; `None` lets ffmpeg detect it.
     pub fn of(path: &Path, format: Option<&str>) -> Result<Self, Failure> {
         let entries = "stream=width,height,pix_fmt,sample_aspect_ratio,avg_frame_rate,r_frame_rate,color_range,\
                        color_space,duration:stream_side_data=displaymatrix:format=duration";
@@ -100,7 +100,7 @@ impl Description {
         })
     }
 
-    /// Filters that make planes of 8 bits of it.
+    /// The ffmpeg filters that convert the stream to 8-bit planes.
     pub fn filters(&self) -> String {
         let chroma = if self.has_quarter_chroma() { "yuv420p" } else { "yuv444p" };
         match (self.samples, self.full_range) {
@@ -111,12 +111,12 @@ impl Description {
         }
     }
 
-    /// An odd last row or column has chroma of its own, which only full planes can tell.
+    /// An odd last row or column has chroma of its own, which only 4:4:4 planes represent.
     fn has_quarter_chroma(&self) -> bool {
         self.samples == Samples::Quarter && self.size.iter().all(|side| side % 2 == 0)
     }
 
-    /// The colours of planes that [`Description::filters`] made.
+    /// Converts planes that [`Description::filters`] produced to RGB.
     pub fn to_rgb(&self, planes: &Planes) -> Result<Picture, String> {
         let rgb = self.samples == Samples::Rgb;
         let matrix = if rgb { Matrix::bt601(false) } else { self.said_matrix()? };
@@ -137,7 +137,7 @@ impl Description {
     }
 }
 
-/// Three lines such as "00000000:            0       65536           0".
+/// Parses a display matrix: three lines such as "00000000: 0 65536 0".
 fn matrix_of(text: &str) -> Option<[i32; 4]> {
     let mut rows = text.lines().filter_map(|line| line.split_once(':')).map(|(_, row)| {
         let mut numbers = row.split_whitespace().map_while(|word| word.parse::<i32>().ok());
@@ -147,7 +147,7 @@ fn matrix_of(text: &str) -> Option<[i32; 4]> {
     Some([a, b, c, d])
 }
 
-/// "30000/1001".
+/// Parses a ratio such as "30000/1001".
 fn ratio(text: &str, between: char) -> Option<[u32; 2]> {
     let (a, b) = text.split_once(between)?;
     Some([a.parse().ok()?, b.parse().ok().filter(|b| *b != 0)?])

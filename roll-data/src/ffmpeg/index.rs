@@ -1,4 +1,4 @@
-//! How many frames a video has, and how long they last.
+//! Number and duration of the frames of a video, by ffprobe.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{Failure, input};
 use crate::picture::square_size;
 use crate::probe::Probed;
 
-/// Size, length and rate, without decoding: of the packets that are shown.
+/// Size, number of frames and frame rate, without decoding: from the packets that are shown.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     let described = Description::read(path)?;
     let mut arguments: Vec<OsString> = input(path, None);
@@ -30,7 +30,7 @@ pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     Ok(Probed { size, frames, fps: frames as f64 / seconds })
 }
 
-/// Packets that are not marked as discarded, and the seconds that they cover where they say so.
+/// The number of packets that are not marked as discarded, and the seconds that they cover, if known.
 fn shown(packets: &Value) -> (usize, Option<f64>) {
     let (mut frames, mut first, mut last) = (0, f64::INFINITY, f64::NEG_INFINITY);
     for packet in packets.as_array().into_iter().flatten() {

@@ -1,12 +1,12 @@
-//! Videos and pictures through the programs `ffmpeg` and `ffprobe`, where they are in the PATH: whatever they read.
+//! Reads videos and images through the programs `ffmpeg` and `ffprobe` in the PATH.
 //!
-//! Frames come as raw planes through a pipe, without what edit lists cut out, and only as many as are wanted. They are
-//! converted to RGB and turned upright here, so that a video looks the same from either decoder.
+//! Frames arrive as raw planes through a pipe, without the parts that edit lists cut out, and only the requested
+//! number. They are converted to RGB and rotated upright here, so that a video looks the same with either decoder.
 //!
-//! What keeps a file from doing harm: its name is given as `file:NAME`, which is neither an option nor another protocol;
-//! only the protocols `file` and `pipe` are open, and only formats that hold a video themselves (no playlists, which
-//! name other files); frames are limited in size ([`MAX_PIXELS`]), the index that is listed to
-//! [`process::MAX_INDEX_BYTES`], and a program that runs for longer than [`process::LIMIT`] is ended.
+//! Protection against harmful files: the name is passed as `file:NAME`, which is neither an option nor another
+//! protocol. Only the protocols `file` and `pipe` are allowed, and only formats that contain the video themselves (no
+//! playlists, which name other files). The size of frames is limited ([`MAX_PIXELS`]), the listed index to
+//! [`process::MAX_INDEX_BYTES`], and a program that runs longer than [`process::LIMIT`] is killed.
 
 mod description;
 mod index;
@@ -26,16 +26,16 @@ use crate::frames::Frames;
 use crate::picture::{MAX_PIXELS, Picture, square_pixels};
 use crate::read::ReadOptions;
 
-/// Formats that hold their pictures.
+/// Formats that contain the images themselves.
 const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\
                        dv,mjpeg,swf,wtv,apng,webp_pipe,av1,vvc,bmp_pipe,tiff_pipe";
 
-/// Why nothing was decoded.
+/// The reason why decoding failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The program is not in the PATH.
     Absent(&'static str),
-    /// In words.
+    /// Another reason, in words.
     Failed(String),
 }
 
@@ -45,14 +45,14 @@ impl From<String> for Failure {
     }
 }
 
-/// Decodes the frames that `options` ask for.
+/// Decodes the frames that `options` select.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
     let described = Description::read(path)?;
     let mut frames = Frames::new(options);
     frames.source_fps = described.fps;
     let most = options.max_frames.map(|most| most.saturating_mul(options.every.max(1)));
     let picked = options.fps.map(|fps| {
-        // The frame shown at each time of the new rate, counted from the first frame.
+        // Selects the frame shown at each time of the new rate, counted from the first frame.
         format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")
     });
     let filters = picked.unwrap_or_default() + &described.filters();
@@ -60,7 +60,7 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
     Ok(frames)
 }
 
-/// Decodes a still picture; `format` is what ffmpeg calls its kind where it cannot find out.
+/// Decodes a still image; `format` is ffmpeg's name of its format if ffmpeg cannot detect it.
 pub(crate) fn picture(path: &Path, format: Option<&str>) -> Result<Picture, Failure> {
     let described = Description::of(path, format)?;
     let mut found = None;
@@ -79,21 +79,21 @@ fn pictures(
     most: Option<usize>,
     mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), Failure> {
-    // Chroma is turned with the rest, after it was brought to full size.
+    // No automatic rotation: chroma is rotated together with luma, after it was upsampled.
     let mut arguments: Vec<OsString> = ["-nostdin", "-xerror", "-noautorotate"].map(Into::into).into();
     if format.is_none() {
-        // Damage is an error rather than grey; of pictures, unknown tags would be too.
+        // Damage is an error instead of grey areas. Not set for images, where unknown tags would be errors too.
         arguments.extend(["-err_detect", "explode"].map(Into::into));
     }
     arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
     arguments.extend(input(path, format));
-    // Times no longer matter, and ffmpeg would refuse those of damaged or joined streams.
+    // Timestamps no longer matter, and ffmpeg would reject those of damaged or joined streams.
     let filters = format!("{filters},setpts=N*100/TB");
     arguments.extend(["-map", "0:V:0", "-filter:v", filters.as_str()].map(Into::into));
     if let Some(most) = most {
         arguments.extend(["-frames:v".into(), most.to_string().into()]);
     }
-    // Every frame once, whatever its time is.
+    // Every frame once, whatever its timestamp.
     let passed = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
     arguments.extend([passed, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
 
@@ -109,13 +109,13 @@ fn pictures(
     drop(reader); // it must not wait for one
     match ours {
         true => running.end(),
-        // Its words are the cause where it broke off.
+        // The program's message is the cause if it stopped early.
         false => running.finish()?,
     }
     Ok(read?)
 }
 
-/// Arguments for a file, of both programs.
+/// Input arguments for both programs.
 fn input(path: &Path, format: Option<&str>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> =
         ["-protocol_whitelist", "file,pipe", "-format_whitelist", FORMATS].map(Into::into).into();

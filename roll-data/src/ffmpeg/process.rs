@@ -1,4 +1,4 @@
-//! Running a program with limits on its time and its output.
+//! Runs a program with limits on its time and output.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use super::Failure;
 
-/// A program that runs for longer is ended: decoding a clip takes seconds.
+/// Maximum running time of a program: decoding a clip takes seconds.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
-/// Of what ffprobe lists: the index of hours of video. As values it takes ten times the room.
+/// Maximum size of ffprobe's listing: the index of hours of video. Parsed values take ten times as much memory.
 pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
-/// Bytes of a program's standard error that are kept.
+/// Maximum number of bytes of standard error that are kept.
 const MAX_TOLD_BYTES: u64 = 4096;
 
-/// A program of ffmpeg's.
+/// A program of the ffmpeg suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
     Ffmpeg,
@@ -31,7 +31,7 @@ impl Program {
         }
     }
 
-    /// Starts it; its output is read from the second.
+    /// Starts the program; returns it and its standard output.
     pub fn start(self, arguments: &[OsString]) -> Result<(Running, ChildStdout), Failure> {
         self.start_within(LIMIT, arguments)
     }
@@ -65,7 +65,7 @@ impl Program {
         Ok((Running { program: self, child, told: Some(told), _ended: ended, limit, started: Instant::now() }, stdout))
     }
 
-    /// Its output, up to [`MAX_INDEX_BYTES`].
+    /// Runs the program and returns its output. Fails if the output exceeds [`MAX_INDEX_BYTES`].
     pub fn output(self, arguments: &[OsString]) -> Result<Vec<u8>, Failure> {
         let (mut running, stdout) = self.start(arguments)?;
         let mut output = Vec::new();
@@ -79,22 +79,22 @@ impl Program {
     }
 }
 
-/// A program at work, which is ended with this at the latest.
+/// A running program, which is killed when this is dropped.
 pub(super) struct Running {
     program: Program,
     child: Arc<Mutex<Child>>,
     told: Option<thread::JoinHandle<String>>,
-    /// Dropping it ends the watch.
+    /// Dropping this sender ends the watchdog.
     _ended: mpsc::Sender<()>,
     limit: Duration,
     started: Instant,
 }
 
 impl Running {
-    /// Waits until it has ended; fails, in its words, when it failed.
+    /// Waits until the program has ended. Fails with the program's message if it failed.
     pub fn finish(&mut self) -> Result<(), String> {
         let status = loop {
-            // Not held while waiting: the watch must reach it.
+            // The lock is not held while waiting: the watchdog needs it.
             let status = lock(&self.child).try_wait();
             match status {
                 Ok(Some(status)) => break status,
@@ -113,7 +113,7 @@ impl Running {
         Err(format!("{name}: {}", plain(&told).unwrap_or_else(|| status.to_string())))
     }
 
-    /// Ends it.
+    /// Kills the program.
     pub fn end(&mut self) {
         let mut child = lock(&self.child);
         let _ = child.kill();
@@ -127,14 +127,14 @@ impl Drop for Running {
     }
 }
 
-/// The first thing that a program said, without the part of it that spoke (`[mov @ 0x5581]`).
+/// The first line of a program's messages, without the prefix that names the component (`[mov @ 0x5581]`).
 fn plain(told: &str) -> Option<String> {
     let line = told.lines().map(str::trim).find(|line| !line.is_empty())?;
     let line = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((_, line)) => line,
         None => line.rsplit_once(": ").filter(|_| line.starts_with("file:")).map_or(line, |(_, problem)| problem),
     };
-    // Its message goes on with a list.
+    // The original message continues with a list.
     let line = if line.starts_with("Format not on whitelist") {
         "a playlist, or another format that is not read"
     } else {
@@ -143,7 +143,7 @@ fn plain(told: &str) -> Option<String> {
     Some(line.to_string())
 }
 
-/// Whether ffmpeg knows `-fps_mode` (since 5.1), or `-vsync`, which later ones lack.
+/// Whether ffmpeg has `-fps_mode` (since 5.1) instead of `-vsync`, which later versions lack.
 pub(super) fn has_fps_mode() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
@@ -159,7 +159,7 @@ pub(super) fn has_fps_mode() -> bool {
     })
 }
 
-// A panic elsewhere does not change the child.
+// A panic elsewhere does not change the child process.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_program_that_goes_on_for_ever_is_ended() {
-        // As fast as it is watched: without end.
+        // Runs endlessly in real time.
         let arguments = ["-nostdin", "-re", "-f", "lavfi", "-i", "testsrc2=size=16x16", "-f", "rawvideo", "pipe:1"];
         let arguments = arguments.map(OsString::from);
         let (mut running, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments) {
@@ -181,7 +181,7 @@ mod tests {
         io::copy(&mut stdout, &mut io::sink()).unwrap();
         let told = running.finish().unwrap_err();
         assert!(told.contains("took longer than 0.3 s"), "{told}");
-        // A process that is not waited for ends with its last owner.
+        // A process that is not waited for ends when its last owner is dropped.
         let (running, mut stdout) = Program::Ffmpeg.start(&arguments).unwrap();
         drop(running);
         io::copy(&mut stdout, &mut io::sink()).unwrap();

@@ -1,15 +1,15 @@
-//! Raw frames as ffmpeg writes them to a pipe: YUV4MPEG2, of which each stream says its size.
+//! Reads raw frames that ffmpeg writes to a pipe: YUV4MPEG2, whose header contains the size.
 
 use std::io::{BufRead, Read};
 use std::ops::ControlFlow;
 
 use crate::picture::check_size;
 
-/// A frame of 8 bits a sample: luma, then the two planes of chroma.
+/// A frame with 8 bits per sample: luma, then the two chroma planes.
 pub(super) struct Planes {
     pub width: usize,
     pub height: usize,
-    /// Chroma has half the width and height; otherwise all of it.
+    /// Whether chroma has half the width and height (4:2:0) instead of full size.
     pub quarter_chroma: bool,
     bytes: Vec<u8>,
 }
@@ -24,11 +24,11 @@ impl Planes {
     }
 }
 
-/// Longer header lines are none.
+/// Maximum length of a header line.
 const MAX_LINE: u64 = 1024;
 
-/// Hands each frame to `each`, with the ratio of a pixel's width to its height, until it breaks off. The stream may be
-/// empty.
+/// Calls `each` with each frame and its pixel aspect ratio (width to height), until it breaks. An empty stream is
+/// valid.
 pub(super) fn read(
     stream: &mut impl BufRead,
     mut each: impl FnMut(&Planes, Option<[u32; 2]>) -> Result<ControlFlow<()>, String>,

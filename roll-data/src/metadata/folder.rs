@@ -1,4 +1,4 @@
-//! A directory of videos, each with its prompt beside it.
+//! Metadata from a directory of videos, each with its prompt in a `.txt` file.
 
 use std::path::{Path, PathBuf};
 
@@ -7,21 +7,22 @@ use roll_core::{Error, Result};
 use super::{MetadataRow, text_of};
 use crate::config::OnBadSample;
 
-/// A caption is a few hundred bytes.
+/// Maximum size of a caption; typical ones have a few hundred bytes.
 const MAX_CAPTION_BYTES: u64 = super::MAX_PROMPT_BYTES as u64;
-/// Missing captions that an error names.
+/// Maximum number of missing captions that an error names.
 const NAMED: usize = 5;
-/// Files that are taken for clips.
+/// File extensions of clips.
 const VIDEOS: [&str; 18] = [
     "mp4", "m4v", "mov", "mkv", "webm", "avi", "gif", "mpg", "mpeg", "ts", "m2ts", "flv", "wmv", "ogv", "3gp", "mxf",
     "vob", "mts",
 ];
 
-/// Tables that may lie beside the videos.
+/// Names of tables that may be in the same directory.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// The videos in `directory`, by name, with the text of the `.txt` of the same name. Where bad samples are left out, a
-/// video without such a text is a row that says so; it is an error otherwise, and where no video has one.
+/// Lists the videos in `directory`, sorted by name, with the text of the `.txt` file of the same name as prompt. A
+/// video without caption is a row with a reason if bad samples are skipped, else an error. It is always an error if no
+/// video has a caption.
 pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<MetadataRow>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
@@ -73,16 +74,16 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
     videos.into_iter().map(read).collect()
 }
 
-/// Names the table that is in the directory, where there is one.
+/// A hint that names the table in the directory, or an empty string.
 fn table_beside(directory: &Path) -> String {
     let table = TABLES.iter().map(|name| directory.join(name)).find(|table| table.is_file());
     table.map(|table| format!("; {} is there: name that file", table.display())).unwrap_or_default()
 }
 
-/// The prompt in a file beside its video.
+/// Reads the prompt from a caption file.
 fn text(caption: &Path) -> Result<String> {
     let text = text_of(caption, MAX_CAPTION_BYTES, "a prompt")?;
-    // Lines are wrapped where they are, not meant.
+    // Line breaks are treated as wrapping, not as part of the prompt.
     let lines: Vec<&str> = text.trim_start_matches('\u{feff}').lines().map(str::trim).collect();
     Ok(lines.join(" ").trim().into())
 }

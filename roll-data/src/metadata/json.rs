@@ -1,4 +1,4 @@
-//! JSON: objects one a line, or a list of them.
+//! Metadata in JSON: one object per line, or a list of objects.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use roll_core::{Error, Result};
 
 use super::{MetadataRow, named};
 
-/// Bytes of an object on its line. As values it may take thirty times the room of its text.
+/// Maximum size of an object in bytes. Parsed, it may take thirty times as much memory.
 const MAX_OBJECT: usize = 4 << 20;
-/// Bytes of a list, of which one object may be nearly all.
+/// Maximum size of a list in bytes; a single object may be almost all of it.
 const MAX_LIST: usize = 64 << 20;
 
-/// Objects one a line.
+/// Reads one object per line.
 pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let mut found = Vec::new();
     for (i, text) in text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
@@ -31,14 +31,14 @@ pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<Metadata
     Ok(found)
 }
 
-/// A list of objects; rows have their numbers in it.
+/// Reads a list of objects; the line of a row is the object's number in the list.
 pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     if text.len() > MAX_LIST {
         let problem =
             format!("{} bytes are too many for a list (at most {MAX_LIST}); write its objects one a line", text.len());
         return Err(Error::bad_file(path, problem));
     }
-    // One object at a time: as values they take ten times the room of their text.
+    // One object at a time: parsed values take ten times as much memory as their text.
     let mut collected = Collected { found: Vec::new(), problem: None, base };
     let mut reader = serde_json::Deserializer::from_str(text);
     let read = reader.deserialize_seq(&mut collected).and_then(|()| reader.end());
@@ -53,7 +53,7 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     }
 }
 
-/// The rows of a list, up to the first object that has a problem.
+/// The rows of a list, up to the first invalid object.
 struct Collected<'a> {
     found: Vec<MetadataRow>,
     problem: Option<String>,
@@ -82,7 +82,7 @@ impl<'de> Visitor<'de> for &mut Collected<'_> {
     }
 }
 
-/// The rows of one object: one, or one for each of its clips.
+/// The rows of one object: one row per clip.
 fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<MetadataRow>, String> {
     let missing = |name: &str| {
         let found: Vec<_> = object.keys().map(String::as_str).collect();

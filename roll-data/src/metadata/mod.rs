@@ -1,4 +1,5 @@
-//! Which clip goes with which prompt: a table, a list, or a directory of clips with captions.
+//! Metadata of a data set: which clip belongs to which prompt, from a table, a JSON list, or a directory of clips with
+//! captions.
 
 mod folder;
 mod json;
@@ -6,26 +7,26 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt, files};
+use roll_core::{Error, Result, ResultExt};
+use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
 
-/// Larger files are refused: at a few hundred bytes a row this is half a million rows.
+/// Maximum size of a metadata file: half a million rows of a few hundred bytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// Longer prompts are refused: a prompt is a few hundred bytes, and a text encoder reads about a thousand of them.
+/// Maximum size of a prompt; typical ones have a few hundred bytes, and a text encoder reads about a thousand.
 const MAX_PROMPT_BYTES: usize = 1 << 20;
 
 /// One row; paths are resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetadataRow {
-    /// Line of the file, or the object's number in a JSON list, from 1; 0 of a clip in a directory.
+    /// Line of the file, or number of the object in a JSON list, from 1; 0 for a clip of a directory.
     pub line: u64,
-    /// Text prompt; empty where there is none.
+    /// The prompt; empty without one.
     pub prompt: String,
-    /// Why there is no prompt, of a clip in a directory. Reading such a row is an error, as it is of a file that is
-    /// damaged.
+    /// The reason why a clip of a directory has no prompt. Reading such a row is an error, like a damaged file.
     pub no_prompt: Option<String>,
-    /// The clip: a video file, a picture, or a directory of pictures.
+    /// The clip: a video file, an image, or a directory of images.
     pub video: PathBuf,
     /// Column `image` or `input_image`.
     pub image: Option<PathBuf>,
@@ -38,14 +39,14 @@ pub struct MetadataRow {
 pub struct Metadata {
     /// The file or directory.
     pub path: PathBuf,
-    /// Its rows, in order; at least one.
+    /// The rows, in order; at least one.
     pub rows: Vec<MetadataRow>,
 }
 
 impl Metadata {
-    /// Reads the table or directory that `config` names. With `on_bad_sample: error` a row whose files are not there,
-    /// or a clip without a caption, is an error now rather than after hours of training. With `skip` reading the row
-    /// finds it.
+    /// Reads the table or directory that `config` names. With `on_bad_sample: error`, a row with a missing file or a
+    /// clip without a caption fails now instead of after hours of training; with `skip`, it is found when the row is
+    /// read.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
             return Err(Error::config(
@@ -66,14 +67,14 @@ impl Metadata {
         Ok(metadata)
     }
 
-    /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON objects one a line, or a JSON list of
-    /// objects. Paths in it start from `base`, or from the directory of the file.
+    /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON with one object per line, or a JSON list of
+    /// objects. Relative paths start at `base`, by default the directory of the file.
     ///
-    /// Needs the columns (keys) `video` and `prompt`; knows `image` (or `input_image`) and `end_image`; others are
-    /// ignored. In JSON `video` may be a list: several clips of one prompt, each a row.
+    /// Requires the columns (keys) `video` and `prompt`, also uses `image` (or `input_image`) and `end_image`, and
+    /// ignores others. In JSON, `video` may be a list: several clips with one prompt, one row each.
     ///
-    /// Of a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`, and a
-    /// video without one is an error.
+    /// If `path` is a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`,
+    /// and a video without one is an error.
     pub fn read(path: impl AsRef<Path>, base: Option<&Path>) -> Result<Self> {
         Self::read_rows(path.as_ref(), base, OnBadSample::Error)
     }
@@ -83,7 +84,7 @@ impl Metadata {
             return Ok(Self { path: path.into(), rows: folder::rows(path, on_bad_sample)? });
         }
         let text = text_of(path, MAX_BYTES, "metadata")?;
-        let text = text.trim_start_matches('\u{feff}'); // spreadsheets put it there
+        let text = text.trim_start_matches('\u{feff}'); // spreadsheets write a byte order mark
         let base = base.map(Path::to_path_buf).unwrap_or_else(|| path.parent().unwrap_or(Path::new("")).to_path_buf());
         let rows = match text.trim_start().as_bytes().first() {
             Some(b'{') => json::lines(path, text, &base)?,
@@ -98,7 +99,7 @@ impl Metadata {
         Ok(Self { path: path.into(), rows })
     }
 
-    /// "metadata.csv line 3 (clips/a.mp4)", for messages.
+    /// Position of `row` for messages: "metadata.csv line 3 (clips/a.mp4)".
     pub fn place(&self, row: &MetadataRow) -> String {
         match row.line {
             0 => row.video.display().to_string(),
@@ -186,7 +187,7 @@ mod tests {
             assert_eq!(metadata.rows[0].prompt, "a man, and a dog");
             assert_eq!(metadata.rows[0].video, Path::new("base/a.mp4"));
         }
-        // A comma in the names of the columns does not make it one of commas.
+        // A comma in a column name does not make it the separator.
         assert_eq!(read("video\tprompt\t\"a, b\"\nc\td\te\n").unwrap().rows[0].prompt, "d");
     }
 

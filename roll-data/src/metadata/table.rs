@@ -1,4 +1,4 @@
-//! Tables: CSV with commas, semicolons or tabs.
+//! Metadata in tables: CSV with commas, semicolons or tabs.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use roll_core::{Error, Result};
 
 use super::{MetadataRow, named};
 
-/// Separators of columns.
+/// Column separators.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
@@ -54,14 +54,14 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     Ok(rows)
 }
 
-/// The line of a quote that is still open at the end, which the reader takes for a field that ends there.
+/// The line of a quote that is never closed; the CSV reader would end the field at the end of the file.
 fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
     #[derive(PartialEq)]
     enum At {
         Begin,
         Plain,
         Quoted,
-        /// Behind a quote within quotes: the end of them, or the first of two that stand for one.
+        /// After a quote inside quotes: either the closing quote, or the first of an escaped pair.
         Closed,
     }
     let (mut at, mut line, mut opened) = (At::Begin, 1, 1);
@@ -87,11 +87,11 @@ fn reader(text: &str, delimiter: u8) -> csv::Reader<&[u8]> {
     csv::ReaderBuilder::new().trim(csv::Trim::All).delimiter(delimiter).from_reader(text.as_bytes())
 }
 
-/// The one that cuts the first line into the most columns; a comma where none does.
+/// The separator that divides the first line into the most columns; a comma if none does.
 fn delimiter(text: &str) -> u8 {
     let line = text.split_inclusive('\n').next().unwrap_or_default();
     let columns = |delimiter: u8| reader(line, delimiter).headers().map_or(0, csv::StringRecord::len);
-    // Of several the last has the say: commas are tried last.
+    // `max_by_key` returns the last maximum, so commas are tried last.
     DELIMITERS.into_iter().rev().max_by_key(|delimiter| columns(*delimiter)).unwrap_or(b',')
 }
 

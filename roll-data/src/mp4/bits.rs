@@ -1,13 +1,14 @@
-//! The bits of an H.264 parameter set.
+//! Bit reader for H.264 parameter sets.
 
-/// Reads bits most significant first, over a payload with its emulation prevention removed. Past the end: `None`.
+/// Reads bits, most significant first, from a payload without its emulation prevention bytes. Returns `None` past the
+/// end.
 pub(super) struct Bits {
     bytes: Vec<u8>,
     position: usize,
 }
 
 impl Bits {
-    /// `nal` without its header byte.
+    /// Creates a reader of `nal`, a NAL unit without its header byte.
     pub fn new(nal: &[u8]) -> Self {
         let mut bytes = Vec::with_capacity(nal.len());
         let mut zeros = 0;
@@ -29,12 +30,12 @@ impl Bits {
         Some(bit == 1)
     }
 
-    /// `n` bits, at most 32.
+    /// Reads `n` bits, at most 32.
     pub fn bits(&mut self, n: u32) -> Option<u32> {
         (0..n).try_fold(0u32, |value, _| Some(value << 1 | u32::from(self.bit()?)))
     }
 
-    /// Exp-Golomb code, unsigned.
+    /// Reads an unsigned Exp-Golomb code.
     pub fn ue(&mut self) -> Option<u32> {
         let mut zeros = 0;
         while !self.bit()? {
@@ -46,7 +47,7 @@ impl Bits {
         Some((1u32 << zeros) - 1 + self.bits(zeros)?)
     }
 
-    /// Exp-Golomb code, signed.
+    /// Reads a signed Exp-Golomb code.
     pub fn se(&mut self) -> Option<i32> {
         let code = i64::from(self.ue()?);
         Some(if code % 2 == 1 { (code + 1) / 2 } else { -code / 2 } as i32)

@@ -7,7 +7,7 @@ pub(super) struct Box<'a> {
     pub body: Cursor<'a>,
 }
 
-/// Reads big-endian numbers off a slice; past the end is `None`.
+/// Reads big-endian numbers from a slice; returns `None` past the end.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a>(pub &'a [u8]);
 
@@ -33,7 +33,7 @@ impl<'a> Cursor<'a> {
         self.take(4)?.try_into().ok()
     }
 
-    /// The boxes in the rest of the slice. A box that claims more than there is ends the list with an error.
+    /// The boxes in the rest of the slice. Fails if a box is longer than the slice.
     pub fn boxes(mut self) -> Result<Vec<Box<'a>>, String> {
         let mut boxes = Vec::new();
         while self.0.len() >= 8 {
@@ -53,23 +53,23 @@ impl<'a> Cursor<'a> {
         Ok(boxes)
     }
 
-    /// The first box of a kind.
+    /// The first box of a kind, if any.
     pub fn child(self, kind: &[u8; 4]) -> Result<Option<Cursor<'a>>, String> {
         Ok(self.boxes()?.into_iter().find(|b| b.kind == *kind).map(|b| b.body))
     }
 
-    /// The first box of a kind, which must be there.
+    /// The first box of a kind. Fails if the kind is missing.
     pub fn need(self, kind: &[u8; 4]) -> Result<Cursor<'a>, String> {
         self.child(kind)?.ok_or_else(|| format!("the box `{}` is missing", name(*kind)))
     }
 
-    /// Past the version and flags of a full box; the version.
+    /// Skips version and flags of a full box; returns the version.
     pub fn version(&mut self) -> Option<u8> {
         self.take(4).map(|b| b[0])
     }
 }
 
-/// A four-character code for messages.
+/// Formats a four-character code for messages.
 pub(super) fn name(kind: [u8; 4]) -> String {
     kind.iter().flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect()
 }

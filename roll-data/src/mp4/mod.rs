@@ -1,7 +1,7 @@
 //! H.264 in MP4: reading and writing.
 //!
-//! The container is parsed here rather than by a crate: the crates at hand index tables by numbers of the file, so
-//! that a hostile file panics or allocates without bound.
+//! The container is parsed here because existing crates index tables by numbers from the file without checks, so that a
+//! hostile file causes a panic or unbounded allocation.
 
 mod bits;
 mod boxes;

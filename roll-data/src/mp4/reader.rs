@@ -1,4 +1,4 @@
-//! Decodes the frames of an MP4 one by one.
+//! Decodes the frames of an MP4 file one by one.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -14,9 +14,9 @@ use super::tables::{Description, SampleRange, Track};
 use crate::color::{Matrix, Yuv420, to_rgb};
 use crate::picture::{Picture, check_size, square_pixels, square_size};
 
-/// The index of hours of video is a few MB.
+/// Maximum size of the index; hours of video need a few MB.
 const MAX_MOOV_BYTES: u64 = 128 << 20;
-/// H.264's largest coded frame is smaller.
+/// Maximum size of a coded frame; H.264's largest is smaller.
 const MAX_SAMPLE_BYTES: u32 = 64 << 20;
 
 /// An MP4 file with an H.264 track.
@@ -27,7 +27,7 @@ pub(crate) struct Mp4Reader {
 }
 
 impl Mp4Reader {
-    /// Reads the index. The message of an error has no file name.
+    /// Reads the index. Error messages do not contain the file name.
     pub fn open(mut file: File) -> Result<Self, String> {
         let file_size = file.metadata().map_err(|e| e.to_string())?.len();
         let moov = find_moov(&mut file, file_size)?;
@@ -38,7 +38,7 @@ impl Mp4Reader {
         for set in description.parameter_sets.iter().filter(|s| nal_type(s) == 7) {
             sps = Some(Sps::parse(set)?);
         }
-        // Without one in the index (`avc3`) it stands before the first frame.
+        // Without one in the index (`avc3`), the parameter set precedes the first frame.
         let sps = match sps {
             Some(sps) => sps,
             None => first_sps(&mut file, first, description)?,
@@ -46,9 +46,9 @@ impl Mp4Reader {
         Ok(Self { file, track, sps })
     }
 
-    /// Frames per second, on average.
+    /// Mean number of frames per second.
     pub fn fps(&self) -> f64 {
-        // Nothing depends on it but playback; a file that does not say has ffmpeg's.
+        // Only playback depends on it; ffmpeg's default if the file does not specify one.
         self.track.timeline.fps().unwrap_or(25.0)
     }
 
@@ -58,25 +58,25 @@ impl Mp4Reader {
         if self.track.orientation.is_sideways() { [size[1], size[0]] } else { size }
     }
 
-    /// Frames that are shown.
+    /// Number of frames that are shown.
     pub fn frames(&self) -> usize {
         self.track.timeline.len()
     }
 
-    /// The container's goes before the stream's.
+    /// The pixel aspect ratio; the container's takes precedence over the stream's.
     fn pixel_aspect(&self) -> Option<[u32; 2]> {
         let first = self.track.samples.first()?;
         self.track.descriptions[first.description].pixel_aspect.or(self.sps.pixel_aspect)
     }
 
-    /// Decodes in the order of presentation and hands each frame that is shown to `each`, with the seconds from and to
-    /// which it is shown, until it breaks off. Fails on damaged data, also when frames were decoded before it.
+    /// Decodes in presentation order and calls `each` with each shown frame and the seconds from and to which it is
+    /// shown, until it breaks. Fails on damaged data, even after successful frames.
     pub fn decode(
         &mut self,
         mut each: impl FnMut(Picture, [f64; 2]) -> Result<ControlFlow<()>, String>,
     ) -> Result<(), String> {
         let api = OpenH264API::from_source();
-        // Flushing after every frame would hand out B-frames too early.
+        // Flushing after every frame would return B-frames too early.
         let config = DecoderConfig::new().flush_after_decode(Flush::NoFlush);
         let mut decoder = Decoder::with_api_config(api, config).map_err(|_| "the H.264 decoder does not start")?;
         let mut color = (self.sps.matrix, self.sps.full_range);
@@ -109,7 +109,7 @@ impl Mp4Reader {
                 color =
                     nal.and_then(|nal| push_nal(&mut annex_b, nal, color)).map_err(|e| format!("frame {i}: {e}"))?;
             }
-            // The decoder's own messages are numbers.
+            // The decoder's messages are only numbers.
             let decoded = decoder.decode(&annex_b).map_err(|_| format!("frame {i} cannot be decoded: {UNDECODED}"))?;
             annex_b.clear();
             if let Some(frame) = decoded
@@ -130,7 +130,7 @@ impl Mp4Reader {
 
 const UNDECODED: &str = "it is damaged, or H.264 of a kind that cannot be read";
 
-/// The body of the box `moov`, found without reading the rest of the file.
+/// Finds and reads the body of the box `moov`, without reading the rest of the file.
 fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
     let mut position = 0;
     while position + 8 <= file_size {
@@ -190,7 +190,7 @@ fn first_sps(file: &mut File, first: &SampleRange, description: &Description) ->
     Err("no sequence parameter set".into())
 }
 
-/// The units of a sample, each after its length; lengths that lie are errors.
+/// The NAL units of a sample, each preceded by its length; a length beyond the sample is an error.
 fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Result<&[u8], String>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
@@ -214,8 +214,8 @@ fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Resul
     })
 }
 
-/// Adds a unit for the decoder. A parameter set is looked at: the new colour, and a size that changes in the middle,
-/// which is checked before the decoder makes room for it.
+/// Appends a NAL unit for the decoder and returns the current colour. A parameter set is parsed first, which updates
+/// the colour and checks a changed frame size before the decoder allocates memory for it.
 fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8], color: (u8, bool)) -> Result<(u8, bool), String> {
     if nal.is_empty() {
         return Ok(color);
@@ -232,7 +232,7 @@ fn nal_type(nal: &[u8]) -> u8 {
     nal.first().map_or(0, |b| b & 0x1f)
 }
 
-/// Converts by the stream's own matrix, else the container's.
+/// Converts to RGB by the stream's matrix, or the container's if the stream does not specify one.
 fn picture(frame: &DecodedYUV, stream: (u8, bool), container: Option<(u8, bool)>) -> Result<Picture, String> {
     let (code, full_range) = if stream.0 == 2 { container.unwrap_or(stream) } else { stream };
     let matrix = Matrix::from_code(code, full_range).ok_or_else(|| {
@@ -261,7 +261,7 @@ mod tests {
         let length = MAX_MOOV_BYTES + 9;
         file.write_all(&(length as u32).to_be_bytes()).unwrap();
         file.write_all(b"moov").unwrap();
-        // The rest is a hole: nothing is on the disk.
+        // The rest is a sparse hole that takes no disk space.
         file.set_len(length).unwrap();
         let told = find_moov(&mut file, length).unwrap_err();
         assert!(told.contains(&format!("of {} bytes is larger than {MAX_MOOV_BYTES}", MAX_MOOV_BYTES + 1)), "{told}");

@@ -1,22 +1,22 @@
-//! Size, sampling and colour of a sequence parameter set (ITU-T H.264, 7.3.2.1.1 and Annex E).
+//! Parses size, sampling and colour of a sequence parameter set (ITU-T H.264, 7.3.2.1.1 and Annex E).
 
 use super::bits::Bits;
 use crate::picture::check_size;
 
-/// The facts needed here.
+/// The properties that are needed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sps {
     pub width: usize,
     pub height: usize,
-    /// `matrix_coefficients` of H.273; 2 when not said.
+    /// `matrix_coefficients` of H.273; 2 if not specified.
     pub matrix: u8,
     pub full_range: bool,
-    /// Width of a pixel by its height, where said.
+    /// Pixel aspect ratio, width to height, if specified.
     pub pixel_aspect: Option<[u32; 2]>,
 }
 
 impl Sps {
-    /// Parses a NAL unit of type 7. Fails on streams that the decoder cannot read or should not try.
+    /// Parses a NAL unit of type 7. Fails on streams that the decoder cannot read or should not try to read.
     pub fn parse(nal: &[u8]) -> Result<Self, String> {
         let [_header, profile, _constraints, _level, rest @ ..] = nal else {
             return Err("a sequence parameter set is cut short".into());
@@ -92,7 +92,7 @@ impl Sps {
         }
         let mut facts = Self { width, height, matrix: 2, full_range: false, pixel_aspect: None };
         if bits.bit()? {
-            // One that ends early loses only what stood in the missing part.
+            // A truncated VUI only loses the missing fields.
             let _ = facts.read_vui(bits);
         }
         Some(Ok(facts))
@@ -120,7 +120,7 @@ impl Sps {
     }
 }
 
-/// By `aspect_ratio_idc` (Table E-1).
+/// Pixel aspect ratios by `aspect_ratio_idc` (Table E-1).
 const PIXEL_ASPECTS: [[u32; 2]; 17] = [
     [0, 0],
     [1, 1],

@@ -1,4 +1,4 @@
-//! The sample tables of the video track: where each coded frame lies in the file.
+//! The sample tables of the video track: the position of each coded frame in the file.
 
 use std::collections::BTreeSet;
 
@@ -11,18 +11,18 @@ use crate::orientation::Orientation;
 pub(super) struct SampleRange {
     pub offset: u64,
     pub size: u32,
-    /// Which of [`Track::descriptions`] it is coded by.
+    /// Index in [`Track::descriptions`].
     pub description: usize,
 }
 
 /// The video track.
 #[derive(Debug)]
 pub(super) struct Track {
-    /// At least one; those that no frame is coded by are not looked at.
+    /// At least one; unused descriptions are not parsed.
     pub descriptions: Vec<Description>,
-    /// In decoding order, without those that have no data.
+    /// The samples in decoding order, without those that have no data.
     pub samples: Vec<SampleRange>,
-    /// Of the frames that the samples decode to.
+    /// The presentation times of the decoded frames.
     pub timeline: Timeline,
     pub orientation: Orientation,
 }
@@ -30,23 +30,23 @@ pub(super) struct Track {
 /// How frames are coded.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Description {
-    /// Bytes of the length before each NAL unit.
+    /// Size in bytes of the length field before each NAL unit.
     pub length_size: usize,
     /// Sequence and picture parameter sets, in this order.
     pub parameter_sets: Vec<Vec<u8>>,
-    /// Colour of the container, where given: matrix and full range.
+    /// Colour given by the container: matrix and full range.
     pub color: Option<(u8, bool)>,
-    /// Width of a pixel by its height, where given.
+    /// Pixel aspect ratio given by the container, width to height.
     pub pixel_aspect: Option<[u32; 2]>,
 }
 
-/// More are 37 hours at 30 frames a second.
+/// Maximum number of frames: 37 hours at 30 frames per second.
 const MAX_FRAMES: u32 = 4_000_000;
 
 pub(super) const CUT_SHORT: &str = "cut short";
 
 impl Track {
-    /// Finds the video track in the body of `moov`. Samples lie within `file_size`.
+    /// Finds the video track in the body of `moov`. Fails if a sample is not inside `file_size`.
     pub fn find(moov: Cursor<'_>, file_size: u64) -> Result<Self, String> {
         let tracks: Vec<Box> = moov.boxes()?.into_iter().filter(|b| b.kind == *b"trak").collect();
         for track in &tracks {
@@ -139,7 +139,7 @@ fn description(entry: &Box<'_>) -> Result<Description, String> {
     Ok(Description { length_size, parameter_sets, color, pixel_aspect })
 }
 
-/// Entries of a table of `WIDTH` numbers each, after version, flags and count; the count is checked against the box.
+/// Reads a table with entries of `WIDTH` numbers, after version, flags and count. Fails if the count exceeds the box.
 pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32; WIDTH]>, String> {
     body.version().ok_or(CUT_SHORT)?;
     let count = body.u32().ok_or(CUT_SHORT)? as usize;
@@ -147,7 +147,7 @@ pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32
     if count > room {
         return Err(format!("a table says {count} entries, its box has room for {room}"));
     }
-    // No table needs more entries than there are frames.
+    // A table never needs more entries than the maximum number of frames.
     if count > MAX_FRAMES as usize {
         return Err(too_many(count));
     }
@@ -203,7 +203,7 @@ fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
     stsz.version().ok_or(CUT_SHORT)?;
     let common = stsz.u32().ok_or(CUT_SHORT)?;
     if common == 0 {
-        // The table has the layout of the others after one number more.
+        // Except for one extra number, the table has the layout of the others.
         whole.take(4).ok_or(CUT_SHORT)?;
         let sizes: Vec<[u32; 1]> = table(whole)?;
         return Ok(sizes.concat());
@@ -222,7 +222,7 @@ fn too_many(frames: usize) -> String {
     format!("{frames} frames are too many for one file (at most {MAX_FRAMES})")
 }
 
-/// Ticks a second, of `mvhd` and `mdhd`.
+/// Ticks per second, from `mvhd` or `mdhd`.
 fn timescale(mut header: Cursor<'_>) -> Option<u32> {
     let times = if header.version()? == 1 { 16 } else { 8 };
     header.take(times)?;
@@ -249,12 +249,12 @@ mod tests {
     #[test]
     fn tables_of_more_frames_than_a_film_has_are_refused_before_they_are_made() {
         let many = MAX_FRAMES + 1;
-        // Frames of one size have no table: twelve bytes claim any number of them.
+        // Frames of one size have no table: twelve bytes can claim any number of frames.
         let told = sizes(Cursor(&numbers(&[0, 1, many])), u64::MAX).unwrap_err();
         assert!(told.contains("4000001 frames are too many"), "{told}");
         let told = sizes(Cursor(&numbers(&[0, 1000, MAX_FRAMES])), 1 << 20).unwrap_err();
         assert!(told.contains("do not fit the file of 1048576 bytes"), "{told}");
-        // A table that has all entries that it claims.
+        // A table that really has all entries it claims.
         let mut whole = numbers(&[0, many]);
         whole.resize(8 + 4 * many as usize, 0);
         let told = table::<1>(Cursor(&whole)).unwrap_err();

@@ -1,9 +1,9 @@
-//! When each frame is shown: decoding times, their offsets, and the edit list (ISO/IEC 14496-12, 8.6).
+//! Presentation times of frames: decoding times, their offsets, and the edit list (ISO/IEC 14496-12, 8.6).
 
 use super::boxes::Cursor;
 use super::tables::{CUT_SHORT, table};
 
-/// A frame's place in time, in ticks of the track.
+/// The presentation time of a frame, in ticks of the track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shown {
     from: i64,
@@ -11,23 +11,22 @@ struct Shown {
     lasts: i64,
 }
 
-/// The frames in the order in which they are shown.
+/// The frames in presentation order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Timeline {
-    /// Of each decoded frame its first and last second, from the first frame shown on; `None`: it is not shown, being
-    /// there for others that are decoded from it.
+    /// First and last second of each decoded frame, relative to the first shown frame. `None` for a frame that is not
+    /// shown and only serves as a reference for others.
     pub frames: Vec<Option<[f64; 2]>>,
 }
 
-/// More parts are no edit of a person.
+/// Maximum number of edits; more do not come from a human editor.
 const MAX_EDITS: u32 = 1000;
 
-/// The parts of the track that are shown: first tick, and one past the last.
+/// The shown parts of the track: first tick, and one past the last.
 type Edits = Vec<[i64; 2]>;
 
 impl Timeline {
-    /// `coded` says of each sample whether it has data. Fails on an edit list that shows parts in another order than
-    /// they have, or twice.
+    /// Reads the timeline. `coded` says which samples have data. Fails if the edit list repeats or reorders parts.
     pub fn read(
         tables: Cursor<'_>,
         timescale: u32,
@@ -35,7 +34,7 @@ impl Timeline {
         coded: &[bool],
     ) -> Result<Self, String> {
         let mut shown = times(tables, coded)?;
-        // Stable: of two frames of one time the one that is decoded first comes first.
+        // Stable sort: frames with equal times stay in decoding order.
         shown.sort_by_key(|frame| frame.from);
         let edits = match edits {
             Some((list, movie_timescale)) => read_edits(list, timescale, movie_timescale)?,
@@ -43,7 +42,7 @@ impl Timeline {
         };
         let is_shown =
             |frame: &Shown| edits.is_empty() || edits.iter().any(|[from, to]| (*from..*to).contains(&frame.from));
-        // Parts cut out between two edits do not count.
+        // Removed parts between two edits do not count.
         let cut = |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
         let Some(first) = shown.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
             return Err("its edit list shows no frame".into());
@@ -53,7 +52,7 @@ impl Timeline {
             .enumerate()
             .map(|(i, frame)| {
                 let begin = is_shown(frame).then(|| frame.from - cut(frame.from) - first)?;
-                // Until the next one is shown; the last as long as it says.
+                // Shown until the next frame; the last one for its own duration.
                 let next = shown[i + 1..].iter().find(|next| is_shown(next));
                 let end = next.map_or(begin.saturating_add(frame.lasts), |next| next.from - cut(next.from) - first);
                 Some([begin, end])
@@ -63,12 +62,12 @@ impl Timeline {
         Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(second))).collect() })
     }
 
-    /// Frames that are shown.
+    /// Number of frames that are shown.
     pub fn len(&self) -> usize {
         self.frames.iter().flatten().count()
     }
 
-    /// Mean frames per second; `None` when the times make no sense.
+    /// Mean number of frames per second; `None` if the times are implausible.
     pub fn fps(&self) -> Option<f64> {
         let [_, end] = *self.frames.iter().flatten().next_back()?;
         let fps = self.len() as f64 / end;
@@ -81,14 +80,14 @@ fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<Shown>, String> {
     let offsets = tables.child(b"ctts")?.map(table).transpose()?.unwrap_or_default();
     let repeated =
         |runs: Vec<[u32; 2]>| runs.into_iter().flat_map(|[count, value]| std::iter::repeat_n(value, count as usize));
-    // Tables that end early go on with their last values, as others read them.
+    // Truncated tables continue with their last values, as in other readers.
     let mut durations = repeated(durations);
     let mut offsets = repeated(offsets);
     let (mut now, mut lasts) = (0i64, 0i64);
     let mut shown = Vec::new();
     for &coded in coded {
         lasts = durations.next().map_or(lasts, i64::from);
-        // Offsets are signed in version 1, and in practice in version 0.
+        // Offsets are signed in version 1, and in practice also in version 0.
         let offset = offsets.next().map_or(0, |offset| i64::from(offset as i32));
         if coded {
             shown.push(Shown { from: now + offset, lasts });
@@ -160,19 +159,19 @@ mod tests {
     fn frames_are_shown_in_the_order_of_their_times_from_the_first_on() {
         // Decoded at 0 to 5, shown at 2 5 3 4 7 6.
         assert_eq!(read(&[]).unwrap(), [0, 1, 2, 3, 4, 5].map(Some));
-        // The edit list that tells of the delay.
+        // The edit list that describes the delay.
         assert_eq!(read(&[1, 600, 2, 0x1_0000]).unwrap(), [0, 1, 2, 3, 4, 5].map(Some));
     }
 
     #[test]
     fn what_an_edit_list_leaves_out_is_not_shown() {
         assert_eq!(read(&[1, 400, 4, 0x1_0000]).unwrap(), [None, None, Some(0), Some(1), Some(2), Some(3)]);
-        // Rounded to the movie's ticks, and an empty edit before it.
+        // Rounding to the movie's ticks, and an empty edit before.
         assert_eq!(
             read(&[2, 90, u32::MAX, 0x1_0000, 251, 4, 0x1_0000]).unwrap(),
             [None, None, Some(0), Some(1), Some(2), None]
         );
-        // Two parts, one after the other; nothing is shown in between.
+        // Two consecutive parts; the frames between them are not shown.
         let parts = [2, 200, 2, 0x1_0000, 0, 6, 0x1_0000];
         assert_eq!(read(&parts).unwrap(), [Some(0), Some(1), None, None, Some(2), Some(3)]);
         assert!(read(&[2, 300, 4, 0x1_0000, 300, 2, 0x1_0000]).unwrap_err().contains("again"));
@@ -188,7 +187,7 @@ mod tests {
         assert_eq!(timeline.frames[3], Some([0.3, 1.0]));
         let still = full_box(b"stts", 0, &[1, 1, 0]);
         assert_eq!(Timeline::read(Cursor(&still), 0, None, &[true]).unwrap().fps(), None);
-        // Frames without data are none.
+        // Samples without data do not count.
         assert_eq!(Timeline::read(Cursor(&tables), 100, None, &[true, false, true, true]).unwrap().len(), 3);
     }
 }

@@ -13,11 +13,11 @@ use roll_core::Video;
 use crate::color::{Matrix, from_rgb};
 use crate::picture::Picture;
 
-/// Constant quantiser. 18 is visually lossless.
+/// Constant quantiser; 18 is visually lossless.
 const QP: u8 = 18;
 
-/// Writes `video` to `out`: every frame, constant QP, BT.601 limited range and tagged so. Odd sides are padded to even
-/// ones by repeating the last column or row. The message of an error has no file name.
+/// Writes every frame of `video` to `out` with a constant quantiser, tagged BT.601 limited range. Odd sides are padded
+/// by repeating the last column or row. Error messages do not contain the file name.
 pub(crate) fn encode(video: &Video, out: impl Write) -> Result<(), String> {
     let [frames, height, width] = video.dims();
     let (w, h) = (width.next_multiple_of(2), height.next_multiple_of(2));
@@ -28,7 +28,7 @@ pub(crate) fn encode(video: &Video, out: impl Write) -> Result<(), String> {
     if !(fps.is_finite() && fps > 0.0) {
         return Err(format!("{fps} frames per second"));
     }
-    // `RateControlMode::Off` would ignore the range and take 26; buffer-based control with a range of one value is the
+    // `RateControlMode::Off` would ignore the range and use 26. Buffer-based control with a range of one value is a
     // constant quantiser.
     let config = EncoderConfig::new()
         .max_frame_rate(FrameRate::from_hz(fps as f32))

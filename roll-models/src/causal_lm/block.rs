@@ -145,8 +145,8 @@ impl Segment for Block {
     }
 }
 
-/// The rows of `x` that are the spans, which follow one another and cover it. By halves: the pull of a part is as large
-/// as what it was cut from, so that parts of the whole would cost its size times their number.
+/// The rows of `x` that are the spans, which follow one another and cover it. They are split by halves: the gradient of
+/// a slice is as large as the tensor it was cut from, so slices of the whole would cost its size times their number.
 fn cut(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
     let (first, rest) = spans.split_at(spans.len() / 2);
     let ([start, ..], [middle, ..]) = (first, rest) else { return vec![x; spans.len()] };
@@ -205,8 +205,8 @@ impl Block {
     fn attend(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         match q.dims()[0] {
-            // One query sees every key of its window: the heads that share a key head become rows of one call, no key is
-            // copied.
+            // One query sees every key of its window: the heads that share a key head become rows of one call, no key
+            // is copied.
             1 => {
                 let keys = k.dims()[0];
                 let window = config.windows[self.index].unwrap_or(keys).min(keys);

@@ -158,9 +158,9 @@ impl Cache {
         out
     }
 
-    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer, as copies: a view of the slot
-    /// would keep its memory from being written in place. A view of the prompt would keep the tensor of all prompts until
-    /// now; as each row that enters makes a new one, so many of them would be there at once.
+    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer, as copies: a view of
+    /// the slot would keep its memory from being written in place. A view of the prompt would keep the tensor of all
+    /// prompts until now; as each row that enters makes a new one, so many of them would be there at once.
     pub fn copied(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
         let select = |x: Tensor<2>, rows: Range<usize>| {
             let rows = rows.map(|row| row as i64).collect();
@@ -174,7 +174,8 @@ impl Cache {
         self.beginning(prompt, tail, |prompts, rows| select(prompts.clone(), rows), of_slot)
     }
 
-    /// The same as a view, once nothing will be written any more: it takes no memory beside the cache's, and keeps that.
+    /// The same as a view, once nothing will be written any more: it takes no memory beside the cache's, and keeps
+    /// that.
     pub fn viewed(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
         let of_slot = |tails: &Tensor<3>| {
             let [slots, capacity, width] = tails.dims();

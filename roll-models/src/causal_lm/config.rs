@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 use serde::Deserialize;
 
 /// Architectures that share this implementation.
@@ -409,7 +410,7 @@ impl LmConfig {
         Ok(())
     }
 
-    /// Name and shape of every weight, in the order of the network. A tied output layer is none.
+    /// Name and shape of every weight, in the order of the network. A tied output layer has no weight of its own.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let mut weights = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab, self.dim])];
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);

@@ -41,8 +41,8 @@ pub fn open(path: &Path) -> Result<Parts> {
     Ok(Parts { config, state, blocks, tokenizer, template, place: path.display().to_string() })
 }
 
-/// Shape of the network in `path`, and the bytes of the matrices that are in blocks, by the names of Hugging Face. Only the
-/// header is read.
+/// Shape of the network in `path`, and the bytes of the matrices that are in blocks, by the names of Hugging Face. Only
+/// the header is read.
 pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     let file = GgufFile::open(path)?;
     let config = config(&file).map_err(|problem| Error::bad_file(path, problem))?;

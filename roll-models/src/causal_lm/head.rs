@@ -188,8 +188,8 @@ pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(Stati
 }
 
 impl HeadRecord {
-    /// The cotangent of the hidden states, given those of log-probabilities and entropies, `[N]` each. The gradient of a
-    /// trained weight is added to `parameters`.
+    /// The cotangent of the hidden states, given those of log-probabilities and entropies, `[N]` each. The gradient of
+    /// a trained weight is added to `parameters`.
     pub fn pull(self, d_log_probs: &[f32], d_entropy: &[f32], parameters: Option<&Parameters>) -> Result<Tensor<2>> {
         let device = self.hidden.device();
         let [rows, _] = self.hidden.dims();

@@ -43,15 +43,15 @@ pub struct CausalLmOptions {
     /// LoRA scale numerator. As in `lora_checkpoint` unless given; without it the rank.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
-    /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint) or
-    /// of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength.
+    /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint)
+    /// or of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength.
     pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of holding them.
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory meanwhile.
     pub use_gradient_checkpointing_offload: bool,
-    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU (quantised weights of
-    /// a GGUF file stay quantised).
+    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU (quantised weights
+    /// of a GGUF file stay quantised).
     pub weights_dtype: WeightsDType,
     /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
     /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.

@@ -1,13 +1,11 @@
-//! Causal language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, and Phi-3 in one implementation, configured
-//! by `config.json`.
+//! Causal language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, and Phi-3 in one implementation,
+//! configured by `config.json`.
 //!
 //! Batches are packed without padding ([`packed`]). The network is a chain of recomputed segments ([`block`]), like the
 //! video transformer; the output layer ([`head`]) gives log-probabilities and entropies without holding the logits.
 
 mod adapter;
 pub mod block;
-#[cfg(test)]
-mod branch_tests;
 mod cache;
 pub mod chat;
 mod check;
@@ -24,6 +22,8 @@ mod network;
 pub mod packed;
 mod parts;
 mod plan;
+#[cfg(test)]
+mod plan_tests;
 mod prefixes;
 #[cfg(test)]
 mod quantised_tests;

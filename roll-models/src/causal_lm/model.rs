@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use roll_backends::Parameters;
 use roll_core::{
-    Adapter, BranchAdapters, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model,
-    Noise, ParameterParts, ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
+    Adapter, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, ParameterParts,
+    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
 };
 
 use super::adapter;
@@ -16,8 +16,6 @@ use super::generate::{Endings, generate};
 use super::network::Network;
 use super::prefixes::Prefixes;
 use super::tokenizer::Tokenizer;
-use crate::comma_list::split;
-use crate::trainable::Trainable;
 
 /// A causal language model.
 pub struct CausalLm {
@@ -123,7 +121,7 @@ impl Model for CausalLm {
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Of adapters alone: an embedding that is the head too comes twice, and its sums would round differently.
+        // Adapters only: an embedding that is tied to the head comes twice, and its sums would round differently.
         let parameters = self.network.parameters().filter(|_| self.is_lora());
         parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
     }
@@ -234,21 +232,6 @@ impl LanguageModel for CausalLm {
         Ok(Box::new(self.with_network(self.network.snapshot()?)))
     }
 
-    fn branch(&self, adapters: &BranchAdapters, noise: &Noise) -> Result<Box<dyn Model>> {
-        let BranchAdapters { rank, alpha, targets } = adapters.clone();
-        let targets = match targets.is_empty() {
-            true => split(self.network.config().linear_layers()),
-            false => targets,
-        };
-        let trainable = Trainable::Lora { rank, alpha, targets };
-        Ok(Box::new(self.with_network(self.network.branch(&trainable, noise)?)))
-    }
-
-    fn record_hidden_states(&mut self, tokens: &Tensor, mask: &Tensor) -> Result<(Tensor, Pullback)> {
-        self.prefixes.forget();
-        self.network.record_hidden_states(tokens, mask)
-    }
-
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         self.prefixes.forget();
         self.network.hidden_states(tokens, mask, adapter)
@@ -270,11 +253,39 @@ impl LanguageModel for CausalLm {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use burn::tensor::DType;
+    use rand_distr::{Distribution, StandardNormal};
     use roll_backends::optimizer::{AdamRule, AdamW};
-    use roll_core::OptimizerConfig;
+    use roll_core::{Noise, OptimizerConfig, Purpose};
 
-    use super::super::branch_tests::policy;
+    use super::super::config::LmConfig;
     use super::*;
+    use crate::trainable::Trainable;
+
+    /// A small policy with adapters of its own that are not at their start.
+    fn policy() -> CausalLm {
+        let config = LmConfig::parse(
+            br#"{"model_type": "qwen3", "vocab_size": 12, "hidden_size": 8, "intermediate_size": 12, "head_dim": 4,
+                 "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": true}"#,
+        )
+        .unwrap();
+        let mut rng = Noise::new(3).generator(Purpose::Parameters, 0, 0);
+        let mut draw = |shape: &[usize]| -> Vec<f32> {
+            (0..shape.iter().product()).map(|_| 0.4 * Distribution::<f32>::sample(&StandardNormal, &mut rng)).collect()
+        };
+        let mut state = StateDict::new();
+        for (name, shape) in config.weights() {
+            state.insert(name, Tensor::new(draw(&shape), shape).unwrap());
+        }
+        let device = roll_backends::device("flex").unwrap();
+        let mut network = Network::new(config, &state, DType::F32, &device).unwrap();
+        let targets = vec!["q_proj".to_string()];
+        network.train(&Trainable::Lora { rank: 2, alpha: 2.0, targets }, &Noise::new(1), &StateDict::new()).unwrap();
+        let mut policy = CausalLm::new(network, None, None).unwrap();
+        let values = draw(&[policy.parameter_count()]);
+        policy.write_parameters(&values).unwrap();
+        policy
+    }
 
     #[test]
     fn an_update_forgets_what_was_read_with_the_old_parameters() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+use burn::tensor::{DType, Device, Tensor as Burn};
 use roll_backends::{
     BlockMatrix, Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Weight, WeightStore, to_host,
     weights,
@@ -100,7 +100,8 @@ impl Network {
         Ok(())
     }
 
-    /// The network as it is now: the frozen weights are shared, the trained ones copied, so that updates do not reach it.
+    /// The network as it is now: the frozen weights are shared, the trained ones copied, so that updates do not reach
+    /// it.
     pub fn snapshot(&self) -> Result<Self> {
         let copied = |trained: &Parameters| {
             let specs = trained.specs().to_vec();
@@ -123,20 +124,6 @@ impl Network {
             products: self.products,
             memory: self.memory,
         })
-    }
-
-    /// A network on the same frozen weights that trains adapters of its own, as `trainable` says.
-    pub fn branch(&self, trainable: &Trainable, noise: &Noise) -> Result<Self> {
-        let mut branch = Self {
-            config: self.config.clone(),
-            store: self.store.clone(),
-            parameters: None,
-            lora_scale: 1.0,
-            products: self.products,
-            memory: self.memory,
-        };
-        branch.train(trainable, noise, &StateDict::new())?;
-        Ok(branch)
     }
 
     /// Shape of the network.
@@ -239,40 +226,6 @@ impl Network {
             false => to_host(self.hidden(&self.pass(&batch.packed, self.trainable(adapter), None))?)?.to_f32_vec(),
         };
         batch.spread_rows(&values, self.config.dim)
-    }
-
-    /// As [`Network::hidden_states`] with the adapter on, and their pullback; see
-    /// [`roll_core::LanguageModel::record_hidden_states`].
-    pub fn record_hidden_states(&self, tokens: &Tensor, mask: &Tensor) -> Result<(Tensor, Pullback)> {
-        let batch = Batch::new(tokens, mask)?;
-        self.check(&batch.packed)?;
-        let trainable = self.trainable(Adapter::On);
-        let parameters = trainable.as_ref().map(|s| s.parameters().clone());
-        let (dim, device) = (self.config.dim, self.store.device().clone());
-        let (values, record) = match batch.packed.is_empty() {
-            true => (Vec::new(), None),
-            false => {
-                let grad = if parameters.is_some() { Grad::Record } else { Grad::Skip };
-                let pass = self.pass(&batch.packed, trainable, None);
-                let start = NdTensor::from(Burn::<1>::zeros([1], (&device, DType::F32)));
-                let (hidden, record) = chain(&pass).forward(start, Vec::new(), grad, self.memory, false, parameters)?;
-                (to_host(hidden.rank::<2>()?)?.to_f32_vec(), record)
-            }
-        };
-        let states = batch.spread_rows(&values, dim)?;
-        let shape = [batch.rows(), batch.columns(), dim];
-        let pullback = Pullback::new(move |cotangent: &Tensor| {
-            if cotangent.shape() != shape {
-                return Err(Error::shape("cotangent of hidden states", format!("{shape:?}"), cotangent.shape()));
-            }
-            if let Some(record) = record {
-                let d = batch.gather_rows(cotangent.f32s()?, dim);
-                let rows = batch.packed.len();
-                record.pull(Burn::<2>::from_data(TensorData::new(d, [rows, dim]), (&device, DType::F32)).into())?;
-            }
-            Tensor::new(Vec::<f32>::new(), [0])
-        });
-        Ok((states, pullback))
     }
 
     /// Logits after the last token of each sequence of `packed`, `[sequences, V]` row-major. Keys and values of earlier

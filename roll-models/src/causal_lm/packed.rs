@@ -57,8 +57,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// From `tokens` (integers, `[B, L]`) and `mask` (`[B, L]`, not 0 where there is a token). The tokens of a row count
-    /// their positions from 0, wherever the padding stands.
+    /// From `tokens` (integers, `[B, L]`) and `mask` (`[B, L]`, not 0 where there is a token). The tokens of a row
+    /// count their positions from 0, wherever the padding stands.
     pub fn new(tokens: &Tensor, mask: &Tensor) -> Result<Self> {
         let [rows, columns] = *tokens.shape() else {
             return Err(Error::shape("tokens", "[B, L]", tokens.shape()));
@@ -110,11 +110,6 @@ impl Batch {
             out[place * width..][..width].copy_from_slice(row);
         }
         Tensor::new(out, [self.rows, self.columns, width])
-    }
-
-    /// The reverse of [`Batch::spread_rows`], token by token, without padding.
-    pub fn gather_rows(&self, values: &[f32], width: usize) -> Vec<f32> {
-        self.places.iter().flat_map(|place| &values[place * width..][..width]).copied().collect()
     }
 
     /// Number of rows.

@@ -19,7 +19,7 @@ pub struct Parts {
     pub blocks: BTreeMap<String, BlockMatrix>,
     /// Text to ids, where there is one.
     pub tokenizer: Option<Tokenizer>,
-    /// How conversations are written, where it is told.
+    /// The chat template, if the model's files have one.
     pub template: Option<ChatTemplate>,
     /// Where all this was found, for messages.
     pub place: String,

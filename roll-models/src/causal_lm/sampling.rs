@@ -54,7 +54,7 @@ pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Resu
     Ok(Drawn { id: id as u32, log_prob, raw_log_prob: raw(id) })
 }
 
-/// The largest logit; `None` if there is none or one is not a number.
+/// The largest logit; `None` if `logits` is empty or holds a NaN.
 fn largest(logits: &[f32]) -> Option<f32> {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (chunks, rest) = logits.as_chunks::<16>();
@@ -92,7 +92,7 @@ impl Row<'_> {
 /// How likely each token is, relative to the best.
 struct Likelihoods {
     values: Vec<f32>,
-    /// Of each stretch.
+    /// Sum of each stretch.
     sums: Vec<f64>,
 }
 

@@ -106,7 +106,7 @@ pub fn write_built_in(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The small model for FrozenLake; `examples/demo_agent` makes it.
+/// The small model for FrozenLake; `demo/agent` makes it.
 pub fn built_in() -> Result<Parts> {
     let place = "the built-in model";
     let broken = |problem: String| Error::bad_file(place, problem);

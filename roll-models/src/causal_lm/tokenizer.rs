@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use roll_core::contain::contain;
-use roll_core::tokenizer_json::{Growth, LIMIT};
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::contain::contain;
+use roll_external::files;
+use roll_external::tokenizer_json::{Growth, LIMIT};
 use tokenizers::Tokenizer as Inner;
 
 /// Turns text into token ids.
@@ -34,8 +35,8 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), growth })
     }
 
-    /// Ids of `text`. Special tokens are recognised where they are written out; none are added. Fails on a text that is too
-    /// long, and when the tokenizer fails, panics or takes longer than [`LIMIT`].
+    /// Ids of `text`. Special tokens are recognised where they are written out; none are added. Fails on a text that is
+    /// too long, and when the tokenizer fails, panics or takes longer than [`LIMIT`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).map_err(failed)?;

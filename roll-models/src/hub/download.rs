@@ -8,7 +8,7 @@ use std::time::Duration;
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use roll_core::Fault;
-use roll_core::contain::contain;
+use roll_external::contain::contain;
 
 use super::fetch::{Fetcher, SILENCE};
 use super::{HubError, Remote, snapshot, stays_inside};

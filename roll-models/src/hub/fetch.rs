@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hf_hub::api::sync::ApiError;
-use roll_core::Fingerprint;
+use roll_external::Fingerprint;
 use ureq::Body;
 use ureq::http::Response;
 
@@ -59,8 +59,8 @@ impl Fetcher {
         Self { free: agent(10), bound: agent(0), token: token.map(Into::into), repository }
     }
 
-    /// Downloads the file at `url`, on from where an earlier attempt left it, and gives it the name `name` in the snapshot
-    /// `commit`; both stay inside the cache. `told` hears the size, and how many bytes are there.
+    /// Downloads the file at `url`, on from where an earlier attempt left it, and gives it the name `name` in the
+    /// snapshot `commit`; both stay inside the cache. `told` hears the size, and how many bytes are there.
     pub fn fetch(&self, url: &str, commit: &str, name: &str, told: impl FnMut(u64, u64)) -> Result<()> {
         let about = self.about(url)?;
         let blobs = self.repository.join("blobs");

@@ -12,7 +12,8 @@ mod tests;
 
 use std::path::{Component, Path, PathBuf};
 
-use roll_core::{Fault, files};
+use roll_core::Fault;
+use roll_external::files;
 
 use crate::weights::expand_glob;
 
@@ -107,7 +108,7 @@ fn list(paths: &[PathBuf]) -> String {
 }
 
 impl Hub {
-    /// By the environment.
+    /// Reads the places from the environment.
     /// - Cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else
     ///   `~/.cache/huggingface/hub`.
     /// - Folder: `DIFFSYNTH_MODEL_BASE_PATH`, else `./models`.

@@ -1,5 +1,5 @@
-//! Facts of an adapter in the header of its file: its transformer, rank and layers, the data that it was trained on and
-//! how long. Other programs pass these words over; ours follow them.
+//! Metadata of an adapter in the header of its file (`roll.*`): transformer, rank, layers, base network, number of
+//! steps and experiment. Other programs ignore these entries; this project follows them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,22 +8,22 @@ use super::Expert;
 use super::error::LoraError;
 use super::keys::ALPHAS_KEY;
 
-/// Version of these words.
+/// Version of these entries: key and value.
 pub const FORMAT: (&str, &str) = ("roll.format", "1");
-/// `high_noise` or `low_noise`, of a model that has both.
+/// Key of the adapter's expert, `high_noise` or `low_noise`; absent if the model has one transformer.
 pub const EXPERT: &str = "roll.expert";
-/// Rank, or the ranks that occur.
+/// Key of the rank, or of all ranks that occur, separated by commas.
 pub const RANK: &str = "roll.rank";
-/// `alpha`, likewise.
+/// Key of the alpha, or of all alphas that occur, separated by commas.
 pub const ALPHA: &str = "roll.alpha";
-/// The layers that carry the adapter, by the end of their names.
+/// Key of the adapted layers: endings of their names, separated by commas.
 pub const TARGETS: &str = "roll.targets";
-/// Kind and file of the network that it was trained on.
+/// Key of the kind and file of the network that the adapter was trained on.
 pub const BASE: &str = "roll.base";
-/// Of that network's last layer: two bases of one name are told apart.
+/// Key of the fingerprint of that network's last layer, which distinguishes two bases of the same name.
 pub const BASE_FINGERPRINT: &str = "roll.base_fingerprint";
 
-/// The transformer that a header names. Fails on a name that is none.
+/// The transformer that a header names. Fails if the name is not a known expert.
 pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<Expert>, LoraError> {
     match header.get(EXPERT).map(String::as_str) {
         None => Ok(None),
@@ -36,7 +36,8 @@ pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<E
     }
 }
 
-/// The transformer that the name of a file speaks of, as the files of Lightning and of this project are called.
+/// The transformer that a file's name contains (`high_noise`, `low_noise`), as in the files of Lightning and of this
+/// project.
 pub fn expert_of_name(path: &Path) -> Option<Expert> {
     let name = path.file_stem()?.to_string_lossy().to_lowercase().replace('-', "_");
     match (name.contains("high_noise"), name.contains("low_noise")) {
@@ -46,7 +47,8 @@ pub fn expert_of_name(path: &Path) -> Option<Expert> {
     }
 }
 
-/// The words about adapters of these shapes: of each layer its rank, and `alpha / rank` of all.
+/// Returns the entries that describe an adapter: its format, ranks, alphas and target layers. `layers` are pairs of
+/// name and rank; `scale` is `alpha / rank` of all layers.
 pub fn layers<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> BTreeMap<String, String> {
     let (mut ranks, mut targets) = (Vec::new(), Vec::new());
     for (layer, rank) in layers {
@@ -68,13 +70,13 @@ pub fn layers<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64
     .into()
 }
 
-/// The alpha of each layer, as the header of a convention holds it whose files have no place for it.
+/// Returns the header entry with the alpha of each layer, for conventions whose files have no other place for it.
 pub fn alphas<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> Option<(String, String)> {
     let alphas: BTreeMap<&str, f64> = layers.into_iter().map(|(layer, rank)| (layer, scale * rank as f64)).collect();
     Some((ALPHAS_KEY.into(), serde_json::to_string(&alphas).ok()?))
 }
 
-/// The name of a layer behind the number of its block: `self_attn.q` of `blocks.0.self_attn.q`.
+/// The name of a layer after the number of its block: `self_attn.q` of `blocks.0.self_attn.q`.
 fn target(layer: &str) -> String {
     let mut parts = layer.split('.');
     match parts.by_ref().any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit())) {

@@ -10,7 +10,7 @@ use crate::weights::WeightsError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoraError {
-    /// The weight file under it.
+    /// An error of the weight file.
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// No tensor of the file belongs to a LoRA.
@@ -18,10 +18,10 @@ pub enum LoraError {
     NoLora {
         /// The file.
         path: PathBuf,
-        /// A few of its keys.
+        /// Some of its keys.
         found: String,
     },
-    /// A key that no convention has.
+    /// A key that belongs to no convention.
     #[error(
         "{}: `{key}` is no tensor of a LoRA: expected a name that ends in .lora_A.weight, .lora_B.weight, \
          .lora_down.weight, .lora_up.weight, .alpha, .diff, .diff_b or .diff_m", path.display()
@@ -32,41 +32,41 @@ pub enum LoraError {
         /// The key.
         key: String,
     },
-    /// Another kind of adapter.
+    /// An adapter that is not a LoRA.
     #[error("{}: `{key}` belongs to {kind}; expected a plain LoRA of two matrices a layer", path.display())]
     OtherKind {
         /// The file.
         path: PathBuf,
         /// The key.
         key: String,
-        /// The kind of adapter that it belongs to.
+        /// The kind of adapter that the key belongs to.
         kind: &'static str,
     },
-    /// Keys of two conventions.
+    /// Keys of two conventions in one file.
     #[error("{}: two conventions in one file: `{first}` ({}) and `{second}` ({})", path.display(), of[0], of[1])]
     Mixed {
         /// The file.
         path: PathBuf,
-        /// A key of the one.
+        /// A key of the first convention.
         first: String,
-        /// A key of the other.
+        /// A key of the second convention.
         second: String,
         /// Both conventions.
         of: [super::Convention; 2],
     },
-    /// Two keys give the same part of a layer.
+    /// Two keys name the same part of a layer.
     #[error("{}: the {part} of the layer `{layer}` appears twice, the second time as `{key}`", path.display())]
     Twice {
         /// The file.
         path: PathBuf,
         /// The layer.
         layer: String,
-        /// Which part.
+        /// The part of the layer.
         part: &'static str,
         /// The second key.
         key: String,
     },
-    /// One of the two matrices is not there.
+    /// One of the two matrices of a layer is missing.
     #[error("{}: the layer `{layer}` has no {part}, expected both matrices of every layer", path.display())]
     Incomplete {
         /// The file.
@@ -76,58 +76,58 @@ pub enum LoraError {
         /// The missing part.
         part: &'static str,
     },
-    /// The matrices do not go together.
+    /// The shapes of the matrices contradict each other or the base.
     #[error("{}: layer `{layer}`: expected {expected}, found {found}", path.display())]
     Shape {
         /// The file.
         path: PathBuf,
         /// The layer.
         layer: String,
-        /// Demands on the shapes.
+        /// The requirement on the shapes.
         expected: String,
         /// The shapes found.
         found: String,
     },
-    /// The configuration beside or inside the file cannot be used.
+    /// The configuration next to or inside the file cannot be used.
     #[error("{}: {problem}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
-        /// The fault.
+        /// The reason.
         problem: String,
     },
-    /// A value is not finite, or became so.
+    /// A value is not finite, or a merged weight would not be.
     #[error("{}: the {what} of `{name}` is not finite", path.display())]
     NotFinite {
         /// The file.
         path: PathBuf,
-        /// `alpha`, `merged weight`.
+        /// The kind of value: `alpha`, `merged weight`.
         what: &'static str,
         /// The layer or tensor.
         name: String,
     },
-    /// A convention has no place for something the LoRA has.
+    /// The convention cannot represent something in the LoRA.
     #[error("{convention} files have no place for {what} (layer `{layer}`); choose {instead}")]
     NoPlace {
         /// The convention.
         convention: super::Convention,
-        /// The fact that the format cannot hold.
+        /// The part that the format cannot represent.
         what: &'static str,
         /// The layer that has it.
         layer: String,
-        /// Conventions that can.
+        /// Conventions that can represent it.
         instead: &'static str,
     },
-    /// Names with underscores that cannot be told apart.
+    /// Names with underscores whose dots cannot be recovered.
     #[error(
         "Wan has no layer that kohya would call {names}: give the model they are for (--base), whose names tell where \
          the dots are"
     )]
     Undotted {
-        /// A few of the names.
+        /// Some of the names.
         names: String,
     },
-    /// Layers that the base does not have.
+    /// Some layers of the LoRA are not in the base.
     #[error(
         "{}: {count} of {total} layers of the LoRA are not in the base: {names}; is it for another model? \
          --allow-missing merges the rest", base.display()
@@ -135,37 +135,37 @@ pub enum LoraError {
     Unmatched {
         /// The base.
         base: PathBuf,
-        /// How many.
+        /// Number of these layers.
         count: usize,
-        /// Of how many.
+        /// Number of all layers of the LoRA.
         total: usize,
-        /// All of them, or the first.
+        /// The names, possibly shortened.
         names: String,
     },
-    /// Nothing at all goes together.
+    /// No layer of the LoRA is in the base.
     #[error("{}: no layer of the LoRA is in the base: it has {found}, the LoRA {wanted}", base.display())]
     NothingMatched {
         /// The base.
         base: PathBuf,
-        /// A few names of the base.
+        /// Some names of the base.
         found: String,
-        /// A few names of the LoRA.
+        /// Some names of the LoRA.
         wanted: String,
     },
-    /// The file has adapters for both transformers where one is needed.
+    /// The file has adapters for both transformers, but one is required.
     #[error("{}: holds adapters for both transformers; choose one (--expert)", path.display())]
     TwoExperts {
         /// The file.
         path: PathBuf,
     },
-    /// The adapter of this expert is not there.
+    /// The file has no adapter for this expert.
     #[error("{}: holds no adapter for the expert {expert}{}", path.display(), of_other(.found))]
     NoExpert {
         /// The file.
         path: PathBuf,
-        /// Which.
+        /// The requested expert.
         expert: super::Expert,
-        /// The expert that it is for.
+        /// The expert of the adapter in the file, if it is known.
         found: Option<super::Expert>,
     },
 }
@@ -183,7 +183,7 @@ impl From<LoraError> for Error {
     }
 }
 
-/// A few names for a message.
+/// Formats the first names of a list for a message.
 pub(super) fn some<'a>(names: impl IntoIterator<Item = &'a str>, at_most: usize) -> String {
     let all: Vec<&str> = names.into_iter().collect();
     let mut shown = all.iter().take(at_most).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");

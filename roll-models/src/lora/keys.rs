@@ -1,4 +1,4 @@
-//! One key of a LoRA file taken apart.
+//! Parses one key of a LoRA file.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use super::error::LoraError;
 use super::layer_names;
 use super::{Convention, Expert};
 
-/// Key of the header under which files without a place for scales keep them.
+/// Key of the header under which conventions without a tensor for alpha store the alphas.
 pub(super) const ALPHAS_KEY: &str = "lora_alphas";
 
-/// Which tensor of a layer a key names.
+/// The tensor of a layer that a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Down,
@@ -19,7 +19,7 @@ pub(super) enum Part {
     Difference,
     DifferenceOfBias,
     DifferenceOfModulation,
-    /// `B` before its scale was multiplied into it; see the module's documentation.
+    /// `B` without its scale; see the documentation of the module [`super`].
     UnscaledUp,
 }
 
@@ -38,20 +38,21 @@ impl Part {
     }
 }
 
-/// A key: prefix, layer, part.
+/// The parts of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Key<'a> {
-    /// `None` when the key fits several conventions: one without a prefix and without the name of an adapter.
+    /// The convention. `None` if the key fits several: without prefix and without the name of an adapter.
     pub convention: Option<Convention>,
     pub expert: Option<Expert>,
-    /// The layer as the file calls it.
+    /// The layer's name in the file.
     pub layer: &'a str,
     pub part: Part,
-    /// Name of the adapter (`default`), when the key has one.
+    /// Name of the adapter (`default`), if the key has one.
     pub adapter: Option<&'a str>,
 }
 
-/// The suffix of an unscaled `B`. Readers of DiffSynth files look for `.lora_B.` and `.lora_A.` only.
+/// The suffix of an unscaled `B`. Readers of DiffSynth files search for `.lora_B.` and `.lora_A.` only, so they ignore
+/// it.
 pub(super) const UNSCALED: &str = ".unscaled_B.default.weight";
 
 const PREFIXES: &[(&str, Convention, Option<Expert>)] = &[
@@ -65,7 +66,7 @@ const PREFIXES: &[(&str, Convention, Option<Expert>)] = &[
     ("lora_unet_", Convention::Kohya, None),
 ];
 
-/// Infixes of the two matrices, in every spelling.
+/// Infixes of the two matrices in every spelling.
 const MATRICES: &[(&str, Part)] = &[
     (".lora_A.", Part::Down),
     (".lora_B.", Part::Up),
@@ -87,14 +88,14 @@ const OTHER_KINDS: &[(&str, &str)] = &[
     (".lora_embedding_", "a LoRA of an embedding"),
 ];
 
-/// Whether the key looks like one of a LoRA or a related format, of any program.
+/// Whether the key looks like a key of a LoRA or a related adapter, of any program.
 pub fn is_lora_key(key: &str) -> bool {
     key.starts_with("lora_unet_")
         || MATRICES.iter().any(|(infix, _)| key.contains(infix))
         || OTHER_KINDS.iter().any(|(mark, _)| key.contains(mark))
 }
 
-/// Takes a key apart. `path` is for messages.
+/// Parses a key. `path` is for error messages.
 pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError> {
     if let Some((_, kind)) = OTHER_KINDS.iter().find(|(mark, _)| key.contains(mark)) {
         return Err(LoraError::OtherKind { path: path.into(), key: key.into(), kind });

@@ -1,45 +1,46 @@
-//! Names of layers: the official ones, those of diffusers, and both with underscores.
+//! Names of layers: official, of diffusers, and both with underscores instead of dots.
 
 use crate::wan2_2::names::{self, Direction};
 
-/// Whose layer names a file uses, where the convention leaves it open (PEFT).
+/// The naming scheme of a file's layers if the convention allows several (PEFT).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
-    /// Those of the official repository, as `blocks.0.self_attn.q`.
+    /// Names of the official repository: `blocks.0.self_attn.q`.
     #[default]
     Official,
-    /// Those of diffusers, as `blocks.0.attn1.to_q`.
+    /// Names of diffusers: `blocks.0.attn1.to_q`.
     Diffusers,
 }
 
-/// The official name of a layer, whichever it is called by; an unknown layer keeps its name.
+/// Returns the official name of a layer, from its official or diffusers name. An unknown name is returned unchanged.
 pub(super) fn official(layer: &str) -> String {
     renamed(layer, Direction::ToOfficial)
 }
 
-/// The official name of a parameter that is neither a weight nor a bias (`blocks.0.modulation`), likewise.
+/// Returns the official name of a parameter that is neither a weight nor a bias (`blocks.0.modulation`). An unknown
+/// name is returned unchanged.
 pub(super) fn parameter(key: &str) -> String {
     names::dit(key, Direction::ToOfficial).unwrap_or_else(|| key.to_string())
 }
 
-/// The name of a layer in diffusers; an unknown layer keeps its name.
+/// Returns the diffusers name of a layer. An unknown name is returned unchanged.
 pub(super) fn diffusers(layer: &str) -> String {
     renamed(layer, Direction::FromOfficial)
 }
 
-/// Whether the name is one of diffusers, and not also an official one.
+/// Whether the name is a diffusers name and not an official one.
 pub(super) fn is_diffusers(layer: &str) -> bool {
     official(layer) != layer
 }
 
-/// The name with underscores in the place of dots.
+/// Replaces the dots of a name by underscores.
 pub(super) fn flat(layer: &str) -> String {
     layer.replace('.', "_")
 }
 
-/// The official name of a layer of Wan from its name with underscores. `None` when Wan has no such layer.
+/// Returns the official name of a layer of Wan from its name with underscores; `None` if Wan has no such layer.
 pub(super) fn unflatten(flat_name: &str) -> Option<String> {
-    // Blocks with a modulation, which files change as a whole.
+    // Blocks and the head have a modulation, which files change as a whole.
     let modulated = [("blocks.#", "blocks.#"), ("head", "head")];
     names::dit_layers().chain(modulated).find_map(|(official, other)| {
         [official, other].into_iter().find_map(|pattern| {
@@ -49,7 +50,8 @@ pub(super) fn unflatten(flat_name: &str) -> Option<String> {
     })
 }
 
-/// The part of a name with underscores that the `#` of a dotted pattern stands for; empty when it has none.
+/// Matches a name with underscores against a dotted pattern. Returns the digits that match `#`, an empty text if the
+/// pattern has no `#`, and `None` if the name does not match.
 fn match_flat<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     let pattern = flat(pattern);
     let Some((head, tail)) = pattern.split_once('#') else { return (pattern == name).then_some("") };

@@ -1,4 +1,4 @@
-//! Adding a LoRA to the weights it was trained on.
+//! Merges a LoRA into the weights that it was trained on.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use super::error::{LoraError, some};
 use super::layer_names::{flat, official, parameter};
 use super::{Layer, Lora};
 
-/// How a LoRA is merged.
+/// Options of a merge.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
-    /// Factor of everything the LoRA adds, beside its own `alpha / rank`.
+    /// Factor of all additions, in addition to the LoRA's own scale `alpha / rank`.
     pub strength: f64,
-    /// Dtype of the output's float tensors. `None`: each keeps its own.
+    /// Dtype of the output's float tensors. `None` keeps the dtype of each.
     pub dtype: Option<DType>,
-    /// Merge the layers that match, when not all do.
+    /// Whether to merge the layers that are in the base if some are not.
     pub allow_missing: bool,
 }
 
@@ -29,23 +29,26 @@ impl Default for MergeOptions {
     }
 }
 
-/// Outcome of a merge.
+/// Result of a merge.
 #[derive(Clone, Debug)]
 pub struct Merged {
-    /// The files that were written.
+    /// The written files.
     pub files: Vec<PathBuf>,
-    /// Tensors that were changed.
+    /// Number of changed tensors.
     pub changed: usize,
-    /// Names of the LoRA that the base does not have.
+    /// Names in the LoRA that the base does not have.
     pub missing: Vec<String>,
 }
 
-/// Writes `base + strength * alpha / rank * B A` to `out`: a file when its name ends in `.safetensors`, otherwise a new
-/// directory with the shards of the base. Sums and products are f32, rounded once to the dtype of the output; whatever
-/// the LoRA does not touch is copied bit for bit. A few megabytes of the base are in memory at a time.
+/// Writes `base + strength * alpha / rank * B A` to `out`: a file if the name ends in `.safetensors`, otherwise a new
+/// directory with the shards of the base.
 ///
-/// Layers are found under official, diffusers and underscored names alike. Fails when a layer is not in the base
-/// (unless that is allowed), when none is, and when shapes differ; then nothing is written.
+/// Sums and products are f32 and are rounded once, to the dtype of the output. Tensors that the LoRA does not touch are
+/// copied bit for bit. Memory holds a few megabytes of the base at a time. `progress` receives the number of source
+/// bytes of each piece.
+///
+/// Layers match under official, diffusers and underscored names. Fails without writing anything if a layer is not in
+/// the base (unless `allow_missing`), if no layer is, or if shapes differ.
 pub fn merge_lora(
     base: &Checkpoint,
     lora: &Lora,
@@ -67,7 +70,8 @@ pub fn merge_lora(
     Ok(Merged { files, changed: deltas.of.len(), missing: deltas.missing })
 }
 
-/// Facts of the `config.json` beside the base that its weights do not tell: a file alone has them in its header.
+/// Facts in the `config.json` next to the base that cannot be derived from its weights. They go into the header of a
+/// single file, which has no `config.json`.
 fn said_beside(base: &Checkpoint) -> Vec<(String, String)> {
     let config = base.config_json().unwrap_or_default();
     let named = [("num_heads", "num_heads"), ("num_heads", "num_attention_heads"), ("text_len", "text_len")];
@@ -77,17 +81,17 @@ fn said_beside(base: &Checkpoint) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Additions to each tensor of the base.
+/// Additions to each tensor of the base, by the tensor's key.
 struct Deltas {
     of: HashMap<String, Vec<Delta>>,
     missing: Vec<String>,
     path: PathBuf,
-    /// The tensor whose rows come now, and its changes in f32: those of one tensor at a time.
+    /// The tensor whose rows are being changed, and its additions in f32. Only one tensor is converted at a time.
     current: (String, Vec<Widened>),
 }
 
 enum Delta {
-    /// `scale * up down`, `[rows, rank]` times `[rank, columns]`.
+    /// `scale * up down`: `[rows, rank]` times `[rank, columns]`.
     LowRank { up: Tensor, down: Tensor, rank: usize, scale: f32 },
     /// `scale * values`.
     Whole { values: Tensor, scale: f32 },
@@ -109,12 +113,13 @@ impl Delta {
     }
 }
 
-/// Wrappers that programs put around the names of a base.
+/// Prefixes that programs put before the names of a base.
 const WRAPPERS: &[&str] = &["model.diffusion_model.", "diffusion_model."];
 
 impl Deltas {
     fn find(base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<Self, LoraError> {
-        // Underscores everywhere: kohya's names have lost the dots, and no two parameters differ in them alone.
+        // Names are compared with underscores, because kohya's names have lost the dots. No two parameters differ in
+        // dots and underscores alone.
         let mut by_name: HashMap<String, &str> = HashMap::new();
         for key in base.keys() {
             let bare = WRAPPERS.iter().find_map(|w| key.strip_prefix(w)).unwrap_or(key);
@@ -238,12 +243,12 @@ impl Change<LoraError> for Deltas {
     }
 }
 
-/// A weight `[out, in, ...]` takes `B [out, rank]` and `A [rank, in, ...]`.
+/// Checks that a weight `[out, in, ...]` fits `B [out, rank]` and `A [rank, in, ...]`.
 fn check_shape(base: &Checkpoint, key: &str, name: &str, layer: &Layer) -> Result<(), LoraError> {
     let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
     let mut wanted = vec![layer.up.shape()[0]];
     wanted.extend(&layer.down.shape()[1..]);
-    // A convolution with a kernel of one may be stored as a matrix, and the reverse.
+    // A convolution with a kernel of one may be stored as a matrix, and a matrix as such a convolution.
     let flat = |shape: &[usize]| [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product()];
     match flat(&found) == flat(&wanted) {
         true => Ok(()),
@@ -256,15 +261,15 @@ fn check_shape(base: &Checkpoint, key: &str, name: &str, layer: &Layer) -> Resul
     }
 }
 
-/// `values += scale * up down`, all row-major.
+/// Computes `values += scale * up down`; all matrices are row-major.
 fn add_product(values: &mut [f32], up: &[f32], down: &[f32], rank: usize, scale: f32) {
     if rank == 0 || values.is_empty() {
         return;
     }
     let (rows, columns) = (up.len() / rank, down.len() / rank);
     assert_eq!(values.len(), rows * columns, "checked by `check_shape`");
-    // SAFETY: the three slices hold exactly the rows and columns given, row-major, and `values` is not one of the
-    // others.
+    // SAFETY: the lengths of the three slices match the given rows and columns, row-major, and `values` is a mutable
+    // borrow, so it does not overlap the other slices.
     unsafe {
         gemm::gemm(
             rows,

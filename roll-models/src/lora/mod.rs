@@ -1,19 +1,22 @@
-//! LoRA files of every common convention: read, written, converted into one another, merged into a base.
+//! LoRA files of every common convention. This folder reads and writes them, converts between conventions, and merges
+//! them into a base.
 //!
 //! | convention | name of a tensor | scale |
 //! |---|---|---|
-//! | PEFT | `base_model.model.X.lora_A.weight` | `adapter_config.json` beside the file |
+//! | PEFT | `base_model.model.X.lora_A.weight` | `adapter_config.json` next to the file |
 //! | DiffSynth-Studio | `X.lora_A.default.weight` | always 1 |
 //! | diffusers | `transformer.X.lora_A.weight`, `transformer_2.` for the second expert | `lora_adapter_metadata` of the header |
 //! | ComfyUI | `diffusion_model.X.lora_A.weight` or `lora_down` | the tensor `X.alpha`, over the rank |
 //! | kohya | `lora_unet_X_with_underscores.lora_down.weight` | the tensor `.alpha`, over the rank |
 //!
-//! A layer adds `alpha / rank * B A` to its weight; without an `alpha` in the file, it is the rank. Layers are held
-//! under the official names of Wan where they are known there, and otherwise under those of the file.
+//! A layer adds `alpha / rank * B A` to its weight. Without an `alpha` in the file, `alpha` is the rank. Layers have
+//! their official names of Wan if Wan has such a layer, and otherwise the names in the file.
 //!
-//! Converting is exact: matrices are copied bit for bit. The one convention without a place for a scale, DiffSynth,
-//! gets it multiplied into `B`; where that cannot be undone exactly the file keeps the unscaled `B` too, under a name
-//! that other readers skip.
+//! Conversions are exact: matrices are copied bit for bit. DiffSynth files have no place for a scale, so the scale is
+//! multiplied into `B`. If this cannot be undone exactly, the file also has the unscaled `B`, under a name that other
+//! readers ignore.
+//!
+//! Start with [`LoraFile`] (read), [`Lora`] (contents) and [`write_lora`] (write).
 
 pub mod about;
 mod error;
@@ -48,23 +51,23 @@ pub use sources::{AdapterSources, Opened, OpenedAdapter, files as adapter_files,
 pub use start::{Asked, Start};
 pub use write::{WriteOptions, Written, write_lora};
 
-/// How a program names the tensors of a LoRA.
+/// A program's scheme for the tensor names of a LoRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Convention {
-    /// `base_model.model.`, as PEFT's `save_pretrained`.
+    /// PEFT's `save_pretrained`: `base_model.model.`
     Peft,
-    /// No prefix, with the name of the adapter: DiffSynth-Studio and ROLL.
+    /// DiffSynth-Studio and ROLL: no prefix, but the name of the adapter.
     DiffSynth,
-    /// `transformer.` and the layer names of diffusers.
+    /// diffusers: `transformer.` and the layer names of diffusers.
     Diffusers,
-    /// `diffusion_model.`
+    /// ComfyUI: `diffusion_model.`
     ComfyUi,
-    /// `lora_unet_`, with underscores: kohya's sd-scripts and musubi-tuner.
+    /// kohya's sd-scripts and musubi-tuner: `lora_unet_` and underscores.
     Kohya,
 }
 
 impl Convention {
-    /// All of them.
+    /// All conventions.
     pub const ALL: [Self; 5] = [Self::Peft, Self::DiffSynth, Self::Diffusers, Self::ComfyUi, Self::Kohya];
 }
 
@@ -80,9 +83,9 @@ impl fmt::Display for Convention {
     }
 }
 
-/// The tensors of an adapter file for [`roll_core::Model::import_adapter`], the scale among them wherever the file keeps
-/// it: a LoRA becomes that of ComfyUI's convention. A file that holds no LoRA (all weights of a transformer), or one for
-/// each of two transformers, is given as it is.
+/// Reads the tensors of an adapter file for [`roll_core::Model::import_adapter`]. A LoRA is converted to ComfyUI's
+/// convention, so that the scale is among the tensors wherever the file keeps it. A file without a LoRA (all weights of
+/// a transformer) or with adapters for both transformers is returned unchanged.
 pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
     if path.is_file() {
         let checkpoint = Checkpoint::open(path)?;
@@ -115,12 +118,12 @@ pub(crate) fn put_peft_config(file: &mut StateDict) -> roll_core::Result<()> {
     }
 }
 
-/// Which of Wan2.2's two transformers an adapter is for.
+/// The one of Wan2.2's two transformers that an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Expert {
-    /// The first: high noise.
+    /// The first transformer: high noise.
     High,
-    /// The second: low noise.
+    /// The second transformer: low noise.
     Low,
 }
 
@@ -133,61 +136,61 @@ impl fmt::Display for Expert {
     }
 }
 
-/// Addition to one linear (or convolution) layer.
+/// The low-rank addition to one linear or convolution layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// `A`, `[rank, in]`; of a convolution `[rank, in, ...]`.
+    /// `A`: `[rank, in]`, or `[rank, in, ...]` for a convolution.
     pub down: Tensor,
-    /// `B`, `[out, rank]`; of a convolution `[out, rank, 1, ...]`.
+    /// `B`: `[out, rank]`, or `[out, rank, 1, ...]` for a convolution.
     pub up: Tensor,
-    /// As the file says; `None` means the rank.
+    /// Numerator of the scale, if the file has one; `None` means the rank.
     pub alpha: Option<f64>,
-    /// Added to the bias, with the same scale (`lora_B.bias`).
+    /// Added to the layer's bias with the same scale (`lora_B.bias`).
     pub bias: Option<Tensor>,
 }
 
 impl Layer {
-    /// Number of rows of `A`.
+    /// The rank: the number of rows of `A`.
     pub fn rank(&self) -> usize {
         self.down.shape().first().copied().unwrap_or_default()
     }
 
-    /// `alpha / rank`.
+    /// The scale `alpha / rank`.
     pub fn scale(&self) -> f64 {
         self.alpha.map_or(1.0, |alpha| alpha / self.rank() as f64)
     }
 }
 
-/// Whole differences of parameters, which some files hold for norms and biases beside the low-rank layers. They are
-/// added as they are.
+/// Differences of whole parameters, which some files have for norms and biases in addition to the low-rank layers. They
+/// are added without a scale.
 #[derive(Clone, Debug, Default)]
 pub struct Difference {
-    /// Of the weight (`.diff`).
+    /// Difference of the weight (`.diff`).
     pub weight: Option<Tensor>,
-    /// Of the bias (`.diff_b`).
+    /// Difference of the bias (`.diff_b`).
     pub bias: Option<Tensor>,
-    /// Of the parameter `modulation` of a block or of the head (`.diff_m`).
+    /// Difference of the parameter `modulation` of a block or of the head (`.diff_m`).
     pub modulation: Option<Tensor>,
 }
 
 /// The adapter of one transformer.
 #[derive(Clone, Debug, Default)]
 pub struct Lora {
-    /// The transformer, when the names of the tensors say which.
+    /// The transformer, if the tensor names contain it.
     pub expert: Option<Expert>,
-    /// The transformer that the header says it was trained for ([`about`]).
+    /// The transformer that the adapter was trained for, if the header contains it ([`about`]).
     pub trained_for: Option<Expert>,
-    /// Low-rank layers by the name of the layer.
+    /// Low-rank additions by the name of the layer.
     pub layers: BTreeMap<String, Layer>,
     /// Whole differences by the name of the layer.
     pub differences: BTreeMap<String, Difference>,
-    /// Names that kohya's underscores leave in doubt, because Wan has no such layer. They can be merged and kept, but
-    /// not given to a convention with dots.
+    /// Names of kohya's files whose dots are unknown, because Wan has no such layer. These layers can be merged and
+    /// written to kohya files, but not converted to a convention with dots.
     pub undotted: Vec<String>,
 }
 
 impl Lora {
-    /// Finds out the dotted names of undotted layers from the parameters of the model they are for.
+    /// Recovers the dots of undotted names from the parameter names of their model.
     pub fn resolve<'a>(&mut self, parameters: impl IntoIterator<Item = &'a str>) {
         let modules: BTreeMap<String, String> = parameters
             .into_iter()
@@ -206,12 +209,12 @@ impl Lora {
         });
     }
 
-    /// The transformer it is for, where the file says so.
+    /// The transformer that the adapter is for, if the file contains it.
     pub fn is_for(&self) -> Option<Expert> {
         self.expert.or(self.trained_for)
     }
 
-    /// Fails on a value that is not finite, naming its layer. `path` is for the message.
+    /// Fails on a value that is not finite, and names its layer. `path` is for the error message.
     pub fn check_finite(&self, path: &Path) -> Result<(), LoraError> {
         let layers = self.layers.iter().flat_map(|(name, layer)| {
             let parts = [("matrix A", Some(&layer.down)), ("matrix B", Some(&layer.up)), ("bias", layer.bias.as_ref())];
@@ -229,7 +232,7 @@ impl Lora {
         Ok(())
     }
 
-    /// The ranks that occur, ascending.
+    /// The ranks that occur, in ascending order.
     pub fn ranks(&self) -> Vec<usize> {
         let mut ranks: Vec<usize> = self.layers.values().map(Layer::rank).collect();
         ranks.sort_unstable();

@@ -1,4 +1,5 @@
-//! PEFT's `LoraConfig`: `adapter_config.json` beside a file, or `lora_adapter_metadata` in the header of diffusers.
+//! PEFT's `LoraConfig`: `adapter_config.json` next to a file, or `lora_adapter_metadata` in the header of a diffusers
+//! file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,26 +8,26 @@ use serde_json::{Map, Value, json};
 
 use super::error::LoraError;
 
-/// File name of the configuration beside a PEFT adapter.
+/// Name of the configuration file next to a PEFT adapter.
 pub const CONFIG_FILE: &str = "adapter_config.json";
-/// File name of the weights that PEFT looks for in a directory.
+/// Name of the weight file that PEFT reads from a directory.
 pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
-/// Key of the header under which diffusers keeps the configuration.
+/// Header key under which diffusers stores the configuration.
 pub(super) const DIFFUSERS_KEY: &str = "lora_adapter_metadata";
 
-/// The scales of the layers of an adapter.
+/// The part of a `LoraConfig` that determines the scales of the layers.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
     lora_alpha: f64,
-    /// The scale is `alpha / sqrt(rank)`.
+    /// Whether the scale is `alpha / sqrt(rank)`.
     rank_stabilised: bool,
-    /// Layers with an alpha of their own: the end of the layer's name, or all of it after a `^`.
+    /// Layers with their own alpha: the end of the layer's name, or the whole name after a `^`.
     alpha_pattern: Vec<(String, f64)>,
 }
 
 impl Config {
-    /// Reads `object`, whose keys begin with `prefix`. `None` when it says nothing of an alpha. Fails on options by
-    /// which the adapter is another than `alpha / rank * B A`.
+    /// Reads `object`, whose keys begin with `prefix`. Returns `None` if it has no alpha. Fails on options that make
+    /// the adapter something other than `alpha / rank * B A`.
     pub fn read(path: &Path, object: &Map<String, Value>, prefix: &str) -> Result<Option<Self>, LoraError> {
         let problem = |problem: String| LoraError::Config { path: path.into(), problem };
         let get = |key: &str| object.get(&format!("{prefix}{key}"));
@@ -63,9 +64,9 @@ impl Config {
         Ok(Some(Self { lora_alpha, rank_stabilised: on("use_rslora"), alpha_pattern }))
     }
 
-    /// The alpha of a layer of this rank, for the scale `alpha / rank`.
+    /// Returns the alpha of a layer of this rank, such that its scale is `alpha / rank`.
     pub fn alpha(&self, layer: &str, rank: usize) -> f64 {
-        // As PEFT: the first pattern that the name ends with, behind a dot or whole.
+        // PEFT's rule: the first pattern that is the whole name or its end after a dot.
         let own = self.alpha_pattern.iter().find(|(pattern, _)| match pattern.strip_prefix('^') {
             Some(whole) => whole == layer,
             None => layer.strip_suffix(pattern.as_str()).is_some_and(|head| head.is_empty() || head.ends_with('.')),
@@ -75,7 +76,7 @@ impl Config {
     }
 }
 
-/// A `LoraConfig` for layers of these ranks and alphas, each key behind `prefix`.
+/// Writes a `LoraConfig` for layers of these ranks and alphas, by layer name. Each key begins with `prefix`.
 pub(super) fn write(layers: &BTreeMap<String, (usize, f64)>, bias: bool, prefix: &str) -> Map<String, Value> {
     let rank = most_common(layers.values().map(|(rank, _)| *rank as f64));
     let alpha = most_common(layers.values().map(|(_, alpha)| *alpha));
@@ -95,7 +96,7 @@ pub(super) fn write(layers: &BTreeMap<String, (usize, f64)>, bias: bool, prefix:
     fields.into_iter().map(|(key, value)| (format!("{prefix}{key}"), value)).collect()
 }
 
-/// The fields of an `adapter_config.json` beside those of [`write`].
+/// Completes an `adapter_config.json`: adds the remaining fields to the result of [`write`].
 pub(super) fn adapter_config(fields: Map<String, Value>) -> Value {
     let mut config = json!({
         "peft_type": "LORA", "task_type": null, "base_model_name_or_path": null, "inference_mode": true,
@@ -107,7 +108,7 @@ pub(super) fn adapter_config(fields: Map<String, Value>) -> Value {
     config
 }
 
-/// Whole numbers as such: `r` must be one.
+/// Writes whole numbers as integers: `r` must be an integer.
 fn number(value: f64) -> Value {
     match value.fract() == 0.0 && value.abs() < 1e15 {
         true => json!(value as i64),

@@ -1,9 +1,10 @@
-//! Reading a LoRA file of any convention.
+//! Reads LoRA files of any convention.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, StateDict, Tensor, files};
+use roll_core::{DType, StateDict, Tensor};
+use roll_external::files;
 use serde_json::Value;
 
 use crate::weights::{Checkpoint, WeightsError};
@@ -16,23 +17,23 @@ use super::peft::{self, Config};
 use super::write::{rounded, scaled};
 use super::{Convention, Difference, Expert, Layer, Lora, adapter_files};
 
-/// A LoRA file: one adapter, or one for each of two transformers.
+/// A LoRA file with one adapter, or with one adapter for each of two transformers.
 #[derive(Clone, Debug)]
 pub struct LoraFile {
-    /// Where it is.
+    /// The file's path.
     pub path: PathBuf,
-    /// How its tensors are named.
+    /// The convention of the tensor names.
     pub convention: Convention,
-    /// Whose layer names they have.
+    /// The naming scheme of the layers.
     pub names: Names,
     /// The adapters, ordered by expert.
     pub adapters: Vec<Lora>,
-    /// The header's own words, without those that are read here.
+    /// The header's entries without the scales, which are read into the adapters.
     pub metadata: BTreeMap<String, String>,
 }
 
 impl LoraFile {
-    /// Opens a file, or the directory of a PEFT adapter. Matrices stay mapped until they are used.
+    /// Opens a file or the directory of a PEFT adapter. Matrices stay memory-mapped until they are used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoraError> {
         let path = path.as_ref();
         let file = match path.is_dir() {
@@ -53,8 +54,8 @@ impl LoraFile {
         Self::read(&file, &checkpoint.all()?, checkpoint.metadata(), config)
     }
 
-    /// Opens a file, or the directory of a checkpoint, of a run (its newest checkpoint) or of a PEFT adapter, as
-    /// `--adapter` does. Two files are opened where each of two experts has its own and no `expert` is asked for.
+    /// Opens a file, the directory of a PEFT adapter or a checkpoint, or a run (its newest checkpoint), as `--adapter`
+    /// does. Returns two files if each of two experts has its own and `expert` is `None`.
     pub fn open_named(path: &Path, expert: Option<Expert>) -> roll_core::Result<Vec<Self>> {
         let mut opened = Vec::new();
         for file in adapter_files(path)? {
@@ -69,8 +70,8 @@ impl LoraFile {
         Ok(opened)
     }
 
-    /// Reads the tensors and metadata of a file, and the `adapter_config.json` beside it, which only PEFT files have.
-    /// `path` is for messages.
+    /// Reads the tensors and metadata of a file. `config` is the `adapter_config.json` next to the file (path and
+    /// contents), which is used for PEFT files only. `path` is for error messages.
     pub fn read(
         path: &Path,
         state: &StateDict,
@@ -93,7 +94,7 @@ impl LoraFile {
         for (full, key) in &keys {
             adapters.entry(key.expert).or_default().add(path, full, key, convention, &state[*full])?;
         }
-        // Beside an adapter for the second transformer, the one without a number is for the first.
+        // If the file has an adapter for the second transformer, the adapter without a number is for the first.
         if adapters.contains_key(&Some(Expert::Low))
             && let Some(first) = adapters.remove(&None)
         {
@@ -110,7 +111,8 @@ impl LoraFile {
         Ok(Self { path: path.into(), convention, names, adapters, metadata })
     }
 
-    /// The one adapter that is wanted: of the two in a file the `expert`'s, else the only one.
+    /// Returns one adapter: the `expert`'s if the file has two, else the only one. Fails if the file has two and
+    /// `expert` is `None`, or if the adapter is for another expert.
     pub fn one(mut self, expert: Option<Expert>) -> Result<Lora, LoraError> {
         match (self.adapters.len(), expert) {
             (2.., None) => Err(LoraError::TwoExperts { path: self.path }),
@@ -133,7 +135,7 @@ impl LoraFile {
     }
 }
 
-/// The convention of all keys.
+/// The common convention of all keys. Fails if two keys have different conventions.
 fn convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraError> {
     let mut known = keys.iter().filter_map(|(full, key)| Some((*full, key.convention?)));
     let Some((first, convention)) = known.next() else { return Ok(Convention::DiffSynth) };
@@ -147,14 +149,14 @@ fn convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraE
 /// Scales in the header.
 #[derive(Default)]
 struct Header {
-    /// diffusers' configuration, by the prefix of its transformer.
+    /// diffusers' configuration, by the transformer of its prefix.
     diffusers: BTreeMap<Option<Expert>, Config>,
-    /// This project's own, by the official name of the layer.
+    /// This project's alphas, by the official name of the layer.
     alphas: Option<BTreeMap<String, f64>>,
 }
 
 impl Header {
-    /// Takes known words out of the metadata, so that it does not contradict words that are written later.
+    /// Removes the scales from the metadata, so that they cannot contradict scales that are written later.
     fn take(path: &Path, metadata: &mut BTreeMap<String, String>, convention: Convention) -> Result<Self, LoraError> {
         let mut header = Self::default();
         if let Some(text) = metadata.remove(peft::DIFFUSERS_KEY)
@@ -185,7 +187,7 @@ fn object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, L
         .map_err(|e| LoraError::Config { path: path.into(), problem: format!("expected a JSON object: {e}") })
 }
 
-/// An adapter while its keys are gathered, by the official name of the layer.
+/// An adapter whose keys are being collected, by the official name of the layer.
 #[derive(Default)]
 struct Raw {
     layers: BTreeMap<String, RawLayer>,
@@ -195,7 +197,7 @@ struct Raw {
 
 #[derive(Default)]
 struct RawLayer {
-    /// As the file calls it.
+    /// The layer's name in the file.
     name: String,
     parts: Vec<(Part, Tensor)>,
     adapter: Option<String>,
@@ -312,7 +314,7 @@ impl RawLayer {
             )));
         }
         let alpha = stored.or(beside).or(own).filter(|alpha| *alpha != rank as f64);
-        // As the scale of a product it is an f32.
+        // The scale is used as an f32.
         if alpha.is_some_and(|alpha| !(alpha as f32).is_finite()) {
             return Err(not_finite());
         }
@@ -321,7 +323,7 @@ impl RawLayer {
                 check_shapes(path, name, &down, &unscaled, None)?;
                 unscaled
             }
-            // Written by this project: the matrix contains the scale, a power of two.
+            // Written by this project: `B` contains the scale, which is a power of two.
             (None, Some(_), Some(Convention::DiffSynth)) => {
                 let scale = alpha.map_or(1.0, |alpha| alpha / rank as f64);
                 if scale == 0.0 {

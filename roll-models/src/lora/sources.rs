@@ -1,4 +1,4 @@
-//! Values of `lora_checkpoint` and `--adapter`: files, directories, pairs of files, with strengths.
+//! Values of `lora_checkpoint` and `--adapter`: files, directories or pairs of files, with strengths.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,9 +17,9 @@ use super::about;
 use super::keys::is_lora_key;
 use super::{Expert, Lora, LoraFile};
 
-/// One or several adapters as a configuration names them: a path; `HIGH,LOW`, one for each expert; a map from experts to
-/// paths; or a list of these, which are added up. A path may end in its strength, `=0.8`. It is a file, the directory of
-/// a checkpoint, of a run (its newest checkpoint), or of a PEFT adapter.
+/// One or several adapters: a path; `HIGH,LOW`, one path per expert; a map from experts to paths; or a list of these,
+/// whose adapters are added up. A path may end in a strength: `=0.8`. A path is a file, the directory of a PEFT adapter
+/// or a checkpoint, or a run (its newest checkpoint).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct AdapterSources(Json);
@@ -72,20 +72,20 @@ impl fmt::Display for AdapterSources {
     }
 }
 
-/// An adapter that was read.
+/// An adapter that has been read.
 #[derive(Clone, Debug)]
 pub struct OpenedAdapter {
-    /// Its file.
+    /// The adapter's file.
     pub path: PathBuf,
-    /// The transformer it is for, as far as configuration, names of tensors, header or name of the file tell.
+    /// The transformer that the adapter is for, from the configuration, the tensor names, the header or the file name.
     pub expert: Option<Expert>,
-    /// Whether nothing but the name of the file tells it.
+    /// Whether only the file name contains the transformer.
     pub by_name_alone: bool,
-    /// Factor of its additions.
+    /// Factor of the adapter's additions.
     pub strength: f64,
-    /// Its contents.
+    /// The contents.
     pub holds: Opened,
-    /// The words of its header.
+    /// The header's entries.
     pub header: BTreeMap<String, String>,
 }
 
@@ -94,13 +94,13 @@ pub struct OpenedAdapter {
 pub enum Opened {
     /// Adapters of layers.
     Lora(Lora),
-    /// All weights of a network, of a full training.
+    /// All weights of a network, from full fine-tuning.
     Full(StateDict),
 }
 
 impl AdapterSources {
-    /// Reads all of them; `resolve` gives a path from where relative ones start. Fails when a file is for another expert
-    /// than the one it is given for.
+    /// Reads all adapters. `resolve` makes relative paths absolute. Fails if a file is for another expert than the
+    /// configuration assigns it to.
     pub fn open(&self, resolve: impl Fn(&Path) -> PathBuf) -> Result<Vec<OpenedAdapter>> {
         let items = match &self.0 {
             Json::Array(items) => items.as_slice(),
@@ -119,7 +119,7 @@ impl AdapterSources {
     }
 }
 
-/// The paths of one entry, and the experts that the entry gives them to.
+/// The paths of one entry, each with the expert that the entry assigns it to.
 fn named<'a>(item: &'a Json, resolve: &impl Fn(&Path) -> PathBuf) -> Result<Vec<(Option<Expert>, &'a str)>> {
     match item {
         Json::Object(map) => {
@@ -127,7 +127,7 @@ fn named<'a>(item: &'a Json, resolve: &impl Fn(&Path) -> PathBuf) -> Result<Vec<
         }
         item => {
             let text = item.as_str().unwrap_or_default();
-            // A path may have commas.
+            // The name of an existing file may contain commas.
             if resolve(Path::new(text)).exists() {
                 return Ok(vec![(None, text)]);
             }
@@ -152,7 +152,7 @@ fn named_expert(name: &str) -> Option<Expert> {
     }
 }
 
-/// `FILE=0.8` taken apart.
+/// Splits `FILE=0.8` into path and strength. The strength is 1 if it is missing.
 fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(PathBuf, f64)> {
     let whole = PathBuf::from(text);
     if resolve(&whole).exists() {
@@ -169,8 +169,8 @@ fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(Pat
     }
 }
 
-/// The adapter files that a path means: itself, or those of a directory: of a checkpoint, of a run (its newest
-/// checkpoint), or of a PEFT adapter. There are two where each of two experts has a file of its own.
+/// The adapter files of a path: the file itself, or the files in the directory of a PEFT adapter, of a checkpoint or of
+/// a run (its newest checkpoint). Returns two files if each of two experts has its own.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.into()]);
@@ -189,8 +189,8 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The newest whole checkpoint of a run, or of the directory of its checkpoints; `None` for a directory that holds
-/// none, or weights itself.
+/// The newest complete checkpoint of a run or of a directory of checkpoints. `None` if the directory has no checkpoint,
+/// or contains weights itself.
 pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
     if !weights(path)?.is_empty() {
         return Ok(None);
@@ -201,7 +201,7 @@ pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
         let name = step.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("step-") && step.join("manifest.json").is_file()
     });
-    // The names are padded up to a million steps.
+    // Longer names sort last, because step numbers are padded only up to a million.
     steps.sort_by_key(|step| (step.as_os_str().len(), step.clone()));
     Ok(steps.pop())
 }
@@ -218,7 +218,7 @@ fn weights(place: &Path) -> Result<Vec<PathBuf>> {
     Ok(entries(place)?.into_iter().filter(|file| file.extension().is_some_and(|e| e == "safetensors")).collect())
 }
 
-/// Those of the weight files in `place` that make up one adapter.
+/// Selects the weight files in `place` that make up one adapter. Fails if the choice is ambiguous.
 fn of_one_adapter(place: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
     const STEMS: [&str; 4] = ["adapter", "adapter_model", "model", "diffusion_pytorch_model"];
     let stem = |file: &Path| {
@@ -258,7 +258,7 @@ fn open(path: &Path, given_for: Option<Expert>, strength: f64) -> Result<Vec<Ope
         if let (Some(given), Some(said)) = (given_for, said)
             && given != said
         {
-            // Of a file for both, the part that is asked for.
+            // A file with adapters for both experts: only the requested one is used.
             if for_both {
                 continue;
             }
@@ -277,7 +277,7 @@ fn open(path: &Path, given_for: Option<Expert>, strength: f64) -> Result<Vec<Ope
     Ok(opened)
 }
 
-/// A file that is for `said`, and was to be used for `given`.
+/// The error for a file that is for `said` but was assigned to `given`.
 pub(crate) fn other_expert(path: &Path, said: Expert, given: Expert) -> Error {
     let name = |expert| if expert == Expert::High { "`dit`, high_noise" } else { "`dit2`, low_noise" };
     Error::bad_file(path, format!("is an adapter for {}; it was to be used for {}", name(said), name(given)))

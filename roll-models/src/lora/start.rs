@@ -1,4 +1,4 @@
-//! The adapters that a network starts from: ranks, layers and scale as their files have them.
+//! Initial adapters of a network: ranks, layers and scale come from their files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::sources::{Opened, OpenedAdapter};
 use super::write::rounded;
 use super::{Layer, Lora};
 
-/// A configuration's words on adapters, beside their file; `None` leaves it to the file.
+/// The configuration's keys about adapters. `None` leaves the value to the file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked<'a> {
     /// `lora_rank`; 0 trains every weight.
@@ -22,25 +22,25 @@ pub struct Asked<'a> {
     pub targets: Option<&'a [String]>,
 }
 
-/// The start of one network.
+/// Initial values of one network.
 #[derive(Clone, Debug)]
 pub enum Start {
-    /// Adapters.
+    /// Low-rank adapters.
     Lora {
-        /// Rank of each layer.
+        /// Rank of each layer, by name.
         ranks: BTreeMap<String, usize>,
-        /// `alpha / rank` of all.
+        /// Scale `alpha / rank`, the same for all layers.
         scale: f64,
-        /// The matrices, by the names of parameters.
+        /// The matrices A and B, by parameter name.
         parameters: StateDict,
     },
-    /// All weights.
+    /// All weights, for full fine-tuning.
     Full(StateDict),
 }
 
 impl Start {
-    /// One or several adapters of one network, added up. `linear` are the names of the network's layers. Fails when the
-    /// configuration asks for another rank, alpha or set of layers than the files have, and names both.
+    /// Adds up one or several adapters of one network. `linear` are the names of the network's layers. Fails if the
+    /// configuration requests another rank, alpha or set of layers than the files have; the error names both.
     pub fn new(adapters: Vec<OpenedAdapter>, asked: Asked<'_>, linear: &[String]) -> Result<Self> {
         let files: Vec<String> = adapters.iter().map(|adapter| adapter.path.display().to_string()).collect();
         let files = files.join(", ");
@@ -88,7 +88,7 @@ impl Start {
         }
     }
 
-    /// Values of the parameters, by name.
+    /// Values of the parameters by name.
     pub fn parameters(&self) -> &StateDict {
         match self {
             Self::Lora { parameters, .. } => parameters,
@@ -97,7 +97,7 @@ impl Start {
     }
 }
 
-/// Fails on adapters that cannot be trained on or added up.
+/// Fails on adapters that cannot be trained further or added up.
 fn checked(lora: Lora, path: &Path) -> Result<Lora> {
     let refuse = |what: &str, layer: &str| {
         Err(Error::bad_file(
@@ -120,7 +120,7 @@ fn checked(lora: Lora, path: &Path) -> Result<Lora> {
     }
 }
 
-/// One adapter as it is. Where its layers have scales of their own, those other than 1 are multiplied into B.
+/// Uses one adapter as it is. If the scales of its layers differ, they are multiplied into B and the common scale is 1.
 fn alone(lora: &Lora) -> Start {
     let mut scales = lora.layers.values().map(Layer::scale);
     let first = scales.next().unwrap_or(1.0);
@@ -137,7 +137,7 @@ fn alone(lora: &Lora) -> Start {
     Start::Lora { ranks, scale, parameters }
 }
 
-/// Several adapters, each times its strength, as one of the sum of their ranks: their matrices side by side.
+/// Concatenates several adapters, each multiplied by its strength, into one whose rank is the sum of their ranks.
 fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<Start> {
     let mut parts: BTreeMap<&str, Vec<(&Layer, f64, &Path)>> = BTreeMap::new();
     for (lora, strength, path) in loras {
@@ -246,7 +246,7 @@ mod tests {
         }
     }
 
-    /// `scale * B A` of a layer.
+    /// The product `scale * B A` of a layer.
     fn product(start: &Start, layer: &str) -> Vec<f32> {
         let Start::Lora { scale, parameters, .. } = start else { panic!("{start:?}") };
         let (a, b) = (&parameters[&format!("{layer}.lora_A.weight")], &parameters[&format!("{layer}.lora_B.weight")]);
@@ -264,7 +264,7 @@ mod tests {
         let first = opened(&[("x.q", layer(2, 0.5, Some(4.0))), ("x.k", layer(1, 3.0, None))], 0.5);
         let second = opened(&[("x.q", layer(3, 0.25, None))], -2.0);
         let start = Start::new(vec![first, second], Asked::default(), &[]).unwrap();
-        // 0.5 * 2 * (2 * 0.5) - 2 * (3 * 0.25), and 0.5 * 3.
+        // x.q: 0.5 * 2 * (2 * 0.5) - 2 * (3 * 0.25); x.k: 0.5 * 3.
         assert_eq!(product(&start, "x.q"), [-0.5; 6]);
         assert_eq!(product(&start, "x.k"), [1.5; 6]);
         let Start::Lora { ranks, .. } = start else { panic!() };
@@ -276,7 +276,7 @@ mod tests {
         let start = |layers: &[(&str, Layer)]| Start::new(vec![opened(layers, 1.0)], Asked::default(), &[]).unwrap();
         let same = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(8.0)))]);
         assert!(matches!(&same, Start::Lora { scale, .. } if *scale == 2.0));
-        // Two scales: they go into B.
+        // Different scales are multiplied into B.
         let mixed = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(2.0)))]);
         assert!(matches!(&mixed, Start::Lora { scale, .. } if *scale == 1.0));
         assert_eq!((product(&mixed, "x.q"), product(&mixed, "x.k")), (vec![4.0; 6], vec![2.0; 6]));

@@ -1,4 +1,4 @@
-//! LoRA files from one convention to the next, and into a base.
+//! LoRA files that are converted between conventions and merged into a base.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use roll_core::{DType, StateDict, Tensor};
 use super::*;
 use crate::weights::{Checkpoint, save_safetensors};
 
-/// Values that no power of two but one scales exactly back and forth by chance.
+/// Values for which no factor but a power of two can be undone exactly.
 fn values(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = |_| {
@@ -28,7 +28,7 @@ fn layer(out: usize, rank: usize, columns: usize, alpha: Option<f64>, seed: u64)
     Layer { down: matrix(rank, columns, seed), up: matrix(out, rank, seed + 1), alpha, bias: None }
 }
 
-/// Every kind of layer of a block, and some outside the blocks.
+/// A LoRA with every kind of layer of a block, and some layers outside the blocks.
 fn lora(alpha: impl Fn(usize) -> Option<f64>) -> Lora {
     let names = [
         "blocks.0.self_attn.q",
@@ -108,7 +108,7 @@ fn a_16_bit_lora_keeps_its_bits_where_the_scale_stands_in_the_matrix() {
     let state = Checkpoint::open(&file).unwrap().all().unwrap();
     let folded = &state["head.head.lora_B.default.weight"];
     let expected = first.layers["head.head"].up.to_f32_vec().iter().map(|v| v * (2.5 / 4.0)).collect::<Vec<_>>();
-    assert_eq!(folded.to_f32_vec(), expected, "what DiffSynth reads has the scale in it");
+    assert_eq!(folded.to_f32_vec(), expected, "B as DiffSynth reads it includes the scale");
     assert_same(&first, &LoraFile::open(&file).unwrap().one(None).unwrap());
 }
 
@@ -191,7 +191,7 @@ fn a_peft_configuration_beside_the_file_gives_the_scale() {
     assert_eq!(read.layers["blocks.0.cross_attn.k_img"].scale(), 4.0, "its rank is 2");
     std::fs::write(&path, "[").unwrap();
     assert!(LoraFile::open(dir.path().join("peft")).unwrap_err().to_string().contains("adapter_config.json"));
-    // Another adapter's configuration is not replaced.
+    // The configuration of another adapter is not overwritten.
     std::fs::write(&path, "{}").unwrap();
     let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
     let refused = write_lora(&lora(|_| None), options, &BTreeMap::new(), &dir.path().join("peft")).unwrap_err();
@@ -215,7 +215,7 @@ fn names_with_underscores_are_resolved_by_the_model_they_are_for() {
     assert!(written.state.contains_key("diffusion_model.double_blocks.0.img_attn.lora_A.weight"));
 }
 
-/// A base with the weights of `lora`'s layers, and more.
+/// A base with the weights of `lora`'s layers and some others.
 fn base(dir: &Path, dtype: DType) -> Checkpoint {
     let mut state = StateDict::new();
     for (i, name) in lora(|_| None).layers.keys().enumerate() {

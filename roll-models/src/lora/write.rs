@@ -1,4 +1,4 @@
-//! Writing a LoRA under any convention.
+//! Writes LoRA files of any convention.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use super::layer_names::{self, Names};
 use super::peft;
 use super::{Convention, Expert, Layer, Lora};
 
-/// How a LoRA is written.
+/// Options of a LoRA file.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteOptions {
-    /// How tensors are named.
+    /// The convention of the tensor names.
     pub convention: Convention,
-    /// Whose layer names a PEFT file has: those of the model that PEFT will load it into. Other conventions have their
-    /// own.
+    /// The naming scheme of the layers in a PEFT file: that of the model into which PEFT will load it. Other
+    /// conventions determine it themselves.
     pub names: Names,
 }
 
@@ -29,14 +29,15 @@ pub struct WriteOptions {
 pub struct Written {
     /// The tensors.
     pub state: StateDict,
-    /// The header's words.
+    /// The header's entries.
     pub metadata: BTreeMap<String, String>,
-    /// `adapter_config.json`, which PEFT needs beside the file.
+    /// `adapter_config.json`, which PEFT needs next to the file.
     pub adapter_config: Option<Value>,
 }
 
 impl Written {
-    /// Names the tensors of `lora`, keeping `metadata` (of the file it came from).
+    /// Names the tensors of `lora`. `metadata`, of the file it came from, is kept. Fails if the convention cannot
+    /// represent the LoRA.
     pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
         let WriteOptions { convention, names } = options;
         check_places(lora, convention)?;
@@ -70,7 +71,7 @@ impl Written {
         let bias = lora.layers.values().any(|layer| layer.bias.is_some());
         match convention {
             Convention::Peft => written.adapter_config = Some(peft::adapter_config(peft::write(&config, bias, ""))),
-            // diffusers works out a file whose scales are all 1 by itself.
+            // diffusers derives the configuration itself if all scales are 1.
             Convention::Diffusers if !alphas.is_empty() => {
                 let fields = peft::write(&config, bias, prefix(convention, lora.expert));
                 written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
@@ -113,7 +114,7 @@ impl Written {
         }
     }
 
-    /// Writes the file, and `adapter_config.json` beside it. Refuses to replace another adapter's configuration.
+    /// Writes the file, and `adapter_config.json` next to it. Fails if that exists and belongs to another adapter.
     pub fn save(&self, path: &Path) -> Result<(), LoraError> {
         if let Some(config) = &self.adapter_config {
             let beside = path.with_file_name(peft::CONFIG_FILE);
@@ -130,7 +131,7 @@ impl Written {
     }
 }
 
-/// Converts and writes `lora` to `out`: a file, or for PEFT a directory, which is made. Returns the file.
+/// Converts `lora` and writes it to `out`: a file or, for PEFT, a directory, which is created. Returns the file's path.
 pub fn write_lora(
     lora: &Lora,
     options: WriteOptions,
@@ -157,7 +158,7 @@ pub fn write_lora(
     Ok(file)
 }
 
-/// The prefix of a convention. diffusers' loader reads `transformer.` into either transformer, as it is told.
+/// The prefix of a convention. diffusers' loader reads `transformer.` into either transformer, as its caller requests.
 fn prefix(convention: Convention, expert: Option<Expert>) -> &'static str {
     match (convention, expert) {
         (Convention::Peft, _) => "base_model.model.",
@@ -169,7 +170,7 @@ fn prefix(convention: Convention, expert: Option<Expert>) -> &'static str {
     }
 }
 
-/// Ends of the names of a layer's two matrices.
+/// Name endings of a layer's matrices A and B.
 fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
     match convention {
         Convention::Kohya => (".lora_down", ".lora_up"),
@@ -189,7 +190,7 @@ fn stem(layer: &str, convention: Convention, names: Names, expert: Option<Expert
     }
 }
 
-/// Fails when the convention cannot say all that the LoRA holds.
+/// Fails if the convention cannot represent the whole LoRA.
 fn check_places(lora: &Lora, convention: Convention) -> Result<(), LoraError> {
     if convention != Convention::Kohya && !lora.undotted.is_empty() {
         return Err(LoraError::Undotted { names: some(lora.undotted.iter().map(String::as_str), 5) });
@@ -209,16 +210,16 @@ fn check_places(lora: &Lora, convention: Convention) -> Result<(), LoraError> {
     }
 }
 
-/// `tensor * factor` in its own dtype, when dividing again gives the same bits.
+/// Returns `tensor * factor` in its own dtype if division restores the same bits, and `None` otherwise.
 pub(super) fn scaled(tensor: &Tensor, factor: f64) -> Option<Tensor> {
     let product = rounded(tensor, factor).to_float(tensor.dtype()).ok()?;
     let back = rounded(&product, 1.0 / factor).to_float(tensor.dtype()).ok()?;
     (back.as_bytes() == tensor.as_bytes()).then_some(product)
 }
 
-/// `tensor * factor`, rounded to f32.
+/// Computes `tensor * factor` in f64 and rounds it to f32.
 pub(super) fn rounded(tensor: &Tensor, factor: f64) -> Tensor {
     let values: Vec<f32> = tensor.to_f32_vec().into_iter().map(|v| (f64::from(v) * factor) as f32).collect();
-    // The number of values is that of the tensor, so that its shape fits.
+    // The number of values is unchanged, so the shape fits.
     Tensor::new(values, tensor.shape()).unwrap_or_else(|_| tensor.clone())
 }

@@ -1,4 +1,4 @@
-//! Adapter files: the names under which other programs read a LoRA.
+//! Adapter files: conversion between this crate's parameter names and the names that other programs read.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::lora::{Expert, LoraFile};
 /// Prefix that ComfyUI and diffusers expect in LoRA files of Wan.
 const PREFIX: &str = "diffusion_model.";
 
-/// Names parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. An `alpha` that is not the rank is written out,
-/// since readers assume it to be the rank.
+/// Renames parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. Writes an `alpha` for each layer unless it
+/// equals the rank, which readers assume without it.
 pub fn to_file(parameters: StateDict, scale: f64) -> Result<StateDict> {
     let mut file = StateDict::new();
     for (name, tensor) in parameters {
@@ -24,8 +24,9 @@ pub fn to_file(parameters: StateDict, scale: f64) -> Result<StateDict> {
     Ok(file)
 }
 
-/// The reverse, from any convention; of a file with adapters for both transformers, `expert`'s. `name` is the file's,
-/// for messages. Fails when the file asks for another scale than `scale`, or has more than low-rank layers.
+/// Reads the parameters of an adapter file in any convention; the inverse of [`to_file`]. A file with adapters for both
+/// transformers yields `expert`'s. `name` is the file's name, for error messages. Fails if the file's scale is not
+/// `scale`, or if the file contains more than low-rank layers.
 pub fn from_file(name: &str, file: &StateDict, expert: Expert, scale: f64) -> Result<StateDict> {
     let mut tensors = file.clone();
     let words = header::take(&mut tensors)?;

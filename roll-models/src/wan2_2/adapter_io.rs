@@ -1,4 +1,4 @@
-//! Saving and loading a trained model: the adapter of each trained expert, or all of its weights.
+//! Saving and loading of trained experts: their adapters, or all of their weights.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use super::starts::Base;
 /// Name, without extension, of a transformer's weight file in the official repositories.
 pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
 
-/// Names of the files that [`export`] gives.
+/// Names of the files that [`export`] returns.
 pub(super) fn files(experts: &[Expert]) -> Vec<String> {
     experts.iter().filter(|e| e.dit.parameters().is_some()).map(|e| file_name(experts, e)).collect()
 }
 
-/// Name of the file that an expert's adapter, or all of its weights, are written to.
+/// Name of the file of an expert's adapter or weights.
 fn file_name(experts: &[Expert], expert: &Expert) -> String {
     let trained = experts.iter().filter(|e| e.dit.parameters().is_some()).count();
     let stem = if expert.lora { "adapter" } else { EXPERT_FILE };
@@ -34,7 +34,7 @@ fn which(expert: &Expert) -> lora::Expert {
     if expert.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
 }
 
-/// The files of all trained experts, by name.
+/// Returns the files of all trained experts by name.
 pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> {
     let mut files = BTreeMap::new();
     for expert in experts {
@@ -53,7 +53,7 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
     Ok(files)
 }
 
-/// Words for the header of the expert's file.
+/// Returns the header's entries for the expert's file.
 fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
     let mut words = match expert.lora {
         true => {
@@ -70,14 +70,14 @@ fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
     words
 }
 
-/// Loads the result of [`export`], all of it or nothing.
+/// Loads files that [`export`] returned. If one of them does not fit, nothing is loaded.
 pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
-    // Everything is read and checked before anything is written.
+    // All files are read and checked before any parameter is written.
     let (names, mut parts) = (self::files(experts), Vec::new());
     for expert in experts {
         let Some(parameters) = expert.dit.parameters() else { continue };
         let name = file_name(experts, expert);
-        // A single file is taken for a single adapter under any name.
+        // A single adapter is accepted under any file name.
         let only = files.values().next().filter(|_| files.len() == 1 && names.len() == 1);
         let file = files.get(&name).or(only).ok_or_else(|| {
             let found = files.keys().cloned().collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! The files of a model by their headers: the errors of opening it, without opening it.
+//! Checks the files of a model by their headers. Reports the errors that opening the model would, without opening it.
 
 use roll_core::registry::parse_options;
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, ResultExt, VideoUnit};
@@ -55,7 +55,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         let how = match options.trainable(&trained, name) {
             Trainable::Frozen => "frozen".into(),
             Trainable::Full => "all weights are trained".into(),
-            // The file that it starts from says its rank.
+            // The rank is in the file that the LoRA starts from.
             Trainable::Lora { .. } if starts.contains_key(name) => {
                 "the LoRA of `model.lora_checkpoint` is trained".into()
             }

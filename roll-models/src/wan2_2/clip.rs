@@ -1,6 +1,6 @@
-//! The CLIP image encoder of Wan2.1 I2V (ViT-H/14 of open-clip's xlm-roberta model), without gradient.
+//! The CLIP image encoder of Wan2.1 I2V (ViT-H/14 of open-clip's xlm-roberta model), inference only.
 //!
-//! Wan uses the output of the last block but one, class token included: `[257, 1280]`.
+//! Wan uses the output of the second-to-last block, class token included: `[257, 1280]`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,29 +17,29 @@ const EPS: f64 = 1e-5;
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
-/// Width of an attention head of ViT-H; the weights do not say it.
+/// Width of an attention head of ViT-H, which the weights do not contain.
 const OFFICIAL_HEAD_DIM: usize = 80;
 
-/// The shape of the encoder, read from its weights.
+/// The sizes of the encoder, read from its weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClipConfig {
     /// Width of the tokens.
     pub dim: usize,
-    /// Side of a square patch, in pixels.
+    /// Side of a square patch in pixels.
     pub patch: usize,
-    /// Patches along one side of the picture.
+    /// Number of patches along one side of the picture.
     pub grid: usize,
     /// Width of the feed-forward layer.
     pub ffn_dim: usize,
-    /// Blocks of the checkpoint; the last one is not run.
+    /// Number of blocks in the checkpoint; the last one is not run.
     pub layers: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
 }
 
 impl ClipConfig {
-    /// Reads the shape from the weights' shapes (official key names, `visual.*`), and checks every weight that is
-    /// used. Without `heads` they are 80 wide, as in the published model.
+    /// Reads the sizes from the shapes of the weights (official key names, `visual.*`) and checks the shape of every
+    /// weight in use. Without `heads`, heads are 80 wide, as in the published model.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>, heads: Option<usize>) -> Result<Self> {
         let shape = |key: &str, rank: usize| match shapes.get(key) {
             Some(found) if found.len() == rank => Ok(found),
@@ -79,12 +79,12 @@ impl ClipConfig {
         Ok(config)
     }
 
-    /// Tokens of the result: the patches and the class token.
+    /// Number of output tokens: one per patch, and the class token.
     pub fn tokens(&self) -> usize {
         self.grid * self.grid + 1
     }
 
-    /// Every weight that is used, with its shape, in official names.
+    /// Name (official) and shape of every weight in use.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let &Self { dim, patch, ffn_dim, .. } = self;
         let mut all = vec![
@@ -123,25 +123,26 @@ pub struct Clip {
 }
 
 impl Clip {
-    /// Streams the weights of `checkpoint` block by block at every [`Clip::encode`]. See [`ClipConfig::from_shapes`]
-    /// for `heads`.
+    /// Creates an encoder that streams the weights of `checkpoint` block by block at every [`Clip::encode`]. For
+    /// `heads` see [`ClipConfig::from_shapes`].
     pub fn streamed(checkpoint: &Checkpoint, heads: Option<usize>, device: &Device) -> Result<Self> {
         let config = ClipConfig::from_shapes(&checkpoint.shapes(), heads)?;
         Ok(Self::with_store(config, Arc::new(Streamed::new(checkpoint.clone(), device))))
     }
 
-    /// Takes weights from any store.
+    /// Creates an encoder with the weights of any store.
     pub fn with_store(config: ClipConfig, store: Arc<dyn WeightStore>) -> Self {
         Self { config, store }
     }
 
-    /// The shape of the network.
+    /// The sizes of the network.
     pub fn config(&self) -> &ClipConfig {
         &self.config
     }
 
-    /// The image tokens of a picture, f32 `[3, H, W]` in [-1, 1]: f32 `[tokens, dim]`, class token first. The picture
-    /// is resized (bicubic, without regard to its aspect) as the reference does.
+    /// Encodes a picture, f32 `[3, H, W]` in [-1, 1], as image tokens, f32 `[tokens, dim]` with the class token first.
+    /// Like the reference implementation, it resizes the picture bicubically to a square without keeping the aspect
+    /// ratio.
     pub fn encode(&self, picture: &Tensor) -> Result<Tensor> {
         let side = self.config.grid * self.config.patch;
         let mut pixels = bicubic(picture, [side, side])?;
@@ -161,7 +162,8 @@ impl Clip {
         f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32 })
     }
 
-    /// Patches as rows times the kernel as a matrix: a convolution whose stride is its size.
+    /// The patch embedding. Its convolution has a stride equal to its kernel, so it is a product of patches (rows) with
+    /// the kernel as a matrix.
     fn embed(&self, scope: &Scope<'_>, pixels: &[f32]) -> Result<Burn<2>> {
         let &ClipConfig { dim, patch, grid, .. } = &self.config;
         let side = grid * patch;

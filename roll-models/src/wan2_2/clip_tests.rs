@@ -1,5 +1,5 @@
-//! The reference data hold no case of this encoder: it is compared with a second, independent implementation on
-//! slices, in f64, and with PyTorch's layers put together by a script of ours (`tests/data/make_clip.py`).
+//! The reference data have no case of this encoder. It is compared with a second, independent implementation on slices
+//! in f64, and with PyTorch layers composed by our own script (`tests/data/make_clip.py`).
 #![allow(clippy::unwrap_used)]
 
 use roll_core::{Noise, Purpose, StateDict};
@@ -23,7 +23,7 @@ fn open(state: &StateDict, heads: Option<usize>) -> Result<Clip> {
     Clip::streamed(&Checkpoint::open(&path).unwrap(), heads, &roll_backends::device("flex").unwrap())
 }
 
-/// Rows times the transpose of a weight, plus its bias.
+/// Product with the transpose of a weight, plus its bias.
 fn linear(state: &StateDict, name: &str, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let weight = &state[&format!("{name}.weight")];
     let (w, b) = (weight.to_f32_vec(), state[&format!("{name}.bias")].to_f32_vec());
@@ -44,7 +44,7 @@ fn layer_norm(state: &StateDict, name: &str, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// The error function by its Taylor series: exact enough for the arguments here.
+/// The error function by its Taylor series, which is exact enough for the arguments in these tests.
 fn erf(x: f64) -> f64 {
     if x.abs() > 5.0 {
         return x.signum();
@@ -82,7 +82,7 @@ fn add(x: &mut [Vec<f64>], y: Vec<Vec<f64>>) {
     x.iter_mut().zip(y).for_each(|(a, b)| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));
 }
 
-/// The encoder on slices, from pixels `[3, side, side]` that need no resizing.
+/// The encoder on slices. `pixels` are `[3, side, side]` and need no resizing.
 fn reference(config: &ClipConfig, state: &StateDict, pixels: &[f32]) -> Vec<Vec<f64>> {
     let &ClipConfig { dim, patch, grid, layers, heads, .. } = config;
     let side = patch * grid;
@@ -152,7 +152,7 @@ fn a_picture_of_any_size_gives_the_same_number_of_tokens() {
         let tokens = clip.encode(&Tensor::full(size, 0.25)).unwrap();
         assert_eq!(tokens.shape(), [10, 12]);
     }
-    // A constant picture stays constant under resizing.
+    // Resizing leaves a constant picture constant.
     let (a, b) =
         (clip.encode(&Tensor::full([3, 1, 1], 0.25)).unwrap(), clip.encode(&Tensor::full([3, 17, 5], 0.25)).unwrap());
     assert!(a.f32s().unwrap().iter().zip(b.f32s().unwrap()).all(|(a, b)| (a - b).abs() < 1e-4));

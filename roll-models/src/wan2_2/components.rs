@@ -1,4 +1,4 @@
-//! Recognising the networks of Wan by the keys of their weights.
+//! Recognises the networks of Wan by the keys of their weights.
 
 use burn::tensor::DType;
 
@@ -7,10 +7,10 @@ use crate::weights::{Checkpoint, WeightsError, is_beside};
 
 use super::names::{self, Direction};
 
-/// A network of Wan.
+/// A kind of network in the Wan family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Component {
-    /// Transformer: the only one, or one of two experts.
+    /// Transformer: the only one or one of two experts.
     Dit,
     /// VAE of Wan2.1 and of Wan2.2-A14B: 16 channels, stride 4 x 8 x 8.
     Vae21,
@@ -37,11 +37,11 @@ impl std::fmt::Display for Component {
     }
 }
 
-/// Wrappers that training code and other programs put around a state dictionary.
+/// Prefixes that training code and other programs put before all keys.
 const WRAPPERS: &[&str] =
     &["state_dict.", "model_state.", "model.diffusion_model.", "diffusion_model.", "model.", "module."];
 
-/// The keys that tell a component: every one of a row must be there.
+/// The keys that identify a component. All keys of a row must be present.
 const SIGNATURES: &[(Component, Naming, &[&str])] = &[
     (Component::Clip, Naming::Official, &["visual.patch_embedding.weight", "visual.pre_norm.weight"]),
     (Component::Dit, Naming::Official, &["patch_embedding.weight", "head.modulation"]),
@@ -62,9 +62,12 @@ enum Naming {
     Other,
 }
 
-/// Tells which network `checkpoint` holds, and gives it under the official names: wrappers such as `state_dict.` are
-/// taken off, diffusers and transformers names translated, scales of weights in eight bits left out. Keys that have no
-/// official name in a translated checkpoint are an error; in an official one extra keys are kept.
+/// Recognises the network in `checkpoint` and returns the checkpoint under official names. Prefixes such as
+/// `state_dict.` are removed, names of diffusers and transformers translated, and the scales of eight-bit weights left
+/// out.
+///
+/// Fails on a key without an official name if the names had to be translated. A checkpoint with official names may have
+/// other keys, which are kept.
 pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
     if checkpoint.keys().any(is_lora_key) {
         return Ok((Component::Lora, checkpoint));
@@ -86,8 +89,8 @@ pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), Weig
     }
 }
 
-/// Number of attention heads that the files of a transformer say: `num_heads` (official) or `num_attention_heads`
-/// (diffusers) of the `config.json` beside it, or `num_heads` of the metadata. The weights themselves do not say it.
+/// The number of attention heads of a transformer: `num_heads` (official) or `num_attention_heads` (diffusers) in the
+/// `config.json` next to the file, or `num_heads` in its metadata. The weights themselves do not contain it.
 pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
     let config = checkpoint.config_json();
     let said = |key: &str| config.as_ref()?.get(key)?.as_u64();
@@ -97,7 +100,7 @@ pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
         .or_else(|| checkpoint.metadata().get("num_heads")?.parse().ok())
 }
 
-/// Storage of a transformer's weights, as its device has them: bf16, or f32 for all else.
+/// The dtype of a transformer's dense weights on the device: bf16 if the file has bf16, f32 otherwise.
 pub fn dit_dtype(checkpoint: &Checkpoint) -> DType {
     match checkpoint.info("blocks.0.self_attn.q.weight").and_then(|info| info.dtype) {
         Some(roll_core::DType::Bf16) => DType::BF16,
@@ -105,13 +108,12 @@ pub fn dit_dtype(checkpoint: &Checkpoint) -> DType {
     }
 }
 
-/// Whether the files of a transformer have the matrices of its blocks in eight bits.
+/// Whether the file of a transformer has the matrices of its blocks in eight bits.
 pub fn in_eight_bits(checkpoint: &Checkpoint) -> bool {
     checkpoint.is_scaled("blocks.0.self_attn.q.weight")
 }
 
-/// Rows of the text embedding that the files of a transformer say: `text_len` of the `config.json` beside it or of the
-/// metadata.
+/// The number of rows of the text embedding: `text_len` in the `config.json` next to the file or in its metadata.
 pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
     let config = checkpoint.config_json();
     let said = config.as_ref().and_then(|c| c.get("text_len")?.as_u64()).and_then(|n| usize::try_from(n).ok());
@@ -120,13 +122,13 @@ pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
 
 fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
     while let Some(wrapper) = WRAPPERS.iter().find(|w| checkpoint.keys().any(|key| key.starts_with(*w))) {
-        // Beside the wrapped dictionary stand optimizers, counters and the like: they are no weights.
+        // A wrapped dictionary lies next to optimizer states, counters and the like, which are not weights.
         checkpoint = checkpoint.rename(|key| key.strip_prefix(wrapper).map(str::to_string))?;
     }
     Ok(checkpoint)
 }
 
-/// Weights find their scales by themselves.
+/// Removes the scales of eight-bit weights: [`Checkpoint`] finds the scale of a weight by itself.
 fn without_scales(checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
     let beside = checkpoint.keys().any(is_beside);
     match beside {
@@ -143,7 +145,7 @@ fn translate(checkpoint: Checkpoint, component: Component) -> Result<Checkpoint,
         Component::TextEncoder => names::umt5(key, Direction::ToOfficial),
         Component::Clip | Component::Lora => Some(key.to_string()),
     };
-    // transformers stores the embedding under two names, and newer versions under the second alone.
+    // transformers stores the embedding under two names; newer versions store only the second.
     let second = "encoder.embed_tokens.weight";
     let both = component == Component::TextEncoder && checkpoint.contains("shared.weight");
     let rename = |key: &str| match key == second {

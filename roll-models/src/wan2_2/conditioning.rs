@@ -1,15 +1,17 @@
-//! Conditions of image-to-video models: known frames as latents, and the mask of the known ones.
+//! Conditioning of image-to-video models: latents of the known frames, and a mask that marks these frames.
 
 use roll_core::{DType, Error, Grad, Result, Tensor};
 
 use super::vae::{Chunking, Vae};
 
-/// The channels that I2V models concatenate to the noise, f32 `[temporal stride + C, T, H, W]`: the mask, then the
-/// latents of a video of `frames` frames that starts with `image` (f32 `[3, H', W']` in [-1, 1]), ends with
-/// `end_image`, if given, and is grey between.
+/// Returns the channels that I2V models concatenate to the noise, f32 `[temporal stride + C, T, H, W]`: the mask, then
+/// the latents of a video of `frames` frames. The video starts with `image` (f32 `[3, H', W']` in [-1, 1]), ends with
+/// `end_image` if there is one, and is grey in between.
 ///
-/// The mask has a channel for each frame that a latent frame stands for, 1 where the frame is known; the first latent
-/// frame stands for one frame, and all its channels are 1.
+/// The mask has one channel per video frame of a latent frame, and is 1 where the video frame is known. The first
+/// latent frame encodes a single video frame, so all its channels are 1.
+///
+/// Fails if the pictures differ in size, or if the VAE cannot encode a video of that length.
 pub fn image_channels(
     vae: &Vae,
     image: &Tensor,
@@ -50,13 +52,13 @@ pub fn image_channels(
     Tensor::new(values, [stride + channels, latent_frames, lh, lw])
 }
 
-/// The known first latent frame of TI2V models, f32 `[C, 1, H, W]`, of `image`, f32 `[3, H', W']` in [-1, 1].
+/// Encodes `image`, f32 `[3, H', W']` in [-1, 1], as the known first latent frame of TI2V models, f32 `[C, 1, H, W]`.
 pub fn first_frame_latents(vae: &Vae, image: &Tensor, chunking: &Chunking) -> Result<Tensor> {
     let [h, w] = picture_size("image", image)?;
     Ok(vae.encode_with(&image.reshape([1, 3, h, w])?, chunking, Grad::Skip)?.0)
 }
 
-/// Pixels 0 to 255 (u8, any shape) to [-1, 1].
+/// Converts pixels from 0..=255 (u8, any shape) to f32 in [-1, 1].
 pub fn unit_pixels(pixels: &Tensor) -> Result<Tensor> {
     if pixels.dtype() != DType::U8 {
         let found = pixels.dtype().to_string();

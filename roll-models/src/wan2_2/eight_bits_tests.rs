@@ -1,4 +1,4 @@
-//! Transformers whose matrices are in eight bits, against the same transformers in bf16.
+//! Transformers with eight-bit matrices, compared with the same transformers in bf16.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ fn passed(options: &WanOptions) -> [Tensor; 3] {
     [u, d, Tensor::new(gradients, [count]).unwrap()]
 }
 
-/// Distance relative to the length.
+/// The L2 distance of two tensors, relative to the norm of the second.
 fn difference(a: &Tensor, b: &Tensor) -> f64 {
     let squares = |f: &dyn Fn(f32, f32) -> f32| -> f64 {
         a.f32s().unwrap().iter().zip(b.f32s().unwrap()).map(|(a, b)| f64::from(f(*a, *b)).powi(2)).sum()
@@ -62,7 +62,7 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
     (squares(&|a, b| a - b) / squares(&|_, b| b)).sqrt()
 }
 
-/// Of the velocity, the cotangent and the gradient.
+/// The differences of velocity, cotangent and gradient.
 fn differences(a: &[Tensor; 3], b: &[Tensor; 3]) -> [f64; 3] {
     std::array::from_fn(|i| difference(&a[i], &b[i]))
 }
@@ -73,7 +73,8 @@ fn eight_bits_change_velocities_and_gradients_by_their_rounding() {
     let options = tiny(dir.path());
     let with = |weights_dtype: WeightsDType| passed(&WanOptions { weights_dtype, ..options.clone() });
     let bf16 = with(WeightsDType::Bf16);
-    // The rounding of one matrix is 0.6 % of its numbers in int8, and 2.5 % in fp8; a value passes through twenty.
+    // Rounding changes the values of one matrix by 0.6 % in int8 and 2.5 % in fp8; a value passes through twenty
+    // matrices.
     for (dtype, most) in [(WeightsDType::Int8, 0.06), (WeightsDType::Fp8, 0.25)] {
         let found = differences(&with(dtype), &bf16);
         println!("{dtype:?} from bf16: velocity {:.4}, latents {:.4}, adapters {:.4}", found[0], found[1], found[2]);
@@ -97,8 +98,8 @@ fn matrices_in_eight_bits_give_the_same_bits_wherever_they_wait() {
     }
 }
 
-/// The file rewritten as others publish it: matrices of the blocks in fp8 with a scale, of the whole matrix as
-/// `scale_weight` or of each row as `weight_scale`; all under a prefix, with a mark of the format.
+/// Rewrites a file as others publish it: matrices of the blocks in fp8 with a scale, either of the whole matrix as
+/// `scale_weight` or of each row as `weight_scale`; all keys have a prefix, and the format has its mark.
 fn publish(path: &Path, by_row: bool) {
     let state = Checkpoint::open(path).unwrap().all().unwrap();
     let mut tensors: BTreeMap<String, (TensorEntry, Vec<u8>)> = BTreeMap::new();

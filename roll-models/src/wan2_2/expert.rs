@@ -1,4 +1,4 @@
-//! A transformer of the model, and its trained parameters.
+//! A transformer of the model together with its trained parameters.
 
 use roll_core::{ParameterSpec, Sigma, SigmaRange};
 
@@ -7,30 +7,30 @@ use super::starts::Base;
 
 /// A transformer and its trained part.
 pub(super) struct Expert {
-    /// `dit`, the high-noise expert or the only one, or `dit2`.
+    /// `dit` (the high-noise expert or the only one) or `dit2`.
     pub(super) name: &'static str,
     pub(super) dit: Dit,
-    /// Whether the trained parameters are those of adapters.
+    /// Whether the trained parameters are adapters.
     pub(super) lora: bool,
-    /// The base model, where that is known.
+    /// The base model, if it is known.
     pub(super) base: Option<Base>,
 }
 
 impl Expert {
-    /// The expert `name`; the trained part of `dit` is chosen already.
+    /// Creates the expert `name`. The trained part of `dit` must be set already.
     pub(super) fn new(name: &'static str, dit: Dit) -> Self {
         let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
         Self { name, dit, lora, base: None }
     }
 
-    /// Its trainable parameters, named after it.
+    /// The trainable parameters; the expert's name is their prefix.
     pub(super) fn specs(&self) -> impl Iterator<Item = ParameterSpec> {
         let specs = self.dit.parameters().map(|p| p.specs()).unwrap_or_default();
         specs.iter().map(|s| ParameterSpec { name: format!("{}.{}", self.name, s.name), shape: s.shape.clone() })
     }
 }
 
-/// The noise levels of the experts that have trainable parameters.
+/// The noise levels at which the trained experts are used.
 pub(super) fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
     let trains = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
     match (boundary.map(Sigma), trains(0), trains(1)) {

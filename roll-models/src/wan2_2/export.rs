@@ -1,8 +1,9 @@
-//! From the checkpoint of a full training to an expert's weight file, to be used as a base.
+//! Converts a checkpoint of full fine-tuning into an expert's weight file that can be used as a base.
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, Error, Result, StateDict, files};
+use roll_core::{DType, Error, Result, StateDict};
+use roll_external::files;
 
 use crate::weights::{Checkpoint, expand_glob};
 
@@ -11,9 +12,11 @@ use super::components::heads;
 use super::dit::DitConfig;
 use super::init::{make_directory, save};
 
-/// Writes the transformer in `trained`, a checkpoint directory of a run with `lora_rank: 0` or a weight file, to
-/// `out/diffusion_pytorch_model.safetensors`, stored as `dtype`. `base` is the directory of the expert that the training
-/// started from: its `config.json` comes along. `out` may be `base` itself. Returns the file.
+/// Writes the transformer in `trained` to `out/diffusion_pytorch_model.safetensors`, stored as `dtype`, and returns the
+/// file's path. `trained` is the checkpoint directory of a run with `lora_rank: 0`, or a weight file.
+///
+/// `base` is the directory of the expert that the training started from; its `config.json` is copied. `out` may be
+/// `base` itself. Fails if the sizes of the weights contradict that `config.json`.
 pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> Result<PathBuf> {
     let source = match trained.is_dir() {
         true => only_expert(trained)?,
@@ -37,7 +40,7 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     let shards = old_shards(out)?;
     let file = out.join(format!("{EXPERT_FILE}.safetensors"));
     save(&file, &stored?)?;
-    // Beside the whole file they would be a second transformer.
+    // Next to the new file, the old shards would be a second transformer.
     for shard in shards {
         std::fs::remove_file(&shard).map_err(Error::file("remove", &shard))?;
     }
@@ -46,7 +49,7 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     Ok(file)
 }
 
-/// Fails, in words, when weights have other sizes than a `config.json` says.
+/// Fails with a description if the weights have other sizes than a `config.json` says.
 fn fits(said: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
     let sizes = [
         (["dim", ""], config.dim),
@@ -64,7 +67,7 @@ fn fits(said: &serde_json::Value, config: &DitConfig) -> std::result::Result<(),
     Ok(())
 }
 
-/// Shards of a transformer in `directory`, and their index, which one whole file takes the place of.
+/// The old shards of a transformer in `directory`, with their index. One new file replaces them.
 fn old_shards(directory: &Path) -> Result<Vec<PathBuf>> {
     let place = glob::Pattern::escape(&directory.to_string_lossy());
     let mut shards = Vec::new();
@@ -74,7 +77,7 @@ fn old_shards(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(shards)
 }
 
-/// The transformer of a checkpoint directory.
+/// The only transformer of a checkpoint directory. Fails if it has none or several.
 fn only_expert(directory: &Path) -> Result<PathBuf> {
     let pattern = format!("{}/{EXPERT_FILE}*.safetensors", glob::Pattern::escape(&directory.to_string_lossy()));
     match expand_glob(&pattern).unwrap_or_default().as_slice() {

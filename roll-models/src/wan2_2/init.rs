@@ -1,4 +1,4 @@
-//! Transformers to train from scratch, of any size, initialised as the official model does it.
+//! Transformers of any size to train from scratch, initialised like the official model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use super::kind::TinyKind;
 /// Width of the tokens of the published CLIP image encoder.
 const CLIP_DIM: usize = 1280;
 
-/// How large a transformer is. Channels and patches are those of its kind.
+/// Sizes of a transformer. Channels and patches follow from its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sizes {
     /// Width of the residual stream.
     pub dim: usize,
-    /// Attention heads; they divide the width into parts of an even size.
+    /// Number of attention heads; they divide the width into parts of an even size.
     pub heads: usize,
     /// Width of the feed-forward layer.
     pub ffn_dim: usize,
@@ -30,21 +30,21 @@ pub struct Sizes {
     pub layers: usize,
     /// Width of the text embedding.
     pub text_dim: usize,
-    /// Rows of the text embedding, to which prompts are padded or cut.
+    /// Number of rows of the text embedding, to which prompts are padded or cut.
     pub text_len: usize,
     /// Width of the sinusoidal timestep embedding.
     pub freq_dim: usize,
 }
 
 impl Default for Sizes {
-    /// Small enough to be trained on a laptop.
+    /// Sizes that can be trained on a laptop.
     fn default() -> Self {
         Self { dim: 128, heads: 4, ffn_dim: 512, layers: 6, text_dim: 64, text_len: 32, freq_dim: 256 }
     }
 }
 
 impl Sizes {
-    /// The transformer of these sizes.
+    /// The configuration of a transformer of these sizes. Fails if the sizes contradict each other.
     pub fn config(&self, kind: TinyKind) -> Result<DitConfig> {
         let Self { dim, heads, ffn_dim, layers, text_dim, text_len, freq_dim } = *self;
         for (name, value) in [
@@ -79,9 +79,9 @@ impl Sizes {
     }
 }
 
-/// Writes the untrained transformers of a checkpoint into `directory`, which is made if need be: the folders of the
-/// experts with their `config.json`, and `wan22_paths.json`, whose path is returned. It also names the text encoder
-/// (`models_t5_*`) and the VAE (`Wan2.1_VAE.*` or `Wan2.2_VAE.*`), which are to be put beside it.
+/// Writes the untrained transformers of a checkpoint into `directory`, which is created if it is missing: the folders
+/// of the experts with their `config.json`, and `wan22_paths.json`, whose path is returned. That file also lists the
+/// text encoder (`models_t5_*`) and the VAE (`Wan2.1_VAE.*` or `Wan2.2_VAE.*`), which the caller must put next to it.
 pub fn init_experts(directory: impl AsRef<Path>, kind: TinyKind, sizes: &Sizes, seed: u64) -> Result<PathBuf> {
     let directory = directory.as_ref();
     let config = sizes.config(kind)?;
@@ -105,9 +105,10 @@ pub fn init_experts(directory: impl AsRef<Path>, kind: TinyKind, sizes: &Sizes, 
     Ok(paths)
 }
 
-/// The weights that the official model starts from: linear layers Xavier-uniform without bias, those of the text and
-/// time embeddings normal with deviation 0.02, modulations normal with deviation 1 / sqrt(dim), norms one, and the last
-/// layer zero, so that the first velocity is zero. `network` tells the experts apart.
+/// Draws the initial weights of the official model. Linear layers are Xavier-uniform with zero bias; the linear layers
+/// of the text and time embeddings are normal with deviation 0.02; modulations are normal with deviation 1 / sqrt(dim);
+/// norms are one. The last layer is zero, so the first velocity is zero. `network` selects the random numbers and
+/// differs between experts.
 pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Result<StateDict> {
     let weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
         let n: usize = shape.iter().product();
@@ -122,7 +123,7 @@ pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Resul
         let fan_in: usize = shape[1..].iter().product();
         let values = match key.as_str() {
             "head.head.weight" => vec![0.0; n],
-            // A convolution, whose bias PyTorch draws.
+            // PyTorch initialises the bias of a convolution at random.
             "patch_embedding.bias" => uniform(1.0 / (config.patch_in() as f32).sqrt()),
             k if k.ends_with("modulation") => normal(1.0 / (config.dim as f32).sqrt())?,
             k if k.ends_with("bias") => vec![0.0; n],
@@ -135,8 +136,8 @@ pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Resul
     config.weights().into_iter().enumerate().map(weight).collect()
 }
 
-/// `config.json` as the official repositories have it: the weights say neither the number of heads nor the length of
-/// prompts.
+/// The text of a `config.json` as in the official repositories. It contains the number of heads and the length of
+/// prompts, which the weights do not.
 pub(super) fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -> String {
     let value = json!({
         "_class_name": "WanModel",
@@ -154,14 +155,14 @@ pub(super) fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -
     format!("{value:#}\n")
 }
 
-/// Makes the directory, and those above it.
+/// Creates the directory and its parents.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
-    // Without a `.` at the end, which has no directory above it that could be made.
+    // Removes a trailing `.`, which cannot be created.
     let path: PathBuf = path.components().collect();
     std::fs::create_dir_all(&path).map_err(Error::file("create the directory", &path))
 }
 
-/// Fails when `directory` holds something, so that nothing of a user's is replaced.
+/// Fails if `directory` is not empty, so that no file of the user is overwritten.
 pub fn refuse_full(directory: &Path) -> Result<()> {
     let entry = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

@@ -1,5 +1,5 @@
-//! Small Wan checkpoints with random weights, in the layout of the official repositories: for trying a
-//! configuration, and for tests.
+//! Small Wan checkpoints with random weights in the layout of the official repositories, to try a configuration and for
+//! tests.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use super::vae::{VaeConfig, VaeVersion};
 
 pub use super::kind::TinyKind;
 
-/// Files of [`init_tiny`].
+/// Paths that [`init_tiny`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TinyFiles {
     /// `wan22_paths.json`: the value of `model_paths`.
@@ -24,8 +24,8 @@ pub struct TinyFiles {
     pub tokenizer: PathBuf,
 }
 
-/// Writes a checkpoint of `kind` with weights drawn from `seed` into `directory`, which is made if need be. Files
-/// that are there already are replaced; `wan22_paths.json` comes last.
+/// Writes a checkpoint of `kind` with weights drawn from `seed` into `directory`, which is created if it is missing.
+/// Existing files are overwritten; `wan22_paths.json` is written last.
 pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Result<TinyFiles> {
     let directory = directory.as_ref();
     let draw = Draw { noise: Noise::new(seed) };
@@ -63,7 +63,7 @@ const DIT: &str = "diffusion_pytorch_model.safetensors";
 const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 const CLIP: &str = "models_clip_open-clip-xlm-roberta-large-vit-huge-14-onlyvisual.safetensors";
 
-/// The shape of the transformer: everything as small as the network allows, with the channels of the real one.
+/// The sizes of the transformer: as small as the network allows, with the channels of the real model.
 pub fn dit_config(kind: TinyKind) -> DitConfig {
     let (in_channels, out_channels) = kind.channels();
     DitConfig {
@@ -89,7 +89,7 @@ fn umt5_config() -> Umt5Config {
     Umt5Config { vocab: tiny_vocabulary(), dim: 32, attention_dim: 32, ffn_dim: 64, heads: 4, buckets: 32, layers: 2 }
 }
 
-/// The shape of the VAE: narrow, with the latents and strides of the real one.
+/// The sizes of the VAE: few channels, with the latents and strides of the real VAE.
 pub fn vae_config(kind: TinyKind) -> VaeConfig {
     let (version, dim, z_dim) = match kind {
         TinyKind::I2v | TinyKind::T2v | TinyKind::I2v21 => (VaeVersion::V2_1, 6, 16),
@@ -106,7 +106,7 @@ pub fn vae_config(kind: TinyKind) -> VaeConfig {
     }
 }
 
-/// The random VAE. Its last layer is made smaller, so that few pixels are clamped.
+/// A VAE with random weights. The last layer's weights are scaled by 0.6, so that few pixels are clamped.
 fn vae_state(kind: TinyKind, seed: u64) -> Result<StateDict> {
     let mut state = vae_config(kind).random_state(seed)?;
     if let Some(last) = state.get_mut("decoder.head.2.weight") {
@@ -116,13 +116,13 @@ fn vae_state(kind: TinyKind, seed: u64) -> Result<StateDict> {
     Ok(state)
 }
 
-/// Draws weights: independent of one another, and of the order they are written in.
+/// Draws weights. Each tensor depends on its own position only, not on the order of drawing.
 struct Draw {
     noise: Noise,
 }
 
 impl Draw {
-    /// Each value normal with the deviation that `scale` gives for its key and shape, around `mean`.
+    /// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape.
     fn state(
         &self,
         network: u64,
@@ -138,7 +138,7 @@ impl Draw {
         shapes.iter().enumerate().map(tensor).collect()
     }
 
-    /// Every linear layer keeps the variance of its input, so that the velocity is of order one.
+    /// Every linear layer preserves the variance of its input, so the velocity is of order one.
     fn dit(&self, config: &DitConfig, expert: u64) -> Result<StateDict> {
         let width = (config.dim as f32).sqrt();
         self.state(expert, &config.weights(), |key, shape| match key {
@@ -158,7 +158,8 @@ impl Draw {
         })
     }
 
-    /// T5 does not scale its scores, so the queries are drawn smaller; bf16 as the file's name says.
+    /// T5 does not scale its attention scores, so the query weights are smaller. Stored in bf16, as the file's name
+    /// says.
     fn umt5(&self, config: &Umt5Config) -> Result<StateDict> {
         let head = (config.attention_dim / config.heads) as f32;
         let state = self.state(2, &config.weights(), |key, shape| match key {
@@ -171,7 +172,7 @@ impl Draw {
     }
 }
 
-/// One over the root of what one output sums over.
+/// Returns 1 / sqrt(fan in).
 fn fan_in(shape: &[usize]) -> f32 {
     1.0 / (shape[1..].iter().product::<usize>().max(1) as f32).sqrt()
 }

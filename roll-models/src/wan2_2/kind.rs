@@ -2,23 +2,23 @@
 
 use roll_core::{Error, Result};
 
-/// Which model of the family is imitated.
+/// The model whose layout is imitated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TinyKind {
-    /// I2V-A14B: two experts, 36 channels in, 16 out.
+    /// I2V-A14B: two experts, 36 input and 16 output channels.
     #[default]
     I2v,
     /// T2V-A14B: two experts, 16 channels.
     T2v,
     /// TI2V-5B: one transformer, 48 channels.
     Ti2v,
-    /// Wan2.1 I2V: one transformer, 36 channels in, 16 out, and the tokens of a CLIP image encoder.
+    /// Wan2.1 I2V: one transformer, 36 input and 16 output channels, and the tokens of a CLIP image encoder.
     I2v21,
 }
 
 impl TinyKind {
-    /// Channels that go into the transformer, and that come out.
+    /// Input and output channels of the transformer.
     pub(super) fn channels(self) -> (usize, usize) {
         match self {
             Self::I2v | Self::I2v21 => (36, 16),
@@ -27,7 +27,7 @@ impl TinyKind {
         }
     }
 
-    /// Where the transformers lie in a checkpoint, the high-noise expert first.
+    /// Folders of the transformers in a checkpoint, the high-noise expert first.
     pub(super) fn folders(self) -> &'static [&'static str] {
         match self {
             Self::I2v | Self::T2v => &["high_noise_model", "low_noise_model"],
@@ -35,7 +35,7 @@ impl TinyKind {
         }
     }
 
-    /// Its name in `config.json`.
+    /// The value of `model_type` in `config.json`.
     pub(super) fn model_type(self) -> &'static str {
         match self {
             Self::I2v | Self::I2v21 => "i2v",
@@ -44,7 +44,7 @@ impl TinyKind {
         }
     }
 
-    /// Whether it takes the tokens of an image encoder.
+    /// Whether the model reads the tokens of an image encoder.
     pub(super) fn has_clip(self) -> bool {
         self == Self::I2v21
     }

@@ -1,4 +1,4 @@
-//! From options to a model: its files, its trained parameters, its device.
+//! Creates a model from its options: files, trained parameters, device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ roll_core::register! {
     plan: super::plan::needs,
 }
 
-/// Opens the model that `options` describe.
+/// Opens the model that `options` describe. Fails if a file is missing or does not fit the options.
 pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let placed = WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
     let options = &placed;
@@ -134,17 +134,17 @@ fn reading(file: &Checkpoint) -> String {
     format!("reading {}", file.path().display())
 }
 
-/// The part of a backend that encodings depend on: its kernels, and not which of a machine's devices runs them.
+/// Name of the backend. Encodings depend on its kernels, but not on which device of a machine runs them.
 fn kernels(backend: &str) -> Result<&'static str> {
     Ok(Backend::of(backend)?.name())
 }
 
-/// Storage of frozen weights, and dtype of products.
+/// Storage of frozen weights and dtype of matrix products.
 struct Precision {
     stored: DType,
     storage: Storage,
     products: DType,
-    /// Matrices of the blocks are in eight bits.
+    /// Whether the matrices of the blocks are in eight bits.
     eight_bits: bool,
 }
 
@@ -181,17 +181,17 @@ impl Precision {
     }
 }
 
-/// Parts that the experts of a checkpoint share.
+/// Settings that the experts of a checkpoint share.
 struct Experts {
     device: Device,
     storage: Storage,
     products: DType,
-    /// Where they take turns on the device, if they do.
+    /// Swaps the experts on the device, if only one is resident at a time.
     turns: Arc<Turns>,
     idle: IdleExpert,
     /// Bytes of frozen weights on the device.
     resident: usize,
-    /// Bytes of the GPU's memory, if it is one and they are known.
+    /// Bytes of the GPU's memory, if the device is a GPU and they are known.
     memory: Option<u64>,
 }
 
@@ -210,6 +210,12 @@ impl Experts {
             true => options.idle_expert.chosen(all, is_gpu(&device), memory, converted),
             false => IdleExpert::Keep,
         };
+        if memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
+            tracing::warn!(
+                "the memory of `{backend}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
+                 `model.idle_expert: keep` keeps it there"
+            );
+        }
         let resident = match (whole, idle) {
             (true, IdleExpert::Keep | IdleExpert::Auto) => all,
             (true, _) => largest,
@@ -218,7 +224,7 @@ impl Experts {
         Ok(Self { device, storage, products, turns: Arc::default(), idle, resident, memory })
     }
 
-    /// The store of one expert whose weights are whole on the device when it is in use.
+    /// The weight store of one expert whose weights are all on the device while it is used.
     fn store(&self, name: &str, file: &Checkpoint) -> Result<Arc<dyn WeightStore>> {
         let (storage, device) = (self.storage, self.device.clone());
         let number = usize::from(name == "dit2");
@@ -242,7 +248,7 @@ impl Experts {
         })
     }
 
-    /// The part of `memory` that is left to the VAE, as `roll plan` counts it.
+    /// The part of `memory` that is left for the VAE, computed as in `roll plan`.
     fn fitting(&self, memory: u64, config: &DitConfig, vae: &Vae, options: &WanOptions) -> Fitting {
         let vae_elements: usize = vae.config().weights().iter().map(|(_, s)| s.iter().product::<usize>()).sum();
         plan::fitting(
@@ -255,7 +261,7 @@ impl Experts {
     }
 }
 
-/// The transformer `name`, of which nothing is trained yet.
+/// Opens the transformer `name`, with nothing trained yet.
 fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Experts) -> Result<Dit> {
     let Experts { device, storage, products, .. } = experts;
     let heads = options.num_heads.or_else(|| components::heads(file));
@@ -315,7 +321,7 @@ fn dividing_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     }
 }
 
-/// Chooses the trained part of `dit`: that of `adapters`, from their values on, or that of the options.
+/// Sets the trained part of `dit`: that of `adapters`, with their values, or that of the options.
 fn train(
     dit: &mut Dit,
     name: &str,
@@ -335,7 +341,7 @@ fn train(
         false => Some(Start::new(adapters, options.asked(targets.as_deref()), &layers).in_section("model")?),
     };
     let trainable = start.as_ref().map_or_else(|| options.trainable(trained, name), Start::trainable);
-    // The two experts start from different adapters: their names are part of the draws' key.
+    // The name of the expert is part of the seed, so that new adapters of the two experts differ.
     let noise = Noise::new(seed ^ u64::from(name == "dit2"));
     let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
     dit.train(&trainable, &noise, &base).in_section("model")?;
@@ -377,10 +383,11 @@ fn open_text(
     Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
 }
 
-/// More rows than that are a mistake in the file; attention over them would only fill the memory.
+/// Greatest plausible number of text rows. A larger number is a mistake in the file, and attention over that number of
+/// rows would exhaust the memory.
 const MAX_TEXT_LEN: usize = 1 << 14;
 
-/// Rows of the text embedding; the experts of a checkpoint must agree.
+/// Number of rows of the text embedding. Fails if the experts of a checkpoint disagree.
 pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
     let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
     let length = of(&files.dit);
@@ -434,7 +441,7 @@ mod tests {
         assert_eq!(facts(TinyKind::I2v, None), (5.0, Some(16.0)));
         assert_eq!(facts(TinyKind::Ti2v, None), (5.0, Some(24.0)));
         assert_eq!(facts(TinyKind::I2v21, None), (5.0, Some(16.0)));
-        // The old key of runs that were begun with it.
+        // The old key, for configurations of earlier runs.
         assert_eq!(facts(TinyKind::T2v, Some(5.0)).0, 5.0);
     }
 
@@ -485,7 +492,7 @@ mod tests {
                 ConditionInput { prompt: "a face".into(), frames: 5, size: [32, 32], ..ConditionInput::default() };
             let conditioning = model.encode(&input).unwrap();
             let x = Noise::new(1).normal(Purpose::Synthetic, 0, 0, &conditioning.latent_shape).unwrap();
-            // Forth through both experts, and back: each is away when the other computes.
+            // Forward through both experts, then backward: each is off the device while the other computes.
             let (high, low) = (Timestep(950.0), Timestep(300.0));
             let (v, pull_high) = model.velocity(&x, high, &conditioning, Adapter::On, Grad::Record).unwrap();
             let (u, pull_low) = model.velocity(&v, low, &conditioning, Adapter::On, Grad::Record).unwrap();

@@ -1,4 +1,9 @@
-//! Wan2.2, and the Wan2.1 models that share its code. One implementation, configured by the checkpoint.
+//! Wan2.2, and the Wan2.1 models that share its code. One implementation covers them all; the checkpoint determines the
+//! variant.
+//!
+//! [`dit`] is the transformer, [`vae`] encoder and decoder of the latents, [`umt5`] the text encoder and [`clip`] the
+//! image encoder. `model.rs` composes them into [`roll_core::DiffusionModel`], `loading.rs` opens them from options,
+//! and [`names`] and [`components`] recognise checkpoints of other libraries.
 
 mod adapter;
 mod adapter_io;
@@ -23,7 +28,6 @@ pub mod paths;
 pub mod plan;
 mod prompts;
 mod resize;
-mod sentencepiece;
 mod starts;
 mod text;
 pub mod tokenizer;

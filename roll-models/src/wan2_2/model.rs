@@ -1,4 +1,4 @@
-//! The Wan model as the algorithms see it: experts, VAE and encoders behind the traits of roll-core.
+//! The Wan model as algorithms see it: experts, VAE and encoders behind the traits of roll-core.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use roll_backends::Parameters;
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Error, Fingerprint, Grad, GradientSink,
-    Model, ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
+    Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Error, Grad, GradientSink, Model,
+    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
     VideoUnit, WeightPlacement,
 };
+use roll_external::Fingerprint;
 
 use super::adapter_io;
 use super::clip::Clip;
@@ -20,40 +21,40 @@ use super::prompts::{Prompts, TextEncoder};
 use super::starts::Base;
 use super::vae::{Chunking, Fitting, Vae, checkpoints_in_host_memory, state_bytes};
 
-/// Noise level at which I2V models change experts.
+/// Noise level at which I2V models switch experts.
 const I2V_BOUNDARY: f64 = 0.9;
-/// Likewise for T2V models.
+/// Noise level at which T2V models switch experts.
 const T2V_BOUNDARY: f64 = 0.875;
-/// Shift of the noise levels in the official inference of T2V-A14B. Distilled T2V files, ROLL and DiffSynth-Studio take
+/// Shift of the noise levels in the official inference of T2V-A14B. Distilled T2V models, ROLL and DiffSynth-Studio use
 /// 5.
 const T2V_A14B_SHIFT: f64 = 12.0;
-/// Likewise of all others; Wan2.1 I2V takes 3 at 480p.
+/// Shift of the noise levels in all other models' inference. Wan2.1 I2V uses 3 at 480p.
 const SHIFT: f64 = 5.0;
-/// Channels that tell an I2V model which frames are known.
+/// Channels of an I2V model's input that mark the known frames.
 const MASK_CHANNELS: usize = 4;
 
 /// The networks of a checkpoint.
 pub struct Parts {
-    /// The transformer, or the high-noise expert.
+    /// The only transformer or the high-noise expert.
     pub dit: Dit,
     /// The low-noise expert.
     pub dit2: Option<Dit>,
-    /// Decoder and encoder of the latents.
+    /// Encoder and decoder of the latents.
     pub vae: Vae,
-    /// Prompts to embeddings; without it prompts cannot be encoded.
+    /// Text encoder; without it, prompts cannot be encoded.
     pub text: Option<TextEncoder>,
-    /// Image tokens of Wan2.1 I2V.
+    /// Image encoder of Wan2.1 I2V.
     pub clip: Option<Clip>,
 }
 
-/// How the networks are used.
+/// Settings of the networks.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Overrides the shift of the model's official inference.
+    /// Shift of the noise levels, instead of that of the model's official inference.
     pub shift: Option<f64>,
-    /// Overrides the model's own boundary.
+    /// Noise level at which experts switch, instead of the model's own.
     pub boundary: Option<f64>,
-    /// Whether the last frame is given too.
+    /// Whether the last frame is a condition, too.
     pub end_image: bool,
     /// Tiling and memory of the VAE.
     pub chunking: Chunking,
@@ -71,34 +72,34 @@ pub struct Wan {
     chunking: Chunking,
     fitting: Option<Fitting>,
     room: Option<Room>,
-    /// Checkpoints that `room` had, by the shape of the latents. Asked once: freed memory may stay reserved, and not
-    /// count as free.
+    /// Number of checkpoints by the shape of the latents, as `room` determined it the first time. Later answers would
+    /// differ, because an allocator may keep freed memory reserved.
     checkpoints: Mutex<BTreeMap<[usize; 3], usize>>,
     pub(super) specs: Vec<ParameterSpec>,
     sources: Option<Sources>,
     placement: Option<WeightPlacement>,
 }
 
-/// Where the checkpoints of the VAE's decoder find room, when nobody says how many there are.
+/// The memory that limits the number of checkpoints in the VAE's decoder, unless the options set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// On the device, in the memory that this leaves.
+    /// Device memory; [`Fitting`] says how much is free.
     Device(Fitting),
-    /// In host memory.
+    /// Host memory.
     Host,
 }
 
-/// The files and settings that encodings depend on.
+/// Files and settings that encodings depend on.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// Files of VAE, text encoder, tokenizer and image encoder.
+    /// Files of the VAE, text encoder, tokenizer and image encoder.
     pub files: Vec<PathBuf>,
-    /// Everything else that they depend on.
+    /// A description of all settings that encodings depend on.
     pub settings: String,
 }
 
 impl Wan {
-    /// Puts the networks together; the experts' trainable parameters are already chosen.
+    /// Combines the networks. The experts' trainable parameters must be set already.
     pub fn new(parts: Parts, settings: Settings) -> Self {
         let config = parts.dit.config().clone();
         let from_text = config.in_channels == config.out_channels;
@@ -131,39 +132,39 @@ impl Wan {
         }
     }
 
-    /// Says where the frozen weights of the experts are.
+    /// Sets where the frozen weights of the experts are stored.
     pub fn placed(self, placement: WeightPlacement) -> Self {
         Self { placement: Some(placement), ..self }
     }
 
-    /// Sets the base models of the experts, in their order, for the headers of adapters.
+    /// Sets the base models of the experts, in the order of the experts, for the headers of adapters.
     pub fn with_bases(mut self, bases: Vec<Base>) -> Self {
         self.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
         self
     }
 
-    /// Chooses the tiles of the VAE by the memory there is, in place of those of the settings.
+    /// Derives the tiles of the VAE from the available memory instead of the settings.
     pub fn fitting(self, fitting: Option<Fitting>) -> Self {
         Self { fitting, ..self }
     }
 
-    /// Chooses the checkpoints of the VAE's decoder by the room there is, in place of those of the settings.
+    /// Derives the checkpoints of the VAE's decoder from the available memory instead of the settings.
     pub fn keeping(self, room: Option<Room>) -> Self {
         Self { room, ..self }
     }
 
-    /// Adds the files and settings that encodings depend on, so that they can be cached.
+    /// Adds the files and settings that encodings depend on, so that encodings can be cached.
     pub fn with_sources(self, sources: Sources) -> Self {
         Self { sources: Some(sources), ..self }
     }
 
-    /// The number of the expert for `timestep`: at or above the boundary the first, below it the second.
+    /// Index of the expert for `timestep`: the first at or above the boundary, the second below.
     fn expert(&self, timestep: Timestep) -> usize {
         let low = |boundary| self.experts.len() > 1 && timestep.uses_low_noise(boundary);
         usize::from(self.schedule.boundary.is_some_and(low))
     }
 
-    /// Tiling and memory of the VAE for a video whose latents have this shape, without channels.
+    /// Tiling and checkpoints of the VAE for latents of shape [T, H, W].
     fn chunking(&self, latents: [usize; 3]) -> Chunking {
         let frames = 1 + latents[0].saturating_sub(1) * self.vae.facts().temporal_stride;
         let (config, each) = (self.vae.config(), self.vae.decoding_bytes());
@@ -188,7 +189,7 @@ impl Wan {
         Chunking { tiling, checkpoints, ..self.chunking }
     }
 
-    /// Shape of the latents of a video.
+    /// Shape of the latents of a video, [C, T, H, W]. Fails unless the model can represent its size and length.
     fn latent_shape(&self, frames: usize, [height, width]: [usize; 2]) -> Result<[usize; 4]> {
         let facts = self.vae.facts();
         let frames = facts.latent_frames(frames)?;
@@ -203,7 +204,7 @@ impl Wan {
         Ok([facts.z_channels, frames, height, width])
     }
 
-    /// Names of the files that [`Model::export_adapter`] gives.
+    /// Names of the files that [`Model::export_adapter`] returns.
     pub fn adapter_files(&self) -> Vec<String> {
         adapter_io::files(&self.experts)
     }
@@ -267,7 +268,7 @@ impl Model for Wan {
 impl DiffusionModel for Wan {
     fn encoding_key(&self) -> Result<Option<String>> {
         let Some(Sources { files, settings }) = &self.sources else { return Ok(None) };
-        // Which channels a transformer takes says which conditioning it gets.
+        // The number of input channels determines which conditioning a transformer receives.
         let channels = self.experts[0].dit.config().in_channels;
         let key = Fingerprint::new("wan").text("settings", settings).text("channels", channels);
         files.iter().try_fold(key, |key, file| key.file(file)).map(|key| Some(key.finish()))
@@ -284,7 +285,7 @@ impl DiffusionModel for Wan {
     }
 
     fn frame_rate(&self) -> Option<f64> {
-        // The 48-channel VAE is that of TI2V-5B.
+        // TI2V-5B has the 48-channel VAE, with a spatial stride of 16.
         Some(if self.vae.facts().spatial_stride == 16 { 24.0 } else { 16.0 })
     }
 
@@ -326,8 +327,8 @@ impl DiffusionModel for Wan {
                 return Err(Error::Unsupported(format!("models with {n} conditioning channels are not known")));
             }
         };
-        // A model without conditioning channels takes an image as its first latent frame, if its VAE is the 48-channel
-        // one that was made for it; the 16-channel text-to-video models take none.
+        // A model without conditioning channels uses the image as its first latent frame if it has the 48-channel VAE
+        // (TI2V). The 16-channel text-to-video models use no image.
         let first_frame = match (extra, &input.image) {
             (0, Some(image)) if self.vae.facts().spatial_stride == 16 => {
                 Some(conditioning::first_frame_latents(&self.vae, image, &chunking)?)
@@ -405,7 +406,7 @@ impl DiffusionModel for Wan {
     }
 }
 
-/// Puts the tensors of a stack into the slots `places`.
+/// Stores the tensors of a stack in the slots `places`.
 fn scatter(slots: &mut [Option<Tensor>], places: &[usize], stack: Tensor) -> Result<()> {
     for (place, part) in places.iter().zip(stack.unstack()?) {
         slots[*place] = Some(part);

@@ -1,14 +1,13 @@
-//! Key names of the networks in other libraries, and how they become the official ones.
+//! Key names of the networks in other libraries, and their translation into official names.
 //!
-//! The tables state facts about file formats: what diffusers (`WanTransformer3DModel`, `AutoencoderKLWan`) and
-//! transformers (`UMT5EncoderModel`) call each layer. Every table is a bijection on the keys of a whole model; the
-//! tests check it both ways.
+//! The tables list what diffusers (`WanTransformer3DModel`, `AutoencoderKLWan`) and transformers (`UMT5EncoderModel`)
+//! call each layer. Every table is a bijection on the keys of a whole model; the tests check both directions.
 
-/// A renaming: patterns of dotted keys, ours from theirs. `#` stands for a number and is carried over, `*` as the last
-/// part for any rest.
+/// Pairs of patterns (official, other) for dotted keys. `#` matches a number, `*` as the last part any remainder; both
+/// are carried over.
 type Table = &'static [(&'static str, &'static str)];
 
-/// (official, diffusers `WanTransformer3DModel`).
+/// Official names and those of diffusers' `WanTransformer3DModel`.
 const DIT: Table = &[
     ("patch_embedding.*", "patch_embedding.*"),
     ("text_embedding.0.*", "condition_embedder.text_embedder.linear_1.*"),
@@ -39,14 +38,15 @@ const DIT: Table = &[
     ("blocks.#.cross_attn.k_img.*", "blocks.#.attn2.add_k_proj.*"),
     ("blocks.#.cross_attn.v_img.*", "blocks.#.attn2.add_v_proj.*"),
     ("blocks.#.cross_attn.norm_k_img.*", "blocks.#.attn2.norm_added_k.*"),
-    // diffusers numbers the norms by the order of their use: cross-attention's is its second, the official third.
+    // diffusers numbers norms by the order of their use: the norm of cross-attention is its second, but the official
+    // third.
     ("blocks.#.norm3.*", "blocks.#.norm2.*"),
     ("blocks.#.ffn.0.*", "blocks.#.ffn.net.0.proj.*"),
     ("blocks.#.ffn.2.*", "blocks.#.ffn.net.2.*"),
 ];
 
-/// (official, diffusers `AutoencoderKLWan`), what both generations of the VAE share. Residual blocks go on with
-/// [`RESIDUAL`].
+/// Official names and those of diffusers' `AutoencoderKLWan`, for the parts that both generations of the VAE share.
+/// Names inside residual blocks are in [`RESIDUAL`].
 const VAE: Table = &[
     ("conv1.*", "quant_conv.*"),
     ("conv2.*", "post_quant_conv.*"),
@@ -64,8 +64,8 @@ const VAE: Table = &[
     ("decoder.middle.2.*", "decoder.mid_block.resnets.1.*"),
 ];
 
-/// The up and down path of the Wan2.1 VAE: official is one flat list; diffusers keeps it in the encoder, and groups
-/// the decoder into stages of three residual blocks and an upsampler.
+/// The down and up path of the Wan2.1 VAE. Official names are a flat list; diffusers uses the same list in the encoder
+/// and groups the decoder into stages of three residual blocks and an upsampler.
 const VAE_21: Table = &[
     ("encoder.downsamples.#.*", "encoder.down_blocks.#.*"),
     ("decoder.upsamples.0.*", "decoder.up_blocks.0.resnets.0.*"),
@@ -85,8 +85,8 @@ const VAE_21: Table = &[
     ("decoder.upsamples.14.*", "decoder.up_blocks.3.resnets.2.*"),
 ];
 
-/// The up and down path of the Wan2.2 VAE: nested stages in both. A stage has two residual blocks (three in the
-/// decoder), and its resampler comes after them.
+/// The down and up path of the Wan2.2 VAE, in nested stages. A stage has two residual blocks (three in the decoder),
+/// followed by its resampler.
 const VAE_22: Table = &[
     ("encoder.downsamples.#.downsamples.2.resample.*", "encoder.down_blocks.#.downsampler.resample.*"),
     ("encoder.downsamples.#.downsamples.2.time_conv.*", "encoder.down_blocks.#.downsampler.time_conv.*"),
@@ -96,7 +96,7 @@ const VAE_22: Table = &[
     ("decoder.upsamples.#.upsamples.#.*", "decoder.up_blocks.#.resnets.#.*"),
 ];
 
-/// Inside a residual block of the VAE.
+/// Names inside a residual block of the VAE.
 const RESIDUAL: Table = &[
     ("residual.0.gamma", "norm1.gamma"),
     ("residual.2.*", "conv1.*"),
@@ -105,7 +105,7 @@ const RESIDUAL: Table = &[
     ("shortcut.*", "conv_shortcut.*"),
 ];
 
-/// (official, transformers `UMT5EncoderModel`).
+/// Official names and those of transformers' `UMT5EncoderModel`.
 const UMT5: Table = &[
     ("token_embedding.weight", "shared.weight"),
     ("norm.weight", "encoder.final_layer_norm.weight"),
@@ -121,7 +121,7 @@ const UMT5: Table = &[
     ("blocks.#.ffn.fc2.weight", "encoder.block.#.layer.1.DenseReluDense.wo.weight"),
 ];
 
-/// Which way a table is read.
+/// The direction of a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the other library's names.
@@ -130,35 +130,35 @@ pub enum Direction {
     FromOfficial,
 }
 
-/// The name of a transformer key in the other naming (diffusers `WanTransformer3DModel`); `None` when it has none.
+/// Translates a transformer key to or from diffusers' `WanTransformer3DModel`; `None` for an unknown key.
 pub fn dit(key: &str, direction: Direction) -> Option<String> {
     look_up(DIT, key, direction)
 }
 
-/// The layers of a transformer that have a weight: the official pattern of each and diffusers'. `#` stands for a number.
+/// The layers of a transformer that have a weight, as pairs of patterns (official, diffusers). `#` matches a number.
 pub fn dit_layers() -> impl Iterator<Item = (&'static str, &'static str)> {
     DIT.iter().filter_map(|(official, other)| Some((official.strip_suffix(".*")?, other.strip_suffix(".*")?)))
 }
 
-/// The name of a Wan2.1 VAE key in the other naming (diffusers `AutoencoderKLWan`).
+/// Translates a Wan2.1 VAE key to or from diffusers' `AutoencoderKLWan`; `None` for an unknown key.
 pub fn vae_21(key: &str, direction: Direction) -> Option<String> {
     vae(VAE_21, key, direction)
 }
 
-/// The name of a Wan2.2 VAE key in the other naming (diffusers `AutoencoderKLWan` with `is_residual`).
+/// Translates a Wan2.2 VAE key to or from diffusers' `AutoencoderKLWan` with `is_residual`; `None` for an unknown key.
 pub fn vae_22(key: &str, direction: Direction) -> Option<String> {
     vae(VAE_22, key, direction)
 }
 
-/// The name of a text encoder key in the other naming (transformers `UMT5EncoderModel`). Its second name of the
-/// embedding, `encoder.embed_tokens.weight`, is no name of its own: see [`super::components`].
+/// Translates a text encoder key to or from transformers' `UMT5EncoderModel`; `None` for an unknown key. transformers'
+/// second name of the embedding, `encoder.embed_tokens.weight`, is handled in [`super::components`].
 pub fn umt5(key: &str, direction: Direction) -> Option<String> {
     look_up(UMT5, key, direction)
 }
 
 fn vae(path: Table, key: &str, direction: Direction) -> Option<String> {
     let renamed = look_up(VAE, key, direction).or_else(|| look_up(path, key, direction))?;
-    // The place of the block is renamed; the inside of a residual block still has its old names.
+    // So far the block's path is translated; the names inside a residual block still follow.
     let parts: Vec<&str> = renamed.split('.').collect();
     for at in 1..parts.len() {
         if let Some(inside) = look_up(RESIDUAL, &parts[at..].join("."), direction)
@@ -170,7 +170,7 @@ fn vae(path: Table, key: &str, direction: Direction) -> Option<String> {
     Some(renamed)
 }
 
-/// The first row of `table` whose pattern fits.
+/// Translates by the first matching row of `table`.
 fn look_up(table: Table, key: &str, direction: Direction) -> Option<String> {
     table.iter().find_map(|(official, other)| match direction {
         Direction::ToOfficial => substitute(other, official, key),
@@ -178,7 +178,7 @@ fn look_up(table: Table, key: &str, direction: Direction) -> Option<String> {
     })
 }
 
-/// `key` rewritten from one pattern to the other; `None` when it does not fit.
+/// Rewrites `key` from one pattern to the other; `None` if it does not match.
 fn substitute(from: &str, to: &str, key: &str) -> Option<String> {
     let mut parts = key.split('.');
     let mut numbers = Vec::new();
@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys of a fixture's weights.
+    /// Keys of the weights in a fixture.
     fn fixture_keys(case: &str, file: &str) -> Vec<String> {
         let path = format!("{}/../tests/fixtures/{case}/tensors.json", env!("CARGO_MANIFEST_DIR"));
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();

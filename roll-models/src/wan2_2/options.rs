@@ -17,100 +17,102 @@ use crate::trainable::{Trainable, check_alpha};
 
 use super::vae::Tiling;
 
-/// Options of the model `wan2_2`; names and defaults as in the reference where it has them.
+/// Options of the model `wan2_2`. Names and defaults follow the reference implementation where it has the option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WanOptions {
     /// JSON file that lists the weight files (`wan22_paths.json`), a single weight file, or a directory in diffusers
     /// layout.
     pub model_paths: Option<PathBuf>,
-    /// List of `ORG/NAME:PATTERN` entries: files of the Hugging Face cache, downloaded where they are missing.
+    /// List of `ORG/NAME:PATTERN` entries: files in the Hugging Face cache. Missing files are downloaded.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub model_id_with_origin_paths: Option<String>,
-    /// Directory of the UMT5 `tokenizer.json` or `spiece.model`.
+    /// Directory of the UMT5 `tokenizer.json`.
     pub tokenizer_path: Option<PathBuf>,
-    /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Every list of these options is
-    /// one of YAML, or a text with commas. Those that `lora_checkpoint` is for unless given; without it `dit2`.
+    /// List of the experts that are trained: `dit` (high noise), `dit2` (low noise). Lists among these options are YAML
+    /// lists or texts with commas. Default: the experts of `lora_checkpoint`, or `dit2` without it.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub trainable_models: Option<String>,
-    /// List of the experts that carry the LoRA; those of `trainable_models` unless given.
+    /// List of the experts that carry the LoRA. Default: those of `trainable_models`.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_base_model: Option<String>,
-    /// List of the layers that carry the LoRA, by the end of their name. As in `lora_checkpoint` unless given; without it
-    /// `q,k,v,o,ffn.0,ffn.2`.
+    /// List of the layers that carry the LoRA, as endings of their names. Default: the layers of `lora_checkpoint`, or
+    /// `q,k,v,o,ffn.0,ffn.2` without it.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_target_modules: Option<String>,
-    /// Rank of the LoRA; 0 trains every weight of the experts instead. As in `lora_checkpoint` unless given; without it
-    /// 32.
+    /// Rank of the LoRA; 0 trains every weight of the experts instead. Default: the rank of `lora_checkpoint`, or 32
+    /// without it.
     pub lora_rank: Option<usize>,
-    /// LoRA scale numerator. As in `lora_checkpoint` unless given; without it the rank.
+    /// Numerator of the LoRA's scale `lora_alpha / lora_rank`. Default: that of `lora_checkpoint`, or the rank without
+    /// it.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
-    /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint) or
-    /// of a PEFT adapter; `HIGH,LOW` or a map `{dit: HIGH, dit2: LOW}` for both experts. A list of these is added up, and
-    /// `FILE=0.8` is its strength.
+    /// LoRA to start from, in any convention: a file, a run (its newest checkpoint), or the directory of a checkpoint
+    /// or of a PEFT adapter; `HIGH,LOW` or a map `{dit: HIGH, dit2: LOW}` for both experts. The adapters of a list are
+    /// added up, and `FILE=0.8` sets a strength.
     pub lora_checkpoint: Option<AdapterSources>,
-    /// Recompute activations block by block in the backward pass instead of holding them.
+    /// Recompute activations block by block in the backward pass instead of keeping them.
     pub use_gradient_checkpointing: bool,
-    /// Keep the inputs of the blocks in host memory meanwhile.
+    /// Keep the inputs of the blocks in host memory until the backward pass.
     pub use_gradient_checkpointing_offload: bool,
-    /// List of the inputs beside the prompt: `input_image`, `end_image`.
+    /// List of the inputs in addition to the prompt: `input_image`, `end_image`.
     #[serde(deserialize_with = "comma_list::required")]
     #[schemars(schema_with = "comma_list::required_schema")]
     pub extra_inputs: String,
-    /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU. On GPUs the time
-    /// embedding and the head of an f32 file stay f32. Matrices that a file has in fp8 or int8, with scales, stay so.
-    /// `int8` and `fp8` round the matrices of the blocks at loading, each row to its own scale: half the memory of
-    /// bf16.
+    /// Dtype of frozen weights: `f32`, `bf16`, or `auto` (bf16 on GPUs, the file's dtype on the CPU). With `auto`, the
+    /// time embedding and the head of an f32 file stay f32 on GPUs, and matrices that a file has in fp8 or int8, with
+    /// scales, stay so. `int8` and `fp8` quantise the matrices of the blocks when they are loaded, with one scale per
+    /// row: half the memory of bf16.
     pub weights_dtype: WeightsDType,
-    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the weights
-    /// are and the device is a GPU. Embeddings, head, norms, residuals, adapters' weights and gradients are f32 either
-    /// way. With bf16, block inputs that wait for the backward pass are kept in bf16; on `libtorch-cuda` also the
-    /// values between the layers of a block.
+    /// Dtype of matrix products and attention: `f32`, or `bf16` accumulated in f32. `auto`: bf16 if the weights are
+    /// bf16 and the device is a GPU. Embeddings, head, norms, residuals, the weights of adapters and gradients are
+    /// always f32. With bf16, the inputs of blocks that are kept for the backward pass are bf16; on `libtorch-cuda`
+    /// also the values between the layers of a block.
     pub compute_dtype: ComputeDType,
-    /// Where the frozen weights of the experts live: `resident` on the device, `streamed` from their files block by
-    /// block, `host`: in host memory, which is faster than files, `sharded` over the ranks (weights that are trained
-    /// too, when all are). `auto` is resident, unless the strategy says otherwise (`strategy.stage: 3`,
+    /// Location of the experts' frozen weights: `resident` on the device; `streamed` from their files block by block;
+    /// `host`: in host memory, which is faster than files; `sharded` between the ranks (including trained weights, if
+    /// all are trained). `auto` is resident unless the strategy requires otherwise (`strategy.stage: 3`,
     /// `strategy.offload_param`).
     pub weight_store: Placement,
-    /// Where the weights of the expert that is not in use are, if the weights are resident: `keep` them on the device;
-    /// `host`: in host memory; `drop` them, and read the files again (one copy less, and ranks share the system's
-    /// cache of them). `auto`: on GPUs away, unless both experts take at most half of a memory that is known; kept on
-    /// the CPU.
+    /// Location of the weights of the expert that is not in use, if weights are resident. `keep`: on the device.
+    /// `host`: in host memory. `drop`: freed, and read from the files again (one copy less, and ranks share the
+    /// system's page cache). `auto`: on the CPU `keep`; on a GPU `drop` (or `host` if the weights are converted to
+    /// another dtype), unless both experts take at most half of the memory and its size is known.
     pub idle_expert: IdleExpert,
-    /// Attention heads, when neither the weights' width nor a `config.json` beside them tells.
+    /// Number of attention heads, if neither the weights' width nor a `config.json` next to them determines it.
     pub num_heads: Option<usize>,
-    /// Timesteps at or above `boundary * 1000` use `dit`; 0.9 for I2V and 0.875 for T2V unless given.
+    /// Timesteps at or above `boundary * 1000` use `dit`. Default: 0.9 for I2V, 0.875 for T2V.
     pub boundary: Option<f64>,
-    /// Old name of `algo.shift`, which wins where both are given.
+    /// Old name of `algo.shift`, which takes precedence if both are set.
     pub shift: Option<f64>,
-    /// Decode and encode in tiles: `[height, width]` in latent pixels, beside `vae_tile_stride`; `none` takes frames
-    /// whole. `auto`: whole on the CPU, and on a GPU whose memory is known in the largest tiles that it has room for.
+    /// Tiles in which the VAE encodes and decodes: `[height, width]` in latent pixels, together with `vae_tile_stride`;
+    /// `none` processes whole frames. `auto`: whole frames on the CPU; the largest tiles that fit on a GPU whose memory
+    /// is known.
     pub vae_tile_size: TileSize,
-    /// Distance of the tiles, `[height, width]` in latent pixels.
+    /// Distance between tiles, `[height, width]` in latent pixels.
     pub vae_tile_stride: Option<[usize; 2]>,
-    /// Cache checkpoints the decoder's backward pass may hold; fewer need less memory and more recomputation, and
-    /// results are the same. `auto`: 4 on the CPU; on a GPU whose memory is known, as many as fit into half of the
-    /// memory that is left. With `model.use_gradient_checkpointing_offload` they wait in host memory, as many as fit
-    /// into half of its free part.
+    /// Greatest number of feature-cache checkpoints that the decoder's backward pass keeps. Fewer checkpoints need less
+    /// memory and more recomputation; results are the same. `auto`: 4 on the CPU; on a GPU whose memory is known, the
+    /// number that fits into half of the remaining memory. With `model.use_gradient_checkpointing_offload` they are
+    /// kept in host memory, and their number is what fits into half of its free part.
     pub vae_checkpoints: Checkpoints,
-    /// Precision of the VAE's decoder. With `bf16` weights and activations are rounded and sums are f32; latents,
-    /// attention and the layer that makes the frames stay f32, and so does the encoder. On `libtorch-cuda` convolutions
-    /// in `f32` are TF32 unless the environment says `NVIDIA_TF32_OVERRIDE=0`.
+    /// Dtype of the VAE's decoder. With `bf16`, weights and activations are rounded and products accumulate in f32;
+    /// latents, attention, the layer that produces the frames, and the encoder stay f32. On `libtorch-cuda`,
+    /// convolutions in `f32` use TF32 unless the environment sets `NVIDIA_TF32_OVERRIDE=0`.
     pub vae_dtype: VaeDType,
 }
 
-/// Rank of a LoRA that is not started from a file.
+/// Rank of a LoRA that does not start from a file.
 const RANK: usize = 32;
-/// Its layers.
+/// Layers of a LoRA that does not start from a file.
 const TARGETS: &str = "q,k,v,o,ffn.0,ffn.2";
-/// Of a weight that is trained itself: parameter, gradient and two moments, all f32.
+/// Bytes per weight in full fine-tuning: parameter, gradient and two moments, all f32.
 const TRAINED_BYTES: u64 = 16;
-/// Inputs that a model may have beside the prompt.
+/// Possible inputs in addition to the prompt.
 const INPUTS: [&str; 2] = ["input_image", "end_image"];
 
 roll_core::inventory::submit! {
@@ -149,25 +151,25 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     Ok(notes)
 }
 
-/// Where frozen weights live.
+/// Location of frozen weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// As the strategy asks; resident if it does not ask.
+    /// As the strategy requires, or resident.
     #[default]
     Auto,
-    /// On the device, all the time.
+    /// Always on the device.
     Resident,
-    /// In their memory-mapped files; read block by block, one ahead.
+    /// Memory-mapped files, which are read block by block with a prefetch of one block.
     Streamed,
-    /// In host memory; brought block by block, one ahead.
+    /// Host memory; blocks are copied to the device one by one, with a prefetch of one block.
     Host,
-    /// Sharded over the ranks; gathered block by block.
+    /// Sharded between the ranks; gathered block by block.
     Sharded,
 }
 
 impl Placement {
-    /// This one, or where it is left open that which the strategy wants.
+    /// Returns this location, or the strategy's if this one is `Auto`.
     pub fn or(self, wanted: Option<WeightPlacement>) -> Self {
         match (self, wanted) {
             (Self::Auto, Some(WeightPlacement::Resident)) => Self::Resident,
@@ -177,7 +179,7 @@ impl Placement {
         }
     }
 
-    /// Where the weights are once a model is open.
+    /// The location of the weights in an open model.
     pub(super) fn chosen(self) -> WeightPlacement {
         match self {
             Self::Auto | Self::Resident => WeightPlacement::Resident,
@@ -187,24 +189,25 @@ impl Placement {
     }
 }
 
-/// Where the weights of the expert are that is not in use.
+/// Location of the weights of the expert that is not in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IdleExpert {
-    /// Away where it matters.
+    /// `keep` on the CPU; `host` or `drop` on GPUs if memory is short.
     #[default]
     Auto,
-    /// On the device.
+    /// The device.
     Keep,
-    /// In host memory, as they are stored on the device.
+    /// Host memory, in the dtype of the device.
     Host,
-    /// In their files.
+    /// The weight files.
     Drop,
 }
 
 impl IdleExpert {
-    /// The choice, for experts of `bytes` together. `memory` is that of the GPU, where it is one and its memory is known;
-    /// `converted` says that their files have another dtype, whose conversion takes longer than a copy.
+    /// Resolves `Auto` for experts of `bytes` bytes in total. `memory` is the GPU's, if the device is a GPU and it is
+    /// known. `converted` says that the files have another dtype; conversion takes longer than a copy, so such experts
+    /// are kept in host memory instead of being read again.
     pub(super) fn chosen(self, bytes: usize, gpu: bool, memory: Option<u64>, converted: bool) -> Self {
         match self {
             Self::Auto if !gpu || memory.is_some_and(|memory| 2 * bytes as u64 <= memory) => Self::Keep,
@@ -218,10 +221,10 @@ impl IdleExpert {
 /// Size of the tiles of the VAE in latent pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TileSize {
-    /// As the device's memory wants it.
+    /// Chosen by the device's memory.
     #[default]
     Auto,
-    /// The frames are one tile.
+    /// Whole frames: one tile.
     Whole,
     /// Height and width.
     Of([usize; 2]),
@@ -261,13 +264,13 @@ impl<'de> Deserialize<'de> for TileSize {
     }
 }
 
-/// Checkpoints of the VAE's decoder.
+/// Number of checkpoints in the VAE's decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checkpoints {
-    /// As memory wants it.
+    /// Chosen by the available memory.
     #[default]
     Auto,
-    /// So many, besides the first.
+    /// This number, besides the first.
     Of(usize),
 }
 
@@ -301,19 +304,19 @@ impl<'de> Deserialize<'de> for Checkpoints {
     }
 }
 
-/// Precision of the VAE's decoder.
+/// Dtype of the VAE's decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VaeDType {
     /// f32.
     #[default]
     F32,
-    /// bf16, with sums in f32.
+    /// bf16, accumulated in f32.
     Bf16,
 }
 
 impl VaeDType {
-    /// For a decoder on `device`. Fails if bf16 is asked of a device without it.
+    /// The dtype of a decoder on `device`. Fails if bf16 is requested and the device has none.
     pub(super) fn of(self, device: &Device) -> Result<DType> {
         match self {
             Self::F32 => Ok(DType::F32),
@@ -367,7 +370,7 @@ impl WanOptions {
         }
     }
 
-    /// The experts that the configuration names for training, and the key that does; `None` where it names none.
+    /// The experts that the configuration selects for training, and the key that selects them. `None` if no key does.
     pub fn named_experts(&self) -> Result<Option<(&'static str, Vec<String>)>> {
         let (key, list) = match (&self.lora_base_model, &self.trainable_models) {
             (Some(list), _) => ("model.lora_base_model", list),
@@ -383,8 +386,8 @@ impl WanOptions {
         }
     }
 
-    /// The experts to train, by name, given those that the checkpoint holds. `started` are those that `lora_checkpoint`
-    /// is for.
+    /// Names of the experts to train. `present` are the experts of the checkpoint, `started` those that
+    /// `lora_checkpoint` is for.
     pub fn trained_experts(&self, present: &[&str], started: &[&str]) -> Result<Vec<String>> {
         let Some((key, names)) = self.named_experts()? else {
             return Ok(match (started, present.contains(&"dit2")) {
@@ -403,7 +406,7 @@ impl WanOptions {
         Ok(names)
     }
 
-    /// The trained part of `expert`, when the experts `trained` are and nothing is started from.
+    /// The trained part of `expert` if the experts `trained` are trained and none starts from a file.
     pub fn trainable(&self, trained: &[String], expert: &str) -> Trainable {
         let rank = self.lora_rank.unwrap_or(RANK);
         match (trained.iter().any(|name| name == expert), rank) {
@@ -415,17 +418,18 @@ impl WanOptions {
         }
     }
 
-    /// The layers that carry a LoRA that is not started from a file.
+    /// The layers of a LoRA that does not start from a file.
     pub fn lora_targets(&self) -> Vec<String> {
         split(self.lora_target_modules.as_deref().unwrap_or(TARGETS))
     }
 
-    /// The words on a LoRA beside its file; `targets` are those of `lora_target_modules`, where it is given.
+    /// The keys about the LoRA, to compare with its file. `targets` are the entries of `lora_target_modules`, if it is
+    /// set.
     pub(super) fn asked<'a>(&self, targets: Option<&'a [String]>) -> Asked<'a> {
         Asked { rank: self.lora_rank, alpha: self.lora_alpha, targets }
     }
 
-    /// The tiles of the VAE that the options name; the size alone says whether there are others.
+    /// The tiles of the VAE in the options; `None` for `auto` and for whole frames.
     pub(super) fn tiling(&self) -> Result<Option<Tiling>> {
         match (self.vae_tile_size, self.vae_tile_stride) {
             (TileSize::Of(size), Some(stride)) => {
@@ -438,7 +442,7 @@ impl WanOptions {
         }
     }
 
-    /// Whether the configuration asks for this input beside the prompt.
+    /// Whether the configuration requests this input in addition to the prompt.
     pub fn wants(&self, input: &str) -> bool {
         split(&self.extra_inputs).iter().any(|i| i == input)
     }

@@ -1,4 +1,4 @@
-//! The trainable parameters of all experts as one flat vector, some of them at a time.
+//! The trainable parameters of all experts as one flat vector, accessed in parts.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use roll_core::{Error, ParameterParts, ParameterSpec, Result};
 
 use super::model::Wan;
 
-/// One expert's share of a part of the parameters.
+/// The parameters of one expert in such a part.
 struct Span<'a> {
     parameters: &'a Parameters,
-    /// Positions among the expert's own parameters.
+    /// Range of parameters within the expert.
     positions: Range<usize>,
-    /// Place of their values in the part's.
+    /// Range of their values within the part.
     values: Range<usize>,
 }
 
 impl Wan {
-    /// The parameters `which`, expert by expert. Fails unless they have `found` values.
+    /// Splits the parameters `which` by expert. Fails unless they have `found` values in total.
     fn spans(&self, which: Range<usize>, found: usize) -> Result<Vec<Span<'_>>> {
         let expected = count(self.specs.get(which.clone()).unwrap_or_default());
         if found != expected {
@@ -37,7 +37,7 @@ impl Wan {
         Ok(spans)
     }
 
-    /// Bytes of the trainable parameters that this process keeps: its part, where they are divided among ranks.
+    /// Bytes of the trainable parameters in this process: its own shard if they are sharded between ranks.
     pub fn parameter_bytes(&self) -> usize {
         self.experts.iter().filter_map(|e| e.dit.parameters()).map(Parameters::bytes).sum()
     }

@@ -1,18 +1,19 @@
-//! Which files make up a Wan pipeline: `model_paths`, `model_id_with_origin_paths`, and whole directories.
+//! The files of a Wan pipeline: `model_paths`, `model_id_with_origin_paths`, and whole directories.
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt, files};
+use roll_core::{Error, Result, ResultExt};
+use roll_external::files;
 
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, WeightsError, expand_glob};
 
 use super::components::{Component, recognise};
 
-/// The networks of a pipeline, under official key names. Nothing is loaded yet.
+/// The networks of a pipeline under official key names. No tensor has been read.
 #[derive(Clone, Debug)]
 pub struct ComponentFiles {
-    /// The transformer; with two experts the high-noise one.
+    /// The only transformer or the high-noise expert.
     pub dit: Checkpoint,
     /// The low-noise expert.
     pub dit2: Option<Checkpoint>,
@@ -20,11 +21,11 @@ pub struct ComponentFiles {
     pub text_encoder: Option<Checkpoint>,
     /// VAE.
     pub vae: Checkpoint,
-    /// Which VAE it is: [`Component::Vae21`] or [`Component::Vae22`].
+    /// The kind of the VAE: [`Component::Vae21`] or [`Component::Vae22`].
     pub vae_kind: Component,
     /// CLIP image encoder of Wan2.1 I2V.
     pub clip: Option<Checkpoint>,
-    /// A `tokenizer.json` or `spiece.model` that lies beside the weights as in the official and the diffusers repositories.
+    /// The `tokenizer.json` that lies beside the weights as in the official and the diffusers repositories.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -39,8 +40,8 @@ pub enum PathEntry {
 }
 
 impl ComponentFiles {
-    /// Resolves the two options of the model; entries of both are taken together, as in the reference. Errors name the
-    /// options without their section, which the caller adds.
+    /// Resolves the two options of the model; like the reference implementation, it combines the entries of both.
+    /// Errors name the options without their section, which the caller adds.
     pub fn resolve(model_paths: Option<&Path>, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let mut found = Vec::new();
         if let Some(path) = model_paths {
@@ -61,20 +62,20 @@ impl ComponentFiles {
     }
 
     /// Reads `wan22_paths.json`: a JSON list whose entries are a file, a list of shards, or a glob. Components are
-    /// recognised by their keys; of two transformers the first is the high-noise expert. Relative paths start from
-    /// the directory of the JSON file, then from the working directory. A directory of the official or the diffusers
-    /// layout may be given in place of the JSON file.
+    /// recognised by their keys; the first of two transformers is the high-noise expert. Paths are relative to the
+    /// directory of the JSON file or, if they do not exist there, to the working directory. A directory in the official
+    /// or the diffusers layout is accepted instead of the JSON file.
     pub fn from_json(path: impl AsRef<Path>) -> Result<Self> {
         Self::resolve(Some(path.as_ref()), None, &Hub::default())
     }
 
-    /// Resolves `ORG/NAME:PATTERN` entries, separated by commas, on this machine or by downloading them. An entry
-    /// without a pattern is the whole model.
+    /// Resolves `ORG/NAME:PATTERN` entries, separated by commas, on this machine or by a download. An entry without a
+    /// pattern means the whole model.
     pub fn from_ids(ids: &str, hub: &Hub) -> Result<Self> {
         Self::resolve(None, Some(ids), hub)
     }
 
-    /// All files, for a manifest.
+    /// All files of the networks, for a manifest.
     pub fn paths(&self) -> Vec<PathBuf> {
         let optional = [&self.dit2, &self.text_encoder, &self.clip];
         [&self.dit, &self.vae]
@@ -133,9 +134,9 @@ fn open_entry(entry: &PathEntry, directory: &Path) -> Result<Vec<Found>> {
     Ok(vec![Found::Weights(Checkpoint::open_shards(&shards)?)])
 }
 
-/// The files that a path or glob of the JSON means.
+/// The files that match a path or glob of the JSON file.
 fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
-    // `join` replaces the directory by an absolute path.
+    // `join` returns an absolute path unchanged.
     let places = [directory.join(entry), PathBuf::from(entry)];
     if let Some(path) = places.iter().find(|p| p.exists()) {
         return Ok(vec![path.clone()]);
@@ -176,8 +177,8 @@ fn from_ids(ids: &str, hub: &Hub) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Folders of a whole model, the high-noise expert before the low-noise one: (folder, stem of its files). An empty
-/// folder is the model's own directory.
+/// Folders of a whole model and the stem of the files in them, the high-noise expert first. An empty folder is the
+/// model's own directory.
 const FOLDERS: &[(&str, &str)] = &[
     ("high_noise_model", "diffusion_pytorch_model"),
     ("low_noise_model", "diffusion_pytorch_model"),
@@ -189,10 +190,10 @@ const FOLDERS: &[(&str, &str)] = &[
     ("", "model"),
 ];
 
-/// Files at the top of official repositories.
+/// Files at the top level of official repositories.
 const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
 
-/// Where tokenizers lie in the official and the diffusers layout.
+/// Where tokenizers lie in the official and the diffusers layout. `spiece.model` alone is an error when it is opened.
 const TOKENIZERS: &[&str] = &[
     "google/umt5-xxl/tokenizer.json",
     "tokenizer/tokenizer.json",
@@ -200,7 +201,7 @@ const TOKENIZERS: &[&str] = &[
     "tokenizer/spiece.model",
 ];
 
-/// The weights in a directory of a whole model, of one of its networks, or with the files of two experts.
+/// The weights in the directory of a whole model, of one network, or of the files of two experts.
 pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
     let escaped = glob::Pattern::escape(&directory.to_string_lossy());
     let pairs = ["adapter", "diffusion_pytorch_model"]
@@ -215,7 +216,8 @@ pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
     Ok(found.filter_map(|found| if let Found::Weights(weights) = found { Some(weights) } else { None }).collect())
 }
 
-/// Everything of a directory in the official or the diffusers layout, or of one component of the latter.
+/// All weights and tokenizers in a directory of the official or the diffusers layout, or in one component's directory
+/// of the latter.
 fn from_directory(directory: &Path) -> Result<Vec<Found>> {
     let escaped = glob::Pattern::escape(&directory.to_string_lossy());
     let mut found = Vec::new();
@@ -248,8 +250,8 @@ fn from_directory(directory: &Path) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The checkpoint whose shards match; `None` when nothing does. `loose` patterns may catch the files of another
-/// network, `model*` those of `models_t5_*`: these are left to their own pattern.
+/// The checkpoint whose shards match `pattern`; `None` without a match. A `loose` pattern may also match the files of
+/// another network (`model*` matches `models_t5_*`); files with a pattern of their own are excluded.
 fn weights(pattern: &str, loose: bool) -> Result<Option<Found>> {
     let mut files = match expand_glob(pattern) {
         Err(WeightsError::NoMatch { .. }) => return Ok(None),
@@ -258,7 +260,7 @@ fn weights(pattern: &str, loose: bool) -> Result<Option<Found>> {
     if loose {
         files.retain(|f| !f.file_name().is_some_and(|n| n.to_string_lossy().starts_with("models_")));
     }
-    // The same network in both formats: one is enough.
+    // If the same network is present in both formats, safetensors are used.
     if files.iter().any(|f| f.extension().is_some_and(|e| e == "safetensors")) {
         files.retain(|f| f.extension().is_some_and(|e| e == "safetensors"));
     }
@@ -268,7 +270,7 @@ fn weights(pattern: &str, loose: bool) -> Result<Option<Found>> {
     }
 }
 
-/// Gives every network its place.
+/// Assigns every network to its role. Fails if a network is missing or appears too often.
 fn assemble(found: Vec<Found>, origin: &str) -> Result<ComponentFiles> {
     let mut dits: Vec<Checkpoint> = Vec::new();
     let (mut text_encoder, mut vae, mut clip, mut tokenizer) = (None, None, None, None);
@@ -327,7 +329,7 @@ fn assemble(found: Vec<Found>, origin: &str) -> Result<ComponentFiles> {
     Ok(ComponentFiles { dit, dit2, text_encoder, vae, vae_kind, clip, tokenizer })
 }
 
-/// The order decides which expert is which; names that say otherwise deserve a word.
+/// Warns if the file names contradict the order in the list, which determines the experts.
 fn warn_of_order(first: &Checkpoint, second: &Checkpoint) {
     let says = |c: &Checkpoint, word: &str| c.path().to_string_lossy().to_lowercase().contains(word);
     if says(first, "low_noise") || says(second, "high_noise") {
@@ -339,7 +341,7 @@ fn warn_of_order(first: &Checkpoint, second: &Checkpoint) {
     }
 }
 
-/// The tokenizer beside the text encoder's file.
+/// The tokenizer next to the text encoder's file.
 fn beside(text_encoder: &Checkpoint) -> Option<PathBuf> {
     let directory = text_encoder.path().parent()?;
     let places = [Some(directory), directory.parent()];

@@ -1,4 +1,4 @@
-//! Files of a pipeline, listed, globbed, cached, in two layouts, and wrong.
+//! Files of a pipeline: listed, globbed, in the cache, in both layouts, and wrong.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ fn directories_of_the_official_layout_are_found_whole() {
     }
 }
 
-/// Writes `dir` as a diffusers directory of the same weights.
+/// Writes the weights of `dir` as a directory in diffusers' layout.
 fn as_diffusers(dir: &Path, to: &Path, kind: TinyKind) {
     let files = ComponentFiles::from_json(dir).unwrap();
     let vae = if kind == TinyKind::Ti2v { names::vae_22 } else { names::vae_21 };

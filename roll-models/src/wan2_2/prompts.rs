@@ -1,4 +1,4 @@
-//! Prompts to embeddings, several at a time.
+//! Encodes prompts as embeddings, several at a time.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +7,27 @@ use roll_core::{Result, Tensor};
 use super::tokenizer::Tokenizer;
 use super::umt5::{Umt5, padded};
 
-/// Prompts that are encoded together. The XXL encoder has 11 GB, which are read once for all of them; their embeddings
-/// have 8 MB each at most.
+/// Number of prompts that are encoded together. The XXL encoder has 11 GB, which are then read once for all of them; an
+/// embedding has at most 8 MB.
 pub const TOGETHER: usize = 32;
 
-/// Prompts to embeddings.
+/// Encodes prompts as embeddings.
 pub struct TextEncoder {
-    /// Text to ids.
+    /// Converts text into ids.
     pub tokenizer: Tokenizer,
-    /// Ids to embeddings.
+    /// Converts ids into embeddings.
     pub encoder: Umt5,
-    /// Rows of an embedding: prompts are padded or cut to this length.
+    /// Number of rows of an embedding, to which prompts are padded or cut.
     pub length: usize,
 }
 
 impl TextEncoder {
-    /// The embedding of `prompt`, `[length, dim]`, rows beyond its tokens zero.
+    /// Returns the embedding of `prompt`, f32 `[length, dim]`. Rows after its tokens are zero.
     pub fn encode(&self, prompt: &str) -> Result<Tensor> {
         self.encoder.encode(&self.tokenizer.encode(prompt, self.length)?, self.length)
     }
 
-    /// Those of several prompts, without padding, as [`Umt5::encode_all`].
+    /// Returns the embeddings of several prompts without padding; see [`Umt5::encode_all`].
     fn encode_all(&self, prompts: &[String]) -> Result<Vec<Tensor>> {
         let ids: Vec<Vec<u32>> =
             prompts.iter().map(|prompt| self.tokenizer.encode(prompt, self.length)).collect::<Result<_>>()?;
@@ -35,11 +35,11 @@ impl TextEncoder {
     }
 }
 
-/// Prompts that are expected, and embeddings that were made before they were asked for.
+/// The prompts that are expected, and embeddings that were computed ahead of their use.
 #[derive(Default)]
 pub(super) struct Prompts {
     expected: Vec<String>,
-    /// Without padding.
+    /// Embeddings without padding.
     ready: BTreeMap<String, Tensor>,
 }
 
@@ -49,8 +49,8 @@ impl Prompts {
         self.expected = prompts.to_vec();
     }
 
-    /// The embedding of `prompt`, as [`TextEncoder::encode`]. One that is not ready is encoded together with those that
-    /// are expected.
+    /// Returns the embedding of `prompt`, equal to [`TextEncoder::encode`]. If it is not ready, it is encoded together
+    /// with expected prompts.
     pub(super) fn embedding(&mut self, prompt: &str, text: &TextEncoder) -> Result<Tensor> {
         if let Some(rows) = self.ready.get(prompt) {
             return padded(rows, text.length);
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(prompts.ready.len(), TOGETHER);
         assert_eq!(bits(prompts.embedding("prompt 7", &text).unwrap()), bits(text.encode("prompt 7").unwrap()));
         assert_eq!(prompts.ready.len(), TOGETHER);
-        // Prompts that are no longer expected are dropped at the next reading.
+        // Prompts that are no longer expected are dropped when the encoder runs next.
         prompts.expect(&names[names.len() - 1..]);
         prompts.embedding("another", &text).unwrap();
         assert_eq!(prompts.ready.keys().collect::<Vec<_>>(), ["another", names.last().unwrap()]);

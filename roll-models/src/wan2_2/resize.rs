@@ -1,12 +1,12 @@
-//! Bicubic resizing of pictures, as `interpolate(mode="bicubic", align_corners=False)` of torch.
+//! Bicubic resizing of pictures, equal to torch's `interpolate(mode="bicubic", align_corners=False)`.
 
 use roll_core::{Error, Result, Tensor};
 
-/// Steepness of torch's cubic kernel.
+/// The parameter `a` of torch's cubic kernel.
 const A: f64 = -0.75;
 
-/// Resizes f32 `[3, H, W]` to `[3, h, w]`, returned flat. No antialiasing: that is the reference's behaviour. Values
-/// may overshoot.
+/// Resizes f32 `[3, H, W]` to `[3, h, w]`, returned as a flat vector. There is no antialiasing, as in the reference
+/// implementation. Values may overshoot the input's range.
 pub fn bicubic(picture: &Tensor, [h, w]: [usize; 2]) -> Result<Vec<f32>> {
     let &[3, height, width] = picture.shape() else {
         return Err(Error::shape("picture", "[3, H, W]", picture.shape()));
@@ -32,7 +32,7 @@ pub fn bicubic(picture: &Tensor, [h, w]: [usize; 2]) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// For each output position the four input positions, clamped to the edge, and their weights.
+/// Returns for each output position the four input positions, clamped to the edge, and their weights.
 fn taps(input: usize, output: usize) -> Vec<[(usize, f64); 4]> {
     let scale = input as f64 / output as f64;
     let near = |t: f64| ((A + 2.0) * t - (A + 3.0)) * t * t + 1.0;

@@ -1,8 +1,9 @@
-//! Which expert starts from which adapter files.
+//! Assigns adapter files to the experts that start from them.
 
 use std::collections::BTreeMap;
 
-use roll_core::{DType, Error, Fingerprint, Result};
+use roll_core::{DType, Error, Result};
+use roll_external::Fingerprint;
 
 use crate::lora::{Expert, OpenedAdapter, about};
 use crate::weights::Checkpoint;
@@ -10,8 +11,8 @@ use crate::weights::Checkpoint;
 use super::dit::DitConfig;
 use super::options::WanOptions;
 
-/// The adapters of each expert, by its name. A file is for the expert that it says, else for the one that is trained.
-/// Fails when a file is for an expert that the checkpoint does not have or the configuration does not train.
+/// Returns the adapters of each expert by its name. A file is for the expert that it names, or else for the trained
+/// expert. Fails if the checkpoint does not have the file's expert or the configuration does not train it.
 pub(super) fn assign(
     opened: Vec<OpenedAdapter>,
     options: &WanOptions,
@@ -47,7 +48,7 @@ pub(super) fn assign(
     Ok(starts)
 }
 
-/// The name of an expert in a configuration.
+/// The configuration's name of an expert.
 pub(super) fn name(expert: Expert) -> &'static str {
     match expert {
         Expert::High => "dit",
@@ -70,19 +71,19 @@ fn unlabelled(adapter: &OpenedAdapter, named: Option<&[String]>) -> Result<&'sta
     Ok(expert)
 }
 
-/// The network that adapters are trained on, as their files name it.
+/// The network that adapters are trained on, as named in their files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// Its kind, its directory and its file.
+    /// Kind, directory and file.
     pub name: String,
-    /// Of its last layer.
+    /// Fingerprint of the last layer.
     pub fingerprint: String,
 }
 
 impl Base {
-    /// Of a transformer's weight file.
+    /// Describes a transformer's weight file.
     pub(super) fn of(file: &Checkpoint, config: &DitConfig) -> Result<Self> {
-        // Rounded to bf16, in which copies of the official f32 files are stored.
+        // Rounded to bf16, because copies of the official f32 files are stored in bf16.
         let last = file.tensor("head.head.weight")?.to_float(DType::Bf16)?;
         let parts: Vec<_> = file.path().components().rev().take(2).collect();
         let place: Vec<_> = parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
@@ -91,12 +92,12 @@ impl Base {
         Ok(Self { name: format!("{} ({})", config.kind(), place.join("/")), fingerprint })
     }
 
-    /// The words for the header of an adapter that is trained on it.
+    /// The header's entries for an adapter that is trained on this network.
     pub(super) fn words(&self) -> [(String, String); 2] {
         [(about::BASE.into(), self.name.clone()), (about::BASE_FINGERPRINT.into(), self.fingerprint.clone())]
     }
 
-    /// Warns when an adapter was trained on another network.
+    /// Warns if the adapter was trained on another network.
     pub(super) fn compare(&self, adapter: &OpenedAdapter) {
         let said = |word: &str| adapter.header.get(word);
         if said(about::BASE_FINGERPRINT).is_some_and(|found| *found != self.fingerprint) {

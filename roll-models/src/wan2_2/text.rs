@@ -1,16 +1,16 @@
-//! Cleaning prompts before they are tokenized, as the reference does with ftfy and `html.unescape`.
+//! Cleans prompts before they are tokenized, as the reference implementation does with ftfy and `html.unescape`.
 //!
-//! Equal to `fix_text` of ftfy 6.3.1 with its defaults, then `html.unescape` twice: entities, terminal escapes,
-//! ligatures, full-width characters, curly quotes, line breaks, control characters, composition (NFC), runs of white
-//! space. It differs in what captions rarely have:
-//! - ftfy repairs text that was decoded with the wrong character set (`schÃ¶n`), by guesses. Here such text stays.
-//! - ftfy takes entities in capitals (`&EACUTE;`), and those nested more than three deep. Here only HTML's are known.
-//! - Python drops references to characters that are not valid in HTML (`&#1;`) in text with `<`. Here they stay.
+//! The result equals `fix_text` of ftfy 6.3.1 with its defaults, followed by `html.unescape` twice: entities, terminal
+//! escapes, ligatures, full-width characters, curly quotes, line breaks, control characters, composition (NFC), runs of
+//! white space. Three cases that captions rarely have are different:
+//! - ftfy repairs text that was decoded with the wrong character set (`schÃ¶n`), by guesses. Such text stays here.
+//! - ftfy resolves entities in capitals (`&EACUTE;`) and those nested more than three deep. Only HTML's are known here.
+//! - Python drops references to characters that are not valid in HTML (`&#1;`) in text with `<`. They stay here.
 
 use htmlize::unescape;
 use tokenizers::NormalizedString;
 
-/// `text` cleaned: one line, without entities or surrounding white space.
+/// Returns `text` as one line without entities and surrounding white space.
 pub fn clean(text: &str) -> String {
     // ftfy resolves entities only in text without markup; the reference then resolves them twice in any text.
     let fixed = fix(&if text.contains('<') { text.into() } else { unescape(text) });
@@ -18,7 +18,7 @@ pub fn clean(text: &str) -> String {
     plain.split(is_space).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// White space as in Python's `\s`: beyond Unicode's it takes the four information separators.
+/// White space as in Python's `\s`, which includes the four information separators besides Unicode's white space.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn entities_are_all_of_html_and_the_old_ones_need_no_semicolon() {
-        // As ftfy 6.3.1 and Python's `html.unescape` give them.
+        // Expected values are from ftfy 6.3.1 and Python's `html.unescape`.
         assert_eq!(clean("&ampfoo &notit; &times2 &alpha; &#128; &#x80; &hellip;"), "&foo ¬it; ×2 α € € …");
         assert_eq!(clean("&&&&amp;;"), "&&&&;");
         assert_eq!(clean("&ngE;"), "≧\u{338}");

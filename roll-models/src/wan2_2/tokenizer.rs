@@ -1,27 +1,27 @@
-//! Prompts to token ids, with the `tokenizer.json` or `spiece.model` of the text encoder.
+//! Prompts to token ids, with the `tokenizer.json` of the text encoder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use roll_core::contain::contain;
-use roll_core::tokenizer_json::{Growth, LIMIT};
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::contain::contain;
+use roll_external::files;
+use roll_external::tokenizer_json::{Growth, LIMIT};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer as Inner;
 
-use super::sentencepiece;
 use super::text::clean;
 use crate::hub::Hub;
 
 const FILE: &str = "tokenizer.json";
-/// The sentencepiece form of the same.
+/// SentencePiece's form of the same, which is not read.
 const SPIECE: &str = "spiece.model";
 const END: &str = "</s>";
 
-/// Rows of the text embedding of Wan, to which a prompt is padded or cut, unless a `config.json` says otherwise.
+/// Number of rows of Wan's text embedding, to which a prompt is padded or cut, unless a `config.json` has another.
 pub const PROMPT_TOKENS: usize = 512;
 
-/// Turns prompts into token ids.
+/// Converts prompts into token ids.
 pub struct Tokenizer {
     inner: Arc<Inner>,
     growth: Growth,
@@ -30,19 +30,22 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`, or `spiece.model` where that is not there. `place` is such a file, a directory that holds
-    /// it (itself, or in `google/umt5-xxl` or `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on
-    /// this machine and downloaded if it is missing.
+    /// Loads `tokenizer.json`. `place` is that file, a directory that holds it (itself, or in `google/umt5-xxl` or
+    /// `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on this machine and downloaded if it is
+    /// missing.
     pub fn load(place: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
 
-    /// As [`Tokenizer::load`], with the caches given.
+    /// Like [`Tokenizer::load`], with the given caches.
     pub fn load_with(place: &Path, hub: &Hub) -> Result<Self> {
         let file = find(place, hub)?;
         let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
         let bad = |problem: String| Error::bad_file(&file, problem);
-        let (mut inner, growth) = made(bytes, file.extension().is_some_and(|e| e == "model")).map_err(bad)?;
+        let fails = |problem: String| bad(format!("expected a tokenizer.json, found one that fails: {problem}"));
+        let growth = Growth::of(&bytes).map_err(fails)?;
+        let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(fails)?;
+        let mut inner = inner.map_err(|e| fails(e.to_string()))?;
         // Length is handled here; a file that pads or cuts by itself would hide the end of the prompt.
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
@@ -52,14 +55,14 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), growth, end, path: file })
     }
 
-    /// Its file.
+    /// The tokenizer's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The ids of `prompt`, cleaned, cut so that at most `length` remain, the last of them the end of the sequence.
-    /// Not padded. Fails when `length` is zero, on a prompt that is too long, and when the tokenizer fails, panics or takes
-    /// longer than [`LIMIT`].
+    /// Returns the ids of the cleaned `prompt`, cut to at most `length`, the last of which is the end of the sequence.
+    /// There is no padding. Fails if `length` is zero, if the prompt is too long, or if the tokenizer fails, panics or
+    /// takes longer than [`LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
             return Err(Error::Misuse("a prompt of no tokens at all was asked for".into()));
@@ -75,43 +78,33 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Number of ids: every id of [`Tokenizer::encode`] is below it.
+    /// Upper bound of the ids that [`Tokenizer::encode`] returns (exclusive).
     pub fn vocabulary(&self) -> usize {
-        // Ids need not be dense.
+        // Ids need not be consecutive.
         let highest = self.inner.get_vocab(true).into_values().max().unwrap_or(0);
         highest as usize + 1
     }
 }
 
-/// The tokenizer of a file's `bytes`, sentencepiece's or a `tokenizer.json`.
-fn made(bytes: Vec<u8>, is_sentencepiece: bool) -> std::result::Result<(Inner, Growth), String> {
-    let expected = if is_sentencepiece { "sentencepiece's model of a T5 tokenizer" } else { "a tokenizer.json" };
-    let bad = |problem: String| format!("expected {expected}, found one that fails: {problem}");
-    if is_sentencepiece {
-        let inner = contain(LIMIT, move || sentencepiece::tokenizer(&bytes)).map_err(bad)?.map_err(bad)?;
-        let json = inner.to_string(false).map_err(|e| bad(e.to_string()))?;
-        return Ok((inner, Growth::of(json.as_bytes()).map_err(bad)?));
-    }
-    let growth = Growth::of(&bytes).map_err(bad)?;
-    let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(bad)?;
-    Ok((inner.map_err(|e| bad(e.to_string()))?, growth))
-}
-
 /// The `tokenizer.json` that `place` means.
 fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
     if place.is_file() {
-        return Ok(place.to_path_buf());
+        return match place.file_name().is_some_and(|name| name == SPIECE) {
+            true => Err(only_spiece(place)),
+            false => Ok(place.to_path_buf()),
+        };
     }
     if place.is_dir() {
         let inside = |file: &str| {
             let places = ["", "google/umt5-xxl", "tokenizer"].map(|folder| place.join(folder).join(file));
             places.into_iter().find(|f| f.is_file())
         };
-        return inside(FILE).or_else(|| inside(SPIECE)).ok_or_else(|| {
-            Error::config(
-                "tokenizer_path",
-                format!("expected `{FILE}` or `{SPIECE}` in the directory {}, found neither", place.display()),
-            )
+        return inside(FILE).ok_or_else(|| match inside(SPIECE) {
+            Some(spiece) => only_spiece(&spiece),
+            None => {
+                let problem = format!("expected `{FILE}` in the directory {}, found none", place.display());
+                Error::config("tokenizer_path", problem)
+            }
         });
     }
     let name = place.to_string_lossy();
@@ -128,6 +121,15 @@ fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
     }
 }
 
+fn only_spiece(spiece: &Path) -> Error {
+    let problem = format!(
+        "expected `{FILE}`, found only {}, which is not read: add `{FILE}` beside it; google/umt5-xxl and the official \
+         models have both files",
+        spiece.display()
+    );
+    Error::config("tokenizer_path", problem)
+}
+
 /// A small, valid `tokenizer.json` of T5's kind (Unigram, `</s>` at the end) for synthetic checkpoints: printable
 /// ASCII as characters, some pairs of letters, and every other character as its bytes. Any text encodes to ids below
 /// [`tiny_vocabulary`].
@@ -135,7 +137,7 @@ pub fn tiny_tokenizer_json() -> String {
     tokenizer_json(&[])
 }
 
-/// As [`tiny_tokenizer_json`], with one id for each of `words` wherever it begins after white space.
+/// Like [`tiny_tokenizer_json`], but each of `words` is a single token if it follows white space.
 pub fn tokenizer_json(words: &[&str]) -> String {
     let mut vocabulary = tiny_pieces();
     for word in words {
@@ -172,7 +174,7 @@ pub fn tokenizer_json(words: &[&str]) -> String {
     format!("{file:#}\n")
 }
 
-/// Number of ids of [`tiny_tokenizer_json`].
+/// Number of ids in [`tiny_tokenizer_json`].
 pub fn tiny_vocabulary() -> usize {
     tiny_pieces().len()
 }
@@ -243,35 +245,6 @@ mod tests {
     }
 
     #[test]
-    fn a_sentencepiece_model_gives_the_ids_of_a_tokenizer_json_of_the_same_pieces() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(SPIECE), sentencepiece::tests::model(&tiny_pieces())).unwrap();
-        let spiece = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
-        assert_eq!(spiece.path(), dir.path().join(SPIECE));
-        // The normalizer that transformers writes for a model without a table.
-        let mut file: Value = serde_json::from_str(&tiny_tokenizer_json()).unwrap();
-        let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
-        let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"});
-        file["normalizer"] = json!({"type": "Sequence", "normalizers": [strip, spaces]});
-        std::fs::write(dir.path().join(FILE), file.to_string()).unwrap();
-        let json = Tokenizer::load_with(dir.path(), &Hub::default()).unwrap();
-        assert_eq!(json.path(), dir.path().join(FILE));
-        assert_eq!(spiece.vocabulary(), json.vocabulary());
-        for prompt in [
-            "a man talks",
-            "",
-            "the thing of the hand, and  another  one\n",
-            "你好 🎬 \u{7f} naïve",
-            "<pad> </s> <unk>",
-            "▁a ▁",
-            "   leading",
-            &"in the end ".repeat(200),
-        ] {
-            assert_eq!(spiece.encode(prompt, 512).unwrap(), json.encode(prompt, 512).unwrap(), "{prompt}");
-        }
-    }
-
-    #[test]
     fn it_is_found_as_file_directory_or_model() {
         let dir = tempfile::tempdir().unwrap();
         let nested = dir.path().join("models/google/umt5-xxl");
@@ -291,7 +264,9 @@ mod tests {
         assert!(message(Path::new("/nowhere/at/all")).contains("does not exist"));
         assert!(message(Path::new("google/umt5-xxl")).contains("hf download google/umt5-xxl"));
         std::fs::write(dir.path().join(SPIECE), b"x").unwrap();
-        assert!(message(dir.path()).contains("sentencepiece"));
+        for place in [dir.path().to_path_buf(), dir.path().join(SPIECE)] {
+            assert!(message(&place).contains("add `tokenizer.json` beside it"), "{}", message(&place));
+        }
         std::fs::write(dir.path().join(FILE), b"{\"version\"").unwrap();
         assert!(message(dir.path()).contains(FILE));
     }

@@ -1,8 +1,8 @@
-//! The UMT5 text encoder: T5's encoder with a relative position bias of its own in every layer.
+//! The UMT5 text encoder: T5's encoder with a separate relative position bias in every layer.
 //!
-//! Runs in f32, without gradient unless its weights are leaves of an autodiff graph. Weights arrive block by block from a
-//! [`WeightStore`], so that the XXL encoder (11 GB in bf16) never has to be resident, and stay bf16 until they are used;
-//! several sequences go through a block while it is there, one after the other.
+//! It runs in f32, and without gradient unless its weights are leaves of an autodiff graph. Weights come block by block
+//! from a [`WeightStore`], so the XXL encoder (11 GB in bf16) is never resident as a whole, and they stay bf16 until
+//! they are used. Several sequences pass through a block, one after the other, while its weights are loaded.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,18 +17,18 @@ use crate::weights::{Checkpoint, Streamed, stored_dtype};
 
 use super::dit::Probe;
 
-/// T5's layer norm divides by `sqrt(mean(x^2) + EPS)`.
+/// Epsilon of T5's layer norm: `x / sqrt(mean(x^2) + EPS)`.
 const EPS: f64 = 1e-6;
 
-/// Distances from here on share the last bucket.
+/// Distance from which on all positions share the last bucket.
 const MAX_DISTANCE: usize = 128;
 
-/// Query rows whose scores of one head exist at a time.
+/// Number of query rows whose attention scores are in memory at a time, per head.
 const QUERY_ROWS: usize = 512;
 
 const EMBEDDING: &str = "token_embedding.weight";
 
-/// Prefix of the norm behind the last block.
+/// Prefix of the norm after the last block.
 const FINAL_NORM: &str = "norm.";
 
 /// Prefix of a block.
@@ -36,7 +36,7 @@ fn block_prefix(i: usize) -> String {
     format!("blocks.{i}.")
 }
 
-/// `rows`, `[L, dim]`, and rows of zero up to `length`.
+/// Appends rows of zeros to `rows` `[L, dim]`, up to `length` rows.
 pub(super) fn padded(rows: &Tensor, length: usize) -> Result<Tensor> {
     let dim = rows.shape().last().copied().unwrap_or(0);
     let mut values = rows.to_f32_vec();
@@ -48,27 +48,28 @@ fn none<T>() -> Result<T> {
     Err(Error::Misuse("an encoding of no sequence was asked for".into()))
 }
 
-/// The shape of a UMT5 encoder, read from its weights.
+/// The sizes of a UMT5 encoder, read from its weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Umt5Config {
-    /// Rows of the embedding: ids are below it.
+    /// Number of rows of the embedding, an exclusive upper bound of ids.
     pub vocab: usize,
-    /// Width of the residual stream and of the result.
+    /// Width of the residual stream and of the output.
     pub dim: usize,
-    /// Width of all attention heads together.
+    /// Total width of all attention heads.
     pub attention_dim: usize,
     /// Width of the feed-forward layer.
     pub ffn_dim: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Buckets of relative positions, both directions together.
+    /// Number of buckets of relative positions, both directions together.
     pub buckets: usize,
     /// Number of blocks.
     pub layers: usize,
 }
 
 impl Umt5Config {
-    /// Reads the shape from the weights' shapes (official key names), and checks that every weight is there and fits.
+    /// Reads the sizes from the shapes of the weights (official key names), and checks that every weight is present in
+    /// its shape.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> Result<Self> {
         let matrix = |key: &str| match shapes.get(key).map(Vec::as_slice) {
             Some(&[rows, columns]) => Ok([rows, columns]),
@@ -103,7 +104,7 @@ impl Umt5Config {
         Ok(config)
     }
 
-    /// Every weight of the network with its shape, in official names.
+    /// Name (official) and shape of every weight of the network.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let &Self { vocab, dim, attention_dim, ffn_dim, heads, buckets, layers } = self;
         let mut all = vec![(EMBEDDING.to_string(), vec![vocab, dim]), ("norm.weight".to_string(), vec![dim])];
@@ -138,17 +139,18 @@ pub struct Umt5 {
     probe: Option<Probe>,
 }
 
-/// The embedding stays on the host, where a few of its rows are read: on the device it would be the largest weight.
+/// The embedding table. It stays on the host, where a few rows are read: on the device it would be the largest weight.
 enum Embedding {
     Loaded(Tensor),
-    /// Read when it is needed: a mapped file costs the rows that are touched.
+    /// Read on demand: only the used rows of a mapped file are paged in.
     Stored(Checkpoint),
-    /// With the other weights, on the device: the way to train it.
+    /// Stored on the device together with the other weights, so that it can be trained.
     OnDevice,
 }
 
 impl Umt5 {
-    /// Takes resident weights (official names); bf16 weights stay bf16 and are widened at use.
+    /// Creates an encoder with resident weights (official names). bf16 weights stay bf16 and are converted to f32 at
+    /// use.
     pub fn new(state: &StateDict, device: &Device) -> Result<Self> {
         let shapes = state.iter().map(|(k, t)| (k.clone(), t.shape().to_vec())).collect();
         let config = Umt5Config::from_shapes(&shapes)?;
@@ -158,8 +160,8 @@ impl Umt5 {
         Ok(Self { config, store: Arc::new(store), embedding: Embedding::Loaded(embedding), probe: None })
     }
 
-    /// Streams the weights of `checkpoint` (official names, see [`super::components::recognise`]) block by block, at
-    /// every [`Umt5::encode`].
+    /// Creates an encoder that streams the weights of `checkpoint` block by block at every [`Umt5::encode`]. Names are
+    /// official; see [`super::components::recognise`].
     pub fn streamed(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
         let config = Umt5Config::from_shapes(&checkpoint.shapes())?;
         let order = (0..config.layers).map(block_prefix).chain([FINAL_NORM.to_string()]).collect();
@@ -167,25 +169,25 @@ impl Umt5 {
         Ok(Self { config, store, embedding: Embedding::Stored(checkpoint.clone()), probe: None })
     }
 
-    /// Takes all weights, the embedding too, from `store`: with a store of leaves ([`Resident::tracked`]) the encoder can
-    /// be trained through [`Umt5::hidden_recorded`].
+    /// Creates an encoder with all weights, including the embedding, from `store`. With a store of leaves
+    /// ([`Resident::tracked`]) the encoder can be trained through [`Umt5::hidden_recorded`].
     pub fn with_store(config: Umt5Config, store: Arc<dyn WeightStore>) -> Self {
         Self { config, store, embedding: Embedding::OnDevice, probe: None }
     }
 
-    /// Shows inner values to `probe`: `blocks.N.attn` and `blocks.N`, each `[L, dim]`.
+    /// Passes intermediate values to `probe`: `blocks.N.attn` and `blocks.N`, each `[L, dim]`.
     pub fn with_probe(mut self, probe: Probe) -> Self {
         self.probe = Some(probe);
         self
     }
 
-    /// The shape of the network.
+    /// Sizes of the network.
     pub fn config(&self) -> &Umt5Config {
         &self.config
     }
 
-    /// The prompt embedding, f32 `[length, dim]`: the encoding of `ids` (without padding), then rows of zero. Fails
-    /// when there are no ids, more than `length`, or one beyond the vocabulary.
+    /// Returns the prompt embedding, f32 `[length, dim]`: the encoding of `ids` (without padding), then rows of zeros.
+    /// Fails if there are no ids, more than `length`, or an id outside the vocabulary.
     pub fn encode(&self, ids: &[u32], length: usize) -> Result<Tensor> {
         if ids.is_empty() || ids.len() > length {
             return Err(Error::Misuse(format!("expected 1 to {length} token ids, found {}", ids.len())));
@@ -193,21 +195,22 @@ impl Umt5 {
         self.encode_all(&[ids])?.iter().map(|rows| padded(rows, length)).next().unwrap_or_else(none)
     }
 
-    /// The encodings of several prompts, f32 `[ids.len(), dim]` each, with the bits that each has alone. Every weight is
-    /// read once.
+    /// Encodes several prompts, f32 `[ids.len(), dim]` each. Every weight is read once, and the results are
+    /// bit-identical to those of the prompts encoded separately.
     pub fn encode_all(&self, prompts: &[&[u32]]) -> Result<Vec<Tensor>> {
         let keys: Vec<Vec<usize>> = prompts.iter().map(|ids| (0..ids.len()).collect()).collect();
         let sequences: Vec<_> = prompts.iter().copied().zip(keys.iter().map(Vec::as_slice)).collect();
         self.hidden_all(&sequences)?.into_iter().map(to_host).collect()
     }
 
-    /// The encoding of every one of `ids`, f32 `[ids.len(), dim]`, where attention sees the positions `keys` alone.
-    /// That is what masking the others comes to: their weights vanish in the softmax.
+    /// Encodes `ids`, f32 `[ids.len(), dim]`, with attention to the positions `keys` only. This equals a mask of all
+    /// other positions, whose weights vanish in the softmax.
     pub fn hidden(&self, ids: &[u32], keys: &[usize]) -> Result<Tensor> {
         to_host(self.hidden_recorded(ids, keys)?)
     }
 
-    /// As [`Umt5::hidden`], on the device, inside the autodiff graph of the weights if they are leaves of one.
+    /// Like [`Umt5::hidden`], but returns the result on the device. It is part of the autodiff graph if the weights are
+    /// leaves of one.
     pub fn hidden_recorded(&self, ids: &[u32], keys: &[usize]) -> Result<Burn<2>> {
         self.hidden_all(&[(ids, keys)])?.pop().map_or_else(none, Ok)
     }
@@ -254,7 +257,7 @@ impl Umt5 {
         Ok(x)
     }
 
-    /// Rows of the embedding, f32 `[ids.len(), dim]`.
+    /// Looks up rows of the embedding, f32 `[ids.len(), dim]`.
     fn embed(&self, ids: &[u32]) -> Result<Burn<2>> {
         let Umt5Config { vocab, .. } = self.config;
         if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
@@ -277,7 +280,7 @@ impl Umt5 {
         roll_backends::to_device(&rows, device)
     }
 
-    /// Rows of a table in host memory, whose number is that of the vocabulary.
+    /// Looks up rows of a table in host memory. Every id must be in the vocabulary.
     fn rows(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
         let Umt5Config { dim, .. } = self.config;
         let width = dim * table.dtype().size();
@@ -293,11 +296,11 @@ impl Umt5 {
     }
 }
 
-/// Where queries and keys stand, and the bucket of each pair.
+/// Positions of queries and keys, and the bucket of each pair.
 struct Positions {
     queries: usize,
     keys: Vec<usize>,
-    /// Row-major over queries and keys.
+    /// One bucket per pair, row-major over queries and keys.
     buckets: Vec<u16>,
 }
 
@@ -308,7 +311,7 @@ impl Positions {
         Self { queries, keys: keys.to_vec(), buckets }
     }
 
-    /// The rows of `x` that are keys.
+    /// Selects the rows of `x` that are keys.
     fn rows(&self, x: Burn<2>) -> Burn<2> {
         if self.keys.len() == self.queries {
             return x;
@@ -317,22 +320,22 @@ impl Positions {
         Burn::cat(rows, 0)
     }
 
-    /// The buckets of some of the queries, row-major.
+    /// The buckets of a range of queries, row-major.
     fn pairs(&self, rows: Range<usize>) -> &[u16] {
         let keys = self.keys.len();
         &self.buckets[rows.start * keys..rows.end * keys]
     }
 }
 
-/// The position bias that one head adds to its scores, `[queries, keys.len()]`, from the table `[buckets, heads]` of
-/// its layer. Queries stand at 0, 1, ...; keys at the given positions.
+/// The position bias that a head adds to its scores, row-major `[queries, keys.len()]`, from the `table` `[buckets,
+/// heads]` of its layer. Queries are at 0, 1, ...; keys at the given positions.
 pub fn head_bias(table: &[f32], config: &Umt5Config, head: usize, queries: usize, keys: &[usize]) -> Vec<f32> {
     let positions = Positions::new(queries, keys, config.buckets);
     positions.pairs(0..queries).iter().map(|&bucket| table[usize::from(bucket) * config.heads + head]).collect()
 }
 
-/// Attention without scaling, `softmax(q k^T + bias) v`, one head and [`QUERY_ROWS`] queries at a time. The bias of a
-/// pair of positions stands in `table`, `[buckets, heads]`.
+/// Attention without scaling, `softmax(q k^T + bias) v`, for one head and [`QUERY_ROWS`] queries at a time. `table`
+/// `[buckets, heads]` has the bias of each bucket.
 fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, device: &Device) -> Burn<2> {
     let heads = table.dims()[1];
     let width = q.dims()[1] / heads;
@@ -358,8 +361,8 @@ fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, dev
     Burn::cat(columns.collect(), 1)
 }
 
-/// The bucket of a distance (key position minus query position) among `buckets`: half of them for keys after the
-/// query; of each half, the first half are exact distances, the others grow logarithmically up to 128.
+/// The bucket of a distance (key position minus query position). The upper half of the `buckets` is for keys after the
+/// query. In each half, the first half are exact distances and the rest grow logarithmically up to 128.
 pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
     let half = buckets / 2;
     let exact = half / 2;
@@ -368,7 +371,7 @@ pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
     if n < exact {
         return side + n;
     }
-    // In f32, as the reference: the floor at powers of two depends on it.
+    // Computed in f32, as in the reference: the result at powers of two depends on its rounding.
     let ratio = (n as f32 / exact as f32).ln() / (MAX_DISTANCE as f32 / exact as f32).ln();
     let logarithmic = exact + (ratio * (half - exact) as f32) as usize;
     side + logarithmic.min(half - 1)

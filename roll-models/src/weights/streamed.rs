@@ -1,4 +1,4 @@
-//! Weights that are read from their files segment by segment.
+//! Weights that are read from their files one segment at a time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use roll_core::{Result, ResultExt, Tensor};
 use super::Checkpoint;
 use crate::precision::storable;
 
-/// A store that uploads a segment when it is asked for it and keeps nothing: at any time the device holds the
-/// segments that are in use. bf16 weights stay bf16 and are widened at use; everything else becomes f32.
+/// A weight store that uploads each segment on request and keeps nothing: the device holds only the segments in use.
+/// bf16 weights stay bf16 and are converted to f32 at use; all other weights become f32.
 ///
-/// For networks that would not fit: the UMT5-XXL encoder has 11 GB in bf16, an A14B expert 28 GB. Pages of a mapped
-/// file are given back when their segment is read, so that only the system's cache holds them, as long as it has room.
+/// The store is for networks that do not fit on the device: the UMT5-XXL encoder has 11 GB in bf16, an A14B expert 28
+/// GB. The mapped pages of a segment are released once it is read, so only the system's page cache holds the file, as
+/// long as the system has room.
 pub struct Streamed {
     source: Arc<Source>,
     ahead: Option<Ahead<Weights>>,
@@ -29,13 +30,13 @@ struct Source {
 }
 
 impl Streamed {
-    /// Reads from `checkpoint`, whose keys are those the network asks for.
+    /// Creates a store over `checkpoint`, whose keys must be those that the network requests.
     pub fn new(checkpoint: Checkpoint, device: &Device) -> Self {
         let source = Source { checkpoint, device: device.clone(), storage: None };
         Self { source: Arc::new(source), ahead: None }
     }
 
-    /// Brings the weights as `storage` says instead of as they are.
+    /// Stores the weights on the device as `storage` says instead of in the file's dtype.
     pub fn stored_as(mut self, storage: impl Into<Storage>) -> Self {
         let Source { checkpoint, device, .. } = self.source.as_ref();
         let (checkpoint, device) = (checkpoint.clone(), device.clone());
@@ -43,15 +44,15 @@ impl Streamed {
         self
     }
 
-    /// Reads one segment ahead on a thread beside the computation: the memory of one segment more, for no waiting where
-    /// a network runs again and again through the same segments.
+    /// Prefetches the next segment on a thread during the computation. This takes the memory of one more segment and
+    /// avoids the wait, for networks that run through the same segments again and again.
     pub fn reading_ahead(mut self) -> Self {
         self.ahead = Some(Ahead::default());
         self
     }
 
-    /// As [`Streamed::reading_ahead`] for a network that goes through the segments in this order, now and then: also in
-    /// the first pass, and after the last segment nothing waits for the next pass.
+    /// Prefetches like [`Streamed::reading_ahead`], for a network that runs through the segments in this order, but
+    /// rarely: the first pass is prefetched, too, and no segment waits in memory for the next pass.
     pub fn reading_ahead_through(mut self, order: Vec<String>) -> Self {
         self.ahead = Some(Ahead::through(order));
         self
@@ -94,8 +95,8 @@ impl Source {
     }
 }
 
-/// Puts all weights of `checkpoint` on `device`. Each is given back as it was copied, so that of a mapped file one
-/// weight at a time takes memory beside its copy.
+/// Uploads all weights of `checkpoint` to `device`. Each is released as soon as it is copied, so at most one weight of
+/// a mapped file takes host memory next to its copy.
 pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<Resident> {
     let mut weights = HashMap::with_capacity(checkpoint.len());
     for key in checkpoint.keys() {
@@ -105,8 +106,8 @@ pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> R
     Ok(Resident::from_weights(weights, device))
 }
 
-/// A store that keeps the weights of `checkpoint` in host memory, as `storage` says and as `device` stores them. Those
-/// in eight bits are refused.
+/// Creates a store that keeps the weights of `checkpoint` in host memory in the dtypes of `storage`, as far as `device`
+/// supports them. Fails on eight-bit weights.
 pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<FromHost> {
     let weights = checkpoint.keys().map(|key| {
         let weight = uploaded(checkpoint, key, storage, device)?;
@@ -116,7 +117,7 @@ pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> 
     FromHost::new(weights, device)
 }
 
-/// The weights of `checkpoint` in host memory, as `storage` says.
+/// Copies the weights of `checkpoint` to host memory in the dtypes of `storage`.
 pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTreeMap<String, HostWeight>> {
     let mut weights = BTreeMap::new();
     for key in checkpoint.keys() {
@@ -126,7 +127,7 @@ pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTree
                     DType::BF16 => roll_core::DType::Bf16,
                     _ => roll_core::DType::F32,
                 };
-                // A tensor that stays as it is would go on pointing into the file.
+                // A tensor that needs no conversion is copied: otherwise it would keep pointing into the file.
                 HostWeight::Dense(match tensor.dtype() == dtype {
                     true => Tensor::from_bytes(dtype, tensor.shape(), Arc::new(tensor.as_bytes().to_vec()))?,
                     false => tensor.to_float(dtype)?,
@@ -140,12 +141,12 @@ pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTree
     Ok(weights)
 }
 
-/// The weight `key` on `device`.
+/// Uploads the weight `key` to `device`.
 fn uploaded(checkpoint: &Checkpoint, key: &str, storage: Storage, device: &Device) -> Result<Weight> {
     Ok(held(checkpoint, key, storage)?.upload(storage, key, device))
 }
 
-/// The weight `key` as it is, or in eight bits.
+/// Reads the weight `key`: dense, or in eight bits if `storage` says so.
 fn held(checkpoint: &Checkpoint, key: &str, storage: Storage) -> Result<HostWeight> {
     let scaled = match storage.matrices {
         Matrices::Dense => None,
@@ -155,7 +156,7 @@ fn held(checkpoint: &Checkpoint, key: &str, storage: Storage) -> Result<HostWeig
     weight.while_doing(|| format!("`{key}` of {}", checkpoint.path().display()))
 }
 
-/// The dtype a frozen weight is kept in on the device: its own when it is bf16, f32 otherwise.
+/// The dtype in which a frozen weight is kept on the device: bf16 if it is bf16, f32 otherwise.
 pub fn stored_dtype(tensor: &roll_core::Tensor) -> DType {
     match tensor.dtype() {
         roll_core::DType::Bf16 => DType::BF16,

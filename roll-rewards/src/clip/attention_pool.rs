@@ -1,4 +1,4 @@
-//! The end of SigLIP's image tower: one learned query attends to all patches of a picture.
+//! The end of SigLIP's image tower: one learned query that attends to all patches of a picture.
 
 use burn::tensor::{Device, Tensor as Burn};
 use roll_backends::ops::{self, AttentionOptions};
@@ -8,8 +8,8 @@ use roll_core::Result;
 use super::files::Tensors;
 use super::tower::{Head, Shape, activated, norm, pair, scope};
 
-/// From `[N * tokens, width]` to embeddings `[N, width]`, or to the numbers of a head: attention, then a feed-forward
-/// layer with a residual (`SiglipMultiheadAttentionPoolingHead` of `transformers`).
+/// Maps `[N * tokens, width]` to embeddings `[N, width]` or to the output of a head: attention, then a feed-forward
+/// layer with a residual connection (`SiglipMultiheadAttentionPoolingHead` of `transformers`).
 pub struct AttentionPool {
     weights: Weights,
     shape: Shape,
@@ -21,7 +21,7 @@ const NAME: &str = "vision_model.head";
 const POST_NORM: &str = "vision_model.post_layernorm";
 
 impl AttentionPool {
-    /// For items of `tokens` tokens.
+    /// Loads the layer for items of `tokens` tokens.
     pub fn load(tensors: &Tensors, shape: Shape, tokens: usize, head: Option<Head>, device: &Device) -> Result<Self> {
         let Shape { width, hidden, .. } = shape;
         let mut wanted = vec![
@@ -46,7 +46,7 @@ impl Segment for AttentionPool {
         let part = |of: &str| format!("{NAME}.{of}");
         let x = norm(&scope, state.rank::<2>()?, POST_NORM, eps)?;
         let items = x.dims()[0] / self.tokens;
-        // The projections of queries, keys and values lie in one matrix.
+        // The projections of queries, keys and values are one matrix.
         let weight = scope.weight::<2>(&part("attention.in_proj_weight"))?;
         let bias = scope.weight::<1>(&part("attention.in_proj_bias"))?;
         let projected = |x: Burn<2>, third: usize| {

@@ -11,10 +11,10 @@ use serde_json::Value as Json;
 use super::files::json;
 use crate::picture::{Filter, Fit, Input, Size};
 
-/// `config.json` of a `CLIPModel` or a `SiglipModel`. Keys that it leaves out have the defaults of `transformers`.
+/// `config.json` of a `CLIPModel` or a `SiglipModel`. Missing keys have the defaults of `transformers`.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
-    /// Which of the two.
+    /// CLIP or SigLIP.
     pub family: Family,
     /// Width of the embeddings.
     pub projection_dim: usize,
@@ -27,13 +27,15 @@ pub struct ModelConfig {
 /// How the towers begin and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// A class token, and the end of a text that reads forwards; both projected.
+    /// The image embedding is the projected class token, the text embedding the projected end token of a causal
+    /// transformer.
     Clip,
-    /// Attention to all patches, and the last of a fixed number of tokens that see each other.
+    /// The image embedding is pooled by attention to all patches, the text embedding is the last of a fixed number of
+    /// tokens in a bidirectional transformer.
     Siglip,
 }
 
-/// As the file has it.
+/// `config.json` as it is written.
 #[derive(Deserialize)]
 struct Written {
     model_type: String,
@@ -44,7 +46,7 @@ struct Written {
     text_config: Options,
 }
 
-/// A tower.
+/// Sizes of the image tower.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VisionConfig {
     pub hidden_size: usize,
@@ -88,9 +90,9 @@ pub struct TextConfig {
     pub max_position_embeddings: usize,
     pub vocab_size: usize,
     pub eos_token_id: Option<u32>,
-    /// The token that fills up texts of SigLIP, where the tokenizer names none.
+    /// SigLIP's padding token, if the tokenizer names none.
     pub pad_token_id: Option<u32>,
-    /// Width of SigLIP's embeddings; `hidden_size` unless given.
+    /// Width of SigLIP's embeddings; default `hidden_size`.
     pub projection_size: Option<usize>,
     pub hidden_act: Activation,
     pub layer_norm_eps: f64,
@@ -128,7 +130,7 @@ impl TextConfig {
     }
 }
 
-/// `defaults`, with a file's values in their place.
+/// Replaces values of `defaults` by those of a file.
 fn read_over<T: Serialize + DeserializeOwned>(defaults: T, written: Options) -> serde_json::Result<T> {
     let mut whole = serde_json::to_value(defaults)?;
     if let Json::Object(keys) = &mut whole {
@@ -137,24 +139,24 @@ fn read_over<T: Serialize + DeserializeOwned>(defaults: T, written: Options) -> 
     serde_json::from_value(whole)
 }
 
-/// Activation of the feed-forward layers.
+/// Activation function of the feed-forward layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x * sigmoid(1.702 x)`.
     QuickGelu,
-    /// With the error function.
+    /// GELU with the error function.
     Gelu,
-    /// Its tanh form.
+    /// The tanh approximation of GELU.
     #[serde(alias = "gelu_new")]
     GeluPytorchTanh,
 }
 
-/// Most that a size in a file may be: a file may not ask for any memory it likes.
+/// Greatest size that a file may request, so that it cannot request any amount of memory.
 const MOST: usize = 1 << 20;
 
 impl ModelConfig {
-    /// That of a directory. Fails when it is of another model, or contradicts itself.
+    /// Reads the configuration in a directory. Fails if it belongs to another model or contradicts itself.
     pub fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("config.json");
         let written: Written = json(&path)?;
@@ -196,7 +198,7 @@ impl ModelConfig {
         if [t.max_position_embeddings, t.vocab_size, config.projection_dim].iter().any(|s| !(1..MOST).contains(s)) {
             return wrong("text_config: positions, vocabulary and projection must be 1 or more".into());
         }
-        // SigLIP's image tower has no projection of its own.
+        // SigLIP's image tower has no projection.
         if family == Family::Siglip && config.projection_dim != v.hidden_size {
             let (text, image) = (config.projection_dim, v.hidden_size);
             return wrong(format!("embeddings of texts have {text} numbers, those of pictures {image}"));
@@ -205,7 +207,7 @@ impl ModelConfig {
     }
 }
 
-/// As OpenAI's CLIP was trained, and nearly all that came after.
+/// Normalisation in the training of OpenAI's CLIP and nearly all later models.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
@@ -224,8 +226,8 @@ struct Preprocessor {
     image_std: Option<[f32; 3]>,
 }
 
-/// How pictures of `side` pixels are made, as `preprocessor_config.json` says; where there is none, as those of the
-/// family are.
+/// The preprocessing to pictures of `side` pixels, from `preprocessor_config.json` or, without it, the default of the
+/// family.
 pub fn input(directory: &Path, family: Family, side: usize) -> Result<Input> {
     let path = directory.join("preprocessor_config.json");
     let found: Preprocessor = if path.exists() { json(&path)? } else { Preprocessor::default() };

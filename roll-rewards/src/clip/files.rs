@@ -1,4 +1,4 @@
-//! The files of a Hugging Face directory.
+//! The files of a Hugging Face model directory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::sync::Arc;
 use burn::tensor::{DType as Stored, Device};
 use memmap2::Mmap;
 use roll_backends::{Weight, Weights};
-use roll_core::{DType, Error, Result, Tensor, files};
+use roll_core::{DType, Error, Result, Tensor};
+use roll_external::files;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
@@ -19,10 +20,10 @@ pub fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(path, e.to_string()))
 }
 
-/// The tensors of one or several safetensors files, mapped.
+/// The tensors of one or several memory-mapped safetensors files.
 pub struct Tensors {
     files: Vec<Shard>,
-    /// The file of each tensor.
+    /// The file of each tensor, by name.
     index: HashMap<String, usize>,
     directory: PathBuf,
 }
@@ -30,7 +31,7 @@ pub struct Tensors {
 struct Shard {
     path: PathBuf,
     map: Mmap,
-    /// Where the tensors begin.
+    /// Offset of the tensors' bytes in the file.
     start: usize,
     metadata: Metadata,
 }
@@ -41,7 +42,7 @@ struct ShardIndex {
 }
 
 impl Tensors {
-    /// Those of a directory: `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    /// Opens `model.safetensors` of a directory, or the shards that `model.safetensors.index.json` lists.
     pub fn in_directory(directory: &Path) -> Result<Self> {
         let (single, index) = (directory.join("model.safetensors"), directory.join("model.safetensors.index.json"));
         if single.exists() || !index.exists() {
@@ -55,19 +56,19 @@ impl Tensors {
         let mut names: Vec<String> = json::<ShardIndex>(&index)?.weight_map.into_values().collect();
         names.sort();
         names.dedup();
-        // A name in an index is a file beside it.
+        // Names in an index must be files in the same directory.
         if let Some(odd) = names.iter().find(|n| Path::new(n).components().count() != 1) {
             return Err(Error::bad_file(&index, format!("expected names of files in this directory, found `{odd}`")));
         }
         Self::open(&names.iter().map(|name| directory.join(name)).collect::<Vec<_>>())
     }
 
-    /// Those of `paths`.
+    /// Opens the files `paths`.
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let (mut files, mut index) = (Vec::new(), HashMap::new());
         for path in paths {
             let file = files::open(path).map_err(Error::file("read", path))?;
-            // SAFETY: the map is read-only, and files of weights are replaced by renaming, not written into.
+            // SAFETY: the map is read-only, and weight files are replaced by renaming, never overwritten.
             let map = unsafe { Mmap::map(&file) }.map_err(Error::file("map", path))?;
             let (length, metadata) = SafeTensors::read_metadata(&map)
                 .map_err(|e| Error::bad_file(path, format!("no safetensors file: {e}")))?;
@@ -96,7 +97,8 @@ impl Tensors {
         Some(&file.metadata.info(name)?.shape)
     }
 
-    /// A tensor of floats of this shape; fails, naming file and tensor, when there is none.
+    /// Reads a floating-point tensor of this shape. Fails, naming the file and the tensor, if it is missing or
+    /// different.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
         let file = self.index.get(name).map(|i| &self.files[*i]);
         let Some((file, info)) = file.and_then(|f| Some((f, f.metadata.info(name)?))) else {
@@ -113,12 +115,12 @@ impl Tensors {
             other => return Err(Error::bad_file(&file.path, format!("`{name}` is of {other:?}; floats are read"))),
         };
         let (from, to) = info.data_offsets;
-        // The crate has checked that they lie in the file.
+        // The crate has checked that these offsets are within the file.
         let bytes = file.map[file.start + from..file.start + to].to_vec();
         Tensor::from_bytes(dtype, expected, Arc::new(bytes))
     }
 
-    /// Tensors by name and shape, in f32 on `device`.
+    /// Uploads tensors, given by name and shape, as f32 to `device`.
     pub fn weights(&self, wanted: &[(String, Vec<usize>)], device: &Device) -> Result<Weights> {
         let one = |(name, shape): &(String, Vec<usize>)| {
             Ok((name.clone(), Weight::new(&self.tensor(name, shape)?, Stored::F32, device)))

@@ -1,4 +1,7 @@
-//! The reward `clip`: CLIP, SigLIP and scorers made of them, from a Hugging Face directory as it is.
+//! The reward `clip`: CLIP, SigLIP and scorers derived from them, read directly from a Hugging Face model directory.
+//!
+//! `tower.rs` is the image tower, differentiable in the pixels; `text.rs` the text tower, without gradient; `config.rs`
+//! and `files.rs` read the directory.
 
 mod attention_pool;
 mod config;
@@ -18,9 +21,10 @@ use roll_backends::{Chain, Memory, Segment};
 use roll_core::keys::check_ranges;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt,
-    RewardScorer, Score, Target, Tensor, Video,
+    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt, RewardScorer,
+    Score, Target, Tensor, Video,
 };
+use roll_external::Fingerprint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -34,33 +38,35 @@ use text::TextTower;
 use tower::{Embed, Head, Layer, Pool, Shape};
 
 const NAME: &str = "clip";
-/// The target's tensor: the mean direction of the reference's embeddings.
+/// Name of the target's tensor: the mean direction of the reference's embeddings.
 const DIRECTION: &str = "direction";
-/// Texts whose embeddings are kept: prompts come again every epoch.
+/// Number of text embeddings that are cached. Prompts recur every epoch.
 const TEXTS: usize = 1024;
 
 /// Options of the reward `clip`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClipRewardConfig {
-    /// Directory of a CLIP or SigLIP: config.json, model.safetensors, tokenizer.json and preprocessor_config.json.
+    /// Directory of a CLIP or SigLIP model: config.json, model.safetensors, tokenizer.json and
+    /// preprocessor_config.json.
     pub path: String,
-    /// The other side of the comparison of frames.
+    /// What frames are compared with.
     pub against: Against,
-    /// Score of that likeness.
+    /// How the similarity becomes the score.
     pub score: Scale,
-    /// A safetensors file with the layers of an aesthetic predictor: its output is the score, and nothing is compared.
+    /// A safetensors file with the layers of an aesthetic predictor. Its output is then the score, and frames are not
+    /// compared.
     pub head: Option<String>,
-    /// Which frames are looked at.
+    /// Which frames are scored.
     pub frames: Frames,
-    /// Reduction of the numbers of frames to one.
+    /// How the scores of the frames are reduced to one.
     pub over_frames: OverFrames,
-    /// Frames that go through the tower at once.
+    /// Number of frames per batch of the image tower.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
     /// Name of the measured quantity, for labels and pages.
     pub label: String,
-    /// Reaction to a video without frames.
+    /// What happens with a video without frames.
     pub on_missing: OnMissing,
 }
 
@@ -80,33 +86,33 @@ impl Default for ClipRewardConfig {
     }
 }
 
-/// The other side of the comparison of frames.
+/// What frames are compared with.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Against {
     /// The sample's prompt.
     #[default]
     Prompt,
-    /// The same frames of the reference.
+    /// The same frames of the reference video.
     Reference,
-    /// This text.
+    /// A fixed text.
     Text(String),
 }
 
-/// How likeness becomes the score.
+/// How the similarity becomes the score.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
     /// The cosine similarity: CLIP score, HPSv2.
     #[default]
     Cosine,
-    /// The cosine times the model's own factor, exp(`logit_scale`), plus the `logit_bias` of SigLIP: PickScore.
+    /// The cosine times the model's factor exp(`logit_scale`), plus SigLIP's `logit_bias`: PickScore.
     Logit,
-    /// The sigmoid of that: SigLIP's probability that picture and text belong together.
+    /// The sigmoid of `logit`: SigLIP's probability that picture and text belong together.
     Probability,
 }
 
-/// The image tower, down to the embedding or a head's number.
+/// The image tower up to the embedding or to the output of a head.
 struct VisionTower {
     chain: Chain,
     device: Device,
@@ -155,21 +161,23 @@ impl RowNetwork for VisionTower {
     }
 }
 
-/// How alike frames are to a text or to the reference, or how an aesthetic head rates them. Differentiable in the frames.
+/// Similarity of frames to a text or to the reference, or their rating by an aesthetic head. Differentiable in the
+/// frames.
 pub struct ClipReward {
     config: ClipRewardConfig,
     vision: VisionTower,
-    /// Where texts are compared with.
+    /// Encodes the texts that frames are compared with.
     text: Option<TextTower>,
     texts: HashMap<String, Vec<f32>>,
-    /// exp(`logit_scale`) and `logit_bias`, where the score is not the cosine.
+    /// exp(`logit_scale`) and `logit_bias`, unless the score is the cosine.
     logit: Option<[f64; 2]>,
     input: Input,
     files: Vec<PathBuf>,
 }
 
 impl ClipReward {
-    /// Loads the directory of `config`, and its head; paths start from that of `context`.
+    /// Loads the directory of `config`, and the head if there is one. Relative paths start from the base directory of
+    /// `context`.
     pub fn load(config: ClipRewardConfig, context: &BuildContext) -> Result<Self> {
         if config.path.is_empty() {
             return Err(Error::config("reward.path", "missing: the model's directory"));
@@ -234,7 +242,7 @@ impl ClipReward {
         }
     }
 
-    /// The score of a cosine, and its slope.
+    /// The score for a cosine, and the derivative of the score with respect to it.
     fn scaled(&self, cosine: f64) -> (f64, f64) {
         let Some([factor, bias]) = self.logit else { return (cosine, 1.0) };
         let logit = factor * cosine + bias;
@@ -245,7 +253,7 @@ impl ClipReward {
         (probability, factor * probability * (1.0 - probability))
     }
 
-    /// The direction of a text's embedding.
+    /// The normalised embedding of a text.
     fn text_direction(&mut self, text: &str) -> Result<Vec<f32>> {
         if let Some(known) = self.texts.get(text) {
             return Ok(known.clone());
@@ -260,7 +268,7 @@ impl ClipReward {
     }
 }
 
-/// A parameter of one number: files of CLIP have it without axes, those of SigLIP with one.
+/// Reads a parameter with one value. CLIP's have shape `[]`, SigLIP's `[1]`.
 fn number(tensors: &Tensors, name: &str) -> Result<f64> {
     let shape = tensors.shape(name).unwrap_or_default().to_vec();
     Ok(f64::from(tensors.tensor(name, &shape)?.item()?))
@@ -320,7 +328,7 @@ impl RewardScorer for ClipReward {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        // Nothing but `against: reference` has a target, and it depends on the tower and the frames.
+        // Only `against: reference` has a target; it depends on the tower and on the choice of frames.
         let mut key = Fingerprint::new(NAME).text("against", format_args!("{:?}", self.config.against));
         key = key.text("frames", format_args!("{:?}", self.config.frames));
         for file in &self.files {

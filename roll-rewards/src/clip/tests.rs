@@ -1,8 +1,8 @@
-//! Directories with random weights, beside `transformers` (`tests/data/make_clip.py`).
+//! Model directories with random weights, compared with `transformers` (`tests/data/make_clip.py`).
 #![allow(clippy::unwrap_used)]
 
-use roll_core::plugin::Chain as Told;
-use roll_core::plugin::check::{Verdict, check_reward};
+use roll_core::one_line;
+use roll_core::{Verdict, check_reward};
 use serde_json::Value as Json;
 
 use super::*;
@@ -28,7 +28,7 @@ fn numbers(json: &Json) -> Vec<f32> {
     json.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
 }
 
-/// The script's picture, as a video of one frame.
+/// The picture of the Python script, as a video of one frame.
 fn picture(height: usize, width: usize) -> Video {
     let value = |c: usize, y: usize, x: usize| {
         let (c, y, x) = (c as f64, y as f64, x as f64);
@@ -39,7 +39,7 @@ fn picture(height: usize, width: usize) -> Video {
     Video::new(Tensor::new(pixels.collect(), [1, 3, height, width]).unwrap(), 8.0).unwrap()
 }
 
-/// The largest difference, as a part of the largest expected value.
+/// The largest difference, relative to the largest expected value.
 fn apart(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(1e-12f32, |m, v| m.max(v.abs()));
@@ -52,7 +52,7 @@ fn scored(reward: &mut ClipReward, video: &Video, prompt: &str, target: &Target)
     (value, pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().to_f32_vec())
 }
 
-/// One row of the parity table.
+/// Prints one row of the parity table.
 fn compare(directory: &Path) {
     let golden: Json = serde_json::from_slice(&std::fs::read(directory.join("golden.json")).unwrap()).unwrap();
     let [height, width]: [usize; 2] = serde_json::from_value(golden["size"].clone()).unwrap();
@@ -108,7 +108,7 @@ fn compare(directory: &Path) {
          {aesthetic:.1e} | {aesthetic_gradient:.1e} |",
         directory.file_name().unwrap().to_string_lossy()
     );
-    // One rounding is off by 1/1020 on average.
+    // The mean error of one rounding is 1/1020.
     assert!(steps < 1e-4 && rounding < 1.5e-3, "pixels: {steps} {rounding}");
     assert!(text < 1e-5 && image < 1e-5 && cosine < 1e-5, "{text} {image} {cosine}");
     assert!(pick < 1e-5 && aesthetic < 1e-5, "{pick} {aesthetic}");
@@ -171,7 +171,7 @@ fn the_probability_is_the_sigmoid_of_the_logit_and_siglips_alone() {
     let part = (expected * (1.0 - expected)) as f32;
     assert!(apart(&own, &slope.iter().map(|g| part * g).collect::<Vec<_>>()) < 1e-5);
     let refused = load(&data("clip_tiny"), |c| c.score = Scale::Probability).map(drop).unwrap_err();
-    assert!(Told::line(&refused).contains("reward.score"), "{}", Told::line(&refused));
+    assert!(one_line(&refused).contains("reward.score"), "{}", one_line(&refused));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn what_is_wrong_with_a_directory_is_told_with_the_file_and_the_tensor() {
             std::fs::copy(&from, dir.path().join(from.file_name().unwrap())).unwrap();
         }
         damage(dir.path());
-        Told::line(&load(dir.path(), |_| ()).map(drop).unwrap_err())
+        one_line(&load(dir.path(), |_| ()).map(drop).unwrap_err())
     };
     let edit = |file: &'static str, from: &'static str, to: &'static str| {
         move |dir: &Path| {
@@ -219,7 +219,7 @@ fn what_is_wrong_with_a_directory_is_told_with_the_file_and_the_tensor() {
         let told = told(damage);
         assert!(told.contains(part), "no {part} in: {told}");
     }
-    assert!(Told::line(&load(Path::new(""), |_| ()).map(drop).unwrap_err()).contains("reward.path"));
+    assert!(one_line(&load(Path::new(""), |_| ()).map(drop).unwrap_err()).contains("reward.path"));
     let both = |c: &mut ClipRewardConfig| (c.head, c.score) = (Some("x".into()), Scale::Logit);
-    assert!(Told::line(&load(&data("clip_tiny"), both).map(drop).unwrap_err()).contains("reward.head"));
+    assert!(one_line(&load(&data("clip_tiny"), both).map(drop).unwrap_err()).contains("reward.head"));
 }

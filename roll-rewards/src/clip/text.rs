@@ -1,13 +1,14 @@
-//! The text tower, without gradient.
+//! The text tower, inference only.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor as Burn, TensorData};
 use roll_backends::{Tape, Weights, to_host};
-use roll_core::contain::contain;
-use roll_core::tokenizer_json::{Growth, LIMIT};
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::contain::contain;
+use roll_external::files;
+use roll_external::tokenizer_json::{Growth, LIMIT};
 use serde_json::Value as Json;
 use tokenizers::{Tokenizer, TruncationParams};
 
@@ -15,22 +16,22 @@ use super::config::{Family, ModelConfig, TextConfig};
 use super::files::{Tensors, json};
 use super::tower::{Layer, Shape, norm, pair, scope};
 
-/// Turns texts into embeddings.
+/// Encodes texts as embeddings.
 pub struct TextTower {
     tokenizer: Arc<Tokenizer>,
     growth: Growth,
     weights: Weights,
     layers: Vec<Layer>,
-    /// The layer that gives the embedding.
+    /// Name of the final projection.
     projection: &'static str,
-    /// The token that fills up texts of SigLIP; those of CLIP are not filled up.
+    /// SigLIP's padding token; CLIP's texts are not padded.
     padding: Option<u32>,
     config: TextConfig,
     device: Device,
 }
 
 impl TextTower {
-    /// That of a directory.
+    /// Loads the text tower of a model directory.
     pub fn load(directory: &Path, tensors: &Tensors, config: &ModelConfig, device: &Device) -> Result<Self> {
         let (family, outputs, config) = (config.family, config.projection_dim, config.text_config.clone());
         let width = config.hidden_size;
@@ -77,8 +78,8 @@ impl TextTower {
         })
     }
 
-    /// The ids of a text, begun and ended as the model was trained; cut to its positions, and for SigLIP filled up to
-    /// them.
+    /// Converts a text into ids with the model's start and end tokens. The ids are cut to the model's number of
+    /// positions, and padded to it for SigLIP.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).map_err(failed)?;
@@ -91,14 +92,14 @@ impl TextTower {
         Ok(ids)
     }
 
-    /// The embedding of a text, as long as the projection is wide, of any length.
+    /// Returns the embedding of a text, as wide as the projection and not normalised.
     pub fn embed(&self, text: &str) -> Result<Vec<f32>> {
         let mut ids = self.tokens(text)?;
         if let Some(odd) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
             let problem = format!("its tokenizer gave {odd}, but the vocabulary has {} tokens", self.config.vocab_size);
             return Err(Error::Unsupported(format!("the text tower: {problem}")));
         }
-        // Later tokens change nothing at the end of CLIP's text, which is the embedding.
+        // The end token is CLIP's embedding, and attention is causal, so later tokens have no effect on it.
         if self.padding.is_none() {
             ids.truncate(self.end(&ids)? + 1);
         }
@@ -117,7 +118,8 @@ impl TextTower {
         Ok(to_host(scope.linear(last, self.projection)?)?.to_f32_vec())
     }
 
-    /// Where the text ends: at the first end token. Files of before 2023 call it 2, and mean the largest id.
+    /// Returns the position of the text's end, which is the first end token. Configurations from before 2023 declare
+    /// the id 2 for the end token, although its id is the largest of the vocabulary.
     fn end(&self, ids: &[u32]) -> Result<usize> {
         let end = match self.config.eos_token_id {
             Some(2) | None => {
@@ -132,7 +134,7 @@ impl TextTower {
     }
 }
 
-/// The token that fills up texts: `pad_token` of `tokenizer_config.json`, or the number in `config.json`.
+/// The padding token: `pad_token` of `tokenizer_config.json`, or `pad_token_id` of `config.json`.
 fn padding(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Result<u32> {
     let path = directory.join("tokenizer_config.json");
     let written: Json = if path.exists() { json(&path)? } else { Json::Null };

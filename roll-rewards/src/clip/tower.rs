@@ -1,4 +1,4 @@
-//! The transformer of a tower, as a chain of segments: the backward pass recomputes one layer at a time.
+//! The transformer of a tower as a chain of segments. The backward pass recomputes one layer at a time.
 
 use burn::tensor::{DType, Device, Tensor as Burn, activation};
 use roll_backends::ops::{self, AttentionOptions};
@@ -16,21 +16,21 @@ pub struct Shape {
     pub heads: usize,
     pub activation: Activation,
     pub eps: f64,
-    /// Whether a token sees only those before it.
+    /// Whether attention is causal.
     pub causal: bool,
 }
 
-/// One layer, on `[items * tokens, width]`.
+/// One transformer layer, on `[items * tokens, width]`.
 pub struct Layer {
     weights: Weights,
     name: String,
     shape: Shape,
-    /// Tokens of an item.
+    /// Number of tokens per item.
     tokens: usize,
 }
 
 impl Layer {
-    /// The layer called `name`, of items of `tokens` tokens.
+    /// Loads the layer `name` for items of `tokens` tokens.
     pub fn load(tensors: &Tensors, name: String, shape: Shape, tokens: usize, device: &Device) -> Result<Self> {
         let Shape { width, hidden, .. } = shape;
         let mut wanted = Vec::new();
@@ -45,7 +45,7 @@ impl Layer {
         Ok(Self { weights: tensors.weights(&wanted, device)?, name, shape, tokens })
     }
 
-    /// The next state, of any number of items.
+    /// Computes the layer's output. The number of items follows from `x`.
     pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
         let Shape { heads, causal, eps, .. } = self.shape;
         let scope = scope(&self.weights, tape);
@@ -72,7 +72,7 @@ impl Segment for Layer {
     }
 }
 
-/// The activation of a feed-forward layer.
+/// Applies the activation function of a feed-forward layer.
 pub fn activated(x: Burn<2>, activation: Activation) -> Burn<2> {
     match activation {
         Activation::QuickGelu => ops::silu(x * 1.702) / 1.702,
@@ -81,7 +81,7 @@ pub fn activated(x: Burn<2>, activation: Activation) -> Burn<2> {
     }
 }
 
-/// Patches, and CLIP's class token before them, on `[N, 3, side, side]`.
+/// The patch embedding of pictures `[N, 3, side, side]`, with CLIP's class token in front.
 pub struct Embed {
     weights: Weights,
     family: Family,
@@ -92,11 +92,11 @@ pub struct Embed {
 }
 
 const EMBEDDINGS: &str = "vision_model.embeddings";
-/// The name has been misspelt in `transformers` from the beginning.
+/// The misspelling is that of `transformers`.
 const PRE_NORM: &str = "vision_model.pre_layrnorm";
 
 impl Embed {
-    /// For pictures of `grid * grid` patches.
+    /// Loads the embedding for the pictures of `config`.
     pub fn load(tensors: &Tensors, family: Family, config: &VisionConfig, device: &Device) -> Result<Self> {
         let (width, patch) = (config.hidden_size, config.patch_size);
         let (grid, eps) = (config.image_size / patch, config.layer_norm_eps);
@@ -116,7 +116,7 @@ impl Embed {
         Ok(embed)
     }
 
-    /// Tokens of a picture.
+    /// Number of tokens per picture.
     pub fn tokens(&self) -> usize {
         self.grid * self.grid + usize::from(self.family == Family::Clip)
     }
@@ -131,7 +131,7 @@ impl Segment for Embed {
         if pixels.dims() != [items, 3, g * p, g * p] {
             return Err(Error::shape("pictures for CLIP", format!("[N, 3, {0}, {0}]", g * p), state.shape()));
         }
-        // A convolution whose stride is its size: patches as rows times the kernel as a matrix.
+        // The convolution's stride equals its kernel, so it is a product of patches (rows) with the kernel as a matrix.
         let rows =
             pixels.reshape([items, 3, g, p, g, p]).permute([0, 2, 4, 1, 3, 5]).reshape([items * g * g, 3 * p * p]);
         let kernel = scope.weight::<4>(&format!("{EMBEDDINGS}.patch_embedding.weight"))?.reshape([width, 3 * p * p]);
@@ -148,7 +148,7 @@ impl Segment for Embed {
     }
 }
 
-/// The class token's embedding, `[N, projection]`, and the result of a head on it.
+/// The projected class token, `[N, projection]`, or the output of a head on it.
 pub struct Pool {
     weights: Weights,
     tokens: usize,
@@ -157,7 +157,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// For items of `tokens` tokens.
+    /// Loads the layer for items of `tokens` tokens.
     pub fn load(
         tensors: &Tensors,
         [width, projection]: [usize; 2],
@@ -188,14 +188,14 @@ impl Segment for Pool {
     }
 }
 
-/// Linear layers, one after the other, on the embedding divided by its length: the heads of aesthetic predictors.
+/// Linear layers on the normalised embedding: the head of an aesthetic predictor.
 pub struct Head {
     layers: Vec<(Burn<2>, Burn<1>)>,
 }
 
 impl Head {
-    /// The layers of a safetensors file: `weight` and `bias`, or `layers.N.weight` and `layers.N.bias` by ascending N.
-    /// Fails unless they lead from `width` numbers to one.
+    /// Loads the layers of a safetensors file: `weight` and `bias`, or `layers.N.weight` and `layers.N.bias` by
+    /// ascending N. Fails unless they map `width` numbers to one.
     pub fn load(tensors: &Tensors, width: usize, device: &Device) -> Result<Self> {
         let mut names: Vec<(usize, &str)> = tensors
             .names()
@@ -220,7 +220,7 @@ impl Head {
         }
     }
 
-    /// Its number for each embedding `[N, width]`, as `[N, 1]`.
+    /// Maps embeddings `[N, width]` to scores `[N, 1]`.
     pub fn run(&self, x: Burn<2>) -> Result<Burn<2>> {
         let length = x.clone().powi_scalar(2).sum_dim(1).sqrt();
         let unit = x / length;
@@ -228,17 +228,17 @@ impl Head {
     }
 }
 
-/// Weight and bias of a layer: the weight's shape, the bias's its first axis.
+/// Names and shapes of a layer's weight and bias. The bias has the length of the weight's first axis.
 pub fn pair(name: &str, shape: &[usize]) -> [(String, Vec<usize>); 2] {
     [(format!("{name}.weight"), shape.to_vec()), (format!("{name}.bias"), shape[..1].to_vec())]
 }
 
-/// Frozen weights in f32.
+/// A scope over frozen f32 weights.
 pub fn scope<'a>(weights: &'a Weights, tape: &'a Tape) -> Scope<'a> {
     Scope { weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32 }
 }
 
-/// The layer norm called `name`.
+/// Applies the layer norm `name`.
 pub fn norm(scope: &Scope<'_>, x: Burn<2>, name: &str, eps: f64) -> Result<Burn<2>> {
     let gain = scope.weight::<1>(&format!("{name}.weight"))?.unsqueeze();
     let shift = scope.weight::<1>(&format!("{name}.bias"))?.unsqueeze();

@@ -1,38 +1,38 @@
 //! Affine maps of the plane.
 
-/// The map `(x, y) -> (a x + b y + c, d x + e y + f)`, rows `[a, b, c]` and `[d, e, f]`, in pixels.
+/// The map `(x, y) -> (a x + b y + c, d x + e y + f)` in pixels, as rows `[a, b, c]` and `[d, e, f]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Affine(pub [[f64; 3]; 2]);
 
 impl Affine {
-    /// Scales the axes.
+    /// A scaling of the axes.
     pub fn scale(x: f64, y: f64) -> Self {
         Self([[x, 0.0, 0.0], [0.0, y, 0.0]])
     }
 
-    /// Moves.
+    /// A translation.
     pub fn translate(x: f64, y: f64) -> Self {
         Self([[1.0, 0.0, x], [0.0, 1.0, y]])
     }
 
-    /// Turns by `radians`, from the x axis towards the y axis.
+    /// A rotation by `radians`, from the x axis towards the y axis.
     pub fn rotate(radians: f64) -> Self {
         let (sin, cos) = radians.sin_cos();
         Self([[cos, -sin, 0.0], [sin, cos, 0.0]])
     }
 
-    /// The image of a point.
+    /// Applies the map to a point.
     pub fn apply(&self, [x, y]: [f64; 2]) -> [f64; 2] {
         self.0.map(|[a, b, c]| a * x + b * y + c)
     }
 
-    /// This map first, then `next`.
+    /// The composition: first this map, then `next`.
     pub fn then(&self, next: &Affine) -> Self {
         let [[a, b, c], [d, e, f]] = self.0;
         Self(next.0.map(|[p, q, r]| [p * a + q * d, p * b + q * e, p * c + q * f + r]))
     }
 
-    /// The map back; `None` when this one flattens the plane or is not finite.
+    /// The inverse map; `None` if this map is singular or not finite.
     pub fn inverse(&self) -> Option<Self> {
         let [[a, b, c], [d, e, f]] = self.0;
         let determinant = a * e - b * d;

@@ -1,4 +1,4 @@
-//! From five landmarks to a face crop in the ArcFace template.
+//! Maps five landmarks to a face crop in the ArcFace template.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,10 +7,11 @@ use super::affine::Affine;
 use super::warp::Warp;
 use crate::picture::{Filter, Resize};
 
-/// Side of the crop that embedders take.
+/// Side in pixels of the crop that embedders expect.
 pub const CROP: usize = 112;
 
-/// Eyes, nose, corners of the mouth, left to right as seen: where InsightFace puts them in a 112x112 crop.
+/// Positions of the landmarks (eyes, nose, corners of the mouth, left to right in the picture) in InsightFace's 112x112
+/// crop.
 pub const TEMPLATE: [[f64; 2]; 5] =
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]];
 
@@ -18,18 +19,18 @@ pub const TEMPLATE: [[f64; 2]; 5] =
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
-    /// The similarity, exactly, in pixel coordinates.
+    /// The exact similarity in pixel coordinates.
     #[default]
     Exact,
-    /// As ROLL's `norm_crop`, which normalises by width and height for an `align_corners` grid and so displaces samples
-    /// by 0.25 to 0.96 pixels, and stretches the crop of a frame below 112 pixels.
+    /// ROLL's `norm_crop`, which normalises by width and height for an `align_corners` grid. This displaces samples by
+    /// 0.25 to 0.96 pixels, and stretches the crop of a frame below 112 pixels.
     Reference,
 }
 
-/// The similarity (rotation, one scale, translation) that brings `points` nearest to `onto` in least squares.
+/// The similarity (rotation, uniform scale, translation) that maps `points` to `onto` with the least squared error.
 ///
-/// Umeyama 1991 in two dimensions, where the best rotation has a closed form and a reflection never occurs. `None`
-/// when the points coincide or are not finite.
+/// Umeyama 1991 in two dimensions, where the optimal rotation has a closed form and reflections never occur. `None` if
+/// the points coincide or are not finite.
 pub fn similarity(points: &[[f64; 2]], onto: &[[f64; 2]]) -> Option<Affine> {
     let n = points.len().min(onto.len()) as f64;
     let mean = |p: &[[f64; 2]]| p.iter().fold([0.0, 0.0], |[x, y], q| [x + q[0] / n, y + q[1] / n]);
@@ -48,21 +49,21 @@ pub fn similarity(points: &[[f64; 2]], onto: &[[f64; 2]]) -> Option<Affine> {
     Some(Affine([[a, -b, qx - a * px + b * py], [b, a, qy - b * px - a * py]]))
 }
 
-/// The similarity from picture pixels to template pixels. `None` for landmarks that coincide or are not finite.
+/// The similarity from picture pixels to template pixels. `None` if the landmarks coincide or are not finite.
 pub fn to_template(landmarks: &[[f32; 2]; 5]) -> Option<Affine> {
     similarity(&landmarks.map(|p| p.map(f64::from)), &TEMPLATE)
 }
 
-/// The warp that ROLL's `affine_grid` and `grid_sample` perform for `to_crop` (picture pixels to crop pixels): the
-/// canvas is as large as the picture, cut to `size`; coordinates are divided by `W` where the grid takes `W - 1`.
-/// `None` when `to_crop` has no inverse.
+/// The warp of ROLL's `affine_grid` and `grid_sample` for `to_crop` (picture pixels to crop pixels): the canvas is as
+/// large as the picture and is cut to `size`, and coordinates are divided by `W` where the grid expects `W - 1`. `None`
+/// if `to_crop` has no inverse.
 pub fn reference_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<Warp> {
     let [h, w] = picture.map(|n| n as f64 / (n as f64 - 1.0));
     let to_source = Affine::scale(w, h).then(&to_crop.inverse()?).then(&Affine::scale(1.0 / w, 1.0 / h));
     Some(Warp { to_source, output: picture.map(|n| n.min(size)), picture })
 }
 
-/// The exact warp for `to_crop`. `None` when it has no inverse.
+/// The exact warp for `to_crop`. `None` if it has no inverse.
 pub fn exact_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<Warp> {
     Some(Warp { to_source: to_crop.inverse()?, output: [size, size], picture })
 }
@@ -71,17 +72,17 @@ pub fn exact_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<
 #[derive(Clone, Debug)]
 pub struct Crop {
     warp: Warp,
-    /// The reference's crop of a small frame is small, and stretched afterwards.
+    /// Present if the reference's crop of a small frame is smaller than 112 pixels: it is stretched afterwards.
     stretch: Option<Resize>,
 }
 
 impl Crop {
-    /// The crop of a `[height, width]` frame around `landmarks`; `None` when those coincide or are not finite.
+    /// The crop of a `[height, width]` frame around `landmarks`; `None` if they coincide or are not finite.
     pub fn new(landmarks: &[[f32; 2]; 5], frame: [usize; 2], alignment: Alignment) -> Option<Self> {
         let to_crop = to_template(landmarks)?;
         let warp = match alignment {
             Alignment::Exact => exact_warp(&to_crop, frame, CROP)?,
-            // One pixel has no corners to align.
+            // A side of one pixel has no corners to align.
             Alignment::Reference if frame.contains(&1) => return None,
             Alignment::Reference => reference_warp(&to_crop, frame, CROP)?,
         };
@@ -89,7 +90,7 @@ impl Crop {
         Some(Self { warp, stretch: small.then(|| Resize::new(warp.output, [CROP, CROP], Filter::Bilinear)) })
     }
 
-    /// The crop, `[3, 112, 112]`, of a frame `[3, H, W]`.
+    /// Computes the crop, `[3, 112, 112]`, of a frame `[3, H, W]`.
     pub fn forward(&self, frame: &[f32]) -> Vec<f32> {
         let crop = self.warp.forward(frame);
         match &self.stretch {
@@ -98,7 +99,7 @@ impl Crop {
         }
     }
 
-    /// Adds the cotangent of the frame to `gradient`, given that of the crop.
+    /// The pullback: adds the cotangent of the frame to `gradient`, given the cotangent of the crop.
     pub fn pull(&self, cotangent: &[f32], gradient: &mut [f32]) {
         match &self.stretch {
             Some(stretch) => self.warp.pull(&stretch.pull(cotangent), gradient),

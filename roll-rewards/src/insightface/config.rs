@@ -16,40 +16,40 @@ use crate::picture::check_common;
 pub struct IdentityConfig {
     /// Directory with a face detector (SCRFD or YuNet) and an ArcFace embedder, as ONNX files.
     pub reward_model_path: String,
-    /// File name of the detector, when several in the directory fit or none is recognised by its name.
+    /// File name of the detector, if several files in the directory fit or none is recognised by its name.
     pub detector: Option<String>,
-    /// File name of the embedder, likewise.
+    /// File name of the embedder, if several files in the directory fit or none is recognised.
     pub embedder: Option<String>,
-    /// Least confidence of a face.
+    /// Lowest confidence of a detected face.
     #[schemars(range(min = 0, max = 1))]
     pub det_threshold: f32,
-    /// Largest overlap (intersection over union) of two faces; if their boxes overlap by more, the less confident one
+    /// Largest overlap (intersection over union) of two faces. If their boxes overlap by more, the less confident face
     /// is dropped.
     #[schemars(range(min = 0, max = 1))]
     pub nms_iou: f32,
-    /// Side in pixels of the square that frames are scaled into for the detector; a multiple of 32.
+    /// Side in pixels of the detector's square input, into which frames are scaled; a multiple of 32.
     #[schemars(range(min = 32, max = MAX_DET_SIZE))]
     pub det_size: usize,
-    /// Divisor of SCRFD's input, (pixel - 127.5) / divisor: 127.5 as ROLL, 128 as InsightFace.
+    /// Divisor of SCRFD's input, (pixel - 127.5) / divisor: 127.5 in ROLL, 128 in InsightFace.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub det_divisor: f32,
-    /// Padding of a frame that does not fill the square: grey as ROLL, black as InsightFace.
+    /// Padding of a frame that does not fill the square: grey in ROLL, black in InsightFace.
     pub det_padding: Padding,
-    /// Order of the embedder's input channels: RGB as InsightFace, BGR as ROLL.
+    /// Order of the embedder's input channels: RGB in InsightFace, BGR in ROLL.
     pub channel_order: ChannelOrder,
-    /// How the face is brought to the embedder's template.
+    /// How the face is mapped to the embedder's template.
     pub align: Alignment,
-    /// Reaction to a video without any face.
+    /// What happens with a video without any face.
     pub on_missing: OnMissing,
-    /// Treatment of a frame without a face.
+    /// What happens with a frame without a face.
     pub undetected: Undetected,
-    /// Frames that go through the networks at once: more is faster on an accelerator and takes more memory.
+    /// Number of frames per batch of the networks. More are faster on an accelerator and take more memory.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
-    /// Score one frame in this many, and search for reference faces in one frame in this many.
+    /// Score every n-th frame, and search every n-th frame of the reference for faces.
     #[schemars(range(min = 1))]
     pub sample_every: usize,
-    /// Executor of the networks where no gradient is needed.
+    /// Executor of the networks in passes without gradient.
     pub onnx: Executor,
 }
 
@@ -75,29 +75,29 @@ impl Default for IdentityConfig {
     }
 }
 
-/// Treatment of a frame without a face.
+/// What happens with a frame without a face.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Undetected {
-    /// It does not count.
+    /// The frame does not count.
     LeaveOut,
-    /// The face is taken to be where the reference shows it at that time. For models that do not show faces yet: there
+    /// The face is assumed at the landmarks of the reference at that time. For models that do not show faces yet: there
     /// is a score and a gradient from the first step on.
     ReferenceLandmarks,
 }
 
-/// What surrounds a frame in the detector's square.
+/// Value of the detector's square input outside the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding {
-    /// 0 in [-1, 1].
+    /// Grey: 0 in [-1, 1].
     Grey,
-    /// -1 in [-1, 1].
+    /// Black: -1 in [-1, 1].
     Black,
 }
 
 impl Padding {
-    /// The value, in [-1, 1].
+    /// The value in [-1, 1].
     pub fn value(self) -> f32 {
         match self {
             Self::Grey => 0.0,
@@ -106,11 +106,11 @@ impl Padding {
     }
 }
 
-/// Largest side of the detector's square: 4096 pixels are 200 MB a frame.
+/// Largest side of the detector's input. A frame of 4096 pixels takes 200 MB.
 const MAX_DET_SIZE: usize = 4096;
 
 impl IdentityConfig {
-    /// Fails, naming the key, when a value is outside its range.
+    /// Fails, and names the key, if a value is outside its range.
     pub fn check(&self) -> Result<()> {
         let wrong = |key: &str, problem: String| Err(Error::config(format!("reward.{key}"), problem));
         if self.reward_model_path.is_empty() {

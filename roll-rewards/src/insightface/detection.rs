@@ -1,4 +1,4 @@
-//! Shared by face detectors: the picture they see, and the choice among their answers.
+//! Parts that all face detectors share: preparation of the input, and non-maximum suppression.
 
 use roll_core::{Error, Result};
 
@@ -7,22 +7,22 @@ use crate::picture::{Filter, Resize};
 /// A detected face, in pixels of the frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Face {
-    /// `[x1, y1, x2, y2]`.
+    /// Box `[x1, y1, x2, y2]`.
     pub bounds: [f32; 4],
-    /// Confidence, 0 to 1.
+    /// Confidence in [0, 1].
     pub score: f32,
-    /// Eyes, nose, corners of the mouth, left to right as seen; x, y.
+    /// Eyes, nose and corners of the mouth as (x, y), left to right in the picture.
     pub landmarks: [[f32; 2]; 5],
 }
 
 impl Face {
-    /// Width times height of the box.
+    /// Area of the box.
     pub fn area(&self) -> f32 {
         let [x1, y1, x2, y2] = self.bounds;
         (x2 - x1) * (y2 - y1)
     }
 
-    /// The same face with every coordinate divided by `scale`.
+    /// Divides every coordinate by `scale`.
     pub fn divided_by(mut self, scale: f32) -> Self {
         self.bounds = self.bounds.map(|v| v / scale);
         self.landmarks = self.landmarks.map(|p| p.map(|v| v / scale));
@@ -37,8 +37,8 @@ impl Face {
     }
 }
 
-/// Non-maximum suppression: from the most confident down, each face that overlaps none kept so far by more than `iou`.
-/// Faces whose numbers are not finite are dropped.
+/// Non-maximum suppression: visits faces by descending confidence and keeps those that overlap every kept face by at
+/// most `iou`. Faces with values that are not finite are dropped.
 pub fn suppress(mut candidates: Vec<Face>, iou: f32) -> Vec<Face> {
     candidates
         .retain(|f| f.score.is_finite() && f.bounds.iter().chain(f.landmarks.iter().flatten()).all(|v| v.is_finite()));
@@ -52,12 +52,12 @@ pub fn suppress(mut candidates: Vec<Face>, iou: f32) -> Vec<Face> {
     kept
 }
 
-/// The position of the face with the largest box.
+/// Index of the face with the largest box.
 pub fn largest(faces: &[Face]) -> Option<usize> {
     (0..faces.len()).max_by(|&a, &b| faces[a].area().total_cmp(&faces[b].area()))
 }
 
-/// A frame scaled into the upper left corner of a square canvas, its shape kept.
+/// Scales a frame into the upper left corner of a square canvas, with its aspect ratio kept.
 #[derive(Clone, Debug)]
 pub struct Letterbox {
     resize: Resize,
@@ -68,7 +68,7 @@ pub struct Letterbox {
 }
 
 impl Letterbox {
-    /// For frames of `[height, width]`. Fails for a frame so elongated that nothing of it would be left.
+    /// Prepares the scaling of frames of `[height, width]`. Fails if a side of the scaled frame would have no pixel.
     pub fn new(frame: [usize; 2], side: usize) -> Result<Self> {
         let [h, w] = frame;
         let ratio = h as f64 / w as f64;
@@ -79,12 +79,12 @@ impl Letterbox {
         if h == 0 || w == 0 || content.contains(&0) {
             return Err(Error::shape("frame for the face detector", "at least one pixel of each side, scaled", &frame));
         }
-        // The reference scales both axes back by the height's ratio.
+        // The reference divides both axes by the height's ratio.
         let scale = content[0] as f32 / h as f32;
         Ok(Self { resize: Resize::new(frame, content, Filter::Bilinear), content, side, scale })
     }
 
-    /// The canvas, `[3, side, side]`, of a frame `[3, H, W]` in [-1, 1]; `padding` elsewhere.
+    /// Draws a frame `[3, H, W]` in [-1, 1] on the canvas `[3, side, side]`; `padding` fills the rest.
     pub fn canvas(&self, frame: &[f32], padding: f32) -> Vec<f32> {
         let ([height, width], side) = (self.content, self.side);
         let mut canvas = vec![padding; 3 * side * side];

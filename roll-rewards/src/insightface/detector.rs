@@ -1,4 +1,4 @@
-//! Face detection by SCRFD or YuNet.
+//! Face detection with SCRFD or YuNet.
 
 use burn::tensor::Device;
 use rayon::prelude::*;
@@ -11,7 +11,7 @@ use super::{scrfd, yunet};
 use crate::RewardError;
 use crate::onnx::{Model, Network};
 
-/// A detector with its settings.
+/// A detection network and its settings.
 #[derive(Debug)]
 pub struct Detector {
     network: Network,
@@ -20,7 +20,7 @@ pub struct Detector {
     side: usize,
     threshold: f32,
     nms_iou: f32,
-    /// SCRFD's input is (pixel - 127.5) / this.
+    /// SCRFD's input is (pixel - 127.5) / `divisor`.
     divisor: f32,
     padding: f32,
 }
@@ -28,12 +28,12 @@ pub struct Detector {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Scrfd,
-    /// For each stride the positions of its class, object, box and landmark outputs.
+    /// Indices of the outputs for class, object, box and landmarks, per stride.
     Yunet([[usize; 4]; 3]),
 }
 
 impl Detector {
-    /// Recognises `network` by its outputs. Fails when it is no detector with landmarks, or takes pictures of another
+    /// Recognises `network` by its outputs. Fails if it is not a detector with landmarks, or if its input has another
     /// size than configured.
     pub fn new(network: Network, config: &IdentityConfig, device: &Device) -> Result<Self> {
         let side = config.det_size;
@@ -60,7 +60,7 @@ impl Detector {
         })
     }
 
-    /// The file.
+    /// Path of the network's file.
     pub fn path(&self) -> &std::path::Path {
         self.network.model().path()
     }
@@ -70,9 +70,9 @@ impl Detector {
         &self.network
     }
 
-    /// The faces of each frame, most confident first, in pixels of the frame. Frames are `[3, height, width]` in [-1,
-    /// 1], all of `size` (`[height, width]`), and run as one batch. With [`Grad::Record`] gradients will be computed at
-    /// these places.
+    /// Detects the faces of each frame, in pixels of the frame and by descending confidence. Frames are `[3, height,
+    /// width]` in [-1, 1], all of `size` (`[height, width]`), and run as one batch. [`Grad::Record`] announces that
+    /// gradients will be computed for these faces.
     pub fn detect(&self, frames: &[&[f32]], size: [usize; 2], grad: Grad) -> Result<Vec<Vec<Face>>> {
         if frames.is_empty() {
             return Ok(vec![]);
@@ -98,7 +98,7 @@ impl Detector {
             Kind::Scrfd if self.divisor == 127.5 => {}
             Kind::Scrfd => canvas.iter_mut().for_each(|v| *v *= 127.5 / self.divisor),
             Kind::Yunet(_) => {
-                // BGR in 0 to 255.
+                // YuNet expects BGR in 0 to 255.
                 canvas.iter_mut().for_each(|v| *v = (*v + 1.0) * 127.5);
                 let plane = self.side * self.side;
                 let (red, rest) = canvas.split_at_mut(plane);
@@ -127,7 +127,7 @@ impl Detector {
     }
 }
 
-/// The part of an output that belongs to one item of the batch, whether or not the output has a batch axis.
+/// The values of one item in an output. The output may have no batch axis.
 fn row(output: &Tensor, item: usize, items: usize) -> Result<&[f32]> {
     let values = output.f32s()?;
     let length = values.len() / items;

@@ -40,7 +40,7 @@ impl Role {
         }
     }
 
-    /// Whether a file is known by its (lower case) stem.
+    /// Whether the name of a file (without extension, in lower case) identifies this network.
     fn knows(self, stem: &str) -> bool {
         match self {
             Self::Detector => ["scrfd_", "det_", "yunet"].iter().any(|p| stem.starts_with(p)),
@@ -49,7 +49,7 @@ impl Role {
     }
 }
 
-/// Opens the network of `role`: the file `named`, or the only one of `directory` that fits.
+/// Opens the network of `role`: the file `named`, or the only one in `directory` that fits.
 pub(super) fn open(directory: &Path, role: Role, named: Option<&str>, device: &Device) -> Result<Model> {
     if let Some(name) = named {
         return Ok(Model::open(&directory.join(name), device)?);
@@ -77,7 +77,7 @@ pub(super) fn open(directory: &Path, role: Role, named: Option<&str>, device: &D
     if role == Role::Detector {
         return Err(none(files.iter().map(|f| name_of(f)).collect()));
     }
-    // Nothing has a known name: look inside the files that are not known as something else.
+    // No file has a known name: inspect the files that are not recognised as detectors.
     let (mut fitting, mut seen) = (vec![], vec![]);
     for file in files {
         if Role::Detector.knows(&stem(&file)) {

@@ -1,4 +1,4 @@
-//! Face embedding by an ArcFace network.
+//! Face embedding with an ArcFace network.
 
 use burn::tensor::Device;
 use roll_backends::NdTensor;
@@ -12,7 +12,7 @@ use crate::onnx::{Network, Recorded};
 
 const PLANE: usize = CROP * CROP;
 
-/// An embedder with its settings.
+/// An embedding network and its settings.
 #[derive(Debug)]
 pub struct Embedder {
     network: Network,
@@ -20,16 +20,16 @@ pub struct Embedder {
     device: Device,
 }
 
-/// Embeddings of a batch of crops, `[N, width]`, row-major; their length is arbitrary, their direction is what counts.
+/// Embeddings of a batch of crops, `[N, width]`, row-major and not normalised; only their direction is meaningful.
 #[derive(Clone, Debug)]
 pub struct Embeddings {
-    /// The numbers.
+    /// The values.
     pub values: Vec<f32>,
-    /// Numbers of one embedding.
+    /// Length of one embedding.
     pub width: usize,
 }
 
-/// The recorded embeddings, waiting for their cotangent.
+/// The recorded pass of a batch, for its pullback.
 #[derive(Debug)]
 pub struct EmbeddingPull {
     recorded: Recorded,
@@ -39,7 +39,7 @@ pub struct EmbeddingPull {
 }
 
 impl Embedder {
-    /// Fails when `network` does not take `[N, 3, 112, 112]`.
+    /// Fails unless `network` has an input `[N, 3, 112, 112]`.
     pub fn new(network: Network, order: ChannelOrder, device: &Device) -> Result<Self> {
         let model = network.model();
         let shape = &model.inputs()[0].shape;
@@ -56,7 +56,7 @@ impl Embedder {
         Ok(Self { network, order, device: device.clone() })
     }
 
-    /// The file.
+    /// Path of the network's file.
     pub fn path(&self) -> &std::path::Path {
         self.network.model().path()
     }
@@ -66,18 +66,18 @@ impl Embedder {
         &self.network
     }
 
-    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major. With [`Grad::Record`] gradients of others will depend
-    /// on the embeddings, as on those of a reference.
+    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major. [`Grad::Record`] announces that other gradients will
+    /// depend on these embeddings, as on those of a reference.
     pub fn embed(&self, crops: Vec<f32>, grad: Grad) -> Result<Embeddings> {
         let input = self.input(crops)?;
         let items = input.shape()[0];
-        // Files may have more outputs; the embedding is the first.
+        // A file may have several outputs; the embedding is the first.
         let output = self.network.run(&input, grad)?;
         let first = output.first().ok_or_else(|| Error::Misuse("an ONNX model without outputs was opened".into()))?;
         self.rows(first, items)
     }
 
-    /// As [`Embedder::embed`], with the pullback to the crops.
+    /// Like [`Embedder::embed`], with the pullback to the crops.
     pub fn vjp(&self, crops: Vec<f32>) -> Result<(Embeddings, EmbeddingPull)> {
         let input = self.input(crops)?;
         let items = input.shape()[0];
@@ -107,7 +107,7 @@ impl Embedder {
 }
 
 impl EmbeddingPull {
-    /// The cotangent of the crops, `[N, 3, 112, 112]` RGB, given that of the embeddings, `[N, width]`.
+    /// Maps the cotangent of the embeddings, `[N, width]`, to that of the crops, `[N, 3, 112, 112]` RGB.
     pub fn pull(self, cotangent: Vec<f32>) -> Result<Vec<f32>> {
         let cotangent = to_device_nd(&Tensor::new(cotangent, self.shape)?, &self.device)?;
         let mut crops = to_host_nd(&self.recorded.pull(cotangent)?)?.to_f32_vec();
@@ -116,7 +116,7 @@ impl EmbeddingPull {
     }
 }
 
-/// From RGB to `order`, or back: it is its own inverse.
+/// Converts RGB to `order` and back (an involution).
 fn reorder(crops: &mut [f32], order: ChannelOrder) {
     if order == ChannelOrder::Bgr {
         for crop in crops.chunks_exact_mut(3 * PLANE) {

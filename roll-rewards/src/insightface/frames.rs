@@ -1,9 +1,9 @@
-//! Decoded videos as pictures.
+//! Converts decoded videos to pixels.
 
-/// Pixels `[T, H, W, 3]` in 0 to 255, not rounded, of decoded frames `[3, T, H, W]` in [-1, 1] (values outside are cut).
+/// Converts decoded frames `[3, T, H, W]` in [-1, 1] to pixels `[T, H, W, 3]` in 0 to 255, clamped and not rounded.
 ///
 /// # Panics
-/// When `decoded` does not hold `3 * T * H * W` values.
+/// Panics unless `decoded` has `3 * T * H * W` values.
 pub fn to_pixels(decoded: &[f32], [t, h, w]: [usize; 3]) -> Vec<f32> {
     let plane = t * h * w;
     assert_eq!(decoded.len(), 3 * plane, "[3, {t}, {h}, {w}]");

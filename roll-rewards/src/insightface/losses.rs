@@ -1,13 +1,13 @@
-//! Losses between two clips of one length, frame by frame, with their gradients with respect to the first.
+//! Frame-by-frame losses between two clips of equal length, with their gradients with respect to the first.
 
 use super::pooling::{product, unit};
 
-/// `1 - cosine` between the embeddings of the same frame, averaged over the frames of `mask`.
+/// The loss `1 - cosine` between the embeddings of corresponding frames, averaged over the frames in `mask`.
 ///
-/// `embeddings` and `references` are `[mask.len(), width]`. No frame: 0.
+/// `embeddings` and `references` are `[mask.len(), width]`. Without a frame the loss is 0.
 ///
 /// # Panics
-/// When the lengths do not fit together.
+/// Panics unless the lengths fit.
 pub fn embedding_loss(embeddings: &[f32], references: &[f32], mask: &[bool], width: usize) -> (f64, Vec<f32>) {
     assert_eq!([embeddings.len(), references.len()], [mask.len() * width; 2], "one embedding per frame");
     let frames = mask.iter().filter(|m| **m).count() as f64;
@@ -28,14 +28,14 @@ pub fn embedding_loss(embeddings: &[f32], references: &[f32], mask: &[bool], wid
     (loss, gradient)
 }
 
-/// Absolute distance of landmarks, summed over x and y, averaged over points and the frames of `mask`.
+/// The absolute distance of landmarks, summed over x and y, averaged over the points and the frames in `mask`.
 ///
-/// `landmarks` and `references` are `[mask.len(), points, 2]`. No frame: 0.
+/// `landmarks` and `references` are `[mask.len(), points, 2]`. Without a frame the loss is 0.
 ///
 /// # Panics
-/// When the lengths do not fit together.
+/// Panics unless the lengths fit.
 pub fn landmark_loss(landmarks: &[f32], references: &[f32], mask: &[bool], points: usize) -> (f64, Vec<f32>) {
-    assert_eq!([landmarks.len(), references.len()], [mask.len() * points * 2; 2], "as many landmarks per frame");
+    assert_eq!([landmarks.len(), references.len()], [mask.len() * points * 2; 2], "one set of landmarks per frame");
     let weight = 1.0 / (mask.iter().filter(|m| **m).count().max(1) * points.max(1)) as f64;
     let (mut loss, mut gradient) = (0.0, vec![0.0; landmarks.len()]);
     for (i, ((a, b), g)) in landmarks.iter().zip(references).zip(&mut gradient).enumerate() {

@@ -1,4 +1,7 @@
-//! The InsightFace identity score: detection, alignment, embedding, and how alike the embeddings are.
+//! The InsightFace identity score: face detection, alignment, embedding, and the similarity of embeddings.
+//!
+//! [`reward::IdentityReward`] is the reward; [`networks::FaceNetworks`] the two networks behind it. The gradient passes
+//! through embedding and crop; the position of a face is a constant.
 
 pub mod affine;
 pub mod align;

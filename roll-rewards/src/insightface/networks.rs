@@ -1,4 +1,4 @@
-//! The two networks of the identity score, and their operations.
+//! The two networks of the identity score, and the operations on them.
 
 use std::path::Path;
 
@@ -22,22 +22,22 @@ pub struct FaceNetworks {
     batch: usize,
 }
 
-/// The face of a frame that is scored, and its crop.
+/// The scored face of a frame, and its crop.
 #[derive(Clone, Debug)]
 pub struct FrameFace {
-    /// Position of the frame in the video.
+    /// Index of the frame in the video.
     pub frame: usize,
-    /// The largest face in it.
+    /// The largest face in the frame.
     pub face: Face,
     /// The map from the frame to the embedder's crop.
     pub crop: Crop,
 }
 
 impl FaceNetworks {
-    /// Finds both networks in `directory` and puts them on `device`.
+    /// Finds both networks in `directory` and loads them on `device`.
     ///
-    /// Fails when a value of `config` is out of range, when none or several files fit a role (naming those that are
-    /// there), when a file is damaged or needs what the executor lacks, and when `onnx: onnxruntime` cannot be had.
+    /// Fails if a value of `config` is out of range, if no file or several files fit a role (the error lists them), if
+    /// a file is damaged or needs an unsupported operator, or if `onnx: onnxruntime` is not available.
     pub fn load(directory: &Path, config: &IdentityConfig, device: &Device) -> Result<Self> {
         config.check()?;
         let detector = open(directory, Role::Detector, config.detector.as_deref(), device)?;
@@ -69,13 +69,13 @@ impl FaceNetworks {
         &self.embedder
     }
 
-    /// The faces of one frame, `[3, height, width]` in [-1, 1], most confident first.
+    /// Detects the faces of one frame, `[3, height, width]` in [-1, 1], by descending confidence.
     pub fn detect(&self, frame: &[f32], size: [usize; 2]) -> Result<Vec<Face>> {
         check_frame(frame, size)?;
         Ok(self.detector.detect(&[frame], size, Grad::Skip)?.pop().unwrap_or_default())
     }
 
-    /// The embedding of `face` in a frame, not normalised; `None` when its landmarks coincide.
+    /// Returns the embedding of `face` in a frame, not normalised; `None` if its landmarks coincide.
     pub fn embed(&self, frame: &[f32], size: [usize; 2], face: &Face) -> Result<Option<Vec<f32>>> {
         check_frame(frame, size)?;
         match Crop::new(&face.landmarks, size, self.align) {
@@ -84,8 +84,8 @@ impl FaceNetworks {
         }
     }
 
-    /// The largest face of each of the frames `(position, [3, height, width])` that shows one. With [`Grad::Record`]
-    /// gradients will be computed of what these faces show.
+    /// The largest face of each frame (index, `[3, height, width]`); frames without a face are left out.
+    /// [`Grad::Record`] announces that gradients with respect to these faces will be computed.
     pub fn largest_faces(&self, frames: &[(usize, &[f32])], size: [usize; 2], grad: Grad) -> Result<Vec<FrameFace>> {
         let mut found = vec![];
         for batch in frames.chunks(self.batch) {
@@ -93,7 +93,7 @@ impl FaceNetworks {
             pictures.iter().try_for_each(|picture| check_frame(picture, size))?;
             for (&(frame, _), faces) in batch.iter().zip(self.detector.detect(&pictures, size, grad)?) {
                 let face = largest(&faces).map(|i| faces[i]);
-                // Landmarks that coincide say nothing about a face.
+                // A face with coinciding landmarks cannot be aligned.
                 found.extend(face.and_then(|face| {
                     let crop = Crop::new(&face.landmarks, size, self.align)?;
                     Some(FrameFace { frame, face, crop })

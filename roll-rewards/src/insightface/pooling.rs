@@ -1,21 +1,21 @@
 //! The pooled identity score.
 
-/// A score, with its gradient with respect to the embeddings.
+/// A score and its gradient with respect to the embeddings.
 #[derive(Clone, Debug)]
 pub struct Pooled {
-    /// Mean over scored frames of their mean cosine similarity to the references; 0 when either is empty.
+    /// The mean over scored frames of their mean cosine similarity to the references; 0 if either is empty.
     pub value: f64,
     /// `d value / d embeddings`, `[frames, width]`.
     pub gradient: Vec<f32>,
 }
 
-/// For each frame with a face, the mean cosine similarity to all usable references; then the mean over those frames.
+/// The mean, over the frames with a face, of their mean cosine similarity to all usable references.
 ///
-/// `embeddings` is `[found.len(), width]`, `references` `[usable.len(), width]`. An embedding of zeros is similar to
-/// nothing (cosine 0, gradient 0).
+/// `embeddings` are `[found.len(), width]`, `references` `[usable.len(), width]`. A zero embedding has cosine 0 and
+/// gradient 0.
 ///
 /// # Panics
-/// When the lengths do not fit together.
+/// Panics unless the lengths fit.
 pub fn pooled_cosine(embeddings: &[f32], found: &[bool], references: &[f32], usable: &[bool], width: usize) -> Pooled {
     assert_eq!(embeddings.len(), found.len() * width, "one embedding per frame");
     assert_eq!(references.len(), usable.len() * width, "one embedding per reference");
@@ -26,7 +26,7 @@ pub fn pooled_cosine(embeddings: &[f32], found: &[bool], references: &[f32], usa
     if usable.is_empty() || scored == 0 {
         return pooled;
     }
-    // The mean of cosines is the product with the mean of unit references.
+    // The mean of the cosines equals the product with the mean of the unit references.
     let mut target = vec![0.0; width];
     for reference in &usable {
         target.iter_mut().zip(reference).for_each(|(t, r)| *t += r / (usable.len() as f64));
@@ -46,17 +46,17 @@ pub fn pooled_cosine(embeddings: &[f32], found: &[bool], references: &[f32], usa
     pooled
 }
 
-/// Which rows of `references` (`[n, width]`) are compared with: those that are not all zero (a frame without a face),
-/// and, with `skip_first`, not the first, which the model was given as its condition.
+/// Whether each row of `references` (`[n, width]`) is used: rows of zeros (frames without a face) are not. With
+/// `skip_first` the first row is not used either, because the model receives that frame as its condition.
 pub fn usable_references(references: &[f32], width: usize, skip_first: bool) -> Vec<bool> {
     let rows = references.chunks_exact(width).enumerate();
     rows.map(|(t, row)| !(skip_first && t == 0) && row.iter().any(|v| *v != 0.0)).collect()
 }
 
-/// The direction and length of a vector; zero for zero.
+/// The direction and length of a vector; the direction of zero is zero.
 pub(super) fn unit(v: &[f32]) -> (Vec<f64>, f64) {
     let norm = v.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    // The floor is that of torch's cosine_similarity.
+    // The lower bound is that of torch's cosine_similarity.
     (v.iter().map(|x| f64::from(*x) / norm.max(1e-8)).collect(), norm)
 }
 

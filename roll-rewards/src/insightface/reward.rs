@@ -1,13 +1,14 @@
-//! The reward `insightface`: does the person in a video look like the one in the reference?
+//! The reward `insightface`: is the person in a video the one in the reference?
 
 use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer,
-    Score, Target, Tensor, Video,
+    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
+    Target, Tensor, Video,
 };
+use roll_external::Fingerprint;
 
 use super::align::Crop;
 use super::config::{IdentityConfig, Undetected};
@@ -18,17 +19,19 @@ use crate::RewardError;
 use crate::onnx::Executor;
 
 const NAME: &str = "insightface";
-/// The target's tensor: embeddings of the reference faces, f32 `[N, width]`.
+/// Name of the target's tensor with the embeddings of the reference faces, f32 `[N, width]`.
 const REFERENCES: &str = "references";
-/// The target's tensor: where the reference faces are, f32 `[N, 11]`: the frame, then x and y of the five landmarks as
-/// shares of width and height.
+/// Name of the target's tensor with the positions of the reference faces, f32 `[N, 11]`: the frame, then x and y of the
+/// five landmarks as fractions of width and height.
 const PLACES: &str = "places";
 
-/// For each frame with a face, the mean cosine similarity of its embedding to those of the reference faces; then the
-/// mean over the frames with a face. In [-1, 1]; the same person gives 0.5 to 0.8, strangers about 0.
+/// The identity score: for each frame with a face, the mean cosine similarity of its embedding to those of the
+/// reference faces; then the mean over these frames. It is in [-1, 1]. The same person scores 0.5 to 0.8, strangers
+/// about 0.
 ///
-/// Of a reference clip the first frame is left out, because an image-to-video model is given it and could copy it; a
-/// reference of one frame is a picture and counts. Where the faces are is not differentiated, what they look like is.
+/// The first frame of a reference clip is left out, because an image-to-video model receives it as a condition and
+/// could copy it. A reference of one frame is a picture and counts. The positions of faces are constants for the
+/// gradient; their pixels are differentiated.
 #[derive(Debug)]
 pub struct IdentityReward {
     networks: FaceNetworks,
@@ -36,12 +39,12 @@ pub struct IdentityReward {
 }
 
 impl IdentityReward {
-    /// With networks that [`FaceNetworks::load`] made for the same configuration.
+    /// Uses networks that [`FaceNetworks::load`] returned for the same configuration.
     pub fn new(networks: FaceNetworks, config: IdentityConfig) -> Self {
         Self { networks, config }
     }
 
-    /// The networks, to ask what they see.
+    /// The networks.
     pub fn networks(&self) -> &FaceNetworks {
         &self.networks
     }
@@ -54,7 +57,7 @@ impl IdentityReward {
 }
 
 impl IdentityReward {
-    /// Adds a face to the searched frames that have none, where the reference shows it at the nearest time.
+    /// Adds a face to every searched frame without one, at the landmarks of the reference at the nearest time.
     fn supply(&self, faces: &mut Vec<FrameFace>, video: &Video, target: &Target) -> Result<()> {
         let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: PLACES.into() };
         let places = target.tensors.get(PLACES).ok_or_else(strange)?.f32s()?;
@@ -93,7 +96,7 @@ impl RewardScorer for IdentityReward {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let [count, ..] = reference.dims();
         let first = usize::from(count > 1);
-        // Gradients of the score depend on it.
+        // The gradient of the score depends on the reference's embeddings.
         let faces = self.faces(reference, first, Grad::Record)?;
         if faces.is_empty() {
             let frames = match (count, (count - first).div_ceil(self.config.sample_every)) {
@@ -114,10 +117,11 @@ impl RewardScorer for IdentityReward {
         Ok(Target { tensors: BTreeMap::from([(REFERENCES.to_string(), references), (PLACES.to_string(), places)]) })
     }
 
-    /// Details: `frames` searched, `frames_with_face`, `detector_score` (mean over those), `references`.
+    /// Details: `frames` (searched), `frames_with_face`, `detector_score` (mean over frames with a face), `references`.
     ///
-    /// With [`Grad::Record`] each batch of crops is pulled through the embedder at once, for a cotangent of 1, so no
-    /// more than one batch of activations exists; the pullback scales that and spreads it over the frames.
+    /// If [`Grad::Record`] is given, each batch of crops is pulled back through the embedder immediately, with
+    /// cotangent 1, so that only one batch of activations is in memory. The pullback scales this gradient and
+    /// distributes it to the frames.
     fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let references = target
             .tensors
@@ -125,7 +129,7 @@ impl RewardScorer for IdentityReward {
             .ok_or_else(|| RewardError::StrangeTarget { reward: NAME.into(), tensor: REFERENCES.into() })?;
         let shape = video.frames().shape().to_vec();
         if let Some(value) = video.frames().f32s()?.iter().find(|v| !v.is_finite()) {
-            // No face would be found in them: the fault must not pass for a missing one.
+            // No face would be found in such frames, and the error must not pass as a missing face.
             let value = f64::from(*value);
             let pullback =
                 Pullback::new(move |_| Err(Error::NonFinite { what: "a pixel of the scored video".into(), value }));
@@ -171,7 +175,8 @@ impl RewardScorer for IdentityReward {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        // The executor of the target counts, not the one asked for: `auto` and `own` give the same bits.
+        // The key depends on the target's executor instead of the requested one: `auto` and `own` produce the same
+        // bits.
         let options = IdentityConfig { reward_model_path: String::new(), onnx: Executor::Auto, ..self.config.clone() };
         let settings =
             serde_json::to_string(&options).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
@@ -189,7 +194,7 @@ impl RewardScorer for IdentityReward {
     }
 }
 
-/// As [`PLACES`].
+/// Computes the tensor [`PLACES`].
 fn places(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
     let [_, height, width] = reference.dims();
     let row = |face: &FrameFace| {
@@ -205,7 +210,7 @@ fn crops(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
     crops.concat()
 }
 
-/// Mean over `embeddings` of the mean cosine similarity to all of `references`, and its gradient.
+/// The mean over `embeddings` of their mean cosine similarity to all `references`, and its gradient.
 fn pooled(embeddings: &[f32], width: usize, references: &Tensor) -> Result<(f64, Vec<f32>)> {
     let [count, own] = *references.shape() else {
         return Err(Error::shape("reference embeddings", "[N, width]", references.shape()));
@@ -218,7 +223,7 @@ fn pooled(embeddings: &[f32], width: usize, references: &Tensor) -> Result<(f64,
     Ok((pooled.value, pooled.gradient))
 }
 
-/// The cotangent of the frames, of `shape`, from the crops' gradients for a cotangent of 1.
+/// The cotangent of the frames, of shape `shape`. `gradients` are those of the crops for a cotangent of 1.
 fn spread(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
     let cotangent = cotangent.item()?;
     let mut crops = gradients.concat();

@@ -1,4 +1,4 @@
-//! SCRFD's post-processing: anchors at strides 8, 16 and 32, two at each position.
+//! SCRFD's post-processing: anchors at strides 8, 16 and 32, two per position.
 
 use roll_core::{Error, Result};
 
@@ -8,23 +8,24 @@ use super::detection::Face;
 pub const STRIDES: [usize; 3] = [8, 16, 32];
 const ANCHORS: usize = 2;
 
-/// One level's raw outputs. Anchor `(y * columns + x) * 2 + a` stands at canvas pixel `(x, y) * stride`; distances are in
-/// strides.
+/// The raw outputs of one level. Anchor `(y * columns + x) * 2 + a` is at canvas pixel `(x, y) * stride`; distances are
+/// in units of the stride.
 #[derive(Clone, Copy, Debug)]
 pub struct Level<'a> {
-    /// Canvas pixels between anchors.
+    /// Distance between anchors in canvas pixels.
     pub stride: usize,
-    /// Confidence per anchor.
+    /// Confidence of each anchor.
     pub scores: &'a [f32],
-    /// Distances to the left, top, right and lower side per anchor.
+    /// Distances of each anchor to the left, top, right and bottom side of the box.
     pub boxes: &'a [f32],
-    /// Offsets x, y of five landmarks per anchor.
+    /// Offsets (x, y) of each anchor's five landmarks.
     pub landmarks: &'a [f32],
 }
 
-/// The faces of one level with at least `threshold`, in canvas pixels, in anchor order.
+/// Decodes the faces of one level with a confidence of at least `threshold`, in canvas pixels and in the order of
+/// anchors.
 ///
-/// Fails when the level does not hold the anchors of a `side` x `side` canvas.
+/// Fails unless the level has the anchors of a `side` x `side` canvas.
 pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>> {
     let Level { stride, scores, boxes, landmarks } = level;
     let columns = side / stride;

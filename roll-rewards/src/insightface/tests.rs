@@ -1,4 +1,4 @@
-//! The reward with small fake networks. Real ones: `tests/face_reward.rs` at the root.
+//! The reward with small fake networks. `tests/face_reward.rs` at the root uses real ones.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,13 +17,13 @@ use crate::onnx::Executor;
 const SIZE: [usize; 2] = [64, 64];
 const FRAME: usize = 3 * 64 * 64;
 
-/// A frame in which the fake detector sees a face.
+/// A frame in which the fake detector finds a face.
 fn bright(seed: u64) -> Vec<f32> {
     let hill = |i: usize| ((i % 64) as f32 * (0.05 + seed as f32 * 0.02)).sin() * 0.2;
     noise(seed, FRAME).into_iter().enumerate().map(|(i, v)| 0.5 + 0.3 * v + hill(i)).collect()
 }
 
-/// One in which it sees none.
+/// A frame in which the fake detector finds none.
 fn dark() -> Vec<f32> {
     vec![-0.5; FRAME]
 }
@@ -120,7 +120,7 @@ fn only_sampled_frames_are_looked_at() {
     let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
     let moved: Vec<bool> = gradient.f32s().unwrap().chunks_exact(FRAME).map(|f| f.iter().any(|g| *g != 0.0)).collect();
     assert_eq!(moved, [false, false, true, false]);
-    // A clip shorter than the step still has a reference frame.
+    // A clip shorter than the step has a reference frame, too.
     assert!(self::reward(|c| c.sample_every = 9).prepare(&video(&[dark(), bright(1)])).is_ok());
 }
 
@@ -229,7 +229,7 @@ fn onnx_runtime_where_it_may_be_taken_changes_no_bit_of_training() {
         ((references, score, gradient.f32s().unwrap().to_vec(), key), evaluated)
     });
     assert_eq!(own.0, auto.0);
-    // To rounding, where the executors differ.
+    // The executors differ by rounding only.
     assert!((own.1 - auto.1).abs() < 1e-5, "{} {}", own.1, auto.1);
 }
 
@@ -242,7 +242,7 @@ fn targets_that_another_executor_computed_are_kept_apart() {
             let ours = with_executor(directory.path(), Executor::Own).unwrap();
             assert_ne!(theirs.target_key().unwrap(), ours.target_key().unwrap());
         }
-        // A build without it, or a machine.
+        // The build or the machine has no ONNX Runtime.
         (Err(error), Err(_)) => assert!(error.to_string().contains("`onnx: own`"), "{error}"),
         (theirs, build) => panic!("{theirs:?} with {build:?}"),
     }
@@ -282,7 +282,7 @@ fn a_directory_with_none_or_several_candidates_is_refused_with_what_is_in_it() {
 
 #[test]
 fn an_embedder_of_another_name_is_recognised_by_its_shape() {
-    // The fake one has 8 outputs instead of 512; its declared shape is what counts.
+    // The fake embedder has 8 outputs instead of 512; only its declared shape matters.
     let directory = tempfile::tempdir().unwrap();
     faces::write(directory.path());
     let path = directory.path().join("arcface_fake.onnx");

@@ -1,12 +1,12 @@
-//! Sampling a picture along an affine map, with its transpose.
+//! Samples a picture along an affine map, with the transpose of this operation.
 
 use super::affine::Affine;
 
-/// A bilinear warp: output pixel `(i, j)` (row, column) samples the picture at `to_source(j, i)`, pixel centres at whole
-/// numbers. Outside the picture everything is 0. Only the output's own pixels are computed.
+/// A bilinear warp: output pixel `(i, j)` (row, column) samples the picture at `to_source(j, i)`, where pixel centres
+/// are integers. The picture is 0 outside its bounds. Only pixels of the output are computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Warp {
-    /// From output pixels to picture pixels.
+    /// The map from output pixels to picture pixels.
     pub to_source: Affine,
     /// `[height, width]` of the output.
     pub output: [usize; 2],
@@ -14,11 +14,11 @@ pub struct Warp {
     pub picture: [usize; 2],
 }
 
-/// Four neighbours at most: offset in the plane, and weight.
+/// At most four neighbours: offset in the plane, and weight.
 type Taps = [(usize, f32); 4];
 
 impl Warp {
-    /// The sample points, `[height, width, 2]` as x, y.
+    /// The sample points (x, y), `[height, width, 2]`.
     pub fn source_points(&self) -> Vec<f32> {
         let mut points = Vec::with_capacity(self.output[0] * self.output[1] * 2);
         self.each(|_, [x, y], _| points.extend([x as f32, y as f32]));
@@ -28,7 +28,7 @@ impl Warp {
     /// Warps `planes` of `picture` into planes of `output`.
     ///
     /// # Panics
-    /// When `planes` is not a whole number of planes of `picture`.
+    /// Panics unless `planes` is a whole number of planes of `picture`.
     pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
         let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
         assert_eq!(planes.len() % size.max(1), 0, "planes of {:?}", self.picture);
@@ -41,13 +41,13 @@ impl Warp {
         out
     }
 
-    /// Adds the cotangent of the picture to `gradient`, given that of the output.
+    /// The pullback: adds the cotangent of the picture to `gradient`, given the cotangent of the output.
     ///
     /// # Panics
-    /// When `cotangent` and `gradient` are not the same number of planes.
+    /// Panics unless `cotangent` and `gradient` have the same number of planes.
     pub fn pull(&self, cotangent: &[f32], gradient: &mut [f32]) {
         let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
-        assert_eq!(cotangent.len() / out_size.max(1), gradient.len() / size.max(1), "as many planes");
+        assert_eq!(cotangent.len() / out_size.max(1), gradient.len() / size.max(1), "the same number of planes");
         self.each(|at, _, taps| {
             for (gradient, cotangent) in gradient.chunks_exact_mut(size).zip(cotangent.chunks_exact(out_size)) {
                 for &(offset, weight) in taps {
@@ -80,7 +80,7 @@ impl Warp {
             (left + 1.0, top + 1.0, right_share * lower_share),
         ];
         for (tap, (x, y, weight)) in taps.iter_mut().zip(corners) {
-            // Comparisons in f64: a point far outside, or not a number, is outside.
+            // Compared in f64, so that points far outside and NaN count as outside.
             if x >= 0.0 && y >= 0.0 && x < width as f64 && y < height as f64 {
                 *tap = (y as usize * width + x as usize, weight as f32);
             }

@@ -4,24 +4,25 @@ use roll_core::{Error, Result};
 
 use super::detection::Face;
 
-/// One level's raw outputs for prior `y * columns + x`, in strides.
+/// The raw outputs of one level for prior `y * columns + x`, in units of the stride.
 #[derive(Clone, Copy, Debug)]
 pub struct Level<'a> {
-    /// Canvas pixels between priors.
+    /// Distance between priors in canvas pixels.
     pub stride: usize,
     /// Probability of the class "face", given an object.
     pub classes: &'a [f32],
     /// Probability of an object.
     pub objects: &'a [f32],
-    /// Offset of the centre and logarithm of the size, per prior.
+    /// Offset of the centre and logarithm of the size of each prior's box.
     pub boxes: &'a [f32],
-    /// Offsets x, y of five landmarks per prior.
+    /// Offsets (x, y) of each prior's five landmarks.
     pub landmarks: &'a [f32],
 }
 
-/// The faces of one level with at least `threshold` (the geometric mean of both probabilities), in canvas pixels.
+/// Decodes the faces of one level with a score of at least `threshold`, in canvas pixels. The score is the geometric
+/// mean of both probabilities.
 ///
-/// Fails when the level does not hold the priors of a `side` x `side` canvas.
+/// Fails unless the level has the priors of a `side` x `side` canvas.
 pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>> {
     let Level { stride, classes, objects, boxes, landmarks } = level;
     let columns = side / stride;

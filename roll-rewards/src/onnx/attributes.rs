@@ -1,4 +1,4 @@
-//! The attributes of a node, each read once; an attribute that is not read is refused.
+//! The attributes of a node. Every attribute is read once; one that is not read is an error.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use super::error::Problem;
 use super::tensor_proto;
 use super::value::{Constant, Value};
 
-/// The attributes of a node that have not been read yet.
+/// The attributes of a node that have not been read.
 pub(super) struct Attributes<'a> {
     left: BTreeMap<&'a str, &'a ast::Attribute<'a>>,
 }
 
 impl<'a> Attributes<'a> {
-    /// Those of `node`.
+    /// Collects the attributes of `node`.
     pub fn of(node: &'a ast::Node<'a>) -> Result<Self, Problem> {
         let mut left = BTreeMap::new();
         for attribute in &node.attribute {
@@ -34,7 +34,7 @@ impl<'a> Attributes<'a> {
 
     fn take(&mut self, name: &str, kind: ast::AttributeType) -> Result<Option<&'a ast::Attribute<'a>>, Problem> {
         match self.left.remove(name) {
-            // Exporters of the first days left the type out.
+            // Early exporters left the type out.
             Some(a) if a.r#type != kind && a.r#type != ast::AttributeType::Undefined => {
                 Err(format!("the attribute `{name}` should be {kind:?}, found {:?}", a.r#type).into())
             }
@@ -42,38 +42,38 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// An integer, if given.
+    /// Reads an integer; `None` if the attribute is missing.
     pub fn int(&mut self, name: &str) -> Result<Option<i64>, Problem> {
         Ok(self.take(name, ast::AttributeType::Int)?.map(|a| a.i))
     }
 
-    /// A flag, false when absent.
+    /// Reads a boolean; false if the attribute is missing.
     pub fn flag(&mut self, name: &str) -> Result<bool, Problem> {
         Ok(self.int(name)?.unwrap_or(0) != 0)
     }
 
-    /// A float, if given.
+    /// Reads a float; `None` if the attribute is missing.
     pub fn float(&mut self, name: &str) -> Result<Option<f32>, Problem> {
         Ok(self.take(name, ast::AttributeType::Float)?.map(|a| a.f))
     }
 
-    /// A list of floats, if given.
+    /// Reads a list of floats; `None` if the attribute is missing.
     pub fn floats(&mut self, name: &str) -> Result<Option<Vec<f32>>, Problem> {
         Ok(self.take(name, ast::AttributeType::Floats)?.map(|a| a.floats.clone()))
     }
 
-    /// A list of integers, if given.
+    /// Reads a list of integers; `None` if the attribute is missing.
     pub fn ints(&mut self, name: &str) -> Result<Option<Vec<i64>>, Problem> {
         Ok(self.take(name, ast::AttributeType::Ints)?.map(|a| a.ints.clone()))
     }
 
-    /// A text, `default` when absent.
+    /// Reads a text; `default` if the attribute is missing.
     pub fn text(&mut self, name: &str, default: &str) -> Result<String, Problem> {
         let found = self.take(name, ast::AttributeType::String)?;
         Ok(found.map_or_else(|| default.to_owned(), |a| String::from_utf8_lossy(a.s).into_owned()))
     }
 
-    /// A tensor, if given.
+    /// Reads a tensor; `None` if the attribute is missing.
     pub fn tensor(&mut self, name: &str, device: &burn::tensor::Device) -> Result<Option<Constant>, Problem> {
         match self.take(name, ast::AttributeType::Tensor)? {
             None => Ok(None),
@@ -82,7 +82,8 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// A list of sizes, each at least `least`; `default` when absent.
+    /// Reads a list of sizes, each at least `least`; `default` if the attribute is missing. Fails if its length is not
+    /// that of `default`.
     pub fn sizes(&mut self, name: &str, least: i64, default: &[usize]) -> Result<Vec<usize>, Problem> {
         let Some(ints) = self.ints(name)? else { return Ok(default.to_vec()) };
         if ints.len() != default.len() {
@@ -91,7 +92,7 @@ impl<'a> Attributes<'a> {
         sizes(name, &ints, least)
     }
 
-    /// Refuses attributes that were not read.
+    /// Fails if an attribute was not read.
     pub fn finish(self) -> Result<(), Problem> {
         match self.left.keys().next() {
             None => Ok(()),
@@ -100,7 +101,7 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// `ints` as sizes of at least `least`. Sizes above 2^31 are refused, so that sums of a few cannot overflow.
+/// Converts `ints` to sizes of at least `least`. Sizes above 2^31 are refused, so that sums of several cannot overflow.
 pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, Problem> {
     ints.iter()
         .map(|&i| usize::try_from(i).ok().filter(|_| (least..=1 << 31).contains(&i)))
@@ -108,7 +109,7 @@ pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, 
         .ok_or_else(|| format!("`{name}` should be at least {least} and at most 2^31, found {ints:?}").into())
 }
 
-/// What an operator is built from.
+/// The parts of a node from which its operator is built.
 pub(super) struct Build<'n, 'a> {
     /// The operator's name.
     pub operator: &'a str,
@@ -116,21 +117,22 @@ pub(super) struct Build<'n, 'a> {
     pub opset: i64,
     /// The node's attributes.
     pub attributes: Attributes<'a>,
-    /// For each input that is given, whether it is constant, and if so what.
+    /// The inputs: `None` for an input that is left out, `Some(None)` for one that is not constant, and the value of a
+    /// constant.
     pub inputs: Vec<Option<Option<&'n Constant>>>,
-    /// How many outputs are used.
+    /// Number of outputs in use.
     pub outputs: usize,
-    /// Where constants go.
+    /// The device of constants.
     pub device: &'n burn::tensor::Device,
 }
 
 impl<'n> Build<'n, '_> {
-    /// Whether input `index` is given.
+    /// Whether input `index` is present.
     pub fn has(&self, index: usize) -> bool {
         self.inputs.get(index).is_some_and(Option::is_some)
     }
 
-    /// The constant at input `index`; none when the input is not given.
+    /// The constant at input `index`; `None` if the input is left out. Fails if the input is not constant.
     pub fn constant(&self, index: usize, what: &str) -> Result<Option<&'n Constant>, Problem> {
         match self.inputs.get(index).copied().flatten() {
             None => Ok(None),
@@ -139,25 +141,26 @@ impl<'n> Build<'n, '_> {
         }
     }
 
-    /// The constant numbers at input `index`.
+    /// The constant floats at input `index`; see [`Build::constant`].
     pub fn constant_floats(&self, index: usize, what: &str) -> Result<Option<&'n [f32]>, Problem> {
         let Some(constant) = self.constant(index, what)? else { return Ok(None) };
         let floats = constant.floats.as_deref();
         floats.map(Some).ok_or_else(|| format!("`{what}` should be at most 64 floats").into())
     }
 
-    /// The constant integers at input `index`.
+    /// The constant integers at input `index`; see [`Build::constant`].
     pub fn constant_ints(&self, index: usize, what: &str) -> Result<Option<&'n [i64]>, Problem> {
         let Some(constant) = self.constant(index, what)? else { return Ok(None) };
         constant.value.ints().map(Some)
     }
 
-    /// The shape of the constant at input `index`, if it is one.
+    /// The shape of the constant at input `index`; `None` if the input is not constant.
     pub fn constant_shape(&self, index: usize) -> Option<&'n [usize]> {
         self.inputs.get(index).copied().flatten().flatten().map(|c| c.value.shape())
     }
 
-    /// A list of integers that newer operator sets take as input `index` and older ones as attribute. `None` is absent.
+    /// A list of integers that is an attribute in older operator sets and input `index` in newer ones; `None` if it is
+    /// missing.
     pub fn ints_or_input(&mut self, name: &str, index: usize) -> Result<Option<Vec<i64>>, Problem> {
         match self.attributes.ints(name)? {
             Some(ints) => Ok(Some(ints)),
@@ -165,7 +168,7 @@ impl<'n> Build<'n, '_> {
         }
     }
 
-    /// Refuses another number of inputs or outputs.
+    /// Fails unless the node has a number of inputs in `inputs` and at most `outputs` outputs.
     pub fn arity(&self, inputs: std::ops::RangeInclusive<usize>, outputs: usize) -> Result<(), Problem> {
         let given = self.inputs.len();
         if !inputs.contains(&given) || self.inputs[..*inputs.start()].iter().any(Option::is_none) {
@@ -178,7 +181,7 @@ impl<'n> Build<'n, '_> {
     }
 }
 
-/// A scalar or list as an integer value.
+/// Creates an integer value: a scalar or a list.
 pub(super) fn int_value(values: Vec<i64>, scalar: bool) -> Value {
     let shape = if scalar { vec![] } else { vec![values.len()] };
     Value::Int { values, shape }

@@ -1,16 +1,16 @@
-//! Whether a graph that was exported for a batch of one may run many items at once.
+//! Decides whether a graph that was exported for a batch of one can run a whole batch at once.
 //!
-//! A node *carries items* when its result for N items stacked along axis 0 is the N results for single items stacked
-//! along axis 0. Each operator says so by itself, from the ranks of its inputs ([`Operator::carries`]); a graph whose
-//! nodes all do carries items by induction: for one item every value has axis 0 of length 1, for N items of length N.
-//! Reshape and Resize then put N where the file has a constant 1. Anything not proven runs item by item.
+//! A node *carries items* if its output for N items stacked along axis 0 equals its N outputs for single items, stacked
+//! along axis 0. Each operator decides this from the ranks of its inputs ([`Operator::carries`]). If all nodes carry
+//! items, the graph does, by induction: axis 0 of every value has length 1 for one item and N for N items. Reshape and
+//! Resize then replace a constant 1 in the file by N. Graphs without this proof run item by item.
 //!
 //! [`Operator::carries`]: super::ops::Operator::carries
 
 use super::graph::Graph;
 use super::ops::Carried;
 
-/// Whether every node of `graph` carries items, given the rank of its inputs.
+/// Whether every node of `graph` carries items. `input_rank` is the rank of its inputs.
 pub(super) fn carries_items(graph: &Graph, input_rank: usize) -> bool {
     let mut ranks: Vec<Option<usize>> = vec![None; graph.slots];
     for &slot in &graph.input_slots {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use roll_core::{DType, Error, Fault};
 
-/// What can be wrong with an ONNX file, or with running it.
+/// Errors of an ONNX file or of its execution.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnnxError {
@@ -13,75 +13,75 @@ pub enum OnnxError {
     File {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file is no ONNX model, or contradicts itself.
+    /// The file is not an ONNX model, or contradicts itself.
     #[error("{}: {problem}", path.display())]
     BadFile {
         /// The file.
         path: PathBuf,
-        /// What was expected and what was found.
+        /// The expected and the found.
         problem: String,
     },
-    /// The executor has no such operator.
+    /// The executor does not support an operator.
     #[error("{}: node `{node}` uses the operator `{operator}`, which this build cannot run", path.display())]
     Operator {
         /// The file.
         path: PathBuf,
-        /// The node's name, or its first output where it has none.
+        /// The node's name, or the name of its first output if it has none.
         node: String,
-        /// The operator, with its domain unless that is the default one.
+        /// The operator, with its domain unless it is the default domain.
         operator: String,
     },
-    /// A node asks for something that its operator does not do here, or that does not fit its inputs.
+    /// A node uses an unsupported feature of its operator, or does not fit its inputs.
     #[error("{}: node `{node}` ({operator}): {problem}", path.display())]
     Node {
         /// The file.
         path: PathBuf,
-        /// The node's name, or its first output where it has none.
+        /// The node's name, or the name of its first output if it has none.
         node: String,
         /// The operator.
         operator: String,
-        /// What was expected and what was found.
+        /// The expected and the found.
         problem: String,
     },
-    /// The tensor that was given does not fit the graph's input or output.
+    /// A tensor does not fit the graph's input or output.
     #[error("{}: `{port}` is {expected}, found shape {found:?}", path.display())]
     Port {
         /// The file.
         path: PathBuf,
         /// The input or output.
         port: String,
-        /// Its declared shape; names and `?` stand for free axes.
+        /// The declared shape; free axes have a name or `?`.
         expected: String,
-        /// The shape that was given.
+        /// The tensor's shape.
         found: Vec<usize>,
     },
-    /// Another number of tensors was given than the graph has inputs.
+    /// The number of tensors is not the number of the graph's inputs.
     #[error("{}: the inputs are `{expected}`, found {found} tensors", path.display())]
     Inputs {
         /// The file.
         path: PathBuf,
-        /// The inputs.
+        /// The names of the inputs.
         expected: String,
-        /// How many tensors were given.
+        /// The number of tensors.
         found: usize,
     },
-    /// A tensor of another type was given.
+    /// A tensor has another type than the input.
     #[error("{}: the input `{port}` is of type {expected:?}, found {found}", path.display())]
     Type {
         /// The file.
         path: PathBuf,
         /// The input.
         port: String,
-        /// Its type.
+        /// The input's type.
         expected: DType,
         /// "floats" or "integers".
         found: &'static str,
     },
-    /// A pullback was asked of a graph whose inputs are all of integers.
+    /// A pullback was requested of a graph without floating-point inputs.
     #[error("{}: there is no gradient with respect to integers: {inputs}; ask for the outputs alone", path.display())]
     NoGradient {
         /// The file.
@@ -89,7 +89,7 @@ pub enum OnnxError {
         /// The inputs with their types.
         inputs: String,
     },
-    /// ONNX Runtime is asked for and is not part of this build.
+    /// ONNX Runtime is requested but not part of this build.
     #[error(
         "ONNX Runtime is not part of this build: build with `--features onnxruntime`, or take this project's own \
          executor (`onnx: own`)"
@@ -101,15 +101,15 @@ pub enum OnnxError {
          or take this project's own executor (`onnx: own`)"
     )]
     Library {
-        /// What was looked for and what was found.
+        /// The expected and the found library.
         problem: String,
     },
-    /// ONNX Runtime refused a file, or failed to run it.
+    /// ONNX Runtime refused a file or failed to run it.
     #[error("{}: ONNX Runtime: {problem}; this project's own executor may take it (`onnx: own`)", path.display())]
     Runtime {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The message of ONNX Runtime.
         problem: String,
     },
 }
@@ -120,7 +120,7 @@ impl From<OnnxError> for Error {
     }
 }
 
-/// What is wrong with one node or tensor, before it is known whose it is.
+/// The problem of a node or tensor, before the node's name is attached.
 #[derive(Debug, PartialEq)]
 pub(super) struct Problem(pub String);
 
@@ -142,7 +142,7 @@ impl From<Error> for Problem {
     }
 }
 
-/// Runs `f`; a panic in it (a tensor library's check that ours did not foresee) becomes a problem.
+/// Runs `f` and converts a panic into a problem. A tensor library panics if its checks are stricter than ours.
 pub(super) fn no_panic<T>(f: impl FnOnce() -> Result<T, Problem>) -> Result<T, Problem> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let message = panic

@@ -1,21 +1,21 @@
-//! Runs the nodes of a graph in order and drops every value after its last use.
+//! Runs the nodes of a graph in order, and drops every value after its last use.
 
 use super::error::{OnnxError, Problem, no_panic};
 use super::graph::{Graph, Node};
 use super::ops::Run;
 use super::value::{Allowed, Value, elements};
 
-/// A value may have this many elements for each of the inputs', as many as the file has numbers, and [`FREE`]. Networks
-/// that people use stay far below: a first layer makes 64 channels of 3.
+/// Greatest number of elements of a value per element of the inputs; the numbers in the file and [`FREE`] are added to
+/// this. Real networks are far below: a typical first layer maps 3 channels to 64.
 const FOR_EACH_INPUT: usize = 256;
-/// Elements that a value may have whatever the inputs are: 64 MiB.
+/// Number of elements that a value may have for any input: 64 MiB of f32.
 const FREE: usize = 1 << 24;
-/// All values of a run together may have this many times the elements of one.
+/// Greatest number of elements of all values in a run, as a multiple of the limit for one value.
 const TOGETHER: usize = 16;
 
-/// Values of the outputs `wanted` (indices into the graph's outputs) for `inputs`, one for each of the graph's.
+/// Computes the outputs `wanted` (indices into the graph's outputs) for `inputs`, one per input of the graph.
 ///
-/// `items` is the number of stacked items when the graph was written for one (see `batch`).
+/// `items` is the number of stacked items if the graph was exported for one item; see `batch`.
 pub(super) fn execute(
     graph: &Graph,
     inputs: &[Value],
@@ -71,7 +71,7 @@ pub(super) fn execute(
         .collect()
 }
 
-/// Elements that one value may have.
+/// The greatest number of elements of one value.
 fn allowed(graph: &Graph, inputs: &[Value]) -> usize {
     let given: usize = inputs.iter().map(count).sum();
     let weights: usize = graph.constants.iter().flatten().map(|constant| count(&constant.value)).sum();
@@ -83,7 +83,7 @@ fn count(value: &Value) -> usize {
     value.shape().iter().product()
 }
 
-/// Runs one node and checks what it gives.
+/// Runs one node and checks the sizes of its outputs.
 pub(super) fn run_node(node: &Node, inputs: &[Option<&Value>], run: Run) -> Result<Vec<Value>, Problem> {
     if inputs.iter().flatten().any(|v| v.shape().contains(&0) && matches!(v, Value::Float(_))) {
         return Err("an input is empty; empty tensors are not computed with".into());
@@ -95,7 +95,7 @@ pub(super) fn run_node(node: &Node, inputs: &[Option<&Value>], run: Run) -> Resu
     Ok(outputs)
 }
 
-/// Which nodes the wanted outputs need, and when each value is used last.
+/// The nodes that the wanted outputs depend on, and the last use of each value.
 struct Plan {
     needed: Vec<bool>,
     last_use: Vec<usize>,

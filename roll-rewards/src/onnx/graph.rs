@@ -1,4 +1,4 @@
-//! A graph that can run: typed operators in execution order, values in numbered slots.
+//! A graph that can run: typed operators in execution order, and values in numbered slots.
 
 use std::path::PathBuf;
 
@@ -11,15 +11,15 @@ use super::value::Constant;
 /// An input or output of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Port {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// The type of its elements: of an input what must be given, of an output f32 or i64 (booleans too).
+    /// Type of the elements. Outputs are f32 or i64 (booleans, too).
     pub dtype: DType,
-    /// Its declared shape; `None` is a free axis. Empty also when the file declares none.
+    /// Declared shape; `None` is a free axis. Also empty if the file declares no shape.
     pub shape: Vec<Option<usize>>,
 }
 
-/// A graph in execution order. Values live in numbered slots.
+/// A graph in execution order. Values are stored in numbered slots.
 #[derive(Debug)]
 pub(super) struct Graph {
     pub path: PathBuf,
@@ -28,7 +28,7 @@ pub(super) struct Graph {
     pub nodes: Vec<Node>,
     pub slots: usize,
     pub constants: Vec<Option<Constant>>,
-    /// Numbers that operators hold themselves, out of constants of the file.
+    /// Number of elements of constants that were moved into operators.
     pub fused: usize,
     pub input_slots: Vec<usize>,
     pub outputs: Vec<usize>,
@@ -45,7 +45,7 @@ pub(super) struct Node {
 }
 
 impl Graph {
-    /// A problem of `node`, with its name and the file's.
+    /// Adds the names of `node` and of the file to a problem.
     pub fn node_error(&self, node: &Node, problem: Problem) -> OnnxError {
         OnnxError::Node {
             path: self.path.clone(),

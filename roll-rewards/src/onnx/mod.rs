@@ -1,15 +1,14 @@
 //! ONNX graphs, read at run time and executed on Burn, forward and backward.
 //!
-//! A graph becomes a [`Model`]: [`Model::run`] gives every output for one float input, [`Model::vjp`] one output and its
-//! pullback to the input. Weights are constants: no gradient work is done for them. Graphs with several inputs,
-//! or with integers among them (text towers), run with [`Model::run_all`].
+//! A graph becomes a [`Model`]. [`Model::run`] computes every output for one float input; [`Model::vjp`] computes one
+//! output and its pullback to the input. Weights are constants and cause no work in the backward pass. Graphs with
+//! several inputs or with integer inputs (text towers) run with [`Model::run_all`].
 //!
-//! When a graph is opened, constants are folded, and convolutions, layer norms and the like are fused with what follows
-//! them, so that each is one pass, forward and backward.
+//! Opening a graph folds constants and fuses convolutions, layer norms and other chains of nodes, so that each is one
+//! operator, forward and backward. An operator that the executor does not support is an error that names operator, node
+//! and file.
 //!
-//! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (the cargo feature `onnxruntime`).
-//!
-//! Opening a file refuses operators that the executor cannot run, by operator, node and file.
+//! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (cargo feature `onnxruntime`).
 
 mod attributes;
 mod batch;

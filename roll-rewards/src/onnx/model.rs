@@ -1,4 +1,4 @@
-//! An ONNX model: opening, running, differentiating.
+//! An ONNX model: opened, run and differentiated.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,35 +17,36 @@ use super::read::read;
 use super::recorded::Recorded;
 use super::value::Value;
 
-/// Largest file that is read; protobuf itself ends at 2 GiB.
+/// Greatest size of a file; protobuf's own limit is 2 GiB.
 const MAX_FILE: u64 = 1 << 31;
 
 /// A graph with its weights on a device.
 ///
-/// A graph with one float input may be given any number of items along axis 0. One exported for a batch of one is run on
-/// all of them at once when every node is proven to treat them alike (a constant 1 that leads a Reshape or Resize shape
-/// becomes the number of items), and item by item, its outputs concatenated along axis 0, when not. A graph with a free
-/// batch axis is run as it is unless such a constant shows that the axis is not free in truth.
+/// A graph with one float input accepts any number of items along axis 0. If it was exported for a batch of one, all
+/// items run at once if every node is proven to treat them independently; a constant 1 at the start of a Reshape or
+/// Resize shape then becomes the number of items. Without this proof, items run one by one and outputs are concatenated
+/// along axis 0. A graph with a free batch axis runs as it is, unless such a constant shows that the axis is not really
+/// free.
 ///
-/// A graph with several inputs, or with one of integers, is run as it is, or item by item when every input was exported
+/// A graph with several inputs, or with an integer input, runs as it is, or item by item if every input was exported
 /// for a batch of one.
 #[derive(Debug)]
 pub struct Model {
     graph: Graph,
     batching: Batching,
     device: Device,
-    /// The output that [`Model::value`] gives and [`Model::vjp`] differentiates.
+    /// Index of the output that [`Model::value`] computes and [`Model::vjp`] differentiates.
     output: usize,
 }
 
 /// How several items run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Batching {
-    /// At once, constant batch axes rewritten.
+    /// At once, with constant batch axes rewritten.
     Stacked,
-    /// At once, the graph as it is.
+    /// At once, on the original graph.
     AsDeclared,
-    /// One after the other.
+    /// One by one.
     ItemByItem,
 }
 
@@ -69,8 +70,8 @@ impl Batching {
 }
 
 impl Model {
-    /// Reads the file and puts its weights on `device`. Fails when the file is damaged or needs anything that the
-    /// executor lacks; the message names the operator, the node and the file.
+    /// Reads the file and uploads its weights to `device`. Fails if the file is damaged or needs an unsupported
+    /// feature; the error names operator, node and file.
     pub fn open(path: &Path, device: &Device) -> Result<Self, OnnxError> {
         let file = |source| OnnxError::File { path: path.to_owned(), source };
         let metadata = std::fs::metadata(path).map_err(file)?;
@@ -81,18 +82,18 @@ impl Model {
         Self::parse(path, &std::fs::read(path).map_err(file)?, device)
     }
 
-    /// As [`Model::open`], from the file's bytes; `path` is what messages call it.
+    /// Like [`Model::open`], from the file's bytes. Error messages call the file `path`.
     pub fn parse(path: &Path, bytes: &[u8], device: &Device) -> Result<Self, OnnxError> {
         Ok(Self::of(fuse(read(path, bytes, device)?, device), device))
     }
 
-    /// As [`Model::parse`], every node by itself: what [`fuse`] must not change.
+    /// Like [`Model::parse`], without [`fuse`]; tests compare both.
     #[cfg(test)]
     pub(super) fn unfused(path: &Path, bytes: &[u8], device: &Device) -> Result<Self, OnnxError> {
         Ok(Self::of(read(path, bytes, device)?, device))
     }
 
-    /// How many nodes are left.
+    /// Number of nodes.
     #[cfg(test)]
     pub(super) fn nodes(&self) -> usize {
         self.graph.nodes.len()
@@ -104,8 +105,8 @@ impl Model {
         Self { graph, batching, device: device.clone(), output: 0 }
     }
 
-    /// With another output than the first as the one that [`Model::value`] gives and [`Model::vjp`] differentiates.
-    /// Fails, listing the outputs, when none has this name.
+    /// Selects the output that [`Model::value`] computes and [`Model::vjp`] differentiates; the default is the first.
+    /// Fails, and lists the outputs, if none is called `name`.
     pub fn with_output(mut self, name: &str) -> Result<Self, OnnxError> {
         let ports = &self.graph.output_ports;
         self.output = ports.iter().position(|port| port.name == name).ok_or_else(|| {
@@ -116,47 +117,48 @@ impl Model {
         Ok(self)
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.graph.path
     }
 
-    /// The inputs, in the file's order.
+    /// The inputs in the file's order.
     pub fn inputs(&self) -> &[Port] {
         &self.graph.inputs
     }
 
-    /// The outputs, in the file's order.
+    /// The outputs in the file's order.
     pub fn outputs(&self) -> &[Port] {
         &self.graph.output_ports
     }
 
-    /// Where the weights are.
+    /// The device of the weights.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Every output of a graph with one float input, without gradient. Values inside are dropped after their last use.
+    /// Computes every output of a graph with one float input, without gradient. Intermediate values are dropped after
+    /// their last use.
     ///
-    /// Fails when `input` has another shape than declared (axis 0 aside), when the graph has other inputs, when a node's
-    /// inputs do not fit together, and when an output is of integers.
+    /// Fails if `input` has another shape than declared (except axis 0), if the graph has other inputs, if a node does
+    /// not fit its inputs, or if an output is an integer tensor.
     pub fn run(&self, input: &NdTensor) -> Result<Vec<NdTensor>> {
         let outputs = self.forward(&[Value::Float(input.clone().untracked())], 0..self.graph.outputs.len())?;
         outputs.into_iter().map(|value| Ok(self.float(value)?)).collect()
     }
 
-    /// The output of [`Model::with_output`] alone, without gradient; what others need is not computed. Fails as
-    /// [`Model::run`] does.
+    /// Computes the output that [`Model::with_output`] selected, without gradient and without work for other outputs.
+    /// Fails like [`Model::run`].
     pub fn value(&self, input: &NdTensor) -> Result<NdTensor> {
         let wanted = self.output..self.output + 1;
         let mut outputs = self.forward(&[Value::Float(input.clone().untracked())], wanted)?;
         Ok(self.float(outputs.remove(0))?)
     }
 
-    /// Every output, without gradient, for one tensor per input, in the file's order: floats for an input of floats, else
-    /// integers or booleans. Outputs are f32 or i64.
+    /// Computes every output, without gradient, for one tensor per input in the file's order: f32 for a float input,
+    /// otherwise integers or booleans. Outputs are f32 or i64.
     ///
-    /// Fails as [`Model::run`] does, and when a tensor is of another type than its input.
+    /// Fails like [`Model::run`], and if a tensor has another type than its input.
     pub fn run_all(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.forward(&self.upload(inputs)?, 0..self.graph.outputs.len())?
             .into_iter()
@@ -164,29 +166,29 @@ impl Model {
             .collect()
     }
 
-    /// The first output (or that of [`Model::with_output`]) for `input`, and its pullback. Fails as [`Model::run`] does.
+    /// Computes the selected output (default: the first) for `input`, and its pullback. Fails like [`Model::run`].
     pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
         self.record(&[Value::Float(input.clone().untracked())])
     }
 
-    /// The first output for one tensor per input, as [`Model::run_all`] takes them, and its pullback to the inputs of
-    /// floats. Fails as [`Model::run_all`] does, and with [`OnnxError::NoGradient`] when no input is of floats.
+    /// Computes the selected output for one tensor per input, as in [`Model::run_all`], and its pullback to the float
+    /// inputs. Fails like [`Model::run_all`], and with [`OnnxError::NoGradient`] if no input is a float tensor.
     pub fn vjp_all(&self, inputs: &[Tensor]) -> Result<(Tensor, Recorded)> {
         let (value, recorded) = self.record(&self.upload(inputs)?)?;
         Ok((Value::Float(value).to_host()?, recorded))
     }
 
-    /// Whether items must be given one at a time to an executor that runs the graph as the file has it.
+    /// Whether an executor that runs the original graph must receive items one at a time.
     pub(super) fn is_for_one_item(&self) -> bool {
         self.batching != Batching::AsDeclared
     }
 
-    /// Outputs for several items, put together along axis 0.
+    /// Concatenates the outputs of several items along axis 0.
     pub(super) fn stacked(&self, parts: Vec<NdTensor>) -> Result<NdTensor> {
         Ok(self.float(self.stack(parts.into_iter().map(Value::Float).collect())?)?)
     }
 
-    /// Fails unless there is one value per input, each of the declared type and shape.
+    /// Fails unless there is one value per input, of the declared type and shape.
     pub(super) fn check(&self, values: &[Value]) -> Result<(), OnnxError> {
         let (ports, path) = (&self.graph.inputs, &self.graph.path);
         if values.len() != ports.len() {
@@ -202,7 +204,7 @@ impl Model {
                 let (port, expected) = (port.name.clone(), port.dtype);
                 return Err(OnnxError::Type { path: path.clone(), port, expected, found });
             }
-            // Item by item, every input has as many items as the first.
+            // If items run one by one, every input must have the same number of items as the first.
             let alike =
                 self.batching != Batching::ItemByItem || items.is_none_or(|i| value.shape().first() == Some(&i));
             if !self.fits(port, value.shape()) || !alike {
@@ -220,7 +222,7 @@ impl Model {
                 && port.shape.iter().zip(found).enumerate().all(|(axis, (declared, &found))| {
                     axis == 0 && free_batch || declared.is_none_or(|declared| declared == found)
                 });
-        // A scalar has no items; only inputs beside others, or of integers, may be one.
+        // A scalar has no items; it is accepted only if the graph runs as declared.
         declared && (!found.is_empty() || !free_batch) && !found.contains(&0)
     }
 
@@ -264,7 +266,7 @@ impl Model {
         pool::within(&self.device, || self.recorded(inputs, shapes))
     }
 
-    /// The output for `inputs`, of which those of floats have these shapes, and its pullback.
+    /// Computes the output for `inputs` and its pullback. `shapes` are those of the float inputs.
     fn recorded(&self, inputs: &[Value], shapes: Vec<Option<Vec<usize>>>) -> Result<(NdTensor, Recorded)> {
         let (parts, items) = self.parts(inputs);
         let (mut values, mut records) = (vec![], vec![]);
@@ -299,7 +301,7 @@ impl Model {
         Ok((value, recorded))
     }
 
-    /// What is run at once, and the number of items when constants of the file must be rewritten to it.
+    /// The inputs of each run, and the number of items if constants of the file must be rewritten to it.
     fn parts(&self, inputs: &[Value]) -> (Vec<Vec<Value>>, Option<usize>) {
         let items = inputs[0].shape().first().copied().unwrap_or(1);
         match self.batching {
@@ -333,7 +335,7 @@ impl Model {
     }
 }
 
-/// Whether `node` gives axis 0 the constant length 1, though the file declares the axis free.
+/// Whether `node` sets axis 0 to the constant length 1 although the file declares the axis free.
 fn fixes_batch(node: &Node, graph: &Graph) -> bool {
     let shape = node.inputs.get(1).copied().flatten().and_then(|slot| graph.constants[slot].as_ref());
     node.kind == "Reshape" && shape.is_some_and(|s| s.value.ints().is_ok_and(|ints| ints.first() == Some(&1)))

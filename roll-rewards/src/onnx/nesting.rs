@@ -1,12 +1,12 @@
-//! Refuses files whose messages nest deeply, before a recursive parser meets them.
+//! Refuses files with deeply nested messages before a recursive parser reads them.
 //!
-//! A graph may hold an attribute that holds a graph, and a type may hold types; each level costs a file a dozen bytes
-//! and the parser a stack frame, and a stack that overflows cannot be caught.
+//! A graph may contain an attribute that contains a graph, and a type may contain types. Each level costs a file a
+//! dozen bytes and the parser a stack frame, and a stack overflow cannot be caught.
 
-/// Deepest nesting that is parsed. Real files stay below 30.
+/// Deepest nesting that is parsed. Real files are below 30.
 const MAX_DEPTH: usize = 64;
 
-/// The messages of onnx.proto that can hold themselves, directly or not.
+/// The messages of onnx.proto that can contain themselves, directly or indirectly.
 #[derive(Clone, Copy)]
 enum Message {
     Model,
@@ -22,7 +22,7 @@ enum Message {
 }
 
 impl Message {
-    /// What the field `number` holds, when that is one of these messages.
+    /// The message in field `number`, if it is one of these messages.
     fn field(self, number: u64) -> Option<Self> {
         Some(match (self, number) {
             (Self::Model, 7) => Self::Graph,
@@ -47,8 +47,8 @@ impl Message {
         })
     }
 
-    /// Whether a field may be encoded as `wire` says. The parser reads some fields as their type is defined, whatever
-    /// the file claims; were that let pass, a file could show this check another tree than the parser sees.
+    /// Whether the field may have the wire type `wire`. The parser reads some fields by their defined type and ignores
+    /// the file's wire type; without this check, a file could present one tree here and another to the parser.
     fn allows(self, number: u64, wire: u64) -> bool {
         match (self, number) {
             (Self::Attribute, 7 | 8) => true,
@@ -60,7 +60,7 @@ impl Message {
     }
 }
 
-/// Fails, saying why, when the model in `bytes` nests too deeply. Malformed bytes pass: the parser refuses those.
+/// Fails if the model in `bytes` is nested too deeply. Malformed bytes pass, because the parser refuses them.
 pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     let mut open = vec![(Message::Model, bytes)];
     let mut depths = vec![0];
@@ -84,7 +84,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// The tag of the first field, its bytes if it is length-delimited, and what follows it.
+/// The tag of the first field, its bytes if it is length-delimited, and the rest.
 fn next_field(bytes: &[u8]) -> Option<(u64, Option<&[u8]>, &[u8])> {
     let (tag, rest) = varint(bytes)?;
     match tag & 7 {

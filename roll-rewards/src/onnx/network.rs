@@ -1,4 +1,4 @@
-//! A model, and which executor its passes take.
+//! A model, together with the executor of its passes without gradient.
 
 use std::path::Path;
 
@@ -15,18 +15,19 @@ use super::recorded::Recorded;
 use super::runtime::{LIBRARY, Session, build};
 use super::value::Value;
 
-/// Which executor runs a network's passes without gradient. Gradients are always this project's own.
+/// The executor of a network's passes without gradient. Passes with gradient always run on this project's own executor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Executor {
-    /// ONNX Runtime for passes on which no gradient can depend, where it is part of the build, its library is there and
-    /// the device is the CPU; else this project's own. Training is the same, bit for bit, with the library and without.
+    /// ONNX Runtime for passes on which no gradient can depend, if it is part of the build, its library is installed
+    /// and the device is the CPU; this project's own executor otherwise. Training is bit-identical with and without the
+    /// library.
     #[default]
     Auto,
-    /// This project's own.
+    /// This project's own executor.
     Own,
-    /// ONNX Runtime for every pass without gradient, on the CPU. Fails where it is not part of the build, or its library
-    /// is not there.
+    /// ONNX Runtime for every pass without gradient, on the CPU. Fails if it is not part of the build or its library is
+    /// missing.
     OnnxRuntime,
 }
 
@@ -39,15 +40,15 @@ pub struct Network {
 }
 
 impl Network {
-    /// Opens the file for `executor`, its weights on `device` for this project's own.
+    /// Opens a file for `executor`. Weights for this project's own executor are uploaded to `device`.
     ///
-    /// Fails as [`Model::open`] does: a file that our executor cannot run has no gradient. For
-    /// [`Executor::OnnxRuntime`] fails also as [`Session::open`] does.
+    /// Fails like [`Model::open`], because a file that our executor cannot run has no gradient. With
+    /// [`Executor::OnnxRuntime`] it also fails like [`Session::open`].
     pub fn open(path: &Path, device: &Device, executor: Executor) -> Result<Self, OnnxError> {
         Self::new(Model::open(path, device)?, executor)
     }
 
-    /// As [`Network::open`], from a model; ONNX Runtime reads the model's file once more.
+    /// Like [`Network::open`], from a model. ONNX Runtime reads the model's file again.
     pub fn new(model: Model, executor: Executor) -> Result<Self, OnnxError> {
         let session = match executor {
             Executor::Own => None,
@@ -55,7 +56,7 @@ impl Network {
             Executor::Auto if !is_host(model.device()) => None,
             Executor::Auto => match Session::open(model.path()) {
                 Ok(session) => Some(session),
-                // Nobody asked for it.
+                // ONNX Runtime was not requested explicitly.
                 Err(OnnxError::NoRuntime) => None,
                 Err(error) if std::env::var_os(LIBRARY).is_none() => {
                     tracing::debug!("{error}");
@@ -70,15 +71,15 @@ impl Network {
         Ok(Self { model, executor, session })
     }
 
-    /// The model that has the gradients.
+    /// The model, which computes the gradients.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Every output for `input`. With [`Grad::Record`] a gradient will be computed that depends on the outputs, though it
-    /// does not flow through them (where a face is, what the reference looks like).
+    /// Computes every output for `input`. [`Grad::Record`] announces that a gradient will be computed that depends on
+    /// these outputs without flowing through them (the position of a face, the embedding of a reference).
     ///
-    /// Fails as [`Model::run`] does, and when ONNX Runtime fails.
+    /// Fails like [`Model::run`], and if ONNX Runtime fails.
     pub fn run(&self, input: &NdTensor, grad: Grad) -> Result<Vec<NdTensor>> {
         match self.session_for(grad) {
             Some(session) => self.run_on(session, input),
@@ -86,13 +87,13 @@ impl Network {
         }
     }
 
-    /// As [`Model::vjp`].
+    /// See [`Model::vjp`].
     pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
         self.model.vjp(input)
     }
 
-    /// What computes outputs on which gradients depend, when it is not this project's own executor. Outputs differ from
-    /// one to the other in their last bits, so what is kept of them must be kept under this.
+    /// Name and version of ONNX Runtime if it computes outputs on which gradients depend; `None` if this project's own
+    /// executor does. The two executors differ in the last bits, so caches of outputs must include this in their key.
     pub fn foreign(&self) -> Option<String> {
         self.session_for(Grad::Record).map(|_| format!("onnxruntime: {}", build().unwrap_or_default()))
     }
@@ -124,7 +125,7 @@ impl Network {
     }
 }
 
-/// Whether tensors on `device` are in the host's memory.
+/// Whether tensors on `device` are in host memory.
 fn is_host(device: &Device) -> bool {
     ["flex", "libtorch"].iter().any(|name| roll_backends::device(name).is_ok_and(|host| host == *device))
 }

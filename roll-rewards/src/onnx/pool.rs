@@ -1,11 +1,11 @@
-//! The thread pool around a whole pass.
+//! Runs a whole pass inside rayon's thread pool.
 
 use burn::tensor::Device;
 use roll_backends::device::is_flex;
 
-/// The result of `f`. On the CPU's own backend `f` runs on a thread of rayon's pool. A pass is hundreds of short loops that
-/// the pool divides: from within, each begins at once; from outside, each would wait until a thread of the pool wakes, and
-/// then until the caller has woken. For networks of small pictures that is most of the time.
+/// Calls `f` and returns its result. On the backend `flex`, `f` runs on a thread of rayon's pool. A pass has hundreds
+/// of short parallel loops. Inside the pool each loop begins at once; outside, each would wait until a pool thread
+/// wakes, and then until the caller wakes. For networks of small pictures these waits are most of the time.
 pub(super) fn within<T: Send>(device: &Device, f: impl FnOnce() -> T + Send) -> T {
     match is_flex(device) {
         true => rayon::scope(|_| f()),

@@ -1,4 +1,4 @@
-//! From onnx-rs's syntax tree to a graph that can run: typed operators in execution order, constants folded.
+//! Converts onnx-rs's syntax tree to a graph that can run: typed operators in execution order, with constants folded.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,14 +15,14 @@ use super::ops::{self, Operator, Run};
 use super::value::{Allowed, Constant};
 use super::{nesting, tensor_proto};
 
-/// Operator sets whose meaning the operators here know.
+/// Supported operator sets.
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
 
-/// Numbers that folded constants may have in all, beside as many as the file has bytes: a few hundred bytes can ask for
-/// any number of large constants.
+/// Greatest number of elements of all folded constants, in addition to one per byte of the file: a few hundred bytes
+/// can request any number of large constants.
 const MAX_FOLDED: usize = 1 << 24;
 
-/// Reads the model in `bytes`; `path` is for messages.
+/// Reads the model in `bytes`. `path` is for error messages.
 pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, OnnxError> {
     let bad = |problem: String| OnnxError::BadFile { path: path.to_owned(), problem };
     nesting::check(bytes).map_err(bad)?;
@@ -53,9 +53,9 @@ struct Reader<'a> {
     device: &'a Device,
     slots: HashMap<&'a str, usize>,
     constants: Vec<Option<Constant>>,
-    /// Numbers that may be folded.
+    /// Number of elements that may be folded.
     most: usize,
-    /// Of these, those that still may.
+    /// Number of elements that may still be folded.
     left: usize,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
             let slot = self.define(tensor.name())?;
             self.constants[slot] = Some(constant);
         }
-        // Before IR version 4 initialisers stand among the inputs too.
+        // Before IR version 4, initialisers are listed among the inputs, too.
         let inputs: Vec<_> = self.graph.input.iter().filter(|i| !self.slots.contains_key(i.name)).collect();
         if inputs.is_empty() {
             return Err(self.bad("the graph has no input: everything in it is constant".into()));
@@ -97,14 +97,14 @@ impl<'a> Reader<'a> {
             let slot = self.slots.get(output.name).copied();
             outputs.push(slot.ok_or_else(|| self.bad(format!("nothing computes the output `{}`", output.name)))?);
         }
-        // Weights that were folded away must not stay on the device.
+        // Folded weights are removed, so that they do not occupy the device.
         let mut kept = vec![false; self.constants.len()];
         nodes.iter().flat_map(|n: &Node| n.inputs.iter().flatten()).chain(&outputs).for_each(|s| kept[*s] = true);
         self.constants.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(c, _)| *c = None);
         Ok(Graph {
             path: self.path.to_owned(),
             inputs: ports,
-            // Every float type is computed as f32, every other as i64.
+            // All float types are computed as f32, all others as i64.
             output_ports: self.graph.output.iter().map(|o| port(o, output_dtype(o))).collect(),
             nodes,
             slots: self.constants.len(),
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
         OnnxError::BadFile { path: self.path.to_owned(), problem }
     }
 
-    /// A new slot for the value `name`.
+    /// Creates a slot for the value `name`.
     fn define(&mut self, name: &'a str) -> Result<usize, OnnxError> {
         let slot = self.constants.len();
         self.constants.push(None);
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The nodes that the outputs need, each after those it reads from. Without recursion: a chain may be long.
+    /// The nodes that the outputs depend on, in topological order. Not recursive, because chains may be long.
     fn order(&self) -> Result<Vec<usize>, OnnxError> {
         let nodes = &self.graph.node;
         let mut producers = HashMap::new();
@@ -173,7 +173,7 @@ impl<'a> Reader<'a> {
         Ok(order)
     }
 
-    /// The node as an operator that can run, or nothing when it was folded into constants.
+    /// Converts a node to an operator; `None` if it was folded into constants.
     fn node(&mut self, node: &'a ast::Node<'a>) -> Result<Option<Node>, OnnxError> {
         let name = node_name(node).to_owned();
         let kind = node.op_type.as_str().to_owned();
@@ -243,7 +243,7 @@ fn port(value: &ast::ValueInfo, dtype: DType) -> Port {
     Port { name: value.name.to_owned(), dtype, shape: shape.collect() }
 }
 
-/// What is given for an input; floats where the file does not say.
+/// The type of an input; f32 if the file does not declare it, `None` if it is not supported.
 fn dtype(input: &ast::ValueInfo) -> Option<DType> {
     Some(match input.tensor_elem_type() {
         None | Some(ast::DataType::Undefined | ast::DataType::Float) => DType::F32,

@@ -1,4 +1,4 @@
-//! The recorded first output of a model, and its pullback.
+//! The recorded output of a model and its pullback.
 
 use std::path::PathBuf;
 
@@ -11,31 +11,31 @@ use super::error::{OnnxError, no_panic};
 use super::pool;
 use super::value::{Value, plain_device};
 
-/// The recorded first output of a [`Model`](super::Model), waiting for its cotangent.
+/// The recorded output of a [`Model`](super::Model), ready to be pulled back.
 pub struct Recorded {
     pub(super) path: PathBuf,
     pub(super) port: String,
-    /// Of each input of the graph; `None` for integers.
+    /// Shape of each input of the graph; `None` for integers.
     pub(super) input_shapes: Vec<Option<Vec<usize>>>,
     pub(super) output_shape: Vec<usize>,
-    /// Where the weights are.
+    /// The device of the weights.
     pub(super) device: Device,
-    /// The length along axis 0 of what each record gave.
+    /// The length along axis 0 of each record's output.
     pub(super) leading: Vec<usize>,
     pub(super) records: Vec<roll_backends::vjp::Recorded>,
 }
 
 impl Recorded {
-    /// The cotangent of the first input of floats, given that of the first output. Zero where the output does not depend
-    /// on the input.
+    /// Maps the cotangent of the output to that of the first float input. It is zero if the output does not depend on
+    /// the input.
     pub fn pull(self, cotangent: NdTensor) -> Result<NdTensor> {
         let path = self.path.clone();
         let first = self.gradients(cotangent)?.into_iter().flatten().next();
         Ok(first.ok_or_else(|| OnnxError::NoGradient { path, inputs: "all of them".into() })?)
     }
 
-    /// The cotangent of each input, given that of the first output. `None` for an input of integers, zero where the
-    /// output does not depend on an input.
+    /// Maps the cotangent of the output to that of each input: `None` for an integer input, zero if the output does not
+    /// depend on an input.
     pub fn pull_all(self, cotangent: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let cotangent = to_device_nd(cotangent, &self.device)?;
         let gradients = self.gradients(cotangent)?;

@@ -1,6 +1,6 @@
-//! ONNX Runtime, for passes without gradient. Its library is loaded at run time, from ORT_DYLIB_PATH.
+//! ONNX Runtime, for passes without gradient. Its library is loaded at run time from ORT_DYLIB_PATH.
 //!
-//! Without the cargo feature `onnxruntime` everything here fails with [`OnnxError::NoRuntime`].
+//! Without the cargo feature `onnxruntime`, all functions fail with [`OnnxError::NoRuntime`].
 
 use std::path::Path;
 
@@ -11,29 +11,29 @@ use super::error::OnnxError;
 /// The environment variable with the path of ONNX Runtime's library.
 pub const LIBRARY: &str = "ORT_DYLIB_PATH";
 
-/// A graph that ONNX Runtime has loaded, on the CPU, with as many threads as this project's own executor.
+/// A graph loaded by ONNX Runtime, on the CPU, with the same number of threads as this project's own executor.
 #[derive(Debug)]
 pub struct Session(imp::Session);
 
 impl Session {
     /// Loads the file. Fails with [`OnnxError::NoRuntime`] in a build without ONNX Runtime, with [`OnnxError::Library`]
-    /// when its library cannot be loaded, and with [`OnnxError::Runtime`] when it refuses the file.
+    /// if its library cannot be loaded, and with [`OnnxError::Runtime`] if it refuses the file.
     pub fn open(path: &Path) -> Result<Self, OnnxError> {
         imp::Session::open(path).map(Self)
     }
 
-    /// As [`Session::open`], from the file's bytes; `path` is what messages call it.
+    /// Like [`Session::open`], from the file's bytes. Error messages call the file `path`.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, OnnxError> {
         imp::Session::parse(path, bytes).map(Self)
     }
 
-    /// Every output, as f32 or i64, for one tensor per input, in the file's order and of its types.
+    /// Computes every output, as f32 or i64, for one tensor per input, in the order and with the types of the file.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.0.run(inputs)
     }
 }
 
-/// Which ONNX Runtime is loaded: branch, commit and options of its build. Fails as [`Session::open`] does.
+/// Identifies the loaded ONNX Runtime by branch, commit and options of its build. Fails like [`Session::open`].
 pub fn build() -> Result<&'static str, OnnxError> {
     imp::build()
 }
@@ -42,7 +42,7 @@ pub fn build() -> Result<&'static str, OnnxError> {
 mod imp {
     use super::*;
 
-    /// There is none.
+    /// No session exists in a build without ONNX Runtime.
     #[derive(Debug)]
     pub enum Session {}
 
@@ -79,7 +79,7 @@ mod imp {
     use super::super::error::{Problem, no_panic};
     use super::*;
 
-    /// The library, loaded once and never unloaded. A process has one: a later change of the variable has no effect.
+    /// The library, loaded once and never unloaded. A later change of the environment variable has no effect.
     fn library() -> Result<&'static Library, OnnxError> {
         static LOADED: OnceLock<Result<Library, String>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| no_panic(load).map_err(|p| p.0));
@@ -94,7 +94,7 @@ mod imp {
     fn load() -> Result<Library, Problem> {
         let path = std::env::var_os(LIBRARY).filter(|p| !p.is_empty()).map(PathBuf::from);
         let path = path.ok_or_else(|| Problem(format!("{LIBRARY} is not set")))?;
-        // A relative path would be looked for beside the program first.
+        // A relative path would first be searched next to the program.
         let path = path.canonicalize().map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
         if !path.is_file() {
             return Err(Problem(format!("{LIBRARY} is {}, which is not a file", path.display())));
@@ -102,7 +102,7 @@ mod imp {
         let builder = ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
         let environment = builder.with_name("roll").with_telemetry(false).build().map_err(problem)?;
         environment.set_log_level(ort::logging::LogLevel::Warning);
-        // The version that the library has beside it is not handed on by the crate.
+        // The crate does not expose the library's version number.
         let build = ort::info();
         tracing::info!(path = %path.display(), %build, "loaded ONNX Runtime");
         Ok(Library { environment, build })
@@ -119,7 +119,7 @@ mod imp {
     #[derive(Debug)]
     pub struct Session {
         path: PathBuf,
-        /// A run takes the session for itself.
+        /// A run needs exclusive access to the session.
         session: Mutex<Ort>,
     }
 

@@ -6,7 +6,7 @@ use onnx_rs::ast::{DataLocation, DataType, TensorProto};
 use super::error::Problem;
 use super::value::{Constant, MAX_INTS, Value, elements, upload};
 
-/// The stored tensor: floats go to the device as f32, integers and booleans stay on the host as i64.
+/// Reads a stored tensor: floats are uploaded to the device as f32, integers and booleans stay on the host as i64.
 pub(super) fn constant(tensor: &TensorProto, device: &Device) -> Result<Constant, Problem> {
     if tensor.data_location() == DataLocation::External || !tensor.external_data().is_empty() {
         return Err("its numbers are in another file; merge them into one with onnx.save_model(onnx.load(f), g)".into());
@@ -29,7 +29,7 @@ pub(super) fn constant(tensor: &TensorProto, device: &Device) -> Result<Constant
     match numbers {
         Numbers::Float(values) => {
             if values.is_empty() {
-                // The empty `roi` and `scales` of Resize: nothing computes with them.
+                // Resize's empty `roi` and `scales`, which are not used in computations.
                 return Ok(Constant { value: Value::list(vec![]), floats: Some(vec![]) });
             }
             let floats = (values.len() <= 64).then(|| values.clone());
@@ -74,7 +74,7 @@ fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
             other => return Err(format!("numbers of type {other:?} are not read").into()),
         });
     }
-    // A 16-bit float stands as the low half of an int32.
+    // A 16-bit float is stored as the low half of an int32.
     let words = |f: fn(u16) -> f32| tensor.as_i32().unwrap_or_default().iter().map(|&i| f(i as u16)).collect();
     Ok(match data_type {
         DataType::Float => Numbers::Float(tensor.as_f32().unwrap_or_default().into_owned()),

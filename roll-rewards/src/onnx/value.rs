@@ -8,24 +8,24 @@ use roll_backends::host::{to_device_nd, to_host_nd};
 
 use super::error::Problem;
 
-/// Most elements that one tensor may have (4 GiB of f32): a file can ask for any size in a few bytes.
+/// Greatest number of elements of a tensor (4 GiB of f32), because a few bytes of a file can request any size.
 pub(super) const MAX_ELEMENTS: usize = 1 << 30;
-/// Most elements of a host integer tensor: these are shapes, axes, indices, tokens and masks (2048 x 2048).
+/// Greatest number of elements of an integer tensor on the host: shapes, axes, indices, tokens and masks (2048 x 2048).
 pub(super) const MAX_INTS: usize = 1 << 22;
 
 thread_local! {
-    /// Most elements that a tensor may have in what this thread does now.
+    /// Greatest number of elements of a tensor in the current operation of this thread.
     static ALLOWED: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
 }
 
-/// While it lives, a tensor of this thread may have at most this many elements: operators ask [`elements`] before they
-/// make one.
+/// Limits the number of elements of tensors on this thread while the guard lives. Operators call [`elements`] before
+/// they create a tensor.
 pub(super) struct Allowed {
     before: usize,
 }
 
 impl Allowed {
-    /// At most `most`, and at most [`MAX_ELEMENTS`].
+    /// Sets the limit to the smaller of `most` and [`MAX_ELEMENTS`].
     pub fn new(most: usize) -> Self {
         Self { before: ALLOWED.replace(most.min(MAX_ELEMENTS)) }
     }
@@ -42,16 +42,16 @@ impl Drop for Allowed {
 pub(super) enum Value {
     /// f32 on the device.
     Float(NdTensor),
-    /// Integers and booleans stay on the host as i64: they are shapes, indices, tokens and masks.
+    /// Integers and booleans, as i64 on the host: shapes, indices, tokens and masks.
     Int { values: Vec<i64>, shape: Vec<usize> },
 }
 
-/// A value known when the file is opened.
+/// A value that is known when the file is opened.
 #[derive(Clone, Debug)]
 pub(super) struct Constant {
     /// The value.
     pub value: Value,
-    /// The numbers of a small float tensor (scales, limits), which operators read when they are built.
+    /// The elements of a small float tensor (scales, limits), which operators read when they are built.
     pub floats: Option<Vec<f32>>,
 }
 
@@ -64,7 +64,7 @@ impl Value {
         }
     }
 
-    /// As a float tensor.
+    /// Returns the float tensor. Fails for integers.
     pub fn float(&self) -> Result<&NdTensor, Problem> {
         match self {
             Self::Float(tensor) => Ok(tensor),
@@ -74,7 +74,7 @@ impl Value {
         }
     }
 
-    /// As integers.
+    /// Returns the integers. Fails for floats.
     pub fn ints(&self) -> Result<&[i64], Problem> {
         match self {
             Self::Int { values, .. } => Ok(values),
@@ -82,13 +82,14 @@ impl Value {
         }
     }
 
-    /// A host list of integers.
+    /// Creates a list of integers.
     pub fn list(values: Vec<i64>) -> Self {
         let shape = vec![values.len()];
         Self::Int { values, shape }
     }
 
-    /// A tensor of any type, floats on `device`. Fails when there are more than [`MAX_INTS`] integers.
+    /// Converts a tensor of any type; floats are uploaded to `device`. Fails if there are more than [`MAX_INTS`]
+    /// integers.
     pub fn from_host(tensor: &roll_core::Tensor, device: &Device) -> roll_core::Result<Self> {
         use roll_core::DType::{Bool, I32, I64, U8};
         let values: Vec<i64> = match tensor.dtype() {
@@ -104,7 +105,7 @@ impl Value {
         Ok(Self::Int { values, shape: tensor.shape().to_vec() })
     }
 
-    /// On the host, as f32 or i64.
+    /// Copies to the host, as f32 or i64.
     pub fn to_host(&self) -> roll_core::Result<roll_core::Tensor> {
         match self {
             Self::Float(tensor) => to_host_nd(tensor),
@@ -112,7 +113,7 @@ impl Value {
         }
     }
 
-    /// Cut along axis 0 into pieces of the given lengths.
+    /// Splits along axis 0 into parts of the given lengths.
     pub fn split(&self, lengths: &[usize]) -> Vec<Self> {
         let inner: usize = self.shape()[1..].iter().product();
         let mut start = 0;
@@ -128,7 +129,7 @@ impl Value {
         lengths.iter().map(piece).collect()
     }
 
-    /// Put together along axis 0. Fails when there is nothing, or when types or shapes beyond axis 0 differ.
+    /// Concatenates along axis 0. Fails without parts, or if types or other axes differ.
     pub fn concatenate(mut parts: Vec<Self>) -> Result<Self, Problem> {
         if let [_] = parts.as_slice() {
             return parts.pop().ok_or_else(|| "nothing was computed".into());
@@ -150,7 +151,7 @@ impl Value {
 }
 
 impl Constant {
-    /// Keeps the numbers of a small float tensor on the host too.
+    /// Creates a constant and keeps the elements of a small float tensor on the host, too.
     pub fn new(value: Value) -> Result<Self, Problem> {
         let floats = match &value {
             Value::Float(tensor) if elements(tensor.shape())? <= 64 => {
@@ -162,7 +163,7 @@ impl Constant {
     }
 }
 
-/// The number of elements of `shape`; refused when no tensor may be that large.
+/// The number of elements of `shape`. Fails above the limit of this thread.
 pub(super) fn elements(shape: &[usize]) -> Result<usize, Problem> {
     let most = ALLOWED.get();
     shape
@@ -172,7 +173,7 @@ pub(super) fn elements(shape: &[usize]) -> Result<usize, Problem> {
         .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {most} elements").into())
 }
 
-/// Axis `axis` of a tensor of rank `rank`, counted from the end when negative.
+/// The index of `axis` in a tensor of rank `rank`. Negative axes count from the end.
 pub(super) fn axis(axis: i64, rank: usize) -> Result<usize, Problem> {
     let index = if axis < 0 { axis.checked_add(rank as i64).unwrap_or(-1) } else { axis };
     usize::try_from(index)
@@ -181,7 +182,7 @@ pub(super) fn axis(axis: i64, rank: usize) -> Result<usize, Problem> {
         .ok_or_else(|| format!("axis {axis} does not exist in a tensor of rank {rank}").into())
 }
 
-/// The tensor as `[axes before, axis, axes after]`: with it, one body serves every rank.
+/// Reshapes to `[axes before, axis, axes after]`, so that one implementation serves every rank.
 pub(super) fn around(tensor: &NdTensor, axis: usize) -> Tensor<3> {
     let shape = tensor.shape();
     let outer = shape[..axis].iter().product::<usize>();
@@ -189,14 +190,14 @@ pub(super) fn around(tensor: &NdTensor, axis: usize) -> Tensor<3> {
     tensor.flat().clone().reshape([outer, shape[axis], inner])
 }
 
-/// Undoes [`around`]: the shape is that of `like` but for `axis`.
+/// Reverts [`around`]: the shape of `like`, with the new length of `axis`.
 pub(super) fn back(tensor: Tensor<3>, like: &NdTensor, axis: usize) -> NdTensor {
     let mut shape = like.shape().to_vec();
     shape[axis] = tensor.dims()[1];
     NdTensor::from_flat(tensor.reshape([shape.iter().product::<usize>()]), shape)
 }
 
-/// The same elements under another shape of as many.
+/// Reshapes the tensor. Fails if the number of elements differs.
 pub(super) fn reshaped(tensor: &NdTensor, shape: Vec<usize>) -> Result<NdTensor, Problem> {
     if elements(&shape)? != elements(tensor.shape())? {
         return Err(format!("a tensor of shape {:?} cannot become {shape:?}", tensor.shape()).into());
@@ -204,7 +205,7 @@ pub(super) fn reshaped(tensor: &NdTensor, shape: Vec<usize>) -> Result<NdTensor,
     Ok(NdTensor::from_flat(tensor.flat().clone(), shape))
 }
 
-/// Device numbers on the host, where integers are computed. Fails when there are more than [`MAX_INTS`].
+/// Copies floats to the host, where integers are computed. Fails if there are more than [`MAX_INTS`].
 pub(super) fn host_floats(tensor: &NdTensor) -> Result<Vec<f32>, Problem> {
     if elements(tensor.shape())? > MAX_INTS {
         return Err(format!("{:?} floats are too many to compute integers from", tensor.shape()).into());
@@ -212,13 +213,13 @@ pub(super) fn host_floats(tensor: &NdTensor) -> Result<Vec<f32>, Problem> {
     Ok(to_host_nd(&tensor.clone().untracked())?.to_f32_vec())
 }
 
-/// Host numbers on the device.
+/// Uploads host values to the device.
 pub(super) fn upload(values: Vec<f32>, shape: Vec<usize>, device: &Device) -> NdTensor {
     let data = TensorData::new(values, [shape.iter().product::<usize>()]);
     NdTensor::from_flat(Tensor::from_data(data, (device, DType::F32)), shape)
 }
 
-/// The device below any autodiff graph, for constants.
+/// The device without autodiff, for constants.
 pub(super) fn plain_device(tensor: &NdTensor) -> Device {
     let device = tensor.device();
     if device.is_autodiff() { device.inner() } else { device }

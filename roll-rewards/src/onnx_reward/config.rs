@@ -11,28 +11,28 @@ use crate::picture::{Frames, Input, OverFrames, check_common};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OnnxConfig {
-    /// The ONNX file: one input, of pictures or of a video.
+    /// The ONNX file, with one input for pictures or a video.
     pub file: String,
-    /// Which frames go through the network.
+    /// Which frames are scored.
     pub frames: Frames,
-    /// How they become its input.
+    /// How frames become the network's input.
     pub input: Input,
-    /// Which output is read; the first unless given.
+    /// The output that is read. Default: the first.
     pub output: Option<String>,
-    /// Reduction of an output to a number.
+    /// How an output becomes a number.
     pub score: Measurement,
-    /// Which number of the output, for `value`, `softmax` and `sigmoid`.
+    /// Index into the output, for `value`, `softmax` and `sigmoid`.
     pub index: Option<usize>,
-    /// Vector that `cosine` and `distance` compare with, instead of the reference.
+    /// The vector that `cosine` and `distance` compare with, instead of the reference.
     pub vector: Option<Vec<f32>>,
-    /// Reduction of the numbers of frames to one.
+    /// How the scores of the frames are reduced to one.
     pub over_frames: OverFrames,
-    /// Frames that go through the network at once.
+    /// Number of frames per batch of the network.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
     /// Name of the measured quantity, for labels and pages.
     pub label: String,
-    /// Reaction to a video without frames.
+    /// What happens with a video without frames.
     pub on_missing: OnMissing,
 }
 
@@ -58,28 +58,28 @@ impl Default for OnnxConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Measurement {
-    /// The output's only number, or that of `index`.
+    /// The output's only element, or element `index`.
     #[default]
     Value,
-    /// The share of `index` in the softmax: the probability of a class.
+    /// The softmax probability of class `index`.
     Softmax,
-    /// The sigmoid of the only number, or of that of `index`.
+    /// The sigmoid of the only element, or of element `index`.
     Sigmoid,
     /// The mean cosine similarity to the outputs for the reference's frames, or to `vector`.
     Cosine,
-    /// Minus the mean root mean square difference from the outputs for the reference's frames, or from `vector`.
+    /// Minus the mean root mean square difference to the outputs for the reference's frames, or to `vector`.
     Distance,
 }
 
 impl Measurement {
-    /// Whether it compares with something.
+    /// Whether the measurement compares with the reference or a vector.
     pub fn compares(self) -> bool {
         matches!(self, Self::Cosine | Self::Distance)
     }
 }
 
 impl OnnxConfig {
-    /// Fails, naming the key, when a value is out of its range or goes with nothing.
+    /// Fails, and names the key, if a value is outside its range or has no effect.
     pub fn check(&self) -> Result<()> {
         let wrong = |key: &str, problem: &str| Err(Error::config(format!("reward.{key}"), problem));
         if self.file.is_empty() {

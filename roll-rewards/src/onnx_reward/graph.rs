@@ -1,4 +1,4 @@
-//! An ONNX model as a network that gives rows for pictures.
+//! An ONNX model as a network that maps pictures to rows.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use roll_core::{DType, Result, Tensor};
 use crate::onnx::{Model, OnnxError};
 use crate::picture::{Input, RowNetwork, RowsPull, Size};
 
-/// A model whose one input takes pictures, or a video.
+/// A model with one input, for pictures or a video.
 #[derive(Debug)]
 pub struct Graph {
     model: Model,
 }
 
 impl Graph {
-    /// Fails when the model has another input than `input` describes. Where the file fixes height and width and `input`
-    /// leaves them open, they are taken from the file.
+    /// Fails if the model's input is not what `input` describes. If the file fixes height and width and `input` has no
+    /// size, the size is set to the file's.
     pub fn new(model: Model, input: &mut Input) -> Result<Self> {
         let wrong = |problem: String| OnnxError::BadFile { path: model.path().into(), problem };
         let [port] = model.inputs() else {
@@ -53,7 +53,7 @@ impl Graph {
         Ok(Self { model })
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         self.model.path()
     }

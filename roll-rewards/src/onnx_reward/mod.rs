@@ -1,4 +1,6 @@
 //! The reward `onnx`: any network in an ONNX file, by configuration alone.
+//!
+//! `graph.rs` adapts a model to pictures, [`reading`] maps outputs to numbers, and [`config`] has the options.
 
 pub mod config;
 mod graph;
@@ -8,9 +10,10 @@ mod tests;
 
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Fault, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result,
-    RewardScorer, Score, Target, Tensor, Video,
+    BuildContext, Error, Factory, Fault, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
+    Target, Tensor, Video,
 };
+use roll_external::Fingerprint;
 
 use crate::RewardError;
 use crate::onnx::{Model, OnnxError};
@@ -19,13 +22,13 @@ pub use config::{Measurement, OnnxConfig};
 pub use graph::Graph;
 
 const NAME: &str = "onnx";
-/// The target's tensor: outputs for the reference's frames, f32 `[N, width]`.
+/// Name of the target's tensor with the outputs for the reference's frames, f32 `[N, width]`.
 const OUTPUTS: &str = "outputs";
 
-/// A network's output for each frame that is looked at, as a number; over frames their mean, least or last.
+/// The network's output for each scored frame as a number, reduced over the frames by mean, minimum or last frame.
 ///
-/// The gradient goes through the network, its input's preparation included. Networks that the executor cannot run are
-/// refused when the reward is set up, naming file, node and operator.
+/// The gradient passes through the network and the preparation of its input. A network that the executor does not
+/// support is an error when the reward is set up; the error names file, node and operator.
 #[derive(Debug)]
 pub struct OnnxReward {
     config: OnnxConfig,
@@ -33,7 +36,7 @@ pub struct OnnxReward {
 }
 
 impl OnnxReward {
-    /// Opens the file of `config` at `path`, its weights on `device`.
+    /// Opens the file of `config` at `path`, with weights on `device`.
     pub fn open(mut config: OnnxConfig, path: &std::path::Path, device: &burn::tensor::Device) -> Result<Self> {
         config.check()?;
         let mut model = Model::open(path, device)?;
@@ -54,7 +57,7 @@ impl OnnxReward {
         }
     }
 
-    /// What `cosine` and `distance` compare with.
+    /// The outputs that `cosine` and `distance` compare with.
     fn others(&self, target: &Target) -> Result<Vec<Vec<f32>>> {
         if let Some(vector) = &self.config.vector {
             return Ok(vec![vector.clone()]);
@@ -67,7 +70,7 @@ impl OnnxReward {
         }
     }
 
-    /// The place in a row of `width` numbers.
+    /// The index into a row of `width` elements. Fails if it is missing or out of range.
     fn index(&self, width: usize) -> Result<usize> {
         let problem = match self.config.index {
             Some(index) if index < width => return Ok(index),

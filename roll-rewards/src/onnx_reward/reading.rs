@@ -1,13 +1,13 @@
-//! From an output to a number, with the gradient.
+//! Functions from a network's output to a number, each returned with its gradient.
 
-/// `row[index]`.
+/// Computes `row[index]`.
 pub fn value(row: &[f32], index: usize) -> (f64, Vec<f32>) {
     let mut gradient = vec![0.0; row.len()];
     gradient[index] = 1.0;
     (f64::from(row[index]), gradient)
 }
 
-/// `1 / (1 + exp(-row[index]))`.
+/// Computes `1 / (1 + exp(-row[index]))`.
 pub fn sigmoid(row: &[f32], index: usize) -> (f64, Vec<f32>) {
     let value = 1.0 / (1.0 + (-f64::from(row[index])).exp());
     let mut gradient = vec![0.0; row.len()];
@@ -15,7 +15,7 @@ pub fn sigmoid(row: &[f32], index: usize) -> (f64, Vec<f32>) {
     (value, gradient)
 }
 
-/// `exp(row[index]) / sum of exp(row)`.
+/// Computes `exp(row[index]) / sum of exp(row)`.
 pub fn softmax(row: &[f32], index: usize) -> (f64, Vec<f32>) {
     let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let exponentials: Vec<f64> = row.iter().map(|v| f64::from(v - largest).exp()).collect();
@@ -25,8 +25,8 @@ pub fn softmax(row: &[f32], index: usize) -> (f64, Vec<f32>) {
     (value, exponentials.iter().enumerate().map(slope).collect())
 }
 
-/// The scalar product of `row / |row|` with `direction`: with the mean of unit vectors as `direction`, the mean cosine
-/// similarity to those. Zero, without gradient, for a row of zeros.
+/// Computes the dot product of `row / |row|` and `direction`. If `direction` is the mean of unit vectors, this is the
+/// mean cosine similarity to them. A row of zeros has value 0 and gradient 0.
 pub fn cosine(row: &[f32], direction: &[f32]) -> (f64, Vec<f32>) {
     let length = norm(row);
     if length == 0.0 {
@@ -37,14 +37,14 @@ pub fn cosine(row: &[f32], direction: &[f32]) -> (f64, Vec<f32>) {
     (value, row.iter().zip(direction).map(slope).collect())
 }
 
-/// Minus the mean over `others` of the root mean square difference.
+/// Computes minus the mean over `others` of the root mean square difference.
 pub fn distance(row: &[f32], others: &[Vec<f32>]) -> (f64, Vec<f32>) {
     let (mut sum, mut gradient) = (0.0, vec![0.0f64; row.len()]);
     for other in others {
         let difference: Vec<f64> = row.iter().zip(other).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
         let rms = (difference.iter().map(|d| d * d).sum::<f64>() / row.len() as f64).sqrt();
         sum += rms;
-        // The same output: at the best value, where it has no slope.
+        // The value of equal outputs is optimal and not differentiable; the gradient is 0.
         if rms > 0.0 {
             gradient.iter_mut().zip(&difference).for_each(|(g, d)| *g += d / (rms * row.len() as f64));
         }
@@ -53,7 +53,7 @@ pub fn distance(row: &[f32], others: &[Vec<f32>]) -> (f64, Vec<f32>) {
     (-sum / count, gradient.iter().map(|g| (-g / count) as f32).collect())
 }
 
-/// The mean of the rows, each divided by its length: what [`cosine`] takes. A row of zeros counts as zeros.
+/// Computes the mean of the normalised rows, for [`cosine`]. A row of zeros counts as zeros.
 pub fn mean_direction(rows: &[Vec<f32>]) -> Vec<f32> {
     let mut sum = vec![0.0f64; rows.first().map_or(0, Vec::len)];
     for row in rows {

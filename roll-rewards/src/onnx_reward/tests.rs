@@ -1,10 +1,10 @@
-//! Networks that PyTorch exported, and the options.
+//! Networks exported by PyTorch, and the options.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
-use roll_core::plugin::check::{Verdict, check_reward};
 use roll_core::{Options, Registry};
+use roll_core::{Verdict, check_reward};
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -18,7 +18,7 @@ fn device() -> burn::tensor::Device {
     roll_backends::device(std::env::var("ROLL_TEST_BACKEND").as_deref().unwrap_or("flex")).unwrap()
 }
 
-/// As the script's: values in [-1, 1).
+/// The generator of the Python script: values in [-1, 1).
 fn noise(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -103,7 +103,7 @@ fn a_network_of_videos_has_the_gradient_of_its_differences_in_every_frame_that_i
     }
 }
 
-/// A network of the folder `models` in ROLL_TEST_DATA; they are no part of the repository. `None` skips the test.
+/// A network in the folder `models` of ROLL_TEST_DATA, which is not part of the repository. `None` skips the test.
 fn published(file: &str) -> Option<PathBuf> {
     let root = std::env::var_os("ROLL_TEST_DATA").map(PathBuf::from);
     let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
@@ -140,8 +140,9 @@ fn published_networks_by_configuration_have_the_scores_and_gradients_of_pytorch(
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let difference = norm(&mut found.iter().zip(&slopes).map(|(f, e)| f - e)) / norm(&mut slopes.iter().copied());
         eprintln!("{file}: score {value:.6}, {apart:.1e} apart; gradient {difference:.1e} apart in norm");
-        // A sum rounded across the corner of a PReLU or ReLU has another slope: PyTorch's own gradients in f32 and f64
-        // are 5.7e-3 apart in norm for ArcFace and 4.0e-3 for SCRFD, and up to 2e-2 of the largest at one pixel.
+        // If rounding moves a sum across the corner of a PReLU or ReLU, its slope changes: PyTorch's own gradients in
+        // f32 and f64 differ by 5.7e-3 in norm for ArcFace and 4.0e-3 for SCRFD, and by up to 2e-2 of the largest value
+        // at one pixel.
         assert!(apart < 1e-4 && difference < 2e-2, "{file}: {apart} {difference}");
     }
 }
@@ -158,7 +159,8 @@ fn published_networks_by_configuration_have_the_gradients_of_their_differences()
         let Some(path) = published(options["file"].as_str().unwrap()) else { return };
         options["file"] = path.display().to_string().into();
         let mut reward = make(options.clone()).unwrap();
-        // One video of those that `check_reward` makes: the detector sees 640x640 pixels, and takes seconds for each.
+        // One of the videos that `check_reward` uses: the detector processes 640x640 pixels, which takes seconds per
+        // video.
         let shape = [2, 3, 24, 40];
         let values = (0..shape.iter().product::<usize>()).map(|i| 0.6 * (0.21 * i as f32).sin()).collect::<Vec<f32>>();
         let video = |values: Vec<f32>| Video::new(Tensor::new(values, shape).unwrap(), 8.0).unwrap();
@@ -204,12 +206,12 @@ fn a_network_on_the_first_frame_tells_how_perceptually_alike_it_is() {
 #[test]
 fn what_does_not_fit_is_told_with_the_file_and_the_key() {
     let told = |options: Json| match make(options) {
-        Err(error) => roll_core::plugin::Chain::line(&error),
+        Err(error) => roll_core::one_line(&error),
         Ok(mut reward) => {
             let video = Video::new(Tensor::zeros([1, 3, 16, 16]), 8.0).unwrap();
             let target = reward.prepare(&video).unwrap();
             let scored = reward.score(&video, "", &target, Grad::Skip);
-            roll_core::plugin::Chain::line(&scored.map(drop).unwrap_err())
+            roll_core::one_line(&scored.map(drop).unwrap_err())
         }
     };
     let file = "mixer_script.onnx";

@@ -1,31 +1,31 @@
-//! Which frames of a video a reward looks at, and how their values become one.
+//! Selects the frames that a reward scores, and reduces their values to one.
 
 use roll_core::{Error, OnMissing, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which frames of a video are looked at.
+/// Which frames of a video are scored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Frames {
-    /// Every one.
+    /// All frames.
     #[default]
     All,
-    /// The first.
+    /// The first frame.
     First,
-    /// The last.
+    /// The last frame.
     Last,
-    /// The first and the last.
+    /// The first and the last frame.
     FirstAndLast,
-    /// Every n-th, from the first on.
+    /// Every n-th frame, starting with the first.
     Every(usize),
-    /// So many, at equal distances, the first and the last among them; of one, the middle frame. A shorter video repeats
-    /// frames.
+    /// This number of frames at equal distances, including the first and the last; with 1, the middle frame. A shorter
+    /// video repeats frames.
     Uniform(usize),
 }
 
 impl Frames {
-    /// Their positions in a video of `count` frames, ascending; none in an empty video.
+    /// Indices of the frames in a video of `count` frames, ascending; empty for an empty video.
     pub fn of(self, count: usize) -> Vec<usize> {
         let Some(last) = count.checked_sub(1) else { return vec![] };
         match self {
@@ -36,12 +36,12 @@ impl Frames {
             Self::FirstAndLast => vec![0, last],
             Self::Every(n) => (0..count).step_by(n.max(1)).collect(),
             Self::Uniform(1) => vec![last / 2],
-            // Halves round up: the n-th of n is the last.
+            // Halves round up, so the last of n indices is the last frame.
             Self::Uniform(n) => (0..n).map(|i| (2 * i * last + n - 1) / (2 * (n - 1))).collect(),
         }
     }
 
-    /// Fails when it asks for every 0th, or for none. `key` is the option.
+    /// Fails if the number is 0. `key` is the option's key.
     pub fn check(self, key: &str) -> Result<()> {
         match self {
             Self::Every(0) | Self::Uniform(0) => Err(Error::config(key, "expected at least 1, found 0")),
@@ -50,20 +50,20 @@ impl Frames {
     }
 }
 
-/// How the values of frames become one.
+/// How the values of frames are reduced to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OverFrames {
-    /// Their mean.
+    /// The mean.
     #[default]
     Mean,
-    /// The least; the gradient is that frame's.
+    /// The minimum; the gradient is that frame's.
     Min,
-    /// That of the last frame that is looked at.
+    /// The value of the last scored frame.
     Last,
 }
 
-/// Fails, naming the key, when an option is out of range that every reward of frames has.
+/// Checks the options that every reward of frames has. Fails, and names the key, if one is out of range.
 pub fn check_common(frames_per_batch: usize, on_missing: OnMissing) -> Result<()> {
     if frames_per_batch == 0 {
         return Err(Error::config("reward.frames_per_batch", "expected at least 1, found 0"));

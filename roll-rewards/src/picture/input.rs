@@ -1,4 +1,4 @@
-//! A frame as a network takes it.
+//! Preparation of frames for a network's input.
 
 use roll_core::{Error, Result};
 use schemars::JsonSchema;
@@ -8,28 +8,29 @@ use super::{Filter, Resize};
 
 /// How frames become the input of a network.
 ///
-/// In this order: resized and cut or padded, cut off at the range of pixels (as pictures of 8 bits are), channels
-/// reordered, scaled to `range`, less `mean`, divided by `std`.
+/// Frames are resized and cropped or padded, then clamped to the range of pixels (like 8-bit pictures), then their
+/// channels are reordered, scaled to `range`, reduced by `mean`, and divided by `std`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Input {
-    /// Side of a square, or `[height, width]`; the network's own where it is fixed, else frames keep their size.
+    /// Side of a square, or `[height, width]`. Default: the network's own size if it is fixed, otherwise the frames'
+    /// size.
     pub size: Option<Size>,
-    /// How a frame of other proportions becomes that size.
+    /// How a frame of another aspect ratio is fitted into that size.
     pub fit: Fit,
-    /// For `crop`: the shorter side after resizing, where more is cut off than proportions ask for.
+    /// Length of the shorter side after resizing with `crop`, if more is cropped than the aspect ratio requires.
     pub shorter_side: Option<usize>,
-    /// How it is resized.
+    /// Filter of the resizing.
     pub filter: Filter,
-    /// For `letterbox`: brightness around the frame, from 0 (black) to 1 (white).
+    /// Brightness around the frame with `letterbox`, from 0 (black) to 1 (white).
     pub padding: f32,
-    /// The numbers of black and white: `[0, 1]`, `[0, 255]`, `[-1, 1]`.
+    /// The values of black and white: `[0, 1]`, `[0, 255]`, `[-1, 1]`.
     pub range: [f32; 2],
-    /// Subtracted from each channel after `range`, in the network's order of channels.
+    /// Subtracted from each channel after `range`, in the network's channel order.
     pub mean: [f32; 3],
-    /// Divides each channel after that.
+    /// Divisor of each channel after that, in the network's channel order.
     pub std: [f32; 3],
-    /// The network's order of channels.
+    /// The network's channel order.
     pub order: ChannelOrder,
     /// The network's order of axes.
     pub layout: Layout,
@@ -63,7 +64,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// `[height, width]`.
+    /// Height and width.
     pub fn sides(self) -> [usize; 2] {
         match self {
             Self::Side(side) => [side, side],
@@ -72,7 +73,7 @@ impl Size {
     }
 }
 
-/// Order of the colour channels that a network takes; frames are RGB.
+/// The order of a network's colour channels. Frames are RGB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ChannelOrder {
@@ -82,18 +83,18 @@ pub enum ChannelOrder {
     Bgr,
 }
 
-/// How a frame of other proportions becomes the size of the input.
+/// How a frame of another aspect ratio is fitted into the input's size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Fit {
-    /// Its proportions change.
+    /// The aspect ratio changes.
     #[default]
     Stretch,
-    /// It covers the size, and the excess is cut off on both sides.
+    /// The frame covers the input, and the excess is cropped on both sides.
     Crop,
-    /// It lies within the size, in the middle, and `padding` surrounds it.
+    /// The frame is centred within the input, surrounded by `padding`.
     Letterbox,
-    /// It lies within the size, in the upper left corner.
+    /// The frame is in the upper left corner of the input.
     LetterboxCorner,
 }
 
@@ -106,19 +107,19 @@ pub enum Layout {
     Nchw,
     /// A picture, channels last.
     Nhwc,
-    /// All frames that are looked at as one item, channels first.
+    /// All scored frames as one item, channels first.
     Ncthw,
-    /// All frames that are looked at as one item, frames first.
+    /// All scored frames as one item, frames first.
     Ntchw,
 }
 
 impl Layout {
-    /// Whether one item is all frames.
+    /// Whether all frames form one item.
     pub fn is_video(self) -> bool {
         matches!(self, Self::Ncthw | Self::Ntchw)
     }
 
-    /// Positions of height and width among the axes.
+    /// Indices of the axes height and width.
     pub fn sides(self) -> [usize; 2] {
         match self {
             Self::Nchw => [2, 3],
@@ -127,7 +128,7 @@ impl Layout {
         }
     }
 
-    /// The axes for `frames` pictures of `[height, width]`.
+    /// The shape of an input with `frames` pictures of `[height, width]`.
     pub fn shape(self, frames: usize, [h, w]: [usize; 2]) -> Vec<usize> {
         match self {
             Self::Nchw => vec![frames, 3, h, w],
@@ -137,7 +138,7 @@ impl Layout {
         }
     }
 
-    /// From `[T, 3, H, W]` to this order, or `back`.
+    /// Rearranges `[T, 3, H, W]` to this order, or with `back` from it.
     pub fn arranged(self, values: Vec<f32>, frames: usize, back: bool) -> Vec<f32> {
         let plane = values.len() / (frames * 3).max(1);
         let place = |t: usize, c: usize, i: usize| match self {
@@ -160,11 +161,11 @@ impl Layout {
     }
 }
 
-/// Largest side of an input: 8192 pixels are 800 MB a frame.
+/// Largest side of an input. A frame of 8192 x 8192 pixels takes 800 MB.
 const MAX_SIDE: usize = 8192;
 
 impl Input {
-    /// Fails, naming the key below `prefix`, when a value is out of its range.
+    /// Fails, and names the key below `prefix`, if a value is out of range.
     pub fn check(&self, prefix: &str) -> Result<()> {
         let wrong = |key: &str, problem: String| Err(Error::config(format!("{prefix}.{key}"), problem));
         let sides = self.size.into_iter().flat_map(Size::sides).chain(self.shorter_side);
@@ -191,30 +192,30 @@ impl Input {
     }
 }
 
-/// [`Input`] for frames of one size: linear in the frame but for the cut at the range of pixels.
+/// [`Input`] for frames of one size. Linear in the frame, except for the clamp to the range of pixels.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     resize: Resize,
     overshoots: bool,
     resized: [usize; 2],
-    /// Where the resized frame's upper left corner lies in the input; negative where it is cut.
+    /// Position of the resized frame's upper left corner in the input; negative where the frame is cropped.
     corner: [isize; 2],
     size: [usize; 2],
     padding: f32,
-    /// Of each channel of the input: the frame's channel, and `a` and `b` of `a * pixel + b`.
+    /// The frame's channel, and `a` and `b` in `a * pixel + b`, per channel of the input.
     channels: [(usize, f32, f32); 3],
 }
 
-/// A pixel may be this far beyond the range by rounding and still has its gradient.
+/// A pixel that exceeds the range by at most this much, through rounding, still has a gradient.
 const SLACK: f32 = 1e-5;
 
 impl Prepared {
-    /// For frames of `[height, width]`. Fails when nothing of them would be left.
+    /// Prepares for frames of `[height, width]`. Fails if a side of the resized frame would have no pixel.
     pub fn new(input: &Input, frame: [usize; 2]) -> Result<Self> {
         let size = input.size.map_or(frame, Size::sides);
         let scales = [0, 1].map(|i| size[i] as f64 / frame[i] as f64);
         let shorter = input.shorter_side.map(|side| side as f64 / frame[0].min(frame[1]) as f64);
-        // As the processors of Hugging Face and torchvision: the longer side is rounded down.
+        // The longer side is rounded down, as by the processors of Hugging Face and torchvision.
         let covering = shorter.unwrap_or(scales[0].max(scales[1]));
         let resized = match input.fit {
             Fit::Stretch => size,
@@ -235,7 +236,7 @@ impl Prepared {
         let [low, high] = input.range;
         let channels = std::array::from_fn(|k| {
             let channel = if input.order == ChannelOrder::Bgr { 2 - k } else { k };
-            // A pixel p in [-1, 1] is low + (high - low) * (p + 1) / 2.
+            // A pixel p in [-1, 1] becomes low + (high - low) * (p + 1) / 2.
             let half = (high - low) / 2.0;
             (channel, half / input.std[k], (low + half - input.mean[k]) / input.std[k])
         });
@@ -250,12 +251,12 @@ impl Prepared {
         })
     }
 
-    /// `[height, width]` of the input.
+    /// Size of the input, `[height, width]`.
     pub fn size(&self) -> [usize; 2] {
         self.size
     }
 
-    /// The input, `[3, height, width]`, of a frame `[3, H, W]` in [-1, 1].
+    /// Computes the input, `[3, height, width]`, of a frame `[3, H, W]` in [-1, 1].
     pub fn forward(&self, frame: &[f32]) -> Vec<f32> {
         let mut pixels = self.resize.forward(frame);
         if self.overshoots {
@@ -271,7 +272,7 @@ impl Prepared {
         out
     }
 
-    /// Adds the cotangent of the frame to `gradient`, given that of the input.
+    /// The pullback: adds the cotangent of the frame to `gradient`, given the cotangent of the input.
     pub fn pull(&self, frame: &[f32], cotangent: &[f32], gradient: &mut [f32]) {
         let plane = self.size[0] * self.size[1];
         let mut resized = vec![0.0; 3 * self.resized[0] * self.resized[1]];
@@ -286,8 +287,8 @@ impl Prepared {
         gradient.iter_mut().zip(self.resize.pull(&resized)).for_each(|(g, r)| *g += r);
     }
 
-    /// Calls `f` for each row that lies in both with the input's channel, its `a` and `b`, the place in the resized
-    /// frame, the place in the input's plane, and the length.
+    /// Calls `f` for each row in the intersection of frame and input: the input's channel, `a`, `b`, the offset in the
+    /// resized frame, the offset in the input's plane, and the length.
     fn rows(&self, mut f: impl FnMut(usize, f32, f32, usize, usize, usize)) {
         let ([height, width], [rh, rw], [top, left]) = (self.size, self.resized, self.corner);
         let (x_from, x_to) = ((-left).max(0) as usize, left.max(0) as usize);

@@ -1,11 +1,11 @@
-//! Brightness of pixels.
+//! Luma of pixels.
 
 use roll_core::Video;
 
-/// Rec. 709 luma of red, green and blue.
+/// Weights of red, green and blue in the Rec. 709 luma.
 pub const LUMA: [f64; 3] = [0.2126, 0.7152, 0.0722];
 
-/// The luma of every pixel, 0 (black) to 1 (white): one plane `[H, W]` for each frame.
+/// The luma of every pixel, 0 (black) to 1 (white): one plane `[H, W]` per frame.
 pub fn lumas(video: &Video) -> Vec<Vec<f32>> {
     let [frames, height, width] = video.dims();
     let plane = height * width;
@@ -17,7 +17,7 @@ pub fn lumas(video: &Video) -> Vec<Vec<f32>> {
     (0..frames).map(luma).collect()
 }
 
-/// The cotangent of the frames, `[T, 3, H, W]`, given that of the luma of each.
+/// The pullback of [`lumas`]: maps the cotangents of the planes to that of the frames, `[T, 3, H, W]`.
 pub fn pull(cotangents: &[Vec<f32>]) -> Vec<f32> {
     let channels = |plane: &Vec<f32>| {
         LUMA.map(|weight| plane.iter().map(|g| g * (weight / 2.0) as f32).collect::<Vec<f32>>()).concat()

@@ -1,4 +1,5 @@
-//! Frames as networks take them: which ones, resized, cut, normalised; and the way back of their gradients.
+//! Frames as a network's input: selection, resizing, cropping, normalisation, and the pullbacks of these. `through.rs`
+//! composes them with a network into a score.
 
 mod choice;
 mod input;

@@ -1,17 +1,17 @@
-//! Resizing, linear in the picture, with its transpose.
+//! Resizing, which is linear in the picture, and its transpose.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How a picture is resized. Pixel centres lie at half numbers, as in Pillow, OpenCV and PyTorch.
+/// How a picture is resized. Pixel centres are at half integers, as in Pillow, OpenCV and PyTorch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {
-    /// The pixel whose area holds the centre.
+    /// The pixel whose area contains the centre.
     Nearest,
-    /// Pillow's `BOX`; when shrinking by a whole number, OpenCV's `INTER_AREA`.
+    /// Pillow's `BOX`; OpenCV's `INTER_AREA` for integer reductions.
     Box,
-    /// Pillow's `BILINEAR`, torchvision's with `antialias=True`: the filter widens when shrinking.
+    /// Pillow's `BILINEAR`, torchvision's with `antialias=True`: the filter is wider in reductions.
     #[default]
     Bilinear,
     /// Pillow's `BICUBIC` (a = -0.5), torchvision's with `antialias=True`.
@@ -25,7 +25,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// Whether a resized picture may leave the range of the picture's values.
+    /// Whether values of the resized picture may exceed the range of the picture.
     pub fn overshoots(self) -> bool {
         matches!(self, Self::Bicubic | Self::Lanczos | Self::PlainBicubic)
     }
@@ -69,7 +69,7 @@ pub struct Resize {
 }
 
 impl Resize {
-    /// From `[height, width]` to `[height, width]`.
+    /// Prepares the resizing from one `[height, width]` to another.
     pub fn new(from: [usize; 2], to: [usize; 2], filter: Filter) -> Self {
         Self { rows: Axis::new(from[0], to[0], filter), columns: Axis::new(from[1], to[1], filter) }
     }
@@ -77,11 +77,11 @@ impl Resize {
     /// Resizes every plane of `planes`.
     ///
     /// # Panics
-    /// When `planes` is not a whole number of planes.
+    /// Panics unless `planes` is a whole number of planes.
     pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
         let (rows, columns) = (&self.rows, &self.columns);
         assert_eq!(planes.len() % (rows.from * columns.from).max(1), 0, "planes of {} x {}", rows.from, columns.from);
-        // Columns first: the rows of a plane stay contiguous for the second pass.
+        // Columns first, so that the rows of a plane are contiguous in the second pass.
         let mut narrow = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
         for (row, out) in planes.chunks_exact(columns.from).zip(narrow.chunks_exact_mut(columns.to())) {
             for (out, (first, weights)) in out.iter_mut().zip(&columns.taps) {
@@ -100,10 +100,10 @@ impl Resize {
         out
     }
 
-    /// The cotangent of the planes, given that of the resized planes.
+    /// The pullback: maps the cotangent of the resized planes to that of the planes.
     ///
     /// # Panics
-    /// When `cotangent` is not a whole number of resized planes.
+    /// Panics unless `cotangent` is a whole number of resized planes.
     pub fn pull(&self, cotangent: &[f32]) -> Vec<f32> {
         let (rows, columns) = (&self.rows, &self.columns);
         assert_eq!(
@@ -134,7 +134,7 @@ impl Resize {
     }
 }
 
-/// One axis: for each output position the first input position and the weights from there.
+/// One axis: for each output position the first input position, and the weights from there on.
 #[derive(Clone, Debug)]
 struct Axis {
     from: usize,
@@ -160,7 +160,8 @@ impl Axis {
     }
 }
 
-/// The pixels within the filter's reach, which `widening` stretches; beyond the edge there are none.
+/// Returns the first pixel and the weights within the filter's reach, which is multiplied by `widening`. Pixels beyond
+/// the edge are left out.
 fn spread(centre: f64, widening: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
     let reach = filter.reach() * widening;
     let first = (centre - reach + 0.5).max(0.0) as usize;
@@ -170,7 +171,7 @@ fn spread(centre: f64, widening: f64, from: usize, filter: Filter) -> (usize, Ve
     (first, weights.iter().map(|w| (w / total) as f32).collect())
 }
 
-/// The two or four nearest pixels; beyond the edge the last pixel goes on.
+/// The two or four nearest pixels. The last pixel is repeated beyond the edge.
 fn neighbours(centre: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
     let (at, reach) = (centre - 0.5, filter.reach() as i64);
     let below = at.floor() as i64;

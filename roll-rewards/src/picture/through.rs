@@ -1,43 +1,43 @@
-//! Frames through a network, the rows that come out to one score, and the gradient back.
+//! Passes frames through a network, reduces its output rows to one score, and pulls the gradient back.
 
 use rayon::prelude::*;
 use roll_core::{Error, Grad, Pullback, Result, Score, Tensor, Video};
 
 use super::{Frames, Input, OverFrames, Prepared};
 
-/// The cotangent of a network's input, given that of its rows.
+/// Maps the cotangent of a network's rows to that of its input.
 pub type RowsPull = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
 
-/// A network that gives a row of numbers for each item of its input.
+/// A network with a row of numbers per item of its input.
 pub trait RowNetwork: Send {
-    /// The output, f32 `[N, ...]`, of an input in the network's layout.
+    /// Computes the output, f32 `[N, ...]`, for an input in the network's layout.
     fn rows(&self, input: Tensor) -> Result<Tensor>;
-    /// The same, with its pullback.
+    /// Like [`RowNetwork::rows`], with the pullback.
     fn rows_vjp(&self, input: Tensor) -> Result<(Tensor, RowsPull)>;
 }
 
-/// How a row becomes a value: the value, and its gradient in the row.
+/// Maps a row to a value, returned with its gradient with respect to the row.
 pub type Reading<'a> = dyn Fn(&[f32]) -> Result<(f64, Vec<f32>)> + 'a;
 
-/// How a network looks at a video.
+/// How a network scores a video.
 pub struct Look<'a> {
-    /// The source of the rows.
+    /// The network.
     pub network: &'a dyn RowNetwork,
-    /// How frames become its input.
+    /// How frames become the network's input.
     pub input: &'a Input,
-    /// Which frames.
+    /// Which frames are scored.
     pub frames: Frames,
-    /// How their values become one.
+    /// How the values of frames are reduced to one.
     pub over: OverFrames,
-    /// Items that go through the network at once.
+    /// Number of items per batch.
     pub batch: usize,
 }
 
-/// The gradients of inputs: the frame, and `[3, height, width]`.
+/// Gradients of the prepared frames: the frame's index, and `[3, height, width]`.
 type Parts = Vec<(usize, Vec<f32>)>;
 
 impl Look<'_> {
-    /// The rows of every item of `video`, `[N, width]`; none for a video without frames.
+    /// The output rows of every item of `video`; empty for a video without frames.
     pub fn rows(&self, video: &Video) -> Result<Vec<Vec<f32>>> {
         let items = self.items(video);
         let prepared = self.prepared(video, &items)?;
@@ -48,11 +48,12 @@ impl Look<'_> {
         Ok(rows)
     }
 
-    /// The score of `video`; missing when it has no frames. Details: `frames` that were looked at, and of several items
-    /// the `lowest` and `highest` value.
+    /// Scores `video`; the score is missing if the video has no frames. Details: `frames` (number of scored frames)
+    /// and, with several items, their `lowest` and `highest` value.
     ///
-    /// With [`Grad::Record`] each batch is pulled through the network at once, for a cotangent of 1, so no more than one
-    /// batch of activations exists; the pullback scales that and spreads it over the frames.
+    /// If [`Grad::Record`] is given, each batch is pulled back through the network immediately, with cotangent 1, so
+    /// that only one batch of activations is in memory. The pullback scales this gradient and distributes it to the
+    /// frames.
     pub fn score(&self, video: &Video, read: &Reading<'_>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let mut items = self.items(video);
         if self.over == OverFrames::Last {
@@ -62,7 +63,7 @@ impl Look<'_> {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
         let prepared = self.prepared(video, &items)?;
-        // Which frame counts is known only when all are scored; then that one is scored again, with its gradient.
+        // The minimum is known only when all frames are scored; that frame is then scored again with its gradient.
         let first_grad = if self.over == OverFrames::Min { Grad::Skip } else { grad };
         let (values, mut parts) = self.pass(video, &prepared, &items, read, first_grad)?;
         let least = (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap_or(0);
@@ -116,7 +117,8 @@ impl Look<'_> {
         Tensor::new(values, layout.shape(frames.len(), prepared.size()))
     }
 
-    /// The value of each item, and with [`Grad::Record`] the gradient of their mean in the inputs.
+    /// Computes the value of each item and, with [`Grad::Record`], the gradient of their mean with respect to the
+    /// inputs.
     fn pass(
         &self,
         video: &Video,
@@ -151,7 +153,7 @@ impl Look<'_> {
     }
 }
 
-/// The rows of `items` items.
+/// Splits an output into the rows of `items` items.
 fn split(output: &Tensor, items: usize) -> Result<Vec<Vec<f32>>> {
     match output.shape().first() {
         Some(&n) if n == items && !output.is_empty() => {
@@ -162,7 +164,7 @@ fn split(output: &Tensor, items: usize) -> Result<Vec<Vec<f32>>> {
     }
 }
 
-/// The cotangent of `frames`, given the gradients of inputs for a cotangent of 1.
+/// The cotangent of `frames`. `parts` are the gradients of the inputs for a cotangent of 1.
 fn spread(frames: &Tensor, prepared: &Prepared, parts: &Parts, cotangent: f32) -> Result<Tensor> {
     let values = frames.f32s()?;
     let size = values.len() / frames.shape()[0];

@@ -1,4 +1,4 @@
-//! Rewards that measure an amount of the luma over time and space.
+//! Rewards that measure an amount of luma variation in time or space.
 
 use std::marker::PhantomData;
 
@@ -14,11 +14,11 @@ use crate::picture::luma;
 #[serde(default, deny_unknown_fields)]
 #[schemars(bound = "", rename = "AmountConfig")]
 pub struct AmountConfig<A: Amount> {
-    /// Wanted amount.
+    /// Target for the amount.
     pub wanted: Wanted,
-    /// Reaction to a video that is too short to be measured.
+    /// What happens with a video that is too short.
     pub on_missing: OnMissing,
-    /// The measure; no option.
+    /// Selects the measure; not an option.
     #[serde(skip)]
     pub amount: PhantomData<A>,
 }
@@ -29,7 +29,7 @@ impl<A: Amount> Default for AmountConfig<A> {
     }
 }
 
-/// How much of an amount is wanted.
+/// The target for an amount.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wanted {
@@ -39,35 +39,35 @@ pub enum Wanted {
     Less,
     /// The score is `-(amount / level - 1)^2`.
     Level(f64),
-    /// The same with the reference's amount as the level.
+    /// Like `level`, with the reference's amount as the level.
     Reference,
 }
 
-/// An amount of the luma, 0 or more.
+/// An amount of luma variation, at least 0.
 pub trait Amount: Send + 'static {
     /// The reward's name.
     const NAME: &'static str;
-    /// Frames that it takes.
+    /// Minimum number of frames.
     const FRAMES: usize;
-    /// The amount wanted unless the options say.
+    /// The default target.
     const WANTED: Wanted;
 
-    /// The amount in `lumas`, a plane `[height, width]` for each frame, at least [`Amount::FRAMES`] of them; its gradient
-    /// is added to `gradient`, if that is wanted. `None` when the planes are too small.
+    /// Measures the amount in `lumas`: planes `[height, width]`, at least [`Amount::FRAMES`] of them. Adds its gradient
+    /// to `gradient`, if there is one. Returns `None` if the planes are too small.
     fn measure(lumas: &[Vec<f32>], size: [usize; 2], gradient: Option<&mut [Vec<f32>]>) -> Option<f64>;
 }
 
-/// Scores an [`Amount`].
+/// The reward for an [`Amount`].
 #[derive(Clone, Debug)]
 pub struct AmountReward<A: Amount> {
     config: AmountConfig<A>,
 }
 
-/// The target's tensor: the reference's amount.
+/// Name of the target's tensor: the reference's amount.
 const LEVEL: &str = "level";
 
 impl<A: Amount> AmountReward<A> {
-    /// Fails when the wanted level is not above 0.
+    /// Fails unless the level is above 0.
     pub fn new(config: AmountConfig<A>) -> Result<Self> {
         match config.wanted {
             Wanted::Level(level) if !(level > 0.0 && level.is_finite()) => {
@@ -90,7 +90,7 @@ impl<A: Amount> AmountReward<A> {
         A::measure(&lumas, [height, width], gradient)
     }
 
-    /// The score of an amount, and its slope.
+    /// The score of an amount, and its derivative.
     fn score_of(&self, amount: f64, target: &Target) -> Result<(f64, f64)> {
         let level = match self.config.wanted {
             Wanted::More => return Ok((amount, 1.0)),
@@ -152,7 +152,9 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        Ok(Some(roll_core::Fingerprint::new(A::NAME).text("wanted", format_args!("{:?}", self.config.wanted)).finish()))
+        Ok(Some(
+            roll_external::Fingerprint::new(A::NAME).text("wanted", format_args!("{:?}", self.config.wanted)).finish(),
+        ))
     }
 
     fn on_missing(&self) -> OnMissing {
@@ -160,7 +162,7 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
     }
 }
 
-/// Registers the reward of an [`Amount`].
+/// Registers the reward for an [`Amount`].
 macro_rules! register_amount {
     ($amount:ty, $summary:literal) => {
         roll_core::register! {

@@ -1,11 +1,12 @@
-//! How well the reference picture is kept.
+//! The reward `first_frame`: similarity of frames to the reference picture.
 
 use rayon::prelude::*;
 use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    BuildContext, Error, Factory, Fingerprint, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer,
-    Score, Target, Tensor, Video,
+    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
+    Target, Tensor, Video,
 };
+use roll_external::Fingerprint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,7 @@ use crate::onnx_reward::{self, Measurement, OnnxReward};
 use crate::picture::{Filter, Frames, Input, Resize};
 
 const NAME: &str = "first_frame";
-/// The target's tensor: the reference's first frame, f32 `[3, H, W]` in [-1, 1].
+/// Name of the target's tensor: the reference's first frame, f32 `[3, H, W]` in [-1, 1].
 const PICTURE: &str = "picture";
 
 /// Options of the reward `first_frame`.
@@ -24,15 +25,15 @@ const PICTURE: &str = "picture";
 pub struct FirstFrameConfig {
     /// How frames are compared with the reference's first frame.
     pub measure: Likeness,
-    /// Which frames are.
+    /// Which frames are compared.
     pub frames: Frames,
-    /// For `perceptual`: the ONNX file whose outputs are compared.
+    /// ONNX file whose outputs `perceptual` compares.
     pub file: String,
-    /// For `perceptual`: how frames become its input.
+    /// How frames become the input of the network of `perceptual`.
     pub input: Input,
-    /// For `perceptual`: which output is compared; the first unless given.
+    /// Output that `perceptual` compares. Default: the first.
     pub output: Option<String>,
-    /// Reaction to a video without frames.
+    /// What happens with a video without frames.
     pub on_missing: OnMissing,
 }
 
@@ -53,25 +54,25 @@ impl Default for FirstFrameConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Likeness {
-    /// Minus the mean absolute difference, of values from 0 to 1.
+    /// Minus the mean absolute difference of values from 0 to 1.
     L1,
-    /// Structural similarity of each channel, at most 1.
+    /// Structural similarity per channel, at most 1.
     #[default]
     Ssim,
     /// Minus the root mean square difference of a network's outputs for both.
     Perceptual,
 }
 
-/// How alike frames and the reference's first frame are.
+/// The similarity of frames to the reference's first frame.
 #[derive(Debug)]
 pub struct FirstFrame {
     config: FirstFrameConfig,
-    /// For [`Likeness::Perceptual`].
+    /// The network of [`Likeness::Perceptual`].
     network: Option<OnnxReward>,
 }
 
 impl FirstFrame {
-    /// Opens the network, if `config` has one.
+    /// Opens the network if `config` has one.
     pub fn new(config: FirstFrameConfig, context: &BuildContext) -> Result<Self> {
         config.frames.check("reward.frames")?;
         let network = match config.measure {
@@ -169,7 +170,7 @@ impl RewardScorer for FirstFrame {
     }
 }
 
-/// How alike `frame` and `picture` are, both `[3, H, W]` in [-1, 1], and the gradient in the frame.
+/// The similarity of `frame` and `picture`, both `[3, H, W]` in [-1, 1], and its gradient with respect to the frame.
 fn likeness(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2]) -> (f64, Vec<f32>) {
     if measure == Likeness::L1 {
         let count = frame.len() as f64;

@@ -1,10 +1,10 @@
-//! How much pixels waver from frame to frame.
+//! The reward `flicker`.
 
 use super::amount::register_amount;
 use super::{Amount, Wanted, size};
 
-/// The mean size of half the second difference of each pixel's luma over time: how far a frame is from the mean of its
-/// neighbours. What moves or fades evenly has none.
+/// Mean magnitude of half the second difference in time of each pixel's luma, i.e. of a frame's distance from the mean
+/// of its neighbours. Uniform motion and even fades have none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flicker;
 

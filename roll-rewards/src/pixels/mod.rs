@@ -1,4 +1,4 @@
-//! Rewards that need no network: how much moves, how sharp it is, whether it flickers, whether the first frame is kept.
+//! Rewards that need no network: amount of motion, sharpness, flicker, and similarity to the first frame.
 
 mod amount;
 pub mod first_frame;
@@ -13,21 +13,21 @@ pub use flicker::Flicker;
 pub use motion::Motion;
 pub use sharpness::Sharpness;
 
-/// Differences are measured as `sqrt(d^2 + SMOOTH^2) - SMOOTH`: as their size, but with a slope everywhere. A step of an
-/// 8-bit luma is four times this.
+/// The magnitude of a difference d is `sqrt(d^2 + SMOOTH^2) - SMOOTH`, which is differentiable at 0. A step of an 8-bit
+/// luma is four times this constant.
 const SMOOTH: f32 = 1e-3;
 
-/// The size of a difference, and its slope.
+/// The magnitude of a difference, and its derivative.
 fn size(d: f32) -> (f32, f32) {
     let root = d.hypot(SMOOTH);
     (root - SMOOTH, d / root)
 }
 
-/// Checks a reward on random videos, its gradient against central differences.
+/// Checks a reward on random videos, and its gradient against central differences.
 #[cfg(test)]
 #[track_caller]
 pub(crate) fn check(reward: &mut dyn roll_core::RewardScorer) {
-    use roll_core::plugin::check::{Verdict, check_reward};
+    use roll_core::{Verdict, check_reward};
     let findings = check_reward(reward, 3);
     assert!(findings.iter().any(|f| f.verdict == Verdict::Kept && f.promise.contains("differences")), "{findings:#?}");
     assert!(findings.iter().all(|f| f.verdict != Verdict::Broken), "{findings:#?}");

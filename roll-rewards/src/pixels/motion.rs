@@ -1,9 +1,9 @@
-//! How much changes from frame to frame.
+//! The reward `motion`.
 
 use super::amount::register_amount;
 use super::{Amount, Wanted, size};
 
-/// The mean size of the difference of each pixel's luma (0 to 1) from the frame before.
+/// Mean magnitude of the change of each pixel's luma (0 to 1) between consecutive frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Motion;
 

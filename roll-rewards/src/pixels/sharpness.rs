@@ -1,11 +1,11 @@
-//! How sharp frames are.
+//! The reward `sharpness`.
 
 use super::amount::register_amount;
 use super::{Amount, SMOOTH, Wanted};
 
-/// The root mean square of the Laplacian of the luma (the four neighbours less four times the pixel), a mean over
-/// frames. Its square is known as the variance of the Laplacian. Noise is sharp too: `wanted: reference` or a level
-/// keeps a model from making it.
+/// Root mean square of the luma's Laplacian (the four neighbours minus four times the pixel), averaged over the frames.
+/// Its square is known as the variance of the Laplacian. Noise is sharp, too; `wanted: reference` or a level keeps a
+/// model from producing it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharpness;
 
@@ -49,7 +49,8 @@ mod tests {
     use super::*;
     use crate::pixels::{AmountConfig, AmountReward};
 
-    /// On noise: the smooth videos of `check_reward` are hardly sharper than the step of a difference.
+    /// Random noise instead of `check_reward`'s smooth videos, whose sharpness is comparable to the step of the
+    /// differences.
     fn agrees_with_differences(reward: &mut AmountReward<Sharpness>) {
         let video = |along: f32| {
             let noise = |seed: usize| ((seed * 7919 + 13) % 1009) as f32 / 1009.0 - 0.5;

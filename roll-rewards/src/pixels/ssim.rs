@@ -2,14 +2,14 @@
 
 /// Standard deviation of the window, in pixels.
 const SIGMA: f64 = 1.5;
-/// Side of the window; smaller pictures have a smaller one.
+/// Side of the window in pixels; at most the side of the picture.
 const WINDOW: usize = 11;
-/// Constants for values that span 1.
+/// The constants C1 and C2 of the paper for values in a range of 1.
 const C1: f32 = 0.01 * 0.01;
 const C2: f32 = 0.03 * 0.03;
 
-/// The mean structural similarity of `x` and `y`, `[height, width]` with values that span 1, over every whole window, and
-/// its gradient in `x`.
+/// The mean structural similarity of `x` and `y`, `[height, width]` with values in a range of 1, over all complete
+/// windows, and its gradient with respect to `x`.
 pub fn ssim(x: &[f32], y: &[f32], [height, width]: [usize; 2]) -> (f64, Vec<f32>) {
     let window = Window::new([height, width]);
     let times = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).collect::<Vec<f32>>();
@@ -23,7 +23,7 @@ pub fn ssim(x: &[f32], y: &[f32], [height, width]: [usize; 2]) -> (f64, Vec<f32>
         let (b1, b2) = (mx[i] * mx[i] + my[i] * my[i] + C1, vx + vy + C2);
         let value = a1 * a2 / (b1 * b2);
         sum += f64::from(value);
-        // In the windows' means of x, of x^2 and of x y.
+        // Derivatives with respect to the windows' means of x, x^2 and x y.
         slopes[0][i] = (2.0 * my[i] * (a2 - a1) / b2 + 2.0 * mx[i] * value * (b1 / b2 - 1.0)) / b1;
         slopes[1][i] = -value / b2;
         slopes[2][i] = 2.0 * a1 / (b1 * b2);
@@ -33,7 +33,7 @@ pub fn ssim(x: &[f32], y: &[f32], [height, width]: [usize; 2]) -> (f64, Vec<f32>
     (sum / count as f64, (0..x.len()).map(total).collect())
 }
 
-/// A Gaussian window, separable.
+/// A separable Gaussian window.
 struct Window {
     size: [usize; 2],
     weights: [Vec<f32>; 2],
@@ -50,12 +50,12 @@ impl Window {
         Self { size, weights: size.map(|side| gaussian(side.min(WINDOW))) }
     }
 
-    /// Sides of the plane of whole windows.
+    /// Size of the plane of complete windows.
     fn inner(&self) -> [usize; 2] {
         [0, 1].map(|i| self.size[i] + 1 - self.weights[i].len())
     }
 
-    /// The mean in each window.
+    /// The weighted mean in each window.
     fn mean(&self, plane: &[f32]) -> Vec<f32> {
         let ([height, width], [rows, columns]) = (self.size, self.inner());
         let mut narrow = vec![0.0; height * columns];
@@ -101,7 +101,7 @@ mod tests {
         [1, 2].map(|seed| noise(seed, size[0] * size[1]).iter().map(|v| 0.5 + 0.4 * v).collect())
     }
 
-    /// The definition, window by window, in f64.
+    /// The definition, window by window in f64.
     fn naive(x: &[f32], y: &[f32], [h, w]: [usize; 2]) -> f64 {
         let weight = |k: usize| (-(k as f64 - 5.0).powi(2) / 4.5).exp();
         let total: f64 = (0..11).map(weight).sum();

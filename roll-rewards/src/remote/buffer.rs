@@ -1,4 +1,4 @@
-//! Large buffers: memory that comes in pages of 4 KiB costs more to get than to fill, so large pages are asked for.
+//! Large buffers in huge pages: page faults of 4 KiB pages would cost more than filling the memory.
 
 use std::io::Result;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use memmap2::MmapMut;
 use rayon::prelude::*;
 use roll_core::{DType, Tensor};
 
-/// Above this, a buffer is mapped by itself.
+/// Size in bytes above which a buffer has its own mapping.
 const LARGE: usize = 8 << 20;
-/// Numbers that a thread computes at once.
+/// Number of elements per task of a thread.
 const CHUNK: usize = 1 << 18;
 
-/// Bytes that begin as zeros.
+/// Bytes that are initially zero.
 pub enum Buffer {
-    /// Of the heap.
+    /// Heap memory.
     Small(Vec<u8>),
-    /// Mapped, on large pages where the system has them. Memory is taken as it is written to.
+    /// Memory-mapped, in huge pages if the system has them. Memory is allocated when it is written to.
     Large(MmapMut),
 }
 
 impl Buffer {
-    /// Fails where the system does not promise so much memory.
+    /// Allocates a buffer. Fails if the system refuses so much memory.
     pub fn new(bytes: usize) -> Result<Self> {
         if bytes < LARGE {
             return Ok(Self::Small(vec![0; bytes]));
         }
         let map = MmapMut::map_anon(bytes)?;
-        // Without them it is slower, and that is all.
+        // A refusal costs speed only.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Self::Large(map))
@@ -52,7 +52,7 @@ impl AsMut<[u8]> for Buffer {
     }
 }
 
-/// `factor` times an f32 tensor.
+/// Multiplies an f32 tensor by `factor`.
 pub fn scaled(tensor: &Tensor, factor: f32) -> roll_core::Result<Tensor> {
     let values = tensor.f32s()?;
     let Ok(mut buffer @ Buffer::Large(_)) = Buffer::new(size_of_val(values)) else {

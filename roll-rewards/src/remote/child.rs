@@ -9,42 +9,42 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use roll_core::Tensor;
-use roll_core::process::ChildGroup;
+use roll_external::process::ChildGroup;
 use serde_json::{Value as Json, json};
 
 use super::Message;
 use super::frame::{self, FrameError};
 use super::region::Region;
 
-/// Lines of standard error that an error message repeats.
+/// Number of lines of standard error that an error message repeats.
 const LAST_LINES: usize = 8;
-/// Bytes of such a line; a longer one comes in pieces.
+/// Length of such a line in bytes; a longer line is split.
 const LINE: u64 = 4096;
-/// How long a child may take to end once its standard input is closed.
+/// Time that a child may take to end after its standard input is closed.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long the last lines of a child that ended may take to arrive.
+/// Time to wait for the last lines of a child that has ended.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// An answer that takes longer is told of, once: a person in front of a silent terminal sees no reason to wait.
+/// Time after which a slow answer is logged, once, so that a user sees why nothing happens.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a child gave no answer.
+/// Why a child did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// It could not be started.
+    /// The child could not be started.
     #[error("it cannot be started")]
     Start(#[source] std::io::Error),
-    /// It did not answer in time and was ended.
+    /// The child did not answer in time and was killed.
     #[error("it gave no answer within {seconds} s and was ended{said}")]
     Timeout {
-        /// The limit.
+        /// The limit in seconds.
         seconds: f64,
         /// The last lines of its standard error.
         said: String,
     },
-    /// It ended, or wrote something else than a frame.
+    /// The child ended, or wrote something that is not a frame.
     #[error("{how}{said}")]
     Broken {
-        /// The event.
+        /// Description of the event.
         how: String,
         /// The last lines of its standard error.
         said: String,
@@ -54,23 +54,23 @@ pub enum ChildError {
 /// A frame to send.
 struct Request {
     message: Message,
-    /// Whether the child takes tensors from a shared file.
+    /// Whether the child accepts tensors in shared memory.
     shared: bool,
 }
 
-/// A running child. Reading and writing happen on a thread, so that a child that neither reads nor writes can be given
-/// up; there is never more than one frame under way. Processes that it started end with it.
+/// A running child. A thread reads and writes, so that a child that does neither can be abandoned. At most one frame is
+/// in flight. Processes that the child started end with it.
 pub struct Running {
     group: ChildGroup,
     requests: Option<SyncSender<Request>>,
     answers: Receiver<Result<Message, FrameError>>,
     said: Arc<Mutex<VecDeque<String>>>,
-    /// Whether the log says that it is waited for.
+    /// Whether the log already reports a slow answer.
     told: bool,
 }
 
 impl Running {
-    /// Starts `command` in `directory`. Its standard error goes to the log.
+    /// Starts `command` in `directory`. The child's standard error is logged.
     pub fn start(command: &[String], directory: &Path) -> Result<Self, ChildError> {
         let (program, arguments) = command.split_first().ok_or_else(|| {
             ChildError::Start(std::io::Error::new(std::io::ErrorKind::InvalidInput, "the command is empty"))
@@ -85,7 +85,7 @@ impl Running {
             let (said, program) = (Arc::clone(&said), program.clone());
             std::thread::spawn(move || {
                 let (mut stderr, mut bytes) = (BufReader::new(stderr), Vec::new());
-                // Bytes, not text, and lines without an end: a child may write anything.
+                // Bytes instead of text, in pieces of limited length: a child may write anything.
                 while let Ok(1..) = stderr.by_ref().take(LINE).read_until(b'\n', &mut bytes) {
                     let line = String::from_utf8_lossy(&bytes).trim_end().to_string();
                     bytes.clear();
@@ -98,7 +98,7 @@ impl Running {
                 }
             });
         }
-        // Both were asked for above.
+        // Both pipes were requested above.
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (requests, work) = sync_channel::<Request>(1);
         let (results, answers) = sync_channel(1);
@@ -122,11 +122,11 @@ impl Running {
         Ok(Self { group, requests: Some(requests), answers, said, told: false })
     }
 
-    /// Sends a frame, its tensors in a `shared` file if the child can, and waits for the answer. After an error the child is
-    /// of no use any more.
+    /// Sends a frame and waits for the answer. Tensors are sent through shared memory if `shared`. The child is
+    /// unusable after an error.
     pub fn ask(&mut self, message: Message, shared: bool, limit: Duration) -> Result<Message, ChildError> {
         if let Some(requests) = &self.requests {
-            // A thread that is gone says so through `answers`.
+            // If the thread has ended, `answers` reports it.
             let _ = requests.send(Request { message, shared });
         }
         let mut answer = self.answers.recv_timeout(limit.min(PATIENCE));
@@ -153,9 +153,9 @@ impl Running {
         }
     }
 
-    /// "; its last lines: ..."
+    /// Formats "; its last lines: ...".
     fn said(&mut self) -> String {
-        // The thread that reads them may be a moment behind.
+        // The thread that reads standard error may be slightly late.
         std::thread::sleep(LAST_WORDS);
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         match said.is_empty() {
@@ -165,8 +165,8 @@ impl Running {
     }
 }
 
-/// Puts tensors into the shared file and tells the child of it; no places where there is none: then they go through the
-/// pipe.
+/// Writes tensors to shared memory and adds its description to the header. Returns their offsets, or an empty list
+/// without shared memory; the tensors are then sent through the pipe.
 fn placed(region: &mut Option<Arc<Region>>, header: &mut Json, tensors: &[(String, Tensor)]) -> Vec<u64> {
     match held(region, tensors) {
         Ok((places, shared)) => {
@@ -181,7 +181,7 @@ fn placed(region: &mut Option<Arc<Region>>, header: &mut Json, tensors: &[(Strin
     }
 }
 
-/// A region that is too small, or in which an answer is still read, is replaced.
+/// Replaces a region that is too small or that still has parts of an answer in use.
 fn held(region: &mut Option<Arc<Region>>, tensors: &[(String, Tensor)]) -> std::io::Result<(Vec<u64>, Json)> {
     let needed = Region::needed(tensors);
     let mut own = match region.take().and_then(Arc::into_inner) {
@@ -196,7 +196,7 @@ fn held(region: &mut Option<Arc<Region>>, tensors: &[(String, Tensor)]) -> std::
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Closes its standard input, which asks it to end. If it does not, it is killed with its group.
+        // Closing standard input asks the child to end. If it does not, it is killed together with its process group.
         self.requests = None;
         let _ = self.group.wait_for(FAREWELL);
     }

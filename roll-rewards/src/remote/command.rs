@@ -1,7 +1,7 @@
-//! The reward `command`: a program of its own, in any language, started once and asked over its standard input and
-//! output. Its standard error goes to the log. `examples/reward_command/brightness.py` is a whole one.
+//! The reward `command`: a separate program in any language, which is started once and called over its standard input
+//! and output. Its standard error is logged. `examples/reward_command/brightness.py` is a complete example.
 //!
-//! Nothing is kept in the program between calls, so one that died or hung is started again and asked again.
+//! The program keeps no state between calls, so a program that died or hung is started again and the call is repeated.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,19 +21,20 @@ use super::{Message, RemoteReward, Transport, VERSION};
 pub struct CommandConfig {
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Seconds that a call may take.
+    /// Time limit of a call in seconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// Seconds that the program may take to start and say hello: it may load a model.
+    /// Time limit in seconds for the program's start and its answer to `hello`. The program may load a model in this
+    /// time.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub start_timeout: f64,
-    /// How often the program is started again for one call, after it died or gave no answer in time.
+    /// How often the program is started again for one call, after it died or exceeded the time limit.
     pub restarts: u32,
-    /// Whether frames go to a program through shared memory, if it says that it can.
+    /// Whether frames are sent through shared memory, if the program supports it.
     pub shared_memory: bool,
-    /// Handed to the program with `hello`.
+    /// Sent to the program with `hello`.
     pub options: Options,
-    /// Reaction to a sample with nothing to score.
+    /// What happens with a sample that has nothing to score.
     pub on_missing: OnMissing,
 }
 
@@ -51,30 +52,31 @@ impl Default for CommandConfig {
     }
 }
 
-/// No answer, although the program was started again as often as allowed.
+/// The program did not answer, although it was started again as often as allowed.
 #[derive(Debug, thiserror::Error)]
 #[error("the reward command `{command}` gave no answer to `{call}` (started {} for it)", super::times(.starts))]
 struct NoAnswer {
     command: String,
     call: &'static str,
     starts: u32,
-    /// The last failure.
+    /// The last error.
     #[source]
     source: ChildError,
 }
 
-/// A program that is asked.
+/// A program that scores.
 pub struct Program {
     config: CommandConfig,
     directory: PathBuf,
-    /// `None` before it is first asked and after it died.
+    /// `None` before the first call and after the program died.
     running: Option<Running>,
-    /// Whether the running one takes tensors from a shared file.
+    /// Whether the running program accepts tensors in shared memory.
     shares: bool,
 }
 
 impl Program {
-    /// The program of `config`, to be started in `directory`.
+    /// Creates the transport for the program of `config`, to be started in `directory`. Fails without a command or with
+    /// invalid time limits.
     pub fn new(config: CommandConfig, directory: PathBuf) -> Result<Self> {
         if config.command.is_empty() {
             let problem = "missing: the program and its arguments, as a list of texts";
@@ -90,7 +92,7 @@ impl Program {
         Error::component(fault, NoAnswer { command: self.config.command.join(" "), call, starts, source })
     }
 
-    /// Starts the program and says hello.
+    /// Starts the program and calls `hello`.
     fn start(&mut self) -> std::result::Result<(Running, Message), ChildError> {
         let mut running = Running::start(&self.config.command, &self.directory)?;
         let header = json!({ "call": "hello", "version": VERSION, "options": self.config.options });
@@ -99,7 +101,7 @@ impl Program {
         Ok((running, answer))
     }
 
-    /// Asks the running program, or one that is started for it. After an error none is running.
+    /// Calls the running program, or starts one. After an error no program is running.
     fn once(&mut self, header: &Json, tensors: &[(String, Tensor)]) -> std::result::Result<Message, ChildError> {
         let mut running = match self.running.take() {
             Some(running) => running,

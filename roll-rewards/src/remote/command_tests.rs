@@ -1,4 +1,4 @@
-//! Programs that work, die, hang, and talk nonsense.
+//! Programs that work, die, hang or write nonsense.
 #![allow(clippy::unwrap_used)]
 
 use std::time::Instant;
@@ -7,7 +7,7 @@ use roll_core::{Grad, RewardScorer, Score, Target, Video};
 
 use super::*;
 
-/// A Python program of `body` after the frame functions of the example; `None` skips the test, where there is no
+/// A Python program that consists of the example's frame functions and `body`. `None` skips the test if there is no
 /// Python.
 fn reward(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<Result<RemoteReward<Program>>> {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
@@ -29,14 +29,14 @@ fn make(config: CommandConfig) -> Result<RemoteReward<Program>> {
     RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
 }
 
-/// The messages of each call after hello.
+/// The error chain of creating the reward or, if that succeeds, of its first score.
 fn told(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<String> {
     let mut reward = match reward(body, change)? {
         Ok(reward) => reward,
-        Err(error) => return Some(roll_core::plugin::Chain::line(&error)),
+        Err(error) => return Some(roll_core::one_line(&error)),
     };
     let scored = reward.score(&video(), "", &Target::default(), Grad::Record);
-    Some(roll_core::plugin::Chain::line(&scored.map(drop).unwrap_err()))
+    Some(roll_core::one_line(&scored.map(drop).unwrap_err()))
 }
 
 fn video() -> Video {
@@ -51,7 +51,7 @@ fn the_python_example_keeps_every_promise() {
     let Some(reward) = reward("", |c| drop(c.options.insert("level".into(), 0.3.into()))) else { return };
     let mut reward = reward.unwrap();
     assert_eq!((reward.name(), reward.differentiable()), ("python_brightness", true));
-    use roll_core::plugin::check::{Verdict, check_reward};
+    use roll_core::{Verdict, check_reward};
     let findings = check_reward(&mut reward, 2);
     assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
     let target = reward.prepare(&video()).unwrap();
@@ -102,7 +102,7 @@ fn a_program_that_hangs_is_ended_in_time_whether_or_not_it_reads() {
         let hangs = |c: &mut CommandConfig| (c.timeout, c.restarts) = (0.3, 0);
         let Some(told) = told(&format!("{HELLO}\n{hang}"), hangs) else { return };
         assert!(told.contains("no answer within 0.3 s"), "{told}");
-        // Sooner than it would have ended by itself.
+        // Earlier than the program would have ended by itself.
         assert!(begun.elapsed().as_secs() < 600);
     }
 }
@@ -129,7 +129,7 @@ fn what_a_program_started_ends_with_it() {
         drop(reward);
         let stat = format!("/proc/{}/stat", std::fs::read_to_string(&mark).unwrap());
         let begun = Instant::now();
-        // Dead and not yet taken off the system's table is gone.
+        // A zombie counts as ended.
         while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
             assert!(begun.elapsed().as_secs() < 10, "{end}: its child is left behind");
             std::thread::sleep(Duration::from_millis(10));
@@ -171,5 +171,5 @@ fn a_command_that_is_no_program_is_the_users_mistake() {
     assert!(make(&[]).to_string().contains("reward.command"));
     let error = make(&["no-such-program-here"]);
     assert_eq!(error.fault(), Fault::User);
-    assert!(roll_core::plugin::Chain::line(&error).contains("no-such-program-here"));
+    assert!(roll_core::one_line(&error).contains("no-such-program-here"));
 }

@@ -1,8 +1,8 @@
-//! The messages between this program and a reward that is a program of its own.
+//! Messages between this program and a reward in a separate program.
 //!
-//! A frame is `ROLL`, the length of a header (u32, little-endian), the header (JSON), and then the bytes of the tensors
-//! that the header lists, one after the other, row-major and little-endian, without padding. A tensor that is listed with
-//! `at` is not among them: it lies at that offset of the file that both sides know ([`super::region`]).
+//! A frame consists of `ROLL`, the length of a header (u32, little-endian), the header (JSON), and the bytes of the
+//! tensors that the header lists, in this order: row-major, little-endian, without padding. A tensor with the field
+//! `at` is not in the frame; it lies at that offset in shared memory ([`super::region`]).
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use serde::{Deserialize, Serialize};
 use super::buffer::Buffer;
 use super::region::Region;
 
-/// The beginning of every frame: a program that prints to its standard output is found out at once.
+/// The first bytes of every frame, so that a program that prints to its standard output is detected immediately.
 const MAGIC: [u8; 4] = *b"ROLL";
-/// Bytes of a header, at most.
+/// Greatest length of a header in bytes.
 const MAX_HEADER: usize = 1 << 20;
-/// Bytes of another stream than frames that an error repeats, at most.
+/// Greatest number of bytes that an error quotes of a stream that is not a frame.
 const QUOTED: usize = 60;
-/// Bytes of the tensors of an answer beyond those of its question, at most: a reward's memory of a reference.
+/// Greatest number of tensor bytes of an answer beyond those of its request: room for a target.
 const ROOM: usize = 64 << 20;
 
-/// A tensor of a frame.
+/// A tensor's entry in the header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Listed {
     name: String,
@@ -32,7 +32,7 @@ struct Listed {
     at: Option<u64>,
 }
 
-/// A header; its other fields depend on the call.
+/// A header. Its other fields depend on the call.
 #[derive(Serialize, Deserialize)]
 struct Header<T> {
     #[serde(default)]
@@ -41,13 +41,13 @@ struct Header<T> {
     body: T,
 }
 
-/// Why a frame could not be read.
+/// Why a frame could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// The other side closed its end, or the system failed.
+    /// The other side closed the connection, or the system failed.
     #[error("the connection ended")]
     Io(#[from] std::io::Error),
-    /// Bytes that are no frame.
+    /// The bytes are not a frame.
     #[error("{0}")]
     NoFrame(String),
 }
@@ -57,7 +57,8 @@ pub fn write<T: Serialize>(out: &mut impl Write, body: &T, tensors: &[(String, T
     write_placed(out, body, tensors, &[])
 }
 
-/// Writes a frame whose tensors lie at `places` of a region; all of them, or none where there are no places.
+/// Writes a frame whose tensors lie at the offsets `places` of a region. Without offsets the tensors are part of the
+/// frame.
 pub fn write_placed<T: Serialize>(
     out: &mut impl Write,
     body: &T,
@@ -82,7 +83,7 @@ pub fn write_placed<T: Serialize>(
     Ok(())
 }
 
-/// The fault of a header. Python writes numbers that JSON does not have.
+/// Describes the fault of a header. Python writes numbers that JSON does not have.
 fn no_header(header: &[u8], error: &serde_json::Error) -> String {
     let text = String::from_utf8_lossy(header);
     // Every second piece between quotation marks is a string.
@@ -96,13 +97,13 @@ fn no_header(header: &[u8], error: &serde_json::Error) -> String {
     }
 }
 
-/// The most bytes that the tensors of an answer to `question` may have: a gradient has as many as the frames.
+/// Greatest number of tensor bytes of an answer to `question`. A gradient has the size of the frames.
 pub fn answer_bytes(question: &[(String, Tensor)]) -> usize {
     question.iter().map(|(_, tensor)| tensor.as_bytes().len()).sum::<usize>().saturating_add(ROOM)
 }
 
-/// Reads a frame whose tensors have at most `most` bytes. Fails, without taking more memory than it must, on whatever is
-/// none.
+/// Reads a frame with at most `most` tensor bytes. Fails on anything that is not a frame, without allocating more
+/// memory than necessary.
 pub fn read<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
     most: usize,
@@ -110,13 +111,14 @@ pub fn read<T: for<'a> Deserialize<'a>>(
     read_with(input, most, None)
 }
 
-/// As [`read`]; tensors may lie in `region`, and keep it.
+/// Like [`read`]; tensors may lie in `region`, which they then keep alive.
 pub fn read_with<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
     most: usize,
     region: Option<&Arc<Region>>,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
-    // Bytes that are there already, before waiting for more: a program that printed a word would not write eight.
+    // Checks the bytes that are already available before it waits for more: a program that printed a word would not
+    // write eight bytes.
     let there = input.fill_buf()?;
     let begins = there.len().min(MAGIC.len());
     if there[..begins] != MAGIC[..begins] {
@@ -164,7 +166,8 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     Ok((header.body, tensors))
 }
 
-/// The next `bytes` of `input`. Memory is taken as they come: a header may promise bytes that are never sent.
+/// Reads the next `bytes` bytes of `input`. Memory is allocated as they arrive, because a header may promise bytes that
+/// are never sent.
 fn received(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Buffer, FrameError> {
     let mut data = Buffer::new(bytes)?;
     match input.read_exact(data.as_mut()) {

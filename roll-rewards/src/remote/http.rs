@@ -1,18 +1,19 @@
 //! The reward `http`: a service that answers frames sent by POST.
 //!
-//! Body of request and answer is one frame ([`super::frame`]), of type `application/octet-stream`. Every header carries
-//! the options, so that a service need not remember whom it serves. A service that is busy says so with 429 or 503 and,
-//! if it likes, `Retry-After` in seconds: the run waits for it. `examples/reward_http/brightness.py` is a whole one.
+//! The body of request and answer is one frame ([`super::frame`]) of type `application/octet-stream`. Every header
+//! contains the options, so that a service needs no state per client. A busy service answers 429 or 503, optionally
+//! with `Retry-After` in seconds, and the run waits. `examples/reward_http/brightness.py` is a complete example.
 //!
-//! What keeps a service from doing harm: an answer has at most as many bytes of tensors as the question and 64 MiB, a
-//! request with its answer ends within `timeout`, and no redirect is followed: frames and token go to `url` alone.
+//! Protection against a faulty service: the tensors of an answer have at most 64 MiB more than those of the request, a
+//! request including its answer ends within `timeout`, and redirects are not followed, so frames and token are sent to
+//! `url` only.
 
 use std::io::BufReader;
 use std::time::Instant;
 
 use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_core::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
+use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
@@ -23,25 +24,25 @@ use super::{Message, RemoteReward, Transport, VERSION, frame};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpConfig {
-    /// Address of the service, `http://...` or `https://...`. A certificate is checked against the authorities that
-    /// Mozilla trusts; for one of your own put a proxy before the service.
+    /// Address of the service, `http://...` or `https://...`. Certificates are verified with Mozilla's certificate
+    /// authorities; a service with another certificate needs a proxy.
     pub url: String,
-    /// Environment variable that holds the service's token, sent as `Authorization: Bearer`; none unless given. The
-    /// token itself stands in no configuration, which runs keep.
+    /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. Default: no token. The
+    /// token itself is not part of the configuration, because runs store their configuration.
     pub token_env: Option<String>,
-    /// Seconds that a request may take.
+    /// Time limit of a request in seconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// Seconds that a service that was just started may take until it listens.
+    /// Time limit in seconds for a service to start listening.
     pub start_timeout: f64,
-    /// How often a call is repeated after the connection failed or the service answered 5xx.
+    /// How often a call is repeated after a failed connection or a 5xx answer.
     pub retries: u32,
-    /// Seconds that a service may be busy (429 or 503) before the call is given up.
+    /// Time in seconds after which a call to a busy service (429 or 503) fails.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub busy_timeout: f64,
     /// Sent with every call.
     pub options: Options,
-    /// Reaction to a sample with nothing to score.
+    /// What happens with a sample that has nothing to score.
     pub on_missing: OnMissing,
 }
 
@@ -60,7 +61,7 @@ impl Default for HttpConfig {
     }
 }
 
-/// Why there is no answer.
+/// The service did not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the reward service {url} gave no answer to `{call}` (asked {}): {problem}", super::times(.times))]
 struct Unanswered {
@@ -77,7 +78,7 @@ pub struct ScoringService {
 }
 
 impl ScoringService {
-    /// The service of `config`; asks nothing yet.
+    /// Creates the client of the service of `config`; sends nothing.
     pub fn new(config: HttpConfig) -> Result<Self> {
         let service = Service::new(ServiceOptions {
             section: "reward",
@@ -91,7 +92,7 @@ impl ScoringService {
         Ok(Self { config, service })
     }
 
-    /// Sends `body`; the tensors of the answer may have `most` bytes.
+    /// Sends `body`. The tensors of the answer may have `most` bytes.
     fn once(&self, body: &[u8], most: usize) -> std::result::Result<Message, NoAnswer> {
         let answer = self.service.post("application/octet-stream", body)?;
         frame::read::<Json>(&mut BufReader::new(answer), most).map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! Services that work, are busy, fail, and talk nonsense: each a listener with the answers of its test.
+//! Services that work, are busy, fail or answer nonsense: each is a listener with the test's answers.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, Write};
@@ -10,7 +10,7 @@ use roll_core::{Grad, RewardScorer, Score, Target, Video};
 
 use super::*;
 
-/// Answers of a service, one for each request; a test's service ends after the last.
+/// Answers of a service, one per request. The service ends after the last one.
 type Answers = Vec<(u16, &'static str, Vec<u8>)>;
 
 fn frame_of(header: Json, tensors: &[(String, Tensor)]) -> Vec<u8> {
@@ -23,7 +23,7 @@ fn hello() -> (u16, &'static str, Vec<u8>) {
     (200, "", frame_of(json!({ "name": "served", "differentiable": true }), &[]))
 }
 
-/// A service on a port of its own; gives back the headers of the frames that it got.
+/// Starts a service on its own port. The thread returns the headers of the received frames.
 fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
@@ -86,13 +86,14 @@ fn what_a_service_does_wrong_is_said() {
     for (answers, part) in cases {
         let (url, served) = serve(answers);
         let told = reward(&url, |c| (c.retries, c.busy_timeout) = (1, 1.0)).map(drop).unwrap_err();
-        let told = roll_core::plugin::Chain::line(&told);
+        let told = roll_core::one_line(&told);
         assert!(told.contains(part) && told.contains(&url), "{part}: {told}");
         served.join().unwrap();
     }
 }
 
-/// Starts to answer a request and goes on with `more` until the other side has enough; gives the bytes that it took.
+/// Starts to answer a request and repeats `more` until the client closes the connection. The thread returns the number
+/// of bytes that were sent.
 fn serve_on_and_on(head: &'static str, more: Vec<u8>, pause: Duration) -> (String, JoinHandle<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
@@ -118,7 +119,7 @@ fn serve_on_and_on(head: &'static str, more: Vec<u8>, pause: Duration) -> (Strin
 
 #[test]
 fn an_answer_without_an_end_is_refused_at_its_first_bytes_or_its_limit() {
-    // A chunked answer of frames that promises more than a call can need, and one that is no frame.
+    // A chunked answer whose frame promises more than a call can need, and one that is not a frame.
     let promise = br#"{"name":"x","tensors":[{"name":"t","dtype":"u8","shape":[2000000000]}]}"#;
     let mut frame = b"ROLL".to_vec();
     frame.extend((promise.len() as u32).to_le_bytes());
@@ -130,7 +131,7 @@ fn an_answer_without_an_end_is_refused_at_its_first_bytes_or_its_limit() {
     let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     for (more, part) in [(chunk, "too large"), (b"11\r\nLa la la la la la\r\n".repeat(1000), "should begin")] {
         let (url, served) = serve_on_and_on(head, more, Duration::ZERO);
-        let told = roll_core::plugin::Chain::line(&reward(&url, |c| c.retries = 0).map(drop).unwrap_err());
+        let told = roll_core::one_line(&reward(&url, |c| c.retries = 0).map(drop).unwrap_err());
         assert!(told.contains(part) && told.contains("asked once"), "{told}");
         let taken = served.join().unwrap();
         assert!(taken < 64 << 20, "{taken} bytes");
@@ -144,7 +145,7 @@ fn an_answer_that_drips_is_given_up_in_time() {
     {
         let (url, served) = serve_on_and_on(head, b"X".to_vec(), Duration::from_millis(50));
         let told = reward(&url, |c| (c.retries, c.timeout) = (0, 0.4)).map(drop).unwrap_err();
-        assert!(roll_core::plugin::Chain::line(&told).contains("timeout"), "{told}");
+        assert!(roll_core::one_line(&told).contains("timeout"), "{told}");
         served.join().unwrap();
     }
     assert!(begun.elapsed() < Duration::from_secs(10));
@@ -161,7 +162,7 @@ fn a_service_cannot_send_frames_or_token_elsewhere() {
         let header: &'static str = Box::leak(format!("Location: {to}\r\n").into_boxed_str());
         let (url, served) = serve(vec![(status, header, vec![])]);
         let told = reward(&url, |c| c.token_env = Some("PATH".into())).map(drop).unwrap_err();
-        let told = roll_core::plugin::Chain::line(&told);
+        let told = roll_core::one_line(&told);
         assert!(told.contains(&format!("status {status}")) && told.contains(&to), "{told}");
         assert!(!told.contains(&std::env::var("PATH").unwrap()), "{told}");
         served.join().unwrap();
@@ -177,7 +178,7 @@ fn nobody_there_and_no_address_are_errors() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let told = reward(&url, |c| (c.retries, c.start_timeout) = (0, 1e-9)).map(drop).unwrap_err();
-    assert!(roll_core::plugin::Chain::line(&told).contains("asked once"));
+    assert!(roll_core::one_line(&told).contains("asked once"));
     for wrong in ["", "example.org/score", "ftp://example.org", "https://", "http:///score", "http://a b/"] {
         let told = reward(wrong, |_| ()).map(drop).unwrap_err().to_string();
         assert!(told.contains("reward.url") && told.contains("http://") && told.contains(wrong), "{wrong}: {told}");
@@ -215,14 +216,14 @@ fn an_address_with_https_is_spoken_to_in_tls() {
         let (mut stream, _) = listener.accept().unwrap();
         let mut first = [0; 3];
         std::io::Read::read_exact(&mut stream, &mut first).unwrap();
-        // The rest is no TLS.
+        // This answer is not TLS.
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
         first
     });
     let told = reward(&url, |c| c.retries = 0).map(drop).unwrap_err();
-    let told = roll_core::plugin::Chain::line(&told);
+    let told = roll_core::one_line(&told);
     assert!(told.contains("asked once") && told.contains(&url), "{told}");
-    // A handshake, of TLS 1.
+    // The first bytes of a TLS 1 handshake.
     assert_eq!(served.join().unwrap()[..2], [22, 3]);
 }
 
@@ -231,6 +232,6 @@ fn a_service_that_hangs_is_given_up_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let told = reward(&url, |c| (c.retries, c.timeout) = (0, 0.3)).map(drop).unwrap_err();
-    let told = roll_core::plugin::Chain::line(&told);
+    let told = roll_core::one_line(&told);
     assert!(told.contains("timeout"), "{told}");
 }

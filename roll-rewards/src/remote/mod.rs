@@ -1,18 +1,20 @@
-//! Rewards that run elsewhere: a program ([`command`]) or a service ([`http`]), in any language.
+//! Rewards that run elsewhere, in any language: a program ([`command`]) or a service ([`http`]).
 //!
-//! Both answer frames ([`frame`]) with frames. The calls, by `call` of the header:
+//! Both answer frames ([`frame`]) with frames. The header's field `call` names the call:
 //!
 //! | call      | header              | tensors              | answer                                                   |
 //! |-----------|---------------------|----------------------|----------------------------------------------------------|
 //! | `hello`   | `version`, `options`|                      | `name`, `differentiable`, `shared`                       |
-//! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, when the reference shows nothing to compare with |
-//! | `score`   | `fps`, `prompt`, `record` | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score in the frames |
+//! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, if the reference has nothing to compare with |
+//! | `score`   | `fps`, `prompt`, `record` | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score with respect to the frames |
 //!
 //! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
-//! is the whole pullback, and nothing needs to be kept between calls. A program whose hello says `shared` gets tensors
-//! in a file in memory, `{"path", "bytes", "id"}` of the header `shared`, and may write those of its answer over them.
-//! Another `id` is another file, even at the same path. A service gets none, even on the same machine: it would have to
-//! open paths that any caller could name.
+//! is the whole pullback, and no state is kept between calls.
+//!
+//! If a program's answer to `hello` has `shared`, it receives tensors in shared memory, described by `{"path", "bytes",
+//! "id"}` in the header's field `shared`. It may overwrite them with the tensors of its answer. Another `id` is another
+//! file, even at the same path. A service receives no shared memory, even on the same machine, because it would have to
+//! open paths that any client could name.
 
 pub mod buffer;
 pub mod child;
@@ -29,43 +31,43 @@ use std::sync::Arc;
 use roll_core::{Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 use serde_json::{Value as Json, json};
 
-/// Version of the calls.
+/// Version of the protocol.
 const VERSION: u32 = 1;
 
 /// A header and its tensors.
 pub type Message = (Json, Vec<(String, Tensor)>);
 
-/// One that answers calls.
+/// A peer that answers calls.
 pub trait Transport: Send {
-    /// Its name in errors: "the reward command `...`".
+    /// The peer's name in errors: "the reward command `...`".
     fn peer(&self) -> String;
-    /// The first call. One answer, or an error that says why there is none.
+    /// The first call. Returns one answer, or an error with the reason.
     fn hello(&mut self) -> Result<Message>;
-    /// Every other call; starts again or repeats as its options allow.
+    /// Any later call. Restarts the peer or repeats the call as the options allow.
     fn ask(&mut self, call: &'static str, header: Json, tensors: &[(String, Tensor)]) -> Result<Message>;
 }
 
-/// Faults of an answer.
+/// Errors in an answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
-    /// It is an error.
+    /// The answer is an error.
     #[error("{peer} failed in `{call}`: {problem}")]
     Failed {
-        /// Who answered.
+        /// The peer.
         peer: String,
         /// The call.
         call: &'static str,
-        /// Its message.
+        /// The peer's message.
         problem: String,
     },
-    /// It makes no sense.
+    /// The answer is invalid.
     #[error("{peer} answered `{call}` wrongly: {problem}")]
     Nonsense {
-        /// Who answered.
+        /// The peer.
         peer: String,
         /// The call.
         call: &'static str,
-        /// Expected, and found.
+        /// The expected and the found.
         problem: String,
     },
 }
@@ -79,7 +81,7 @@ pub struct RemoteReward<T> {
 }
 
 impl<T: Transport> RemoteReward<T> {
-    /// Says hello. `name` is used unless the answer has one.
+    /// Calls `hello`. `name` is the default if the answer has none.
     pub fn new(name: &str, transport: T, on_missing: OnMissing) -> Result<Self> {
         let mut reward = Self { transport, on_missing, name: name.into(), differentiable: false };
         let hello = reward.transport.hello()?;
@@ -97,7 +99,7 @@ impl<T: Transport> RemoteReward<T> {
         self.accept(call, answer)
     }
 
-    /// An answer that is no error.
+    /// Returns the answer unless it is an error.
     fn accept(&self, call: &'static str, answer: Message) -> Result<Message> {
         match answer.0.get("error") {
             None | Some(Json::Null) => Ok(answer),
@@ -114,7 +116,7 @@ impl<T: Transport> RemoteReward<T> {
         Error::component(Fault::Failure, error)
     }
 
-    /// The gradient of an answer, of the shape of the frames.
+    /// The pullback from an answer's gradient, which must have the shape of the frames.
     fn gradient(&self, tensors: Vec<(String, Tensor)>, frames: &Tensor) -> Result<Pullback> {
         let gradient = tensors.into_iter().find(|(name, _)| name == "gradient").map(|(_, tensor)| tensor);
         let gradient =
@@ -142,7 +144,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
         if answer.get("target") == Some(&Json::Null) {
             return Err(Error::nothing_to_score(reason(&answer)));
         }
-        // A target is kept for long: by itself, and not as a part of the memory that the next frames go through.
+        // A target is kept for a long time, so it is copied out of the memory that the next frames use.
         let own = |t: Tensor| Tensor::from_bytes(t.dtype(), t.shape(), Arc::new(t.as_bytes().to_vec()));
         let tensors = tensors.into_iter().map(|(name, tensor)| own(tensor).map(|tensor| (name, tensor)));
         Ok(Target { tensors: tensors.collect::<Result<_>>()? })
@@ -179,12 +181,12 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 }
 
-/// Why there is nothing to score.
+/// The reason why there is nothing to score.
 fn reason(answer: &Json) -> &str {
     answer.get("reason").and_then(Json::as_str).unwrap_or("it gave no reason")
 }
 
-/// `once`, or `3 times`.
+/// Formats `once` or `3 times`.
 fn times(count: &u32) -> String {
     if *count == 1 { "once".into() } else { format!("{count} times") }
 }

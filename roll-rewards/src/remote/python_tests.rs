@@ -1,19 +1,19 @@
-//! The Python package `roll_reward`, as programs and as services: what works, dies, hangs, and talks nonsense.
+//! The Python package `roll_reward`, as programs and as services that work, die, hang or write nonsense.
 #![allow(clippy::unwrap_used)]
 
 use std::io::BufRead;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use roll_core::plugin::Chain;
-use roll_core::plugin::check::{Verdict, check_reward};
+use roll_core::one_line;
 use roll_core::{Error, Grad, OnMissing, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{Verdict, check_reward};
 
 use super::RemoteReward;
 use super::command::{CommandConfig, Program};
 use super::http::{HttpConfig, ScoringService};
 
-/// `python3`; `None` skips the test, where there is none.
+/// `python3`. `None` skips the test if it is missing.
 fn python() -> Option<PathBuf> {
     if Command::new("python3").arg("--version").output().is_err() {
         roll_testing::skip!("the Python package is not tested without python3", needs = "python");
@@ -54,8 +54,7 @@ fn program(
     RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
 }
 
-/// A running service; ended when this is dropped.
-/// The process, how to call it, and the end of its standard output.
+/// A running service, which ends when this is dropped: the process, its address, and the rest of its standard output.
 struct Running(
     Child,
     HttpConfig,
@@ -98,7 +97,7 @@ fn video() -> Video {
 }
 
 fn told<T>(result: roll_core::Result<T>) -> String {
-    Chain::line(&result.map(drop).unwrap_err())
+    one_line(&result.map(drop).unwrap_err())
 }
 
 fn keeps_its_promises(reward: &mut dyn RewardScorer) {
@@ -106,7 +105,7 @@ fn keeps_its_promises(reward: &mut dyn RewardScorer) {
     assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
 }
 
-/// The standard library alone: minus the squared distance of the mean from a level.
+/// Uses the standard library only: minus the squared distance of the mean from a level.
 const BY_HAND: &str = "
 def score(frames, options, reference):
     values = memoryview(frames).cast('B').cast('f') if hasattr(frames, '__array__') else frames.values
@@ -229,7 +228,7 @@ roll_reward.serve(score)";
 #[test]
 fn a_program_that_shortens_the_shared_file_or_lies_about_it_is_an_error() {
     let Some(python) = python() else { return };
-    // Frames by hand, as the package never writes them.
+    // Frames written by hand, which the package never writes.
     let body = "
 from roll_reward import frame
 from roll_reward.serve import claim_stdout
@@ -252,7 +251,7 @@ take(1)";
     let cases = [
         ("pass", "1 << 40", "not in the shared file"),
         ("pass", "98304", "not in the shared file"),
-        // Its size is sealed, so it is the program that fails.
+        // The size is sealed, so the program fails.
         (&format!("os.truncate({path}, 10)"), "0", "PermissionError"),
         (&format!("open({path}, 'r+b').truncate(1 << 30)"), "0", "PermissionError"),
     ];
@@ -284,7 +283,7 @@ fn a_service_that_is_slow_or_wants_a_token_is_an_error_that_says_so() {
     let told_slow = told(slow.reward().unwrap().score(&video(), "", &Target::default(), Grad::Skip));
     assert!(told_slow.contains("gave no answer to `score`"), "{told_slow}");
 
-    // HOME stands for a secret: it is set wherever the tests run, and no launcher of Python changes it, as of PATH.
+    // HOME represents a secret: it is always set, and unlike PATH no Python launcher changes it.
     let mut guarded = Running::start(python, "roll_reward.serve(lambda frames: 1.0)", &["--token-env", "HOME"]);
     let refused = told(guarded.reward());
     assert!(refused.contains("401") && refused.contains("token"), "{refused}");

@@ -1,8 +1,8 @@
-//! Memory that roll and a program on the same machine both map: frames of a video need not go through a pipe.
+//! Shared memory of roll and a program on the same machine, so that frames of a video need not pass through a pipe.
 //!
-//! It is a file without a name that the program opens by its path below `/proc`. Its size is sealed: a program that
-//! tries to shorten it is refused, and cannot take this process down. A program that writes into it while it should not
-//! makes numbers without sense, which it could have answered anyway.
+//! It is an unnamed file (memfd) that the program opens by its path in `/proc`. Its size is sealed: a program cannot
+//! shorten it and thereby crash this process. A program that writes to it at the wrong time only falsifies numbers,
+//! which it could return in its answer anyway.
 
 use std::fs::File;
 use std::io::Result;
@@ -14,12 +14,12 @@ use memmap2::MmapRaw;
 use rayon::prelude::*;
 use roll_core::Tensor;
 
-/// Tensors begin at multiples of this.
+/// Alignment of tensors in bytes.
 const ALIGNMENT: usize = 64;
-/// Bytes that a thread copies at once.
+/// Number of bytes per task of a copying thread.
 const CHUNK: usize = 1 << 20;
 
-/// The memory. It goes when no process has it mapped.
+/// A region of shared memory. It is freed when no process maps it any longer.
 #[derive(Debug)]
 pub struct Region {
     map: MmapRaw,
@@ -28,56 +28,57 @@ pub struct Region {
 }
 
 impl Region {
-    /// A new one, of at least one byte. An error where the system has none, or too little memory.
+    /// Creates a region of at least one byte. Fails if the system has no memfd or too little memory.
     #[cfg(target_os = "linux")]
     pub fn new(bytes: usize) -> Result<Self> {
         use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
         static MADE: AtomicU64 = AtomicU64::new(0);
         let file = File::from(memfd_create("roll", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-        // All of it now: memory that is missing later would be a signal in the middle of a copy.
+        // Allocated now: missing memory would otherwise raise SIGBUS during a copy.
         fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Self { map: MmapRaw::map_raw(&file)?, file, id: MADE.fetch_add(1, Ordering::Relaxed) })
     }
 
-    /// A new one: there is none on this system.
+    /// Fails, because this system has no memfd.
     #[cfg(not(target_os = "linux"))]
     pub fn new(_: usize) -> Result<Self> {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
-    /// Its path, for the program. Another region may have it when this one is gone.
+    /// The region's path, for the program. It may be reused once this region is gone.
     #[cfg(unix)]
     pub fn path(&self) -> PathBuf {
         use std::os::fd::AsRawFd;
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
     }
 
-    /// Its path.
+    /// An empty path.
     #[cfg(not(unix))]
     pub fn path(&self) -> PathBuf {
         PathBuf::new()
     }
 
-    /// Tells it from every other region of this process.
+    /// A number that is unique among this process's regions.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Its length.
+    /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.map.len()
     }
 
-    /// The bytes that `tensors` take.
+    /// Number of bytes that `tensors` need, including alignment.
     pub fn needed(tensors: &[(String, Tensor)]) -> usize {
         tensors.iter().map(|(_, tensor)| tensor.as_bytes().len().next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Writes `tensors` into it; where each begins. The region has the bytes that they need.
+    /// Copies `tensors` into the region and returns their offsets. The region must be large enough; see
+    /// [`Region::needed`].
     pub fn hold(&mut self, tensors: &[(String, Tensor)]) -> Vec<u64> {
         // SAFETY: the map is readable and writable for its whole length, which is sealed; the borrow is exclusive in
-        // this process, and any bytes are valid ones.
+        // this process, and all byte values are valid.
         let whole = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.map.len()) };
         let mut start = 0;
         let mut places = Vec::with_capacity(tensors.len());
@@ -91,7 +92,7 @@ impl Region {
         places
     }
 
-    /// The `bytes` from `at` on, which keep the region from being written to.
+    /// Returns `bytes` bytes from offset `at` on. While they are in use, the region is not written to.
     pub fn piece(self: &Arc<Self>, at: u64, bytes: usize) -> Result<Piece> {
         let start =
             usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|e| e <= self.bytes()));
@@ -102,7 +103,7 @@ impl Region {
     }
 }
 
-/// A part of a region.
+/// Part of a region.
 #[derive(Debug)]
 pub struct Piece {
     region: Arc<Region>,
@@ -112,8 +113,9 @@ pub struct Piece {
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `Region::piece` found these bytes within the map, whose size is sealed; it lives as long as this, and
-        // is not written to elsewhere in this process, since `Region::hold` needs it alone.
+        // SAFETY: `Region::piece` checked that these bytes are within the map, whose size is sealed. The map lives as
+        // long as this piece, and this process does not write to it meanwhile, because `Region::hold` needs exclusive
+        // access.
         unsafe { std::slice::from_raw_parts(self.region.map.as_mut_ptr().add(self.start), self.bytes) }
     }
 }

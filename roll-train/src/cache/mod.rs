@@ -8,17 +8,18 @@ mod model;
 mod reward;
 mod store;
 
-use roll_core::{Result, cache_directory};
+use roll_backends::cache_directory;
+use roll_core::Result;
 use roll_data::{CacheDir, DataConfig};
 
 pub use model::CachedModel;
 pub use reward::CachedReward;
 pub use store::CacheStore;
 
-pub use roll_core::cache_directory::VARIABLE;
+pub use roll_backends::cache_directory::VARIABLE;
 
-/// The store of a run, if it has one. A directory that was asked for and cannot be made is an error; the default one only
-/// leaves a note.
+/// The store of a run, if it has one. A directory that was asked for and cannot be made is an error; the default one
+/// only leaves a note.
 pub fn open(config: &DataConfig) -> Result<Option<CacheStore>> {
     match &config.cache_dir {
         CacheDir::Off => Ok(None),

@@ -1,9 +1,10 @@
 //! A diffusion model whose encodings are kept.
 
 use roll_core::{
-    ConditionInput, Conditioning, DiffusionModel, Error, Fingerprint, Model, Result, ScheduleFacts, StateDict, Tensor,
-    VideoUnit, delegate_diffusion, delegate_model,
+    ConditionInput, Conditioning, DiffusionModel, Error, Model, Result, ScheduleFacts, StateDict, Tensor, VideoUnit,
+    delegate_diffusion, delegate_model,
 };
+use roll_external::Fingerprint;
 
 use super::CacheStore;
 

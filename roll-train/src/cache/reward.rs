@@ -1,6 +1,7 @@
 //! A reward whose targets are kept.
 
-use roll_core::{Fingerprint, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
+use roll_core::{Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
+use roll_external::Fingerprint;
 
 use super::CacheStore;
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::limit::Limit;
-use roll_core::{Error, Fingerprint, Result, StateDict};
+use roll_core::{Error, Result, StateDict};
+use roll_external::Fingerprint;
 use roll_weights::{Checkpoint, save_safetensors};
 
 /// Hash of the values when they were written.

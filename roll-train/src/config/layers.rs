@@ -100,7 +100,7 @@ impl ConfigLayers {
         self.add(path, map)
     }
 
-    /// Adds YAML that comes with the program; `name` stands for the file in messages and listings.
+    /// Adds YAML that comes with the program; `name` replaces the file's name in messages and listings.
     pub fn text(self, name: &str, yaml: &str) -> Result<Self> {
         let path = Path::new(name);
         let document = Document::parse(path, yaml.to_string())?;

@@ -28,8 +28,8 @@ impl Provenance {
         self.0.keys().any(|k| k == key || k.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
     }
 
-    /// Whether the component `name` is the word of an argument or a variable, and its option that of a file below: the file
-    /// may have meant another component.
+    /// Whether the component `name` is the word of an argument or a variable, and its option that of a file below: the
+    /// file may have meant another component.
     pub(super) fn is_renamed(&self, name: &str, option: &str) -> bool {
         let said_now = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
         self.explicit(name).is_some_and(said_now) && !said_now(self.place(option).trim_start_matches(" ("))
@@ -99,8 +99,8 @@ impl LoadedConfig {
         }
     }
 
-    /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration. A secret of the
-    /// environment stands in it as the name of its variable.
+    /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration. A secret of
+    /// the environment stands in it as the name of its variable.
     pub fn resolved_yaml(&self) -> Result<String> {
         let mut tree = self.tree()?;
         secrets::hide(

@@ -40,7 +40,7 @@ impl MergedConfig {
         Ok((paths, replace))
     }
 
-    /// The value of `key`, the default where no layer sets it; `None` where there is none, or `null`.
+    /// The value of `key`, or the default if no layer sets it; `None` if both are missing or `null`.
     pub fn peek(&self, key: &str) -> Option<&Json> {
         key.split('.').try_fold(&self.tree, |tree, part| tree.get(part)).filter(|value| !value.is_null())
     }

@@ -29,10 +29,10 @@ pub struct RunConfig {
     /// Tensor backend and device: `flex` (CPU), `libtorch` (CPU), `libtorch-cuda:N`, `cuda:N` or `wgpu:N`; all but
     /// `flex` are cargo features.
     pub backend: String,
-    /// Number of ranks of this process: threads, each with a copy of the networks and an equal share of the cores, which
-    /// divide the samples of a step and the clips of evaluations among them, with the strategy `zero`. For networks too
-    /// small to keep all cores busy. On a GPU the ranks share it. Processes that `mpirun` starts are ranks already: there
-    /// it has no effect.
+    /// Number of ranks of this process: threads, each with a copy of the networks and an equal share of the cores,
+    /// which divide the samples of a step and the clips of evaluations among them, with the strategy `zero`. For
+    /// networks too small to keep all cores busy. On a GPU, the ranks share it. Processes that `mpirun` starts are
+    /// ranks already: there it has no effect.
     #[schemars(range(min = 1))]
     pub ranks: usize,
     /// Number of optimizer steps. `null`: the number that `training.num_train_epochs` epochs take.
@@ -52,9 +52,9 @@ pub struct RunConfig {
     /// Destinations of the metrics: `tensorboard` (event files) and `jsonl` (`metrics.jsonl`, which curves and reports
     /// are drawn from). ROLL's other values have no effect.
     pub track_with: Vec<Tracker>,
-    /// A command, with its arguments, that is run when the run ends: done, stopped, failed or interrupted. It finds how in its
-    /// environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its standard
-    /// input, and is killed after 60 seconds. An empty list: none.
+    /// A command, with its arguments, that is run when the run ends: done, stopped, failed or interrupted. It finds how
+    /// in its environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its
+    /// standard input, and is killed after 60 seconds. An empty list: none.
     pub on_finish: Vec<String>,
     /// Libraries (dylibs) with further components; `roll plugins` lists these.
     pub plugins: Vec<PathBuf>,
@@ -65,8 +65,8 @@ pub struct RunConfig {
     pub algo: Component,
     /// The model: its `name` and its options.
     pub model: Component,
-    /// The rewards: of each its `name`, its `weight` and its options. The score is the weighted sum. A
-    /// single map stands for a list of one.
+    /// The rewards, each with `name`, `weight` and options. The score is the weighted sum. A single map is a list of
+    /// one.
     pub reward: Vec<RewardComponent>,
     /// The environment in which an agent acts: its `name` and its options. `null`: no environment.
     pub env: Option<Component>,

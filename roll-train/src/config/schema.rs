@@ -115,8 +115,8 @@ fn at<'a>(map: &'a mut Map<String, Json>, path: &str) -> Option<&'a mut Json> {
     parts.try_fold(first, |value, part| value.get_mut(part))
 }
 
-/// Puts `default` where nothing was set; maps merge. A `null` that was set remains only where the default is `null` or a
-/// scalar: for a component both mean "not set".
+/// Puts `default` where nothing was set; maps merge. A `null` that was set remains only where the default is `null` or
+/// a scalar: for a component both mean "not set".
 fn fill(value: &mut Json, default: &Json) {
     match (value, default) {
         (Json::Object(map), Json::Object(defaults)) => {

@@ -8,8 +8,9 @@ const NAMES: [&str; 8] =
 /// Shorter values are left alone: they occur by chance.
 const SHORTEST: usize = 8;
 
-/// Puts `${oc.env:NAME}` in the place of every secret among `variables` that occurs in a text of `value`; reading it again
-/// gives the same configuration where the variable is the same. What looks like an interpolation already is escaped.
+/// Puts `${oc.env:NAME}` in the place of every secret among `variables` that occurs in a text of `value`; reading it
+/// again gives the same configuration where the variable is the same. What looks like an interpolation already is
+/// escaped.
 pub(super) fn hide(value: &mut Json, variables: impl IntoIterator<Item = (String, String)>) {
     let mut secrets: Vec<(String, String)> = variables
         .into_iter()

@@ -31,7 +31,8 @@ impl Section {
     }
 }
 
-/// All sections: the top level, those that are typed, and the options of every component of `registry`, by kind and name.
+/// All sections: the top level, those that are typed, and the options of every component of `registry`, by kind and
+/// name.
 pub fn sections(registry: &Registry) -> Vec<Section> {
     let typed = [
         ("training", keys::about::<TrainingConfig>()),

@@ -19,8 +19,8 @@ pub enum Tracker {
 /// Other values that ROLL takes.
 const WITHOUT_EFFECT: [&str; 3] = ["wandb", "swanlab", "stdout"];
 
-/// One name stands for a list of one, `null` for the default. ROLL's trackers that are none here are taken out; when no
-/// other is left, the default stands. Returns the note for the user.
+/// Turns one name into a list of one and `null` into the default, and removes ROLL's trackers that do not exist here;
+/// if none is left, the default applies. Returns the note for the user.
 pub(super) fn settle(tree: &mut Json) -> Option<String> {
     let map = tree.as_object_mut()?;
     let value = map.get_mut(KEY)?;

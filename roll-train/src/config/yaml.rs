@@ -49,7 +49,7 @@ impl Document {
         Self::parse(path, text)
     }
 
-    /// Parses text that was read already; `path` stands for the file in messages and origins.
+    /// Parses text that was read already; `path` names the file in messages and origins.
     pub fn parse(path: &Path, text: String) -> Result<Self> {
         let document = parse(&text).map_err(|problem| Error::bad_file(path, problem))?;
         let name = path.display();

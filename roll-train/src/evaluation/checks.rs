@@ -24,8 +24,8 @@ impl Checks {
     }
 
     /// Puts the weighted sum of the checks before their scores, which come last in `scores`; a single check is its own
-    /// sum. A check of weight 0 is no part of a sum; where another has no score, there is no sum. Of a check of negative
-    /// weight less is better: its own score is negated.
+    /// sum. A check of weight 0 is no part of a sum; where another has no score, there is no sum. A check of negative
+    /// weight is better if it is lower, so its own score is negated.
     pub(super) fn add_sum(&self, scores: &mut Vec<Option<f64>>) {
         let Some(first) = scores.len().checked_sub(self.0.len()) else { return };
         let weights: Vec<f64> = self.0.iter().map(|(weight, _)| *weight).collect();

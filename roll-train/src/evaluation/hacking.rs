@@ -3,7 +3,7 @@
 //! The rule, on the clips that are not trained on, or on training clips where there are no others: each score is
 //! compared with that of the same clip before training. The reward *rises* when the 95 % interval of its mean gain over
 //! the clips lies above 0; a check *falls* when that of its mean gain lies below 0. Hacking is suspected when the
-//! reward rises and at least one check falls. Of fewer than [`MIN_CLIPS`] clips with both scores nothing is said.
+//! reward rises and at least one check falls. Nothing is reported for fewer than [`MIN_CLIPS`] clips with both scores.
 
 use super::{Results, SetName, change, of};
 use crate::statistics::Gain;

@@ -5,9 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::files::{self, write_atomically};
-use roll_core::{Error, Evaluated, Fingerprint, Model, Result, Sample, Validation};
+use roll_core::{Error, Evaluated, Model, Result, Sample, Validation};
 use roll_data::write_mp4;
+use roll_external::Fingerprint;
+use roll_external::files::{self, write_atomically};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +52,7 @@ struct KeptValidation {
     records: Vec<serde_json::Value>,
 }
 
-/// Everything that results depend on: the parameters, and the settings of all parts. On several ranks all call it.
+/// Everything that results depend on: the parameters, and the settings of all parts. All ranks must call it.
 pub(crate) fn key(config: &RunConfig, model: &mut dyn Model) -> Result<String> {
     let parts = (
         (config.seed, config.noise_seed, &config.backend),

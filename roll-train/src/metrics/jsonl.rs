@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Result};
+use roll_external::files::{self, write_atomically};
 
 /// Appends lines; each is in the file when [`JsonlWriter::write`] returns.
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use roll_core::files::write_atomically;
 use roll_core::{Result, Sample, Tensor, Video};
 use roll_data::{Picture, encode_png, write_mp4};
+use roll_external::files::write_atomically;
 
 use super::clips;
 use super::labels::SetLabels;
@@ -31,8 +31,8 @@ pub fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLa
     Ok(Some(path))
 }
 
-/// A video of three rows (reference, before, after) with one column per clip; `None` without clips. Clips that differ in
-/// size from the first are left out.
+/// A video of three rows (reference, before, after) with one column per clip; `None` without clips. Clips that differ
+/// in size from the first are left out.
 fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -> Result<Option<Video>> {
     let mut columns: Vec<[&Video; 3]> = Vec::new();
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {

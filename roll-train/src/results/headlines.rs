@@ -1,7 +1,7 @@
 //! `headlines.json`: the algorithm's headline metrics, for plots and reports made without the algorithm.
 
-use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Headline, Result};
+use roll_external::files::{self, write_atomically};
 
 use crate::run_dir::RunDir;
 

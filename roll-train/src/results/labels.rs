@@ -24,8 +24,8 @@ impl SetLabels {
         &self.checks
     }
 
-    /// Of each score of a clip by its place: nothing for the trained reward, `_check` for the sum of the checks, and
-    /// `_check_NAME` for each where there are several.
+    /// The suffix of each score of a clip, by position: empty for the trained reward, `_check` for the sum of the
+    /// checks, and `_check_NAME` for each of several checks.
     pub(crate) fn suffixes(&self) -> Vec<String> {
         let several = if self.checks.len() > 1 { self.checks.as_slice() } else { &[] };
         let each = several.iter().map(|name| format!("_check_{name}"));

@@ -9,15 +9,16 @@ use plotters::coord::ranged1d::{BoldPoints, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
-use roll_core::files::write_atomically;
 use roll_core::{Error, Result};
 use roll_data::{Picture, encode_png};
+use roll_external::files::write_atomically;
 
 /// Width and height of a panel in a PNG, in pixels.
 const PNG_PANEL: (u32, u32) = (820, 300);
 /// Width and height of a panel in an HTML page, in pixels: about as wide as a phone, where its text can be read then.
 const SVG_PANEL: (u32, u32) = (380, 220);
-/// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible stairs.
+/// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible
+/// stairs.
 const SVG_SCALE: u32 = 4;
 /// A PNG is drawn with the bundled font, an SVG with the reader's font of this name.
 const FONT: &str = "sans-serif";

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Result, StepReport};
+use roll_external::files::{self, write_atomically};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;

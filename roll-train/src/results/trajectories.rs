@@ -4,8 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-use roll_core::files::{self, write_atomically};
 use roll_core::{Error, Result};
+use roll_external::files::{self, write_atomically};
 
 use crate::run_dir::RunDir;
 
@@ -29,8 +29,8 @@ impl Trajectories {
         Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
     }
 
-    /// Removes episodes of earlier processes that are repeated: all after the first `done` steps, and the validation after
-    /// step `done` unless `validated` says that it was completed.
+    /// Removes episodes of earlier processes that are repeated: all after the first `done` steps, and the validation
+    /// after step `done` unless `validated` says that it was completed.
     pub fn begin(&mut self, done: u64, validated: bool) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
         let text = files::read_text(path, u64::MAX).map_err(Error::file("read", path))?;

@@ -9,8 +9,8 @@ use crate::results::record::{Evaluation, Suspicion};
 use crate::results::{self, Journal};
 
 impl Trainer {
-    /// Looks at the newest evaluation: the first one that is suspect is told, and remembered over restarts. Gives the
-    /// metric of it; none before training and without checks.
+    /// Looks at the newest evaluation: the first suspect one is logged and remembered over restarts. Returns its
+    /// metric; `None` before training and without checks.
     pub(super) fn watch_checks(&mut self) -> Option<(String, f64)> {
         let verdict = self.verdict(self.record.evaluations.last()?)?;
         if let (Some(text), None) = (verdict.told(self.done), &self.record.suspicion) {

@@ -7,11 +7,11 @@ use roll_core::{Error, Result};
 use crate::progress::counted;
 use crate::results::record::Record;
 
-/// Reasons that are told, the most frequent ones.
+/// Number of reasons in the message: the most frequent ones.
 const TOLD: usize = 5;
 
-/// Once something was trained, this many times the limit is waited for: clips without a face may come in a row. So it is
-/// for an agent, whose first episodes may all fail alike.
+/// Once something was trained, this many times the limit is waited for: clips without a face may come in a row. So it
+/// is for an agent, whose first episodes may all fail alike.
 const PATIENCE: u64 = 10;
 
 /// How far a run is.

@@ -54,7 +54,8 @@ impl Trainer {
         Ok(Some(results))
     }
 
-    /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be divided; rank 0 writes.
+    /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be divided; rank 0
+    /// writes.
     pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
         let may_stop = self.may_stop_within_steps();
         let Some(prompts) = &self.prompts else { return Ok(()) };

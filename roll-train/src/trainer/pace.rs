@@ -2,8 +2,8 @@
 
 use crate::progress::{counted, duration};
 
-/// The pace is told after this many steps of the process. The first is left out: it also encodes prompts and clips, and
-/// fills caches.
+/// The pace is logged after this number of steps of the process. The first is left out: it also encodes prompts and
+/// clips, and fills caches.
 const STEPS: usize = 3;
 
 /// Seconds of the first steps of this process and of its first evaluation.

@@ -19,7 +19,7 @@ pub(super) struct Glance {
     pub(super) hash: u64,
 }
 
-/// Looks at the parameters, where they are few enough. On several ranks all call it.
+/// Looks at the parameters, where they are few enough. All ranks must call it.
 pub(super) fn glance(model: &mut dyn Model) -> Result<Option<Glance>> {
     let lengths: Vec<usize> = model.parameters().iter().map(|spec| spec.len()).collect();
     let count: usize = lengths.iter().sum();

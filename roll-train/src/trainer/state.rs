@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use roll_core::model::header;
-use roll_core::{Error, Result, ResultExt, StateDict};
+use roll_core::{Error, Fault, Result, ResultExt, StateDict};
 use roll_data::Batches;
 use roll_weights::save_safetensors;
 
@@ -166,9 +166,16 @@ impl Trainer {
         Ok(())
     }
 
-    /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
-    /// cost the training until then. Several ranks cannot: where one fails, the others are gone.
-    pub(super) fn rescue(&mut self, journal: &mut Journal) {
+    /// Returns `outcome`; if it is an error, writes a checkpoint of the steps done first: a reward that breaks in the night
+    /// must not cost the training until then. Several ranks cannot: where one fails, the others are gone.
+    pub(super) fn rescue_on<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
+        if outcome.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
+            self.rescue(journal);
+        }
+        outcome
+    }
+
+    fn rescue(&mut self, journal: &mut Journal) {
         let Some(dir) = journal.dir.clone().filter(|_| self.strategy.communicator().world_size() == 1) else { return };
         if self.done == 0 || self.saved_step == Some(self.done) {
             return;

@@ -4,12 +4,12 @@ pub mod toy;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use roll_core::serde::{Deserialize, Serialize};
-use roll_core::{Error, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, tracing};
+use roll_plugin::serde::{Deserialize, Serialize};
+use roll_plugin::{Error, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, tracing};
 
 /// Where the reward misbehaves, and how. Misbehaves nowhere by default: its score is the mean of the frames.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(crate = "roll_core::serde", default)]
+#[serde(crate = "roll_plugin::serde", default)]
 pub struct Misbehaviour {
     /// `make`, `name`, `differentiable`, `on_missing`, `prepare`, `score`, `pull`, `drop`, `drop_pullback`.
     pub at: String,
@@ -151,27 +151,27 @@ impl Drop for Hostile {
     }
 }
 
-roll_core::export_plugin!(
-    roll_core::component!(
+roll_plugin::export_plugin!(
+    roll_plugin::component!(
         Reward,
         RewardScorer,
         "hostile",
         "Misbehaves where and how it is told",
         Misbehaviour,
-        |options: Misbehaviour, _: &roll_core::BuildContext| make(options)
+        |options: Misbehaviour, _: &roll_plugin::BuildContext| make(options)
     ),
-    roll_core::component!(Reward, RewardScorer, "toy", "Toy", toy::Options, toy::reward),
-    roll_core::Registration {
+    roll_plugin::component!(Reward, RewardScorer, "toy", "Toy", toy::Options, toy::reward),
+    roll_plugin::Registration {
         planner: Some(toy::PLANNERS[0]),
-        ..roll_core::component!(Model, Model, "toy", "Toy", toy::Options, toy::model)
+        ..roll_plugin::component!(Model, Model, "toy", "Toy", toy::Options, toy::model)
     },
-    roll_core::Registration {
+    roll_plugin::Registration {
         planner: Some(toy::PLANNERS[1]),
-        ..roll_core::component!(Strategy, Strategy, "toy", "Toy", toy::Options, toy::strategy)
+        ..roll_plugin::component!(Strategy, Strategy, "toy", "Toy", toy::Options, toy::strategy)
     },
-    roll_core::Registration {
+    roll_plugin::Registration {
         planner: Some(toy::PLANNERS[2]),
-        ..roll_core::component!(Algorithm, Algorithm, "toy", "Toy", toy::Options, toy::algorithm)
+        ..roll_plugin::component!(Algorithm, Algorithm, "toy", "Toy", toy::Options, toy::algorithm)
     },
-    roll_core::component!(Environment, Environment, "toy", "Toy", toy::Options, toy::environment),
+    roll_plugin::component!(Environment, Environment, "toy", "Toy", toy::Options, toy::environment),
 );

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use roll_core::plan::{Division, Needs, Passes};
-use roll_core::serde::{Deserialize, Serialize};
-use roll_core::{
+use roll_plugin::plan::{Division, Needs, Passes};
+use roll_plugin::serde::{Deserialize, Serialize};
+use roll_plugin::{
     Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Conditioning, DiffusionModel, Environment, Error,
     Evaluated, EvaluationContext, Generation, Grad, GradientSink, Headline, HeadlineFormat, LanguageModel, Measure,
     Model, Observation, OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer,
@@ -16,7 +16,7 @@ use roll_core::{
 
 /// Options of each component.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(crate = "roll_core::serde", default)]
+#[serde(crate = "roll_plugin::serde", default)]
 pub struct Options {
     /// The method that fails, and `panic` or `error` after a colon: `velocity:panic`.
     pub fail: String,
@@ -116,13 +116,13 @@ impl Model for ToyModel {
     }
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         self.options.at("export_adapter")?;
-        let state = roll_core::model::flat::to_state(&self.specs, &lock(&self.weights).values)?;
+        let state = roll_plugin::model::flat::to_state(&self.specs, &lock(&self.weights).values)?;
         Ok([("adapter".to_string(), state)].into())
     }
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
         self.options.at("import_adapter")?;
         let state = files.get("adapter").ok_or_else(|| Error::Misuse("no file `adapter`".into()))?;
-        let values = roll_core::model::flat::from_state(&self.specs, state)?;
+        let values = roll_plugin::model::flat::from_state(&self.specs, state)?;
         self.write_parameters(&values)
     }
 }
@@ -355,7 +355,7 @@ impl GradientSink for Arrived {
 /// Makes the strategy.
 pub fn strategy(options: Options, _: &BuildContext) -> Result<ToyStrategy> {
     let arrived = Arc::new(Arrived { options: options.clone(), sums: Mutex::new((vec![0.0; 3], 0)) });
-    let ranks = roll_core::communicator::current();
+    let ranks = roll_plugin::communicator::current();
     Ok(ToyStrategy { options, momentum: Vec::new(), gradients: Vec::new(), beta: 0.0, arrived, ranks })
 }
 
@@ -499,7 +499,7 @@ impl Algorithm for ToyAlgorithm {
     }
     fn evaluate(&mut self, ctx: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         self.options.at("algorithm_evaluate")?;
-        let one = |sample: &roll_core::Sample, rewards: &mut [&mut dyn RewardScorer]| -> Result<Evaluated> {
+        let one = |sample: &roll_plugin::Sample, rewards: &mut [&mut dyn RewardScorer]| -> Result<Evaluated> {
             let mut scores = Vec::new();
             for reward in rewards {
                 let target = reward.prepare(&sample.video)?;

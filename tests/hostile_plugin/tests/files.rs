@@ -7,15 +7,16 @@ mod common;
 use std::path::Path;
 
 use common::{compile, library};
-use roll_core::plugin::{ABI_VERSION, Chain, discover, load};
+use roll_core::one_line;
 use roll_core::{BuildContext, Options, Registry, Replaces};
+use roll_plugin::{ABI_VERSION, discover, load};
 
 /// The message of loading `bytes` as a file called `name`.
 fn refused(name: &str, bytes: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     std::fs::write(&path, bytes).unwrap();
-    let told = Chain::line(&load(&path).unwrap_err());
+    let told = one_line(&load(&path).unwrap_err());
     assert!(told.contains(name), "the message does not name the file: {told}");
     told
 }
@@ -107,23 +108,23 @@ fn another_architecture_is_named() {
 fn what_is_no_plugin_is_told_apart() {
     assert!(refused("notes.txt", b"a text").contains("not a shared library"));
     let directory = tempfile::tempdir().unwrap();
-    assert!(Chain::line(&load(directory.path()).unwrap_err()).contains("not a file"));
-    assert!(Chain::line(&load("nowhere/libnone.so").unwrap_err()).contains("nowhere/libnone.so"));
-    let executable = Chain::line(&load("/bin/sh").unwrap_err());
+    assert!(one_line(&load(directory.path()).unwrap_err()).contains("not a file"));
+    assert!(one_line(&load("nowhere/libnone.so").unwrap_err()).contains("nowhere/libnone.so"));
+    let executable = one_line(&load("/bin/sh").unwrap_err());
     assert!(executable.contains("/") && !executable.is_empty(), "{executable}");
     // A library without our symbols.
     let Some(plain) = compile(&directory, "plain", "int answer(void) { return 42; }", &[]) else { return };
-    let told = Chain::line(&load(plain).unwrap_err());
+    let told = one_line(&load(plain).unwrap_err());
     assert!(told.contains("no plugin of roll") && told.contains("roll_plugin_abi"), "{told}");
     // Our symbol, but not our data.
     let Some(liar) = compile(&directory, "liar", "const char roll_plugin_abi[16] = \"something else\";", &[]) else {
         return;
     };
-    assert!(Chain::line(&load(liar).unwrap_err()).contains("no plugin of roll"));
+    assert!(one_line(&load(liar).unwrap_err()).contains("no plugin of roll"));
     // A library that needs one that is not there.
     let unresolved = "extern int nobody(void); const char roll_plugin_abi[16] = \"\"; int f(void) { return nobody(); }";
     let Some(unresolved) = compile(&directory, "unresolved", unresolved, &[]) else { return };
-    assert!(Chain::line(&load(unresolved).unwrap_err()).contains("nobody"));
+    assert!(one_line(&load(unresolved).unwrap_err()).contains("nobody"));
 }
 
 #[test]
@@ -132,10 +133,10 @@ fn two_plugins_of_one_name_are_an_error_that_names_both_files() {
     let copy = dir.path().join("libcopy.so");
     std::fs::copy(library("sharpness_reward"), &copy).unwrap();
     let (first, second) = (load(library("sharpness_reward")).unwrap(), load(&copy).unwrap());
-    let registry = Registry::linked().unwrap().with_plugin(&first, Replaces::Nothing).unwrap();
+    let registry = Registry::linked().unwrap().with_components(&first.registrations(), Replaces::Nothing).unwrap();
     // The same file twice is the same plugin.
-    let registry = registry.with_plugin(&first, Replaces::Nothing).unwrap();
-    let told = match registry.with_plugin(&second, Replaces::LinkedIn) {
+    let registry = registry.with_components(&first.registrations(), Replaces::Nothing).unwrap();
+    let told = match registry.with_components(&second.registrations(), Replaces::LinkedIn) {
         Err(error) => error.to_string(),
         Ok(_) => panic!("two rewards are called edges"),
     };
@@ -164,14 +165,14 @@ fn a_reward_in_c_is_a_reward() {
     let plugin = load(path).unwrap();
     assert!(!plugin.layout_checked && plugin.authors == "The authors of roll");
     assert_eq!(plugin.components[0].options()[0].about, "Factor of the score, above 0");
-    let registry = Registry::linked().unwrap().with_plugin(&plugin, Replaces::Nothing).unwrap();
+    let registry = Registry::linked().unwrap().with_components(&plugin.registrations(), Replaces::Nothing).unwrap();
     let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
     let make =
         |gain: f64| registry.reward("contrast", &[("gain".to_string(), gain.into())].into_iter().collect(), &context);
-    let findings = roll_core::plugin::check::check_reward(make(3.0).unwrap().as_mut(), 0);
-    use roll_core::plugin::check::Verdict;
+    let findings = roll_core::check_reward(make(3.0).unwrap().as_mut(), 0);
+    use roll_core::Verdict;
     assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
-    let told = Chain::line(&make(-1.0).map(drop).unwrap_err());
+    let told = one_line(&make(-1.0).map(drop).unwrap_err());
     assert!(told.contains("`gain` must be above 0") && told.contains("libcontrast.so"), "{told}");
     assert!(registry.reward("contrast", &Options::new(), &context).is_ok());
 }
@@ -180,10 +181,10 @@ fn a_reward_in_c_is_a_reward() {
 macro_rules! structures {
     ($( $name:ident = $rust:ident $(<$of:ty>)? { $($member:ident),* } )*) => {
         [$( {
-            let _ = |whole: roll_abi::$rust $(<$of>)?| {
-                let roll_abi::$rust { $($member: _),* } = whole;
+            let _ = |whole: roll_plugin::abi::$rust $(<$of>)?| {
+                let roll_plugin::abi::$rust { $($member: _),* } = whole;
             };
-            type Rust = roll_abi::$rust $(<$of>)?;
+            type Rust = roll_plugin::abi::$rust $(<$of>)?;
             let members = vec![$( (stringify!($member), std::mem::offset_of!(Rust, $member)) ),*];
             (stringify!($name), size_of::<Rust>(), members)
         } ),*]
@@ -198,18 +199,18 @@ fn the_header_says_the_same_as_the_rust_types() {
         roll_tensor = RollTensor { data, bytes, shape, rank, dtype, owner, retain, release }
         roll_named_tensor = RollNamedTensor { name, tensor }
         roll_named_number = RollNamedNumber { name, value }
-        roll_tensor_list = RollList<roll_abi::RollNamedTensor> { items, len }
+        roll_tensor_list = RollList<roll_plugin::abi::RollNamedTensor> { items, len }
         roll_text = RollOwned<u8> { items, len, owner, release }
-        roll_tensors = RollOwned<roll_abi::RollNamedTensor> { items, len, owner, release }
-        roll_numbers = RollOwned<roll_abi::RollNamedNumber> { items, len, owner, release }
+        roll_tensors = RollOwned<roll_plugin::abi::RollNamedTensor> { items, len, owner, release }
+        roll_numbers = RollOwned<roll_plugin::abi::RollNamedNumber> { items, len, owner, release }
         roll_error = RollError { fault, text }
         roll_object = RollObject { state, table, release }
         roll_pullback = RollPullback { state, pull, release }
         roll_context = RollContext { size, backend, base_dir, seed, placement }
         roll_option = RollOption { name, kind, default_json, about }
-        roll_option_list = RollList<roll_abi::RollOption> { items, len }
+        roll_option_list = RollList<roll_plugin::abi::RollOption> { items, len }
         roll_component = RollComponent { size, kind, name, summary, options, data, make, plan }
-        roll_component_list = RollList<*const roll_abi::RollComponent> { items, len }
+        roll_component_list = RollList<*const roll_plugin::abi::RollComponent> { items, len }
         roll_plugin = RollPlugin { size, name, version, authors, about, components }
         roll_host = RollHost { size, state, log, log_level, communicator }
         roll_reward_facts = RollRewardFacts { name, differentiable, on_missing, missing_value }
@@ -218,7 +219,7 @@ fn the_header_says_the_same_as_the_rust_types() {
         roll_measure = RollMeasure { label, alias }
         roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures, terms }
     };
-    let header = include_str!("../../../roll-core/include/roll_plugin.h");
+    let header = include_str!("../../../roll-plugin/include/roll_plugin.h");
     let told = header.lines().filter(|line| line.starts_with("} roll_")).count();
     assert_eq!(told, structures.len(), "the list above has another number of structures than the header");
     let [major, minor] = ABI_VERSION;

@@ -11,17 +11,21 @@ use std::time::Duration;
 
 use common::library;
 use hostile_plugin::toy;
+use roll_core::one_line;
 use roll_core::plan::{PlanInput, Planner, Speed};
-use roll_core::plugin::{Chain, load};
 use roll_core::{
     Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Environment, Error, EvaluationContext, Grad,
     GradientSink, Model, Noise, OptimizerConfig, Options, ParameterSpec, Progress, Registry, Replaces, Result,
     RewardScorer, Sample, Sampling, Silent, StateDict, StepContext, StepReport, Strategy, Tensor, ThreadRanks,
     Timestep, Video, VideoUnit, WeightPlacement, communicator,
 };
+use roll_plugin::load;
 
 fn registry() -> Registry {
-    Registry::linked().unwrap().with_plugin(&load(library("hostile_plugin")).unwrap(), Replaces::Nothing).unwrap()
+    Registry::linked()
+        .unwrap()
+        .with_components(&load(library("hostile_plugin")).unwrap().registrations(), Replaces::Nothing)
+        .unwrap()
 }
 
 fn context() -> BuildContext {
@@ -194,7 +198,7 @@ fn a_panic_or_error_in_any_method_of_any_kind_is_an_error_that_names_the_plugin_
             // All from the library, and only the failing one.
             for bits in [15, bits] {
                 let error = World::new(bits, &format!("{at}:{how}")).run().unwrap_err();
-                let told = Chain::line(&error);
+                let told = one_line(&error);
                 for part in
                     ["`hostile_plugin`", "libhostile_plugin.so", &format!("`{call}`"), &format!("{how} in {at}")]
                 {
@@ -209,7 +213,7 @@ fn a_panic_or_error_in_any_method_of_any_kind_is_an_error_that_names_the_plugin_
 fn a_host_object_that_panics_inside_a_plugins_step_is_an_error_too() {
     // The algorithm is the library's, the model is ours and panics: caught where it happens, told by the algorithm.
     let error = World::new(8, "velocity:panic").run().unwrap_err();
-    assert!(Chain::line(&error).contains("a panic in velocity"), "{}", Chain::line(&error));
+    assert!(one_line(&error).contains("a panic in velocity"), "{}", one_line(&error));
 }
 
 #[test]
@@ -302,7 +306,7 @@ fn keys_of_what_is_kept_cross_and_hold_the_library() {
     }
     for (at, which) in [("encoding_key", 0), ("target_key", 1)] {
         let error = keys(true, &format!("{at}:panic")).into_iter().nth(which).unwrap().unwrap_err();
-        let told = Chain::line(&error);
+        let told = one_line(&error);
         assert!(told.contains(&format!("`{at}`")) && told.contains("libhostile_plugin.so"), "{told}");
     }
 }
@@ -360,7 +364,7 @@ fn a_library_plans_as_what_is_linked_in_and_a_wrong_plan_names_it() {
     assert!(own.work.contains("9 frames on flex for Some(Sharded)"), "{}", own.work);
     for how in ["panic", "error"] {
         let error = registry().needs("toy", &failing(&format!("plan:{how}")).1, &input, &context).unwrap_err();
-        let told = Chain::line(&error);
+        let told = one_line(&error);
         assert!(told.contains("`plan`") && told.contains(&format!("{how} in plan")), "{told}");
     }
     // The reward says nothing, and no other kind is asked for.
@@ -423,7 +427,7 @@ fn a_sink_that_panics_takes_nothing_and_its_strategy_says_so() {
     strategy.attach(&mut model, &OptimizerConfig::default()).unwrap();
     strategy.before_last_pull(&mut model).unwrap();
     assert!(!model.1[0].deliver(0, &[1.0]) && !model.1[0].deliver(0, &[1.0]));
-    let told = Chain::line(&strategy.accumulate(&mut model).unwrap_err());
+    let told = one_line(&strategy.accumulate(&mut model).unwrap_err());
     for part in ["`hostile_plugin`", "`accumulate`", "not called again", "a panic in deliver"] {
         assert!(told.contains(part), "no {part} in: {told}");
     }
@@ -470,8 +474,8 @@ fn environments_cross() {
     for (at, call) in [("reset", "reset"), ("environment_step", "step")] {
         let mut environment = environment(true, &format!("{at}:panic"));
         let told = match environment.reset(1) {
-            Err(error) => Chain::line(&error),
-            Ok(_) => Chain::line(&environment.step("").unwrap_err()),
+            Err(error) => one_line(&error),
+            Ok(_) => one_line(&environment.step("").unwrap_err()),
         };
         assert!(told.contains(&format!("`{call}`")) && told.contains("libhostile_plugin.so"), "{told}");
     }

@@ -5,10 +5,11 @@
 mod common;
 
 use common::library;
-use roll_core::plugin::{Plugin, check::Verdict, check::check_reward, load};
 use roll_core::{
     BuildContext, Fault, Grad, OnMissing, Options, Registry, Replaces, RewardScorer, Score, Tensor, Video,
 };
+use roll_core::{Verdict, check_reward};
+use roll_plugin::{Plugin, load};
 
 fn plugin(name: &str) -> Plugin {
     load(library(name)).unwrap()
@@ -19,7 +20,7 @@ fn context() -> BuildContext {
 }
 
 fn registry(name: &str) -> Registry {
-    Registry::linked().unwrap().with_plugin(&plugin(name), Replaces::Nothing).unwrap()
+    Registry::linked().unwrap().with_components(&plugin(name).registrations(), Replaces::Nothing).unwrap()
 }
 
 fn options(pairs: &[(&str, &str)]) -> Options {
@@ -47,7 +48,7 @@ fn go(at: &str, how: &str) -> roll_core::Result<Tensor> {
 }
 
 fn told(error: &roll_core::Error) -> String {
-    roll_core::plugin::Chain::line(error)
+    roll_core::one_line(error)
 }
 
 #[test]

@@ -20,7 +20,7 @@
 #define SCORE score
 #endif
 #ifndef MINOR
-#define MINOR 1
+#define MINOR 0
 #endif
 #ifndef PLAN
 #define PLAN "{}"
@@ -88,7 +88,7 @@ static const struct {
 } plugin = {{PLUGIN_SIZE, ROLL_STR("sizes"), ROLL_STR("1"), ROLL_STR(""), ROLL_STR(""), {components, COMPONENTS}},
             {NULL, NULL, NULL, NULL}};
 
-const roll_abi roll_plugin_abi = {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 2, MINOR};
+const roll_abi roll_plugin_abi = {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 1, MINOR};
 
 uint32_t roll_plugin_init(const roll_host *host, const roll_plugin **out, roll_error *error) {
     (void)error;

@@ -2,50 +2,31 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Features of some tokens, and their places in a grid `[B, T]` of all samples.
-pub struct Features {
-    /// Number of values of a token.
-    pub dim: usize,
-    /// Row and column of each token.
-    pub cells: Vec<(usize, usize)>,
-    /// Hidden states and their running means, `[cells, dim]` row-major.
-    pub states: Vec<f32>,
-}
+use super::features::Features;
 
-impl Features {
-    /// Of no tokens yet.
-    pub fn none() -> Self {
-        Self { dim: 0, cells: Vec::new(), states: Vec::new() }
-    }
-
-    fn rows(&self) -> impl Iterator<Item = &[f32]> {
-        self.states.chunks_exact(self.dim.max(1))
-    }
-}
-
-/// `value = w . h / sqrt(D) + b`. The root makes one learning rate do for all widths: a step of Adam, which moves every
-/// weight alike, moves the value by as much whatever D is.
+/// `value = w . h / sqrt(D) + b`. The root makes one learning rate fit all widths: a step of Adam, which moves every
+/// weight by the same amount, moves the value independently of D.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ValueHead {
-    /// w, and b after it.
+pub(super) struct ValueHead {
+    /// w, then b.
     parameters: Vec<f64>,
     optimizer: Adam,
 }
 
 impl ValueHead {
-    /// Says 0 of every state of width `dim`.
-    pub fn new(dim: usize) -> Self {
+    /// A head whose value is 0 for all features of width `dim`.
+    pub(super) fn new(dim: usize) -> Self {
         let zeros = vec![0.0; dim + 1];
         Self { optimizer: Adam { step: 0, mean: zeros.clone(), square: zeros.clone() }, parameters: zeros }
     }
 
-    /// Width of the hidden states that it reads.
-    pub fn dim(&self) -> usize {
+    /// Number of features of a token.
+    pub(super) fn dim(&self) -> usize {
         self.parameters.len() - 1
     }
 
-    /// Whether one that was read from a checkpoint is whole.
-    pub fn is_whole(&self) -> bool {
+    /// Whether a head that was read from a checkpoint has one moment per weight.
+    pub(super) fn is_whole(&self) -> bool {
         let Adam { mean, square, .. } = &self.optimizer;
         !self.parameters.is_empty() && [mean.len(), square.len()] == [self.parameters.len(); 2]
     }
@@ -55,14 +36,14 @@ impl ValueHead {
     }
 
     /// The value of each token of `features`.
-    pub fn values(&self, features: &Features) -> Vec<f64> {
+    pub(super) fn values(&self, features: &Features) -> Vec<f64> {
         let Some((bias, weights)) = self.parameters.split_last() else { return Vec::new() };
         let dot = |row: &[f32]| row.iter().zip(weights).map(|(h, w)| f64::from(*h) * w).sum::<f64>();
         features.rows().map(|row| dot(row) * self.scale() + bias).collect()
     }
 
     /// The gradient of the parameters, given that of the values.
-    pub fn gradient(&self, features: &Features, d_values: &[f64]) -> Vec<f64> {
+    pub(super) fn gradient(&self, features: &Features, d_values: &[f64]) -> Vec<f64> {
         let mut gradient = vec![0.0; self.parameters.len()];
         for (row, d) in features.rows().zip(d_values).filter(|(_, d)| **d != 0.0) {
             let d_weights = d * self.scale();
@@ -72,18 +53,8 @@ impl ValueHead {
         gradient
     }
 
-    /// The gradient of the features, `[cells, dim]`, given that of the values.
-    pub fn pull(&self, d_values: &[f64]) -> Vec<f32> {
-        let weights = &self.parameters[..self.dim()];
-        let of_value = |d: &f64| {
-            let d = d * self.scale();
-            weights.iter().map(move |w| (d * w) as f32)
-        };
-        d_values.iter().flat_map(of_value).collect()
-    }
-
     /// One step of Adam.
-    pub fn update(&mut self, gradient: &[f64], learning_rate: f64) {
+    pub(super) fn update(&mut self, gradient: &[f64], learning_rate: f64) {
         self.optimizer.update(&mut self.parameters, gradient, learning_rate);
     }
 }
@@ -97,37 +68,18 @@ struct Adam {
 }
 
 impl Adam {
-    fn update(&mut self, parameters: &mut [f64], gradient: &[f64], learning_rate: f64) {
-        self.step = self.step.saturating_add(1);
-        let step = AdamStep::new(self.step, learning_rate);
-        let moments = self.mean.iter_mut().zip(&mut self.square);
-        for ((parameter, g), (mean, square)) in parameters.iter_mut().zip(gradient).zip(moments) {
-            step.moves(parameter, *g, mean, square);
-        }
-    }
-}
-
-/// Numbers of one step of Adam, the same for every parameter.
-pub struct AdamStep {
-    corrections: [f64; 2],
-    learning_rate: f64,
-}
-
-impl AdamStep {
     const BETAS: [f64; 2] = [0.9, 0.999];
     const EPS: f64 = 1e-8;
 
-    /// Step number `step`, from 1.
-    pub fn new(step: i32, learning_rate: f64) -> Self {
-        Self { corrections: Self::BETAS.map(|beta| 1.0 - beta.powi(step)), learning_rate }
-    }
-
-    /// Moves a parameter and its moments by the gradient `g`.
-    pub fn moves(&self, parameter: &mut f64, g: f64, mean: &mut f64, square: &mut f64) {
-        let [first, second] = self.corrections;
-        *mean += (1.0 - Self::BETAS[0]) * (g - *mean);
-        *square += (1.0 - Self::BETAS[1]) * (g * g - *square);
-        *parameter -= self.learning_rate * (*mean / first) / ((*square / second).sqrt() + Self::EPS);
+    fn update(&mut self, parameters: &mut [f64], gradient: &[f64], learning_rate: f64) {
+        self.step = self.step.saturating_add(1);
+        let [first, second] = Self::BETAS.map(|beta| 1.0 - beta.powi(self.step));
+        let moments = self.mean.iter_mut().zip(&mut self.square);
+        for ((parameter, g), (mean, square)) in parameters.iter_mut().zip(gradient).zip(moments) {
+            *mean += (1.0 - Self::BETAS[0]) * (g - *mean);
+            *square += (1.0 - Self::BETAS[1]) * (g * g - *square);
+            *parameter -= learning_rate * (*mean / first) / ((*square / second).sqrt() + Self::EPS);
+        }
     }
 }
 
@@ -137,8 +89,8 @@ mod tests {
     use super::*;
 
     /// Three tokens with states of width two.
-    pub(super) fn features() -> Features {
-        Features { dim: 2, cells: vec![(0, 0), (0, 1), (1, 0)], states: vec![1.0, -2.0, 0.5, 3.0, -1.0, 0.25] }
+    fn features() -> Features {
+        Features { dim: 2, cells: vec![(0, 0), (0, 1), (1, 0)], values: vec![1.0, -2.0, 0.5, 3.0, -1.0, 0.25] }
     }
 
     #[test]
@@ -157,24 +109,6 @@ mod tests {
             };
             let quotient = (at(1e-5) - at(-1e-5)) / 2e-5;
             assert!((quotient - found).abs() < 1e-9, "{i}: {found}, {quotient}");
-        }
-    }
-
-    #[test]
-    fn the_gradient_of_what_it_reads_is_that_of_differences() {
-        let features = features();
-        let mut head = ValueHead::new(2);
-        head.parameters = vec![0.3, -0.7, 0.2];
-        let weights = [0.4, -1.0, 2.5];
-        let pulled = head.pull(&weights);
-        for (i, found) in pulled.iter().enumerate() {
-            let at = |by: f32| {
-                let mut moved = Features { dim: 2, cells: features.cells.clone(), states: features.states.clone() };
-                moved.states[i] += by;
-                head.values(&moved).iter().zip(weights).map(|(v, w)| v * w).sum::<f64>()
-            };
-            let quotient = (at(0.5) - at(-0.5)) as f32;
-            assert!((quotient - found).abs() < 1e-5, "{i}: {found}, {quotient}");
         }
     }
 

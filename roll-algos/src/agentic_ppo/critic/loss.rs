@@ -6,7 +6,8 @@ use crate::agentic_ppo::grid::{Grid, Mask};
 /// The loss of values and its gradient.
 #[derive(Clone, Debug)]
 pub struct ValueLoss {
-    /// `0.5 * mean((value - return)^2)`, of each sample first; with a clip the larger of that and of the clipped value's.
+    /// `0.5 * mean((value - return)^2)`, of each sample first; with a clip the larger of that and of the clipped
+    /// value's.
     pub value: f64,
     /// Gradient in the values.
     pub d_values: Grid,
@@ -16,8 +17,8 @@ pub struct ValueLoss {
     pub clip_fraction: f64,
 }
 
-/// The loss of `values` against `returns` over `mask`. With `clip` a value counts as no further than that from its `old`
-/// one where this makes the loss larger, so that nothing is gained by going further
+/// The loss of `values` against `returns` over `mask`. With `clip` a value counts as no further than that from its
+/// `old` one where this makes the loss larger, so that nothing is gained by going further
 /// (<https://arxiv.org/abs/1707.06347>, as its authors implement it).
 pub fn value_loss(
     values: &Grid,

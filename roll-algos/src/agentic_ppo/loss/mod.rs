@@ -29,7 +29,8 @@ pub struct LossInputs<'a> {
     pub old_log_probs: Option<&'a Grid>,
     /// Log-probabilities that generation reported; `None`: the old ones.
     pub infer_log_probs: Option<&'a Grid>,
-    /// Log-probabilities under the reference policy; `None`: there is none, and the KL is not reported.
+    /// Log-probabilities under the reference policy; `None` if the run has no reference policy, and then the KL is not
+    /// reported.
     pub ref_log_probs: Option<&'a Grid>,
     /// Advantages.
     pub advantages: &'a Grid,
@@ -130,7 +131,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     metrics.sum("policykl", aggregate(&KlEstimate::Kl.of(&log_probs, &old)));
     metrics.sum("ratio_mean", Aggregation::SeqMeanTokenMean.of(&ratio, mask, totals));
     let kept = || ratio.values().iter().zip(mask.kept()).filter(|(_, kept)| **kept).map(|(r, _)| *r);
-    // Of nothing there is no extreme; the reference reports 0 and 1e10.
+    // An empty set has no extremes; the reference reports 0 and 1e10.
     if mask.count() > 0 {
         metrics.max("ratio_max", kept().fold(f64::NEG_INFINITY, f64::max));
         metrics.min("ratio_min", kept().fold(f64::INFINITY, f64::min));

@@ -66,15 +66,15 @@ impl Stage {
         &mut self.0.get_mut().unwrap_or_else(PoisonError::into_inner).environments
     }
 
-    /// The rollout that was played for `step`; `None` when there is none.
+    /// Takes the rollout that was played for `step`; `None` if no rollout was played for it.
     pub fn take(&mut self, step: u64) -> Result<Option<Vec<Episode>>> {
         let mut state = self.landed();
         state.taken = state.played.take().transpose()?.filter(|played| played.step == step);
         Ok(state.taken.as_ref().map(|played| played.episodes.clone()))
     }
 
-    /// A step was not done, and will be done again. If it had taken its rollout, it gets the same episodes; the one that it
-    /// began is played again. If it was stopped before, its rollout is still there.
+    /// A step was not done, and will be done again. If it had taken its rollout, it gets the same episodes; the one
+    /// that it began is played again. If it was stopped before, its rollout is still there.
     pub fn undo(&mut self, step: u64) {
         let mut state = self.landed();
         if let Some(taken) = state.taken.take().filter(|taken| taken.step == step) {
@@ -82,7 +82,7 @@ impl Stage {
         }
     }
 
-    /// The rollout that was played ahead, for a checkpoint. One that failed is none: it is played again.
+    /// The prefetched rollout, for a checkpoint; `None` if it failed, since it is then played again.
     pub fn played(&self) -> Option<Played> {
         self.landed().played.as_ref()?.as_ref().ok().cloned()
     }

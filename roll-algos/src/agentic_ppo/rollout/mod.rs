@@ -148,7 +148,7 @@ struct Play<'a> {
     conversation: Conversation,
     observation: String,
     steps: Vec<Step>,
-    /// Of the turn under way.
+    /// Tool calls of the current turn.
     calls: Vec<Call>,
     /// Where the agent began to write in the turn under way.
     written: Option<usize>,
@@ -391,7 +391,7 @@ impl Play<'_> {
     }
 
     fn fail(&mut self, error: &Error) {
-        self.ending = Some((Ending::Failed(roll_core::plugin::Chain::line(error)), false));
+        self.ending = Some((Ending::Failed(roll_core::one_line(error)), false));
     }
 
     fn finish(mut self) -> Episode {

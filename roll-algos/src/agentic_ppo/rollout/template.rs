@@ -68,7 +68,7 @@ pub struct Turn<'a> {
     pub max_response_length: usize,
     /// The environment's instructions.
     pub instructions: &'a str,
-    /// The turns before this one that the agent is told of, the latest last.
+    /// The turns before this one that the agent sees, the latest last.
     pub history: &'a [Step],
     /// Texts of the tokens that end an answer: they would end the message too.
     pub ends: &'a [String],

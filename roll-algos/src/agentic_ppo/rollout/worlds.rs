@@ -11,8 +11,8 @@ pub struct Worlds {
 }
 
 impl Worlds {
-    /// Of the environments, whose worlds are all the same: `tags` of them (all when empty), in `shares` (equal ones when
-    /// empty). `key` is the option that names the tags.
+    /// Of the environments, whose worlds are all the same: `tags` of them (all when empty), in `shares` (equal ones
+    /// when empty). `key` is the option that names the tags.
     pub fn new(environments: &[Box<dyn Environment>], key: &str, tags: &[String], shares: &[usize]) -> Result<Self> {
         let names = environments.first().map(|environment| environment.kinds()).unwrap_or_default();
         if names.is_empty() {

@@ -20,8 +20,8 @@ pub struct Call {
     pub failed: bool,
 }
 
-/// The calls of an answer, each `{"name", "arguments"}` or the reason why it is none. Empty: the answer is for the
-/// environment.
+/// The tool calls of an answer, each `{"name", "arguments"}` or the reason why it is invalid. Empty: the answer is for
+/// the environment.
 pub fn called(answer: &str) -> Vec<Result<Value, String>> {
     let mut rest = answer.rfind(THOUGHT).map_or(answer, |at| &answer[at + THOUGHT.len()..]);
     let mut calls = Vec::new();

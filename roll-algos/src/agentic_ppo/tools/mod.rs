@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A command gets this object on its standard input, and writes one JSON value to its standard output. What goes wrong
-//! is told to the agent as `{"error": "..."}`; the episode goes on.
+//! reaches the agent as `{"error": "..."}`; the episode goes on.
 
 mod calls;
 mod process;
@@ -127,7 +127,7 @@ impl Tools {
         Ok(made)
     }
 
-    /// Whether there are none.
+    /// Whether there is no tool.
     pub fn is_empty(&self) -> bool {
         self.tools.is_empty()
     }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use roll_core::process::ChildGroup;
+use roll_external::process::ChildGroup;
 
 /// How often a program that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(5);

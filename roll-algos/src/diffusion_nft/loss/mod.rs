@@ -5,9 +5,7 @@
 //! gradient in v, in f64. Means are over the elements that count.
 
 pub mod awm;
-pub mod awr;
 pub mod nft;
-pub mod rvm;
 
 use roll_core::Result;
 

@@ -1,4 +1,4 @@
-//! An environment that is a service: the JSON of [`super::process`], one POST for each `reset` and `step`.
+//! An environment that is a service: the JSON of [`super::process`], with one POST per `reset` and `step`.
 //!
 //! ```text
 //! -> {"session": "9f...", "turn": 0, "reset": {"seed": 7}}
@@ -7,12 +7,12 @@
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}
 //! ```
 //!
-//! One service plays many episodes at the same time: `session` says which environment is meant, and a `reset` ends the
-//! session's episode. A request is repeated only where the action cannot happen twice: a `reset` after any failure, a
-//! `step` when nobody listened. A service that answers 429 or 503 has done nothing, and is asked again.
+//! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
+//! session's episode. A request is repeated only if no action can happen twice: a `reset` after any failure, a `step`
+//! only if the connection was refused. A service that answers 429 or 503 has done nothing, so the request is repeated.
 //!
-//! What keeps a service from doing harm: an answer has at most `max_answer_bytes`, a request with its answer ends
-//! within `timeout`, and no redirect is followed: actions and token go to `url` alone.
+//! Protection against a faulty service: an answer has at most `max_answer_bytes` bytes, a request including its answer
+//! ends within `timeout`, and redirects are not followed, so actions and token are sent to `url` only.
 
 #[cfg(test)]
 mod tests;
@@ -21,8 +21,8 @@ use std::io::Read;
 use std::time::Instant;
 
 use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_core::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use roll_core::{Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
+use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use serde_json::Value;
 
 use super::protocol::{self, Answer, Peer, Played, Told};
@@ -33,22 +33,22 @@ const NAME: &str = "http";
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpOptions {
-    /// Address of the service, `http://...` or `https://...`. A certificate is checked against the authorities that
-    /// Mozilla trusts; for one of your own put a proxy before the service.
+    /// Address of the service, `http://...` or `https://...`. Certificates are verified with Mozilla's certificate
+    /// authorities; a service with another certificate needs a proxy.
     pub url: String,
-    /// Environment variable that holds the service's token, sent as `Authorization: Bearer`; none unless given. The
-    /// token itself stands in no configuration, which runs keep.
+    /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. Default: no token. The
+    /// token itself is not part of the configuration, because runs store their configuration.
     pub token_env: Option<String>,
-    /// Seconds that a request may take.
+    /// Time limit of a request in seconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// How often a request is repeated after a failure, where that cannot repeat an action: a `reset` after any
-    /// failure of the connection and 5xx, a `step` if the connection was refused.
+    /// How often a request is repeated after a failure if no action can happen twice: a `reset` after any failure of
+    /// the connection or a 5xx answer, a `step` only if the connection was refused.
     pub retries: u32,
-    /// Seconds that a service may be busy (429 or 503) before the episode is given up.
+    /// Time in seconds after which an episode with a busy service (429 or 503) fails.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub busy_timeout: f64,
-    /// Bytes that an answer may have.
+    /// Greatest length of an answer in bytes.
     #[schemars(range(min = 1))]
     pub max_answer_bytes: usize,
 }
@@ -66,11 +66,11 @@ impl Default for HttpOptions {
     }
 }
 
-/// The environment. Nothing is asked before the first episode.
+/// The environment. Nothing is sent before the first episode.
 pub type Http = Played<World>;
 
 impl Http {
-    /// With these options.
+    /// Creates the environment. Fails on options out of range.
     pub fn new(options: HttpOptions) -> Result<Self> {
         World::new(options).map(Played::by)
     }
@@ -81,7 +81,7 @@ pub struct World {
     options: HttpOptions,
     service: Service,
     session: String,
-    /// Requests of the episode that were answered; `None` without one.
+    /// Number of answered requests of the episode; `None` without an episode.
     turn: Option<u64>,
 }
 
@@ -99,12 +99,14 @@ impl World {
         if options.max_answer_bytes == 0 {
             return Err(Error::config("env.max_answer_bytes", "expected at least 1, found 0"));
         }
-        // Not of the run's seed: it tells environments of all ranks and runs apart, and no result depends on it.
+        // Not derived from the run's seed: it must differ between the environments of all ranks and runs, and no result
+        // depends on it.
         let session = format!("{:016x}", rand::random::<u64>());
         Ok(Self { options, service, session, turn: None })
     }
 
-    /// Asks until there is an answer or no hope. `repeatable`: it does no harm if the service gets the request twice.
+    /// Sends the request until there is an answer or the limits are reached. `repeatable` says that the service may
+    /// receive the request twice.
     fn ask(&self, mut request: Value, turn: u64, repeatable: bool) -> std::result::Result<Answer, String> {
         request["session"] = self.session.as_str().into();
         request["turn"] = turn.into();
@@ -138,7 +140,7 @@ impl World {
     fn once(&self, body: &str) -> std::result::Result<Answer, NoAnswer> {
         let answer = self.service.post("application/json", body.as_bytes())?;
         let (most, mut said) = (self.options.max_answer_bytes, Vec::new());
-        // One byte more than allowed tells an answer that is too long from one that just fits.
+        // One byte more than allowed, to distinguish an answer that is too long from one that just fits.
         let read = answer.take(most as u64 + 1).read_to_end(&mut said);
         if read.is_err() {
             return Err(NoAnswer::Failed("its answer was cut off".into()));
@@ -162,7 +164,7 @@ impl Peer for World {
     }
 
     fn advance(&mut self, action: &str, told: &mut Told) -> std::result::Result<Transition, String> {
-        // Until there is an answer, whether the action happened is not known.
+        // Whether the action happened is unknown until the answer arrives.
         let turn = self.turn.take().ok_or("a step without an episode")? + 1;
         let advanced = told.advanced(self.ask(protocol::step(action), turn, false)?)?;
         self.turn = Some(turn);

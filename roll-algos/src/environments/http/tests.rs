@@ -1,4 +1,4 @@
-//! Services that work, are busy, fail, and talk nonsense: each a listener with the answers of its test.
+//! Services that work, are busy, fail or answer nonsense: each is a listener with the test's answers.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -10,14 +10,14 @@ use super::*;
 
 const BEGUN: &str = r#"{"observation": "begin", "instructions": "go"}"#;
 
-/// An answer: status, further headers, body. Status 0 closes the connection without one.
+/// An answer: status, further headers, body. Status 0 closes the connection without an answer.
 type Said = (u16, String, String);
 
 fn said(status: u16, body: &str) -> Said {
     (status, String::new(), body.into())
 }
 
-/// A request: its head, and its body.
+/// Reads a request: head and body.
 fn request(stream: &TcpStream) -> (String, Value) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let (mut head, mut length) = (String::new(), 0);
@@ -37,7 +37,7 @@ fn request(stream: &TcpStream) -> (String, Value) {
     (head, serde_json::from_slice(&body).unwrap())
 }
 
-/// A service on a port of its own that ends after the last answer; gives back the requests.
+/// Starts a service on its own port, which ends after the last answer. The thread returns the requests.
 fn serve(answers: Vec<Said>) -> (String, JoinHandle<Vec<(String, Value)>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/play", listener.local_addr().unwrap());
@@ -73,7 +73,7 @@ fn an_episode_crosses_as_json_with_the_token_and_its_session() {
     let left = r#"{"observation": "1", "reward": 0.5, "terminated": true, "solved": true}"#;
     let odd = r#"{"error": "no such thing"}"#;
     let (url, served) = serve(vec![said(200, BEGUN), said(200, left), said(200, BEGUN), said(200, odd)]);
-    // A variable that every process has stands for a token.
+    // PATH is used as the token because every process has it.
     let mut world = world(&url, |o| o.token_env = Some("PATH".into())).unwrap();
     assert_eq!(world.reset(7).unwrap().text, "begin");
     assert_eq!((world.instructions().as_str(), world.solved()), ("go", None));
@@ -98,14 +98,14 @@ fn an_episode_crosses_as_json_with_the_token_and_its_session() {
 
 #[test]
 fn a_reset_is_repeated_and_an_action_never_twice() {
-    // A connection that is closed without an answer, and 500, may each have done something.
+    // A closed connection without an answer and a 500 may each have had an effect.
     for failure in [said(0, ""), said(500, "out of ice")] {
         let (url, served) = serve(vec![failure.clone(), said(200, BEGUN), failure]);
         let mut world = world(&url, |_| ()).unwrap();
         world.reset(3).unwrap();
         let problem = told(world.step("left"));
         assert!(problem.contains(&url), "{problem}");
-        // The result of the action is not known: the episode is over.
+        // The result of the action is unknown, so the episode is over.
         assert!(told(world.step("left")).contains("without an episode"));
         let asked = served.join().unwrap();
         assert_eq!(asked.iter().filter(|(_, body)| body.get("step").is_some()).count(), 1);

@@ -1,4 +1,4 @@
-//! A child process that is asked one line at a time, and whatever it does instead of answering.
+//! A child process that answers one line at a time, and handling of everything else that it may do.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
@@ -8,51 +8,51 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use roll_core::process::ChildGroup;
+use roll_external::process::ChildGroup;
 
 use crate::environments::protocol::shortened;
 
-/// Lines that may wait to be read; a child that writes more waits itself.
+/// Number of output lines that are buffered. A child that writes more is blocked.
 const WAITING_LINES: usize = 4;
-/// Bytes of the end of its errors that are kept.
+/// Number of bytes of its standard error that are kept, from the end.
 const KEPT_ERRORS: usize = 2048;
 
-/// How long the end of a child whose output is closed, and the end of its errors, are waited for.
+/// Time to wait for the end of a child whose output is closed, and for the rest of its standard error.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
-/// How a child is started and spoken to.
+/// How a child is started and called.
 #[derive(Clone, Debug)]
 pub struct Start {
     /// Program and arguments.
     pub command: Vec<String>,
-    /// Where it runs.
+    /// Working directory.
     pub directory: PathBuf,
-    /// How long an answer may take.
+    /// Time limit of an answer.
     pub timeout: Duration,
-    /// Bytes that a line may have.
+    /// Greatest length of a line in bytes.
     pub line_bytes: usize,
 }
 
-/// Finding of the reader of its output.
+/// A message from the thread that reads the child's output.
 enum Heard {
     Line(Vec<u8>),
     TooLong,
     End,
 }
 
-/// A running child. It is killed, with its own children, when this is dropped.
+/// A running child. It is killed together with its own children when this is dropped.
 pub struct Child {
     running: ChildGroup,
     requests: Sender<Vec<u8>>,
     answers: Receiver<Heard>,
     errors: Arc<Mutex<Vec<u8>>>,
-    /// Ends when its errors do.
+    /// The thread that reads standard error until its end.
     hearing: thread::JoinHandle<()>,
     start: Start,
 }
 
 impl Child {
-    /// Starts it; the error names the fault of the command.
+    /// Starts the child. The error describes what is wrong with the command.
     pub fn start(start: &Start) -> Result<Self, String> {
         let (program, arguments) = start.command.split_first().ok_or("no command is given")?;
         let mut command = Command::new(program);
@@ -65,7 +65,7 @@ impl Child {
             return Err(format!("`{program}` has no pipes"));
         };
         let (requests, to_write) = channel::<Vec<u8>>();
-        // Each pipe has a thread: a child that does not read, or floods one of them, must not stop us.
+        // One thread per pipe, so that a child that does not read, or that floods a pipe, cannot block this thread.
         thread::spawn(move || {
             while let Ok(line) = to_write.recv() {
                 if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
@@ -82,7 +82,7 @@ impl Child {
         Ok(Self { running, requests, answers, errors, hearing, start: start.clone() })
     }
 
-    /// Sends a line and waits for the answer. After an error the child is of no use any more.
+    /// Sends a line and waits for the answer. The child is unusable after an error.
     pub fn ask(&mut self, request: &str) -> Result<String, String> {
         match self.answers.try_recv() {
             Err(TryRecvError::Empty) => {}
@@ -111,9 +111,9 @@ impl Child {
         format!("it wrote a line of more than {} bytes (`max_line_bytes`)", self.start.line_bytes)
     }
 
-    /// How it ended.
+    /// Describes how the child ended.
     fn gone(&mut self) -> String {
-        // Its output is closed; a moment later it has usually ended, and those that hold its pipes end with it.
+        // Its output is closed; usually it has ended a moment later, and processes that hold its pipes end with it.
         let ended = self.running.wait_for(LAST_MOMENT);
         let begun = Instant::now();
         while !self.hearing.is_finished() && begun.elapsed() < LAST_MOMENT {
@@ -139,7 +139,7 @@ fn listen(stdout: ChildStdout, line_bytes: usize, heard: &SyncSender<Heard>) {
     let mut reader = BufReader::new(stdout);
     loop {
         let mut line = Vec::new();
-        // One byte more than allowed tells a line that is too long from one that just fits.
+        // One byte more than allowed, to distinguish a line that is too long from one that just fits.
         let read = reader.by_ref().take(line_bytes as u64 + 1).read_until(b'\n', &mut line);
         let message = match read {
             Ok(0) | Err(_) => Heard::End,
@@ -148,7 +148,7 @@ fn listen(stdout: ChildStdout, line_bytes: usize, heard: &SyncSender<Heard>) {
                 Heard::Line(line)
             }
             Ok(n) if n > line_bytes => Heard::TooLong,
-            // The last line without its end: the child died while it wrote.
+            // A last line without a line break: the child died while writing.
             Ok(_) => Heard::End,
         };
         let last = !matches!(message, Heard::Line(_));

@@ -1,4 +1,4 @@
-//! An environment in a process of its own, in whatever language: one JSON object a line, on stdin and stdout.
+//! An environment in a separate process, in any language: one JSON object per line, on stdin and stdout.
 //!
 //! ```text
 //! -> {"reset": {"seed": 7}}
@@ -24,7 +24,7 @@ use super::protocol::{self, Answer, Peer, Played, Told};
 use child::{Child, Start};
 
 const NAME: &str = "process";
-/// At most this many different failures are told of.
+/// Number of different failures that are logged.
 const MOST_TOLD: usize = 100;
 
 /// Options of the environment `process`.
@@ -33,14 +33,14 @@ const MOST_TOLD: usize = 100;
 pub struct ProcessOptions {
     /// Program and arguments.
     pub command: Vec<String>,
-    /// Directory it runs in. `null`: where relative paths of the configuration start.
+    /// Working directory. `null`: the directory that relative paths of the configuration start from.
     pub directory: Option<PathBuf>,
-    /// Seconds that an answer may take; then the process is killed.
+    /// Time limit of an answer in seconds, after which the process is killed.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// How often an episode is begun anew in another process when the process fails at its beginning.
+    /// How often an episode is restarted in another process if the process fails at its beginning.
     pub restarts: usize,
-    /// Bytes that a line may have.
+    /// Greatest length of a line in bytes.
     #[schemars(range(min = 1))]
     pub max_line_bytes: usize,
 }
@@ -51,11 +51,11 @@ impl Default for ProcessOptions {
     }
 }
 
-/// The environment. Its process starts with the first episode, and again after it failed.
+/// The environment. Its process starts with the first episode, and again after a failure.
 pub type Process = Played<Program>;
 
 impl Process {
-    /// With these options; nothing is started yet.
+    /// Creates the environment without starting its process. Fails on options out of range.
     pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
         Program::new(options, context).map(Played::by)
     }
@@ -83,7 +83,8 @@ impl Program {
         Ok(Self { start, restarts: options.restarts, child: None })
     }
 
-    /// Asks the process. One that fails is ended: its next words would answer an older question.
+    /// Sends a request to the process. A process that fails is ended, because its next line would answer an old
+    /// request.
     fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, String> {
         let child = match &mut self.child {
             Some(child) => child,
@@ -93,7 +94,7 @@ impl Program {
         if answer.is_err() {
             self.child = None;
         }
-        // An error that it reports itself leaves it in order.
+        // An error that the process reports itself does not end it.
         answer?.accepted()
     }
 }
@@ -128,7 +129,7 @@ impl Peer for Program {
     }
 }
 
-/// Says why processes are started again. Many that fail alike say it once.
+/// Logs why a process is started again, once per failure.
 fn tell_once(problem: &str) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);

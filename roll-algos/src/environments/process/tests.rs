@@ -36,7 +36,7 @@ fn an_episode_crosses_as_json_lines() {
         assert_eq!((world.instructions().as_str(), world.solved()), ("go", None));
         let step = world.step("\"quoted\"\nlines √").unwrap();
         assert_eq!((step.reward, step.truncated, step.valid, step.terminated), (-1.0, true, false, false));
-        // An error of its own ends nothing.
+        // An error that the process reports does not end it.
         assert!(told(world.step("odd")).contains("no such thing"));
         let step = world.step("left").unwrap();
         assert_eq!((step.observation.text.as_str(), step.reward, step.terminated, step.valid), ("1", 0.5, true, true));
@@ -60,7 +60,7 @@ fn a_process_that_hangs_is_killed() {
     let mut world = script(&format!("{START} exec sleep 600"), 0.2);
     world.reset(0).unwrap();
     assert!(told(world.step("x")).contains("within 0.2 s"));
-    // A request that nobody reads does not stop us either.
+    // A request that is never read does not block either.
     world.reset(0).unwrap();
     assert!(told(world.step(&"x".repeat(1 << 20))).contains("within 0.2 s"));
 }
@@ -74,7 +74,7 @@ fn a_process_that_floods_is_stopped() {
     ] {
         let mut world = script(&format!("{START} {flood}"), 0.5);
         world.reset(0).unwrap();
-        // The first answer may still be taken for one: the next are not.
+        // The first line may be mistaken for an answer; the next lines cannot.
         let problems: Vec<String> = (0..2).map(|_| told(world.step("x").and_then(|_| world.step("x")))).collect();
         assert!(problems.iter().any(|p| p.contains(word) || p.contains("has no `observation`")), "{problems:?}");
     }

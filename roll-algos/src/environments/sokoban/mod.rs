@@ -1,4 +1,5 @@
-//! Sokoban: push all boxes onto targets. Rules and rewards as in gym-sokoban, text as in the reference.
+//! Sokoban: push all boxes onto targets. Rules and rewards follow gym-sokoban, the text follows the reference
+//! implementation.
 
 mod room;
 
@@ -11,35 +12,35 @@ use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 pub use room::{Position, Room};
 
 const NAME: &str = "sokoban";
-/// Larger rooms do not fit into a prompt.
+/// Greatest side of a room. Larger rooms do not fit into a prompt.
 const MAX_SIDE: usize = 64;
 
 /// Reward of each turn.
 const STEP: f64 = -0.1;
-/// Reward of a box that comes onto a target; lost again when it leaves one.
+/// Reward when a box is pushed onto a target; subtracted again when it leaves the target.
 const BOX_ON_TARGET: f64 = 1.0;
-/// Reward of the last box.
+/// Additional reward when all boxes are on targets.
 const FINISHED: f64 = 10.0;
 
 /// Options of the environment `sokoban`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SokobanOptions {
-    /// Rows and columns, walls included.
+    /// Number of rows and columns, including walls.
     pub dim_room: [usize; 2],
     /// Number of boxes.
     pub num_boxes: usize,
-    /// Turns after which an episode is cut off.
+    /// Number of turns after which an episode is truncated.
     pub max_steps: usize,
-    /// States that the search for a starting position may look at: more give harder levels.
+    /// Number of states that the search for a starting position visits. More produce harder levels.
     pub search_depth: usize,
-    /// Steps of the walk that carves the room; 1.7 times the sum of the sides when absent.
+    /// Steps of the random walk that carves the room. Default: 1.7 times the sum of the sides.
     pub num_gen_steps: Option<usize>,
     /// Added to the reward of a turn without a valid action.
     pub format_penalty: f64,
     /// Regular expression whose last group is the action.
     pub action_pattern: String,
-    /// Texts that are taken out of an answer before.
+    /// Texts that are deleted from an answer before the search.
     pub special_token_list: Vec<String>,
     /// First sentences of the instructions.
     pub env_instruction: Option<String>,
@@ -64,7 +65,7 @@ impl Default for SokobanOptions {
     }
 }
 
-/// Symbols by the numbers of `grid_lookup`, with their meaning in the order of the instructions.
+/// Symbol and meaning by the numbers of `grid_lookup`, in the order of the instructions.
 const SYMBOLS: [(u8, &str, &str); 7] = [
     (0, "#", "wall"),
     (1, "_", "empty"),
@@ -86,7 +87,7 @@ pub struct Sokoban {
 }
 
 impl Sokoban {
-    /// With these options.
+    /// Creates the environment. Fails on options out of range.
     pub fn new(options: SokobanOptions) -> Result<Self> {
         if options.dim_room.iter().any(|side| !(4..=MAX_SIDE).contains(side)) {
             let problem = format!("expected sides of 4 to {MAX_SIDE}, found {:?}", options.dim_room);

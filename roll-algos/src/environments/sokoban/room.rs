@@ -1,4 +1,4 @@
-//! Rooms: their rules, and levels made by playing backwards from the solved state.
+//! Rooms: their rules, and the generation of levels by playing backwards from the solved state.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
@@ -6,20 +6,20 @@ use rand::RngCore;
 use rand_chacha::ChaCha8Rng;
 use roll_core::{Noise, Purpose};
 
-/// Levels that are tried before a size counts as one that gives none.
+/// Number of attempts before a size is reported as having no level.
 const TRIES: u64 = 100;
 
 /// Row and column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub usize, pub usize);
 
-/// A step down and right.
+/// A step (down, right).
 pub type Step = (isize, isize);
 
 const STEPS: [Step; 4] = [(-1, 0), (1, 0), (0, -1), (0, 1)];
 
 impl Position {
-    /// The neighbour. A room has walls all around, so nothing that stands inside leaves it.
+    /// The neighbouring position. A room is surrounded by walls, so no step from inside leaves it.
     fn next(self, (down, right): Step) -> Self {
         Self(self.0.saturating_add_signed(down), self.1.saturating_add_signed(right))
     }
@@ -34,7 +34,7 @@ impl Position {
 pub struct Room {
     floor: BTreeSet<Position>,
     targets: Vec<Position>,
-    /// Box i was pulled from target i when the level was made.
+    /// Box i was pulled from target i when the level was generated.
     boxes: Vec<Position>,
     player: Position,
 }
@@ -54,7 +54,7 @@ impl Room {
         }
     }
 
-    /// Moves the player, pushing the box in its way; nothing moves when a wall or a second box stands behind.
+    /// Moves the player and pushes a box in its way. Nothing moves if a wall or another box is behind.
     pub fn push(&mut self, step: Step) {
         let next = self.player.next(step);
         if !self.floor.contains(&next) {
@@ -70,19 +70,19 @@ impl Room {
         self.player = next;
     }
 
-    /// Number of boxes that stand on targets.
+    /// Number of boxes on targets.
     pub fn boxes_on_targets(&self) -> usize {
         self.boxes.iter().filter(|b| self.targets.contains(b)).count()
     }
 
-    /// Whether all do.
+    /// Whether all boxes are on targets.
     pub fn solved(&self) -> bool {
         self.boxes_on_targets() == self.boxes.len()
     }
 
-    /// A level of `size` with `boxes` boxes: a walk of `carving` steps makes the floor, and a search over `depth` states
-    /// plays backwards from the solved state to the one where the boxes are farthest from their targets. Every pull is a
-    /// push undone, so the level can be solved. `None` when no try gave a level.
+    /// Generates a level of `size` with `boxes` boxes. A random walk of `carving` steps creates the floor. A search
+    /// over `depth` states then plays backwards from the solved state to the one whose boxes are farthest from their
+    /// targets. Every pull reverses a push, so the level can be solved. `None` if all attempts fail.
     pub fn generate(size: [usize; 2], boxes: usize, carving: usize, depth: usize, seed: u64) -> Option<Self> {
         (0..TRIES).find_map(|attempt| {
             let mut rng = Noise::new(seed).generator(Purpose::Environments, 2, attempt);
@@ -100,7 +100,7 @@ impl Room {
         })
     }
 
-    /// The state with the boxes farthest from their targets among `depth` that backward play reaches.
+    /// Returns the state whose boxes are farthest from their targets, out of `depth` states that backward play reaches.
     fn farthest(&self, depth: usize, rng: &mut ChaCha8Rng) -> Option<Self> {
         let mut seen = HashSet::new();
         let mut open = VecDeque::from([self.clone()]);
@@ -117,14 +117,14 @@ impl Room {
             shuffle(&mut steps, rng);
             for step in steps {
                 let Some(walked) = room.walked(step) else { continue };
-                // The box behind the player may come along.
+                // The box behind the player may be pulled along.
                 let behind = room.player.next((-step.0, -step.1));
                 let pulled = room.boxes.iter().position(|b| *b == behind).map(|i| {
                     let mut pulled = walked.clone();
                     pulled.boxes[i] = room.player;
                     pulled
                 });
-                // Depth first along pulls, breadth first along mere walks: boxes get far within few states.
+                // Depth-first along pulls and breadth-first along walks, so that boxes move far within few states.
                 if let Some(pulled) = pulled {
                     open.push_front(pulled);
                 }
@@ -140,7 +140,7 @@ impl Room {
         free.then(|| Self { player: next, ..self.clone() })
     }
 
-    /// A few steps without pulling, so that the player does not always stand beside a box.
+    /// Makes a few steps without pulling, so that the player is not always next to a box.
     fn wander(&mut self, rng: &mut ChaCha8Rng) {
         for _ in 0..below(rng, 4) {
             if let Some(walked) = self.walked(STEPS[below(rng, STEPS.len())]) {
@@ -169,7 +169,7 @@ impl Room {
         None
     }
 
-    /// A room from its text, in the default symbols.
+    /// Parses a room from its text in the default symbols.
     #[cfg(test)]
     pub fn parse(rows: &[&str]) -> Self {
         let cells: Vec<(Position, char)> = rows
@@ -184,7 +184,7 @@ impl Room {
     }
 }
 
-/// Floor along a random walk, each step widened by a small shape; the outermost cells stay walls.
+/// Carves a floor along a random walk, each step widened by a small shape. The outermost cells remain walls.
 fn carve([rows, columns]: [usize; 2], steps: usize, rng: &mut ChaCha8Rng) -> BTreeSet<Position> {
     const CHANGE: f64 = 0.35;
     const SHAPES: [&[Step]; 5] = [
@@ -215,12 +215,12 @@ fn shuffle<T>(items: &mut [T], rng: &mut ChaCha8Rng) {
     }
 }
 
-/// Uniform in [0, 1).
+/// Draws uniformly from [0, 1).
 fn uniform(rng: &mut ChaCha8Rng) -> f64 {
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Uniform in 0..n.
+/// Draws uniformly from 0..n.
 fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
     (uniform(rng) * n as f64) as usize
 }

@@ -1,4 +1,4 @@
-//! Whether CUDA's run-time compiler works here, as CubeCL will call it.
+//! Checks that NVRTC, CUDA's run-time compiler, works the way CubeCL will call it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -9,22 +9,24 @@ use libloading::Library;
 
 use super::find;
 
-/// The names that cudarc tries, which panics where it finds no library (`.cargo/config.toml` says for which version).
+/// The file names that cudarc looks for (`.cargo/config.toml` sets the version). cudarc panics if it finds no such
+/// file.
 const KNOWN: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.12", "libnvrtc.so.11"];
-/// Files that it does not try, and that would serve as well under one of those names.
+/// File names that cudarc does not look for, although these versions would work under one of the names above.
 const OTHERS: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.14"];
-/// The headers that the kernels include. The last, for tensor cores, comes with another part of the toolkit.
+/// Headers that the kernels include. The last one, for tensor cores, is part of another package of the toolkit.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "crt/mma.h"];
-/// A kernel that does nothing with what kernels include.
+/// A trivial kernel that includes the same headers as CubeCL's kernels.
 const TRIAL: &CStr = c"#include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <mma.h>
 extern \"C\" __global__ void trial(float* x) { x[0] = float(__nv_bfloat16(x[0])); }
 ";
-/// The oldest GPUs with bf16: every version of the compiler that serves knows them.
+/// Compute capability 8.0, the oldest with bf16: every supported version of NVRTC compiles for it.
 const ARCHITECTURE: &CStr = c"--gpu-architecture=compute_80";
 
-/// Fails with the missing part, the library or its headers, or with its message about a small kernel. Tried once.
+/// Fails with the name of a missing library or header, or with NVRTC's log of a trial kernel. The check runs once per
+/// process.
 pub fn usable() -> Result<(), String> {
     static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
     FOUND.get_or_init(tried).clone()
@@ -77,13 +79,13 @@ type LogSize = unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int;
 type Log = unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 
-/// Compiles the trial; fails with the compiler's own words.
+/// Compiles the trial kernel; fails with the first lines of NVRTC's log.
 fn compiled(library: &Library, headers: &Path) -> Result<(), String> {
     let include = CString::new(format!("--include-path={}", headers.display()))
         .map_err(|_| "its path has a zero byte".to_string())?;
     let other = |e: libloading::Error| format!("it is another library: {e}");
-    // SAFETY: the signatures are those of `nvrtc.h`, the same since CUDA 7; strings and the log outlive the calls, and the
-    // library stays open meanwhile.
+    // SAFETY: the signatures are those of `nvrtc.h`, the same since CUDA 7; strings and the log outlive the calls, and
+    // the library stays open meanwhile.
     unsafe {
         let create = library.get::<Create>(b"nvrtcCreateProgram\0").map_err(other)?;
         let compile = library.get::<Compile>(b"nvrtcCompileProgram\0").map_err(other)?;

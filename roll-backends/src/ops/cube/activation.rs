@@ -1,4 +1,4 @@
-//! Activations: a pass over memory each.
+//! Activations, each in one pass over memory.
 
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
@@ -11,7 +11,7 @@ use crate::ops::{Activation, ActivationKernel};
 /// sqrt(2 / pi).
 const GELU_SCALE: f32 = 0.797_884_56;
 const GELU_CUBE: f32 = 0.044_715;
-/// From here on the derivative is that of the larger argument, whose square is still finite.
+/// Arguments are clamped to this magnitude in the derivative, so that their square stays finite.
 const FAR: f32 = 100.0;
 
 impl ActivationKernel for Cube {
@@ -70,7 +70,7 @@ fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], count: usize, #[comptime] s
     if i >= count {
         terminate!();
     }
-    // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 where x is beyond the bound.
+    // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 beyond the bound of `near`.
     let near = clamp(x[i], -FAR, FAR);
     let s = 1.0 / (1.0 + (-argument(x[i], silu)).exp());
     let inner =

@@ -1,4 +1,4 @@
-//! AdamW: every number is read once and written once.
+//! The AdamW update: every number is read and written once.
 
 use burn::backend::TensorMetadata;
 use burn::backend::{Cube, tensor::FloatTensor};
@@ -49,7 +49,7 @@ impl AdamKernel for Cube {
     }
 }
 
-/// As [`AdamUpdate`] writes it.
+/// The update, in the order of operations of [`AdamUpdate`].
 #[cube(launch, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments, reason = "a kernel takes its numbers one by one")]
 fn forward(

@@ -1,5 +1,5 @@
-//! The RMS norm of the Wan VAE: each unit has one position, neighbours have neighbouring ones, so that every channel is
-//! read in order.
+//! The RMS norm of the Wan VAE: one unit per position. Neighbouring units have neighbouring positions, so that reads of
+//! each channel are coalesced.
 
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
@@ -87,7 +87,7 @@ fn forward(
     }
 }
 
-/// The cotangent of the normalised value at `i`.
+/// The cotangent of the normalised value at index `i`.
 #[cube]
 fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime] silu: bool) -> f32 {
     let mut d = d_y[i];
@@ -99,7 +99,7 @@ fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime
     d * gain
 }
 
-/// Where the norm is not above the least x is zero, and nothing is taken out.
+/// A position whose norm is below the lower bound is zero, and so is `along`.
 #[cube(launch, address_type = "dynamic")]
 fn backward(
     x: &[f32],

@@ -1,5 +1,5 @@
-//! Convolutions of volumes: cubek's, chosen by rule. On tensor cores in TF32 (eleven bits of each operand), as PyTorch does,
-//! where a GPU has it; in f32 where `NVIDIA_TF32_OVERRIDE=0` asks for that, which NVIDIA's own libraries read too.
+//! 3-d convolutions by cubek, selected by rule. GPUs with TF32 (eleven significant bits per operand) use tensor cores,
+//! as PyTorch does; `NVIDIA_TF32_OVERRIDE=0`, which NVIDIA's own libraries read too, selects f32.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -65,7 +65,7 @@ fn pulled(
     [d_x, d_weight, d_bias]
 }
 
-/// On tensor cores, if they are to be used and take the shapes; else directly.
+/// Runs `kernel` as implicit GEMM on tensor cores if requested and supported for the shapes, else directly.
 fn computed<E: std::fmt::Debug>(
     on_tensor_cores: bool,
     kernel: impl Fn(ConvStrategy) -> Result<CubeTensor, E>,
@@ -79,8 +79,8 @@ fn computed<E: std::fmt::Debug>(
     }
 }
 
-/// Whether convolutions on the device of `like` are taken in TF32: decided once for each device, where they agree with
-/// those in f32.
+/// Whether convolutions on the device of `like` use TF32. Decided once per device: TF32 must be supported and agree
+/// with f32 in a check.
 fn on_tensor_cores(like: &CubeTensor) -> bool {
     static DECIDED: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
     let has_tf32 = like.client.properties().supports_type(tf32::elem_type_native());
@@ -108,7 +108,8 @@ fn on_tensor_cores(like: &CubeTensor) -> bool {
     })
 }
 
-/// The difference between convolutions on tensor cores and direct ones, if any: a causal one of 3 taps.
+/// Compares convolutions on tensor cores with direct ones, for a causal convolution with 3 taps per axis. Returns a
+/// description of the difference, or `None`.
 fn disagreement(like: &CubeTensor) -> Option<String> {
     const PADDING: [usize; 3] = [0, 1, 1];
     let made = |shape: &[usize], seed: usize| {

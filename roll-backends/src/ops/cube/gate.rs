@@ -1,4 +1,4 @@
-//! The residual with a gate.
+//! The gated residual.
 
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
@@ -32,13 +32,13 @@ impl GateKernel for Cube {
         let (gate, d_z) = (Expression::<Self>(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
         let d_gate = wanted[1].then(|| summed_rows(Expression(y) * d_z.clone(), shared).0);
-        // One product: a kernel of our own would do what Burn's does.
+        // One elementwise product: an own kernel would not be faster than Burn's.
         let d_y = wanted[0].then(|| (d_z * gate).0);
         [d_y, d_gate]
     }
 }
 
-/// The gate has one row, or as many as x: `gates` says which.
+/// `gates` is the number of elements of `gate`, which has one row or the same number of rows as x.
 #[cube(launch, address_type = "dynamic")]
 fn forward(x: &[f32], y: &[f32], gate: &[f32], z: &mut [f32], count: usize, gates: usize) {
     let i = ABSOLUTE_POS;

@@ -1,4 +1,4 @@
-//! Linear layers: products of cubek, and one pass over the result for bias and low-rank part together.
+//! Linear layers: cubek's products, and one epilogue kernel for bias and LoRA.
 
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
@@ -16,7 +16,7 @@ impl LinearKernel for Cube {
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         let (x, weight) = (Expression::<Self>(x), Expression(weight));
         let dtype = weight.dtype();
-        // New memory, which the kernel below finishes in place.
+        // Newly allocated; the epilogue kernel updates it in place.
         let y = values(x.clone().matmul(weight.t()).0);
         let bias = values(bias);
         let (low, inner, scale) = match lora {
@@ -25,7 +25,7 @@ impl LinearKernel for Cube {
                 let low = inner.clone().matmul(Expression(up).cast(dtype).t());
                 (values(low.0), Some(inner.0), scale)
             }
-            // A kernel has all its operands; it does not read this one.
+            // A kernel launch needs all operands; this one is not read then.
             None => (bias.clone(), None, 0.0),
         };
         let [rows, outputs] = y.shape().dims::<2>();

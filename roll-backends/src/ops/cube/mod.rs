@@ -1,8 +1,8 @@
-//! CubeCL's devices: NVIDIA GPUs, and what Vulkan, Metal or Direct3D 12 drives.
+//! Operators on CubeCL's devices: NVIDIA GPUs through CUDA, and other GPUs through Vulkan, Metal or Direct3D 12.
 //!
-//! Operators bound by memory (norms, rotation, activations, sums) are one kernel each, written in CubeCL: every operand
-//! is read once per pass over a row, where composed operations read and write each intermediate. Products, convolutions
-//! and attention are those of the cubek crates. Kernels index contiguous f32; anything else is made so first.
+//! Memory-bound operators (norms, rotary embedding, activations, sums) are one CubeCL kernel each, which reads every
+//! operand once per pass over a row, where composed operations read and write each intermediate. Products, convolutions
+//! and flash attention come from the cubek crates. Kernels index contiguous f32; other tensors are converted first.
 
 mod activation;
 mod adam;
@@ -35,30 +35,30 @@ impl MaxPoolKernel for Cube {}
 impl RmsRopeKernel for Cube {}
 impl ScaledKernel for Cube {}
 
-/// As the kernels index it: f32, one row after the other. Its memory may be longer than it is, and `len()` in a kernel is
-/// that of the memory: therefore kernels take the sizes as arguments.
+/// Converts to contiguous f32, as kernels index it. The allocation may be larger than the tensor, and `len()` in a
+/// kernel is the allocation's: kernels therefore take sizes as arguments.
 fn values(x: CubeTensor) -> CubeTensor {
     let x = if x.dtype == DType::F32 { x } else { Cube::float_cast(x, FloatDType::F32) };
     into_contiguous(x)
 }
 
-/// f32 of a shape where `beside` is, not yet written.
+/// An uninitialised f32 tensor of `shape` on the device of `beside`.
 fn unwritten<const D: usize>(beside: &CubeTensor, shape: [usize; D]) -> CubeTensor {
     empty_device_contiguous_dtype(beside.client.clone(), beside.device.clone(), shape.into(), DType::F32)
 }
 
-/// As [`unwritten`], of the shape of `like`.
+/// An uninitialised f32 tensor of the shape of `like`, on its device.
 fn unwritten_like(like: &CubeTensor) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), like.shape(), DType::F32)
 }
 
-/// The values on the host; `None` where the kernels that made them failed.
+/// Copies the values to the host; `None` if a kernel that computes them failed.
 fn host(x: CubeTensor) -> Option<Vec<f32>> {
     cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.try_to_vec().ok()
 }
 
-/// A device to test kernels on by themselves; `None` skips the test, where there is none. The tests of the operators and the
-/// parity suite run on it too.
+/// The device for kernel tests; `None`, with a skip message, if the machine has no such device. The tests of the
+/// operators and the parity suite use the same device.
 #[cfg(all(test, feature = "wgpu"))]
 fn test_device() -> Option<CubeDevice> {
     match crate::device("wgpu").map(|device| device.without_autodiff().as_dispatch().clone()) {
@@ -70,13 +70,13 @@ fn test_device() -> Option<CubeDevice> {
     }
 }
 
-/// One unit for each of `count` elements.
+/// Launch size with one unit per element.
 fn elementwise(beside: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(&beside.client, count);
     (calculate_cube_count_elemwise(&beside.client, count, dim), dim)
 }
 
-/// One cube of `units` units for each of `rows` rows.
+/// Launch size with one cube of `units` units per row.
 fn cube_a_row(beside: &CubeTensor, rows: usize, units: u32) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(units);
     (calculate_cube_count_elemwise(&beside.client, rows * units as usize, dim), dim)
@@ -98,7 +98,7 @@ mod tests {
         Cube::float_from_data(TensorData::new(values, shape), device)
     }
 
-    /// The same in memory of `more` elements more, none of them a number.
+    /// The same tensor in an allocation that is `more` elements larger, filled with NaN.
     fn in_longer_memory<const D: usize>(shape: [usize; D], more: usize, device: &CubeDevice) -> CubeTensor {
         let mut values = host(made(shape, device)).unwrap();
         values.resize(values.len() + more, f32::NAN);
@@ -106,7 +106,7 @@ mod tests {
         CubeTensor::new_contiguous(long.client, long.device, shape.into(), long.handle, long.dtype)
     }
 
-    /// Results of each kernel, where the operands that it looks up by row lie in longer memory.
+    /// The results of each kernel when the operands that it indexes by row have larger allocations.
     fn results(more: usize, device: &CubeDevice) -> Vec<Vec<f32>> {
         let x = || made([ROWS, WIDTH], device);
         let row = || in_longer_memory([1, WIDTH], more, device);

@@ -1,5 +1,5 @@
-//! Layer norm and RMS norm over the rows of a matrix: one cube of units a row, which reads it from the cache after the
-//! first pass.
+//! Layer norm and RMS norm over the rows of a matrix: one cube of units per row, which after the first pass is read
+//! from the cache.
 
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -10,7 +10,7 @@ use super::{cube_a_row, unwritten, unwritten_like, values};
 use crate::ops::norm::composed_backward;
 use crate::ops::{Cotangents, NormKernel, SavedNorm};
 
-/// Units of a row: a power of two, since sums are taken as a tree.
+/// Units per row: a power of two, because sums are reduced as a tree.
 const UNITS: u32 = 128;
 
 impl NormKernel for Cube {
@@ -22,7 +22,7 @@ impl NormKernel for Cube {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let layer = shift.is_some();
         let (x, gain) = (values(x), values(gain));
-        // A kernel has all its operands; that of an RMS norm does not read this one.
+        // A kernel launch needs all operands; an RMS norm does not read this one.
         let shift = shift.map_or_else(|| unwritten(&x, [1]), values);
         let [rows, width] = x.shape().dims::<2>();
         let (y, moments) = (unwritten_like(&x), unwritten(&x, [rows, if layer { 2 } else { 1 }]));
@@ -58,7 +58,8 @@ impl NormKernel for Cube {
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let d_x = wanted[0].then(|| backward_x(&saved, d_y.clone()));
-        // Sums over rows, and rarely wanted: gains and shifts are frozen, or made from a time of one row.
+        // Composed operations: these sums over rows are rarely wanted, because gains and shifts are frozen or computed
+        // from a single timestep.
         let [_, d_gain, d_shift] = composed_backward::<Self>(saved, d_y, [false, wanted[1], wanted[2]]);
         [d_x, d_gain, d_shift]
     }
@@ -93,7 +94,8 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     d_x
 }
 
-/// Gain and shift have one row, or as many as x: `gains` and `shifts`, their sizes, say which.
+/// `gains` and `shifts` are the numbers of elements of gain and shift, which have one row or the same number of rows as
+/// x.
 #[cube(launch, address_type = "dynamic")]
 fn forward(
     x: &[f32],
@@ -157,7 +159,8 @@ fn forward(
     }
 }
 
-/// With n the normalised row and d that of n: `(d - mean(d) - n mean(n d)) * inverse`, `mean(d)` where a mean was taken out.
+/// `d_x = (d - mean(d) - n mean(n d)) * inverse`, where n is the normalised row and d its cotangent. An RMS norm omits
+/// `mean(d)`.
 #[cube(launch, address_type = "dynamic")]
 fn backward(
     x: &[f32],

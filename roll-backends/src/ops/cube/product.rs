@@ -1,7 +1,9 @@
-//! Products of matrices: cubek's kernels, chosen by rule and not by trial. Trying them all takes minutes of compiling before
-//! the first step, and what wins by a hair on one run and loses on the next has other bits.
+//! Matrix products by cubek's kernels, selected by rule instead of autotuning. Autotuning compiles all candidates,
+//! which takes minutes before the first step, and a near tie may be decided differently in the next run, with other
+//! bits.
 //!
-//! Of f32 they are f32, which cubek itself would take in TF32 where a GPU has it: eleven bits of each operand.
+//! f32 products are computed in f32. cubek itself would use TF32 (eleven significant bits per operand) on GPUs that
+//! have it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -35,15 +37,15 @@ impl ProductKernel for Cube {
     fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let out = init_matmul_output(&a, &b, DType::F32);
         if a.meta.num_elements() == 0 || b.meta.num_elements() == 0 {
-            // A sum of nothing, which the kernels do not write.
+            // An empty sum is zero, and the kernels do not write it.
             return Cube::float_zeros(out.shape(), &out.device, FloatDType::F32);
         }
         into(a, b, out)
     }
 }
 
-/// The product of `[batch, m, k]` and `[batch, k, n]`, not empty, as f32 with its rows one after the other in memory.
-/// Elsewhere a device may leave room between them.
+/// The product of `[batch, m, k]` and `[batch, k, n]`, neither empty, as f32 with contiguous rows. Other products may
+/// have padded rows on some devices.
 pub fn product_of_rows(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     let ([batch, m, _], [.., n]) = (a.shape().dims::<3>(), b.shape().dims::<3>());
     let out = empty_device_contiguous_dtype(a.client.clone(), a.device.clone(), [batch, m, n].into(), DType::F32);
@@ -65,41 +67,40 @@ fn into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
     }
 }
 
-/// A way of cubek's to take products.
+/// A matrix product routine of cubek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routine {
-    /// On tensor cores, two stages of the inner axis in flight, the left matrix read in the order of its rows.
+    /// Tensor cores, double buffering along the inner axis, left matrix read in row order.
     Ordered,
-    /// As before, both matrices read by all units.
+    /// Tensor cores, double buffering, all units read both matrices.
     Double,
-    /// As before, with planes that read and planes that compute.
+    /// Tensor cores, double buffering, separate planes for reading and computing.
     Specialized,
-    /// One stage, several rows of tiles for each plane.
+    /// Tensor cores, single buffering, several rows of tiles per plane.
     Simple,
-    /// One stage, through the portable interface of tensor cores.
+    /// Tensor cores through their portable interface, single buffering.
     Portable,
-    /// One stage, read by Hopper's copy engine.
+    /// Tensor cores, single buffering, reads by Hopper's copy engine (TMA).
     Tma,
-    /// Without tensor cores, two stages.
+    /// No tensor cores, double buffering.
     DoubleUnit,
-    /// Without tensor cores, one stage.
+    /// No tensor cores, single buffering.
     Unit,
-    /// One unit an element. It takes every shape.
+    /// One unit per element. Supports every shape.
     Naive,
 }
 
 use Routine::{Double, DoubleUnit, Naive, Ordered, Portable, Simple, Specialized, Tma, Unit};
 
-/// For f32: the first that takes the shapes.
+/// Routines for f32 products; the first that supports the shapes is used.
 const EXACT: [Routine; 3] = [DoubleUnit, Unit, Naive];
-/// For bf16: likewise, of those that were found to work.
+/// Routines for bf16 products; the first that passes the check and supports the shapes is used.
 const IN_BF16: [Routine; 6] = [Ordered, Double, Simple, Portable, Unit, Naive];
-/// Names the routine of bf16 that is tried first, one of [`NAMES`]. To compare them.
+/// Environment variable with the bf16 routine to try first, one of [`NAMES`]; for comparisons.
 const CHOICE: &str = "ROLL_CUDA_PRODUCTS";
 
 roll_core::inventory::submit! { roll_core::Variable(CHOICE) }
-/// `1` takes routines that compile and run, whatever they compute: to count what a driver is asked for that runs nothing.
-const UNCHECKED: &str = "ROLL_CUDA_UNCHECKED";
+
 const NAMES: [(&str, Routine); 7] = [
     ("ordered", Ordered),
     ("double", Double),
@@ -132,8 +133,8 @@ impl Routine {
         }
     }
 
-    /// The routines to try for bf16 on the device of `like`, which are compared once with sums on the host: a kernel that
-    /// does not compile or is wrong on this hardware is left out.
+    /// The routines for bf16 products on the device of `like`. They are compared once with sums on the host; a routine
+    /// that does not compile or returns wrong results on this hardware is removed.
     fn for_bf16(like: &CubeTensor) -> Vec<Self> {
         static FOUND: Mutex<BTreeMap<String, Vec<Routine>>> = Mutex::new(BTreeMap::new());
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +152,7 @@ impl Routine {
                 ),
             }
         }
-        // What comes after the first that works is for shapes that this does not take.
+        // Later routines are only used for shapes that the first does not support.
         while let [first, _, ..] = order[..] {
             match first.disagreement(like) {
                 None => {
@@ -169,16 +170,11 @@ impl Routine {
         order
     }
 
-    /// The fault of products in bf16 of matrices in each layout that linear layers and their gradients have, if
-    /// anything.
+    /// Checks bf16 products in each memory layout that linear layers and their gradients have. Returns a description of
+    /// the failure, or `None`.
     fn disagreement(self, like: &CubeTensor) -> Option<String> {
         let [m, k, n] = PROBE;
         let (a, b) = (small(m * k, 3), small(k * n, 11));
-        let is_checked = std::env::var(UNCHECKED).as_deref() != Ok("1");
-        if !is_checked {
-            static WARNED: std::sync::Once = std::sync::Once::new();
-            WARNED.call_once(|| tracing::warn!("{UNCHECKED}=1: products are not checked, and results may be wrong"));
-        }
         let mut expected = vec![0.0f32; m * n];
         for (row, out) in a.chunks_exact(k).zip(expected.chunks_exact_mut(n)) {
             for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
@@ -193,7 +189,7 @@ impl Routine {
             }
             let Some(found) = host(out) else { return Some("its kernel failed".into()) };
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-3;
-            if is_checked && !found.iter().zip(&expected).all(near) {
+            if !found.iter().zip(&expected).all(near) {
                 return Some(format!("it is wrong (left matrix turned: {a_turned}, right one: {b_turned})"));
             }
         }
@@ -201,15 +197,15 @@ impl Routine {
     }
 }
 
-/// Rows, inner axis and columns of the products that routines are compared by: no multiples of a cube's.
+/// m, k and n of the products that routines are checked with: not multiples of a cube's size.
 const PROBE: [usize; 3] = [200, 136, 328];
 
-/// Multiples of 1/64 in [-1, 1), which bf16 has and whose sums f32 has.
+/// Multiples of 1/64 in [-1, 1): exact in bf16, with sums exact in f32.
 fn small(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i + seed) * 7919 % 127) as f32 / 64.0 - 1.0).collect()
 }
 
-/// A matrix in bf16 as `[1, rows, columns]`; `turned`, its columns lie one after the other in memory.
+/// A bf16 matrix `[1, rows, columns]`; column-major in memory if `turned`.
 fn matrix(values: &[f32], [rows, columns]: [usize; 2], turned: bool, like: &CubeTensor) -> CubeTensor {
     let data = |values: Vec<f32>, shape: [usize; 3]| {
         let x = Cube::float_from_data(TensorData::new(values, shape), &like.device);
@@ -222,7 +218,7 @@ fn matrix(values: &[f32], [rows, columns]: [usize; 2], turned: bool, like: &Cube
     data(by_column, [1, columns, rows]).t().0
 }
 
-/// With the first routine that takes the shapes.
+/// Computes the product with the first routine that supports the shapes.
 fn first_of(routines: &[Routine], a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
     let mut refused = None;
     for routine in routines {

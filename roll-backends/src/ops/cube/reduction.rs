@@ -1,9 +1,9 @@
-//! Sums and largest values over the units of a cube, as trees in shared memory: the number of units is a power of two, and
+//! Sums and maxima over the units of a cube, as trees in shared memory. The number of units must be a power of two;
 //! nothing depends on the width of a plane.
 
 use cubecl::prelude::*;
 
-/// The sum over the units of a cube, which every unit gets.
+/// The sum over the units of a cube; returned to every unit.
 #[cube]
 pub fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     // No unit may still read the previous values.
@@ -22,7 +22,7 @@ pub fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     partial[0]
 }
 
-/// The largest value of the units of a cube, which every unit gets.
+/// The maximum over the units of a cube; returned to every unit.
 #[cube]
 pub fn largest(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     // No unit may still read the previous values.

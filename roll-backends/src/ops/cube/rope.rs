@@ -1,4 +1,4 @@
-//! The rotation of positions: each unit turns one pair.
+//! Rotary position embedding: each unit rotates one pair.
 
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
@@ -24,7 +24,8 @@ impl RopeKernel for Cube {
     }
 }
 
-/// Pairs are neighbours; `cos` and `sin` are `[rows, half]`, `half` the pairs of a head, `row` those of a row.
+/// Pairs are adjacent. `cos` and `sin` are `[rows, half]`; `half` is the number of pairs of a head, `row` of a row,
+/// `pairs` of the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn turn(
     x: &[f32],

@@ -1,4 +1,4 @@
-//! Activations.
+//! Activations on flex.
 
 use burn::backend::{Flex, tensor::FloatTensor};
 

@@ -1,4 +1,4 @@
-//! Attention.
+//! Attention on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 

@@ -1,4 +1,4 @@
-//! Linear layers whose weight stays in blocks.
+//! Linear layers with block-quantised weights on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 

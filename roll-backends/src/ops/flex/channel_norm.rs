@@ -1,4 +1,4 @@
-//! The RMS norm of the Wan VAE.
+//! The RMS norm of the Wan VAE on flex.
 
 use burn::backend::{Flex, tensor::FloatTensor};
 

@@ -1,4 +1,4 @@
-//! The convolution.
+//! 3-d convolution on flex: by Winograd where [`filters`] says so, else tap by tap.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 

@@ -1,4 +1,4 @@
-//! The convolution with constant weights.
+//! 2-d convolution with constant weights on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
@@ -6,7 +6,7 @@ use super::{Values, tensor};
 use crate::ops::conv2d::{Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dSteps, Then};
 use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Shape, Weights};
 
-/// Sizes of a call for x `[N, C, H, W]`.
+/// The sizes of a call for x `[N, C, H, W]`.
 fn shape([items, inputs, h, w]: [usize; 4], weight: &FloatTensor<Flex>, call: Conv2dCall) -> Shape {
     let [outputs, _, kernel @ ..] = weight.shape().dims::<4>();
     let Conv2dSteps { stride, dilation, groups } = call.steps;

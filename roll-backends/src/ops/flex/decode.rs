@@ -1,4 +1,4 @@
-//! One new token for each of many sequences.
+//! Decoding with a KV cache on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
@@ -14,7 +14,7 @@ impl DecodeKernel for Flex {
         }
         let rows = Values::of(rows);
         let width = rows.slice().len() / places.len().max(1);
-        // Copies first when another tensor holds the memory.
+        // Copies first if another tensor shares the memory.
         let values = into.storage_mut::<f32>();
         for (row, place) in rows.slice().chunks_exact(width.max(1)).zip(places) {
             values[place * width..][..width].copy_from_slice(row);

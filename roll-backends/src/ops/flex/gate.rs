@@ -1,4 +1,4 @@
-//! The residual with a gate.
+//! The gated residual on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 

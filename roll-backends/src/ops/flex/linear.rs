@@ -1,4 +1,4 @@
-//! Linear layers, with and without a low-rank part.
+//! Linear layers on flex, with and without LoRA.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
@@ -16,7 +16,7 @@ fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> Shape {
     Shape { rows, inputs, outputs }
 }
 
-/// A weight whose elements lie in order, f32 or bf16.
+/// A contiguous weight, f32 or bf16.
 struct InOrder(FlexTensor);
 
 impl InOrder {
@@ -36,7 +36,7 @@ impl InOrder {
     }
 }
 
-/// The low-rank part as the kernels take it.
+/// The LoRA matrices as the kernels take them.
 struct LoraValues {
     down: Values,
     up: Values,

@@ -1,4 +1,4 @@
-//! The largest numbers of windows.
+//! Max pooling on flex.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};

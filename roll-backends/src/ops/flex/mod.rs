@@ -1,4 +1,4 @@
-//! Flex: the kernels of [`super::kernels`] on the host slices of its tensors.
+//! Operators on flex, Burn's CPU backend: they call [`super::kernels`] on the host slices of its tensors.
 
 mod activation;
 mod attention;
@@ -23,11 +23,12 @@ impl super::AdamKernel for Flex {}
 impl super::ProductKernel for Flex {}
 impl super::RmsRopeKernel for Flex {}
 
-/// An f32 tensor whose elements lie in order. bf16 is widened.
+/// A contiguous f32 tensor. bf16 is converted to f32.
 struct Values(FlexTensor);
 
 impl Values {
-    /// Copies only what does not lie in order. Panics, as Burn's own operators do, unless the dtype is f32 or bf16.
+    /// Converts a tensor; copies it unless it is contiguous f32. Panics, as Burn's own operators do, unless the dtype
+    /// is f32 or bf16.
     fn of(tensor: FlexTensor) -> Self {
         let tensor = match tensor.dtype() {
             DType::BF16 => Flex::float_cast(tensor, FloatDType::F32),
@@ -42,18 +43,18 @@ impl Values {
         &self.0.storage::<f32>()[self.0.layout().start_offset()..][..n]
     }
 
-    /// A tensor of this one's shape.
+    /// A tensor of `values` in this tensor's shape.
     fn like(&self, values: Vec<f32>) -> FlexTensor {
         tensor(values, self.0.layout().shape().clone())
     }
 }
 
-/// `tensor` in `dtype`.
+/// Casts `tensor` to `dtype`.
 fn rounded(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, FloatDType::from(dtype)) }
 }
 
-/// A tensor of `values`.
+/// A contiguous f32 tensor of `values`.
 fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> FlexTensor {
     FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape.into()), DType::F32)
 }

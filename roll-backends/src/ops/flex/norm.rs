@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm.
+//! Layer norm and RMS norm on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 

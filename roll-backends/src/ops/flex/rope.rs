@@ -1,4 +1,4 @@
-//! Rotary position embedding.
+//! Rotary position embedding on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 

@@ -1,4 +1,4 @@
-//! Linear layers whose weight stays in eight bits.
+//! Linear layers with eight-bit weights on flex.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
@@ -25,7 +25,7 @@ impl ScaledKernel for Flex {
     }
 }
 
-/// Runs `f` on the slices of the weight.
+/// Runs `f` on the host slices of the weight.
 fn with_codes<T>(weight: &Scaled<Flex>, f: impl FnOnce(Codes) -> T) -> T {
     let [outputs, inputs] = weight.shape();
     let (table, scales) = (Values::of(weight.table.clone()), Values::of(weight.scales.clone()));

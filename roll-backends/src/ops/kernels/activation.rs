@@ -1,14 +1,14 @@
-//! Element-wise operators and their derivatives.
+//! Elementwise activations and their derivatives.
 
 use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
 use super::simd::{MulAdd, exp, sigmoid, vectorised};
 
-/// Elements per task: large against the cost of a task, small against the cache.
+/// Elements per task: enough to outweigh the cost of a task, few enough to stay in the cache.
 const CHUNK: usize = 1 << 14;
 
-/// An element-wise function that is its argument times a sigmoid of it, or nearly one.
+/// An activation: its argument times a sigmoid-like function of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x * (1 + erf(x / sqrt(2))) / 2`.
@@ -19,7 +19,7 @@ pub enum Activation {
     Silu,
 }
 
-/// The function.
+/// Applies the activation.
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
@@ -43,9 +43,9 @@ pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
     d_x
 }
 
-/// The part of a normal distribution below `x`, which is at most [`FAR`] from zero, and the density there.
+/// The CDF and density of the standard normal distribution at `x`, for `|x|` at most [`FAR`].
 ///
-/// Formula 7.1.26 of Abramowitz and Stegun's handbook, of which the tail below zero keeps its relative precision.
+/// Formula 7.1.26 of Abramowitz and Stegun, applied so that the tail below zero keeps its relative precision.
 #[inline(always)]
 fn normal<M: MulAdd>(x: f32) -> (f32, f32) {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
@@ -59,7 +59,7 @@ fn normal<M: MulAdd>(x: f32) -> (f32, f32) {
     (if x < 0.0 { tail } else { 1.0 - tail }, e * 0.398_942_3)
 }
 
-/// Beyond this the tail is zero in f32, and so is the density.
+/// Beyond this magnitude tail and density are zero in f32.
 const FAR: f32 = 40.0;
 
 /// Keeps squares of `x` in range. NaN stays NaN.
@@ -76,7 +76,7 @@ vectorised! {
 #[inline(always)]
 fn gelu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
     for (y, &x) in y.iter_mut().zip(x) {
-        // An infinite x below zero times a tail of zero would be no number.
+        // Negative infinity times a tail of zero would be NaN.
         *y = if x < -FAR { 0.0 } else { x * normal::<M>(near(x)).0 };
     }
 }
@@ -105,7 +105,7 @@ fn bounded(x: f32) -> f32 {
     if x < -1e4 { -1e4 } else { x }
 }
 
-/// The sigmoid's argument, of a bounded `x`.
+/// The argument of the sigmoid, for a bounded `x`.
 #[inline(always)]
 fn gelu_argument<M: MulAdd>(x: f32) -> f32 {
     x * M::mul_add(CUBIC, x * x, LINEAR)
@@ -131,7 +131,7 @@ fn gelu_tanh_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
     for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
         let x = bounded(x);
         let u = gelu_argument::<M>(x);
-        // s (1 - s) as a product of two sigmoids: 1 - s would lose the digits of a small one.
+        // s (1 - s) as a product of two sigmoids: `1 - s` would lose precision where it is small.
         let (s, rest) = (sigmoid::<M>(u), sigmoid::<M>(-u));
         let slope = M::mul_add(3.0 * CUBIC, x * x, LINEAR);
         *d_x = d_y * M::mul_add(x * slope, s * rest, s);

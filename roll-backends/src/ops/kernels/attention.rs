@@ -1,6 +1,7 @@
-//! Scaled dot-product attention, forward and backward, head by head and block of query rows by block.
+//! Scaled dot-product attention on the CPU, forward and backward, per head and block of query rows.
 //!
-//! The probabilities of one block exist at a time; the backward recomputes them from the log-sum-exp of each row.
+//! Only the probabilities of one block exist at a time; the backward pass recomputes them from each row's softmax
+//! statistics.
 
 use std::ops::Range;
 
@@ -17,15 +18,15 @@ pub struct Shape {
     pub queries: usize,
     /// Rows of k and v.
     pub keys: usize,
-    /// Heads, side by side in each row.
+    /// Number of heads, which lie side by side in each row.
     pub heads: usize,
     /// Numbers per head.
     pub width: usize,
-    /// Factor of the products of q and k.
+    /// Factor of the scores.
     pub scale: f32,
-    /// Whether query `i` sees only the keys up to `i + keys - queries`.
+    /// Whether query `i` attends only to keys up to `i + keys - queries`.
     pub causal: bool,
-    /// How many of those it sees at most, the last ones.
+    /// Sliding window: the number of latest of these keys that a query attends to.
     pub window: Option<usize>,
     /// Scores `s` become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
@@ -34,15 +35,15 @@ pub struct Shape {
 /// Which gradients [`backward`] computes.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// That of q.
+    /// The gradient of q.
     pub q: bool,
-    /// That of k.
+    /// The gradient of k.
     pub k: bool,
-    /// That of v.
+    /// The gradient of v.
     pub v: bool,
 }
 
-/// Scores of one block are kept to about this many numbers (1 MiB), so that they stay in the cache.
+/// Target number of scores of a block (1 MiB), so that they stay in the cache.
 const BLOCK_SCORES: usize = 1 << 18;
 
 impl Shape {
@@ -55,7 +56,7 @@ impl Shape {
         (BLOCK_SCORES / self.keys.max(1)).clamp(16, 256).min(self.queries.max(1))
     }
 
-    /// The keys that the query sees.
+    /// The keys that a query attends to.
     fn seen(&self, query: usize) -> Range<usize> {
         let end = match self.causal {
             true => (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
@@ -64,12 +65,12 @@ impl Shape {
         end.saturating_sub(self.window.unwrap_or(end))..end
     }
 
-    /// The keys that some of the queries see.
+    /// The keys that at least one of the queries attends to.
     fn seen_by(&self, queries: Range<usize>) -> Range<usize> {
         self.seen(queries.start).start..self.seen(queries.end - 1).end
     }
 
-    /// Scores of `queries` for the keys that some of them see, row-major.
+    /// Computes the scores of the rows of `q` for the keys `k`, row-major.
     fn scores(&self, [q, k]: [View; 2], scores: &mut [f32], rows: usize) {
         let keys = scores.len() / rows;
         ViewMut::new(scores, rows, keys).product(q, k.t(), self.scale, false, Threads::One);
@@ -83,19 +84,19 @@ impl Shape {
     }
 }
 
-/// The facts of a row's softmax that the backward needs. Kept apart rather than as one log-sum-exp: with scores of some
-/// thousands the rounding of their sum would show in the probabilities.
+/// The softmax statistics of a row, for the backward pass. They are not combined to one log-sum-exp: with scores of
+/// some thousands, its rounding would be visible in the probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct RowSoftmax {
     /// Largest score.
     pub max: f32,
-    /// One over the sum of `exp(score - max)`; 0 for a row that sees no key.
+    /// The reciprocal of the sum of `exp(score - max)`; 0 for a row without keys.
     pub inverse_sum: f32,
 }
 
-/// Writes the attended values to `out` `[queries, heads * width]`, and the facts for the backward to `softmax` `[heads,
-/// queries]`. A row that sees no key is zero.
+/// Writes the attended values to `out` `[queries, heads * width]` and the softmax statistics to `softmax`
+/// `[heads, queries]`. A row without keys becomes zero.
 pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
     if out.is_empty() {
         return;
@@ -148,18 +149,19 @@ pub struct Saved<'a> {
     pub v: &'a [f32],
     /// The result.
     pub out: &'a [f32],
-    /// Per head and row.
+    /// The softmax statistics, `[heads, queries]`.
     pub softmax: &'a [RowSoftmax],
     /// Cotangent of the result.
     pub d_out: &'a [f32],
 }
 
-/// Gradients of q, k and v; `None` where they are not wanted.
+/// Returns the gradients of q, k and v; `None` if not wanted.
 pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>; 3] {
     let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
     let block = shape.block();
     let blocks = queries.div_ceil(block);
-    // With fewer heads than threads the blocks of a head are shared out, each share with sums of its own.
+    // If there are fewer heads than threads, the blocks of a head are split into shares, each with its own partial
+    // sums.
     let shares = rayon::current_num_threads().div_ceil(shape.heads.max(1)).min(blocks).max(1);
     let mut dq = if wanted.q { vec![0.0; queries * channels] } else { Vec::new() };
     let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.k { keys * channels } else { 0 }]).collect();
@@ -223,11 +225,11 @@ fn sum_parts(parts: Vec<Vec<f32>>) -> Vec<f32> {
 struct Scratch {
     probabilities: Vec<f32>,
     d_scores: Vec<f32>,
-    /// Slope of the scores' bound.
+    /// Derivative of the soft cap.
     slopes: Vec<f32>,
 }
 
-/// The rows of one head from `first` on.
+/// The query rows of one head from `first` on.
 struct Task<'a> {
     head: usize,
     first: usize,
@@ -291,7 +293,7 @@ impl Task<'_> {
     }
 }
 
-/// The part of a row of scores, whose first key is `first`, that is `seen`; the others become 0.
+/// Zeroes the masked scores of a row, whose first key is `first`, and returns the rest.
 fn only(row: &mut [f32], seen: Range<usize>, first: usize) -> &mut [f32] {
     let seen = seen.start.saturating_sub(first)..seen.end.saturating_sub(first);
     row[..seen.start].fill(0.0);
@@ -300,7 +302,7 @@ fn only(row: &mut [f32], seen: Range<usize>, first: usize) -> &mut [f32] {
 }
 
 vectorised! {
-    /// Largest of `row`; negative infinity if it is empty.
+    /// The maximum of `row`; negative infinity if it is empty.
     fn maximum(row: &[f32]) -> f32 = maximum_body
 }
 
@@ -347,7 +349,7 @@ fn exp_minus_body<M: MulAdd>(row: &mut [f32], offset: f32, factor: f32) -> f32 {
 }
 
 vectorised! {
-    /// From the cotangent of probabilities to that of scores: `p * (dp - sum(p dp)) * scale`.
+    /// Turns the cotangent of the probabilities into that of the scores: `p * (dp - sum(p dp)) * scale`.
     fn softmax_backward(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) = softmax_backward_body
 }
 
@@ -359,7 +361,7 @@ fn softmax_backward_body<M: MulAdd>(ds: &mut [f32], p: &[f32], mean: f32, scale:
 }
 
 vectorised! {
-    /// Sum of products.
+    /// The dot product.
     fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body
 }
 

@@ -1,7 +1,7 @@
-//! The RMS norm of the Wan VAE: over the channels of `[C, positions]`, position by position.
+//! The RMS norm of the Wan VAE over the channels of `[C, positions]`, on the CPU.
 //!
-//! Positions are neighbours in memory, so loops run over a stretch of positions at a time and channels outside of it:
-//! one read of the stretch while it is in the cache for the norm, one for the result.
+//! Positions are contiguous in memory, so a task takes a stretch of positions and loops over the channels outside: one
+//! read of the stretch for the norm and one, from the cache, for the result.
 
 use rayon::prelude::*;
 
@@ -12,19 +12,19 @@ use super::simd::{MulAdd, sigmoid, vectorised};
 /// Positions per task.
 const STRETCH: usize = 256;
 
-/// The smallest norm that is divided by.
+/// Lower bound of the norm that x is divided by.
 const SMALLEST: f32 = 1e-12;
 
-/// The function after the norm.
+/// The epilogue of the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// Nothing.
+    /// The identity.
     Nothing,
     /// `y * sigmoid(y)`.
     Silu,
 }
 
-/// `x / max(|x|, 1e-12) * sqrt(C) * gain`, for `C = gain.len()`, then perhaps SiLU. Also returns
+/// Returns `x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, after the epilogue, and the factor
 /// `sqrt(C) / max(|x|, 1e-12)` of each position.
 pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
@@ -46,7 +46,7 @@ pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
     (y, factors)
 }
 
-/// Gradients of x and gain; `None` where not wanted.
+/// Returns the gradients of x and gain; `None` if not wanted.
 pub fn backward(
     x: &[f32],
     gain: &[f32],
@@ -62,7 +62,7 @@ pub fn backward(
         true => stretches(&mut d_x, channels, positions).into_iter().map(Some).collect(),
         false => (0..positions.div_ceil(STRETCH)).map(|_| None).collect(),
     };
-    // A norm at or below `SMALLEST` was replaced by it, and does not depend on x.
+    // A norm at or below `SMALLEST` was replaced by that constant, and does not depend on x.
     let clamped = (channels as f32).sqrt() / SMALLEST;
     let parts: Vec<Vec<f32>> = outputs
         .into_par_iter()
@@ -124,7 +124,7 @@ fn add_square_body<M: MulAdd>(x: &[f32], sum: &mut [f32]) {
 }
 
 vectorised! {
-    /// From sums of squares to `root / max(norm, SMALLEST)`.
+    /// Turns sums of squares into `root / max(norm, SMALLEST)`.
     fn factors_of_squares(sums: &mut [f32], root: f32) = factors_of_squares_body
 }
 
@@ -184,7 +184,7 @@ fn add_product_body<M: MulAdd>(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32
 }
 
 vectorised! {
-    /// From `sum(x d_hat)` to the factor of `x` in its gradient: `sum * factor^3 / C`, 0 where the norm was clamped.
+    /// Turns `sum(x d_hat)` into the factor of `x` in its gradient: `sum * factor^3 / C`, or 0 if the norm was clamped.
     fn radial(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) = radial_body
 }
 

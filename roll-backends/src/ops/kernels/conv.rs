@@ -1,7 +1,7 @@
-//! Convolution with stride 1 over `[C, T, H, W]`, without unfolding.
+//! 3-d convolution with stride 1 over `[C, T, H, W]` on the CPU, without im2col.
 //!
-//! In the padded input each tap of the kernel sees the output's rows, shifted: the result is the sum over the taps of
-//! `weight[tap] * shifted input` ([`correlate`]). The weight's gradient is a product of matrices for each tap.
+//! Each kernel tap reads the rows of the padded input, shifted. The result is the sum over the taps of
+//! `weight[tap] * shifted input` ([`correlate`]); the weight's gradient is one matrix product per tap.
 
 use rayon::prelude::*;
 
@@ -11,19 +11,19 @@ use super::geometry::{Padded, tap_offsets};
 use super::matrix::{Threads, ViewMut};
 use super::parallel::within;
 
-/// `x` `[inputs, size]` convolved with `weight` `[outputs, inputs, kernel]`, plus a bias for each output channel.
+/// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
 pub fn forward(shape: Shape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     within(products(shape), || {
         correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
     })
 }
 
-/// The wanted ones of the gradients of x, weight and bias.
+/// Returns the gradients of x, weight and bias that are `wanted`.
 pub fn backward(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
     within(products(shape), || backward_here(shape, x, weight, d_y, wanted))
 }
 
-/// Multiply-adds of a pass.
+/// The number of multiply-adds of a pass.
 fn products(shape: Shape) -> usize {
     let taps: usize = shape.kernel.iter().product();
     shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)
@@ -46,7 +46,8 @@ fn backward_here(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [
 fn weight_gradient(shape: Shape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let (taps, pairs) = (shape.kernel.iter().product::<usize>(), shape.inputs * shape.outputs);
     let x = Padded::input(shape, x);
-    // Rows as wide as the padded input's: the zeros between them meet what the tap sees beyond the output's columns.
+    // Rows are as wide as the padded input's. The zeros between them cancel the input that a tap reads beyond the
+    // output's columns.
     let d_y = Padded::new(d_y, shape.outputs, output, [0; 3], [output[0], output[1], x.size[2]]);
     let length = (output[1] - 1) * x.size[2] + output[2];
     let mut by_tap = vec![0.0; taps * pairs];

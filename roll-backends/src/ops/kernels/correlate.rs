@@ -1,5 +1,5 @@
-//! The inner loop of the convolution: a tile of sixteen neighbours of six output channels stays in registers while all
-//! taps of a few input channels pass by. Nothing is unfolded, and the padded input is read in place.
+//! The micro-kernel of the 3-d convolution: a tile of six output channels by sixteen positions stays in registers while
+//! the kernel taps of a few input channels are accumulated. There is no im2col: the padded input is read in place.
 
 use rayon::prelude::*;
 
@@ -7,15 +7,17 @@ use super::geometry::{Padded, Shape, WIDE, tap_offsets};
 use super::matrix::ViewMut;
 use super::simd::{MulAdd, vectorised};
 
-/// Output channels of a tile: with [`WIDE`] positions twelve registers of eight, which leaves room for the operands.
+/// Output channels per tile (MR in BLIS terms). With [`WIDE`] positions, the tile takes twelve registers of eight,
+/// which leaves room for the operands.
 const OUT: usize = 6;
-/// Input channels between two visits of a tile: their weights (10 KiB at 27 taps) stay in the first cache.
+/// Input channels between two visits of a tile (KC in BLIS terms): their weights (10 KiB at 27 taps) stay in the L1
+/// cache.
 const DEEP: usize = 16;
-/// Positions of a task; the input that they see stays in the second cache.
+/// Positions per task: their input stays in the L2 cache.
 const LONG: usize = 512;
 
-/// A weight in the order in which [`correlate`] reads it: blocks of [`DEEP`] input channels, in them blocks of [`OUT`]
-/// output channels (zeros fill the last), in them input channel, tap, output channel.
+/// A weight packed for [`correlate`]: blocks of [`DEEP`] input channels; in each, blocks of [`OUT`] output channels
+/// (the last padded with zeros); in each, the order input channel, tap, output channel.
 pub struct Packed {
     values: Vec<f32>,
     taps: usize,
@@ -24,8 +26,8 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Packs `weight`, `[outputs, inputs, taps]` of `shape`; or, transposed, the weight of the backward convolution:
-    /// inputs and outputs change places and the taps come in reverse.
+    /// Packs `weight`, `[outputs, inputs, taps]` of `shape`. If `transposed`, packs the weight of the backward
+    /// convolution: inputs and outputs swapped and taps reversed.
     pub fn new(shape: Shape, weight: &[f32], transposed: bool) -> Self {
         let taps: usize = shape.kernel.iter().product();
         let (inputs, outputs) = match transposed {
@@ -57,22 +59,22 @@ impl Packed {
         Self { values, taps, inputs, outputs }
     }
 
-    /// The weights of input channels `first..first + channels` (a block) for each block of output channels.
+    /// The weights of input channels `first..first + channels` (one block), for each block of output channels.
     fn block(&self, first: usize, channels: usize) -> std::slice::ChunksExact<'_, f32> {
         let row = self.taps * self.outputs.next_multiple_of(OUT);
         self.values[first * row..][..channels * row].chunks_exact(channels * self.taps * OUT)
     }
 }
 
-/// The sum over input channels and taps of weight times shifted input, plus a bias for each output channel: from the
-/// padded input of `shape` to `[outputs, frames, rows, columns]`.
+/// Returns `[outputs, frames, rows, columns]`: the sum over input channels and taps of weight times shifted input, plus
+/// the bias of each output channel.
 pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>) -> Vec<f32> {
     let Some([frames, rows, columns]) = shape.output() else { return Vec::new() };
     let stride = x.size[2];
     let plane: usize = x.size.iter().product();
     let offsets: Vec<usize> = tap_offsets(shape.kernel).map(|[t, r, c]| (t * x.size[1] + r) * stride + c).collect();
     let mut y = vec![0.0; shape.outputs * frames * rows * columns];
-    // Rows are as wide as the padded input's in a task; the columns beyond the output's are dropped.
+    // A task computes rows as wide as the padded input's; the columns beyond the output's are dropped.
     let enough = (frames * rows).div_ceil(2 * rayon::current_num_threads());
     let height = (LONG / stride).max(1).min(enough).min(rows);
     let tasks: Vec<_> = ViewMut::new(&mut y, shape.outputs, frames * rows * columns)
@@ -108,8 +110,8 @@ pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>
 }
 
 vectorised! {
-    /// Adds to `sums`, `[OUT, length]` (length a multiple of [`WIDE`]), what the input channels that begin at `x` and
-    /// lie `plane` apart give with `weight`, `[channels, taps, OUT]`.
+    /// Accumulates in `sums`, `[OUT, length]` (length a multiple of [`WIDE`]), the products of `weight`,
+    /// `[channels, taps, OUT]`, with the input channels that begin at `x` and are `plane` apart.
     fn accumulate(
         x: &[f32],
         plane: usize,

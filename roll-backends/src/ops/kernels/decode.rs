@@ -1,5 +1,4 @@
-//! Attention of one query a sequence over keys that lie in two places: those of its prompt, and those of the tokens
-//! written since.
+//! Decode attention on the CPU: one query per sequence, over the keys of its prompt and of the tokens generated since.
 
 use std::ops::Range;
 
@@ -9,7 +8,7 @@ use super::attention::{exp_minus, maximum};
 use super::row_products::dots;
 use super::simd::{MulAdd, vectorised};
 
-/// Keys and values, row-major; both alike.
+/// Keys and values, row-major, of the same shape.
 #[derive(Clone, Copy)]
 pub struct KeysValues<'a> {
     /// Keys.
@@ -18,23 +17,24 @@ pub struct KeysValues<'a> {
     pub v: &'a [f32],
 }
 
-/// Sizes of one call. Queries are `[rows, key_heads * sharing * width]`, keys and values have `key_heads * width` columns.
+/// Sizes of one call. Queries are `[rows, key_heads * sharing * width]`, keys and values have `key_heads * width`
+/// columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Heads of keys and values.
     pub key_heads: usize,
-    /// Query heads that share one of those; they lie side by side.
+    /// Query heads per key head; they are adjacent.
     pub sharing: usize,
     /// Numbers per head.
     pub width: usize,
-    /// Factor of the products of queries and keys.
+    /// Factor of the scores.
     pub scale: f32,
     /// Scores `s` become `softcap * tanh(s / softcap)`.
     pub softcap: Option<f32>,
 }
 
-/// Attention of row i of `q` over the rows `places[i]` of `prompts` and of `tails`, in this order. A row's result does
-/// not depend on the others, to the bit.
+/// Attention of row i of `q` over the rows `places[i]` of `prompts` and `tails`, in this order. A row's result is
+/// bit-identical whatever the other rows are.
 pub fn attend(
     shape: Shape,
     q: &[f32],
@@ -83,8 +83,8 @@ pub fn attend(
     out
 }
 
-/// Products of each query of `q` with rows of `k`, to the columns from the last of `sizes` on. `sizes`: numbers per
-/// head, from row to row of `k`, rows, columns of `scores`, first column.
+/// Writes the products of each query of `q` with the rows of `k` to `scores`. `sizes` are: width of a head, stride
+/// between rows of `k`, number of rows, columns of `scores`, first column to write.
 fn score(q: &[f32], k: &[f32], scores: &mut [f32], sizes: [usize; 5]) {
     let [width, _, rows, ..] = sizes;
     let sharing = q.len() / width;
@@ -104,7 +104,7 @@ fn score(q: &[f32], k: &[f32], scores: &mut [f32], sizes: [usize; 5]) {
     }
 }
 
-/// Queries and keys that share registers.
+/// Queries and keys of a register tile.
 const QUERIES: usize = 3;
 const KEYS: usize = 4;
 
@@ -123,7 +123,7 @@ fn score_tile<const R: usize, const O: usize>(
 }
 
 vectorised! {
-    /// Adds rows of `v`, weighed by `scores`, to each head of `out`; `sizes` as of [`score`].
+    /// Adds rows of `v`, weighted by `scores`, to each head of `out`; `sizes` are those of [`score`].
     fn mix(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) = mix_body
 }
 

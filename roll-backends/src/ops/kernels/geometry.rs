@@ -1,11 +1,12 @@
-//! Sizes of a convolution, its padded input and the taps of its kernel.
+//! Sizes of a 3-d convolution, its padded input and the taps of its kernel.
 
 use rayon::prelude::*;
 
 use super::matrix::View;
 use super::parallel::{ELEMENT, least};
 
-/// Positions that the inner loop takes at a time. It may read this far beyond the last position of a padded input.
+/// Positions per tile (NR in BLIS terms). The micro-kernel may read this far beyond the last position of a padded
+/// input.
 pub const WIDE: usize = 16;
 
 /// Sizes of one call.
@@ -17,9 +18,9 @@ pub struct Shape {
     pub outputs: usize,
     /// Frames, rows and columns of the input.
     pub size: [usize; 3],
-    /// The kernel's.
+    /// Frames, rows and columns of the kernel.
     pub kernel: [usize; 3],
-    /// Zeros on both sides of each axis; less than the kernel.
+    /// Zeros on both sides of each axis; less than the kernel size.
     pub padding: [usize; 3],
 }
 
@@ -34,16 +35,16 @@ impl Shape {
         Some(out)
     }
 
-    /// The convolution of the output's cotangent that gives the input's.
+    /// The convolution that computes the input's cotangent from the output's.
     pub fn transposed(&self, output: [usize; 3]) -> Self {
         let padding = std::array::from_fn(|i| self.kernel[i] - 1 - self.padding[i]);
         Self { inputs: self.outputs, outputs: self.inputs, size: output, kernel: self.kernel, padding }
     }
 }
 
-/// A copy with zeros around each channel.
+/// A zero-padded copy of a tensor.
 pub struct Padded {
-    /// `[channels, size]`, and [`WIDE`] zeros behind it that the last tile may reach into.
+    /// `[channels, size]`, followed by [`WIDE`] zeros that the last tile may read.
     pub values: Vec<f32>,
     channels: usize,
     /// Frames, rows and columns.
@@ -51,13 +52,13 @@ pub struct Padded {
 }
 
 impl Padded {
-    /// The input of a convolution, padded as it says.
+    /// Pads the input of a convolution.
     pub fn input(shape: Shape, x: &[f32]) -> Self {
         let size = std::array::from_fn(|i| shape.size[i] + 2 * shape.padding[i]);
         Self::new(x, shape.inputs, shape.size, shape.padding, size)
     }
 
-    /// `before` zeros in front of each axis, `size` in all.
+    /// Pads to `size`, with `before` zeros before each axis.
     pub fn new(x: &[f32], channels: usize, inner: [usize; 3], before: [usize; 3], size: [usize; 3]) -> Self {
         let [frames, rows, columns] = size;
         let mut values = vec![0.0; channels * frames * rows * columns + WIDE];
@@ -77,7 +78,7 @@ impl Padded {
         Self { values, channels, size }
     }
 
-    /// The matrix `[channels, length]` of neighbours from a position on.
+    /// The matrix `[channels, length]` of consecutive values from a position on.
     pub fn from(&self, [t, r, c]: [usize; 3], length: usize) -> View<'_> {
         let [frames, rows, columns] = self.size;
         let start = (t * rows + r) * columns + c;

@@ -1,4 +1,4 @@
-//! `x W^T + b + scale * (x A^T) B^T` and its gradients, as products that add into one result.
+//! `x W^T + b + scale * (x A^T) B^T` and its gradients on the CPU, as products that accumulate into one result.
 
 use half::bf16;
 use rayon::prelude::*;
@@ -20,30 +20,30 @@ pub struct Shape {
     pub outputs: usize,
 }
 
-/// The weight `[outputs, inputs]`, row-major, as it is stored.
+/// A weight `[outputs, inputs]`, row-major, in its storage dtype.
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<'a> {
-    /// As products are taken.
+    /// f32, multiplied directly.
     F32(&'a [f32]),
-    /// Widened in pieces, never as a whole.
+    /// bf16, converted to f32 panel by panel, never as a whole.
     Bf16(&'a [bf16]),
 }
 
-/// The low-rank part.
+/// The LoRA matrices.
 #[derive(Clone, Copy, Debug)]
 pub struct Lora<'a> {
-    /// `[rank, inputs]`.
+    /// A (down projection), `[rank, inputs]`.
     pub a: &'a [f32],
-    /// `[outputs, rank]`.
+    /// B (up projection), `[outputs, rank]`.
     pub b: &'a [f32],
-    /// alpha / rank.
+    /// Factor, alpha / rank.
     pub scale: f32,
-    /// Its rank.
+    /// The rank.
     pub rank: usize,
 }
 
 impl Shape {
-    /// Multiply-adds of the product with the weight.
+    /// Number of multiply-adds of the product with the weight.
     pub fn products(&self) -> usize {
         self.rows * self.inputs * self.outputs
     }
@@ -60,7 +60,7 @@ impl Shape {
     fn add_product(&self, a: &[f32], weight: Weight, by: By, out: &mut [f32]) {
         let &Self { rows, inputs, outputs } = self;
         match weight {
-            // Of a matrix and a vector, nothing is worth arranging.
+            // Packing does not pay for a single row.
             Weight::F32(values) if rows == 1 || !tile::is_written_out() => {
                 let weight = View::new(values, outputs, inputs);
                 let weight = if by == By::Itself { weight } else { weight.t() };
@@ -81,7 +81,7 @@ impl Shape {
     }
 }
 
-/// The result, and `x A^T` if there is a low-rank part.
+/// Returns the result `[rows, outputs]` and, with LoRA, `x A^T` (`[rows, rank]`; else empty).
 pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
     let mut y = vec![0.0; shape.rows * shape.outputs];
     if !y.is_empty() {
@@ -96,7 +96,8 @@ pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Opti
     (y, inner)
 }
 
-/// The wanted ones of the gradients of x, weight, bias, a and b. `inner` is `x A^T` as the forward found it.
+/// Returns the gradients of x, weight, bias, A and B that are `wanted`. `inner` is the `x A^T` that [`forward`]
+/// returned.
 pub fn backward(
     shape: Shape,
     x: &[f32],

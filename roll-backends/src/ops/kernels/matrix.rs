@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A matrix that is read. Rows and columns may lie at any stride, so that heads, transposes and blocks are views.
+/// A read-only matrix with arbitrary row and column strides, so that heads, transposes and blocks are views.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     data: &'a [f32],
@@ -14,25 +14,25 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The whole of `data` as `[rows, columns]`, row-major.
+    /// Views all of `data` as `[rows, columns]`, row-major.
     pub fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
         assert_eq!(data.len(), rows * columns, "a matrix of {rows} x {columns}");
         Self { data, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// Some of its columns.
+    /// Returns a view of some columns.
     pub fn columns(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.columns);
         Self { data: self.tail(range.start * self.column_stride), columns: range.len(), ..self }
     }
 
-    /// Some of its rows.
+    /// Returns a view of some rows.
     pub fn rows(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows);
         Self { data: self.tail(range.start * self.row_stride), rows: range.len(), ..self }
     }
 
-    /// Its transpose.
+    /// Returns the transpose.
     pub fn t(self) -> Self {
         Self {
             rows: self.columns,
@@ -43,7 +43,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A row, of a matrix whose columns are neighbours.
+    /// Returns a row. Panics unless the columns are contiguous.
     pub fn row(&self, i: usize) -> &'a [f32] {
         assert!(self.column_stride == 1 && i < self.rows);
         &self.data[i * self.row_stride..][..self.columns]
@@ -60,8 +60,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// A row-major matrix that is written: exclusive access to `columns` neighbours in each of `rows` rows. It can be
-/// split by rows and by columns into parts that different threads write.
+/// A row-major matrix to write: exclusive access to `columns` contiguous elements in each of `rows` rows. It can be
+/// split by rows and columns into parts for different threads.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
     start: *mut f32,
@@ -71,23 +71,23 @@ pub struct ViewMut<'a> {
     owner: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a `ViewMut` is an exclusive borrow of the elements it covers, as `&mut [f32]` is of its own.
+// SAFETY: a `ViewMut` is an exclusive borrow of the elements it covers, like a `&mut [f32]`.
 unsafe impl Send for ViewMut<'_> {}
 
 impl<'a> ViewMut<'a> {
-    /// The whole of `data` as `[rows, columns]`.
+    /// Views all of `data` as `[rows, columns]`, row-major.
     pub fn new(data: &'a mut [f32], rows: usize, columns: usize) -> Self {
         assert_eq!(data.len(), rows * columns, "a matrix of {rows} x {columns}");
         Self { start: data.as_mut_ptr(), rows, columns, row_stride: columns, owner: PhantomData }
     }
 
-    /// Parts of `width` columns each, of which there must be a whole number.
+    /// Splits into parts of `width` columns, which must divide the columns.
     pub fn split_columns(self, width: usize) -> Vec<ViewMut<'a>> {
         assert!(width > 0 && self.columns.is_multiple_of(width));
         self.stretches(width)
     }
 
-    /// Parts of `height` rows each; the last may have fewer.
+    /// Splits into parts of `height` rows; the last may have fewer.
     pub fn split_rows(self, height: usize) -> Vec<ViewMut<'a>> {
         (0..self.rows)
             .step_by(height)
@@ -99,7 +99,7 @@ impl<'a> ViewMut<'a> {
             .collect()
     }
 
-    /// Parts of `width` columns each; the last may have fewer.
+    /// Splits into parts of `width` columns; the last may have fewer.
     pub fn stretches(self, width: usize) -> Vec<ViewMut<'a>> {
         (0..self.columns)
             .step_by(width)
@@ -111,7 +111,7 @@ impl<'a> ViewMut<'a> {
             .collect()
     }
 
-    /// Some of its columns, for as long as the borrow lives.
+    /// Borrows some columns.
     pub fn part_of_columns(&mut self, columns: Range<usize>) -> ViewMut<'_> {
         assert!(columns.start <= columns.end && columns.end <= self.columns);
         let start = self.start.wrapping_add(columns.start);
@@ -123,22 +123,22 @@ impl<'a> ViewMut<'a> {
         self.rows
     }
 
-    /// One row.
+    /// Returns one row.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows);
-        // SAFETY: row `i` lies in the borrowed slice (`new` checked its size, the splits stay inside), nothing else
-        // has access to these elements, and the borrow of `self` keeps it so.
+        // SAFETY: row `i` is inside the borrowed slice (`new` checks its size, splits stay inside it), and the borrow
+        // of `self` excludes other access.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.row_stride), self.columns) }
     }
 
-    /// Some of its rows, for as long as the borrow lives.
+    /// Borrows some rows.
     pub fn part(&mut self, rows: Range<usize>) -> ViewMut<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows);
         let start = self.start.wrapping_add(rows.start * self.row_stride);
         ViewMut { start, rows: rows.len(), owner: PhantomData, ..*self }
     }
 
-    /// `factor * a b`, added to the old values if `accumulate`. `threads` says whether the product itself may run on
+    /// Computes `factor * a b`, added to the old values if `accumulate`. `threads` says whether the product may use
     /// several threads.
     pub fn product(&mut self, a: View, b: View, factor: f32, accumulate: bool, threads: Threads) {
         assert!(
@@ -159,8 +159,8 @@ impl<'a> ViewMut<'a> {
             Threads::One => gemm::Parallelism::None,
             Threads::All => gemm::Parallelism::Rayon(0),
         };
-        // SAFETY: the sizes fit each other and both operands lie in their slices (asserted above), `self` covers
-        // exclusively the result, and with `read_dst` off nothing uninitialised is read.
+        // SAFETY: the sizes match and both operands are inside their slices (asserted above), `self` exclusively covers
+        // the result, and nothing uninitialised is read.
         unsafe {
             gemm::gemm(
                 self.rows,
@@ -187,10 +187,10 @@ impl<'a> ViewMut<'a> {
     }
 }
 
-/// How many threads run a product.
+/// The threads that run a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
-    /// The calling thread: for products inside parallel loops.
+    /// The calling thread only: for products inside parallel loops.
     One,
     /// The rayon pool.
     All,

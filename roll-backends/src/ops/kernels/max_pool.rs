@@ -1,4 +1,4 @@
-//! The largest numbers of windows over two axes, and their gradient.
+//! 2-d max pooling on the CPU, and its gradient.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use super::simd::{MulAdd, vectorised};
 pub struct Shape {
     /// Items times channels.
     pub planes: usize,
-    /// Of the input.
+    /// Rows and columns of the input.
     pub size: [usize; 2],
-    /// The window's.
+    /// Rows and columns of the window.
     pub kernel: [usize; 2],
-    /// Steps between windows.
+    /// Stride.
     pub stride: [usize; 2],
-    /// Steps between the places of a window.
+    /// Dilation.
     pub dilation: [usize; 2],
-    /// Places before each axis that hold less than any number.
+    /// Padding before each axis, with negative infinity.
     pub before: [usize; 2],
-    /// Of the output.
+    /// Rows and columns of the output.
     pub output: [usize; 2],
 }
 
-/// A task sees at least about this many numbers.
+/// Minimum number of elements that a task reads.
 const TASK: usize = 1 << 16;
 
 impl Shape {
@@ -33,13 +33,14 @@ impl Shape {
         TASK.div_ceil((self.output[0] * self.output[1] * self.kernel[0] * self.kernel[1]).max(1))
     }
 
-    /// Rows of the input that windows in a row of the output see.
+    /// The input rows that the windows of an output row read.
     fn rows(self, row: usize) -> impl Iterator<Item = usize> {
         let from = move |tap: usize| (row * self.stride[0] + tap * self.dilation[0]).checked_sub(self.before[0]);
         (0..self.kernel[0]).filter_map(from).filter(move |row| *row < self.size[0])
     }
 
-    /// The columns of the output whose place `tap` is inside the input, and where the first of them is.
+    /// The output columns for which column `tap` of the window is in bounds, and the input column that the first of
+    /// them reads.
     fn columns(&self, tap: usize) -> (Range<usize>, usize) {
         let (step, at) = (self.stride[1], tap * self.dilation[1]);
         let first = self.before[1].saturating_sub(at).div_ceil(step).min(self.output[1]);
@@ -48,8 +49,8 @@ impl Shape {
     }
 }
 
-/// Of x `[planes, size]`, to `[planes, output]`. What is no number is larger than all others; a window outside of the input
-/// has the least.
+/// Max-pools x `[planes, size]` to `[planes, output]`. NaN is larger than any number; a window outside of the input is
+/// negative infinity.
 pub fn forward(shape: Shape, x: &[f32]) -> Vec<f32> {
     let ([rows, columns], [high, wide]) = (shape.size, shape.output);
     assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
@@ -77,7 +78,7 @@ fn plane_body<M: MulAdd>(shape: Shape, x: &[f32], y: &mut [f32]) {
                     continue;
                 }
                 let (y, x) = (&mut y[range], &x[from..]);
-                // The usual steps as constants: the compiler then moves whole registers.
+                // Common strides as constants, so that the compiler uses vector registers.
                 match shape.stride[1] {
                     1 => larger(y, x.iter()),
                     2 => {
@@ -95,14 +96,14 @@ fn plane_body<M: MulAdd>(shape: Shape, x: &[f32], y: &mut [f32]) {
 #[inline(always)]
 fn larger<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
     for (y, x) in y.iter_mut().zip(x) {
-        // NaN is not less or equal to anything, and a NaN that is there stays.
+        // `NaN <= y` is false, so a NaN of x is taken; a NaN of y is kept explicitly.
         let more = if *x <= *y { *y } else { *x };
         *y = if y.is_nan() { f32::NAN } else { more };
     }
 }
 
-/// The gradient of x, given the output `y` and its cotangent. Of equal largest numbers the first one has it, of several
-/// that are no numbers the last.
+/// Returns the gradient of x, given the output `y` and its cotangent. Among equal maxima the first receives the
+/// gradient; among several NaN, the last.
 pub fn backward(shape: Shape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
     let ([rows, columns], [high, wide]) = (shape.size, shape.output);
     assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
@@ -121,7 +122,7 @@ pub fn backward(shape: Shape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
     d_x
 }
 
-/// Adds the cotangents of a row of the output to the places that they came from; `places` is memory.
+/// Adds the cotangents of an output row to the inputs that are the maxima; `places` is scratch memory.
 fn row_backward(
     shape: Shape,
     row: usize,
@@ -170,7 +171,7 @@ mod tests {
         })
     }
 
-    /// Every output's place in the input, by a search of its window.
+    /// The index of each output's maximum, by a direct search of its window.
     fn places(s: Shape, x: &[f32]) -> Vec<Option<usize>> {
         let one = |i: usize| {
             let (plane, row, column) =
@@ -196,7 +197,7 @@ mod tests {
     fn every_window_has_its_largest_number_and_gives_it_the_gradient() {
         for shape in shapes() {
             let count = shape.planes * shape.size[0] * shape.size[1];
-            // Few different numbers, so that windows hold the same one twice, and one that is none.
+            // Few distinct numbers, so that windows contain ties, and one NaN.
             let mut x: Vec<f32> = (0..count).map(|i| (i * 7919 % 13) as f32 - 6.0).collect();
             x[count / 2] = f32::NAN;
             let (y, places) = (forward(shape, &x), places(shape, &x));

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm over the rows of a matrix, and the residual with a gate.
+//! Layer norm and RMS norm over the rows of a matrix, and the gated residual, on the CPU.
 
 use rayon::prelude::*;
 
@@ -12,20 +12,20 @@ use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
 pub struct RowMoments {
     /// The mean, or 0.
     pub mean: f32,
-    /// One over the standard deviation, or over the root mean square.
+    /// The reciprocal of the standard deviation or root mean square.
     pub inverse: f32,
 }
 
-/// Which moments a norm takes out.
+/// The kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
-    /// Mean and variance.
+    /// Normalises mean and variance.
     Layer,
-    /// The mean square.
+    /// Normalises the mean square.
     Rms,
 }
 
-/// `(x - mean) * inverse * gain + shift` and the moments of each row. `shift` may be absent.
+/// Returns `(x - mean) * inverse * gain + shift` and the moments of each row. `shift` is optional.
 pub fn forward(
     norm: Norm,
     x: &[f32],
@@ -56,7 +56,7 @@ pub fn forward(
     (y, moments)
 }
 
-/// Gradient of x, given that of the result.
+/// The gradient of x, given the gradient of the result.
 pub fn backward_x(norm: Norm, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let width = x.len() / moments.len().max(1);
@@ -78,7 +78,7 @@ pub fn backward_x(norm: Norm, x: &[f32], moments: &[RowMoments], gain: RowOperan
     d_x
 }
 
-/// Gradient of a gain of one row or of many (`shared` says which).
+/// The gradient of the gain: one row if `shared`, else one per row of x.
 pub fn backward_gain(x: &[f32], moments: &[RowMoments], shared: bool, d_y: &[f32]) -> Vec<f32> {
     let rows = moments.len();
     let width = x.len() / rows.max(1);
@@ -89,7 +89,7 @@ pub fn backward_gain(x: &[f32], moments: &[RowMoments], shared: bool, d_y: &[f32
     each_or_sum(rows, width, shared, add)
 }
 
-/// Gradient of a shift of one row (the sum of the cotangent's rows).
+/// The gradient of a shared shift: the sum of the rows of `d_y`.
 pub fn backward_shift(rows: usize, d_y: &[f32]) -> Vec<f32> {
     let width = d_y.len() / rows.max(1);
     sum_rows(rows, width, |i, sum| add(&d_y[i * width..][..width], sum))
@@ -102,14 +102,14 @@ pub fn gated_add(x: &[f32], y: &[f32], rows: usize, gate: RowOperand) -> Vec<f32
     z
 }
 
-/// Gradient of y in `x + y * gate`.
+/// The gradient of y in `x + y * gate`.
 pub fn gated_add_backward_y(rows: usize, gate: RowOperand, d_z: &[f32]) -> Vec<f32> {
     let mut d_y = vec![0.0; d_z.len()];
     for_rows(&mut d_y, rows, |i, d_y| product(&d_z[i * d_y.len()..][..d_y.len()], gate.row(i), d_y));
     d_y
 }
 
-/// Gradient of the gate in `x + y * gate`.
+/// The gradient of the gate in `x + y * gate`: one row if `shared`, else one per row.
 pub fn gated_add_backward_gate(rows: usize, y: &[f32], shared: bool, d_z: &[f32]) -> Vec<f32> {
     let width = y.len() / rows.max(1);
     each_or_sum(rows, width, shared, |i, sum| {
@@ -203,7 +203,7 @@ fn normalise_and_shift_body<M: MulAdd>(x: &[f32], moments: RowMoments, gain: &[f
 }
 
 vectorised! {
-    /// Sums of the cotangent of the normalised row, and of its product with the normalised row.
+    /// Returns the sum of the normalised row's cotangent, and the sum of its product with the normalised row.
     fn cotangent_sums(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> (f32, f32) = cotangent_sums_body
 }
 

@@ -1,7 +1,8 @@
-//! Products with a matrix of f32 or bf16, which is copied in pieces that stay in the cache, in the order in which the inner
-//! loop reads them. Pieces of bf16 are widened on the way: the whole is never there in f32.
+//! Packed matrix products with an f32 or bf16 matrix on the right, blocked as in BLIS. Panels are packed in the order
+//! in which the micro-kernel ([`super::tile`]) reads them; bf16 is converted to f32 while packing, so that a full f32
+//! copy never exists.
 //!
-//! Sums are f32, taken in one order whatever the number of rows and threads.
+//! Accumulation is f32, in one order whatever the number of rows and threads.
 
 use std::ops::Range;
 
@@ -12,50 +13,51 @@ use super::matrix::ViewMut;
 use super::parallel::{ELEMENT, least};
 use super::tile::{COLUMNS, DEEP, ROWS, SUMS, accumulate};
 
-/// Columns of the result that are computed before others. The numbers arranged for them, [`DEEP`] steps, are 144 KiB.
+/// Column block (NC in BLIS terms). Its packed panels, [`DEEP`] (KC) deep, take 144 KiB.
 const WIDE: usize = 128;
-/// Rows of the result whose part of the left operand is arranged for all threads, or for one.
+/// Row block (MC in BLIS terms) whose left operand is packed at once: for all threads, or for one.
 const TOGETHER: usize = 256 * ROWS;
 const ALONE: usize = 64 * ROWS;
-/// Products of a sum before it is added to the result: of [`TOGETHER`] rows 6.8 MiB of the left operand.
+/// Depth of a packed left operand before sums are added to the result: 6.8 MiB for [`TOGETHER`] rows.
 const DEEPER: usize = 4 * DEEP;
-/// Blocks of rows that meet a panel of columns while it is in the first cache: 108 KiB of the left operand.
+/// Row micro-panels that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left operand.
 const GROUP: usize = 16;
-/// Tasks for each thread, where the result is large enough.
+/// Number of tasks per thread, if the result is large enough.
 const TASKS: usize = 2;
 
-/// A number of such a matrix.
+/// A storage type of the right matrix.
 pub trait Number: Copy + Send + Sync {
-    /// Exact.
+    /// Converts to f32, exactly.
     fn widened(self) -> f32;
 
-    /// Turns the first columns of [`LANES`] rows, which lie `apart` from each other: to each column its row of `out`, of
-    /// which there is one every [`COLUMNS`]. Gives the number of columns turned, as many as whole registers hold.
+    /// Transposes the first columns of [`LANES`] rows, which are `apart` from each other: column k is written to
+    /// `out[k * COLUMNS..]`. Returns the number of columns transposed, a multiple of the register size (0 without
+    /// AVX2).
     fn turn(from: &[Self], apart: usize, steps: usize, out: &mut [f32]) -> usize;
 }
 
-/// A matrix `[outputs, inputs]` on the right of a product.
+/// The right matrix of a product, `[outputs, inputs]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Right<'a, N> {
-    /// Row-major.
+    /// The elements, row-major.
     pub values: &'a [N],
-    /// Its rows.
+    /// Number of rows.
     pub outputs: usize,
-    /// Its columns.
+    /// Number of columns.
     pub inputs: usize,
 }
 
-/// How it is multiplied.
+/// Whether the right matrix is transposed (`trans_b` in BLAS terms).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// `a W`, `[rows, outputs]` to `[rows, inputs]`.
+    /// `a W`: from `[rows, outputs]` to `[rows, inputs]`.
     Itself,
-    /// `a W^T`, `[rows, inputs]` to `[rows, outputs]`.
+    /// `a W^T`: from `[rows, inputs]` to `[rows, outputs]`.
     Transpose,
 }
 
 impl By {
-    /// The depth and the columns of a product with a matrix of these sizes.
+    /// Depth and columns of a product with a matrix of this size.
     pub fn depth_and_columns(self, outputs: usize, inputs: usize) -> [usize; 2] {
         match self {
             Self::Itself => [outputs, inputs],
@@ -65,7 +67,7 @@ impl By {
 }
 
 impl<N: Number> Right<'_, N> {
-    /// Adds the product of `a`, row-major, to `out`.
+    /// Adds the product of `a` (row-major) and this matrix to `out`.
     pub fn add_product(self, a: &[f32], by: By, out: &mut [f32]) {
         let [depth, columns] = by.depth_and_columns(self.outputs, self.inputs);
         assert_eq!(self.values.len(), depth * columns, "a matrix of {} x {}", self.outputs, self.inputs);
@@ -81,7 +83,7 @@ impl<N: Number> Right<'_, N> {
         }
     }
 
-    /// Threads share out the rows, where columns are few.
+    /// Distributes rows over threads, for products with few columns.
     fn add_by_rows(self, a: &[f32], by: By, [depth, columns]: [usize; 2], out: &mut [f32]) {
         let parts = out.par_chunks_mut(ALONE * columns).zip(a.par_chunks(ALONE * depth));
         let parts = parts.with_min_len(least(ALONE * depth * columns));
@@ -98,7 +100,7 @@ impl<N: Number> Right<'_, N> {
         });
     }
 
-    /// Threads share out the columns, so that each part of this matrix is arranged once.
+    /// Distributes columns over threads, so that each part of this matrix is packed once.
     fn add_by_columns(self, a: &[f32], by: By, [depth, columns]: [usize; 2], out: &mut [f32]) {
         let width = columns.div_ceil(TASKS * rayon::current_num_threads()).next_multiple_of(COLUMNS).min(WIDE);
         let mut left = Vec::new();
@@ -118,7 +120,8 @@ impl<N: Number> Right<'_, N> {
         }
     }
 
-    /// Adds some products of some columns to `out`, which has these columns alone. `left` has the same products.
+    /// Adds, for a block of columns and a range of the depth, the product with the packed `left` to `out`, which covers
+    /// these columns only.
     fn add_stripe(
         self,
         left: &[f32],
@@ -132,7 +135,7 @@ impl<N: Number> Right<'_, N> {
         let sums = grown(sums, panels * blocks * SUMS);
         for first in deep.clone().step_by(DEEP) {
             let steps = DEEP.min(deep.end - first);
-            // Of a panel that is not full the rest keeps what it has.
+            // Lanes beyond the last column keep their old content; their sums are not read.
             let right = grown(right, panels * steps * COLUMNS);
             match by {
                 By::Itself => self.arrange(first, steps, columns.clone(), right),
@@ -155,7 +158,7 @@ impl<N: Number> Right<'_, N> {
         }
     }
 
-    /// Some columns of some rows: panel, row, column of the panel.
+    /// Packs some columns of some rows in the order panel, row, column of the panel.
     fn arrange(self, first: usize, rows: usize, columns: Range<usize>, out: &mut [f32]) {
         for (k, row) in self.values[first * self.inputs..].chunks_exact(self.inputs).take(rows).enumerate() {
             let (whole, rest) = row[columns.clone()].as_chunks::<COLUMNS>();
@@ -170,7 +173,7 @@ impl<N: Number> Right<'_, N> {
         }
     }
 
-    /// Some columns of some rows: panel of rows, column, row of the panel.
+    /// Packs the transpose of some columns of some rows in the order panel of rows, column, row of the panel.
     fn arrange_transposed(self, first: usize, rows: Range<usize>, out: &mut [f32]) {
         let (row, height) = (rows.start, rows.len());
         let panel = out.len() / height.div_ceil(COLUMNS);
@@ -190,19 +193,19 @@ impl<N: Number> Right<'_, N> {
     }
 }
 
-/// Memory of a task: arranged numbers, and sums by panel, block of rows, row and column.
+/// Scratch memory of a task: packed panels, and sums in the order panel, row block, row, column.
 #[derive(Default)]
 struct Scratch {
     right: Vec<f32>,
     sums: Vec<f32>,
 }
 
-/// Numbers of all blocks of [`ROWS`] rows, with these of each row's `depth`.
+/// The size of the packed left operand: all row blocks, for a range of the depth.
 fn length_of_blocks(a: &[f32], depth: usize, deep: &Range<usize>) -> usize {
     (a.len() / depth).div_ceil(ROWS) * ROWS * deep.len()
 }
 
-/// A block of rows, step by step. Where there are fewer than [`ROWS`], zeros stand for the others.
+/// Packs a block of rows, step by step along the depth. Missing rows are filled with zeros.
 fn arrange_rows(a: &[f32], depth: usize, deep: Range<usize>, block: &mut [f32]) {
     let mut rows = a.chunks_exact(depth).map(|row| &row[deep.clone()]);
     if a.len() == ROWS * depth {
@@ -223,7 +226,7 @@ fn interleave(rows: [&[f32]; ROWS], block: &mut [f32]) {
     }
 }
 
-/// The first `length` numbers of a buffer, which is made longer where it is too short. They are what they were.
+/// Returns the first `length` numbers of a buffer, which is grown if it is too short. Old content is kept.
 fn grown(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     if buffer.len() < length {
         buffer.resize(length, 0.0);
@@ -231,12 +234,12 @@ fn grown(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     &mut buffer[..length]
 }
 
-/// `0..end` in parts of `step`; the last may be shorter.
+/// Divides `0..end` into ranges of `step`; the last may be shorter.
 fn ranges(end: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..end).step_by(step).map(move |first| first..end.min(first + step))
 }
 
-/// Rows that [`Number::turn`] takes.
+/// Rows that [`Number::turn`] transposes.
 const LANES: usize = 8;
 
 impl Number for f32 {
@@ -273,7 +276,7 @@ impl Number for bf16 {
     }
 }
 
-/// [`Number::turn`] in vector registers.
+/// [`Number::turn`] with AVX2.
 #[cfg(target_arch = "x86_64")]
 mod turn {
     use std::arch::x86_64::{
@@ -295,7 +298,7 @@ mod turn {
                 // SAFETY: these are eight numbers.
                 *row = unsafe { _mm256_loadu_ps(from.as_ptr()) };
             }
-            // In each half of a register: pairs of numbers of rows r and r + 1, then fours of four rows.
+            // Within each half of a register: interleaves pairs of rows, then groups of four rows.
             let mut fours = [_mm256_setzero_ps(); LANES];
             for half in [0, 4] {
                 let [a, b, c, d] = [rows[half], rows[half + 1], rows[half + 2], rows[half + 3]];
@@ -329,7 +332,7 @@ mod turn {
                 // SAFETY: these are eight numbers of two bytes.
                 *row = unsafe { _mm_loadu_si128(from.as_ptr().cast::<__m128i>()) };
             }
-            // Pairs of numbers of rows r and r + 1, then fours, then eights: the columns.
+            // Interleaves pairs of rows, then groups of four, then all eight: the columns.
             let mut pairs = [_mm_setzero_si128(); LANES];
             for i in 0..4 {
                 pairs[i] = _mm_unpacklo_epi16(rows[2 * i], rows[2 * i + 1]);
@@ -363,8 +366,7 @@ mod tests {
     use super::*;
     use crate::ops::test_noise::noise;
 
-    /// Rows, outputs and inputs that fill no block, panel, stripe or stretch, and some that do; some with rows or sums for
-    /// more than one round.
+    /// Rows, outputs and inputs, with and without remainders at each block size; some with several row or depth blocks.
     const SIZES: [[usize; 3]; 9] = [
         [1, 1, 1],
         [7, 21, 37],
@@ -377,7 +379,7 @@ mod tests {
         [1540, 600, 5],
     ];
 
-    /// A matrix of noise.
+    /// Deterministic pseudo-random matrices.
     trait Noise: Number {
         fn all(count: usize, seed: u64) -> Vec<Self>;
     }

@@ -1,21 +1,21 @@
-//! When work is worth sharing out among threads.
+//! Decides when work is worth distributing over threads.
 //!
-//! Whoever calls an operator is no thread of rayon's pool. Each parallel loop then waits until a thread of the pool wakes,
-//! and afterwards until the caller has woken: tens of microseconds, as long as a small operator takes. So a short loop
-//! stays with its caller, and an operator of several loops enters the pool once.
+//! The caller of an operator is not a thread of rayon's pool. Each parallel loop therefore waits until a thread of the
+//! pool wakes, and then until the caller has woken: tens of microseconds, as long as a small operator takes. A short
+//! loop stays on its caller, and an operator with several loops enters the pool once.
 
-/// Multiply-adds that a task has at least: some 35 microseconds, about as long as it takes to wake a thread.
+/// Minimum number of multiply-adds of a task: about 35 microseconds, roughly the time to wake a thread.
 const WORTH: usize = 1 << 20;
-/// Multiply-adds in the time of an element that is read, computed with and written.
+/// Cost of reading, processing and writing an element, in multiply-adds.
 pub const ELEMENT: usize = 32;
 
-/// Items that a task of a parallel loop takes at least (`with_min_len`), if each takes `work` multiply-adds.
+/// The minimum number of items per task of a parallel loop (`with_min_len`), if each item takes `work` multiply-adds.
 pub fn least(work: usize) -> usize {
     (WORTH / work.max(1)).max(1)
 }
 
-/// The result of `f`, which runs in the pool if its `work`, in multiply-adds, is enough for two tasks. It must wait for
-/// nothing but its own loops: a thread of the pool that waits for another one may wait forever.
+/// Runs `f`, in the pool if its `work` in multiply-adds is enough for two tasks. `f` must wait for nothing but its own
+/// loops: a pool thread that waits for another may wait for ever.
 pub fn within<T: Send>(work: usize, f: impl FnOnce() -> T + Send) -> T {
     match work < 2 * WORTH {
         true => f(),

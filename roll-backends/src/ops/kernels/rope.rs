@@ -1,4 +1,4 @@
-//! Rotation of neighbouring pairs.
+//! Rotary position embedding of adjacent pairs, on the CPU.
 
 use rayon::prelude::*;
 
@@ -6,17 +6,17 @@ use super::parallel::{ELEMENT, least};
 use super::rows::rows_per_task;
 use super::simd::{MulAdd, vectorised};
 
-/// Which way pairs turn; the gradient of a rotation is the rotation back.
+/// The direction of the rotation. The gradient of a rotation is the inverse rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// By the angle.
+    /// Rotates by the angle.
     Forward,
-    /// By minus the angle.
+    /// Rotates by minus the angle.
     Back,
 }
 
-/// Rotates the pairs of each head of `x` `[rows, heads * 2 * half]` by angles whose cosine and sine, `[rows, half]`,
-/// are given.
+/// Rotates the adjacent pairs of each head of `x` `[rows, heads * 2 * half]` by angles with the given cosines and
+/// sines, `[rows, half]`.
 pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, turn: Turn) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let width = x.len() / rows.max(1);

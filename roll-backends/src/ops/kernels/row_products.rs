@@ -1,9 +1,9 @@
-//! `x W^T` as products of rows with rows, of weights as they are stored.
+//! `x W^T` as dot products of rows, for weights in their storage format.
 //!
-//! Both operands lie along the inputs, so nothing is packed: three rows of x and four of W share registers. Other
-//! numbers than f32 are widened a few rows at a time, into memory that stays in the cache. Every sum is taken in one
-//! order (eight lanes over the inputs, then the lanes), whatever the number of rows and threads: the result of a row
-//! does not depend on the others, to the bit.
+//! Both operands are contiguous along the inputs, so nothing is packed: three rows of x and four of W share registers.
+//! Weights that are not f32 are converted a few rows at a time, into memory that stays in the cache. Every sum has one
+//! order (eight lanes over the inputs, then over the lanes), so that the result of a row is bit-identical whatever the
+//! other rows and the number of threads are.
 
 use std::ops::Range;
 
@@ -16,49 +16,49 @@ use crate::BlockMatrix;
 
 /// Numbers in a vector register.
 const LANES: usize = 8;
-/// Rows of x that share rows of W.
+/// Rows of x per register tile.
 const X_ROWS: usize = 3;
-/// Rows of W that share rows of x.
+/// Rows of W per register tile.
 const W_ROWS: usize = 4;
-/// Numbers of W that one task widens at a time: 128 KiB, and as many of x beside them.
+/// Numbers of W that a task converts at a time: 128 KiB, in addition to the same amount of x.
 const TILE: usize = 1 << 15;
-/// Products below which one thread is faster than several.
+/// Number of multiplications up to which one thread is faster than several.
 const LEAST: usize = 1 << 16;
-/// Outputs that [`pull`] widens at a time.
+/// Outputs that [`pull`] converts at a time.
 const PULLED: usize = 128;
-/// Inputs of one of its tasks: a block at most.
+/// Inputs per task of [`pull`]: at least the largest quantisation block.
 const PULLED_INPUTS: usize = 256;
 
-/// A matrix `[outputs, inputs]`, row-major.
+/// A matrix `[outputs, inputs]`, row-major, in its storage format.
 #[derive(Clone, Copy, Debug)]
 pub enum Stored<'a> {
-    /// As products are taken.
+    /// f32, multiplied directly.
     F32(&'a [f32]),
-    /// Upper halves of f32.
+    /// bf16.
     Bf16(&'a [bf16]),
-    /// In blocks.
+    /// GGUF blocks.
     Blocks(&'a BlockMatrix),
-    /// In eight bits.
+    /// Eight-bit codes.
     Codes(Codes<'a>),
 }
 
-/// A matrix `[outputs, inputs]`, row-major, in eight bits: see [`crate::ScaledMatrix`].
+/// An eight-bit matrix `[outputs, inputs]`, row-major; see [`crate::ScaledMatrix`].
 #[derive(Clone, Copy, Debug)]
 pub struct Codes<'a> {
-    /// A code for each number.
+    /// The codes.
     pub values: &'a [u8],
-    /// The numbers of all codes.
+    /// The number of each of the 256 codes.
     pub table: &'a [f32],
-    /// The factor of each row.
+    /// The scale of each row.
     pub scales: &'a [f32],
-    /// Numbers of a row.
+    /// Length of a row.
     pub inputs: usize,
 }
 
 impl Codes<'_> {
-    /// Some columns of some rows, row-major.
+    /// Decodes some columns of some rows, row-major.
     pub fn decode_part(&self, rows: Range<usize>, columns: Range<usize>, values: &mut [f32]) {
-        // As an array no code is beyond its end.
+        // The fixed length removes bounds checks.
         let Some(table) = self.table.first_chunk::<256>() else { return };
         for (row, values) in rows.zip(values.chunks_exact_mut(columns.len().max(1))) {
             let (codes, scale) = (&self.values[row * self.inputs..][columns.clone()], self.scales[row]);
@@ -68,7 +68,7 @@ impl Codes<'_> {
 }
 
 impl<'a> Stored<'a> {
-    /// Some rows, in `scratch` if they have to be widened.
+    /// Returns some rows as f32, in `scratch` if they have to be converted.
     fn widened<'b>(self, rows: Range<usize>, inputs: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,
@@ -92,7 +92,7 @@ impl<'a> Stored<'a> {
     }
 }
 
-/// `x W^T + bias`: x `[rows, inputs]`, weight `[outputs, inputs]`, bias `[outputs]`.
+/// Returns `x W^T + bias`, `[rows, outputs]`; x `[rows, inputs]`, weight `[outputs, inputs]`, bias `[outputs]`.
 pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f32]) -> Vec<f32> {
     let outputs = bias.len();
     assert_eq!(x.len(), rows * inputs, "{rows} rows of {inputs}");
@@ -118,10 +118,10 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
     y
 }
 
-/// The columns of the result that some rows of the weight give.
+/// Computes the result columns of some rows of the weight.
 fn stripe(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
     let rows = out.rows();
-    // Rows of x that stay in the cache while all of the weight passes by.
+    // Rows of x that stay in the cache for a pass over the weight.
     let block = (TILE / inputs / X_ROWS).max(1) * X_ROWS;
     if rows == 1 {
         let whole = bias.len() / LANES * LANES;
@@ -148,7 +148,7 @@ fn stripe(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f
     }
 }
 
-/// `R` rows from `at[0]` and `O` columns from `at[1]` of the result.
+/// Computes a tile of the result: `R` rows from `at[0]` and `O` columns from `at[1]`.
 fn tile<const R: usize, const O: usize>(
     out: &mut ViewMut,
     x: &[f32],
@@ -166,7 +166,7 @@ fn tile<const R: usize, const O: usize>(
     }
 }
 
-/// Products of every row of x with every row of w; all have one length.
+/// Dot products of every row of x with every row of w; all rows must have one length.
 pub fn dots<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
     #[cfg(target_arch = "x86_64")]
     {
@@ -186,7 +186,7 @@ pub fn dots<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [
     }
 }
 
-/// In vector registers by name: by itself the compiler keeps fewer sums there.
+/// [`dots`] with AVX2 intrinsics: without them the compiler keeps fewer sums in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn wide<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
@@ -200,7 +200,7 @@ fn wide<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32
     let mut sums = [[_mm256_setzero_ps(); O]; R];
     let mut k = 0;
     while k < whole {
-        // SAFETY: eight numbers from `k` lie within every row, whose length is asserted above.
+        // SAFETY: eight numbers from `k` on are in bounds of every row, whose length is asserted above.
         let load = |row: &[f32]| -> __m256 { unsafe { _mm256_loadu_ps(row.as_ptr().add(k)) } };
         let mut a = [_mm256_setzero_ps(); R];
         for r in 0..R {
@@ -226,7 +226,7 @@ fn wide<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32
     out
 }
 
-/// The same sums on any processor.
+/// [`dots`] for any processor.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 fn plain<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
     std::array::from_fn(|r| {
@@ -243,8 +243,8 @@ fn plain<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; 
     })
 }
 
-/// `d_y W`, the cotangent of x: d_y `[rows, outputs]`, W `[outputs, inputs]`, of which `widen` writes some columns of
-/// some rows. These columns begin with a block.
+/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`. `widen` writes some columns of
+/// some rows of W; columns begin at a block boundary.
 pub fn pull(
     rows: usize,
     d_y: &[f32],
@@ -275,7 +275,7 @@ mod tests {
     use crate::blocks::BlockType;
     use crate::ops::test_noise::noise;
 
-    /// Blocks with small scales.
+    /// Pseudo-random blocks with small scales.
     fn blocks(kind: BlockType, shape: [usize; 2]) -> BlockMatrix {
         let count = shape[0] * shape[1] / kind.values();
         let mut bytes: Vec<u8> = noise(count * kind.bytes(), 7).iter().map(|v| (v * 127.0) as i8 as u8).collect();
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_row_gets_the_same_bits_whatever_rows_are_beside_it() {
-        // Inputs that fill no whole register, outputs that fill no whole tile, more rows than a block holds.
+        // Remainders: of inputs per register, of outputs per tile, and more rows than a block has.
         let (inputs, outputs, rows) = (1037, 21, 80);
         let (x, w, bias) = (noise(rows * inputs, 4), noise(outputs * inputs, 5), noise(outputs, 6));
         let narrow: Vec<bf16> = w.iter().map(|v| bf16::from_f32(*v)).collect();

@@ -1,4 +1,4 @@
-//! Matrices row by row, and operands that are one row for all of them or one for each.
+//! Row-wise loops, and operands that have one row in all or one per row of the matrix.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ pub fn rows_per_task(width: usize) -> usize {
     ((1 << 14) / width.max(1)).max(1)
 }
 
-/// A row operand: `[1, D]`, which stands for every row, or `[L, D]`.
+/// A row operand: `[1, D]`, shared by all rows, or `[L, D]`.
 #[derive(Clone, Copy, Debug)]
 pub struct RowOperand<'a> {
     data: &'a [f32],
@@ -17,18 +17,18 @@ pub struct RowOperand<'a> {
 }
 
 impl<'a> RowOperand<'a> {
-    /// `data` is `[1, width]` or `[rows, width]`.
+    /// Wraps `data`, `[1, width]` or `[rows, width]`. Panics on another size.
     pub fn new(data: &'a [f32], rows: usize, width: usize) -> Self {
         assert!(data.len() == width || data.len() == rows * width, "a row of {width} or one for each of {rows} rows");
         Self { data, width }
     }
 
-    /// Whether one row stands for all.
+    /// Whether one row is shared by all.
     pub fn is_shared(&self) -> bool {
         self.data.len() == self.width
     }
 
-    /// The row that goes with row `i`.
+    /// The operand of row `i`.
     pub fn row(&self, i: usize) -> &'a [f32] {
         match self.is_shared() {
             true => self.data,
@@ -37,8 +37,8 @@ impl<'a> RowOperand<'a> {
     }
 }
 
-/// Adds up, over `rows` rows, what `add(i, sum)` adds for row `i` to the row it is given. Each task of a fixed number
-/// of rows has a sum of its own, so the result does not depend on the number of threads.
+/// Returns the sum over all rows, where `add(i, sum)` adds row `i` to `sum`. Tasks have a fixed number of rows and a
+/// partial sum each, so that the result does not depend on the number of threads.
 pub fn sum_rows(rows: usize, width: usize, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let step = rows.div_ceil(64).max(rows_per_task(width));
     let parts: Vec<Vec<f32>> = (0..rows)

@@ -1,17 +1,17 @@
-//! Writing a loop once and compiling it for the instructions that the machine turns out to have.
+//! Compiles a loop for several instruction sets and selects one at run time.
 
-/// How `a * b + c` is computed. A loop generic over this compiles to good code with and without FMA: calling
-/// `f32::mul_add` where the instruction is missing would call a slow library function.
+/// The way `a * b + c` is computed. A loop that is generic over this trait compiles to good code with and without FMA:
+/// `f32::mul_add` calls a slow library function if the instruction is missing.
 pub trait MulAdd: Copy {
     /// `a * b + c`.
     fn mul_add(a: f32, b: f32, c: f32) -> f32;
 }
 
-/// One instruction, one rounding.
+/// FMA: one instruction, one rounding.
 #[derive(Clone, Copy)]
 pub struct Fused;
 
-/// Two instructions, two roundings.
+/// Multiplication and addition: two instructions, two roundings.
 #[derive(Clone, Copy)]
 pub struct Separate;
 
@@ -29,20 +29,20 @@ impl MulAdd for Separate {
     }
 }
 
-/// Whether loops compiled for AVX2 and FMA may run.
+/// Whether the processor supports AVX2 and FMA.
 #[cfg(target_arch = "x86_64")]
 pub fn has_avx2_fma() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// Whether loops compiled for AVX-512's base instructions may run.
+/// Whether the processor supports AVX-512F.
 #[cfg(target_arch = "x86_64")]
 pub fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f")
 }
 
-/// Defines `pub fn name(args)` that runs the `#[inline(always)]` body, generic over [`MulAdd`], in its AVX2 version
-/// where the processor has it.
+/// Defines `pub fn name(args)`, which runs the `#[inline(always)]` body, generic over [`MulAdd`], compiled for AVX2 and
+/// FMA if the processor has them.
 macro_rules! vectorised {
     ($(#[$attribute:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$attribute])*
@@ -72,11 +72,11 @@ macro_rules! vectorised {
 }
 pub(crate) use vectorised;
 
-/// Accumulators of a reduction: two registers of eight hide the latency of an addition, and many short sums round
-/// less than one long one.
+/// Accumulators of a reduction: two registers of eight hide the latency of an addition, and many short sums have a
+/// smaller rounding error than one long sum.
 pub const LANES: usize = 16;
 
-/// Adds up accumulators pairwise.
+/// Sums accumulators pairwise.
 #[inline(always)]
 pub fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut n = LANES / 2;
@@ -89,8 +89,8 @@ pub fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// `e^x` to about one unit in the last place: `2^n * p(r)` with `x = n ln 2 + r`, coefficients of Cephes' `expf`.
-/// Below -87 (where the result would be subnormal) it is 0, above 88.3 it stays at its largest value, NaN stays NaN.
+/// `e^x` to about one unit in the last place: `2^n * p(r)` with `x = n ln 2 + r` and the coefficients of Cephes'
+/// `expf`. The result is 0 below -87 (where it would be subnormal) and constant above 88.3. NaN stays NaN.
 #[inline(always)]
 pub fn exp<M: MulAdd>(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer, in the low bits, without a rounding instruction.
@@ -113,7 +113,7 @@ pub fn exp<M: MulAdd>(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { y }
 }
 
-/// `1 / (1 + e^-x)`; exactly 0 below -88, so that its product with any finite number is the limit.
+/// `1 / (1 + e^-x)`; exactly 0 below -88, so that its product with any finite number is 0.
 #[inline(always)]
 pub fn sigmoid<M: MulAdd>(x: f32) -> f32 {
     let y = 1.0 / (1.0 + exp::<M>(-x));

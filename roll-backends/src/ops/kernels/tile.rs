@@ -1,18 +1,18 @@
-//! The inner loop of products of packed matrices: six rows and sixteen columns of the result stay in registers while the
-//! operands pass by.
+//! The micro-kernel of products of packed matrices: a tile of six rows by sixteen columns is accumulated in registers.
 
 use super::simd::{self, MulAdd};
 
-/// Rows of a tile of the result. With [`COLUMNS`] they are twelve registers of sums, which leaves room for the operands.
+/// Rows of a tile (MR in BLIS terms). With [`COLUMNS`], the sums take twelve registers, which leaves room for the
+/// operands.
 pub const ROWS: usize = 6;
-/// Columns of a tile: two registers of eight.
+/// Columns of a tile (NR in BLIS terms): two registers of eight.
 pub const COLUMNS: usize = 16;
-/// Numbers of a tile.
+/// Number of sums of a tile.
 pub const SUMS: usize = ROWS * COLUMNS;
-/// Products of one sum between two visits to memory: their right operand (18 KiB) stays in the first cache.
+/// Depth of one accumulation (KC in BLIS terms): its right panel (18 KiB) stays in the L1 cache.
 pub const DEEP: usize = 288;
 
-/// Whether the loop below is written for this processor. On others the compiler's version was never compared with the
+/// Whether there is a micro-kernel in intrinsics for this processor. The portable version was never compared with the
 /// kernels of a library.
 pub fn is_written_out() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -21,8 +21,8 @@ pub fn is_written_out() -> bool {
     return false;
 }
 
-/// Adds to the sums, or sets them, the product of `left` `[ROWS, steps]`, which lies step by step, and `right`
-/// `[steps, COLUMNS]`.
+/// Computes the product of the packed panels `left` `[steps, ROWS]` and `right` `[steps, COLUMNS]`; adds it to `sums`
+/// if `add`, else overwrites them.
 pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx512() {
@@ -40,7 +40,7 @@ pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool
     plain::<simd::Separate>(left, right, sums, add);
 }
 
-/// In vector registers by name: by itself the compiler keeps fewer sums there.
+/// The AVX2 micro-kernel, in intrinsics: without them the compiler keeps fewer sums in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
@@ -48,7 +48,7 @@ fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
         _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
         _mm256_setzero_ps, _mm256_storeu_ps,
     };
-    // They are needed last, and may lie in a slower cache.
+    // The sums are needed last and may be in a slower cache.
     for row in sums.chunks_exact(COLUMNS) {
         _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
     }
@@ -73,7 +73,7 @@ fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     }
 }
 
-/// The same sums, to the bit, in half as many registers of twice the length.
+/// The AVX-512 micro-kernel, bit-equal to the AVX2 one.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn wider(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
@@ -101,7 +101,7 @@ fn wider(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     }
 }
 
-/// The same sums on any processor.
+/// The portable micro-kernel.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn plain<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     let mut all = [[0.0f32; COLUMNS]; ROWS];

@@ -1,4 +1,4 @@
-//! AdamW on libtorch's devices.
+//! The AdamW update on libtorch's devices: the fused kernel on GPUs, composed operations elsewhere.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use roll_core::AdamUpdate;

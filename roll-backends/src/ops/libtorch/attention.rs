@@ -1,4 +1,5 @@
-//! ATen's fused scaled-dot-product attention, forward and backward: no matrix of all queries by all keys on any device.
+//! ATen's fused scaled dot-product attention, forward and backward: the matrix of all scores is never materialised, on
+//! any device.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -30,7 +31,7 @@ impl AttentionKernel for LibTorch {
             Path::Flash => by_head(&qkv, call),
             Path::Fused => {
                 let [q, k, v] = by_head(&qkv, call);
-                // Its sums of exponentials are ATen's own business.
+                // ATen keeps its softmax statistics internally.
                 let none = Tensor::empty([0], (q.kind(), q.device()));
                 return (together(&fused([&q, &k, &v], call)), fresh(none));
             }
@@ -57,7 +58,7 @@ impl AttentionKernel for LibTorch {
     ) -> Cotangents<Self, 3> {
         match Path::of(&qkv, call) {
             Path::Tiled => return tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted),
-            // Of a call that was not recorded: it is now.
+            // The call was not recorded, so it is recorded (and recomputed) here.
             Path::Fused => return Graph::of(qkv, call, wanted).1.pull(&d_out, wanted),
             Path::Flash => {}
         }
@@ -83,13 +84,13 @@ impl AttentionKernel for LibTorch {
 /// The kernel that computes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
-    /// ATen's flash kernel for the CPU, whose backward takes the memory of its forward.
+    /// ATen's flash kernel for the CPU, whose backward pass takes the statistics of its forward pass.
     Flash,
-    /// ATen's choice among its fused kernels for the device. The bindings have no forward of these that gives what
-    /// their backward takes, so a recorded call is one that ATen records: see [`Graph`].
+    /// A fused kernel that ATen selects for the device. The bindings lack a forward function that returns what the
+    /// backward functions take, so a recorded call is recorded by ATen's autograd: see [`Graph`].
     Fused,
-    /// Blocks of our own: where ATen's causal mask is not ours (it aligns the first query with the first key), with a window
-    /// or a bound of the scores, and where there is nothing to compute.
+    /// The project's blockwise attention. Used where ATen's causal mask differs (ATen aligns the first query with the
+    /// first key), with a window or soft cap, and for empty calls.
     Tiled,
 }
 
@@ -105,19 +106,19 @@ impl Path {
     }
 }
 
-/// A call that ATen recorded, with the memory of its kernel for the backward: the pull computes nothing of the forward
-/// again. ATen frees what it kept in the pull, and everything goes with the graph.
+/// A call recorded by ATen's autograd, with the tensors that its kernel saved for the backward pass, so that the
+/// forward pass is not recomputed. ATen frees the saved tensors in the backward pass, and everything with the graph.
 struct Graph {
-    /// q, k and v, `[1, heads, rows, d]`. Those whose gradients may be wanted require them.
+    /// q, k and v, `[1, heads, rows, d]`. Those whose gradients may be wanted require gradients.
     leaves: [Tensor; 3],
     /// The result, `[1, heads, rows, d]`.
     out: Tensor,
-    /// Whose memory leaves and result are: as long as these are held, Burn does not write into it.
+    /// Handles on the memory of leaves and result: while they are held, Burn does not write into it.
     _held: [TchTensor; 4],
 }
 
 impl Graph {
-    /// The result, and the call as ATen recorded it.
+    /// Runs and records a call; returns the result and the graph.
     fn of(qkv: [TchTensor; 3], call: AttentionCall, wanted: [bool; 3]) -> (TchTensor, Self) {
         let mut wanted = wanted.into_iter();
         let leaves = by_head(&qkv, call).map(|x| x.detach().set_requires_grad(wanted.next().unwrap_or(false)));
@@ -128,12 +129,12 @@ impl Graph {
         (result.clone(), Self { leaves, out, _held: [q, k, v, result] })
     }
 
-    /// The wanted ones of the gradients of q, k and v.
+    /// Returns the gradients of q, k and v that are `wanted`.
     fn pull(self, d_out: &TchTensor, wanted: [bool; 3]) -> Cotangents<LibTorch, 3> {
         let heads = self.out.size()[1] as usize;
         let leaves: Vec<&Tensor> =
             self.leaves.iter().zip(wanted).filter(|(_, wanted)| *wanted).map(|(x, _)| x).collect();
-        // With the rows outermost, as the numbers lie.
+        // Rows outermost, which is the memory layout.
         let [y, d_y] = [&self.out, &split(d_out, heads)].map(|x| tch::with_grad(|| x.transpose(1, 2)));
         let mut found = pulled(&y, &d_y, &leaves).into_iter();
         wanted.map(|wanted| if wanted { found.next().map(|d| together(&d)) } else { None })
@@ -148,7 +149,7 @@ fn fused([q, k, v]: [&Tensor; 3], call: AttentionCall) -> Tensor {
     Tensor::scaled_dot_product_attention(q, k, v, None::<Tensor>, 0.0, call.causal, scale, false)
 }
 
-/// Tells the log which of its kernels ATen takes, once for each kind of call: a pass is as fast as that one is.
+/// Logs the kernel that ATen selects, once per kind of call, because the speed of a pass depends on it.
 fn tell_kernel([q, k, v]: [&Tensor; 3], call: AttentionCall) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let recorded = if [q, k, v].iter().any(|x| x.requires_grad()) { ", recorded" } else { "" };
@@ -175,14 +176,13 @@ fn by_head(qkv: &[TchTensor; 3], call: AttentionCall) -> [Tensor; 3] {
     [0, 1, 2].map(|i| split(&qkv[i], call.heads))
 }
 
-/// `[rows, heads * d]` as `[1, heads, rows, d]`. The kernels want the numbers of a row in order; a copy is made where they
-/// are not.
+/// Reshapes `[rows, heads * d]` to `[1, heads, rows, d]`. The kernels need contiguous rows; other tensors are copied.
 fn split(x: &TchTensor, heads: usize) -> Tensor {
     let [rows, channels] = [x.tensor.size()[0], x.tensor.size()[1]];
     x.tensor.contiguous().view([1, rows, heads as i64, channels / heads as i64]).transpose(1, 2)
 }
 
-/// The reverse, of new memory: ATen's results have the rows outermost already, and are not copied.
+/// Undoes [`split`] for a new tensor. ATen's results already have rows outermost and are not copied.
 fn together(x: &Tensor) -> TchTensor {
     let [heads, rows, width] = [x.size()[1], x.size()[2], x.size()[3]];
     fresh(x.transpose(1, 2).reshape([rows, heads * width]))
@@ -209,7 +209,7 @@ mod tests {
         [(call(false), 33), (call(true), 40)].into_iter()
     }
 
-    /// The kernels that GPUs take, here on the CPU, beside the one for the CPU.
+    /// Runs the code path of GPUs on the CPU and compares it with the CPU's kernel.
     #[test]
     fn the_graph_that_aten_keeps_gives_the_gradients_of_the_flash_kernel() {
         for ((call, keys), (kind, tolerance)) in
@@ -258,6 +258,6 @@ mod tests {
         let (out, graph) = Graph::of(qkv.clone(), call, [true; 3]);
         assert!(!out.can_mut() && qkv.iter().all(|x| !x.can_mut()));
         drop((graph, qkv));
-        assert!(out.can_mut(), "the graph holds the result no longer than it lives");
+        assert!(out.can_mut(), "the graph still holds the result");
     }
 }

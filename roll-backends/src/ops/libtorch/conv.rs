@@ -1,12 +1,12 @@
-//! ATen's convolutions, with the channels innermost in memory on GPUs.
+//! ATen's convolutions, channels-last on GPUs.
 //!
-//! cuDNN's kernels on tensor cores read volumes whose channels lie innermost, `[T, H, W, C]` in memory. Of any other volume
-//! ATen and cuDNN make such a copy, and copy the result back; in bf16, ATen leaves cuDNN for a kernel that unfolds the
-//! volume. Here the result lies as it was computed, so that the next convolution copies nothing.
+//! cuDNN's tensor-core kernels read volumes with channels innermost in memory, `[T, H, W, C]`. For any other layout
+//! ATen and cuDNN copy the input to it and the result back; in bf16, ATen falls back from cuDNN to an im2col kernel.
+//! Here the result keeps the layout it was computed in, so that the next convolution copies nothing.
 //!
-//! f32 is TF32 there, ATen's default, unless the environment says `NVIDIA_TF32_OVERRIDE=0`. Algorithms are chosen by cuDNN's
-//! rules: choosing by time (`cudnn_set_benchmark`) may be faster, and may choose otherwise in the next run, which then has
-//! other bits.
+//! f32 means TF32 there (ATen's default) unless `NVIDIA_TF32_OVERRIDE=0` is set. cuDNN's heuristics select algorithms.
+//! Benchmark mode (`cudnn_set_benchmark`) may be faster, but may select other algorithms, with other bits, in the next
+//! run.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::Tensor;
@@ -29,11 +29,12 @@ fn outermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 
     x.unsqueeze(0).conv3d(weight, bias, [1; 3], padding, [1; 3], 1).squeeze_dim(0)
 }
 
-/// Channels that tensor cores take at a time.
+/// Multiple of channels that tensor cores need.
 const CHANNELS: i64 = 8;
 
-/// A result whose channels are innermost in memory. Copies x, unless its are. Where channels do not come in eights, as the
-/// three of frames, zeros stand for the others: else cuDNN might take a kernel without tensor cores.
+/// Convolution with a channels-last result. Copies x unless it is channels-last already. Channel counts that are not
+/// multiples of 8, e.g. the three of frames, are padded with zeros: cuDNN might otherwise select a kernel without
+/// tensor cores.
 fn innermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
     let (outputs, inputs) = (weight.size()[0], weight.size()[1]);
     let missing = |channels: i64| (CHANNELS - channels % CHANNELS) % CHANNELS;
@@ -49,10 +50,10 @@ fn innermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 
     }
 }
 
-/// Of x `[T, H, W, C]`.
+/// Convolution of a contiguous x `[T, H, W, C]` whose channel counts are multiples of 8.
 fn in_eights(x_thwc: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
     if weight.size()[2] == 1 && t == 0 {
-        // Frames by themselves are a batch of pictures, for which cuDNN has more kernels.
+        // A purely spatial convolution treats frames as a batch of images, for which cuDNN has more kernels.
         let y = x_thwc.permute([0, 3, 1, 2]).conv2d(&weight.squeeze_dim(2), bias, [1; 2], [h, w], [1; 2], 1);
         return y.permute([1, 0, 2, 3]);
     }
@@ -67,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// The path of GPUs, here on the CPU.
+    /// Runs the code path of GPUs on the CPU.
     #[test]
     fn where_the_channels_lie_changes_no_convolution() {
         let kernels = [([3, 3, 3], [0, 1, 1]), ([1, 3, 3], [0, 1, 1]), ([3, 1, 1], [2, 0, 0])];

@@ -1,4 +1,4 @@
-//! Activations, rotations and gates: one or two passes over memory each.
+//! Activations, rotary embedding and gates on libtorch: one or two passes over memory each.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use burn::tensor::DType;
@@ -42,7 +42,7 @@ impl GateKernel for LibTorch {
         [d_y, d_gate]
     }
 
-    /// One pass: ATen, too, widens y as it reads it.
+    /// One pass over memory, fused or by ATen, which converts y as it reads it.
     fn residual_forward(
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -55,7 +55,7 @@ impl GateKernel for LibTorch {
         }))
     }
 
-    /// One pass: ATen, too, rounds the product as it writes it.
+    /// One pass over memory, fused or by ATen, which rounds the product as it writes it.
     fn residual_backward(gate: Option<FloatTensor<Self>>, d_z: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         let kind = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
         if kind == Kind::BFloat16
@@ -79,7 +79,7 @@ impl RopeKernel for LibTorch {
     fn rotate(x: FloatTensor<Self>, [cos, sin]: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
         let size = x.tensor.size();
         let (rows, half) = (size[0], size[1] / heads as i64 / 2);
-        // A pair is a complex number, and a rotation one of length one.
+        // A pair is a complex number, and the rotation a factor of magnitude one.
         let pairs = x.tensor.contiguous().view([rows, heads as i64, half, 2]).view_as_complex();
         let sin = if back { -&sin.tensor } else { sin.tensor };
         let turn = Tensor::complex(&cos.tensor, &sin).unsqueeze(1);
@@ -87,7 +87,7 @@ impl RopeKernel for LibTorch {
     }
 }
 
-/// The gradient of a row operand, given that of each row: their sum where all rows shared it.
+/// The gradient of a row operand from its gradient at each row: the sum over rows if they share the operand.
 pub(super) fn summed_rows(d: Tensor, operand: &Tensor) -> Tensor {
     match operand.size()[0] {
         1 => d.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),

@@ -1,4 +1,4 @@
-//! Linear layers: products with their sums in place.
+//! Linear layers on libtorch, with LoRA accumulated in place.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use burn::tensor::DType;
@@ -31,8 +31,8 @@ impl LinearKernel for LibTorch {
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         let kind = weight.tensor.kind();
         let y = x.tensor.linear(&weight.tensor, Some(bias.tensor.to_kind(kind)));
-        // In f32 from here: bf16 would round the low-rank part away where it is below a 256th of the rest, as it is when
-        // training begins. Its second product is over the rank alone, and cheap.
+        // f32 from here on: bf16 would round LoRA's contribution away where it is below a 256th of the rest, as at the
+        // start of training. LoRA's second product is over the rank only, and cheap.
         let mut y = y.to_kind(Kind::Float);
         let inner = lora.map(|Lora { down, up, scale }| {
             let inner = x.tensor.matmul(&down.tensor.to_kind(kind).tr());
@@ -58,7 +58,7 @@ impl LinearKernel for LibTorch {
         };
         let d_inner = (wanted[0] || wanted[3]).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
         let d_x = d_inner.as_ref().filter(|_| wanted[0]).map(|d_inner| {
-            // The low-rank part first, as forward: the sum is taken before it is rounded.
+            // LoRA's part first, as in the forward pass: the sum is accumulated before it is rounded.
             let mut d_x = d_inner.matmul(&down.tensor.to_kind(kind));
             let _ = d_x.addmm_(&d_y, weight);
             d_x
@@ -69,13 +69,13 @@ impl LinearKernel for LibTorch {
     }
 }
 
-/// The layer with a bf16 result, which is written once.
+/// The layer with a bf16 result, rounded once.
 ///
-/// The low-rank part and the bias are the matrix that the product with the weight is added to: the sum is taken in the f32
-/// accumulators and rounded once. So a low-rank part far below a step of bf16, as it is when training begins, still moves as
-/// many results to the next number as its share of a step: the accumulators lie anywhere between two numbers of bf16. Added
-/// to a result that is rounded already it would move none. What does get lost is a low-rank part below a 512th of the
-/// bias of its column, with which it is rounded.
+/// LoRA's part and the bias are the matrix that the main product is added to: the sum is accumulated in f32 and rounded
+/// once. A LoRA contribution far below a step of bf16, as at the start of training, therefore still changes a
+/// proportional share of the results, because accumulators are spread between two bf16 numbers. Added to an already
+/// rounded result it would change none. Only a contribution below a 512th of its column's bias is lost, because the two
+/// are rounded together.
 fn rounded_once(
     x: &Tensor,
     weight: &Tensor,
@@ -91,15 +91,16 @@ fn rounded_once(
     (fresh(y), Some(fresh(inner)))
 }
 
-/// `x * scale`; x itself where that is 1, as it often is.
+/// `x * scale`; without a copy if the scale is 1, which is common.
 fn scaled(x: &Tensor, scale: f32) -> Tensor {
     if scale == 1.0 { x.shallow_clone() } else { x * f64::from(scale) }
 }
 
-/// `a b` in f32: the gradients of parameters are sums over all tokens, which GPUs write as they accumulate them.
+/// `a b` with an f32 result. Gradients of parameters are sums over all tokens, and GPUs write their f32 accumulators
+/// directly.
 fn in_f32(a: &Tensor, b: &Tensor) -> Tensor {
     let wide = a.kind() == Kind::BFloat16 && a.device().is_cuda();
-    // ATen has this product for GPUs alone, and an older one not at all.
+    // ATen has this product for GPUs only, and older versions do not have it.
     match wide.then(|| a.f_mm_dtype(b, Kind::Float)) {
         Some(Ok(product)) => product,
         _ => a.matmul(b).to_kind(Kind::Float),

@@ -1,7 +1,8 @@
-//! libtorch: ATen's fused operators, forward and backward; on GPUs kernels of our own (`fused`) between products in bf16.
+//! Operators on libtorch: ATen's fused operators, forward and backward, and on GPUs the project's own kernels (`fused`)
+//! between bf16 products.
 //!
-//! Burn's operations on these tensors may write into a tensor that is the only owner of its storage. Therefore every tensor
-//! returned here is either new memory or carries the storage that it is a view of.
+//! Burn's operations may write into a tensor that is the only owner of its storage. Every tensor returned here is
+//! therefore either new memory or holds the storage that it is a view of.
 
 mod adam;
 mod attention;
@@ -24,13 +25,13 @@ impl MaxPoolKernel for LibTorch {}
 impl ProductKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
 
-/// A tensor of new memory.
+/// Wraps a tensor that owns new memory.
 fn fresh(tensor: Tensor) -> TchTensor {
     TchTensor::new(tensor)
 }
 
-/// The gradients of some of `inputs`, by ATen's own derivative of `f`, which is run once more: for operators whose
-/// fused backward cannot be called by itself. A gradient that `f` does not depend on is zero.
+/// The gradients of the `wanted` inputs by ATen's derivative of `f`, which is run again: for operators whose fused
+/// backward pass cannot be called directly. If `f` does not depend on an input, its gradient is zero.
 fn pull_through<const N: usize>(
     inputs: [&Tensor; N],
     wanted: [bool; N],
@@ -48,17 +49,17 @@ fn pull_through<const N: usize>(
     wanted.map(|wanted| if wanted { found.next() } else { None })
 }
 
-/// The gradients of `leaves`, given that of `y`, which ATen recorded. What it kept for them is freed.
+/// The gradients of `leaves`, given the cotangent of `y`, whose graph ATen recorded. Frees the graph.
 ///
-/// The bindings differentiate scalars alone, so one is made whose gradient with respect to y is `d_y`: exactly, whatever
-/// the dtype, since it is `d_y` times one. Its value is not used, and may be infinite in bf16.
+/// The bindings differentiate scalars only, so the function constructs a scalar whose gradient with respect to y is
+/// `d_y`: exactly, for any dtype, because it is `d_y` times one. Its value is not used and may be infinite in bf16.
 fn pulled(y: &Tensor, d_y: &Tensor, leaves: &[&Tensor]) -> Vec<Tensor> {
     if leaves.is_empty() {
         return Vec::new();
     }
     let scalar = tch::with_grad(|| {
         let (y, d_y) = (y.reshape([-1]), d_y.to_kind(y.kind()).reshape([-1]));
-        // One kernel, whose count of elements is 32 bits wide.
+        // `dot` is a single kernel, but its element count is a 32-bit integer.
         match i32::try_from(y.numel()) {
             Ok(_) => y.dot(&d_y),
             Err(_) => (y * d_y).sum(None::<Kind>),

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm, and the RMS norm of the Wan VAE.
+//! Layer norm, RMS norm and the RMS norm of the Wan VAE on libtorch.
 
 use burn::backend::{LibTorch, tensor::FloatTensor};
 use burn::tensor::DType;
@@ -120,7 +120,7 @@ impl RmsRopeKernel for LibTorch {
     }
 }
 
-/// Cosine and sine of a rotation, and its heads.
+/// Cosine and sine of a rotation, and its number of heads.
 fn angles_of(turn: &Option<Turn<FloatTensor<LibTorch>>>) -> (Option<[&Tensor; 2]>, i64) {
     match turn {
         Some(Turn { angles: [cos, sin], heads }) => (Some([&cos.tensor, &sin.tensor]), *heads as i64),
@@ -143,7 +143,7 @@ fn rms_pull(x: &Tensor, gain: &Tensor, inverse: &Tensor, d_y: &Tensor) -> Tensor
     d_x
 }
 
-/// ATen's fused backward, which wants the norm once more.
+/// ATen's fused backward pass, which recomputes the norm.
 fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tensor> {
     let width = x.size()[1];
     let row = (gain.size()[0] == 1).then(|| gain.reshape([width]));
@@ -193,7 +193,7 @@ impl ChannelNormKernel for LibTorch {
         [d_x, d_gain]
     }
 
-    /// The result is written where it is wanted. Its channels are innermost in memory.
+    /// Writes the norm directly behind `past` in the concatenated tensor, which is channels-last.
     fn channel_norm_silu_after(
         past: FloatTensor<Self>,
         x: FloatTensor<Self>,
@@ -247,7 +247,8 @@ fn scaled(x: &Tensor, by: &Tensor) -> Tensor {
     if x.kind() == by.kind() { x * by } else { x.mul_out(&x.empty_like(), by) }
 }
 
-/// `[C, T, H, W]` as `[T * H * W, C]`: a view, if the channels are innermost in memory, and else no operand of a kernel.
+/// `[C, T, H, W]` as `[T * H * W, C]`: a view if x is channels-last. Otherwise returns a permuted volume, which the
+/// fused kernels do not accept.
 fn positions(x: &Tensor) -> Tensor {
     let channels = x.size()[0];
     let x_thwc = x.permute([1, 2, 3, 0]);
@@ -257,7 +258,7 @@ fn positions(x: &Tensor) -> Tensor {
     }
 }
 
-/// The reverse, for a result like `like`.
+/// Undoes [`positions`], for a result of the shape of `like`.
 fn volume(rows: &Tensor, like: &Tensor) -> Tensor {
     let size = like.size();
     rows.view([size[1], size[2], size[3], size[0]]).permute([3, 0, 1, 2])
@@ -267,7 +268,7 @@ fn one_row(gain: &Tensor) -> Tensor {
     gain.reshape([1, -1])
 }
 
-/// The gain of each channel of `[C, T, H, W]`.
+/// Reshapes one gain per channel for broadcasting over `[C, T, H, W]`.
 fn by_channel(gain: &Tensor) -> Tensor {
     gain.reshape([-1, 1, 1, 1])
 }

@@ -1,4 +1,4 @@
-//! Activations.
+//! Tests of activations.
 
 use burn::tensor::Device;
 
@@ -9,7 +9,7 @@ fn gelu_in_f64(x: f64) -> f64 {
     x * 0.5 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
-/// Its series, which has ten good digits up to 3; the rest of the function is 1 to nine.
+/// The error function by its series, which has ten correct digits up to 3; beyond 4.5 it is 1 to nine digits.
 fn erf(x: f64) -> f64 {
     let mut term = x;
     let mut sum = x;
@@ -46,7 +46,7 @@ fn our_activations_are_exact_to_the_last_digits_at_every_size() {
         [("gelu", gelu_tanh(on.clone()), gelu_in_f64 as fn(f64) -> f64), ("silu", silu(on), silu_in_f64)]
     {
         for (&x, y) in x.values.iter().zip(download(y)) {
-            // In the tail a relative error of the sigmoid's argument u shows u times larger in its value.
+            // The tail amplifies a relative error of the sigmoid's argument u by u in its value.
             let u = 1.6 * x.abs() + 0.072 * x.abs().powi(3);
             let allowed = 1e-12 + f(x).abs() * 2e-7 * (1.0 + u);
             assert!((f64::from(y) - f(x)).abs() <= allowed, "{name}({x}) = {y}, expected {}", f(x));
@@ -66,7 +66,7 @@ fn gelu_is_within_three_tenths_of_a_millionth() {
     }
 }
 
-/// Whether the exactness of our own kernels is asked for.
+/// Whether the device is flex, whose kernels are held to a stricter tolerance.
 fn is_flex(device: &Device) -> bool {
     *device == Device::flex()
 }
@@ -74,7 +74,7 @@ fn is_flex(device: &Device) -> bool {
 #[test]
 fn activations_of_huge_arguments_are_the_limits() {
     let huge = [100.0, 1e4, 1e20, 3e38, -100.0, -1e4, -1e20, -3e38];
-    // ATen's derivative of GELU is not a number where the square of its argument overflows.
+    // ATen's derivative of GELU is NaN if the square of its argument overflows.
     for (device, f) in
         devices().iter().flat_map(|d| [(d, gelu_tanh::<2> as fn(_) -> _), (d, gelu::<2>), (d, silu::<2>)])
     {

@@ -1,4 +1,4 @@
-//! Attention.
+//! Tests of attention.
 
 use burn::tensor::DType;
 
@@ -10,7 +10,8 @@ fn attention_in_f64(x: &[Exact], heads: usize, scale: f64, causal: bool) -> Vec<
     bounded_attention_in_f64(x, heads, scale, window, None)
 }
 
-/// Of the keys up to its own place a query sees the last `window`; without it all there are.
+/// The reference in f64. With a window, a query attends to the last `window` keys up to its own position; without one,
+/// to all keys.
 fn bounded_attention_in_f64(
     x: &[Exact],
     heads: usize,
@@ -87,7 +88,7 @@ fn attention_in_a_window_with_bounded_scores_matches_f64() {
 
 #[test]
 fn a_window_moves_over_many_blocks() {
-    // Blocks of 87 query rows, a window that ends within them.
+    // Blocks have 87 query rows, and the window ends inside a block.
     let (q, k, v) = (noise(3000, 4, 1), noise(3000, 4, 2), noise(3000, 4, 3));
     for device in devices() {
         let options = AttentionOptions { causal: true, window: Some(100), ..Default::default() };
@@ -103,7 +104,7 @@ fn a_window_moves_over_many_blocks() {
 
 #[test]
 fn attention_in_many_blocks_equals_attention_in_one_and_its_gradients_too() {
-    // 3000 keys: blocks of 87 query rows.
+    // 3000 keys result in blocks of 87 query rows.
     let (q, k, v) = (noise(300, 16, 1), noise(3000, 16, 2), noise(3000, 16, 3));
     let weights = noise(300, 16, 4);
     for device in devices() {

@@ -1,4 +1,4 @@
-//! Norms over channels.
+//! Tests of the channel norm.
 
 use burn::tensor::{DType, Tensor};
 
@@ -21,7 +21,8 @@ fn channel_norm_and_its_gradients_match_f64() {
         let fused = |x: &[Tensor<2>], f: fn(Tensor<4>, Tensor<1>) -> Tensor<4>| {
             f(four(&x[0]), x[1].clone().reshape([c])).reshape([c, positions])
         };
-        // With one channel the gradient of x is a difference of equal terms: 0, and nothing to be relative to.
+        // The gradient of x with one channel is a difference of equal terms, i.e. 0, and a relative tolerance is
+        // meaningless.
         let inputs_tested: &[Exact] = if c == 1 { continue } else { &inputs };
         check("channel norm", inputs_tested, 1e-6, |x| fused(x, channel_norm), |x| channel_norm_in_f64(x, |y| y));
         check(

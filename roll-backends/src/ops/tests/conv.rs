@@ -1,4 +1,4 @@
-//! Convolutions of videos.
+//! Tests of 3-d convolution.
 
 use burn::tensor::{DType, Tensor, module};
 
@@ -59,7 +59,7 @@ fn convolution_and_its_gradients_match_f64() {
 
 #[test]
 fn the_pull_of_a_convolution_is_its_gradient() {
-    // Flex filters the first two by another method than the others.
+    // Flex uses Winograd for the first two only.
     for (channels, kernel, padding) in [
         ([32, 35], [3, 3, 3], [0, 1, 1]),
         ([33, 32], [1, 3, 3], [0, 0, 2]),

@@ -1,4 +1,4 @@
-//! The convolution with constant weights and the function after it.
+//! Tests of 2-d convolution with constant weights and its epilogues.
 
 use burn::tensor::Tensor;
 
@@ -24,7 +24,7 @@ impl Case {
         [self.x[0], self.weight[0], rows, columns]
     }
 
-    /// The sums before the function, each added up by itself.
+    /// The sums before the epilogue, by a direct loop.
     fn sums(&self, x: &[f64], weight: &[f64], bias: &[f64], added: Option<&[f64]>) -> Vec<f64> {
         let ([_, inputs, h, w], [outputs, per_group, rows, columns]) = (self.x, self.weight);
         let [_, _, out_h, out_w] = self.output();
@@ -51,7 +51,7 @@ impl Case {
 }
 
 const CASES: [Case; 5] = [
-    // Pixel by pixel.
+    // 1 x 1 kernel.
     Case {
         x: [2, 3, 3, 4],
         weight: [5, 3, 1, 1],
@@ -64,7 +64,7 @@ const CASES: [Case; 5] = [
         steps: Conv2dSteps { stride: [2; 2], dilation: [1; 2], groups: 1 },
         padding: [(1, 1); 2],
     },
-    // Each channel by itself.
+    // Depthwise.
     Case {
         x: [2, 3, 5, 4],
         weight: [3, 1, 3, 3],
@@ -77,7 +77,7 @@ const CASES: [Case; 5] = [
         steps: Conv2dSteps { stride: [2; 2], dilation: [1; 2], groups: 2 },
         padding: [(0, 1); 2],
     },
-    // In two groups, spread out, over uneven zeros.
+    // Two groups, dilated, with asymmetric padding.
     Case {
         x: [1, 4, 4, 6],
         weight: [4, 2, 2, 2],
@@ -92,7 +92,7 @@ fn sigmoid(z: f64) -> f64 {
     1.0 / (1.0 + (-z).exp())
 }
 
-/// Each function, of a sum and the channel's slope.
+/// Each epilogue as a function of a sum and the channel's slope.
 const FUNCTIONS: [(Then, Function); 7] = [
     (Then::Nothing, |z, _| z),
     (Then::Relu, |z, _| z.max(0.0)),

@@ -1,4 +1,4 @@
-//! Cotangents that a backward pass begins with.
+//! Tests of seeds of a backward pass.
 
 use super::{assert_near, devices, download, noise};
 use crate::ops::seed;

@@ -1,11 +1,12 @@
-//! Rows that attend to a prompt and a tail, against the same formula in f64.
+//! Tests of decode attention over prompt and tail, compared with the same formula in f64.
 
 use burn::tensor::{DType, Tensor};
 
 use super::{Exact, assert_near, devices, download, noise};
 use crate::ops::{DecodeCall, KeyPlace, attend_rows, decode, store_rows};
 
-/// A prompt and its tail, a tail whose beginning is not seen, prompts of other lengths, and one without a tail.
+/// Covers a prompt with a tail, a tail with a masked beginning, prompts of different lengths, and a prompt without a
+/// tail.
 #[test]
 fn rows_attend_to_their_prompt_and_their_tail_and_to_nothing_else() {
     let place = |prompt, slot, tail, skip| KeyPlace { prompt, slot, tail, skip };
@@ -83,8 +84,8 @@ fn rows_are_stored_in_their_slots() {
         let first = [(0, 4), (1, 1), (2, 3), (0, 0), (1, 5), (2, 2)];
         assert_near("stored rows", &download(twice), &expected(&first), 0.0);
         let second = [(2, 3), (0, 0), (2, 2), (0, 5), (1, 1), (2, 4)];
-        assert_near("rows in the place of others", &download(again), &expected(&second), 0.0);
-        assert!(download(zeros).iter().all(|v| *v == 0.0), "what somebody else holds stays as it is");
+        assert_near("overwritten rows", &download(again), &expected(&second), 0.0);
+        assert!(download(zeros).iter().all(|v| *v == 0.0), "a tensor with another handle was overwritten");
         let broken = Tensor::<3>::full([3, 2, 4], f32::NAN, (&device, DType::F32));
         let mended = download(store_rows(broken, rows.upload(&device), &[(2, 0), (0, 1), (1, 1)]));
         let is_stored = |at: usize| [1, 3, 4].contains(&(at / 4));
@@ -101,7 +102,7 @@ fn a_row_that_any_backend_stores_in_the_place_of_another_is_exact() {
     let upload = |values: &[f32], shape: [usize; 2]| {
         Flex::float_from_data(TensorData::new(values.to_vec(), shape), &Default::default())
     };
-    // Numbers of which a sum of new and old differences would lose digits.
+    // Values for which adding a difference of new and old value would lose digits.
     let (before, row) = ([1e8f32, f32::NAN, 0.1, 1e-20, 5.5, 7.25], [1.0f32, 1e-7]);
     let into = Flex::float_from_data(TensorData::new(before.to_vec(), [1, 3, 2]), &Default::default());
     let stored = decode::store_by_index::<Flex>(into, upload(&row, [1, 2]), &[0]);

@@ -1,4 +1,4 @@
-//! Sums with a gate, and without one.
+//! Tests of the gated residual, with and without a gate.
 
 use super::{check, noise};
 use crate::ops::gated_add;

@@ -1,4 +1,4 @@
-//! Linear layers and products of matrices.
+//! Tests of linear layers and matrix products.
 
 use burn::tensor::{DType, Tensor};
 

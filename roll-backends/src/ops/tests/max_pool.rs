@@ -1,4 +1,4 @@
-//! The largest numbers of windows.
+//! Tests of max pooling.
 
 use super::{check, noise};
 use crate::ops::{MaxPoolWindow, max_pool};

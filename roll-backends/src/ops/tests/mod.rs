@@ -1,4 +1,5 @@
-//! The fused operators against the same formulas in f64.
+//! Tests of the fused operators: values, and gradients by central differences, are compared with the same formulas in
+//! f64 on every available backend.
 #![allow(clippy::unwrap_used)]
 
 mod activation;
@@ -23,7 +24,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use super::test_noise::states;
 use crate::Backend;
 
-/// A matrix in f64, row-major, for the references.
+/// A matrix in f64, row-major, for references.
 #[derive(Clone, Debug)]
 struct Exact {
     rows: usize,
@@ -31,7 +32,7 @@ struct Exact {
     values: Vec<f64>,
 }
 
-/// Numbers in about [-2, 2], the same for the same seed, exactly representable in f32.
+/// Deterministic numbers in about [-2, 2] that are exact in f32.
 fn noise(rows: usize, columns: usize, seed: u64) -> Exact {
     let number = |state: u64| ((state >> 33) as f64 / (1u64 << 31) as f64 - 0.5) * 4.0;
     let states = states(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -45,7 +46,7 @@ impl Exact {
         Tensor::from_data(TensorData::new(values, [self.rows, self.columns]), (device, DType::F32))
     }
 
-    /// On the device of `x`.
+    /// Uploads to the device of `x`.
     fn beside(&self, x: &Tensor<2>) -> Tensor<2> {
         self.upload(&x.device().without_autodiff())
     }
@@ -55,13 +56,13 @@ impl Exact {
     }
 }
 
-/// Rounded to bf16.
+/// Rounds every value to bf16.
 fn narrowed(x: &Exact) -> Exact {
     let values = x.values.iter().map(|&v| f64::from(half::bf16::from_f64(v).to_f32())).collect();
     Exact { values, ..x.clone() }
 }
 
-/// Every device that this build has and this machine can use, of those that tests are asked to run on.
+/// Every device of this build that works on this machine and is selected by ROLL_TEST_BACKENDS.
 fn devices() -> Vec<Device> {
     let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()));
     let devices: Vec<Device> =
@@ -70,7 +71,7 @@ fn devices() -> Vec<Device> {
     devices
 }
 
-/// Those of them that compute in bf16.
+/// The devices that compute in bf16.
 fn bf16_devices() -> Vec<Device> {
     devices().into_iter().filter(|device| device.supports_dtype(DType::BF16)).collect()
 }
@@ -89,12 +90,11 @@ fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert!(worst <= tolerance * largest, "{what}: {:e} relative to the largest value", worst / largest);
 }
 
-/// Three times the distance of neighbouring bf16 numbers, relative: operands are exact here; results and cotangents are
-/// rounded a few times.
+/// Three times the spacing of bf16, relative: operands are exact here, results and cotangents are rounded a few times.
 const BF16: f64 = 3.0 / 256.0;
 
-/// Checks values and gradients of `fused` on every device against `reference` and its central differences in f64, with
-/// every subset of the inputs tracked. The objective is the sum of the result weighted by noise.
+/// Compares values and gradients of `fused`, on every device and for every subset of tracked inputs, with `reference`
+/// and its central differences in f64. The objective is the sum of the result weighted by noise.
 fn check(
     what: &str,
     inputs: &[Exact],
@@ -139,7 +139,7 @@ fn check(
                 let what = format!("{what} on {device:?}: gradient {i} of subset {subset:b}");
                 assert_near(&what, &gradient, &gradients[i], tolerance);
             }
-            // An operator that wrote into its operands would show in the next one.
+            // Detects an operator that writes into its operands.
             for (x, exact) in plain.iter().zip(inputs) {
                 assert_near(what, &download(x.clone()), &exact.values, 0.0);
             }

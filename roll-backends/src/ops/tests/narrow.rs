@@ -1,4 +1,4 @@
-//! Operators that take and give bf16, against themselves in f32.
+//! Tests of operators with bf16 operands or results, compared with themselves in f32.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -6,9 +6,9 @@ use super::rope::angles;
 use super::{BF16, Exact, assert_near, bf16_devices, download, narrowed, noise};
 use crate::ops::{attention, gated_add, gelu_tanh, layer_norm_as, linear, linear_lora, rms_rope, seed};
 
-/// Runs `f` on `device` with the operands of `inputs` in f32, and as bf16 those that `narrow` names; checks that result
-/// and gradients of the second have the right dtypes, and that they are those of the first to the rounding of bf16. The
-/// operands are numbers of bf16, so that nothing is lost before `f`.
+/// Runs `f` on every bf16 device twice: with all operands in f32, and with the operands listed in `narrow` as bf16.
+/// Checks the dtypes of result and gradients of the second run, and that they equal the first up to the rounding of
+/// bf16. Operands are exact in bf16.
 fn check(what: &str, inputs: &[Exact], narrow: &[usize], result: DType, f: impl Fn(&[Tensor<2>], DType) -> Tensor<2>) {
     let inputs: Vec<Exact> = inputs.iter().map(narrowed).collect();
     let run = |device: &Device, wide: bool| {
@@ -108,14 +108,15 @@ fn linear_layers_give_the_dtype_of_their_operand() {
     }
 }
 
-/// Sums of products lie anywhere between two numbers of bf16, so a part of an eighth of a step moves one result of eight.
+/// Accumulators are spread between two bf16 numbers, so a contribution of an eighth of a step changes one result of
+/// eight.
 #[test]
 fn a_low_rank_part_below_a_step_of_bf16_shows_in_its_share_of_the_results() {
     let (rows, inputs, outputs) = (64, 64, 64);
     let (x, weight) = (narrowed(&noise(rows, inputs, 1)), narrowed(&noise(outputs, inputs, 2)));
     for device in bf16_devices() {
         let [x, weight] = [&x, &weight].map(|x| x.upload(&device).cast(DType::BF16));
-        // x A^T is the first column of x; of B, each number is an eighth of the step of the numbers from 8 to 16.
+        // x A^T is the first column of x; each number of B is an eighth of the bf16 step between 8 and 16.
         let mut first = Exact { rows: 1, columns: inputs, values: vec![0.0; inputs] };
         first.values[0] = 1.0;
         let down = first.upload(&device);

@@ -1,4 +1,4 @@
-//! Norms of rows.
+//! Tests of layer norm and RMS norm.
 
 use super::{Exact, assert_near, check, devices, download, noise};
 use crate::ops::{layer_norm, rms_norm};

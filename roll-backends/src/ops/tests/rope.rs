@@ -1,4 +1,4 @@
-//! Rotations of pairs, alone and after a norm.
+//! Tests of rotary embedding, alone and after an RMS norm.
 
 use burn::tensor::Device;
 
@@ -6,7 +6,7 @@ use super::norm::rms_norm_in_f64;
 use super::{Exact, check, devices, download, noise};
 use crate::ops::{rms_norm, rms_rope, rope, seed};
 
-/// Cosine and sine of some angles.
+/// Cosines and sines of pseudo-random angles.
 pub fn angles(rows: usize, half: usize) -> [Exact; 2] {
     let angles = noise(rows, half, 7);
     [f64::cos as fn(f64) -> f64, f64::sin]

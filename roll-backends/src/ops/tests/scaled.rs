@@ -1,4 +1,4 @@
-//! Products with matrices in eight bits, against the same products in f64.
+//! Tests of products with eight-bit matrices, compared with the same products in f64.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -11,11 +11,11 @@ const ROWS: usize = 6;
 const INPUTS: usize = 40;
 const OUTPUTS: usize = 24;
 
-/// A matrix in eight bits, and its numbers.
+/// A quantised matrix and its decoded numbers.
 fn rounded(kind: EightBits) -> (ScaledRows, Exact) {
     let values = noise(OUTPUTS, INPUTS, 2).values.iter().map(|v| *v as f32).collect::<Vec<_>>();
     let rows = ScaledRows::quantised(&roll_core::Tensor::new(values, [OUTPUTS, INPUTS]).unwrap(), kind).unwrap();
-    // The factor times the number, exactly: f32 would round the product.
+    // Decoded in f64: f32 would round the product of scale and number.
     let number = |(i, code): (usize, &u8)| f64::from(kind.value(*code)) * f64::from(rows.scales()[i / INPUTS]);
     let values = rows.codes().iter().enumerate().map(number).collect();
     (rows, Exact { rows: OUTPUTS, columns: INPUTS, values })
@@ -56,7 +56,7 @@ fn products_with_eight_bits_and_their_gradients_match_f64() {
             assert_near("d bias", &download(shift.grad_remove(&mut found).unwrap()), &d_bias, 1e-5);
         };
         with_u8(devices()).for_each(|device| run(&device, DType::F32, 1e-5, &x, &g));
-        // The codes are exact in bf16; the cotangent times the scales is rounded.
+        // Codes are exact in bf16; the cotangent times the scales is rounded.
         let (x, g) = (narrowed(&x), narrowed(&g));
         with_u8(bf16_devices()).for_each(|device| run(&device, DType::BF16, BF16, &x, &g));
     }
@@ -88,7 +88,7 @@ fn panels_of_any_size_give_the_product_on_any_backend() {
     let product = product_in_f64(&x, &weight).values;
     let expected: Vec<f64> = product.iter().enumerate().map(|(i, y)| y + bias.values[i % OUTPUTS]).collect();
     let d_x = product_in_f64(&g, &transposed(&weight)).values;
-    // One row at a time, some that fill no whole panel at the end, all at once.
+    // One row at a time; a partial last panel; everything at once.
     for panel in [1, 7 * INPUTS, 1 << 20] {
         let shift = float(&bias.values.iter().map(|v| *v as f32).collect::<Vec<_>>(), &[OUTPUTS]);
         let y = forward_by_panels::<Flex>(upload(&x), shift, &scaled, panel);

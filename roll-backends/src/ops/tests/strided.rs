@@ -1,4 +1,4 @@
-//! Tensors that do not lie in order.
+//! Tests of operands that are not contiguous.
 
 use super::activation::silu_in_f64;
 use super::{Exact, assert_near, devices, download, noise};
@@ -15,7 +15,7 @@ fn operators_read_strided_tensors() {
         let b: Vec<f64> = download(b).iter().map(|&v| f64::from(v)).collect();
         assert_near("transposed", &download(a), &b, 2e-7);
         assert_near("narrow", &download(silu(on.clone().narrow(0, 2, 3))), &expected, 1e-6);
-        // Heads that do not lie in order, as the VAE has them.
+        // Strided heads, as in the VAE.
         let q = x.upload(&device).transpose();
         let [mixed, copied] =
             [q.clone(), swapped.upload(&device)].map(|q| attention(q.clone(), q.clone(), q, 2)).map(download);

@@ -1,7 +1,7 @@
-//! Attention over as many tokens as videos have, which no whole matrix of scores fits.
+//! Tests of attention over the number of tokens of a video, for which the full score matrix does not fit in memory.
 //!
-//! The cotangent is zero outside a few rows. Their probabilities alone then make all gradients, in f64 within a second,
-//! while the kernel passes over every row.
+//! The cotangent is zero outside of a few rows. Only the probabilities of these rows contribute to the gradients, which
+//! are computed in f64 within a second, while the kernel passes over every row.
 
 use burn::tensor::{DType, Device};
 
@@ -11,12 +11,12 @@ use crate::ops::{AttentionOptions, attention_with, seed};
 const HEADS: usize = 2;
 const WIDTH: usize = 128;
 
-/// On the CPU the same operator has its other tests, and takes minutes here.
+/// GPUs only: on the CPU this takes minutes, and the other tests cover the operator.
 fn gpus() -> Vec<Device> {
     bf16_devices().into_iter().filter(crate::device::is_gpu).collect()
 }
 
-/// Rows at both ends, and some between them; the last block of a kernel is not full.
+/// Rows at both ends and some between, including a partial last block of the kernel.
 fn rows(tokens: usize) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..8).chain((0..16).map(|i| i * tokens / 16)).chain(tokens - 24..tokens).collect();
     rows.sort_unstable();
@@ -24,8 +24,8 @@ fn rows(tokens: usize) -> Vec<usize> {
     rows
 }
 
-/// Values of the rows `chosen` of the attention, in f64, and the gradients of q, k and v for a cotangent that has these
-/// rows alone. All `[tokens, HEADS * WIDTH]`, the value zero elsewhere.
+/// Returns, in f64, the attention values of the rows `chosen`, and the gradients of q, k and v for a cotangent that is
+/// nonzero in these rows only. All are `[tokens, HEADS * WIDTH]`; values of other rows are zero.
 fn exact(q: &Exact, k: &Exact, v: &Exact, d_out: &Exact, chosen: &[usize]) -> [Vec<f64>; 4] {
     let (tokens, columns) = (q.rows, q.columns);
     let mut found = std::array::from_fn(|_| vec![0.0; tokens * columns]);
@@ -60,7 +60,7 @@ fn exact(q: &Exact, k: &Exact, v: &Exact, d_out: &Exact, chosen: &[usize]) -> [V
 
 #[test]
 fn attention_in_bf16_over_the_tokens_of_a_video_matches_f64() {
-    // The last is 81 frames of 480x480, and no multiple of 128: 147 blocks and 84 rows.
+    // The last size is 81 frames of 480x480; not a multiple of 128, but 147 blocks and 84 rows.
     for tokens in [84, 128, 1364, 18_900] {
         let devices = gpus();
         if devices.is_empty() {

@@ -1,4 +1,4 @@
-//! AdamW of a part of the flat layout, which may begin and end within tensors.
+//! AdamW on a part of the flat layout, which may begin and end inside tensors.
 
 use std::ops::Range;
 
@@ -9,23 +9,24 @@ use super::super::{Parameters, download, upload};
 use super::{Updated, plain, plain_device, zeros};
 use crate::ops::adam;
 
-/// Elements of several tensors as one: one kernel updates them, and one copy each brings gradients and takes values.
+/// The elements of several tensors, concatenated: one kernel updates them, with one copy in for gradients and one out
+/// for values.
 pub(super) struct Part {
     stretches: Vec<Stretch>,
     len: usize,
     device: Device,
-    /// First and second; zeros until they are made.
+    /// First and second moment; `None` means zeros.
     moments: Option<[Tensor<1>; 2]>,
 }
 
-/// Some elements of a tensor, one at least.
+/// A non-empty range of elements of a tensor.
 struct Stretch {
     tensor: Updated,
     elements: Range<usize>,
 }
 
 impl Part {
-    /// The elements `which` of `tensors`, which stand one behind the other.
+    /// The elements `which` of the concatenated `tensors`. Fails if the range is out of bounds.
     pub(super) fn of(tensors: &[Updated], which: Range<usize>) -> Result<Self> {
         let all = tensors.iter().map(|tensor| tensor.len).sum();
         let Some(first) = tensors.first().filter(|_| which.start <= which.end && which.end <= all) else {
@@ -49,7 +50,7 @@ impl Part {
         }
     }
 
-    /// The values now, side by side.
+    /// The current values, concatenated.
     fn value(&self) -> Result<Tensor<1>> {
         let mut values = self.stretches.iter().map(Stretch::value).collect::<Result<Vec<_>>>()?;
         Ok(match values.len() {

@@ -1,4 +1,4 @@
-//! The strategy with updates on the device of the parameters.
+//! Tests of the strategy `single` with updates on the parameters' device.
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::{Tensor, TensorData};
@@ -15,7 +15,7 @@ fn attached(model: &mut OnDevice, optimizer_on: OptimizerPlace, max_grad_norm: f
     strategy
 }
 
-/// One step of two pulls.
+/// One step with two backward passes.
 fn step(strategy: &mut Single, model: &mut OnDevice, number: usize) -> StrategyReport {
     for pull in 0..2 {
         model.pull(2 * number + pull);

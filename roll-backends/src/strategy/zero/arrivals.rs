@@ -1,4 +1,4 @@
-//! Gradients on their way from a pull to the ranks that own them.
+//! Collects gradients during a backward pass and starts their reduction.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,16 +8,17 @@ use roll_core::{Error, GradientSink, Model, ParameterSpec, Result};
 use super::partition::Partition;
 use crate::overlap::OverlappedRanks;
 
-/// Collects gradients into buckets, and begins the reduction of each bucket when it is whole.
+/// Collects gradients into buckets and starts the reduction of each bucket when it is complete.
 ///
-/// Always from the last bucket to the first, even where an earlier one is whole before: ranks whose reductions came in
-/// different orders would pair up differently, and sums of several samples would round differently from run to run.
+/// Reductions always start from the last bucket to the first, even if an earlier bucket is complete first. If the order
+/// differed between ranks, other buckets would be paired, and sums over several samples would round differently from
+/// run to run.
 pub(super) struct Arrivals {
     partition: Arc<Partition>,
-    /// Of each parameter: its bucket, and its place and length in it.
+    /// The bucket of each parameter, and its offset and length there.
     places: Vec<Place>,
     ranks: Arc<OverlappedRanks>,
-    /// Number of the gradients among what ranks do for one another.
+    /// Number of the gradient service among the services of the ranks.
     service: u32,
     state: Mutex<State>,
 }
@@ -30,20 +31,20 @@ struct Place {
 
 #[derive(Default)]
 struct State {
-    /// Whether gradients are taken now.
+    /// Whether gradients are accepted.
     open: bool,
-    /// Buckets that are neither whole nor begun.
+    /// Incomplete buckets, by number.
     filling: BTreeMap<usize, Filling>,
-    /// Buckets before this one are still to be begun.
+    /// Buckets with smaller numbers have not been started.
     next: usize,
-    /// Gradients for buckets whose reduction was begun already: of parameters that are used more than once.
+    /// Gradients that arrive after their bucket's reduction was started: of parameters that are used more than once.
     late: BTreeMap<usize, Vec<f32>>,
     failed: Option<Error>,
 }
 
 struct Filling {
     values: Vec<f32>,
-    /// Parameters that came.
+    /// The parameters whose gradients have arrived.
     came: Vec<bool>,
 }
 
@@ -65,17 +66,18 @@ impl Arrivals {
         Self { partition, places, ranks, service, state: Mutex::default() }
     }
 
-    /// Gradients that come from now on are the last ones of their parameters.
+    /// Accepts gradients from now on: they are the last ones of their parameters in this step.
     pub(super) fn open(&self) {
         *self.lock() = State { open: true, next: self.partition.buckets().len(), ..State::default() };
     }
 
-    /// Drops the gradients that arrived and accepts no more.
+    /// Drops the gradients that have arrived and accepts no more.
     pub(super) fn close(&self) {
         *self.lock() = State::default();
     }
 
-    /// Takes the gradients that did not come out of the model, and begins the reductions that were not.
+    /// Takes the remaining gradients out of the model, and starts the reductions that have not been started. Fails with
+    /// the first error of a reduction.
     pub(super) fn finish(&self, model: &mut dyn Model) -> Result<()> {
         let State { open, mut filling, next, late, failed } = std::mem::take(&mut *self.lock());
         if let Some(error) = failed {
@@ -111,7 +113,7 @@ impl Arrivals {
         self.ranks.begin(self.service, [bucket as u32, 0], values, None)
     }
 
-    /// Zeros for a bucket and its padding.
+    /// Zeros of the size of a padded bucket.
     fn empty(&self, bucket: usize) -> Vec<f32> {
         vec![0.0; self.partition.buckets()[bucket].part * self.partition.world()]
     }

@@ -1,4 +1,4 @@
-//! The strategy with updates on the device of the parameters.
+//! Tests of the strategy `zero` with updates on the parameters' device.
 #![allow(clippy::unwrap_used)]
 
 use std::ops::Range;
@@ -14,9 +14,9 @@ use crate::strategy::OptimizerPlace;
 use crate::strategy::device_model::{OnDevice, assert_near, devices};
 
 const LONG: Duration = Duration::from_secs(60);
-/// Tensors that parts of ranks begin and end within.
+/// Tensors that are not aligned with the shards of the ranks.
 const SHAPES: [(&str, &[usize]); 5] = [("a", &[3, 7]), ("b", &[5]), ("c", &[1]), ("d", &[16, 9]), ("e", &[31])];
-/// Pulls of a step, over all ranks.
+/// Backward passes of a step, over all ranks.
 const PULLS: usize = 4;
 
 fn options(optimizer_on: OptimizerPlace, stage: u8, bucket: usize) -> ZeroOptions {
@@ -28,7 +28,7 @@ fn optimizer() -> OptimizerConfig {
     OptimizerConfig { weight_decay: 0.1, max_grad_norm: 1.0, ..OptimizerConfig::default() }
 }
 
-/// A rank's share of some steps, and the norms of their gradients.
+/// Runs a rank's share of some steps; returns the gradient norms.
 fn train(strategy: &mut Zero, model: &mut OnDevice, steps: Range<usize>) -> Result<Vec<f64>> {
     let (rank, world) = (strategy.communicator().rank().0, strategy.communicator().world_size());
     let mut norms = Vec::new();
@@ -43,10 +43,10 @@ fn train(strategy: &mut Zero, model: &mut OnDevice, steps: Range<usize>) -> Resu
     Ok(norms)
 }
 
-/// What is left of a run: parameters, norms of gradients, and the optimizer's state as rank 0 has it.
+/// The results of a run: parameters, gradient norms, and the optimizer state of rank 0.
 type After = (Vec<f32>, Vec<f64>, StateDict);
 
-/// Trains from `before` on, with other options for each range of steps, on ranks that must agree.
+/// Trains with different options for each range of steps, on ranks that must agree.
 fn run(ranks: usize, device: &Device, parts: &[(ZeroOptions, Range<usize>)]) -> After {
     let results = ThreadRanks::run(ranks, LONG, |ranks| {
         let mut model = OnDevice::of(&SHAPES, device);
@@ -54,7 +54,7 @@ fn run(ranks: usize, device: &Device, parts: &[(ZeroOptions, Range<usize>)]) -> 
         for (options, steps) in parts {
             let mut strategy = Zero::new(options.clone(), ranks.clone())?;
             strategy.attach(&mut model, &optimizer())?;
-            // Only rank 0 gets the state; a run reads it from a file.
+            // Only rank 0 receives the state; a real run reads it from a file.
             if let Some(state) = &state {
                 strategy.load_state(&everywhere(state, model.parameters(), ranks.as_ref())?)?;
             }
@@ -68,7 +68,7 @@ fn run(ranks: usize, device: &Device, parts: &[(ZeroOptions, Range<usize>)]) -> 
     results.swap_remove(0)
 }
 
-/// The state of rank 0 on every rank.
+/// Broadcasts the state of rank 0 to every rank.
 fn everywhere(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<StateDict> {
     let count: usize = specs.iter().map(ParameterSpec::len).sum();
     let mut flat = [vec![0.0; count], vec![0.0; count]];

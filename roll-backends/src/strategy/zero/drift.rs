@@ -1,4 +1,4 @@
-//! Do all ranks hold the same parameters?
+//! Checks that all ranks hold the same parameters.
 
 use roll_core::{Communicator, Model, ParameterSpec, Result};
 
@@ -20,7 +20,7 @@ pub(super) fn same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator)
     }
 }
 
-/// Fails unless every rank's parameters have the same bits. `when` is the number of updates.
+/// Fails unless the parameters of all ranks are bit-identical. `when` is the number of updates so far.
 pub(super) fn same_values(
     model: &mut dyn Model,
     specs: &[ParameterSpec],
@@ -55,7 +55,8 @@ pub(super) fn same_values(
     }
 }
 
-/// Differs whenever one word does: each is multiplied by an odd number of its own, which loses nothing.
+/// A checksum that differs whenever a single word differs: each word is multiplied by its own odd number, which is
+/// invertible.
 fn checksum(words: impl Iterator<Item = u32>) -> u64 {
     let term =
         |(i, word): (usize, u32)| u64::from(word).wrapping_mul((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);

@@ -8,8 +8,8 @@ use super::partition::Partition;
 use crate::optimizer::{scale, sum_of_squares};
 use crate::overlap::Service;
 
-/// Sums of gradients: whole on every rank (stages 0 and 1), or each rank's parts (stages 2 and 3). Either way the sum
-/// of an element has the same bits: contributions are added bucket by bucket, over the ranks in their order.
+/// Sums of gradients: complete on every rank (stages 0 and 1) or sharded (stages 2 and 3). The sum of an element is
+/// bit-identical either way: contributions are added bucket by bucket, in the order of the ranks.
 pub(super) struct Gradients {
     partition: Arc<Partition>,
     whole: bool,
@@ -31,8 +31,8 @@ impl Gradients {
         scale(&mut self.lock(), factor);
     }
 
-    /// Sum of the squares of all sums, over all ranks: that of each rank's parts, bucket by bucket, and these added in
-    /// the order of the ranks. The same bits whether the sums are whole or not.
+    /// The sum of squares over all ranks: the sum of each rank's shards, bucket by bucket, added in the order of the
+    /// ranks. Bit-identical whether the sums are sharded or not.
     pub(super) fn sum_of_squares(&self, ranks: &dyn Communicator) -> Result<f64> {
         let sums = self.lock();
         let buckets = self.partition.buckets();
@@ -48,8 +48,8 @@ impl Gradients {
         Ok(squares.iter().sum())
     }
 
-    /// The sums of bucket `bucket`: of the whole of it, padded, when `whole`, else of the part of `rank`. Whole ones
-    /// exist only where the sums are whole.
+    /// Calls `f` with the sums of bucket `bucket`: the whole padded bucket if `whole` and the sums are complete, else
+    /// the shard of `rank`.
     pub(super) fn with<T>(&self, bucket: usize, rank: usize, whole: bool, f: impl FnOnce(&[f32]) -> T) -> T {
         let sums = self.lock();
         let bucket = &self.partition.buckets()[bucket];
@@ -66,7 +66,7 @@ impl Gradients {
 }
 
 impl Service for Gradients {
-    /// Reduces bucket `what[0]`; who offers nothing adds zeros.
+    /// Reduces bucket `what[0]`; a rank without an offer adds zeros.
     fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
         let bucket = self.partition.buckets().get(what[0] as usize).ok_or_else(|| {
             Error::Misuse(format!("there is no bucket {} of gradients: the ranks train different models", what[0]))
@@ -77,7 +77,7 @@ impl Service for Gradients {
             Some(offer) => std::borrow::Cow::Borrowed(offer),
             None => std::borrow::Cow::Owned(vec![0.0; bucket.part * world]),
         };
-        // The sums are locked after the collective: a call that clears them must not wait for other ranks.
+        // The sums are locked after the collective, so that a call that clears them does not wait for other ranks.
         match self.whole {
             true if world == 1 => add(&mut self.lock()[bucket.in_shard()], &offer),
             true => {

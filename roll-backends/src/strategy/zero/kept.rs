@@ -1,4 +1,4 @@
-//! The optimizer's state of a rank, where it is.
+//! The optimizer state of a rank, on the device or in host memory.
 
 use std::ops::Range;
 
@@ -11,30 +11,30 @@ use super::values::Values;
 use crate::optimizer::{AdamW, Moments};
 use crate::strategy::saved::Saved;
 
-/// The state, and the number of updates so far. A rank has that of all parameters at stage 0, and elsewhere that of its part
-/// of each bucket.
+/// The state, and the number of updates so far. It covers all parameters at stage 0, else the rank's shard of each
+/// bucket.
 pub(super) enum Kept {
-    /// In host memory, padded as the buckets are.
+    /// Host memory, padded like the buckets.
     Host(Moments),
-    /// On the device, of all parameters.
+    /// Device memory, for all parameters.
     All { updates: Box<dyn DeviceUpdates>, step: u64 },
-    /// On the device, of the rank's part of each bucket, without padding.
+    /// Device memory, for the rank's shard of each bucket, without padding.
     Parts { parts: Vec<Box<dyn DevicePart>>, step: u64 },
 }
 
-/// The place of a rank in an update.
+/// The context of an update on one rank.
 pub(super) struct Turn<'a> {
     pub(super) optimizer: &'a AdamW,
     pub(super) partition: &'a Partition,
     pub(super) gradients: &'a Gradients,
     pub(super) ranks: &'a dyn Communicator,
-    /// State is not divided.
+    /// Whether the state is replicated rather than sharded.
     pub(super) whole: bool,
     pub(super) learning_rate: f64,
 }
 
 impl Kept {
-    /// Zeros, where the options want them.
+    /// Creates zero moments in the location that the options select.
     pub(super) fn zeros(
         options: &ZeroOptions,
         model: &dyn Model,
@@ -60,7 +60,7 @@ impl Kept {
         Ok(Self::Parts { parts: partition.buckets().iter().map(part).collect::<Result<_>>()?, step: 0 })
     }
 
-    /// Updates so far.
+    /// Number of updates so far.
     pub(super) fn step(&self) -> u64 {
         match self {
             Self::Host(moments) => moments.step,
@@ -86,7 +86,7 @@ impl Kept {
         }
     }
 
-    /// The moments in host memory, to be read bucket by bucket.
+    /// The moments, to be read bucket by bucket in host memory.
     pub(super) fn read(&self) -> Result<Read<'_>> {
         Ok(match self {
             Self::Host(moments) => Read::Host(moments),
@@ -95,7 +95,7 @@ impl Kept {
         })
     }
 
-    /// Replaces everything by a state, of which a rank keeps what it has to.
+    /// Replaces the state; a rank keeps its part.
     pub(super) fn load(
         &mut self,
         saved: &Saved<'_>,
@@ -147,7 +147,7 @@ impl Kept {
     }
 }
 
-/// The part of `rank` in a bucket, without padding.
+/// The shard of `rank` in a bucket, without padding.
 fn own(bucket: &Bucket, rank: usize) -> Range<usize> {
     let Range { start, end } = bucket.own(rank);
     start.min(bucket.len)..end.min(bucket.len)
@@ -155,18 +155,18 @@ fn own(bucket: &Bucket, rank: usize) -> Range<usize> {
 
 impl Turn<'_> {
     fn coefficients(&self, step: u64) -> AdamUpdate {
-        // Gradients are scaled where they are summed.
+        // Gradients have been scaled already, when they were summed.
         self.optimizer.coefficients(step, self.learning_rate, [1.0; 2])
     }
 
     fn in_host_memory(&self, model: &mut dyn Model, moments: &mut Moments) -> Result<()> {
         let (rank, world) = (self.ranks.rank().0, self.ranks.world_size());
-        // Read again: a checkpoint or an import may have written them since the last step.
+        // Read again: a checkpoint or an import may have replaced the parameters since the last step.
         let mut values = Values::open(model)?;
         for (i, bucket) in self.partition.buckets().iter().enumerate() {
             let mut parameters = values.read(bucket)?;
             parameters.resize(bucket.part * world, 0.0);
-            // Without division of the state every rank updates everything; else its own part.
+            // Every rank updates everything if the state is replicated, else its own shard.
             let (own, kept) = match self.whole {
                 true => (0..parameters.len(), bucket.padded_at),
                 false => (bucket.own(rank), bucket.shard_at),
@@ -185,7 +185,7 @@ impl Turn<'_> {
         values.close()
     }
 
-    /// Every rank updates everything, or there is one.
+    /// Every rank updates all parameters, or there is only one rank.
     fn where_they_are(&self, updates: &mut dyn DeviceUpdates, update: &AdamUpdate) -> Result<()> {
         let mut all = Vec::new();
         for (i, bucket) in self.partition.buckets().iter().enumerate() {
@@ -211,21 +211,21 @@ impl Turn<'_> {
     }
 }
 
-/// Moments on their way to a checkpoint.
+/// The moments of a rank, read for a checkpoint.
 pub(super) enum Read<'a> {
     Host(&'a Moments),
     All([Vec<f32>; 2]),
     Parts(&'a [Box<dyn DevicePart>]),
 }
 
-/// Of a bucket: all of it, or the part of this rank, padded.
+/// The moments of a bucket: complete, or this rank's padded shard.
 pub(super) enum OfBucket {
     Whole([Vec<f32>; 2]),
     Own([Vec<f32>; 2]),
 }
 
 impl Read<'_> {
-    /// The moments of bucket `number`; `divided` tells of those in host memory whether they are this rank's part alone.
+    /// The moments of bucket `number`. `divided` says whether moments in host memory are sharded.
     pub(super) fn of(&self, number: usize, bucket: &Bucket, divided: bool) -> Result<OfBucket> {
         Ok(match self {
             Self::Host(moments) => {

@@ -1,16 +1,16 @@
-//! ZeRO: optimizer state (stage 1), gradients (stage 2) and frozen weights (stage 3) divided among the ranks.
+//! ZeRO: optimizer state (stage 1), gradients (stage 2) and frozen weights (stage 3) are sharded over the ranks.
 //!
-//! The trainable parameters are a flat vector, cut into buckets of whole tensors, and each bucket into one part per
-//! rank. Gradients are reduced bucket by bucket to the rank that owns the part; that rank holds its moments and updates
-//! it; the parts of all ranks are gathered and written to the model. The frozen weights of stage 3 are divided by the
-//! weight store ([`crate::Sharded`]) and gathered block by block.
+//! The trainable parameters are a flat vector. It is divided into buckets of whole tensors, and each bucket into one
+//! shard per rank. Gradients are reduced bucket by bucket to the rank that owns the shard. That rank holds the moments
+//! of the shard and updates it; the shards of all ranks are all-gathered and written to the model. The frozen weights
+//! of stage 3 are sharded by the weight store ([`crate::Sharded`]) and all-gathered block by block.
 //!
-//! A pull goes through the network backwards, so buckets fill from the last to the first, and their reductions are begun
-//! in that order, whether that is during the pull or after it (`arrivals.rs`).
+//! A backward pass runs through the network in reverse, so buckets fill from the last to the first. Reductions are
+//! started in that order, whether during the pass or after it (`arrivals.rs`).
 //!
-//! Every stage computes the same bits: sums are taken over the ranks in their order whichever rank holds them, AdamW
-//! works element by element, and the norm of the gradient is summed part by part. Another number of ranks sums in
-//! another order and differs by rounding.
+//! Every stage computes the same bits: sums run over the ranks in their order whichever rank holds them, AdamW is
+//! elementwise, and the gradient norm is summed shard by shard. Another number of ranks sums in another order and
+//! differs by rounding.
 
 mod arrivals;
 #[cfg(test)]
@@ -51,12 +51,12 @@ const NAME: &str = "zero";
 pub struct Zero {
     options: ZeroOptions,
     ranks: Arc<OverlappedRanks>,
-    /// Where several ranks work on one sample.
+    /// The sequence groups, if several ranks work on one sample.
     sequence: Option<Sequence>,
     attached: Option<Attached>,
 }
 
-/// What exists once a model is attached.
+/// The state after a model is attached.
 struct Attached {
     optimizer: AdamW,
     max_grad_norm: f64,
@@ -68,7 +68,7 @@ struct Attached {
 }
 
 impl Zero {
-    /// A strategy without a model, on the ranks of `communicator`.
+    /// Creates a strategy without a model, on the ranks of `communicator`. Fails on invalid options.
     pub fn new(options: ZeroOptions, communicator: Arc<dyn Communicator>) -> Result<Self> {
         options.check()?;
         communicator.set_timeout(options.timeout());
@@ -88,7 +88,7 @@ impl Strategy for Zero {
         self.options.weight_placement()
     }
 
-    /// Fails when the ranks train different parameters, or start from different values.
+    /// Fails if the ranks train different parameters or start from different values.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
         check(model, optimizer)?;
         let ranks = self.ranks.as_ref();
@@ -115,14 +115,14 @@ impl Strategy for Zero {
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
         let overlaps = self.ranks.overlaps();
         let arrivals = self.attached()?.arrivals.clone();
-        // Without parts the rest could not be taken bucket by bucket.
+        // The remaining gradients can only be taken bucket by bucket if the model has parts.
         if overlaps && model.parts().is_some() && model.deliver_gradients(Some(arrivals.clone())) {
             arrivals.open();
         }
         Ok(())
     }
 
-    /// Ranks may call it at different times, and differently often.
+    /// Ranks may call this at different times, and a different number of times.
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
         let arrivals = self.attached()?.arrivals.clone();
         model.deliver_gradients(None);
@@ -175,8 +175,8 @@ impl Strategy for Zero {
         self.sequence.as_ref().map(Sequence::token_ranks)
     }
 
-    /// Called by all ranks. Rank 0 gets the whole state, in the layout of the strategy `single`, so that a run resumes
-    /// on any number of ranks, stage and strategy; the others get nothing.
+    /// Must be called by all ranks. Rank 0 receives the complete state, in the layout of the strategy `single`, so that
+    /// a run can resume on any number of ranks, stage and strategy; other ranks receive an empty state.
     fn state(&self) -> Result<StateDict> {
         let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
         let mut state = StateDict::new();
@@ -203,8 +203,8 @@ impl Strategy for Zero {
         Ok(state)
     }
 
-    /// Takes the whole state on every rank, and keeps this rank's parts. Fails, changing nothing, when a tensor is
-    /// missing, unexpected, misshapen or holds what no moment can be.
+    /// Takes the complete state on every rank and keeps this rank's shards. Fails, without changing anything, if a
+    /// tensor is missing, unexpected, misshapen, or holds values that are invalid for a moment.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
         let place = [self.ranks.rank().0, usize::from(self.options.stage)];
         let Attached { specs, partition, kept, .. } = self.attached()?;

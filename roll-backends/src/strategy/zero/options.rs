@@ -15,47 +15,49 @@ use crate::strategy::OptimizerPlace;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ZeroOptions {
-    /// The parts that are divided among the ranks: 0 nothing, 1 the optimizer's state, 2 also the gradients, 3 also
-    /// the frozen weights of models that can (`model.weight_store`).
+    /// What is sharded over the ranks: 0 nothing, 1 the optimizer state, 2 also the gradients, 3 also the frozen
+    /// weights, for models that support it (`model.weight_store`).
     #[schemars(range(max = 3))]
     pub stage: u8,
-    /// Elements that are reduced at a time. A tensor is never cut: a larger one is a bucket of its own.
+    /// Maximum number of elements that are reduced at a time. Tensors are not divided: a larger one is a bucket of its
+    /// own.
     #[schemars(range(min = 1))]
     pub reduce_bucket_size: usize,
-    /// Elements that are gathered at a time. Buckets are shared by both directions: the smaller size counts.
+    /// Maximum number of elements that are all-gathered at a time. Reduction and all-gather use the same buckets: the
+    /// smaller size applies.
     #[schemars(range(min = 1))]
     pub allgather_bucket_size: usize,
-    /// Elements that are updated at a time; bounds the buckets too.
+    /// Maximum number of elements that are updated at a time; also bounds the buckets.
     #[schemars(range(min = 1))]
     pub sub_group_size: usize,
-    /// Overlap of communication and computation: gradients are reduced while the pull goes on, bucket by bucket as they
-    /// become whole, and sharded weights are gathered a block ahead. Results have the same bits either way. Weights
-    /// that are streamed from files are always read a block ahead.
+    /// Overlap of communication and computation: each gradient bucket is reduced as soon as it is complete, during the
+    /// backward pass, and sharded weights are prefetched by one block. Results are bit-identical either way. Weights
+    /// that are streamed from files are always prefetched by one block.
     pub overlap_comm: bool,
-    /// Gradients of a bucket lie side by side; here they always do.
+    /// Contiguous gradients in a bucket; here they always are.
     pub contiguous_gradients: bool,
-    /// `cpu` keeps the optimizer's state in host memory, and updates there; `none` leaves that to `optimizer_on`.
+    /// `cpu` keeps the optimizer state in host memory and updates there; `none` leaves the location to `optimizer_on`.
     pub offload_optimizer: Offload,
-    /// Where the frozen weights live at stage 3; without effect below it, as in DeepSpeed.
+    /// Location of the frozen weights at stage 3; no effect below it, as in DeepSpeed.
     pub offload_param: Offload,
-    /// Where AdamW keeps its moments and updates the parameters: each rank its own, on their device with `device`, in host
-    /// memory with `host`. `auto`: on GPUs, if a rank has up to 268,435,456 parameters to update, enough for adapters; in
-    /// host memory otherwise. Gradients are summed over the ranks in host memory either way.
+    /// Location of AdamW's moments and updates on each rank. `device`: the parameters' device. `host`: host memory.
+    /// `auto`: on GPUs if a rank updates at most 268,435,456 parameters, which is enough for adapters; in host memory
+    /// otherwise. Gradients are summed over the ranks in host memory in any case.
     pub optimizer_on: OptimizerPlace,
     /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
     pub adam_rule: AdamRule,
     /// Moments in bf16, rounded at random: half the memory of the optimizer's state.
     /// Checkpoints keep them as they are; a run may go on with the other kind.
     pub bf16_optimizer_states: bool,
-    /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many for one
-    /// GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of the transformer
-    /// and its tokens. Ranks that stand next to each other are a group; every group has samples of its own. 1: every rank
-    /// has.
+    /// Number of ranks that work on one sample, each on its share of the tokens of a pass (sequence parallelism as in
+    /// DeepSpeed Ulysses), for videos with too many tokens for one GPU. It must divide the number of ranks, the heads
+    /// of the transformer and the tokens. Adjacent ranks form a group, and every group has its own samples. 1: every
+    /// rank has its own samples.
     #[schemars(range(min = 1))]
     pub sequence_parallel_size: usize,
-    /// The parameters of all ranks are compared every this many updates; 0 never compares.
+    /// Number of updates between comparisons of the parameters of all ranks; 0 never compares.
     pub check_every: u64,
-    /// Seconds that a rank waits for another before it gives the job up: longer than the longest step.
+    /// Seconds that a rank waits for other ranks before it fails; must exceed the longest step.
     #[schemars(range(min = 1))]
     pub timeout_seconds: u64,
 }
@@ -110,31 +112,31 @@ const IDLE: &[IdleKeys] = &[
     IdleKeys { keys: &["strategy.contiguous_gradients"], when: When::Always, because: "buckets are always contiguous" },
 ];
 
-/// Where something lives when it is not in use.
+/// Location of data that is not in use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Offload {
     /// `none`, `cpu` or `nvme`.
     pub device: OffloadDevice,
-    /// Pinned host memory; has no effect on the CPU.
+    /// Pinned host memory; no effect on the CPU.
     pub pin_memory: bool,
 }
 
-/// Places.
+/// A location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OffloadDevice {
-    /// On the device where it is computed; the optimizer's state where `strategy.optimizer_on` says.
+    /// The device; the optimizer state lies where `strategy.optimizer_on` says.
     #[default]
     None,
-    /// In host memory; frozen weights in their memory-mapped files, which the system keeps in memory as it can.
+    /// Host memory; frozen weights stay in their memory-mapped files, which the operating system caches in free memory.
     Cpu,
-    /// On disk: the same memory-mapped files.
+    /// Disk: the same memory-mapped files.
     Nvme,
 }
 
 impl ZeroOptions {
-    /// Fails on values that can only be mistakes.
+    /// Fails on invalid values and combinations.
     pub(super) fn check(&self) -> Result<()> {
         let key = |name: &str, problem: String| Err(Error::config(format!("strategy.{name}"), problem));
         check_ranges("strategy", self)?;
@@ -150,7 +152,7 @@ impl ZeroOptions {
         Ok(())
     }
 
-    /// Where the optimizer works.
+    /// The location of the optimizer state.
     pub(super) fn optimizer_place(&self) -> OptimizerPlace {
         match self.offload_optimizer.device {
             OffloadDevice::None => self.optimizer_on,
@@ -158,8 +160,8 @@ impl ZeroOptions {
         }
     }
 
-    /// Where frozen weights shall be. As in DeepSpeed, parameters are offloaded at stage 3 only; there, streaming needs
-    /// no memory for them at all, and so comes before dividing them.
+    /// The placement of frozen weights. As in DeepSpeed, parameters are offloaded at stage 3 only. Streaming needs no
+    /// host memory for them at all and therefore takes precedence over sharding.
     pub(super) fn weight_placement(&self) -> Option<WeightPlacement> {
         match (self.offload_param.device, self.stage) {
             (OffloadDevice::Cpu | OffloadDevice::Nvme, 3) => Some(WeightPlacement::Streamed),
@@ -168,7 +170,7 @@ impl ZeroOptions {
         }
     }
 
-    /// The divided parts, for a plan.
+    /// How memory is divided, for a plan.
     pub(super) fn division(&self) -> Division {
         Division {
             all_ranks: true,
@@ -183,7 +185,7 @@ impl ZeroOptions {
         }
     }
 
-    /// Elements of a bucket, at most.
+    /// Maximum number of elements of a bucket.
     pub(super) fn bucket_size(&self) -> usize {
         self.reduce_bucket_size.min(self.allgather_bucket_size).min(self.sub_group_size)
     }

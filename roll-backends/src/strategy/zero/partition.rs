@@ -1,31 +1,31 @@
-//! Which rank owns which part of the flat layout.
+//! The partition of the flat layout into buckets and shards.
 
 use std::ops::Range;
 
 use roll_core::ParameterSpec;
 
-/// Parameters that are reduced, updated and gathered together. Each rank owns one of `world` equal parts of it; zeros
-/// behind the last parameter make the parts equal.
+/// Parameters that are reduced, updated and all-gathered together. Each rank owns one of `world` equal shards; zeros
+/// after the last parameter make the shards equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Positions of its parameters.
+    /// Indices of its parameters.
     pub specs: Range<usize>,
-    /// Where they begin in the flat layout.
+    /// Start of the bucket in the flat layout.
     pub flat_at: usize,
-    /// Elements of its parameters.
+    /// Number of elements, without padding.
     pub len: usize,
-    /// Elements of a part.
+    /// Number of elements of a shard.
     pub part: usize,
-    /// Where it begins in a vector of all padded buckets.
+    /// Start of the bucket in the concatenation of all padded buckets.
     pub padded_at: usize,
-    /// Where a rank's part begins in a vector of all parts of that rank.
+    /// Start of a rank's shard in the concatenation of all shards of that rank.
     pub shard_at: usize,
 }
 
-/// The flat layout, cut into buckets of whole tensors, and these into a part for each rank.
+/// The flat layout, divided into buckets of whole tensors, and each bucket into one shard per rank.
 ///
-/// Parts are cut within buckets, and not from the whole vector, so that a bucket can be reduced as soon as its own
-/// gradients are there, and every rank has its share of the work at every moment.
+/// Shards are formed per bucket, not from the whole vector, so that a bucket can be reduced as soon as its gradients
+/// are complete, and all ranks always have equal work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
     buckets: Vec<Bucket>,
@@ -33,7 +33,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Buckets of at most `size` elements, except where one tensor is larger.
+    /// Divides `specs` into buckets of at most `size` elements; a larger tensor is a bucket of its own.
     pub fn new(specs: &[ParameterSpec], size: usize, world: usize) -> Self {
         let mut partition = Self { buckets: Vec::new(), world };
         let (mut first, mut len) = (0, 0);
@@ -66,30 +66,30 @@ impl Partition {
         self.world
     }
 
-    /// Elements of all buckets with their padding.
+    /// Number of elements of all padded buckets.
     pub fn padded(&self) -> usize {
         self.shard() * self.world
     }
 
-    /// Elements of a rank's parts.
+    /// Number of elements of all shards of a rank.
     pub fn shard(&self) -> usize {
         self.buckets.last().map_or(0, |b| b.shard_at + b.part)
     }
 }
 
 impl Bucket {
-    /// The part of `rank`, in a vector of the padded bucket.
+    /// The range of the shard of `rank` in the padded bucket.
     pub fn own(&self, rank: usize) -> Range<usize> {
         rank * self.part..(rank + 1) * self.part
     }
 
-    /// The same in a vector of all padded buckets.
+    /// The range of the shard of `rank` in the concatenation of all padded buckets.
     pub fn padded_own(&self, rank: usize) -> Range<usize> {
         let Range { start, end } = self.own(rank);
         self.padded_at + start..self.padded_at + end
     }
 
-    /// The rank's part in a vector of its parts.
+    /// The range of a rank's shard in the concatenation of its shards.
     pub fn in_shard(&self) -> Range<usize> {
         self.shard_at..self.shard_at + self.part
     }

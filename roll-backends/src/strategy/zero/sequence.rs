@@ -1,4 +1,4 @@
-//! Several ranks on one sample.
+//! Sequence parallelism: groups of ranks that work on one sample.
 //!
 //! ```text
 //!                     tokens of a pass
@@ -6,9 +6,9 @@
 //!           group 1   rank 2   rank 3
 //! ```
 //!
-//! A group divides the tokens of its sample, and its ranks have the same inputs, noise and scores. A step's samples are
-//! divided and counted down a column, in which every group has one rank. Gradients are summed over all ranks: over a
-//! group to the gradient of its sample, over the groups to that of the step.
+//! A group shards the tokens of its sample; its ranks have the same inputs, noise and scores. The samples of a step are
+//! distributed over a column, which contains one rank of every group. Gradients are summed over all ranks: over a group
+//! to the gradient of its sample, and over the groups to the gradient of the step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,15 +23,16 @@ pub(super) struct Sequence {
     column: Column,
 }
 
-/// The ranks that a rank shares a step's samples with. All ranks of the job come to its collectives, and serve the others
-/// until they do.
+/// The ranks over which the samples of a step are distributed. All ranks of the job must reach its collectives; until
+/// they have, each serves the requests of the others.
 struct Column {
     all: Arc<OverlappedRanks>,
     own: Arc<dyn Communicator>,
 }
 
 impl Sequence {
-    /// Groups of `size` ranks; `None` for one. All ranks call it. Fails unless groups of that size are possible.
+    /// Creates groups of `size` ranks; `None` for groups of one. Must be called by all ranks. Fails if groups of that
+    /// size are impossible.
     pub(super) fn of(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<Option<Self>> {
         let (rank, world) = (all.rank().0, all.world_size());
         let refused = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
@@ -42,7 +43,7 @@ impl Sequence {
             return refused(format!("expected a number that divides the {world} ranks of the job, found {size}"));
         }
         if size == world {
-            // Other collectives of the job have the same order on all ranks, and so have these among them.
+            // All collectives of the job have the same order on all ranks, so these do too.
             let column = Column { all: all.clone(), own: Arc::new(SingleRank) };
             return Ok(Some(Self { tokens: all.clone(), column }));
         }
@@ -60,12 +61,12 @@ impl Sequence {
         }
     }
 
-    /// The ranks that divide the tokens.
+    /// The ranks over which tokens are sharded.
     pub(super) fn token_ranks(&self) -> Arc<dyn Communicator> {
         self.tokens.clone()
     }
 
-    /// The ranks that divide the samples.
+    /// The ranks over which samples are distributed.
     pub(super) fn data_ranks(&self) -> &dyn Communicator {
         &self.column
     }

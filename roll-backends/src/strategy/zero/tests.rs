@@ -20,7 +20,7 @@ fn optimizer() -> OptimizerConfig {
     OptimizerConfig { weight_decay: 0.01, max_grad_norm: 2.0, ..OptimizerConfig::default() }
 }
 
-/// A rank's share of the steps `steps`; `skips` says which samples have no gradient.
+/// Runs a rank's share of some steps; `skips` says which samples have no gradient.
 fn train(
     strategy: &mut dyn Strategy,
     model: &mut FlatModel,
@@ -46,7 +46,7 @@ fn train(
     Ok(reports)
 }
 
-/// Parameters and gradient norms after all steps, which must be the same on every rank.
+/// Returns parameters and gradient norms after all steps; asserts that they are equal on every rank.
 fn after(ranks: usize, options: &ZeroOptions, parts: bool, skips: fn(u64, usize) -> bool) -> (Vec<f32>, Vec<f64>) {
     let results = ThreadRanks::run(ranks, LONG, |ranks| {
         let mut strategy = Zero::new(options.clone(), ranks)?;
@@ -68,7 +68,7 @@ fn none(_: u64, _: usize) -> bool {
 fn assert_near(a: &[f32], b: &[f32]) {
     let scale = b.iter().fold(0f32, |m, v| m.max(v.abs()));
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
-        assert!((a - b).abs() <= 1e-6 * scale.max(1.0), "element {i}: {a} or {b}");
+        assert!((a - b).abs() <= 1e-6 * scale.max(1.0), "element {i}: {a} and {b} differ");
     }
 }
 
@@ -82,7 +82,7 @@ fn every_stage_gives_the_same_bits_at_one_number_of_ranks() {
         let cpu = || Offload { device: OffloadDevice::Cpu, ..Offload::default() };
         let offloaded = ZeroOptions { offload_optimizer: cpu(), offload_param: cpu(), ..options(3, 50) };
         assert_eq!(after(ranks, &offloaded, true, none), expected);
-        // Nor does it matter whether the model gives its parameters in parts.
+        // The result is also independent of whether the model has parts.
         assert_eq!(after(ranks, &options(2, 50), false, none), expected);
         let narrow = |stage| ZeroOptions { bf16_optimizer_states: true, ..options(stage, 50) };
         let expected = after(ranks, &narrow(0), true, none);
@@ -108,7 +108,7 @@ fn overlap_changes_no_bit_whoever_skips_what() {
     }
 }
 
-/// Ranks that count the reductions they were asked for.
+/// A communicator that counts its reductions.
 struct Counting {
     ranks: Arc<dyn Communicator>,
     reduced: Arc<AtomicUsize>,
@@ -140,8 +140,8 @@ impl Communicator for Counting {
     }
 }
 
-/// Reductions that were done before the gradient of the first tensor was made: the pull waits for `wanted` of them, as
-/// long as its patience lasts.
+/// Returns the number of reductions that finished before the gradient of the first tensor was ready: the backward pass
+/// waits for `wanted` of them, for at most `patience`.
 fn reduced_before_the_end(overlap_comm: bool, wanted: usize, patience: Duration) -> Vec<usize> {
     let results = ThreadRanks::run(2, LONG, |ranks| {
         let reduced = Arc::new(AtomicUsize::new(0));
@@ -185,7 +185,7 @@ fn a_parameter_that_is_used_twice_counts_twice() {
             let mut model = FlatModel::springs();
             strategy.attach(&mut model, &optimizer())?;
             strategy.before_last_pull(&mut model)?;
-            // The second comes when the buckets of the first are on their way.
+            // The second pass runs while the buckets of the first are in flight.
             model.pull(0, 0);
             model.pull(1, 2);
             strategy.accumulate(&mut model)?;
@@ -213,7 +213,7 @@ fn what_is_discarded_during_a_pull_is_gone() {
         let mut model = FlatModel::springs();
         strategy.attach(&mut model, &optimizer())?;
         strategy.before_last_pull(&mut model)?;
-        // The sink is still there, and wants nothing any more.
+        // The sink is still attached but accepts nothing any more.
         strategy.discard();
         model.pull(0, 0);
         assert!(model.gradients.iter().any(|g| *g != 0.0));
@@ -255,7 +255,7 @@ fn one_rank_is_the_strategy_single_bit_for_bit() {
 
 #[test]
 fn samples_that_are_skipped_on_some_ranks_stall_nobody_and_count_nowhere() {
-    // All samples of rank 1 of 2, some of rank 0, and a step in which only one of four ranks has a gradient.
+    // Skips all samples of rank 1 of 2, some of rank 0, and in some steps all but one of four ranks' samples.
     let skips = |step: u64, sample: usize| sample >= 2 || (step % 3 == 1 && sample == 0);
     let expected = after(1, &options(2, 50), true, skips).0;
     for ranks in [2, 4] {
@@ -289,7 +289,7 @@ fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
         });
         results.into_iter().for_each(|result| assert_near(&result.unwrap(), &expected));
     }
-    // And in the strategy of one process.
+    // Also in the strategy for one process.
     let mut single = Single::new(SingleOptions::default());
     let mut model = FlatModel::springs().with_values(values);
     single.attach(&mut model, &optimizer()).unwrap();

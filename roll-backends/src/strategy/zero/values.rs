@@ -1,19 +1,19 @@
-//! A model's parameters, bucket by bucket.
+//! Reads and writes a model's parameters bucket by bucket.
 
 use roll_core::{Model, ParameterParts, Result};
 
 use super::partition::Bucket;
 
-/// Reads and writes parameters in parts where the model can, else through a copy of all of them.
+/// Access to parameters, in parts if the model supports it, else through a copy of all of them.
 pub(super) enum Values<'a> {
     Parts(&'a mut dyn ParameterParts),
     Copy { model: &'a mut dyn Model, values: Vec<f32>, starts: Vec<usize>, changed: bool },
 }
 
 impl<'a> Values<'a> {
-    /// Reads all parameters now, where the model cannot give parts.
+    /// Opens the parameters. Reads all of them if the model has no parts.
     pub(super) fn open(model: &'a mut dyn Model) -> Result<Self> {
-        // Asked twice because a borrow that is returned lives as long as the other branch too.
+        // `parts` is called twice because a returned borrow would also extend into the other branch.
         if model.parts().is_none() {
             let mut values = vec![0.0; model.parameter_count()];
             model.read_parameters(&mut values)?;
@@ -42,7 +42,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Replaces the parameters of a bucket; in a copy, until [`Values::close`].
+    /// Replaces the parameters of a bucket; a copy is written to the model by [`Values::close`].
     pub(super) fn write(&mut self, bucket: &Bucket, new: &[f32]) -> Result<()> {
         match self {
             Self::Parts(parts) => parts.write_part(bucket.specs.clone(), new),
@@ -55,7 +55,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Writes the gathered values to the model.
+    /// Writes a changed copy to the model.
     pub(super) fn close(self) -> Result<()> {
         match self {
             Self::Copy { model, values, changed: true, .. } => model.write_parameters(&values),

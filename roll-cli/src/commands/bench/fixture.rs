@@ -6,7 +6,9 @@ use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
 use roll_backends::device::is_gpu;
 use roll_backends::strategy::Single;
 use roll_backends::weights::FromHost;
-use roll_backends::{Memory, NdTensor, Resident, Weight, WeightStore, product_dtype};
+use roll_backends::{
+    EightBits, Memory, NdTensor, Resident, ScaledMatrix, ScaledRows, Weight, WeightStore, product_dtype,
+};
 use roll_core::{Conditioning, Error, Noise, OptimizerConfig, Purpose, Result, StateDict, Strategy, Tensor, Timestep};
 use roll_models::wan2_2::dit::Dit;
 use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Vae};
@@ -30,10 +32,11 @@ pub struct Fixture {
 impl Fixture {
     pub fn new(preset: &Preset, device: &Device) -> Result<Self> {
         let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
-        let weights = random(dit.weights(), preset.dtype, device);
+        let codes = preset.eight_bits.map(Codes::new).transpose()?;
+        let weights = random(dit.weights(), preset.dtype, codes, device);
         let store: Arc<dyn WeightStore> = match preset.weights_on_host {
-            true => Arc::new(FromHost::new(weights.map(Ok), device)?),
-            false => Arc::new(Resident::from_weights(weights.collect(), device)),
+            true => Arc::new(FromHost::new(weights, device)?),
+            false => Arc::new(Resident::from_weights(weights.collect::<Result<_>>()?, device)),
         };
         let memory = if preset.offload { Memory::Offload } else { Memory::Recompute };
         let mut expert =
@@ -42,7 +45,8 @@ impl Fixture {
         expert.train(&preset.trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let weights = Resident::from_weights(random(vae.weights(), DType::F32, device).collect(), device);
+        let weights = random(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
+        let weights = Resident::from_weights(weights, device);
         let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.decoding_in(preset.vae_dtype)?;
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
@@ -78,7 +82,8 @@ impl Fixture {
     }
 }
 
-/// Frames whole, and on GPUs as many checkpoints as there are chunks: where the block inputs are, if not otherwise said.
+/// Frames whole, and on GPUs as many checkpoints as there are chunks: where the block inputs are, if not otherwise
+/// said.
 fn chunking(preset: &Preset, device: &Device) -> Chunking {
     let offload = preset.offload && is_gpu(device);
     let checkpoints = match (preset.vae_checkpoints, is_gpu(device)) {
@@ -89,10 +94,22 @@ fn chunking(preset: &Preset, device: &Device) -> Chunking {
     Chunking { tiling: None, checkpoints, offload }
 }
 
-/// Weights that keep activations at their size: products by their number of inputs, norms one.
-fn random(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> impl Iterator<Item = (String, Weight)> {
+/// Weights that keep activations at their size: products by their number of inputs, norms one. `codes` are for the
+/// matrices of the blocks.
+fn random(
+    shapes: Vec<(String, Vec<usize>)>,
+    dtype: DType,
+    codes: Option<Codes>,
+    device: &Device,
+) -> impl Iterator<Item = Result<(String, Weight)>> {
     device.seed(0);
     shapes.into_iter().map(move |(name, shape): (String, Vec<usize>)| {
+        if let (Some(codes), &[rows, columns]) = (&codes, &*shape)
+            && name.starts_with("blocks.")
+        {
+            let matrix = ScaledMatrix::new(codes.rows([rows, columns])?, device);
+            return Ok((name, Weight::from_scaled(matrix)));
+        }
         let count: usize = shape.iter().product();
         let inputs: usize = shape[1..].iter().product();
         let is_norm = name.contains("norm") && !name.ends_with("bias") || name.ends_with("gamma");
@@ -104,6 +121,24 @@ fn random(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> i
                 Burn::random([count], Distribution::Normal(0.0, deviation), (device, DType::F32))
             }
         };
-        (name, Weight::from_tensor(NdTensor::from_flat(values.cast(dtype), shape)))
+        Ok((name, Weight::from_tensor(NdTensor::from_flat(values.cast(dtype), shape))))
     })
+}
+
+/// Random numbers in eight bits, of which every matrix is made: rounding each matrix of a 14B transformer takes minutes.
+struct Codes(ScaledRows);
+
+impl Codes {
+    fn new(format: EightBits) -> Result<Self> {
+        let values = Noise::new(0).normal(Purpose::Synthetic, 0, 5, &[1024, 1024])?;
+        ScaledRows::quantised(&values, format).map(Self)
+    }
+
+    fn rows(&self, shape: [usize; 2]) -> Result<ScaledRows> {
+        let (codes, count) = (self.0.codes(), shape[0] * shape[1]);
+        let mut repeated = codes.repeat(count.div_ceil(codes.len()));
+        repeated.truncate(count);
+        let scale = self.0.scales()[0] / (shape[1] as f32).sqrt();
+        ScaledRows::new(self.0.kind(), repeated, vec![scale], shape)
+    }
 }

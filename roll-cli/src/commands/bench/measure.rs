@@ -8,7 +8,6 @@ use roll_backends::device::is_gpu;
 use roll_backends::product_dtype;
 use roll_core::Result;
 use roll_core::plan::Passes;
-use roll_models::wan2_2::plan::Speed;
 
 use super::fixture::Fixture;
 use super::memory::Meter;
@@ -46,8 +45,10 @@ impl Phase {
 pub struct Measured {
     /// In the order of a step.
     pub phases: Vec<Phase>,
-    /// Of the steps that were made whole; `None` where phases were measured one by one.
+    /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<Whole>,
+    /// Rounds that are complete, without the one that warms up: 0 means that the phases are those of that round.
+    pub rounds: usize,
 }
 
 /// Steps that were made whole.
@@ -147,12 +148,15 @@ pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
 }
 
 /// Times and memory of the phases: medians over `rounds`, after a round that warms up. A round is a whole step, or each
-/// phase once.
-pub fn step(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter) -> Result<Measured> {
-    // Asking the driver takes longer than some phases: a step that is timed as a whole is not interrupted for it.
-    let of_phases = (!preset.whole_step).then_some(meter);
-    let mut seen = Seen { meter: of_phases, seconds: BTreeMap::new(), peak: BTreeMap::new() };
-    let (mut whole, mut peak) = (Vec::new(), None);
+/// phase once. `progress` is called after each phase and each round.
+pub fn step(
+    fixture: &mut Fixture,
+    preset: &Preset,
+    rounds: usize,
+    meter: &Meter,
+    progress: &dyn Fn(&Measured) -> Result<()>,
+) -> Result<Measured> {
+    let mut seen = Seen::new(preset, meter, progress);
     for round in 0..=rounds {
         // Without copies to the host, whose memory is made by the first step, one pass of each kind warms up as well.
         let is_whole = preset.whole_step && (round > 0 || preset.offload);
@@ -166,26 +170,21 @@ pub fn step(fixture: &mut Fixture, preset: &Preset, rounds: usize, meter: &Meter
         tracing::debug!("round {round} of {rounds}: {seconds:.3} s");
         if round == 0 {
             seen.seconds.clear();
-        } else if is_whole {
-            whole.push(seconds);
-            peak = peak.max(meter.peak());
+            continue;
         }
+        seen.rounds = round;
+        if is_whole {
+            seen.whole.push(seconds);
+            seen.whole_peak = seen.whole_peak.max(meter.peak());
+        }
+        progress(&seen.measured())?;
     }
-    let flops = flops(preset);
-    let tokens = preset.plan().tokens();
-    let phase = |(name, passes): (&'static str, usize)| {
-        let seconds = median(seen.seconds.get(name)?.clone())?;
-        let tokens = name.contains("forward").then_some(tokens);
-        let peak = seen.peak.get(name).copied();
-        Some(Phase { name, seconds, passes, flops: flops.get(name).copied(), tokens, peak, memory: meter.kind() })
-    };
-    let whole = median(whole).map(|seconds| Whole { seconds, peak });
-    Ok(Measured { phases: phases_of(&preset.passes).filter_map(phase).collect(), whole })
+    Ok(seen.measured())
 }
 
 /// Operations of one pass of each phase that they are counted for.
 pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
-    let counted = preset.plan().time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
+    let counted = preset.plan().time();
     let passes = &preset.passes;
     let [unrecorded, decoded] = passes.decoded();
     let of = |name: &str| {
@@ -203,29 +202,86 @@ pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
 
 /// Measurements so far.
 pub struct Seen<'a> {
-    /// Of each phase, unless steps are measured whole.
-    meter: Option<&'a Meter>,
+    preset: &'a Preset,
+    meter: &'a Meter,
+    progress: &'a dyn Fn(&Measured) -> Result<()>,
+    flops: BTreeMap<&'static str, f64>,
     seconds: BTreeMap<&'static str, Vec<f64>>,
     peak: BTreeMap<&'static str, u64>,
+    whole: Vec<f64>,
+    whole_peak: Option<u64>,
+    rounds: usize,
 }
 
-impl Seen<'_> {
+impl<'a> Seen<'a> {
+    fn new(preset: &'a Preset, meter: &'a Meter, progress: &'a dyn Fn(&Measured) -> Result<()>) -> Self {
+        Self {
+            preset,
+            meter,
+            progress,
+            flops: flops(preset),
+            seconds: BTreeMap::new(),
+            peak: BTreeMap::new(),
+            whole: Vec::new(),
+            whole_peak: None,
+            rounds: 0,
+        }
+    }
+
     /// Runs one pass of the phase `name`.
     pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        if let Some(meter) = self.meter {
+        // Asking the driver takes longer than some phases: a step that is timed as a whole is not interrupted for it.
+        let meter = (!self.preset.whole_step).then_some(self.meter);
+        if let Some(meter) = meter {
             meter.reset();
         }
         let start = Instant::now();
         let value = f()?;
         let seconds = start.elapsed().as_secs_f64();
-        // Said at once: a measurement that is stopped half-way has told something.
+        mark(name);
         tracing::debug!("{name}: {seconds:.3} s");
         self.seconds.entry(name).or_default().push(seconds);
-        if let Some(peak) = self.meter.and_then(Meter::peak) {
+        if let Some(peak) = meter.and_then(Meter::peak) {
             let most = self.peak.entry(name).or_default();
             *most = peak.max(*most);
         }
+        (self.progress)(&self.measured())?;
         Ok(value)
+    }
+
+    fn measured(&self) -> Measured {
+        let tokens = self.preset.plan().tokens();
+        let phase = |(name, passes): (&'static str, usize)| {
+            Some(Phase {
+                name,
+                seconds: median(self.seconds.get(name)?.clone())?,
+                passes,
+                flops: self.flops.get(name).copied(),
+                tokens: name.contains("forward").then_some(tokens),
+                peak: self.peak.get(name).copied(),
+                memory: self.meter.kind(),
+            })
+        };
+        Measured {
+            phases: phases_of(&self.preset.passes).filter_map(phase).collect(),
+            whole: median(self.whole.clone()).map(|seconds| Whole { seconds, peak: self.whole_peak }),
+            rounds: self.rounds,
+        }
+    }
+}
+
+/// Marks the end of a phase for a profiler that was loaded before this program (`bench/operators.cpp`).
+fn mark(phase: &str) {
+    #[cfg(unix)]
+    if let Ok(phase) = std::ffi::CString::new(phase) {
+        type Mark = unsafe extern "C" fn(*const std::ffi::c_char);
+        // SAFETY: looks a symbol up. The library that has it declares it with this signature, and copies the string.
+        unsafe {
+            let found = libc::dlsym(libc::RTLD_DEFAULT, c"roll_phase_ended".as_ptr());
+            if !found.is_null() {
+                std::mem::transmute::<*mut libc::c_void, Mark>(found)(phase.as_ptr());
+            }
+        }
     }
 }
 

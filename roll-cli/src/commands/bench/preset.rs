@@ -1,16 +1,17 @@
 //! The measured networks, video and dtype.
 
 use burn::tensor::DType;
-use roll_core::plan::Passes;
+use roll_backends::EightBits;
+use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Options, Registry, Result, error};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
-use roll_models::wan2_2::plan::{Division, Network, Networks, OnDevice, Plan, Tiles, Work};
+use roll_models::wan2_2::plan::{Network, Networks, OnDevice, Plan, Tiles};
 use roll_models::wan2_2::vae::VaeConfig;
 use roll_models::wan2_2::{IdleExpert, Placement};
 
 use crate::args::Bench;
 
-/// Of the LoRA.
+/// Rank of the LoRA.
 pub const RANK: usize = 32;
 
 /// The subject of a measurement.
@@ -24,6 +25,8 @@ pub struct Preset {
     pub all_layers: usize,
     /// Dtype of stored weights and of products.
     pub dtype: DType,
+    /// Format of the matrices of the transformer's blocks, if it is one of eight bits.
+    pub eight_bits: Option<EightBits>,
     /// Dtype of the VAE's decoder.
     pub vae_dtype: DType,
     /// Caches that the decoder's pull keeps; `None` leaves it to the device.
@@ -87,6 +90,7 @@ impl Preset {
             networks,
             all_layers,
             dtype,
+            eight_bits: args.weights_dtype,
             vae_dtype: args.vae_dtype.0,
             vae_checkpoints: args.vae_checkpoints,
             frames: args.frames.unwrap_or(frames),
@@ -135,36 +139,26 @@ impl Preset {
     pub fn plan(&self) -> Plan {
         Plan {
             networks: self.networks.clone(),
-            work: Work {
+            input: PlanInput {
+                network: None,
                 frames: self.frames,
-                size: self.size,
-                velocities: self.passes.forward,
-                recorded: self.passes.pulled,
-                references: self.passes.references(),
-                held: self.passes.held(),
-                decoded: self.passes.decoded(),
-                tiles: Tiles::Fixed(None),
-                offload_inputs: self.offload,
-                text_len: self.text_len,
-                samples: 1,
-            },
-            division: Division {
-                stage: 0,
-                placement: if self.weights_on_host { Placement::Host } else { Placement::Resident },
-                ranks: 1,
-                trainable: self.trainable(),
-                trained_experts: 1,
-                bf16_optimizer_states: false,
-                state_on_gpu: 0,
-                sums_on_host: false,
-                copies_parameters: false,
-                overlap_comm: false,
-                token_ranks: 1,
-            },
-            storage: OnDevice {
+                size: Some(self.size),
                 memory: None,
+                samples: 1,
+                ranks: 1,
+                passes: self.passes.clone(),
+                division: Division::default(),
+                speed: Speed { flops: 1.0, link: 1.0, read: 1.0 },
+            },
+            placement: if self.weights_on_host { Placement::Host } else { Placement::Resident },
+            trainable: self.trainable(),
+            trained_experts: 1,
+            tiles: Tiles::Fixed(None),
+            offload_inputs: self.offload,
+            text_len: self.text_len,
+            storage: OnDevice {
                 weight_bytes: self.networks.stored.size(),
-                eight_bits: false,
+                eight_bits: self.eight_bits.is_some(),
                 kept_bytes: self.networks.stored.size(),
                 decoding_bytes: self.vae_dtype.size(),
                 idle: IdleExpert::Keep,
@@ -211,4 +205,34 @@ fn tiny() -> Networks {
     };
     let vae = VaeConfig { encoder_dim: 16, decoder_dim: 16, ..VaeConfig::wan2_1() };
     Networks { dit, experts: 1, stored: DType::F32, eight_bits: false, vae }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: Bench,
+    }
+
+    fn preset(line: &str) -> Result<Preset> {
+        Preset::of(&Line::parse_from(line.split_whitespace()).bench)
+    }
+
+    #[test]
+    fn a14b_has_18900_tokens_in_bf16() {
+        let a14b = preset("bench --preset a14b").unwrap();
+        assert_eq!((a14b.latent_shape(), a14b.plan().tokens(), a14b.dtype), ([16, 21, 60, 60], 18_900, DType::BF16));
+    }
+
+    #[test]
+    fn whole_steps_are_those_that_back_propagate_a_score() {
+        let refused = preset("bench --algo diffusion_nft --whole-step").unwrap_err().to_string();
+        assert!(refused.contains("reward_fl"), "{refused}");
+    }
 }

@@ -77,7 +77,7 @@ impl<'a> Writer<'a> {
             let component = self.component(&key, value);
             let mark = if active { "" } else { "#" };
             match value {
-                // A map whose keys are told one by one.
+                // A map whose keys are listed one by one.
                 Json::Object(inner) if !inner.is_empty() && (told.is_none() || component.is_some()) => {
                     // A section with nothing under it says nothing.
                     let mark = if place.indent == 0 { "" } else { mark };

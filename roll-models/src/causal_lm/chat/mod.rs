@@ -1,8 +1,9 @@
 //! Conversations as the model was trained to read them: its chat template.
 //!
-//! A template is a program, and the directory of a model is often somebody else's. A program that reads such directories
-//! has templates rendered by a process beside it ([`render_elsewhere`]), whose memory and time are limited: whatever a
-//! template does, it ends as an error. Where nobody asked for that they are rendered on a thread, with a limit on steps.
+//! A template is a program, and the directory of a model is often somebody else's. A program that reads such
+//! directories has templates rendered by a process beside it ([`render_elsewhere`]), whose memory and time are limited:
+//! whatever a template does, it ends as an error. Where nobody asked for that they are rendered on a thread, with a
+//! limit on steps.
 
 mod template;
 mod worker;
@@ -11,7 +12,8 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use roll_core::{Error, Message, Result, files};
+use roll_core::{Error, Message, Result};
+use roll_external::files;
 use serde::Deserialize;
 
 use self::template::{Conversation, Source, Template};
@@ -27,8 +29,8 @@ const TOOLS: &str = "tools";
 /// The program that renders templates.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has the templates that are opened from now on rendered by `program`, which is called with the one argument [`WORKER`]
-/// and then calls [`serve`]. Only the first call counts.
+/// Has the templates that are opened from now on rendered by `program`, which is called with the one argument
+/// [`WORKER`] and then calls [`serve`]. Only the first call counts.
 pub fn render_elsewhere(program: PathBuf) {
     let _ = PROGRAM.set(program);
 }
@@ -114,7 +116,7 @@ impl ChatTemplate {
         template.map(Some).map_err(|problem| Error::bad_file(place, problem))
     }
 
-    /// A template from its source; the error says why it is none.
+    /// Parses a template; the error says why the source is invalid.
     pub fn new(source: String, bos: String, eos: String) -> std::result::Result<Self, String> {
         if source.len() > MAX_SOURCE {
             return Err(format!("the chat template has {} bytes, more than {MAX_SOURCE}", source.len()));

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use roll_core::process::{ChildGroup, limit_memory};
+use roll_external::process::{ChildGroup, limit_memory};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub const WORKER: &str = "template-worker";
 
 /// Memory of the process beyond that of the program itself.
 const MEMORY: u64 = 512 << 20;
-/// Of this the stack: templates nest a few levels.
+/// Bytes of the worker's stack, a part of the limit above: templates nest a few levels.
 const STACK: usize = 64 << 20;
 /// Bytes of an answer, at most: a million tokens are a few megabytes.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -146,7 +146,7 @@ impl Running {
         Ok(Self { group, requests, answers })
     }
 
-    /// The answer; the outer error says that there is none, and the process is of no use any more.
+    /// Asks the worker. The outer error means that no answer came and the process is unusable.
     fn ask<T: DeserializeOwned>(&mut self, question: &impl Serialize) -> Answer<Answer<T>> {
         let line = serde_json::to_string(question).map_err(|e| e.to_string())?;
         // A thread that is gone says so through `answers`.

@@ -1,4 +1,4 @@
-//! Several inputs as one: their tokens are rows of one matrix, sample after sample.
+//! A batch of inputs, whose tokens are the rows of one matrix, sample after sample.
 
 use roll_core::{Conditioning, Error, Result, Tensor, Timestep, VelocityInput};
 
@@ -6,24 +6,24 @@ use super::config::DitConfig;
 use super::patch::{Grid, Order};
 use super::rope::rotary_tables;
 
-/// The inputs of a pass on the host, checked.
+/// The checked inputs of a pass, in host memory.
 pub(super) struct Batch {
     pub(super) shape: Shape,
-    /// `[B * tokens, patch]`.
+    /// Patches of the latents and the conditioning channels, `[B * tokens, in_channels * patch]`.
     pub(super) tokens: Tensor,
-    /// One per group of tokens.
+    /// One timestep per group of tokens.
     pub(super) timesteps: Vec<Timestep>,
-    /// Tokens of each group.
+    /// Number of tokens in each group. The tokens of a group share a timestep.
     pub(super) groups: Vec<usize>,
-    /// `[B * rows, text_dim]`.
+    /// Text embeddings, `[B * rows, text_dim]`.
     pub(super) context: Tensor,
-    /// `[B * rows, image_dim]`, for models with that branch.
+    /// CLIP image tokens, `[B * rows, image_dim]`, for models with an image branch.
     pub(super) image_tokens: Option<Tensor>,
-    /// Rows of the image tokens of one sample.
+    /// Number of image tokens of one sample.
     pub(super) image_rows: usize,
 }
 
-/// How many samples, and how each is cut into tokens.
+/// Number of samples, and the patch grid of each.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Shape {
     samples: usize,
@@ -40,7 +40,7 @@ impl Batch {
         let latents = Tensor::stack(&latents?)?;
         let shape = Shape { samples: inputs.len(), grid: Grid::new(&latents.shape()[1..], config.patch)? };
 
-        // Tokens whose latents are given (TI2V) come first and have timestep zero.
+        // The tokens of a known first frame (TI2V) come first and have timestep zero.
         let known = |input: &VelocityInput<'_>| input.conditioning.first_frame.is_some();
         if let Some(other) = inputs.iter().find(|input| known(input) != known(first)) {
             let frames = other.conditioning.first_frame.as_ref().map_or(vec![0], |f| f.shape().to_vec());
@@ -80,19 +80,19 @@ impl Shape {
         self.samples
     }
 
-    /// The tables of one sample, for every sample.
+    /// Cosines and sines of one sample, repeated for every sample.
     pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
         let (cos, sin) = rotary_tables(&self.grid, head_dim)?;
         Ok((rows(&vec![cos; self.samples])?, rows(&vec![sin; self.samples])?))
     }
 
-    /// `[B, C, T, H, W]` to `[B * tokens, C * patch]`.
+    /// Cuts `[B, C, T, H, W]` into tokens `[B * tokens, C * patch]`.
     pub(super) fn to_tokens(self, stack: &Tensor, order: Order) -> Result<Tensor> {
         let parts: Result<Vec<Tensor>> = stack.unstack()?.iter().map(|x| self.grid.to_tokens(x, order)).collect();
         rows(&parts?)
     }
 
-    /// `[B * tokens, C * patch]` to `[B, C, T, H, W]`.
+    /// Reassembles tokens `[B * tokens, C * patch]` to `[B, C, T, H, W]`.
     pub(super) fn to_latents(self, tokens: &Tensor, order: Order) -> Result<Tensor> {
         let each = [self.samples, self.grid.tokens(), tokens.shape()[1]];
         let parts: Result<Vec<Tensor>> =
@@ -101,7 +101,7 @@ impl Shape {
     }
 }
 
-/// Matrices of one shape below one another.
+/// Concatenates matrices of the same shape along their rows.
 fn rows(parts: &[Tensor]) -> Result<Tensor> {
     let stack = Tensor::stack(parts)?;
     let [count, rows, columns] = *stack.shape() else {
@@ -123,7 +123,7 @@ fn image_tokens(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Opti
     rows(&tokens).map(Some)
 }
 
-/// The latents with the conditioning's channels behind them, checked.
+/// Appends the conditioning channels to the latents. Fails unless shapes and channels fit the model.
 fn with_channels(config: &DitConfig, latents: &Tensor, conditioning: &Conditioning) -> Result<Tensor> {
     let [c, t, h, w] = *latents.shape() else {
         return Err(Error::shape("latents", "[C, T, H, W]", latents.shape()));

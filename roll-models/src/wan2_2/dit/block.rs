@@ -1,4 +1,4 @@
-//! The segments of the network: patch embedding, blocks, head.
+//! The segments of the transformer: patch embedding, blocks, head.
 
 use std::sync::Arc;
 
@@ -10,61 +10,60 @@ use roll_core::Result;
 use super::config::DitConfig;
 use super::embed::EPS;
 
-/// Sees the inner values of a pass by name; tests compare them.
+/// Receives intermediate values of a pass by name; tests compare them.
 pub type Probe = Arc<dyn Fn(&str, &Tensor<2>) + Send + Sync>;
 
-/// Shared by all segments of one forward pass.
+/// The state that all segments of one forward pass share.
 pub struct Pass {
-    /// Shape of the network.
+    /// Sizes of the network.
     pub config: DitConfig,
     /// Frozen weights.
     pub store: Arc<dyn WeightStore>,
-    /// Trainable parameters; `None` runs the base model alone.
+    /// Trainable parameters; `None` runs the base model.
     pub trainable: Option<Snapshot>,
-    /// Every weight is among them: the frozen ones are not needed beside them.
+    /// Whether every weight is trainable. Frozen weights are then not read.
     pub full: bool,
-    /// alpha / rank.
+    /// Scale of the adapters, `alpha / rank`.
     pub lora_scale: f64,
-    /// Dtype of the blocks' products: see [`Scope::products`].
+    /// Dtype of the matrix products in blocks; see [`Scope::products`].
     pub products: DType,
-    /// Dtype of values between the operators of a block: f32, or bf16. Additions to the residual stream and the stream
-    /// itself, whose sums would lose small ones, are f32 either way.
+    /// Dtype of the values between the operators of a block: f32 or bf16. The residual stream and its updates are
+    /// always f32, because sums in bf16 would lose small updates.
     pub activations: DType,
-    /// Rotary tables, `[tokens, head_dim / 2]`.
+    /// Rotary tables (cosines, sines), each `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
-    /// Samples that are computed together; the rows of states and of the context are those of the samples, one after
-    /// the other.
+    /// Number of samples that are computed together. States and context have the rows of one sample after the other.
     pub samples: usize,
-    /// Tokens that share a timestep, and so a row of the modulations: those of a sample, or (TI2V) those of its given
-    /// first frame and then the others.
+    /// Number of tokens of each group that shares a timestep and therefore a row of the modulations: one group per
+    /// sample, or two for TI2V (the known first frame, then the other frames).
     pub groups: Vec<usize>,
-    /// Rows of a sample's context that are image tokens: they come first.
+    /// Number of image tokens in the context of a sample. They come before the text.
     pub image_rows: usize,
-    /// Among whom the tokens are divided, if they are: states, tables and groups are those of this rank's. One sample.
+    /// The ranks of sequence parallelism, if it is used. States, tables and groups are then this rank's, and there is
+    /// one sample.
     pub token_ranks: Option<Arc<TokenRanks>>,
-    /// Told inner values.
+    /// Receives intermediate values.
     pub probe: Option<Probe>,
 }
 
-/// Positions of the shared tensors of a chain.
+/// Indices of the shared tensors of a chain.
 pub mod shared {
-    /// `[G, dim]`, read by the head.
+    /// Embedded timesteps `[G, dim]`, read by the head. G is the number of groups.
     pub const TIME: usize = 0;
-    /// `[G, 6 * dim]`, read by the blocks.
+    /// Modulations `[G, 6 * dim]`, read by the blocks.
     pub const MODULATION: usize = 1;
-    /// `[L, dim]`, image rows first.
+    /// Context `[L, dim]`: image tokens, then text.
     pub const CONTEXT: usize = 2;
 }
 
 impl Pass {
-    /// Runs `f` with the weights under `prefix`.
+    /// Runs `f` with the weights whose names begin with `prefix`.
     pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         self.scoped_in(self.products, prefix, tape, f)
     }
 
-    /// As [`Pass::scoped`], with products in f32 whatever those of the blocks are: for the embeddings and the head, which
-    /// are cheap. The angles of time reach 1000, of which bf16 keeps eight bits, and every modulation of every block
-    /// follows from them.
+    /// Like [`Pass::scoped`], but with products in f32. Embeddings and head use it, because they are cheap and all
+    /// modulations depend on the embedded time: its angles reach 1000, of which bf16 keeps eight bits.
     pub fn scoped_exactly<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         self.scoped_in(DType::F32, prefix, tape, f)
     }
@@ -85,7 +84,8 @@ impl Pass {
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 
-    /// A modulation of one row per group as the operators take it: `[1, D]`, or `[tokens, D]` when there are several.
+    /// Expands a modulation from one row per group to the form that operators take: `[1, D]` for a single group,
+    /// `[tokens, D]` otherwise.
     fn per_token(&self, rows: Tensor<2>) -> Tensor<2> {
         let [count, width] = rows.dims();
         let [first, ..] = self.groups.as_slice() else { return rows };
@@ -96,12 +96,12 @@ impl Pass {
             return rows.reshape([count, 1, width]).expand([count, *first, width]).reshape([count * first, width]);
         }
         let spread = |(i, n): (usize, &usize)| rows.clone().narrow(0, i, 1).expand([*n, width]);
-        // A rank may have no token of a group.
+        // A rank may have no token of some group.
         let there = self.groups.iter().enumerate().filter(|(_, n)| **n > 0);
         Tensor::cat(there.map(spread).collect(), 0)
     }
 
-    /// Attention within each sample. A batch is folded into the head axis.
+    /// Attention within each sample. The samples of a batch are folded into the head axis.
     fn attention(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let (samples, heads) = (self.samples, self.config.heads);
         let options = AttentionOptions { products: Some(self.products), ..Default::default() };
@@ -117,10 +117,10 @@ impl Pass {
         attended.reshape([rows / samples, samples, width]).swap_dims(0, 1).reshape([rows, width])
     }
 
-    /// Attention of all tokens to one another, wherever they are.
+    /// Attention between all tokens of the sample, also those on other ranks.
     fn attention_among_tokens(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let Some(group) = &self.token_ranks else { return self.attention(q, k, v) };
-        // Together: so a pull, too, makes one exchange after the other, in the same order on every rank.
+        // One exchange for q, k and v together, so that a pullback makes its exchanges in the same order on every rank.
         let all = ops::exchange(Tensor::cat(vec![q, k, v], 1), group, Exchange { to: To::Heads, parts: 3 });
         let width = self.config.dim / group.count();
         let [q, k, v] = [0, 1, 2].map(|i| all.clone().narrow(1, i * width, width));
@@ -129,7 +129,7 @@ impl Pass {
         ops::exchange(attended, group, Exchange { to: To::Tokens, parts: 1 })
     }
 
-    /// The rows of each sample's `first` before those of its `second`.
+    /// Concatenates per sample: the rows of `first`, then the rows of `second`.
     pub(super) fn interleaved(&self, first: Tensor<2>, second: Tensor<2>) -> Tensor<2> {
         let width = first.dims()[1];
         let each = |x: Tensor<2>| {
@@ -141,7 +141,7 @@ impl Pass {
         both.reshape([rows, width])
     }
 
-    /// Some rows of each sample.
+    /// Selects the same range of rows of each sample.
     fn rows_of_each(&self, x: Tensor<2>, start: usize, count: usize) -> Tensor<2> {
         let [rows, width] = x.dims();
         let each = x.reshape([self.samples, rows / self.samples, width]);
@@ -155,14 +155,14 @@ impl Pass {
     }
 }
 
-/// Tokens of pixels to tokens of width `dim`.
+/// Maps patches of latents to tokens of width `dim`.
 pub struct PatchEmbedding(pub Arc<Pass>);
 
 impl Segment for PatchEmbedding {
     fn forward(&self, state: &NdTensor, _shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let pass = &self.0;
         pass.scoped("patch_embedding.", tape, |scope| {
-            // A convolution whose stride is its kernel is a product.
+            // The convolution's stride equals its kernel, so it is a matrix product.
             let weight = scope.weight::<5>("patch_embedding.weight")?;
             let weight = weight.reshape([pass.config.dim, pass.config.patch_in()]);
             let bias = scope.weight::<1>("patch_embedding.bias")?;
@@ -173,11 +173,11 @@ impl Segment for PatchEmbedding {
     }
 }
 
-/// One transformer block: self-attention, cross-attention, feed-forward.
+/// A transformer block: self-attention, cross-attention, feed-forward.
 pub struct Block {
-    /// Its number.
+    /// Number of the block, from 0.
     pub index: usize,
-    /// The pass it belongs to.
+    /// The pass that the block belongs to.
     pub pass: Arc<Pass>,
 }
 
@@ -232,7 +232,8 @@ impl Block {
         Ok(out)
     }
 
-    /// Every row of the context is a key, padding included: the reference does not mask it.
+    /// Cross-attention to the context. All its rows are keys, padding included: the reference implementation does not
+    /// mask them.
     fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let pass = &self.pass;
         let context = if context.dtype() == h.dtype() { context } else { context.cast(h.dtype()) };
@@ -256,7 +257,7 @@ impl Block {
         Ok(out)
     }
 
-    /// A projection followed by its RMS norm over all heads together, and by a rotation of each, if angles are given.
+    /// A projection, its RMS norm over the full width, and the rotation of each head if `angles` are given.
     fn normed(
         &self,
         scope: &Scope<'_>,
@@ -271,7 +272,7 @@ impl Block {
     }
 }
 
-/// Tokens of width `dim` to tokens of the velocity.
+/// Maps tokens of width `dim` to patches of the velocity.
 pub struct Head(pub Arc<Pass>);
 
 impl Segment for Head {

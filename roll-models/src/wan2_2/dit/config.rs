@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use roll_core::{Error, Result};
 
-/// Width of an attention head in every published Wan model; the weights do not say it.
+/// Width of an attention head in every published Wan model. The weights do not contain it.
 const OFFICIAL_HEAD_DIM: usize = 128;
 
-/// The shape of a Wan transformer, read from its weights.
+/// The sizes of a Wan transformer, read from its weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DitConfig {
     /// Width of the residual stream.
     pub dim: usize,
-    /// Channels of the input: latents, and those concatenated to them.
+    /// Channels of the input: the latents and the channels concatenated to them.
     pub in_channels: usize,
     /// Channels of the latents and of the velocity.
     pub out_channels: usize,
-    /// Patch of one token, `[t, h, w]`.
+    /// Size of the patch of one token, `[t, h, w]`.
     pub patch: [usize; 3],
     /// Width of the text embedding.
     pub text_dim: usize,
@@ -26,14 +26,14 @@ pub struct DitConfig {
     pub ffn_dim: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Width of the CLIP image tokens, for models with that branch (Wan2.1 I2V).
+    /// Width of the CLIP image tokens, for models with an image branch (Wan2.1 I2V).
     pub image_dim: Option<usize>,
 }
 
 impl DitConfig {
-    /// Which of the published models has these channels; `unknown` for none.
+    /// The published model with these channels, or `unknown`.
     pub fn kind(&self) -> &'static str {
         match (self.in_channels, self.out_channels, self.image_dim) {
             (36, 16, None) => "image to video, Wan2.2-A14B",
@@ -44,9 +44,10 @@ impl DitConfig {
         }
     }
 
-    /// Reads the shape from the weights' shapes (official key names), and checks that every weight is there and fits.
+    /// Reads the sizes from the shapes of the weights (official key names), and checks that every weight is present in
+    /// its shape.
     ///
-    /// `heads` comes from the checkpoint's `config.json` or the user; without it the heads are 128 wide, as in every
+    /// `heads` comes from the checkpoint's `config.json` or from the user. Without it, heads are 128 wide, as in every
     /// published model.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>, heads: Option<usize>) -> Result<Self> {
         let shape = |key: &str, rank: usize| -> Result<&Vec<usize>> {
@@ -98,17 +99,17 @@ impl DitConfig {
         self.dim / self.heads
     }
 
-    /// Elements of one token of the input.
+    /// Number of elements of an input token.
     pub fn patch_in(&self) -> usize {
         self.in_channels * self.patch.iter().product::<usize>()
     }
 
-    /// Elements of one token of the output.
+    /// Number of elements of an output token.
     pub fn patch_out(&self) -> usize {
         self.out_channels * self.patch.iter().product::<usize>()
     }
 
-    /// Every weight of the network with its shape, in official names.
+    /// Name (official) and shape of every weight of the network.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let d = self.dim;
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Embeddings of time, text and image that all blocks read.
+//! Embeddings of time, text and image tokens, which all blocks read.
 
 use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 use roll_backends::{Scope, ops};
@@ -7,10 +7,11 @@ use roll_core::{Result, Timestep};
 /// Epsilon of every norm of the network.
 pub const EPS: f64 = 1e-6;
 
-/// Epsilon of the norms of the image branch: PyTorch's default for LayerNorm.
+/// Epsilon of the norms in the image branch: PyTorch's default for LayerNorm.
 const IMAGE_EPS: f64 = 1e-5;
 
-/// Sinusoidal embedding, one row per timestep: cosines, then sines. Angles in f64 as in the official model.
+/// Sinusoidal embedding, f32 `[timesteps, width]`: cosines, then sines. Angles are computed in f64, as in the official
+/// model.
 pub fn sinusoid(timesteps: &[Timestep], width: usize, device: &Device) -> Tensor<2> {
     let half = width / 2;
     let frequency = |i: usize| 10_000f64.powf(-(i as f64) / half as f64);
@@ -25,7 +26,7 @@ pub fn sinusoid(timesteps: &[Timestep], width: usize, device: &Device) -> Tensor
     Tensor::from_data(TensorData::new(values, [timesteps.len(), 2 * half]), (device, DType::F32))
 }
 
-/// Embeds timesteps: `[G, dim]` for the head, and `[G, 6 * dim]` for the blocks.
+/// Embeds the sinusoids of G timesteps: `[G, dim]` for the head and `[G, 6 * dim]` for the blocks.
 pub fn time(scope: &Scope<'_>, sinusoid: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
     let hidden = ops::silu(scope.linear(sinusoid, "time_embedding.0")?);
     let embedded = scope.linear(hidden, "time_embedding.2")?;
@@ -33,13 +34,13 @@ pub fn time(scope: &Scope<'_>, sinusoid: Tensor<2>) -> Result<(Tensor<2>, Tensor
     Ok((embedded, projected))
 }
 
-/// Embeds text, `[L, text_dim]` to `[L, dim]`.
+/// Embeds text: `[L, text_dim]` to `[L, dim]`.
 pub fn text(scope: &Scope<'_>, context: Tensor<2>) -> Result<Tensor<2>> {
     let hidden = ops::gelu_tanh(scope.linear(context, "text_embedding.0")?);
     scope.linear(hidden, "text_embedding.2")
 }
 
-/// Embeds CLIP image tokens, `[L, image_dim]` to `[L, dim]`.
+/// Embeds CLIP image tokens: `[L, image_dim]` to `[L, dim]`.
 pub fn image(scope: &Scope<'_>, tokens: Tensor<2>) -> Result<Tensor<2>> {
     let norm = |x: Tensor<2>, name: &str| -> Result<Tensor<2>> {
         let gain = scope.weight::<1>(&format!("{name}.weight"))?.unsqueeze();

@@ -1,7 +1,8 @@
-//! The Wan diffusion transformer: velocity of video latents, and its pullback.
+//! The Wan diffusion transformer: the velocity of video latents, and its pullback.
 //!
-//! Covers I2V and T2V (one timestep for all tokens), TI2V-5B (tokens of the known first frame have timestep zero) and
-//! the CLIP branch of Wan2.1 I2V. Read it beside the official `wan/modules/model.py`.
+//! It covers I2V and T2V (one timestep for all tokens), TI2V-5B (timestep zero for the tokens of the known first frame)
+//! and the CLIP branch of Wan2.1 I2V. [`Dit::velocities`] runs `block.rs` as a chain with gradient checkpointing; names
+//! and order follow the official `wan/modules/model.py`.
 
 mod batch;
 mod block;
@@ -37,37 +38,36 @@ pub use crate::trainable::Trainable;
 use batch::{Batch, Shape};
 use block::{Head, PatchEmbedding};
 
-/// Beginnings of the names of weights that are best kept in f32: those of the embedding of time, which reaches every
-/// block, and of the head.
+/// Prefixes of the weights that stay f32 by default: the time embedding, which affects every block, and the head.
 pub const EXACT: [&str; 3] = ["time_embedding.", "time_projection.", "head."];
 
-/// One expert.
+/// A transformer: the only one or one of two experts.
 pub struct Dit {
     config: DitConfig,
     store: Arc<dyn WeightStore>,
     parameters: Option<Parameters>,
-    /// Every weight is among the parameters.
+    /// Whether every weight is among the parameters.
     full: bool,
-    /// Whom weights that are trained are divided among.
+    /// The ranks between which trained weights are sharded.
     ranks: Option<Arc<dyn Communicator>>,
-    /// Whom the tokens of a pass are divided among.
+    /// The ranks between which the tokens of a pass are divided.
     token_ranks: Option<Arc<TokenRanks>>,
     lora_scale: f64,
     products: DType,
-    /// Set by the user; otherwise the device's.
+    /// Dtype between operators, if the user chose one.
     activations: Option<DType>,
     memory: Memory,
     probe: Option<Probe>,
     rotary: Rotary,
 }
 
-/// The rotary tables of the last pass, on the device: a run has few shapes, and a trajectory has one.
+/// Cache of the rotary tables of the last pass, on the device. A run has few shapes, a trajectory has one.
 #[derive(Default)]
 struct Rotary(Mutex<Option<(Shape, [Burn<2>; 2])>>);
 
 impl Rotary {
     fn tables(&self, shape: Shape, head_dim: usize, device: &Device) -> Result<[Burn<2>; 2]> {
-        // Tables that a panic left behind are whole: they are written at once.
+        // A poisoned lock is harmless, because the tables are replaced in one assignment.
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
             Some((of, tables)) if *of == shape => Ok(tables.clone()),
@@ -82,14 +82,15 @@ impl Rotary {
 }
 
 impl Dit {
-    /// Takes resident weights (official names), stored as `dtype`. See [`DitConfig::from_shapes`] for `heads`.
+    /// Creates a transformer with resident weights (official names), stored as `dtype`. For `heads` see
+    /// [`DitConfig::from_shapes`].
     pub fn new(state: &StateDict, heads: Option<usize>, dtype: DType, device: &Device) -> Result<Self> {
         let shapes: BTreeMap<_, _> = state.iter().map(|(k, t)| (k.clone(), t.shape().to_vec())).collect();
         let config = DitConfig::from_shapes(&shapes, heads)?;
         Ok(Self::with_store(config, Arc::new(Resident::new(state, dtype, device))))
     }
 
-    /// Takes weights from a store.
+    /// Creates a transformer with the weights of a store.
     pub fn with_store(config: DitConfig, store: Arc<dyn WeightStore>) -> Self {
         Self {
             config,
@@ -107,54 +108,57 @@ impl Dit {
         }
     }
 
-    /// Chooses the memory of the pullback.
+    /// Sets what the forward pass keeps for the pullback.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self
     }
 
-    /// Chooses the dtype of products: f32 (the default), or bf16 with sums in f32.
+    /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
         self
     }
 
-    /// Chooses the dtype of values between the operators of a block, f32 or bf16; [`roll_backends::activation_dtype`]
-    /// for device and products unless chosen. The residual stream and its modulation are f32.
+    /// Sets the dtype of values between the operators of a block: f32 or bf16. The default is
+    /// [`roll_backends::activation_dtype`] of device and products. The residual stream and its modulation are always
+    /// f32.
     pub fn with_activations(mut self, activations: DType) -> Self {
         self.activations = Some(activations);
         self
     }
 
-    /// Shows inner values to `probe`.
+    /// Passes intermediate values to `probe`.
     pub fn with_probe(mut self, probe: Probe) -> Self {
         self.probe = Some(probe);
         self
     }
 
-    /// Divides the weights among `ranks` when all of them are trained ([`Parameters::divided`]). Adapters are small and
-    /// stay whole on every rank.
+    /// Shards the weights between `ranks` if all of them are trained ([`Parameters::divided`]). Adapters are small and
+    /// are replicated on every rank.
     pub fn dividing_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.ranks = Some(ranks);
         self
     }
 
-    /// Divides the tokens of every pass among `ranks` (sequence parallelism), which must divide the heads: each
-    /// computes all but self-attention for its tokens, and self-attention for its heads. All ranks make the same passes
-    /// with the same inputs, and get the whole velocity and the whole cotangent of the latents. Gradients of parameters
-    /// are those of a rank's tokens: their sum over the ranks, in the order of the ranks, is the gradient.
+    /// Divides the tokens of every pass between `ranks` (sequence parallelism). Each rank computes self-attention for
+    /// its heads and everything else for its tokens, so the number of ranks must divide the heads.
+    ///
+    /// All ranks must make the same passes with the same inputs. Each receives the whole velocity and the whole
+    /// cotangent of the latents. Parameter gradients cover a rank's own tokens; the gradient is their sum in the order
+    /// of the ranks.
     pub fn dividing_tokens(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.token_ranks = (ranks.world_size() > 1).then(|| Arc::new(TokenRanks::new(ranks)));
         self
     }
 
-    /// Ranks among which the tokens of a pass are divided.
+    /// Number of ranks between which the tokens of a pass are divided.
     pub fn token_ranks(&self) -> usize {
         self.token_ranks.as_ref().map_or(1, |group| group.count())
     }
 
-    /// Adds trainable parameters. Adapters start as the identity: A uniform in +-1/sqrt(in) as in PEFT, B zero.
-    /// `base` holds the weights that full training starts from.
+    /// Adds trainable parameters. Adapters do not change the network at first: A is uniform in +-1/sqrt(in), as in
+    /// PEFT, and B is zero. `base` contains the initial weights of full fine-tuning.
     pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
         self.full = *trainable == Trainable::Full;
         match trainable {
@@ -167,7 +171,8 @@ impl Dit {
             Trainable::Full => {
                 let mut specs: Vec<_> =
                     self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape }).collect();
-                // As a pass comes to them, so that a pull fills the layout from its end to its beginning.
+                // Parameters follow the order of the forward pass, so that a pullback fills the layout from its end to
+                // its beginning.
                 specs.sort_by_key(|spec| segment_number(&spec.name));
                 let value = |spec: &ParameterSpec| match base.get(&spec.name) {
                     Some(value) => Ok(value.to_f32_vec()),
@@ -186,7 +191,7 @@ impl Dit {
         Ok(())
     }
 
-    /// Shape of the network.
+    /// Sizes of the network.
     pub fn config(&self) -> &DitConfig {
         &self.config
     }
@@ -196,13 +201,13 @@ impl Dit {
         self.parameters.as_ref()
     }
 
-    /// alpha / rank.
+    /// Scale of the adapters, `alpha / rank`.
     pub fn lora_scale(&self) -> f64 {
         self.lora_scale
     }
 
-    /// Velocity at `latents`, `[C, T, H, W]`. The pullback gives the cotangent of the latents, and adds parameter
-    /// gradients when the adapter is on.
+    /// Computes the velocity at `latents`, `[C, T, H, W]`. The pullback returns the cotangent of the latents and, with
+    /// [`Adapter::On`], accumulates parameter gradients.
     pub fn velocity(
         &self,
         latents: &Tensor,
@@ -221,8 +226,9 @@ impl Dit {
         Ok((velocities.reshape(latents.shape())?, pullback))
     }
 
-    /// Velocities at `inputs`, whose latents have one shape, together: `[B, C, T, H, W]`. The pullback takes and gives
-    /// cotangents of that shape. Every linear layer sees the tokens of all of them as rows of one matrix.
+    /// Computes the velocities of `inputs`, whose latents have the same shape, as one batch: `[B, C, T, H, W]`. The
+    /// pullback takes and returns cotangents of that shape. Every linear layer sees the tokens of all samples as the
+    /// rows of one matrix.
     pub fn velocities(
         &self,
         inputs: &[VelocityInput<'_>],
@@ -254,7 +260,7 @@ impl Dit {
             probe: self.probe.clone(),
         });
 
-        // The embeddings need gradients only when their own weights are trained.
+        // The embeddings need gradients only if their own weights are trained.
         let trains = pass.trainable.as_ref().map(|s| s.parameters().clone());
         let track_shared = grad.is_on()
             && trains.as_ref().is_some_and(|p| {
@@ -287,7 +293,7 @@ impl Dit {
 }
 
 impl Dit {
-    /// The tokens that this rank computes. Fails unless the ranks divide tokens and heads.
+    /// The tokens that this rank computes. Fails if the number of ranks does not divide tokens and heads.
     fn own_tokens(&self, batch: &Batch) -> Result<OwnTokens> {
         let tokens = batch.tokens.shape()[0];
         let Some(group) = self.token_ranks.clone() else { return Ok(OwnTokens { rows: 0..tokens, group: None }) };
@@ -307,14 +313,14 @@ impl Dit {
     }
 }
 
-/// The rows of a pass that this rank computes.
+/// The rows of all tokens that this rank computes.
 struct OwnTokens {
     rows: Range<usize>,
     group: Option<Arc<TokenRanks>>,
 }
 
 impl OwnTokens {
-    /// Those of a matrix of all tokens.
+    /// Selects this rank's rows from a matrix of all tokens.
     fn of(&self, all: Burn<2>) -> Burn<2> {
         match self.group {
             Some(_) => all.narrow(0, self.rows.start, self.rows.len()),
@@ -322,7 +328,7 @@ impl OwnTokens {
         }
     }
 
-    /// As many of each group of tokens as are among them.
+    /// Number of this rank's tokens in each group.
     fn groups(&self, all: &[usize]) -> Vec<usize> {
         let mut start = 0;
         let own = |n: &usize| {
@@ -333,17 +339,17 @@ impl OwnTokens {
         all.iter().map(own).collect()
     }
 
-    /// The matrix of all tokens, of which every rank has its rows.
+    /// Gathers the matrix of all tokens from the rows of every rank.
     fn joined(&self, own: Tensor) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own) };
-        // An exchange that failed during the pass shows here.
+        // Reports an exchange that failed during the pass.
         group.check()?;
         let shape = [own.shape()[0] * group.count(), own.shape()[1]];
         Tensor::new(group.gathered(own.f32s()?)?, shape)
     }
 }
 
-/// The place of a weight's segment in a pass: embeddings, patches, blocks, head.
+/// Position of a weight's segment in a pass: embeddings, patch embedding, blocks, head.
 fn segment_number(name: &str) -> usize {
     const FIRST: [&str; 4] = ["time_", "text_embedding.", "img_emb.", "patch_embedding."];
     let block = || name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
@@ -362,7 +368,7 @@ fn chain(pass: &Arc<Pass>) -> Chain {
     Chain::new(segments).keeping(pass.products)
 }
 
-/// The shared tensors of the chain, in the order of [`block::shared`].
+/// Computes the shared tensors of the chain, in the order of [`block::shared`].
 fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result<Vec<NdTensor>> {
     let sinusoid = embed::sinusoid(&batch.timesteps, pass.config.freq_dim, device);
     let (time, modulation) = pass.scoped_exactly("time_", tape, |scope| embed::time(scope, sinusoid))?;
@@ -376,7 +382,7 @@ fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result
     Ok(vec![time.into(), modulation.into(), context.into()])
 }
 
-/// The first channels of each latent of a stack.
+/// Selects the first `channels` channels of each latent in a batch.
 fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
     let [count, all, t, h, w] = *stack.shape() else {
         return Err(Error::shape("latents", "[B, C, T, H, W]", stack.shape()));
@@ -386,7 +392,7 @@ fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
     Tensor::new(kept.collect::<Vec<f32>>(), [count, channels, t, h, w])
 }
 
-/// The adapters of a transformer of this shape: see [`crate::trainable::lora_parameters`].
+/// Adapters for a transformer of these sizes; see [`crate::trainable::lora_parameters`].
 pub fn lora_parameters(
     config: &DitConfig,
     trainable: &Trainable,

@@ -1,26 +1,26 @@
-//! Between latents `[C, T, H, W]` and tokens, on the host: a few megabytes, moved once per call.
+//! Conversion between latents `[C, T, H, W]` and tokens, on the host: a few megabytes are moved once per call.
 
 use roll_core::{Error, Result, Tensor};
 
 /// Number of patches along each axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// `[t, h, w]`.
+    /// Number of patches per axis, `[t, h, w]`.
     pub patches: [usize; 3],
     patch: [usize; 3],
 }
 
-/// Which index of a token's elements varies slowest: Conv3d weights are `[out, c, t, h, w]`, the head is `[t, h, w, c]`.
+/// Memory order of a token's elements. Conv3d weights are `[out, c, t, h, w]`, the head's output is `[t, h, w, c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Input tokens.
+    /// Channels first, as input tokens have them.
     ChannelFirst,
-    /// Output tokens.
+    /// Channels last, as output tokens have them.
     ChannelLast,
 }
 
 impl Grid {
-    /// The grid of latents of shape `[C, T, H, W]`. Fails when a patch does not divide an axis.
+    /// The grid of latents of shape `[C, T, H, W]`. Fails if the patch does not divide every axis.
     pub fn new(latents: &[usize], patch: [usize; 3]) -> Result<Self> {
         match *latents {
             [_, t, h, w] if [t, h, w].iter().zip(patch).all(|(n, p)| *n > 0 && n.is_multiple_of(p)) => {
@@ -35,12 +35,12 @@ impl Grid {
         self.patches.iter().product()
     }
 
-    /// Number of tokens at one position in time.
+    /// Number of tokens of one latent frame.
     pub fn tokens_per_frame(&self) -> usize {
         self.patches[1] * self.patches[2]
     }
 
-    /// `[C, T, H, W]` to `[tokens, C * patch]`.
+    /// Cuts latents `[C, T, H, W]` into tokens `[tokens, C * patch]`.
     pub fn to_tokens(&self, latents: &Tensor, order: Order) -> Result<Tensor> {
         let channels = latents.shape()[0];
         let source = latents.f32s()?;
@@ -49,7 +49,7 @@ impl Grid {
         Tensor::new(tokens, [self.tokens(), source.len() / self.tokens()])
     }
 
-    /// `[tokens, C * patch]` to `[C, T, H, W]`.
+    /// Reassembles tokens `[tokens, C * patch]` to latents `[C, T, H, W]`.
     pub fn to_latents(&self, tokens: &Tensor, order: Order) -> Result<Tensor> {
         let volume: usize = self.patch.iter().product();
         let channels = tokens.shape()[1] / volume;
@@ -60,7 +60,7 @@ impl Grid {
         Tensor::new(latents, [channels, t, h, w])
     }
 
-    /// Calls `pair` with the positions of each element in token order and in latent order.
+    /// Calls `pair` with the indices of each element in token order and in latent order.
     fn visit(&self, channels: usize, order: Order, mut pair: impl FnMut(usize, usize)) {
         let ([gt, gh, gw], [pt, ph, pw]) = (self.patches, self.patch);
         let (height, width) = (gh * ph, gw * pw);

@@ -6,8 +6,8 @@ use super::patch::Grid;
 
 const THETA: f64 = 10_000.0;
 
-/// Cosines and sines, f32 `[tokens, head_dim / 2]` each. The pairs of a head are split between the axes as in the
-/// official model: two sixths (rounded down) for rows and columns each, the rest for frames.
+/// Computes cosines and sines, f32 `[tokens, head_dim / 2]` each. As in the official model, a head's pairs are split
+/// between the axes: a third (rounded down) each for rows and columns, the rest for frames.
 pub fn rotary_tables(grid: &Grid, head_dim: usize) -> Result<(Tensor, Tensor)> {
     let spatial = 2 * (head_dim / 6);
     let widths = [head_dim - 2 * spatial, spatial, spatial];

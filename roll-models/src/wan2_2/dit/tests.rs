@@ -22,7 +22,7 @@ fn config() -> DitConfig {
     }
 }
 
-/// Random weights that bf16 has exactly.
+/// Random weights that are exact in bf16.
 fn weights() -> StateDict {
     let noise = Noise::new(1);
     let weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
@@ -51,7 +51,7 @@ fn latents(shape: [usize; 4]) -> Tensor {
     Noise::new(3).normal(Purpose::Synthetic, 0, 0, &shape).unwrap()
 }
 
-/// Distance relative to the length.
+/// The L2 distance of two tensors, relative to the norm of the second.
 fn difference(a: &Tensor, b: &Tensor) -> f64 {
     let squares = |f: &dyn Fn(f32, f32) -> f32| -> f64 {
         a.f32s().unwrap().iter().zip(b.f32s().unwrap()).map(|(a, b)| f64::from(f(*a, *b)).powi(2)).sum()
@@ -124,7 +124,7 @@ fn inputs_kept_in_bf16_give_the_gradient_to_the_rounding_of_bf16() {
         parameters.take_gradients(&mut values).unwrap();
         Tensor::new(values, [count]).unwrap()
     };
-    // In f32 nothing is rounded: the three have the same bits.
+    // Nothing is rounded in f32, so all three results have the same bits.
     let exact = gradient(DType::F32, Memory::Hold);
     for memory in [Memory::Recompute, Memory::Offload] {
         assert_eq!(gradient(DType::F32, memory).as_bytes(), exact.as_bytes(), "{memory:?}");
@@ -137,7 +137,7 @@ fn inputs_kept_in_bf16_give_the_gradient_to_the_rounding_of_bf16() {
     }
 }
 
-/// A transformer of four heads with a LoRA whose values are drawn.
+/// A transformer of four heads with a LoRA of random values.
 fn adapted(ranks: Option<Arc<dyn Communicator>>) -> Dit {
     let dit = Dit::new(&weights(), Some(4), DType::F32, &device()).unwrap();
     with_adapter(match ranks {
@@ -146,7 +146,7 @@ fn adapted(ranks: Option<Arc<dyn Communicator>>) -> Dit {
     })
 }
 
-/// With a LoRA whose values are drawn.
+/// Adds a LoRA of random values.
 fn with_adapter(mut dit: Dit) -> Dit {
     let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
     dit.train(&Trainable::Lora { rank: 4, alpha: 4.0, targets }, &Noise::new(4), &StateDict::new()).unwrap();
@@ -156,7 +156,7 @@ fn with_adapter(mut dit: Dit) -> Dit {
     dit
 }
 
-/// Velocity, cotangent of the latents, and gradient of the adapters. Without a first frame, or with the given one.
+/// Velocity, cotangent of the latents, and gradient of the adapters, with or without a known first frame.
 fn recorded(dit: &Dit, first_frame: bool, shape: [usize; 4]) -> Result<[Tensor; 3]> {
     let first_frame = first_frame.then(|| latents([shape[0], 1, shape[2], shape[3]]));
     let (conditioning, latents) = (Conditioning { first_frame, ..conditioning() }, latents(shape));
@@ -171,7 +171,7 @@ fn recorded(dit: &Dit, first_frame: bool, shape: [usize; 4]) -> Result<[Tensor; 
 
 #[test]
 fn tokens_divided_among_ranks_give_the_velocity_and_the_gradients_of_one_rank() {
-    // Twelve tokens. Six may be the first frame's: then a rank has either these or others.
+    // Twelve tokens, six of which belong to the first frame if it is known: a rank then has tokens of one kind only.
     let shape = [4, 2, 4, 6];
     for first_frame in [false, true] {
         let alone = recorded(&adapted(None), first_frame, shape).unwrap();

@@ -1,6 +1,7 @@
 //! Memory of a rank, item by item.
 
 use roll_core::Result;
+use roll_core::plan::MemoryItem;
 
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
@@ -14,25 +15,12 @@ const BLOCK_WORDS: [usize; 2] = [10, 4];
 /// The process itself.
 const PROCESS: usize = 60 << 20;
 
-/// One thing that takes memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Item {
-    /// What it is.
-    pub name: &'static str,
-    /// Bytes where the network computes: on the device, or in host memory where that is the device.
-    pub device: usize,
-    /// Bytes in host memory.
-    pub host: usize,
-    /// How it was counted.
-    pub formula: String,
-}
-
 impl Plan {
     /// Everything a rank holds at its worst moment, except what happens at other times: of the pulls of transformer and
     /// decoder the larger counts.
-    pub fn memory(&self) -> Result<Vec<Item>> {
-        let (networks, division, work) = (&self.networks, &self.division, &self.work);
-        let ranks = division.ranks.max(1);
+    pub fn memory(&self) -> Result<Vec<MemoryItem>> {
+        let (networks, division, passes) = (&self.networks, &self.input.division, &self.input.passes);
+        let (ranks, gpu, held) = (self.input.ranks(), self.input.memory.is_some(), passes.held());
         let (dit, block) = (networks.dit_elements(), self.block_bytes());
         let expert = self.expert_bytes();
         let all = expert * networks.experts;
@@ -43,9 +31,9 @@ impl Plan {
         let here = self.experts_here();
         // The block that is computed with, and the one on its way.
         let ahead = if division.overlap_comm && ranks > 1 { 2 } else { 1 };
-        let item = |name, device, host, formula: String| Item { name, device, host, formula };
+        let item = |name, device, host, formula: String| MemoryItem::new(name, [device, host], formula);
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
-        if self.storage.memory.is_some() {
+        if gpu {
             items.push(item(
                 "context and rewards",
                 RESERVE,
@@ -55,7 +43,7 @@ impl Plan {
         }
 
         // Weights that are trained are no longer frozen, but are loaded like them.
-        let full = division.trainable == Trainable::Full;
+        let full = self.trainable == Trainable::Full;
         items.push(match self.placement() {
             Placement::Sharded => item(
                 "transformer weights",
@@ -84,45 +72,28 @@ impl Plan {
 
         let n = self.trained_elements()?;
         let what = if full { "all weights" } else { "adapters" };
-        let part = |divided: bool| n.div_ceil(if divided { ranks } else { 1 });
-        let share = |divided: bool| if divided { format!("{n} / {ranks}") } else { n.to_string() };
-        let stage = division.stage;
         // Weights that are trained are divided like frozen ones; adapters never are.
         items.push(match full && ranks > 1 && self.placement() == Placement::Sharded {
             true => item(
                 "trained parameters",
                 4 * ahead * networks.block_elements(),
-                4 * part(true),
+                4 * n.div_ceil(ranks),
                 format!("{n} / {ranks} x 4 B, {what}, and {ahead} block(s)"),
             ),
             false => item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}")),
         });
         items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
-        // A GPU that updates the parameters itself has what belongs to that.
-        let on_gpu = self.storage.memory.is_some() && part(stage >= 1) <= division.state_on_gpu;
-        let placed = |bytes: usize, on_gpu: bool| if on_gpu { (bytes, 0) } else { (0, bytes) };
-        let (on_device, on_host) = placed(4 * part(stage >= 2), on_gpu && !division.sums_on_host);
-        items.push(item("sums of gradients", on_device, on_host, format!("{} x 4 B", share(stage >= 2))));
-        let moments = if division.bf16_optimizer_states { 4 } else { 8 };
-        let (on_device, on_host) = placed(moments * part(stage >= 1), on_gpu);
-        items.push(item("optimizer state", on_device, on_host, format!("{} x {moments} B", share(stage >= 1))));
-        if division.copies_parameters && !on_gpu {
-            items.push(item("copy of the parameters", 0, 4 * n, format!("{n} x 4 B, where they are updated")));
-        }
+        items.extend(division.memory(n, ranks, gpu));
 
         let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let kept = self.storage.kept_bytes;
-        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * work.held;
-        let (on_device, on_host) = if work.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
+        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * held;
+        let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
             on_device,
             on_host,
-            format!(
-                "{} velocities x {} segments x {tokens} tokens x {dim} x {kept} B",
-                work.held,
-                networks.dit.layers + 2
-            ),
+            format!("{held} velocities x {} segments x {tokens} tokens x {dim} x {kept} B", networks.dit.layers + 2),
         ));
         let (pull, decode) = (self.block_pull(), self.decoder_pull());
         let tiles = match self.tiling() {
@@ -134,7 +105,7 @@ impl Plan {
             true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
             false => item("decoder and its pull", decode, 0, format!("as measured, by pixels and frames; {tiles}")),
         });
-        if work.offload_inputs && self.storage.memory.is_some() && work.decoded[1] > 0 {
+        if self.offload_inputs && gpu && passes.decoded()[1] > 0 {
             let [chunks, h, w] = self.latents();
             let state = state_bytes(&networks.vae, self.tiling(), [h, w], self.storage.decoding_bytes);
             let count = chunks.saturating_sub(1).min(FEWEST_CHECKPOINTS);
@@ -153,6 +124,6 @@ impl Plan {
     /// Bytes that the decoder and its pull hold, beyond weights.
     pub fn decoder_pull(&self) -> usize {
         let [_, h, w] = self.latents();
-        decoder_bytes(&self.networks.vae, self.tiling(), self.work.frames, [h, w])
+        decoder_bytes(&self.networks.vae, self.tiling(), self.input.frames, [h, w])
     }
 }

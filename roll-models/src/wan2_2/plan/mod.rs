@@ -15,13 +15,11 @@ mod time;
 use std::collections::BTreeMap;
 
 use burn::tensor::DType;
+use roll_core::plan::PlanInput;
 use roll_core::{Noise, Result};
 
-pub use memory::Item;
 pub use needs::needs;
 pub use presets::Network;
-pub use roll_core::plan::Speed;
-pub use time::Phase;
 
 use super::dit::{DitConfig, Trainable, lora_parameters};
 use super::options::{IdleExpert, Placement, WanOptions};
@@ -42,33 +40,6 @@ pub struct Networks {
     pub vae: VaeConfig,
 }
 
-/// The videos of a run and the steps that make them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Work {
-    /// Frames.
-    pub frames: usize,
-    /// Height and width in pixels.
-    pub size: [usize; 2],
-    /// Velocities without gradient and with, of all denoising steps; two of each step with guidance.
-    pub velocities: usize,
-    /// Those that are recorded and pulled back.
-    pub recorded: usize,
-    /// Velocities of other policies that are compared with: without the adapter, one for each trained step.
-    pub references: usize,
-    /// Of those that are recorded, as many as are held at once before they are pulled back.
-    pub held: usize,
-    /// Videos that are decoded without gradient, and those whose decoding is pulled back.
-    pub decoded: [usize; 2],
-    /// Tiles of the VAE.
-    pub tiles: Tiles,
-    /// Segment inputs wait in host memory.
-    pub offload_inputs: bool,
-    /// Tokens of the prompt.
-    pub text_len: usize,
-    /// Samples that a rank trains on in a step.
-    pub samples: usize,
-}
-
 /// Tiles of the VAE.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tiles {
@@ -81,8 +52,6 @@ pub enum Tiles {
 /// Parts on a device, and their storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OnDevice {
-    /// Bytes of the memory of a GPU; `None` where the device is the CPU.
-    pub memory: Option<u64>,
     /// Bytes of a frozen weight of the transformer, but for matrices in eight bits.
     pub weight_bytes: usize,
     /// Matrices of the blocks are in eight bits.
@@ -95,42 +64,25 @@ pub struct OnDevice {
     pub idle: IdleExpert,
 }
 
-/// How the work is divided.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Division {
-    /// ZeRO stage.
-    pub stage: u8,
-    /// Where the frozen weights live; `Auto` is as the stage says.
-    pub placement: Placement,
-    /// Ranks.
-    pub ranks: usize,
-    /// The trained part of each trained expert.
-    pub trainable: Trainable,
-    /// Trained experts.
-    pub trained_experts: usize,
-    /// Moments are kept in bf16.
-    pub bf16_optimizer_states: bool,
-    /// Trained parameters of a rank's state up to which it is on the GPU, where there is one.
-    pub state_on_gpu: usize,
-    /// Gradients are summed in host memory, wherever the state is.
-    pub sums_on_host: bool,
-    /// Unless the state is on a GPU, host memory has a copy of the trained parameters, which is updated.
-    pub copies_parameters: bool,
-    /// Communication and computation overlap.
-    pub overlap_comm: bool,
-    /// Ranks that divide the tokens of a pass.
-    pub token_ranks: usize,
-}
-
 /// A request, in full.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// The networks.
     pub networks: Networks,
-    /// The videos.
-    pub work: Work,
-    /// The ranks.
-    pub division: Division,
+    /// The videos, the passes of the algorithm, the ranks and the memory of a device.
+    pub input: PlanInput,
+    /// Where the frozen weights live; `Auto`: as the strategy's stage says.
+    pub placement: Placement,
+    /// The trained part of each trained expert.
+    pub trainable: Trainable,
+    /// Trained experts.
+    pub trained_experts: usize,
+    /// Tiles of the VAE.
+    pub tiles: Tiles,
+    /// Block inputs wait in host memory.
+    pub offload_inputs: bool,
+    /// Tokens of the prompt.
+    pub text_len: usize,
     /// The device.
     pub storage: OnDevice,
 }
@@ -190,7 +142,7 @@ impl Plan {
 
     /// Elements that are trained, over all experts.
     pub fn trained_elements(&self) -> Result<usize> {
-        let one = match &self.division.trainable {
+        let one = match &self.trainable {
             Trainable::Frozen => 0,
             Trainable::Full => self.networks.dit_elements(),
             trainable @ (Trainable::Lora { .. } | Trainable::Layers { .. }) => {
@@ -199,30 +151,35 @@ impl Plan {
                 specs.iter().map(|s| s.len()).sum()
             }
         };
-        Ok(one * self.division.trained_experts)
+        Ok(one * self.trained_experts)
     }
 
     /// Where the frozen weights live.
     pub fn placement(&self) -> Placement {
-        match (self.division.placement, self.division.stage) {
+        match (self.placement, self.input.division.stage) {
             (Placement::Auto, 3) => Placement::Sharded,
             (Placement::Auto, _) => Placement::Resident,
             (given, _) => given,
         }
     }
 
+    /// Height and width in pixels; those of the reference where the size is left to each clip.
+    pub(super) fn size(&self) -> [usize; 2] {
+        self.input.size.unwrap_or([480, 832])
+    }
+
     /// Shape of the latents without channels: frames, height, width.
     pub(super) fn latents(&self) -> [usize; 3] {
-        let (vae, [height, width]) = (&self.networks.vae, self.work.size);
+        let (vae, [height, width]) = (&self.networks.vae, self.size());
         let space = vae.spatial_stride();
-        [self.work.frames.saturating_sub(1) / vae.temporal_stride() + 1, height.div_ceil(space), width.div_ceil(space)]
+        [self.input.frames.saturating_sub(1) / vae.temporal_stride() + 1, height.div_ceil(space), width.div_ceil(space)]
     }
 
     /// Tiles of the VAE.
     pub fn tiling(&self) -> Option<Tiling> {
-        match self.work.tiles {
+        match self.tiles {
             Tiles::Fixed(tiling) => tiling,
-            Tiles::Fitting(fitting) => fitting.tiling(&self.networks.vae, self.work.frames, self.latents()),
+            Tiles::Fitting(fitting) => fitting.tiling(&self.networks.vae, self.input.frames, self.latents()),
         }
     }
 
@@ -243,14 +200,14 @@ impl Plan {
 
     /// Whether groups of `count` ranks can divide them.
     pub(super) fn divides_tokens(&self, count: usize) -> bool {
-        let (ranks, heads) = (self.division.ranks.max(1), self.networks.dit.heads);
-        let allowed = self.division.stage < 3 || count == 1 || count == ranks;
+        let (ranks, heads) = (self.input.ranks(), self.networks.dit.heads);
+        let allowed = self.input.division.stage < 3 || count == 1 || count == ranks;
         allowed && [ranks, self.tokens(), heads].iter().all(|n| n.is_multiple_of(count))
     }
 
     /// Those of them that a rank computes.
     pub fn own_tokens(&self) -> usize {
-        self.tokens().div_ceil(self.division.token_ranks.max(1))
+        self.tokens().div_ceil(self.input.division.token_ranks.max(1))
     }
 }
 

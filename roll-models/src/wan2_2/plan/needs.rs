@@ -1,6 +1,6 @@
 //! From the options of a run to its plan, for `roll plan`.
 
-use roll_core::plan::{MemoryItem, Needs, PhaseCost, PlanInput};
+use roll_core::plan::{Needs, PlanInput};
 use roll_core::registry::parse_options;
 use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
 
@@ -9,53 +9,53 @@ use super::super::dit::{DitConfig, Trainable};
 use super::super::options::{IdleExpert, Placement, TileSize, VaeDType, WanOptions};
 use super::super::paths::ComponentFiles;
 use super::super::vae::VaeConfig;
-use super::{Division, Network, Networks, OnDevice, Plan, Tiles, Work, fitting, kept_bytes};
+use super::{Network, Networks, OnDevice, Plan, Tiles, fitting, kept_bytes};
 use crate::hub::Hub;
 use crate::precision::WeightsDType;
 
-/// Height and width of the reference's frames, where the configuration leaves the size to each clip.
-const SIZE: [usize; 2] = [480, 832];
 /// Tokens of a prompt, padding included.
 const TEXT_TOKENS: usize = 512;
 
-/// Bytes and seconds of a run with these options. Of the model's files only the headers are read.
+/// Bytes and seconds of a run with these options. Only the headers of the model's files are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: WanOptions = parse_options(Kind::Model.section(), options)?;
-    if input.passes.language.is_some() {
+    if !input.passes.texts.is_empty() {
         let problem = "the algorithm trains language models, and `wan2_2` makes videos: choose a model such as `causal_lm`, \
                        or an algorithm for videos such as `reward_fl`";
         return Err(Error::config("model.name", problem));
     }
     let networks = networks(&options, input.network.as_deref(), context)?;
-    let division = division(&options, &networks, input)?;
-    let mut plan =
-        Plan { work: work(&options, input)?, storage: storage(&options, &networks, input), division, networks };
-    if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, plan.storage.memory) {
+    let present: &[&str] = if networks.experts > 1 { &["dit", "dit2"] } else { &["dit"] };
+    let trained = options.trained_experts(present, &[])?;
+    let mut plan = Plan {
+        placement: options.weight_store.or(input.division.placement),
+        trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
+        trained_experts: trained.len(),
+        tiles: Tiles::Fixed(options.tiling()?),
+        offload_inputs: options.use_gradient_checkpointing_offload,
+        text_len: TEXT_TOKENS,
+        storage: storage(&options, &networks, input),
+        input: input.clone(),
+        networks,
+    };
+    if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, input.memory) {
         let resident = match plan.placement() {
             Placement::Auto | Placement::Resident => plan.experts_here(),
             Placement::Streamed | Placement::Host | Placement::Sharded => 0,
         } * plan.expert_bytes()
             + 4 * plan.networks.vae_elements();
         let dit = &plan.networks.dit;
-        plan.work.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
+        plan.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
     }
     check_token_ranks(&plan)?;
-    let [height, width] = plan.work.size;
+    let [height, width] = plan.size();
     let (tokens, own) = (plan.tokens(), plan.own_tokens());
     let divided = if own < tokens { format!(", {own} of them on each rank") } else { String::new() };
-    let item = |i: super::Item| MemoryItem {
-        name: i.name.into(),
-        device: i.device,
-        host: i.host,
-        formula: i.formula,
-        phase: None,
-    };
-    let phase = |p: super::Phase| PhaseCost { name: p.name.into(), flops: p.flops, moved: p.moved, seconds: p.seconds };
     Ok(Needs {
-        work: format!("{} frames of {width}x{height}, {tokens} tokens{divided}", plan.work.frames),
+        work: format!("{} frames of {width}x{height}, {tokens} tokens{divided}", input.frames),
         facts: [("tokens".to_string(), tokens as f64)].into(),
-        memory: plan.memory()?.into_iter().map(item).collect(),
-        time: plan.time(input.speed).into_iter().map(phase).collect(),
+        memory: plan.memory()?,
+        time: plan.time(),
         hints: hints(&plan),
     })
 }
@@ -106,7 +106,6 @@ fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> OnDe
         false => IdleExpert::Keep,
     };
     OnDevice {
-        memory: input.memory,
         weight_bytes,
         eight_bits,
         kept_bytes: kept_bytes(options.compute_dtype.on(weights, gpu)),
@@ -115,50 +114,16 @@ fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> OnDe
     }
 }
 
-fn work(options: &WanOptions, input: &PlanInput) -> Result<Work> {
-    Ok(Work {
-        frames: input.frames,
-        size: input.size.unwrap_or(SIZE),
-        velocities: input.passes.forward,
-        recorded: input.passes.pulled,
-        references: input.passes.references(),
-        held: input.passes.held(),
-        decoded: input.passes.decoded(),
-        tiles: Tiles::Fixed(options.tiling()?),
-        offload_inputs: options.use_gradient_checkpointing_offload,
-        text_len: TEXT_TOKENS,
-        samples: input.samples,
-    })
-}
-
-fn division(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Result<Division> {
-    let present: &[&str] = if networks.experts > 1 { &["dit", "dit2"] } else { &["dit"] };
-    let trained = options.trained_experts(present, &[])?;
-    Ok(Division {
-        stage: input.division.stage,
-        placement: options.weight_store.or(input.division.placement),
-        ranks: if input.division.all_ranks { input.ranks } else { 1 },
-        trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
-        trained_experts: trained.len(),
-        bf16_optimizer_states: input.division.state_bytes < 8,
-        state_on_gpu: input.division.state_on_gpu,
-        sums_on_host: input.division.all_ranks,
-        copies_parameters: input.division.copies_parameters,
-        overlap_comm: input.division.overlap_comm,
-        token_ranks: input.division.token_ranks.max(1),
-    })
-}
-
 /// Fails, as a run would, unless tokens, heads and ranks can be divided so.
 fn check_token_ranks(plan: &Plan) -> Result<()> {
-    match plan.divides_tokens(plan.division.token_ranks) {
+    let found = plan.input.division.token_ranks.max(1);
+    match plan.divides_tokens(found) {
         true => Ok(()),
         false => {
-            let (tokens, heads, ranks) = (plan.tokens(), plan.networks.dit.heads, plan.division.ranks);
+            let (tokens, heads, ranks) = (plan.tokens(), plan.networks.dit.heads, plan.input.ranks());
             let problem = format!(
                 "expected a number that divides the {ranks} ranks of the job (`--devices`), {tokens} tokens of a video and \
-                 {heads} heads, at `strategy.stage: 3` 1 or all ranks; found {}",
-                plan.division.token_ranks
+                 {heads} heads, at `strategy.stage: 3` 1 or all ranks; found {found}"
             );
             Err(Error::config("strategy.sequence_parallel_size", problem))
         }
@@ -169,12 +134,11 @@ fn check_token_ranks(plan: &Plan) -> Result<()> {
 fn hints(plan: &Plan) -> Vec<String> {
     let mut hints = Vec::new();
     let mut hint = |does_not: bool, text: &str| hints.extend(does_not.then(|| text.to_string()));
-    let resident = plan.placement() == Placement::Resident;
-    hint(resident && plan.division.ranks > 1, "strategy.stage=3 divides the frozen weights among the ranks");
+    let (resident, full) = (plan.placement() == Placement::Resident, plan.trainable == Trainable::Full);
+    let division = &plan.input.division;
+    hint(resident && plan.input.ranks() > 1, "strategy.stage=3 divides the frozen weights among the ranks");
     hint(
-        !plan.storage.eight_bits
-            && plan.placement() != Placement::Sharded
-            && plan.division.trainable != Trainable::Full,
+        !plan.storage.eight_bits && plan.placement() != Placement::Sharded && !full,
         "model.weights_dtype=int8 rounds the matrices of the frozen blocks to eight bits",
     );
     hint(
@@ -182,10 +146,7 @@ fn hints(plan: &Plan) -> Vec<String> {
         "model.weight_store=host keeps the frozen weights in host memory, and brings a block ahead",
     );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
-    hint(
-        plan.division.trainable == Trainable::Full && !plan.division.bf16_optimizer_states,
-        "strategy.bf16_optimizer_states=true halves the optimizer's state",
-    );
+    hint(full && division.state_bytes >= 8, "strategy.bf16_optimizer_states=true halves the optimizer's state");
     let largest = plan.tiling().map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
     let smaller = match largest {
         35.. => "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles",
@@ -197,10 +158,10 @@ fn hints(plan: &Plan) -> Vec<String> {
         resident && plan.networks.experts > 1 && plan.experts_here() > 1,
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
     );
-    hint(!plan.work.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
-    let (ranks, groups) = (plan.division.ranks, plan.division.token_ranks > 1);
+    hint(!plan.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
+    let (ranks, groups) = (plan.input.ranks(), division.token_ranks > 1);
     // Algorithms whose videos are scored without a gradient compute several at a time, which groups do not.
-    let possible = !groups && plan.work.decoded[0] == 0;
+    let possible = !groups && plan.input.passes.decoded()[0] == 0;
     if let Some(n) = (2..=ranks).find(|n| possible && plan.divides_tokens(*n)) {
         hint(true, &format!("strategy.sequence_parallel_size={n} divides the tokens of a video among {n} ranks"));
     }

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
-use roll_core::{Noise, StateDict};
+use roll_core::plan::{Division, MemoryItem, Needs, Passes, Speed, TextPass};
+use roll_core::{BuildContext, Noise, Options, StateDict};
 
 use super::*;
 use crate::wan2_2::dit::Dit;
@@ -10,38 +11,32 @@ fn lora(rank: usize) -> Trainable {
     Trainable::Lora { rank, alpha: rank as f64, targets }
 }
 
+fn input(network: &str) -> PlanInput {
+    PlanInput {
+        network: Some(network.into()),
+        frames: 81,
+        size: Some([480, 832]),
+        memory: None,
+        samples: 1,
+        ranks: 1,
+        passes: Passes { forward: 8, pulled: 4, ..Passes::default() },
+        division: Division { all_ranks: true, overlap_comm: true, ..Division::default() },
+        speed: Speed { flops: 4e14, link: 3e11, read: 3e9 },
+    }
+}
+
 fn plan(name: &str) -> Plan {
     let network = Network::ALL.iter().find(|n| n.name == name).unwrap();
     Plan {
         networks: network.networks(),
-        work: Work {
-            frames: 81,
-            size: [480, 832],
-            velocities: 8,
-            recorded: 4,
-            references: 4,
-            held: 4,
-            decoded: [0, 1],
-            tiles: Tiles::Fixed(None),
-            offload_inputs: false,
-            text_len: 512,
-            samples: 1,
-        },
-        division: Division {
-            stage: 0,
-            placement: Placement::Auto,
-            ranks: 1,
-            trainable: lora(32),
-            trained_experts: 1,
-            bf16_optimizer_states: false,
-            state_on_gpu: 0,
-            sums_on_host: false,
-            copies_parameters: false,
-            overlap_comm: true,
-            token_ranks: 1,
-        },
+        input: input(name),
+        placement: Placement::Auto,
+        trainable: lora(32),
+        trained_experts: 1,
+        tiles: Tiles::Fixed(None),
+        offload_inputs: false,
+        text_len: 512,
         storage: OnDevice {
-            memory: None,
             weight_bytes: 2,
             eight_bits: false,
             kept_bytes: 4,
@@ -70,7 +65,7 @@ fn published_models_have_the_sizes_that_their_names_say() {
 #[test]
 fn a_pull_is_a_second_forward_pass_its_linear_part_once_more_and_attention_two_and_a_half_times() {
     let mut plan = plan("wan2_2-i2v-a14b");
-    plan.work.size = [480, 480];
+    plan.input.size = Some([480, 480]);
     let (tokens, text, dim, ffn, layers) = (18_900.0, 512.0, 5120.0, 13_824.0, 40.0);
     let linear = layers * (2.0 * tokens * (6.0 * dim * dim + 2.0 * dim * ffn) + 4.0 * text * dim * dim);
     let attention = layers * 4.0 * tokens * (tokens + text) * dim;
@@ -79,9 +74,9 @@ fn a_pull_is_a_second_forward_pass_its_linear_part_once_more_and_attention_two_a
     // Twice the forward pass and one and a half attentions, 1.96 PFLOP.
     near(plan.pull_flops(), 2.0 * plan.forward_flops() + 1.5 * attention);
     assert!((1.95e15..1.97e15).contains(&plan.pull_flops()), "{}", plan.pull_flops());
-    plan.division.trainable = Trainable::Full;
+    plan.trainable = Trainable::Full;
     near(plan.pull_flops(), linear + attention + 2.0 * linear + 2.5 * attention);
-    let phases = plan.time(Speed { flops: 1.0, link: 1.0, read: 1.0 });
+    let phases = plan.time();
     let pull = phases.iter().find(|phase| phase.name == "time/pull").unwrap();
     near(pull.flops, 4.0 * plan.pull_flops());
 }
@@ -97,7 +92,7 @@ fn parameters_are_counted_as_the_model_has_them() {
     let mut dit = Dit::new(&state, Some(2), burn::tensor::DType::F32, &device).unwrap();
     for trainable in [lora(4), Trainable::Full] {
         dit.train(&trainable, &Noise::new(0), &state).unwrap();
-        plan.division.trainable = trainable;
+        plan.trainable = trainable;
         let trained: usize = dit.parameters().unwrap().specs().iter().map(|s| s.len()).sum();
         assert_eq!(plan.trained_elements().unwrap(), trained);
     }
@@ -106,9 +101,9 @@ fn parameters_are_counted_as_the_model_has_them() {
 #[test]
 fn each_stage_divides_what_it_says_and_nothing_else() {
     let mut plan = plan("wan2_2-i2v-a14b");
-    plan.division.ranks = 8;
+    plan.input.ranks = 8;
     let mut at = |stage: u8| {
-        plan.division.stage = stage;
+        plan.input.division.stage = stage;
         ["optimizer state", "sums of gradients", "transformer weights", "trained parameters"].map(|i| bytes(&plan, i))
     };
     let [zero, one, two, three] = [at(0), at(1), at(2), at(3)];
@@ -131,9 +126,9 @@ fn a_gpu_that_updates_adapters_has_their_moments_and_a_host_those_of_more_parame
     for (memory, most, expected) in
         [(None, n, [0, 8 * n]), (Some(80 << 30), n, [8 * n, 0]), (Some(80 << 30), n - 1, [0, 8 * n])]
     {
-        (plan.storage.memory, plan.division.state_on_gpu) = (memory, most);
+        (plan.input.memory, plan.input.division.state_on_gpu) = (memory, most);
         assert_eq!(places(&plan), expected);
-        plan.division.copies_parameters = true;
+        plan.input.division.copies_parameters = true;
         assert_eq!(bytes(&plan, "copy of the parameters"), expected[1] / 2);
     }
 }
@@ -142,8 +137,8 @@ fn a_gpu_that_updates_adapters_has_their_moments_and_a_host_those_of_more_parame
 fn a_rank_has_its_part_of_the_moments_on_its_gpu_and_the_sums_of_gradients_where_ranks_add_them() {
     let mut plan = plan("wan2_2-i2v-a14b");
     let n = plan.trained_elements().unwrap();
-    plan.storage.memory = Some(80 << 30);
-    plan.division = Division { stage: 2, ranks: 4, state_on_gpu: n / 4, sums_on_host: true, ..plan.division };
+    (plan.input.memory, plan.input.ranks) = (Some(80 << 30), 4);
+    plan.input.division = Division { stage: 2, state_on_gpu: n / 4, ..plan.input.division };
     let places = |name: &str| {
         let item = plan.memory().unwrap().into_iter().find(|item| item.name == name).unwrap();
         [item.device, item.host]
@@ -157,7 +152,7 @@ fn a_rank_has_its_part_of_the_moments_on_its_gpu_and_the_sums_of_gradients_where
 fn ranks_that_divide_tokens_divide_block_inputs_and_time_and_exchange_what_attention_needs() {
     let alone = plan("wan2_2-i2v-a14b");
     let mut plan = alone.clone();
-    plan.division = Division { ranks: 8, token_ranks: 4, ..plan.division };
+    (plan.input.ranks, plan.input.division.token_ranks) = (8, 4);
     assert_eq!(plan.own_tokens(), alone.tokens() / 4);
     assert_eq!(4 * bytes(&plan, "block inputs"), bytes(&alone, "block inputs"));
     assert_eq!(4 * plan.block_pull(), alone.block_pull());
@@ -165,14 +160,13 @@ fn ranks_that_divide_tokens_divide_block_inputs_and_time_and_exchange_what_atten
     // Keys and values of the text are computed on every rank.
     let quarter = alone.forward_flops() / 4.0;
     assert!((1.0..1.01).contains(&(plan.forward_flops() / quarter)));
-    let speed = Speed { flops: 4e14, link: 3e11, read: 3e9 };
-    let phase = |plan: &Plan, name: &str| plan.time(speed).into_iter().find(|phase| phase.name == name).unwrap();
+    let phase = |plan: &Plan, name: &str| plan.time().into_iter().find(|phase| phase.name == name).unwrap();
     let [rollout, pull] = ["time/rollout", "time/pull"].map(|name| phase(&plan, name));
     // Three quarters of q, k, v and the result, in f32, of every layer and pass; twice in a pull.
     let dit = &plan.networks.dit;
     let exchanged = 0.75 * (4 * 4 * plan.own_tokens() * dit.dim * dit.layers) as f64;
     assert_eq!((rollout.moved, pull.moved), (8.0 * exchanged, 2.0 * 4.0 * exchanged));
-    assert!(rollout.seconds > rollout.flops / speed.flops);
+    assert!(rollout.seconds > rollout.flops / plan.input.speed.flops);
     // A video is decoded by every rank of a group.
     assert_eq!(phase(&plan, "time/decode"), phase(&alone, "time/decode"));
     assert_eq!(phase(&alone, "time/pull").moved, 0.0);
@@ -181,28 +175,28 @@ fn ranks_that_divide_tokens_divide_block_inputs_and_time_and_exchange_what_atten
 #[test]
 fn tokens_are_divided_among_as_many_ranks_as_divide_tokens_heads_and_the_job() {
     let mut plan = plan("wan2_2-i2v-a14b");
-    plan.division.ranks = 8;
+    plan.input.ranks = 8;
     let possible = |plan: &Plan| (1..=9).filter(|n| plan.divides_tokens(*n)).collect::<Vec<_>>();
     // 32,760 tokens, 40 heads.
     assert_eq!(possible(&plan), [1, 2, 4, 8]);
-    plan.division.stage = 3;
+    plan.input.division.stage = 3;
     assert_eq!(possible(&plan), [1, 8]);
 }
 
 #[test]
 fn trained_weights_are_divided_and_moments_in_bf16_take_half() {
     let mut plan = plan("wan2_2-ti2v-5b");
-    plan.division = Division { stage: 3, ranks: 8, trainable: Trainable::Full, ..plan.division };
+    (plan.input.division.stage, plan.input.ranks, plan.trainable) = (3, 8, Trainable::Full);
     let (n, block) = (plan.networks.dit_elements(), plan.networks.block_elements());
     // A block is computed with, and the next on its way.
     assert_eq!(bytes(&plan, "trained parameters"), 4 * (n.div_ceil(8) + 2 * block));
     assert_eq!(bytes(&plan, "transformer weights"), (2 * n).div_ceil(8) + 2 * 2 * block);
     assert_eq!(bytes(&plan, "optimizer state"), 8 * n.div_ceil(8));
-    plan.division.bf16_optimizer_states = true;
+    plan.input.division.state_bytes = 4;
     assert_eq!(bytes(&plan, "optimizer state"), 4 * n.div_ceil(8));
-    plan.division.overlap_comm = false;
+    plan.input.division.overlap_comm = false;
     assert_eq!(bytes(&plan, "trained parameters"), 4 * (n.div_ceil(8) + block));
-    plan.division.ranks = 1;
+    plan.input.ranks = 1;
     assert_eq!(bytes(&plan, "trained parameters"), 4 * n);
 }
 
@@ -210,9 +204,9 @@ fn trained_weights_are_divided_and_moments_in_bf16_take_half() {
 fn streamed_weights_and_tiles_make_a_large_model_small() {
     let whole = plan("wan2_2-i2v-a14b");
     let mut small = whole.clone();
-    small.division.placement = Placement::Streamed;
-    small.work.tiles = Tiles::Fixed(Some(Tiling::default()));
-    small.work.offload_inputs = true;
+    small.placement = Placement::Streamed;
+    small.tiles = Tiles::Fixed(Some(Tiling::default()));
+    small.offload_inputs = true;
     let device = |plan: &Plan| plan.memory().unwrap().iter().map(|i| i.device).sum::<usize>() as f64 / 1e9;
     assert!(device(&whole) > 80.0 && device(&small) < 24.0, "{} {}", device(&whole), device(&small));
 }
@@ -223,17 +217,17 @@ fn the_formulas_give_what_was_measured_at_small_scale() {
     // The example dit_memory: 4096 tokens of width 512, 208 MiB beyond the weights.
     let mut plan = plan("wan2_1-t2v-1_3b");
     plan.networks.dit = DitConfig { dim: 512, ffn_dim: 2048, layers: 8, heads: 4, ..plan.networks.dit };
-    plan.work = Work { frames: 13, size: [512, 512], ..plan.work };
+    (plan.input.frames, plan.input.size) = (13, Some([512, 512]));
     assert_eq!(plan.tokens(), 4096);
     assert!(near(plan.block_pull(), 208.0));
     // The example vae_memory at 128 x 128: 1475 and 1833 MiB with 17 and 65 frames, weights and process in it.
     for (frames, peak) in [(17, 1475.0), (65, 1833.0)] {
-        plan.work = Work { frames, size: [128, 128], ..plan.work };
+        (plan.input.frames, plan.input.size) = (frames, Some([128, 128]));
         assert!(near(plan.decoder_pull() + 4 * plan.networks.vae_elements() + (60 << 20), peak), "{frames}");
     }
 }
 
-fn needed(options: serde_json::Value, memory: Option<u64>, network: &str) -> roll_core::plan::Needs {
+fn needed(options: serde_json::Value, memory: Option<u64>, network: &str) -> Needs {
     needed_for(options, memory, network, 81, [480, 480])
 }
 
@@ -243,50 +237,23 @@ fn needed_for(
     network: &str,
     frames: usize,
     size: [usize; 2],
-) -> roll_core::plan::Needs {
-    let input = roll_core::plan::PlanInput {
-        network: Some(network.into()),
-        frames,
-        size: Some(size),
-        memory,
-        samples: 1,
-        ranks: 1,
-        passes: roll_core::plan::Passes { forward: 8, pulled: 4, ..roll_core::plan::Passes::default() },
-        division: roll_core::plan::Division::default(),
-        speed: Speed { flops: 400e12, link: 50e9, read: 3e9 },
-    };
-    let context = roll_core::BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+) -> Needs {
+    let speed = Speed { flops: 400e12, link: 50e9, read: 3e9 };
+    let input = PlanInput { frames, size: Some(size), memory, division: Division::default(), speed, ..input(network) };
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
     needs(options.as_object().unwrap(), &input, &context).unwrap()
 }
 
 #[test]
 fn an_algorithm_for_language_models_is_refused() {
-    let work = roll_core::plan::LanguageWork {
-        rollout: None,
-        sequence_length: None,
-        samples: 1,
-        update: 1,
-        micro_batch: 1,
-        reference: false,
-        critic: None,
-    };
-    let input = roll_core::plan::PlanInput {
-        network: Some("wan2_2-ti2v-5b".into()),
-        frames: 9,
-        size: None,
-        memory: None,
-        samples: 1,
-        ranks: 1,
-        passes: roll_core::plan::Passes { language: Some(work), ..roll_core::plan::Passes::default() },
-        division: roll_core::plan::Division::default(),
-        speed: Speed { flops: 1e12, link: 1e9, read: 1e9 },
-    };
-    let context = roll_core::BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
-    let told = needs(&roll_core::Options::new(), &input, &context).unwrap_err().to_string();
+    let passes = Passes { texts: vec![TextPass::default()], ..Passes::default() };
+    let input = PlanInput { passes, ..input("wan2_2-ti2v-5b") };
+    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let told = needs(&Options::new(), &input, &context).unwrap_err().to_string();
     assert!(told.contains("model.name") && told.contains("causal_lm"), "{told}");
 }
 
-fn item<'a>(needs: &'a roll_core::plan::Needs, name: &str) -> &'a roll_core::plan::MemoryItem {
+fn item<'a>(needs: &'a Needs, name: &str) -> &'a MemoryItem {
     needs.memory.iter().find(|item| item.name == name).unwrap()
 }
 
@@ -308,11 +275,11 @@ fn published_weights_count_as_they_are_stored_on_the_device() {
 #[test]
 fn the_idle_expert_the_tiles_and_the_inputs_count_as_the_memory_has_them() {
     let on = |gigabytes: u64| needed(serde_json::json!({}), Some(gigabytes * 1_000_000_000), "wan2_2-i2v-a14b");
-    let one = |needs: &roll_core::plan::Needs| item(needs, "transformer weights").device as f64 / 28.6e9;
+    let one = |needs: &Needs| item(needs, "transformer weights").device as f64 / 28.6e9;
     let (large, small) = (on(141), on(80));
     assert!((1.9..2.1).contains(&one(&large)) && item(&large, "transformer weights").host == 0);
     assert!((0.9..1.1).contains(&one(&small)) && item(&small, "transformer weights").host > 57_000_000_000);
-    let decoder = |needs: &roll_core::plan::Needs| item(needs, "decoder and its pull").formula.clone();
+    let decoder = |needs: &Needs| item(needs, "decoder and its pull").formula.clone();
     assert!(decoder(&small).contains("tiles of 34 x 34"), "{}", decoder(&small));
     let roomy = on(400);
     assert!(decoder(&roomy).contains("frames whole"), "{}", decoder(&roomy));
@@ -325,7 +292,7 @@ fn the_idle_expert_the_tiles_and_the_inputs_count_as_the_memory_has_them() {
 #[test]
 fn long_videos_fit_on_one_gpu_of_141_gb_with_inputs_in_host_memory() {
     const MEMORY: u64 = 141_000_000_000;
-    let device = |needs: &roll_core::plan::Needs| needs.memory.iter().map(|item| item.device as u64).sum::<u64>();
+    let device = |needs: &Needs| needs.memory.iter().map(|item| item.device as u64).sum::<u64>();
     for (frames, size, tokens) in [(81, [720, 1280], 75_600), (161, [480, 832], 63_960)] {
         for weights_dtype in ["bf16", "int8"] {
             let options = |offload: bool| {

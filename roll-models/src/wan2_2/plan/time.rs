@@ -1,42 +1,31 @@
 //! Time of a step, phase by phase.
 
+use roll_core::plan::PhaseCost;
+
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
 use super::super::vae::VaeConfig;
-use super::{Plan, Speed};
+use super::Plan;
 
 /// Bytes a second from pageable host memory to a GPU.
 const HOST_RATE: f64 = 10e9;
 
-/// One phase of a step, of all samples of a rank.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Phase {
-    /// As in the metrics: `time/rollout`.
-    pub name: &'static str,
-    /// Floating-point operations.
-    pub flops: f64,
-    /// Bytes that come from other ranks, or from files.
-    pub moved: f64,
-    /// The larger of computing and moving.
-    pub seconds: f64,
-}
-
 impl Plan {
-    /// The phases of a step. Transfers and computation are taken to overlap where weights are brought a block ahead.
-    pub fn time(&self, speed: Speed) -> Vec<Phase> {
-        let work = &self.work;
+    /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers and computation are taken to overlap where weights are brought a block ahead.
+    pub fn time(&self) -> Vec<PhaseCost> {
+        let (input, speed) = (&self.input, self.input.speed);
         let (forward, pull) = (self.forward_flops(), self.pull_flops());
-        let decode = decoder_flops(&self.networks.vae) * (work.frames * work.size[0] * work.size[1]) as f64;
+        let decode = decoder_flops(&self.networks.vae) * (input.frames * self.size().iter().product::<usize>()) as f64;
         let weights = self.expert_bytes() as f64;
         let (moved, rate) = match self.placement() {
-            Placement::Sharded => (weights * (1.0 - 1.0 / self.division.ranks.max(1) as f64), speed.link),
+            Placement::Sharded => (weights * (1.0 - 1.0 / input.ranks() as f64), speed.link),
             Placement::Streamed => (weights, speed.read),
             Placement::Host => (weights, HOST_RATE),
             Placement::Auto | Placement::Resident => (0.0, speed.link),
         };
         let overlaps = match self.placement() {
             Placement::Streamed | Placement::Host => true,
-            Placement::Sharded => self.division.overlap_comm,
+            Placement::Sharded => input.division.overlap_comm,
             Placement::Auto | Placement::Resident => false,
         };
         // Each trajectory passes through both experts once.
@@ -51,11 +40,16 @@ impl Plan {
             let exchanged = exchanges.map_or(0.0, |times| times * self.exchanged_bytes() * passes);
             let (compute, transfer) = (flops / speed.flops, moved / rate);
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
-            Phase { name, flops, moved: moved + exchanged, seconds: seconds + exchanged / speed.link }
+            PhaseCost {
+                name: String::from(name),
+                flops,
+                moved: moved + exchanged,
+                seconds: seconds + exchanged / speed.link,
+            }
         };
-        let [unrecorded, decoded] = work.decoded;
+        let [unrecorded, decoded] = input.passes.decoded();
         let [samples, velocities, recorded, references] =
-            [work.samples, work.velocities, work.recorded, work.references].map(|n| n as f64);
+            [input.samples, input.passes.forward, input.passes.pulled, input.passes.references()].map(|n| n as f64);
         let mut phases = vec![
             phase("time/rollout", samples * velocities, forward, Some(1.0)),
             phase("time/reference", samples * references, forward, Some(1.0)),
@@ -68,21 +62,21 @@ impl Plan {
         }
         if swapped > 0.0 {
             let (moved, seconds) = (2.0 * weights * samples, swapped * samples);
-            phases.push(Phase { name: "change of experts", flops: 0.0, moved, seconds });
+            phases.push(PhaseCost { name: "change of experts".into(), flops: 0.0, moved, seconds });
         }
         phases
     }
 
-    /// Bytes that a rank exchanges in a forward pass with those that divide its tokens: queries, keys, values and results
-    /// of self-attention, in f32.
+    /// Bytes that a rank exchanges in a forward pass with those that divide its tokens: queries, keys, values and
+    /// results of self-attention, in f32.
     fn exchanged_bytes(&self) -> f64 {
-        let (dit, group) = (&self.networks.dit, self.division.token_ranks.max(1) as f64);
+        let (dit, group) = (&self.networks.dit, self.input.division.token_ranks.max(1) as f64);
         16.0 * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
     }
 
     /// Operations of a rank in one transformer pass.
     pub fn forward_flops(&self) -> f64 {
-        let (tokens, text) = (self.own_tokens() as f64, self.work.text_len as f64);
+        let (tokens, text) = (self.own_tokens() as f64, self.text_len as f64);
         let dit = &self.networks.dit;
         let (dim, ffn, layers) = (dit.dim as f64, dit.ffn_dim as f64, dit.layers as f64);
         // Self-attention has four projections of every token, cross-attention two of it and two of the text.
@@ -95,14 +89,14 @@ impl Plan {
     /// products of the forward pass come their four derivatives and the scores anew, five in place of two.
     pub fn pull_flops(&self) -> f64 {
         let (forward, attention) = (self.forward_flops(), self.attention_flops());
-        let products = if self.division.trainable == Trainable::Full { 2.0 } else { 1.0 };
+        let products = if self.trainable == Trainable::Full { 2.0 } else { 1.0 };
         forward + products * (forward - attention) + 2.5 * attention
     }
 
     /// Of the forward operations, those of the attention of all tokens to one another and to the text. Ranks divide the
     /// former by heads.
     fn attention_flops(&self) -> f64 {
-        let [own, tokens, text] = [self.own_tokens(), self.tokens(), self.work.text_len].map(|n| n as f64);
+        let [own, tokens, text] = [self.own_tokens(), self.tokens(), self.text_len].map(|n| n as f64);
         4.0 * own * (tokens + text) * (self.networks.dit.dim * self.networks.dit.layers) as f64
     }
 }

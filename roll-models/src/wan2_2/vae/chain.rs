@@ -1,4 +1,4 @@
-//! A chain of causal layers that runs over a video chunk by chunk, and back.
+//! A chain of causal layers that runs over a video chunk by chunk, forward and backward.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use roll_core::Result;
 use super::layer::{Caches, Kind, Layer, Statistics, Surroundings};
 use super::layout::Layout;
 
-/// Shown the value of each layer, chunk by chunk: its name and `[C, T, H, W]`.
+/// Receives the output of each layer, chunk by chunk: the layer's name and a `[C, T, H, W]` tensor.
 pub type Probe<'a> = &'a mut dyn FnMut(&str, &roll_core::Tensor);
 
-/// Encoder or decoder.
+/// The encoder or the decoder.
 pub(super) struct CausalChain {
     pub layers: Vec<Layer>,
     pub statistics: Statistics,
     pub store: Arc<dyn WeightStore>,
-    /// Dtype of its layers, but for those that stay in f32 ([`Layer::dtype`]).
+    /// Dtype of the layers, except of those that stay f32 ([`Layer::dtype`]).
     pub dtype: DType,
-    /// Where the channels of a chunk lie in memory.
+    /// Memory order of a chunk's axes.
     pub layout: Layout,
 }
 
-/// Memory of a chunk of the chunks before it: the caches of all layers in order, as [`Layout::keep`] keeps them. Clones
-/// share them.
+/// The feature cache at a chunk border: the last frames of all layers' inputs, layer after layer, in the form of
+/// [`Layout::keep`]. Clones share memory.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     pub first: bool,
@@ -34,32 +34,32 @@ pub(super) struct State {
 /// Cotangents of a [`State`].
 pub(super) type StateCotangent = Vec<Option<NdTensor>>;
 
-/// The inputs of a layer, kept to run it again under autodiff.
+/// The inputs of a layer, kept to run the layer again under autodiff.
 struct Inputs {
     x: Tensor<4>,
     caches: Vec<Option<NdTensor>>,
 }
 
 impl CausalChain {
-    /// The state before the first chunk.
+    /// Returns the state before the first chunk.
     pub fn start(&self) -> State {
         State { first: true, caches: vec![None; self.slots()] }
     }
 
-    /// No cotangent of any cache.
+    /// Returns the state's cotangent after the last chunk: none for any cache.
     pub fn no_cotangent(&self) -> StateCotangent {
         vec![None; self.slots()]
     }
 
-    /// Runs a chunk outside autodiff.
+    /// Runs a chunk without autodiff. Returns its output and the next state.
     pub fn advance(&self, x: Tensor<4>, state: &State, probe: Option<Probe<'_>>) -> Result<(Tensor<4>, State)> {
         let (y, caches, _) = self.run(x, state, self.layers.len(), false, probe)?;
         Ok((y, State { first: false, caches }))
     }
 
-    /// Pulls a chunk back: from the cotangents of its value and of the state after it to those of its input and of
-    /// the state before it. Runs the chunk once more, keeping each layer's inputs; then one layer at a time is run
-    /// under autodiff and pulled, so that no two layers' graphs exist together.
+    /// The pullback of a chunk: maps the cotangents of the output and of the state after the chunk to those of the
+    /// input and of the state before it. It runs the chunk again and keeps the input of each layer; then it runs one
+    /// layer at a time under autodiff and pulls it back, so that only one layer's graph exists at a time.
     pub fn pull(
         &self,
         x: Tensor<4>,
@@ -67,7 +67,7 @@ impl CausalChain {
         cotangent: Tensor<4>,
         mut after: StateCotangent,
     ) -> Result<(Tensor<4>, StateCotangent)> {
-        // The last layer's value is not needed.
+        // The output of the last layer is not needed.
         let Some((last, others)) = self.layers.split_last() else { return Ok((cotangent, after)) };
         let (x, _, mut tape) = self.run(x, state, others.len(), true, None)?;
         let caches = state.caches[state.caches.len() - last.slots()..].to_vec();
@@ -93,7 +93,8 @@ impl CausalChain {
                     cotangent = x;
                     before.push(cache);
                 }
-                // Elsewhere it is recorded, as it always was: another order of sums gives other bits.
+                // The layer is recorded by autodiff with the other layout, because another order of sums would change
+                // bits.
                 Kind::Upsample { .. } if self.layout == Layout::Innermost => {
                     let cached = layer.slots() > 0;
                     let (x, cache) = self.pull_linear(layer, inputs, state.first, cotangent, slots)?;
@@ -115,7 +116,7 @@ impl CausalChain {
         self.layers.iter().map(Layer::slots).sum()
     }
 
-    /// Runs the first `count` layers; keeps the inputs of each if asked. A shortcut's kept input is the branch.
+    /// Runs the first `count` layers. With `keep` it returns the input of each layer; that of a shortcut is its branch.
     fn run(
         &self,
         x: Tensor<4>,
@@ -164,7 +165,7 @@ impl CausalChain {
         Ok((x, next, tape))
     }
 
-    /// By recording the layer. Its caches are flat in the order of their axes.
+    /// Pulls back a layer by recording it. Its caches are flat tensors in the order of their axes.
     fn pull_layer(
         &self,
         layer: &Layer,
@@ -203,7 +204,7 @@ impl CausalChain {
         Ok((x, before))
     }
 
-    /// Convolutions are linear in their input: nothing of them is run again, and nothing recorded.
+    /// Pulls back a convolution. It is linear in its input, so nothing is run again or recorded.
     fn pull_linear(
         &self,
         layer: &Layer,
@@ -246,12 +247,12 @@ impl CausalChain {
     }
 }
 
-/// Itself, if it is of that dtype already.
+/// Converts `x` to `dtype` if necessary.
 fn as_dtype(x: Tensor<4>, dtype: DType) -> Tensor<4> {
     if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
-/// The cotangent of `x`, given that of `f(x)`.
+/// Maps the cotangent of `f(x)` to the cotangent of `x`.
 fn pull(x: Tensor<4>, cotangent: Tensor<4>, f: impl FnOnce(Tensor<4>) -> Result<Tensor<4>>) -> Result<Tensor<4>> {
     let dims = x.dims();
     let device = x.device();

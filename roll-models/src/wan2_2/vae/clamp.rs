@@ -1,23 +1,23 @@
-//! Clamping frames to [-1, 1].
+//! Clamps frames to [-1, 1].
 
 use rayon::prelude::*;
 use roll_core::{Error, Pullback, Result, Tensor};
 
-/// Frames in [-1, 1], and how many values had to be put there.
+/// Clamped frames and the fraction of values that were outside.
 #[derive(Debug)]
 pub struct Clamped {
-    /// Shape of the input.
+    /// Frames in [-1, 1], in the shape of the input.
     pub frames: Tensor,
-    /// Part of the values that lay outside, in [0, 1].
+    /// Fraction of the values that were outside, in [0, 1].
     pub fraction: f64,
-    /// Cotangent of the unclamped frames: zero where they lay outside.
+    /// Maps to the cotangent of the unclamped frames, which is zero where they were outside.
     pub pullback: Pullback,
 }
 
-/// Clamps f32 `frames` of any shape to [-1, 1]. A value that is not a number stays one.
+/// Clamps f32 `frames` of any shape to [-1, 1]. NaN stays NaN.
 pub fn clamp(frames: &Tensor) -> Result<Clamped> {
     let values = frames.f32s()?;
-    // Words of the mask and the values that they are for, so that threads share neither.
+    // Bit mask of the values outside. Threads work on whole words, so that none is shared.
     let mut outside = vec![0u64; values.len().div_ceil(WORD)];
     let mut clamped = vec![0f32; values.len()];
     let parts = values.par_chunks(WORD).zip(clamped.par_chunks_mut(WORD)).zip(&mut outside);
@@ -46,9 +46,9 @@ pub fn clamp(frames: &Tensor) -> Result<Clamped> {
     Ok(Clamped { frames: clamped, fraction, pullback })
 }
 
-/// Values of a word of the mask: one bit each, a 32nd of the frames.
+/// Values per word of the mask: one bit each, so the mask takes a 32nd of the frames' memory.
 const WORD: usize = 64;
-/// Words that a thread takes at once, at least.
+/// Minimum number of words per task of a thread.
 const WORDS_PER_TASK: usize = 1024;
 
 #[cfg(test)]

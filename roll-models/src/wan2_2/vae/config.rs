@@ -16,7 +16,7 @@ pub enum VaeVersion {
     V2_2,
 }
 
-/// The shape of a Wan VAE.
+/// The sizes of a Wan VAE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VaeConfig {
     /// Architecture.
@@ -31,7 +31,7 @@ pub struct VaeConfig {
     pub dim_mult: Vec<usize>,
     /// Residual blocks of an encoder stage; a decoder stage has one more.
     pub num_res_blocks: usize,
-    /// Whether the encoder's stages but the last halve the time axis.
+    /// Whether each encoder stage halves the time axis; the last stage has no entry.
     pub temporal_downsample: Vec<bool>,
 }
 
@@ -54,34 +54,35 @@ impl VaeConfig {
         Self { version: VaeVersion::V2_2, encoder_dim: 160, decoder_dim: 256, z_dim: 48, ..Self::wan2_1() }
     }
 
-    /// Reads the shape from weights' shapes (official keys), and checks that every weight is there and fits.
+    /// Reads the sizes from the shapes of the weights (official keys), and checks that every weight is present in its
+    /// shape.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> Result<Self> {
         let config = read(shapes)?;
         config.check(shapes)?;
         Ok(config)
     }
 
-    /// Latent pixels to pixels, on height and on width.
+    /// Pixels per latent pixel, in height and width.
     pub fn spatial_stride(&self) -> usize {
         self.patch() << (self.dim_mult.len() - 1)
     }
 
-    /// Side of the square of pixels that one position of the decoder's last stage stands for.
+    /// Side of the square of pixels that one position of the decoder's last stage represents.
     pub fn pixel_patch(&self) -> usize {
         self.patch()
     }
 
-    /// Frames that one latent frame stands for; the first stands for one.
+    /// Video frames per latent frame; the first latent frame represents one video frame.
     pub fn temporal_stride(&self) -> usize {
         1 << self.temporal_downsample.iter().filter(|&&down| down).count()
     }
 
-    /// Every weight with its shape, in official names.
+    /// Name (official) and shape of every weight.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         self.encoder_layers().iter().chain(&self.decoder_layers()).flat_map(Layer::weights).collect()
     }
 
-    /// Seeded random weights in the official layout, scaled so that activations keep their size.
+    /// Random weights in the official layout, drawn from `seed` and scaled so that activations keep their magnitude.
     pub fn random_state(&self, seed: u64) -> Result<StateDict> {
         let noise = Noise::new(seed);
         let tensor = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
@@ -98,7 +99,7 @@ impl VaeConfig {
         self.weights().into_iter().enumerate().map(tensor).collect()
     }
 
-    /// From pixels to normalised latents.
+    /// The layers of the encoder, from pixels to normalised latents.
     pub(super) fn encoder_layers(&self) -> Vec<Layer> {
         let dims = self.widths(self.encoder_dim);
         let nested = self.version == VaeVersion::V2_2;
@@ -131,7 +132,7 @@ impl VaeConfig {
         layers
     }
 
-    /// From normalised latents to pixels.
+    /// The layers of the decoder, from normalised latents to pixels.
     pub(super) fn decoder_layers(&self) -> Vec<Layer> {
         let mut dims = self.widths(self.decoder_dim);
         dims.reverse();
@@ -155,7 +156,7 @@ impl VaeConfig {
                 names.close_without_shortcut(&mut layers);
                 break;
             }
-            // The decoder doubles the time axis in the opposite order of the encoder's halving.
+            // The decoder doubles the time axis in the reverse order of the encoder's halving.
             let temporal = self.temporal_downsample[dims.len() - 2 - stage];
             let resampled = if nested { output } else { output / 2 };
             layers.push(Layer::new(names.next(), Kind::Upsample { input: output, output: resampled, temporal }));
@@ -208,7 +209,7 @@ impl VaeConfig {
     }
 }
 
-/// Two times norm, SiLU and convolution, beside a shortcut.
+/// A residual block: twice norm, SiLU and convolution, plus a shortcut.
 fn residual(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) {
     let inside = format!("{name}.residual");
     layers.push(Layer::new(&name, Kind::Branch));
@@ -223,7 +224,7 @@ fn middle(layers: &mut Vec<Layer>, part: &str, channels: usize) {
     residual(layers, format!("{part}.middle.2"), channels, channels);
 }
 
-/// Names of the layers of all stages: counted through in VAE 2.1, by stage in VAE 2.2.
+/// Generates layer names: numbered consecutively in the Wan2.1 VAE, per stage in the Wan2.2 VAE.
 struct Names {
     outer: &'static str,
     inner: &'static str,
@@ -270,7 +271,7 @@ impl Names {
     }
 }
 
-/// Guesses the configuration; `check` then holds it against every weight.
+/// Derives the configuration from a few weights; `check` then compares it with every weight.
 fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
     let first = |key: &str| -> Result<usize> {
         match shapes.get(key).ok_or_else(|| missing(key))?.first() {
@@ -313,7 +314,7 @@ fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
     })
 }
 
-/// Residual blocks of an encoder stage.
+/// An encoder stage and its residual blocks.
 #[derive(Default)]
 struct Stage {
     name: String,

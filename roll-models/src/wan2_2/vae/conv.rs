@@ -1,12 +1,12 @@
-//! The one place where this network convolves. Kernel and bias are f32, and rounded to the dtype of the input.
+//! The convolutions of the VAE. Kernel and bias are f32 and are rounded to the dtype of the input.
 
 use burn::tensor::{Tensor, module, ops::ConvOptions};
 use roll_backends::ops;
 
 use super::layout::Layout;
 
-/// Convolution of `[C, T, H, W]` with a kernel `[O, C, kt, kh, kw]`. `padding` is that of height and width, on both
-/// sides; in time the caller pads.
+/// Convolves `[C, T, H, W]` with a kernel `[O, C, kt, kh, kw]`. `padding` applies to both sides of height and width;
+/// the caller pads in time.
 pub fn conv(
     x: Tensor<4>,
     kernel: Tensor<5>,
@@ -30,14 +30,14 @@ pub fn conv(
     y.reshape([out, t, h, w])
 }
 
-/// Cotangent of the input of [`conv`] with stride 1, given that of its value. Needs neither the input nor the value: the
-/// convolution with the kernel turned round.
+/// The pullback of [`conv`] with stride 1: maps the cotangent of its output to that of its input, by a convolution with
+/// the flipped kernel. It needs neither input nor output.
 pub fn conv_pull(cotangent: Tensor<4>, kernel: Tensor<5>, padding: [usize; 2]) -> Tensor<4> {
     let kernel = as_of(kernel, &cotangent);
     ops::conv3d_pull(cotangent, kernel, [0, padding[0], padding[1]])
 }
 
-/// A weight in the dtype of `x`.
+/// Converts a weight to the dtype of `x`.
 fn as_of<const D: usize>(weight: Tensor<D>, x: &Tensor<4>) -> Tensor<D> {
     if weight.dtype() == x.dtype() { weight } else { weight.cast(x.dtype()) }
 }

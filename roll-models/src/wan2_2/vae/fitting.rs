@@ -1,32 +1,34 @@
-//! Tiles and checkpoints by the memory there is.
+//! Chooses tiles and checkpoints of the VAE by the available memory.
 
 use super::FEWEST_CHECKPOINTS;
 use super::config::VaeConfig;
 use super::layer::{CONTEXT, Kind};
 use super::tiling::Tiling;
 
-/// Bytes that the decoder and its pull hold of a pixel of the frame they are at (96 wide at the last stage), and of a
-/// pixel of every frame. Measured at 128x128 with 17 and 65 frames (`roll-models/examples/vae_memory.rs`).
+/// Memory of the decoder and its pullback: bytes per pixel of the current frame (with 96 channels in the last stage),
+/// and bytes per pixel of every frame. Measured at 128x128 with 17 and 65 frames
+/// (`roll-models/examples/vae_memory.rs`).
 const PIXEL_BYTES: usize = 50_000;
 const PIXEL_FRAME_BYTES: usize = 478;
-/// Width that these were measured at.
+/// Width of the last stage in that measurement.
 const MEASURED_WIDTH: usize = 96;
 
-/// Tilings that are tried, after the whole: larger tiles blend at fewer borders. The last is the reference's.
+/// Tilings to try if whole frames do not fit. Larger tiles have fewer borders to blend. The last tiling is the
+/// reference implementation's.
 const TILES: [Tiling; 2] = [Tiling { size: [64, 64], stride: [48, 48] }, Tiling { size: [34, 34], stride: [18, 16] }];
 
-/// Memory that the decoder and its pull may take.
+/// Memory that is available to the decoder and its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fitting {
-    /// Bytes of the device that no weights take.
+    /// Bytes of the device that weights do not occupy.
     pub bytes: usize,
-    /// Bytes that a trained trajectory holds meanwhile, of each latent pixel of each latent frame.
+    /// Bytes that the recorded steps of a trajectory occupy at the same time, per latent pixel of each latent frame.
     pub held: usize,
 }
 
 impl Fitting {
-    /// The largest tiles that fit, for a video of `frames` frames whose latents are `latents`, `[T, H, W]`; `None` is the
-    /// whole. The smallest, where not even they fit.
+    /// The largest tiles that fit, for a video of `frames` frames whose latents are `[T, H, W]`. `None` means whole
+    /// frames. Returns the smallest tiles if even they do not fit.
     pub fn tiling(&self, vae: &VaeConfig, frames: usize, latents: [usize; 3]) -> Option<Tiling> {
         let [t, h, w] = latents;
         let left = self.bytes.saturating_sub(self.held.saturating_mul(t * h * w));
@@ -35,9 +37,9 @@ impl Fitting {
         all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
     }
 
-    /// As many checkpoints as fit in half of the memory that the decoder and its pull leave, in this tiling and with
-    /// `each` bytes for a number: at least those that [`decoder_bytes`] counts already, and no more than there are
-    /// chunks. The other half is for memory that nobody counts.
+    /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
+    /// with this tiling and `each` bytes per number. The other half is a reserve for uncounted memory. The result is at
+    /// least [`FEWEST_CHECKPOINTS`], which [`decoder_bytes`] includes, and at most the number of chunks minus one.
     pub fn checkpoints(
         &self,
         vae: &VaeConfig,
@@ -53,8 +55,9 @@ impl Fitting {
     }
 }
 
-/// As [`Fitting::checkpoints`], in host memory: what half of the memory that is free now holds, [`FEWEST_CHECKPOINTS`] at
-/// least, and those where the system does not say.
+/// Like [`Fitting::checkpoints`], in host memory: the number that fits into half of the memory that is free now. The
+/// result is [`FEWEST_CHECKPOINTS`] if the system does not report its memory. `state` is the size of a checkpoint in
+/// bytes.
 pub fn checkpoints_in_host_memory(chunks: usize, state: usize) -> usize {
     let more = free_host_memory().unwrap_or(0) / 2 / state.max(1);
     more.clamp(FEWEST_CHECKPOINTS, chunks.saturating_sub(1).max(FEWEST_CHECKPOINTS))
@@ -66,7 +69,7 @@ fn free_host_memory() -> Option<usize> {
     Some(line.split_whitespace().next()?.parse::<usize>().ok()? << 10)
 }
 
-/// Bytes of the caches at a chunk border in the decoder, with `each` bytes for a number, for frames or tiles of
+/// Bytes of the decoder's feature cache at a chunk border, with `each` bytes per number, for frames or tiles of
 /// `[height, width]` latent pixels.
 pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], each: usize) -> usize {
     let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
@@ -86,7 +89,7 @@ pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], 
     numbers * tile[0] * tile[1] * each
 }
 
-/// Bytes that the decoder and its pull hold beyond weights, for frames of `[height, width]` latent pixels.
+/// Bytes that the decoder and its pullback need besides weights, for frames of `[height, width]` latent pixels.
 pub fn decoder_bytes(vae: &VaeConfig, tiling: Option<Tiling>, frames: usize, [h, w]: [usize; 2]) -> usize {
     let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
     let unit = vae.spatial_stride().pow(2);
@@ -106,14 +109,14 @@ mod tests {
         assert_eq!(tiling(30, 0), Some(TILES[0]));
         assert_eq!(tiling(20, 0), Some(TILES[1]));
         assert_eq!(tiling(1, 0), Some(TILES[1]));
-        // The trajectory's memory counts: 131,040 latent pixels.
+        // The trajectory's memory is included: 131,040 latent pixels.
         assert_eq!(tiling(60, 250_000), Some(TILES[0]));
     }
 
     #[test]
     fn a_state_is_two_frames_of_what_each_causal_convolution_sees() {
         let vae = VaeConfig::wan2_1();
-        // 16 -> 384 at the latents' size; ten times 384, then twice 384 before time is doubled at 1x and 2x, and so on.
+        // 16 -> 384 at the latents' size; ten times 384; twice 384 before time is doubled at 1x and 2x; and so on.
         let at = |width: usize, scale: usize, count: usize| 2 * width * scale * scale * count;
         let numbers =
             at(16, 1, 1) + at(384, 1, 4 + 6 + 1) + at(192, 2, 1) + at(384, 2, 5 + 1) + at(192, 4, 6) + at(96, 8, 7);

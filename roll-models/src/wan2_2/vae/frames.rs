@@ -1,4 +1,5 @@
-//! Windows of host volumes on the device, and back. A GPU waits at each copy: it is given, and gives, many chunks at a time.
+//! Copies windows of host volumes to the device and back. A GPU waits at each copy, so several chunks are copied
+//! together.
 
 use std::ops::Range;
 
@@ -9,10 +10,10 @@ use roll_core::{Error, Result, Tensor};
 
 use super::volume::{Volume, Window};
 
-/// Bytes of chunks that are copied together: the next ones are prepared while a GPU still works on these.
+/// Bytes of chunks that are copied together. The next chunks are prepared while a GPU still works on these.
 const TOGETHER: usize = 1 << 26;
 
-/// How many chunks of `frames` frames are copied together.
+/// Number of chunks of `frames` frames that are copied together.
 pub(super) fn chunks_together(volume: &Volume, frames: usize, device: &Device) -> usize {
     match is_gpu(device) {
         true => together(volume, frames),
@@ -25,7 +26,7 @@ fn together(volume: &Volume, frames: usize) -> usize {
     (TOGETHER / (4 * frame * frames).max(1)).max(1)
 }
 
-/// The frames of chunk `number` if the first chunk is one frame, and the others are `frames`.
+/// The frames of chunk `number`. The first chunk has one frame, every other chunk has `frames`.
 pub(super) fn chunk_frames(number: usize, frames: usize) -> Range<usize> {
     match number {
         0 => 0..1,
@@ -38,9 +39,9 @@ pub(super) struct Source<'a> {
     pub volume: &'a Volume,
     pub values: &'a [f32],
     pub device: &'a Device,
-    /// Frames of a chunk that is not the first.
+    /// Frames per chunk, except in the first chunk.
     pub frames: usize,
-    /// Chunks that are on the device at once; one, and its window alone is.
+    /// Number of chunks on the device at once. With 1, only the requested window is copied.
     pub together: usize,
     held: Option<(Range<usize>, Burn<4>)>,
 }
@@ -50,7 +51,7 @@ impl<'a> Source<'a> {
         Self { volume, values, device, frames, together, held: None }
     }
 
-    /// `[C, T, H, W]` of a window of chunk `number`, each pixel times its share.
+    /// Reads a window of chunk `number` as `[C, T, H, W]`, multiplied by the blend weight of each pixel.
     pub fn read(&mut self, number: usize, window: &Window, share: Option<&[f32]>) -> Burn<4> {
         if self.together == 1 {
             let data = TensorData::new(self.volume.read(self.values, window, share), self.volume.window_shape(window));
@@ -75,7 +76,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The chunks copied together with chunk `number`: their first frame, and all their values as the volume has them.
+    /// Returns the group of chunks that are copied together with chunk `number`: the first frame of the group, and its
+    /// values in the volume's order of axes.
     fn hold(&mut self, number: usize) -> (usize, Burn<4>) {
         let first = number / self.together * self.together;
         let last = first + self.together - 1;
@@ -86,7 +88,7 @@ impl<'a> Source<'a> {
         {
             return (start, part.clone());
         }
-        // The old ones are given up before the new ones come.
+        // The old group is freed before the new one is copied.
         self.held = None;
         let [h, w] = self.volume.size;
         let (channels, count) = (self.volume.channels, frames.len());
@@ -116,12 +118,13 @@ pub(super) struct Sum<'a> {
 }
 
 impl<'a> Sum<'a> {
-    /// Zeros. Results wait on the device until there are `together` of them.
+    /// Starts with zeros. Results stay on the device until there are `together` of them.
     pub fn new(volume: &'a Volume, together: usize) -> Self {
         Self { volume, values: vec![0f32; volume.len()], together, waiting: Vec::new() }
     }
 
-    /// Adds `[C, T, H, W]` to a window, each pixel times its share. Fails unless it has the shape of the window.
+    /// Adds `[C, T, H, W]` to a window, multiplied by the blend weight of each pixel. Fails unless `x` has the shape of
+    /// the window.
     pub fn add(&mut self, window: Window, x: Burn<4>, share: Option<&[f32]>) -> Result<()> {
         if x.dims() != self.volume.window_shape(&window) {
             let expected = format!("{:?}", self.volume.window_shape(&window));
@@ -135,7 +138,7 @@ impl<'a> Sum<'a> {
         if self.waiting.len() == self.together { self.bring() } else { Ok(()) }
     }
 
-    /// The sum.
+    /// Returns the sum.
     pub fn finish(mut self) -> Result<Tensor> {
         self.bring()?;
         Tensor::new(self.values, self.volume.shape())
@@ -154,7 +157,7 @@ impl<'a> Sum<'a> {
             }
             return Ok(());
         }
-        // Frames that lie one after the other are one piece of the result.
+        // Consecutive frames are copied as one tensor.
         let Some(start) = waiting.first().map(|(window, _)| window.frames.start) else { return Ok(()) };
         let frames = waiting.into_iter().map(|(_, x)| x.swap_dims(0, 1)).collect();
         let frames = to_host(Burn::cat(frames, 0))?;

@@ -1,36 +1,36 @@
-//! States of a chain that wait for the pull.
+//! Checkpointed states of a chain.
 
 use roll_backends::{NdTensor, Offloaded};
 use roll_core::Result;
 
 use super::chain::State;
 
-/// A state that waits, where the chain computes or in host memory.
+/// A checkpointed state, on the device or in host memory.
 pub(super) enum Kept {
-    /// Where the chain computes.
+    /// The state lies on the device.
     Here(State),
-    /// In host memory, or on its way there or back.
+    /// The state lies in host memory, or is being copied from or to it.
     Away { first: bool, caches: Vec<Option<Offloaded>> },
 }
 
 impl Kept {
-    /// Sends a state to the host.
+    /// Starts the copy of a state to host memory.
     pub fn away(state: &State) -> Result<Self> {
         let send = |cache: &Option<NdTensor>| cache.clone().map(Offloaded::new).transpose();
         Ok(Self::Away { first: state.first, caches: state.caches.iter().map(send).collect::<Result<_>>()? })
     }
 
-    /// Gives up its memory on the device.
+    /// Waits for the copy and frees the state's memory on the device.
     pub fn settle(&mut self) -> Result<()> {
         self.each(Offloaded::settle)
     }
 
-    /// Sends it back.
+    /// Starts the copy back to the device.
     pub fn begin_return(&mut self) -> Result<()> {
         self.each(Offloaded::begin_return)
     }
 
-    /// It, where the chain computes.
+    /// Returns the state on the device.
     pub fn back(self) -> Result<State> {
         match self {
             Self::Here(state) => Ok(state),

@@ -1,4 +1,4 @@
-//! One layer of the chain that encoder and decoder are: its weights and its forward pass on a chunk of frames.
+//! One layer of the encoder's or decoder's chain: its weights and its forward pass on a chunk of frames.
 
 use burn::tensor::{DType, Tensor};
 use roll_backends::{Weights, ops, weights};
@@ -8,41 +8,42 @@ use super::conv::{conv, conv_pull};
 use super::layout::Layout;
 use super::rearrange::{Factors, average_down, duplicate_up, pad_bottom_right, patchify, unpatchify};
 
-/// Frames before a chunk that a causal convolution of three frames looks at.
+/// Frames of the previous chunk that a causal convolution over three frames reads.
 pub(super) const CONTEXT: usize = 2;
 
-/// The operation of a layer. Every layer is causal: its caches hold its needs of the frames before its chunk.
+/// The operation of a layer. Every layer is causal: its caches contain what it needs of the frames before the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Pixel-unshuffle by 2.
     Patchify,
     /// Pixel-shuffle by 2.
     Unpatchify,
-    /// Undoes the latent statistics, then a 1x1x1 convolution.
+    /// Undoes the normalisation of the latents, then a 1x1x1 convolution.
     FromLatents { channels: usize },
-    /// The mean half of a 1x1x1 convolution, then the latent statistics.
+    /// The mean half of a 1x1x1 convolution, then the normalisation of the latents.
     ToLatents { channels: usize },
     /// Causal 3x3x3 convolution.
     Conv { input: usize, output: usize },
-    /// Norm, SiLU and causal 3x3x3 convolution; `parts` are the numbers of norm and convolution in the checkpoint.
+    /// Norm, SiLU and causal 3x3x3 convolution. `parts` are the numbers of norm and convolution in the checkpoint's
+    /// keys.
     Activated { input: usize, output: usize, parts: [usize; 2] },
-    /// Single-head attention within each frame, residual.
+    /// Single-head self-attention within each frame, with a residual connection.
     Attention { channels: usize },
     /// Doubles height and width, and time if `temporal`.
     Upsample { input: usize, output: usize, temporal: bool },
     /// Halves height and width, and time if `temporal`.
     Downsample { channels: usize, temporal: bool },
-    /// Remembers its input for the shortcut that closes the block.
+    /// Stores its input for the shortcut at the end of the block.
     Branch,
-    /// Adds the remembered input, through a 1x1x1 convolution where the channels differ.
+    /// Adds the stored input, after a 1x1x1 convolution if the channels differ.
     AddResidual { input: usize, output: usize },
-    /// Adds the remembered input, averaged over blocks.
+    /// Adds the stored input, averaged over blocks.
     AddAverage { input: usize, factors: Factors },
-    /// Adds the remembered input, duplicated into blocks.
+    /// Adds the stored input, duplicated into blocks.
     AddDuplicate { input: usize, factors: Factors },
 }
 
-/// Mean and standard deviation of each latent channel, as flat tensors on the device.
+/// Mean and standard deviation of each latent channel, `[C]` on the device.
 #[derive(Clone, Debug)]
 pub(super) struct Statistics {
     pub mean: Tensor<1>,
@@ -56,18 +57,18 @@ pub(super) struct Layer {
     kind: Kind,
 }
 
-/// Operands of a layer beside its input.
+/// The operands of a layer besides its input.
 pub(super) struct Surroundings<'a> {
     pub weights: &'a Weights,
     pub statistics: &'a Statistics,
-    /// Whether this is the first chunk of a video: one frame, with nothing before it. (Or several such frames, each of
-    /// another video.)
+    /// Whether this is the first chunk of a video: one frame without predecessors. It may also be several such frames
+    /// of different videos.
     pub first: bool,
-    /// Where the channels of a chunk lie in memory.
+    /// Memory order of a chunk's axes.
     pub layout: Layout,
 }
 
-/// A layer's caches: frames of the chunks before, or nothing yet.
+/// A layer's caches: frames of previous chunks, or `None` before the first.
 pub(super) type Caches = Vec<Option<Tensor<4>>>;
 
 impl Layer {
@@ -83,8 +84,8 @@ impl Layer {
         self.kind
     }
 
-    /// The dtype that it computes in, in a network of `dtype`. Latents and frames, and attention, whose products are
-    /// small, stay f32: a frame rounded to bf16 would lie up to half a step of eight bits off.
+    /// The dtype of the layer's computation in a network of `dtype`. Latents, frames and attention (whose products are
+    /// small) stay f32: rounding a frame to bf16 would change it by up to half a step of eight bits.
     pub fn dtype(&self, dtype: DType) -> DType {
         match self.kind {
             Kind::FromLatents { .. } | Kind::ToLatents { .. } | Kind::Attention { .. } => DType::F32,
@@ -103,7 +104,7 @@ impl Layer {
         }
     }
 
-    /// Keys and shapes of its weights.
+    /// Keys and shapes of the layer's weights.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let mut all = Vec::new();
         let mut add = |part: &str, shape: &[usize]| all.push((self.key(part), shape.to_vec()));
@@ -149,7 +150,7 @@ impl Layer {
         all
     }
 
-    /// Whether the channels of a shortcut without weights divide.
+    /// Fails unless the channels of a shortcut without weights divide evenly.
     pub fn check(&self) -> Result<()> {
         let (from, to) = match self.kind {
             Kind::AddAverage { input, factors: f } => (input * f.time * f.space * f.space, f.channels),
@@ -165,8 +166,8 @@ impl Layer {
         }
     }
 
-    /// The layer's value on a chunk `[C, T, H, W]`, and its caches for the next chunk. [`Kind::Branch`] and the
-    /// shortcuts are the chain's own.
+    /// Computes the layer's output on a chunk `[C, T, H, W]`, and its caches for the next chunk. The chain itself
+    /// handles [`Kind::Branch`] and the shortcuts.
     pub fn forward(&self, x: Tensor<4>, caches: Caches, around: &Surroundings<'_>) -> Result<(Tensor<4>, Caches)> {
         let mut caches = caches.into_iter();
         let mut cache = || caches.next().flatten();
@@ -203,7 +204,7 @@ impl Layer {
         }
     }
 
-    /// The addition of a shortcut, given the remembered input.
+    /// Computes the term that a shortcut adds, from the stored input.
     pub fn shortcut(&self, branched: Tensor<4>, around: &Surroundings<'_>) -> Result<Tensor<4>> {
         match self.kind {
             Kind::AddAverage { factors, .. } => Ok(average_down(branched, factors)),
@@ -213,9 +214,9 @@ impl Layer {
         }
     }
 
-    /// The pull of [`Kind::Conv`] and [`Kind::Activated`], without running the convolution again: the cotangents of the
-    /// frames it looked at, first those of the cache (the first chunk has none), then those of the activated input;
-    /// `next` is that of the cache for the next chunk.
+    /// The pullback of [`Kind::Conv`] and [`Kind::Activated`], which does not run the convolution again. `next` is the
+    /// cotangent of the cache for the next chunk. Returns the cotangent of the cache (`None` in the first chunk) and
+    /// that of the convolution's input (for `Activated`, after norm and SiLU).
     pub fn pull_convolution(
         &self,
         cotangent: Tensor<4>,
@@ -237,7 +238,7 @@ impl Layer {
         Ok((Some(seen.clone().narrow(1, 0, CONTEXT)), seen.narrow(1, CONTEXT, frames)))
     }
 
-    /// The pull of [`Kind::Activated`]'s norm and SiLU, given the layer's input.
+    /// The pullback of [`Kind::Activated`]'s norm and SiLU at the layer's input `x`.
     pub fn pull_activation(
         &self,
         x: Tensor<4>,
@@ -248,7 +249,8 @@ impl Layer {
         Ok(ops::channel_norm_silu_pull(x, self.gamma(&parts[0].to_string(), around)?, cotangent))
     }
 
-    /// As [`Layer::pull_convolution`], of [`Kind::Upsample`], which is linear as a whole.
+    /// The pullback of [`Kind::Upsample`], which is linear as a whole. Arguments and result are those of
+    /// [`Layer::pull_convolution`].
     pub fn pull_upsample(
         &self,
         cotangent: Tensor<4>,
@@ -267,8 +269,9 @@ impl Layer {
         Ok((Some(seen.clone().narrow(1, 0, CONTEXT)), seen.narrow(1, CONTEXT, frames)))
     }
 
-    /// The causal convolution of three frames, and the frames that it remembers. What stands before the first chunk is
-    /// zero: there only the kernel's last tap sees anything, which also makes stills of frames that come together.
+    /// The causal convolution over three frames, and the cache for the next chunk. Frames before the first chunk are
+    /// zero, so only the kernel's last tap contributes there. Hence several frames of a first chunk are independent
+    /// stills.
     fn convolve(
         &self,
         x: Tensor<4>,
@@ -287,7 +290,7 @@ impl Layer {
         self.convolve_seen(around.layout.join(vec![past(cache, &x, CONTEXT), x]), part, around)
     }
 
-    /// As [`Layer::convolve`], given the frames before the chunk and those of the chunk.
+    /// Like [`Layer::convolve`]; `seen` are the cached frames followed by the chunk.
     fn convolve_seen(&self, seen: Tensor<4>, part: &str, around: &Surroundings<'_>) -> Result<(Tensor<4>, Caches)> {
         let bias = self.weight::<1>(&join(part, "bias"), around)?;
         let next = seen.clone().narrow(1, seen.dims()[1] - CONTEXT, CONTEXT);
@@ -295,7 +298,7 @@ impl Layer {
         Ok((y, vec![Some(next)]))
     }
 
-    /// Norm and SiLU of [`Kind::Activated`]; of any other kind the input itself.
+    /// Applies norm and SiLU of [`Kind::Activated`]; returns the input of any other kind unchanged.
     pub fn activate(&self, x: Tensor<4>, around: &Surroundings<'_>) -> Result<Tensor<4>> {
         match self.kind {
             Kind::Activated { parts, .. } => Ok(ops::channel_norm_silu(x, self.gamma(&parts[0].to_string(), around)?)),
@@ -303,13 +306,13 @@ impl Layer {
         }
     }
 
-    /// Whether its value means something by itself; the insides of a residual block do not.
+    /// Whether probes see the layer's output. Outputs inside a residual block are excluded.
     pub fn shown(&self) -> bool {
         self.kind != Kind::Branch && !self.name.ends_with(".residual")
     }
 
-    /// The first chunk is not doubled in time: its one frame stands alone. The second sees zeros before it, not the
-    /// first chunk, since the network was trained so.
+    /// Upsampling. The time axis of the first chunk, a single frame, is not doubled. The second chunk has zeros before
+    /// it instead of the first chunk, as in training.
     fn upsample(
         &self,
         x: Tensor<4>,
@@ -328,7 +331,7 @@ impl Layer {
         Ok((self.conv(around.layout.double(x), "resample.1", around, 1)?, next))
     }
 
-    /// The first chunk is not halved in time: its one frame stands alone.
+    /// Downsampling. The time axis of the first chunk, a single frame, is not halved.
     fn downsample(
         &self,
         x: Tensor<4>,
@@ -380,7 +383,7 @@ impl Layer {
         Ok(conv(x, self.kernel(part, around)?, bias, stride, [0, 0], around.layout))
     }
 
-    /// A kernel `[O, C, kt, kh, kw]`; one without time axis gets one of length one.
+    /// A kernel `[O, C, kt, kh, kw]`. Kernels without a time axis have `kt` 1.
     fn kernel(&self, part: &str, around: &Surroundings<'_>) -> Result<Tensor<5>> {
         let key = self.key(&join(part, "weight"));
         let weight = weights::get(around.weights, &key)?;
@@ -414,13 +417,13 @@ fn join(part: &str, last: &str) -> String {
     }
 }
 
-/// The part of a kernel `[O, C, kt, kh, kw]` that meets the newest frame.
+/// The part of a kernel `[O, C, kt, kh, kw]` that applies to the newest frame.
 fn last_tap(kernel: Tensor<5>) -> Tensor<5> {
     let frames = kernel.dims()[2];
     kernel.narrow(2, frames - 1, 1)
 }
 
-/// `x` after the cached frames (zeros when there are none yet), and the last `context` frames of both.
+/// Appends `x` to the cached frames (zeros before the first chunk). Returns both, and their last `context` frames.
 fn after(cache: Option<Tensor<4>>, x: Tensor<4>, context: usize, layout: Layout) -> (Tensor<4>, Tensor<4>) {
     let frames = x.dims()[1];
     let joined = layout.join(vec![past(cache, &x, context), x]);
@@ -428,7 +431,7 @@ fn after(cache: Option<Tensor<4>>, x: Tensor<4>, context: usize, layout: Layout)
     (joined, next)
 }
 
-/// The cached frames, zeros when there are none yet.
+/// The cached frames, or zeros before the first chunk.
 fn past(cache: Option<Tensor<4>>, x: &Tensor<4>, context: usize) -> Tensor<4> {
     let [c, _, h, w] = x.dims();
     cache.unwrap_or_else(|| Tensor::zeros([c, context, h, w], (&x.device(), x.dtype())))

@@ -1,5 +1,5 @@
-//! Where the channels of a chunk lie in memory. Its shape is `[C, T, H, W]` either way, and so are the numbers: an operator
-//! that is given a tensor of the other layout copies it.
+//! Memory order of a chunk's axes. The shape is `[C, T, H, W]` in either order, and so are the values. An operator
+//! copies a tensor whose order it cannot use.
 
 use burn::tensor::ops::AvgPoolOptions;
 use burn::tensor::{Device, Tensor, module};
@@ -11,19 +11,19 @@ use super::rearrange::{interleave_frames, nearest_double};
 /// The order of a chunk's axes in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// `[C, T, H, W]`, row-major.
+    /// Channels outermost: `[C, T, H, W]`, row-major.
     Outermost,
-    /// `[T, H, W, C]`, as the tensor cores of libtorch's GPUs read it: a frame is one piece of memory.
+    /// Channels innermost: `[T, H, W, C]`, which libtorch's convolutions on tensor cores expect. A frame is contiguous.
     Innermost,
 }
 
 impl Layout {
-    /// That of a device's convolutions.
+    /// The order that a device's convolutions prefer.
     pub fn of(device: &Device) -> Self {
         if device::channels_innermost(device) { Self::Innermost } else { Self::Outermost }
     }
 
-    /// Chunks one after the other in time, in new memory.
+    /// Concatenates chunks in time, in new memory.
     pub fn join(self, chunks: Vec<Tensor<4>>) -> Tensor<4> {
         match self {
             Self::Outermost => Tensor::cat(chunks, 1),
@@ -31,11 +31,11 @@ impl Layout {
         }
     }
 
-    /// Frames in memory of their own: a view would keep all frames of the chunk that they were taken from.
+    /// Copies frames into a tensor of their own. A view would keep all frames of the original chunk in memory.
     pub fn keep(self, frames: Tensor<4>) -> NdTensor {
         let count = frames.dims()[1];
         match self {
-            // Flattening copies a tensor that does not lie in order.
+            // Flattening copies a tensor that is not contiguous.
             Self::Outermost => frames.into(),
             Self::Innermost if count > 1 => {
                 let parts = vec![frames.clone().narrow(1, 0, 1), frames.narrow(1, 1, count - 1)];
@@ -45,7 +45,7 @@ impl Layout {
         }
     }
 
-    /// The kept frames.
+    /// Restores frames from [`Layout::keep`].
     pub fn kept(self, frames: &NdTensor) -> Result<Tensor<4>> {
         match self {
             Self::Outermost => frames.rank(),
@@ -53,22 +53,22 @@ impl Layout {
         }
     }
 
-    /// Every pixel four times.
+    /// Nearest-neighbour upsampling by 2 in height and width.
     pub fn double(self, x: Tensor<4>) -> Tensor<4> {
         match self {
             Self::Outermost => nearest_double(x),
-            // A batch of pictures, whose channels are innermost.
+            // Frames become a batch of pictures with their channels innermost.
             Self::Innermost => nearest_double(x.swap_dims(0, 1)).swap_dims(0, 1),
         }
     }
 
-    /// The cotangent of x, given that of [`Layout::double`] of it: sums of four.
+    /// The pullback of [`Layout::double`]: sums of four pixels.
     pub fn double_pull(self, cotangent: Tensor<4>) -> Tensor<4> {
         let pictures = cotangent.swap_dims(0, 1);
         (module::avg_pool2d(pictures, AvgPoolOptions::new([2, 2])) * 4.0).swap_dims(0, 1)
     }
 
-    /// Frames from pairs of channels, as [`interleave_frames`].
+    /// Converts pairs of channels into frames; see [`interleave_frames`].
     pub fn interleave(self, x: Tensor<4>) -> Tensor<4> {
         let [c, t, h, w] = x.dims();
         match self {
@@ -80,14 +80,14 @@ impl Layout {
         }
     }
 
-    /// The cotangent of x, given that of [`Layout::interleave`] of it: pairs of channels from frames.
+    /// The pullback of [`Layout::interleave`]: converts frames into pairs of channels.
     pub fn interleave_pull(self, cotangent: Tensor<4>) -> Tensor<4> {
         let [c, t, h, w] = cotangent.dims();
         let frames: Tensor<5> = to_thwc(cotangent).reshape([t / 2, 2, h, w, c]);
         from_thwc(frames.permute([0, 2, 3, 1, 4]).reshape([t / 2, h, w, 2 * c]))
     }
 
-    /// `x`, to whose last frames `end` is added.
+    /// Adds `end` to the last frames of `x`.
     pub fn add_to_end(self, x: Tensor<4>, end: Option<Tensor<4>>) -> Tensor<4> {
         let Some(end) = end else { return x };
         let ([c, all, h, w], count) = (x.dims(), end.dims()[1]);
@@ -96,12 +96,12 @@ impl Layout {
         match (kept, self) {
             (0, _) => sum,
             (_, Self::Outermost) => Tensor::cat(vec![x.narrow(1, 0, kept), sum], 1),
-            // Written in place: x was made for this.
+            // This happens in place: `x` is not used elsewhere.
             (_, Self::Innermost) => x.slice_assign([0..c, kept..all, 0..h, 0..w], sum),
         }
     }
 
-    /// The same linear map `[O, C]` at every position, in the dtype of x; sums are f32.
+    /// Applies the same linear map `[O, C]` at every position. The result has the dtype of `x`; sums are f32.
     pub fn pointwise(self, x: Tensor<4>, matrix: Tensor<2>, bias: Tensor<1>) -> Tensor<4> {
         let ([c, t, h, w], dtype) = (x.dims(), x.dtype());
         let (out, positions) = (matrix.dims()[0], t * h * w);
@@ -119,12 +119,12 @@ impl Layout {
     }
 }
 
-/// `[C, T, H, W]` as `[T, H, W, C]`.
+/// Views `[C, T, H, W]` as `[T, H, W, C]`.
 fn to_thwc(x: Tensor<4>) -> Tensor<4> {
     x.permute([1, 2, 3, 0])
 }
 
-/// The reverse.
+/// Views `[T, H, W, C]` as `[C, T, H, W]`.
 fn from_thwc(x: Tensor<4>) -> Tensor<4> {
     x.permute([3, 0, 1, 2])
 }

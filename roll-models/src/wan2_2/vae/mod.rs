@@ -1,10 +1,14 @@
-//! The Wan VAEs: video to latents and back, with pullbacks whose memory does not grow with the number of frames.
+//! The Wan VAEs encode videos to latents and decode latents to videos. The memory of their pullbacks does not grow with
+//! the number of frames.
 //!
-//! Both networks are chains of causal layers ([`layer`]). A video runs through them in chunks, one latent frame each:
-//! a convolution sees the last frames of the chunk before in a cache. The result is that of the whole video at once.
-//! The pull goes back over the chunks, with gradients flowing through the caches; of the caches at chunk borders only
-//! [`Chunking::checkpoints`] are kept, here or in host memory, and the others recomputed ([`schedule`]), and within a
-//! chunk one layer at a time is pulled ([`chain`]). Read it beside the official `wan/modules/vae2_1.py` and `vae2_2.py`.
+//! Both networks are chains of causal layers ([`layer`]). A video passes through them in chunks of one latent frame;
+//! convolutions read the last frames of the previous chunk from a feature cache. The result equals that of the whole
+//! video at once.
+//!
+//! The pullback visits the chunks in reverse order, with gradients flowing through the caches. Only
+//! [`Chunking::checkpoints`] of the caches at chunk borders are kept, on the device or in host memory; the others are
+//! recomputed ([`schedule`]). Within a chunk, one layer at a time is pulled back ([`chain`]). Names and order follow
+//! the official `wan/modules/vae2_1.py` and `vae2_2.py`.
 
 mod chain;
 mod clamp;
@@ -44,19 +48,21 @@ use layout::Layout;
 use pass::{Pass, PassTile};
 use volume::Volume;
 
-/// How a video is cut into pieces.
+/// How a video is divided in space, and what the pullback keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunking {
-    /// Tiles of the plane; `None` takes it whole.
+    /// Tiles of the latent plane; `None` processes whole frames.
     pub tiling: Option<Tiling>,
-    /// Caches at chunk borders that are kept for the pull; fewer take less memory and more time, the numbers are the
-    /// same. At 128 x 128 pixels one is about 150 MB in the published Wan2.1 VAE ([`state_bytes`]).
+    /// Number of feature caches at chunk borders that are kept for the pullback, besides the first. Fewer take less
+    /// memory and more time; the results are the same. At 128 x 128 pixels one cache of the published Wan2.1 VAE takes
+    /// about 150 MB ([`state_bytes`]).
     pub checkpoints: usize,
-    /// They wait in host memory. The numbers are the same.
+    /// Whether these caches are kept in host memory. The results are the same.
     pub offload: bool,
 }
 
-/// Checkpoints where nobody says more: with them at most four fifths of the decoder runs once more for 21 chunks.
+/// Default number of checkpoints. With it, at most four fifths of the decoder's forward pass are recomputed for 21
+/// chunks.
 pub(super) const FEWEST_CHECKPOINTS: usize = 4;
 
 impl Default for Chunking {
@@ -65,21 +71,22 @@ impl Default for Chunking {
     }
 }
 
-/// Facts that others need of a VAE.
+/// Facts about a VAE that other components need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VaeFacts {
     /// Architecture.
     pub version: VaeVersion,
     /// Channels of the latents.
     pub z_channels: usize,
-    /// Latent pixels to pixels: 8 or 16.
+    /// Pixels per latent pixel: 8 or 16.
     pub spatial_stride: usize,
-    /// Frames that a latent frame stands for (4); the first stands for one.
+    /// Video frames per latent frame (4); the first latent frame represents one video frame.
     pub temporal_stride: usize,
 }
 
 impl VaeFacts {
-    /// Latent frames of a video of `frames` frames. Fails unless they are a multiple of the stride, plus one.
+    /// Number of latent frames of a video of `frames` frames. Fails unless `frames` is a multiple of the temporal
+    /// stride plus one.
     pub fn latent_frames(&self, frames: usize) -> Result<usize> {
         let stride = self.temporal_stride;
         match frames > 0 && (frames - 1).is_multiple_of(stride) {
@@ -92,7 +99,7 @@ impl VaeFacts {
         }
     }
 
-    /// Latent height and width of a picture. Fails unless they are multiples of the stride.
+    /// Latent height and width of a picture. Fails unless the size is a multiple of the spatial stride.
     pub fn latent_size(&self, size: [usize; 2]) -> Result<[usize; 2]> {
         let stride = self.spatial_stride;
         match size.iter().all(|&n| n > 0 && n.is_multiple_of(stride)) {
@@ -105,18 +112,18 @@ impl VaeFacts {
     }
 }
 
-/// Frames as a viewer sees them.
+/// Decoded, clamped frames.
 #[derive(Debug)]
 pub struct Decoded {
     /// f32 `[T', 3, H', W']` in [-1, 1].
     pub frames: Tensor,
-    /// Part of the values that the clamp changed, in [0, 1]; they get no gradient.
+    /// Fraction of the values that the clamp changed, in [0, 1]. These values receive no gradient.
     pub clamped_fraction: f64,
-    /// To the cotangent of the latents.
+    /// Maps to the cotangent of the latents.
     pub pullback: Option<Pullback>,
 }
 
-/// A Wan VAE with frozen weights. Clones share them.
+/// A Wan VAE with frozen weights. Clones share the weights.
 #[derive(Clone)]
 pub struct Vae {
     config: VaeConfig,
@@ -126,8 +133,8 @@ pub struct Vae {
 }
 
 impl Vae {
-    /// Loads a checkpoint in official keys (a `model.` prefix is accepted), with the published latent statistics.
-    /// Fails, naming the key, when a weight is missing or misshapen.
+    /// Loads a checkpoint with official keys (a prefix `model.` is accepted) and the published latent statistics. Fails
+    /// if a weight is missing or has another shape, and names its key.
     pub fn load(state: &StateDict, device: &Device) -> Result<Self> {
         let channels = VaeConfig::from_shapes(&shapes(state))?.z_dim;
         let statistics = LatentStatistics::published(channels).ok_or_else(|| {
@@ -139,7 +146,7 @@ impl Vae {
         Self::load_with_statistics(state, &statistics, device)
     }
 
-    /// As [`Vae::load`], with latent statistics of one's own.
+    /// Like [`Vae::load`], with other latent statistics.
     pub fn load_with_statistics(state: &StateDict, statistics: &LatentStatistics, device: &Device) -> Result<Self> {
         let config = VaeConfig::from_shapes(&shapes(state))?;
         let wanted: BTreeMap<_, _> = config.weights().into_iter().collect();
@@ -148,7 +155,8 @@ impl Vae {
         Self::with_store(config, statistics, Arc::new(Resident::new(&weights, DType::F32, device)))
     }
 
-    /// Takes weights from a store, in official keys.
+    /// Creates a VAE with the weights of a store, under official keys. Fails unless there is one finite mean and one
+    /// positive deviation per latent channel.
     pub fn with_store(config: VaeConfig, statistics: &LatentStatistics, store: Arc<dyn WeightStore>) -> Result<Self> {
         let facts = VaeFacts {
             version: config.version,
@@ -173,15 +181,15 @@ impl Vae {
             let (statistics, store) = (statistics.clone(), store.clone());
             Arc::new(CausalChain { layers, statistics, store, dtype: DType::F32, layout })
         };
-        // Pictures are encoded once in a run.
+        // Pictures are encoded once per run, so the encoder uses one layout on all devices.
         let (encoder, decoder) =
             (chain(config.encoder_layers(), Layout::Outermost), chain(config.decoder_layers(), layout));
         Ok(Self { config, facts, encoder, decoder })
     }
 
-    /// Computes the decoder in `dtype`, f32 or bf16. In bf16 weights and activations are rounded to it and sums are f32;
-    /// latents, attention and the last layer, which makes the frames, stay f32, and so does the encoder. Fails on other
-    /// dtypes, and where the device has no bf16.
+    /// Sets the dtype of the decoder: f32 or bf16. In bf16, weights and activations are rounded and sums are f32;
+    /// latents, attention, the last layer (which produces the frames) and the encoder stay f32. Fails on other dtypes,
+    /// and on bf16 if the device has none.
     pub fn decoding_in(self, dtype: DType) -> Result<Self> {
         let device = self.decoder.store.device();
         if !matches!(dtype, DType::F32 | DType::BF16) || !device.supports_dtype(dtype) {
@@ -191,7 +199,7 @@ impl Vae {
         Ok(self.with_decoder(|decoder| decoder.dtype = dtype))
     }
 
-    /// Bytes of a number between two layers of the decoder.
+    /// Bytes per number between two layers of the decoder.
     pub fn decoding_bytes(&self) -> usize {
         self.decoder.dtype.size()
     }
@@ -204,22 +212,22 @@ impl Vae {
         Self { decoder: Arc::new(decoder), ..self }
     }
 
-    /// Facts of the checkpoint.
+    /// Facts about the checkpoint.
     pub fn facts(&self) -> VaeFacts {
         self.facts
     }
 
-    /// Shape of the networks.
+    /// Sizes of the networks.
     pub fn config(&self) -> &VaeConfig {
         &self.config
     }
 
-    /// Latents `[C, T, H, W]`, normalised, of a video, f32 `[T', 3, H', W']` in [-1, 1].
+    /// Encodes a video, f32 `[T', 3, H', W']` in [-1, 1], as normalised latents, f32 `[C, T, H, W]`.
     pub fn encode(&self, video: &Tensor) -> Result<Tensor> {
         Ok(self.encode_with(video, &Chunking::default(), Grad::Skip)?.0)
     }
 
-    /// As [`Vae::encode`], with a pullback to the cotangent of the video.
+    /// Like [`Vae::encode`], with a pullback to the cotangent of the video.
     pub fn encode_with(&self, video: &Tensor, chunking: &Chunking, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let &[frames, 3, h, w] = video.shape() else {
             return Err(Error::shape("video to encode", "[T, 3, H, W]", video.shape()));
@@ -240,13 +248,13 @@ impl Vae {
         pass.run(video, grad, None)
     }
 
-    /// Frames, f32 `[T', 3, H', W']`, not clamped, of normalised latents, f32 `[C, T, H, W]`; the pullback gives the
-    /// cotangent of the latents.
+    /// Decodes normalised latents, f32 `[C, T, H, W]`, to frames, f32 `[T', 3, H', W']`, not clamped. The pullback
+    /// returns the cotangent of the latents.
     pub fn decode(&self, latents: &Tensor, chunking: &Chunking, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         self.decoding(latents, chunking)?.run(latents, grad, None)
     }
 
-    /// As [`Vae::decode`], clamped to [-1, 1].
+    /// Like [`Vae::decode`], with frames clamped to [-1, 1].
     pub fn decode_clamped(&self, latents: &Tensor, chunking: &Chunking, grad: Grad) -> Result<Decoded> {
         let (frames, pullback) = self.decode(latents, chunking, grad)?;
         let Clamped { frames, fraction, pullback: unclamp } = clamp(&frames)?;
@@ -255,7 +263,7 @@ impl Vae {
         Ok(Decoded { frames, clamped_fraction: fraction, pullback })
     }
 
-    /// As [`Vae::decode`] without gradient and tiles, showing every layer's value, chunk by chunk, to `probe`.
+    /// Like [`Vae::decode`] without gradient and tiles. `probe` receives every layer's output, chunk by chunk.
     pub fn decode_probed(&self, latents: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
         Ok(self.decoding(latents, &Chunking::default())?.run(latents, Grad::Skip, Some(probe))?.0)
     }
@@ -293,7 +301,7 @@ fn shapes(state: &StateDict) -> BTreeMap<String, Vec<usize>> {
     state.iter().map(|(key, tensor)| (official(key).to_string(), tensor.shape().to_vec())).collect()
 }
 
-/// The official key of a weight: some files put `model.` before it.
+/// The official key of a weight. Some files put `model.` before it.
 fn official(key: &str) -> &str {
     key.strip_prefix("model.").unwrap_or(key)
 }

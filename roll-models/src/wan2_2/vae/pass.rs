@@ -1,4 +1,5 @@
-//! A pass of encoder or decoder over a whole video: tile by tile, chunk by chunk, and the same way back.
+//! A pass of the encoder or decoder over a whole video, tile by tile and chunk by chunk, and its pullback in reverse
+//! order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,23 +14,23 @@ use super::schedule::{Reversible, Schedule};
 use super::tiling::Tile;
 use super::volume::{Volume, Window};
 
-/// Geometry of a pass. The first chunk is one frame on either side; the others are `chunk` frames.
+/// Geometry of a pass. The first chunk is one frame of input and output; every other chunk is `chunk` frames.
 pub(super) struct Pass {
     pub chain: Arc<CausalChain>,
     pub input: Volume,
     pub output: Volume,
-    /// Frames of a chunk that is not the first, of the input and of the output.
+    /// Frames per chunk of the input and of the output, except in the first chunk.
     pub chunk: [usize; 2],
     pub chunks: usize,
-    /// Tiles with their input and output windows: latent and result, or the other way round.
+    /// Tiles with their windows in the input and in the output.
     pub tiles: Vec<PassTile>,
-    /// States kept for the pull, besides the first.
+    /// Number of checkpoints for the pullback, besides the first state.
     pub checkpoints: usize,
-    /// They wait in host memory.
+    /// Whether checkpoints are kept in host memory.
     pub offload: bool,
 }
 
-/// A tile as this pass sees it.
+/// The windows of a tile in the input and in the output.
 pub(super) struct PassTile {
     pub input: [Range<usize>; 2],
     pub output: [Range<usize>; 2],
@@ -37,7 +38,7 @@ pub(super) struct PassTile {
 }
 
 impl PassTile {
-    /// From a tile of the latent plane, whose input is `scale` times as large as its latents.
+    /// Derives the windows from a tile of the latent plane. The input is `scale` times as large as the latents.
     pub fn new(tile: Tile, scale: usize) -> Self {
         let input = tile.latent.map(|r| r.start * scale..r.end * scale);
         Self { input, output: tile.result, share: tile.share }
@@ -45,10 +46,10 @@ impl PassTile {
 }
 
 impl Pass {
-    /// The value, and with [`Grad::Record`] the pullback to the input.
+    /// Computes the output and, with [`Grad::Record`], the pullback to the input.
     ///
-    /// With one tile the states that the pull starts from are kept on the way; with several, each tile runs once more
-    /// when its turn comes, so that the states of one tile exist at a time.
+    /// A pass with one tile stores the checkpoints for the pullback. If there are several tiles, the pullback runs each
+    /// tile again, so that only one tile's states are in memory at a time.
     pub fn run(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
         let schedule = Schedule::new(self.chunks, self.checkpoints);
         let positions = schedule.kept_on_the_way();
@@ -63,7 +64,7 @@ impl Pass {
                     self.keep(&mut kept, k, &state)?;
                 }
                 let x = source.read(k, &window(&tile.input, k, self.chunk[0]), None);
-                // An explicit reborrow: `as_deref_mut` cannot shorten the life of a boxed closure's captures.
+                // An explicit reborrow: `as_deref_mut` cannot shorten the lifetime of a boxed closure's captures.
                 let shown: Option<Probe<'_>> = match &mut probe {
                     Some(probe) => Some(&mut **probe),
                     None => None,
@@ -109,7 +110,7 @@ impl Pass {
         gradient.finish()
     }
 
-    /// Runs a tile for its states alone.
+    /// Runs a tile only to store its checkpoints.
     fn sweep(&self, tile: &PassTile, input: &mut Source<'_>, schedule: &Schedule) -> Result<Vec<(usize, Kept)>> {
         let positions = schedule.kept_on_the_way();
         let (mut state, mut kept) = (self.chain.start(), Vec::new());
@@ -126,7 +127,7 @@ impl Pass {
     }
 
     fn keep(&self, kept: &mut Vec<(usize, Kept)>, position: usize, state: &State) -> Result<()> {
-        // The device has room for one state on its way.
+        // At most one state may be in flight to the host, because the device has memory for only one.
         if let Some((_, before)) = kept.last_mut() {
             before.settle()?;
         }
@@ -144,7 +145,7 @@ impl Pass {
     }
 }
 
-/// The pull of one tile, last chunk first.
+/// The pullback of one tile, last chunk first.
 struct TilePull<'a, 'v> {
     pass: &'a Pass,
     tile: &'a PassTile,

@@ -1,9 +1,9 @@
-//! Linear maps without weights: pixel shuffles, and the shortcuts of VAE 2.2.
+//! Linear maps without weights: pixel shuffles, and the shortcuts of the Wan2.2 VAE.
 
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{DType, Tensor, module};
 
-/// Pixel-unshuffle by 2: `[C, T, 2H, 2W]` to `[C * 4, T, H, W]`, channels ordered (C, column, row).
+/// Pixel-unshuffle by 2: `[C, T, 2H, 2W]` to `[C * 4, T, H, W]`, channels in the order (C, column, row).
 pub fn patchify(x: Tensor<4>) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     x.reshape([c, t, h / 2, 2, w / 2, 2]).permute([0, 5, 3, 1, 2, 4]).reshape([c * 4, t, h / 2, w / 2])
@@ -15,25 +15,26 @@ pub fn unpatchify(x: Tensor<4>) -> Tensor<4> {
     x.reshape([c / 4, 2, 2, t, h, w]).permute([0, 3, 4, 2, 5, 1]).reshape([c / 4, t, h * 2, w * 2])
 }
 
-/// Every pixel four times: `[C, T, H, W]` to `[C, T, 2H, 2W]`. At this factor nearest and nearest-exact are one.
+/// Nearest-neighbour upsampling by 2: `[C, T, H, W]` to `[C, T, 2H, 2W]`. At this factor `nearest` and `nearest-exact`
+/// are equal.
 pub fn nearest_double(x: Tensor<4>) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     if x.dtype() != DType::F32 {
-        // Flex refuses the gradient of an interpolation in bf16.
+        // Flex does not support the gradient of an interpolation in bf16.
         let pixels: Tensor<6> = x.reshape([c, t, h, 1, w, 1]);
         return pixels.expand([c, t, h, 2, w, 2]).reshape([c, t, 2 * h, 2 * w]);
     }
     module::interpolate(x, InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]))
 }
 
-/// Frames from pairs of channels: `[2C, T, H, W]` to `[C, 2T, H, W]`, the first half of the channels being the even
-/// frames.
+/// Converts pairs of channels into frames: `[2C, T, H, W]` to `[C, 2T, H, W]`. The first half of the channels are the
+/// even frames.
 pub fn interleave_frames(x: Tensor<4>) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     x.reshape([2, c / 2, t, h, w]).permute([1, 2, 0, 3, 4]).reshape([c / 2, 2 * t, h, w])
 }
 
-/// A row and a column of zeros at the bottom and the right.
+/// Appends a row and a column of zeros at the bottom and at the right.
 pub fn pad_bottom_right(x: Tensor<4>) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     let device = x.device();
@@ -41,19 +42,19 @@ pub fn pad_bottom_right(x: Tensor<4>) -> Tensor<4> {
     Tensor::cat(vec![x, Tensor::zeros([c, t, 1, w + 1], &device)], 2)
 }
 
-/// Where a stage of VAE 2.2 changes its resolution: factors of time and space, and channels after it.
+/// Factors by which a stage of the Wan2.2 VAE changes time and space, and its output channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factors {
-    /// Of time.
+    /// Factor of time.
     pub time: usize,
-    /// Of height and of width.
+    /// Factor of height and of width.
     pub space: usize,
-    /// Channels of the result.
+    /// Channels of the output.
     pub channels: usize,
 }
 
-/// Shortcut of a downsampling stage: space-time blocks become channels, groups of which are averaged. Missing frames
-/// are zeros before the first.
+/// Shortcut of a downsampling stage: space-time blocks become channels, and groups of channels are averaged. Missing
+/// frames are zeros before the first frame.
 pub fn average_down(x: Tensor<4>, Factors { time, space, channels }: Factors) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     let missing = (time - t % time) % time;
@@ -70,8 +71,8 @@ pub fn average_down(x: Tensor<4>, Factors { time, space, channels }: Factors) ->
     blocks.reshape([channels, group, t * h * w]).mean_dim(1).reshape([channels, t, h, w])
 }
 
-/// Shortcut of an upsampling stage: channels, repeated, become space-time blocks. The first chunk of a video has no
-/// past, so it loses the `time - 1` frames that would stand before its first.
+/// Shortcut of an upsampling stage: repeated channels become space-time blocks. The first chunk of a video has no past,
+/// so the first `time - 1` output frames are removed.
 pub fn duplicate_up(x: Tensor<4>, Factors { time, space, channels }: Factors, first_chunk: bool) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     let repeats = channels * time * space * space / c;

@@ -1,6 +1,6 @@
-//! Encoding and decoding inside the caller's autodiff graph, as training a VAE needs it.
+//! Encoding and decoding inside the caller's autodiff graph, to train a VAE.
 //!
-//! Everything that the weights touch is recorded, so memory grows with the video: for small networks and short clips.
+//! Every operation on weights is recorded, so memory grows with the video. Suitable for small networks and short clips.
 
 use burn::tensor::Tensor as Burn;
 use roll_core::{Error, Result};
@@ -9,33 +9,36 @@ use super::chain::CausalChain;
 use super::{Vae, VaeVersion};
 
 impl Vae {
-    /// As [`Vae::encode`], from `[3, T', H, W]` to normalised latents `[C, T, H, W]` on the device. Gradients reach the
-    /// video and, if the weights' store hands out leaves (see [`roll_backends::Resident::tracked`]), the weights.
+    /// Like [`Vae::encode`], from `[3, T', H, W]` to normalised latents `[C, T, H, W]`, both on the device. Gradients
+    /// reach the video and, if the weights are leaves (see [`roll_backends::Resident::tracked`]), the weights.
     pub fn encode_recorded(&self, video: Burn<4>) -> Result<Burn<4>> {
         let frames = self.check_video(&video)?;
         let chunks = self.facts.latent_frames(frames)?;
         run(&self.encoder, video, chunks, self.facts.temporal_stride)
     }
 
-    /// As [`Vae::decode`], from normalised latents `[C, T, H, W]` to `[3, T', H, W]` on the device, not clamped.
+    /// Like [`Vae::decode`], from normalised latents `[C, T, H, W]` to frames `[3, T', H, W]`, not clamped, both on the
+    /// device.
     pub fn decode_recorded(&self, latents: Burn<4>) -> Result<Burn<4>> {
         let frames = self.check_latents(&latents)?;
         run(&self.decoder, latents, frames, 1)
     }
 
-    /// As [`Vae::encode_recorded`] of `N` videos of one frame each, in one pass: `[3, N, H, W]` to `[C, N, H, W]`.
+    /// Encodes `N` videos of one frame each in one pass: `[3, N, H, W]` to `[C, N, H, W]`. See
+    /// [`Vae::encode_recorded`].
     pub fn encode_stills(&self, pictures: Burn<4>) -> Result<Burn<4>> {
         self.check_video(&pictures)?;
         self.run_stills(&self.encoder, pictures)
     }
 
-    /// As [`Vae::decode_recorded`] of the latents of `N` videos of one frame each: `[C, N, H, W]` to `[3, N, H, W]`.
+    /// Decodes the latents of `N` videos of one frame each: `[C, N, H, W]` to `[3, N, H, W]`. See
+    /// [`Vae::decode_recorded`].
     pub fn decode_stills(&self, latents: Burn<4>) -> Result<Burn<4>> {
         self.check_latents(&latents)?;
         self.run_stills(&self.decoder, latents)
     }
 
-    /// The frames of a first chunk do not see one another, except in the shortcuts of VAE 2.2.
+    /// Frames of a first chunk are independent of one another, except in the shortcuts of the Wan2.2 VAE.
     fn run_stills(&self, chain: &CausalChain, x: Burn<4>) -> Result<Burn<4>> {
         let together = match self.facts.version {
             VaeVersion::V2_1 => x.dims()[1],
@@ -69,7 +72,7 @@ impl Vae {
     }
 }
 
-/// A first chunk of one frame, then chunks of `stride` frames.
+/// Runs a first chunk of one frame, then chunks of `stride` frames.
 fn run(chain: &CausalChain, x: Burn<4>, chunks: usize, stride: usize) -> Result<Burn<4>> {
     let mut state = chain.start();
     let mut results = Vec::with_capacity(chunks);
@@ -169,8 +172,8 @@ mod tests {
         }
     }
 
-    /// `f` has, with respect to every weight below `part` (its convolution beside the chain included), the gradient that
-    /// central differences see, and none is zero.
+    /// Checks that the gradient of `f` with respect to every weight whose name begins with one of `part` equals central
+    /// differences and is not zero.
     fn check_weight_gradients(config: &VaeConfig, part: [&str; 2], f: impl Fn(&Vae) -> Burn<4>) {
         let parameters = parameters(config);
         let size: usize = parameters.specs().iter().map(ParameterSpec::len).sum();
@@ -200,7 +203,7 @@ mod tests {
                 moved[range.clone()].iter_mut().zip(direction.f32s().unwrap()).for_each(|(v, d)| *v += h * d);
                 value_at(&moved)
             };
-            // Of fourth order, so that the step can be large enough to stand above rounding.
+            // Fourth order, so that the step can be large compared with rounding errors.
             let slope = |h: f32| (along(h) - along(-h)) / f64::from(2.0 * h);
             let measured = (4.0 * slope(5e-4) - slope(1e-3)) / 3.0;
             let own = &gradient[range.clone()];
@@ -217,7 +220,7 @@ mod tests {
         for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
             let config = config(version);
             let side = 2 * config.spatial_stride();
-            // Apart: one after the other they are too far from linear for differences in f32.
+            // Encoder and decoder separately: their composition is too nonlinear for differences in f32.
             let video = device_tensor(&normal(&[3, 5, side, side], 2));
             check_weight_gradients(&config, ["encoder.", "conv1."], |vae| vae.encode_recorded(video.clone()).unwrap());
             let latents = device_tensor(&normal(&[config.z_dim, 2, 2, 2], 3));

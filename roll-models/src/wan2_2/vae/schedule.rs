@@ -1,35 +1,37 @@
-//! Running a chain of steps backwards when only a few of its states can be kept.
+//! Reverses a chain of steps when only a few of its states can be kept.
 //!
-//! Step `k` maps state `k` to state `k + 1`; to pull it back, state `k` must be at hand. Kept states are spent where
-//! they save most recomputation: the optimal (binomial) checkpointing of Griewank and Walther, found by dynamic
-//! programming instead of closed formulas.
+//! Step `k` maps state `k` to state `k + 1`; its pullback needs state `k`. States are kept where they save most
+//! recomputation: the optimal (binomial) checkpointing of Griewank and Walther, found by dynamic programming instead of
+//! closed formulas.
 
 use roll_core::Result;
 
-/// Something that can be advanced from a state, and pulled back at one.
+/// A computation that can be advanced from a state and pulled back at a state.
 pub trait Reversible {
-    /// Results of step `k` for step `k + 1`. Cloning it must be cheap.
+    /// The input of a step. A clone must be cheap.
     type State: Clone;
-    /// A state as it waits for its turn.
+    /// A checkpointed state.
     type Kept;
-    /// Told which kept state is wanted next, before the steps behind it are pulled.
+    /// Announces the checkpoint that is needed next, before the steps after it are pulled back. An implementation may
+    /// prefetch it.
     fn expect(&mut self, kept: &mut Self::Kept) -> Result<()>;
-    /// A kept state, whose turn has come.
+    /// Restores a checkpointed state.
     fn bring(&mut self, kept: Self::Kept) -> Result<Self::State>;
-    /// State `step + 1`.
+    /// Computes state `step + 1`.
     fn advance(&mut self, step: usize, state: &Self::State) -> Result<Self::State>;
-    /// Pulls back one step; called once for each, last step first.
+    /// Pulls back one step. It is called once per step, last step first.
     fn pull(&mut self, step: usize, state: &Self::State) -> Result<()>;
 }
 
-/// Where to keep states.
+/// The positions at which states are kept.
 #[derive(Debug)]
 pub struct Schedule {
     steps: usize,
     slots: usize,
-    /// `[slots][steps]`: advances needed to reverse this number of steps from a known first state, and the best split.
+    /// `[slots][steps]`: minimal number of advances to reverse `steps` steps from a known first state, and the best
+    /// split.
     known: Vec<Vec<Choice>>,
-    /// The same, when the whole chain is being advanced anyway.
+    /// The same, if the whole chain is being advanced in any case.
     passing: Vec<Vec<Choice>>,
 }
 
@@ -40,7 +42,7 @@ struct Choice {
 }
 
 impl Schedule {
-    /// For `steps` steps, keeping at most `slots` states besides the first.
+    /// Plans `steps` steps with at most `slots` checkpoints besides the first state.
     pub fn new(steps: usize, slots: usize) -> Self {
         let slots = slots.min(steps.saturating_sub(1));
         let without: Vec<_> =
@@ -65,7 +67,7 @@ impl Schedule {
         Self { steps, slots, known, passing }
     }
 
-    /// Positions of the states to keep while the chain runs forwards, the first state (0) included, ascending.
+    /// Positions of the states to keep during the forward pass, ascending and including the first state (0).
     pub fn kept_on_the_way(&self) -> Vec<usize> {
         let (mut at, mut slots) = (0, self.slots);
         let mut kept = vec![0];
@@ -77,7 +79,7 @@ impl Schedule {
         kept
     }
 
-    /// Pulls back all steps, given some states (ascending positions, the first one 0).
+    /// Pulls back all steps. `kept` are checkpoints with ascending positions, the first of which is 0.
     pub fn reverse<R: Reversible>(&self, work: &mut R, mut kept: Vec<(usize, R::Kept)>) -> Result<()> {
         let mut end = self.steps;
         while let Some((begin, state)) = kept.pop() {
@@ -177,8 +179,8 @@ mod tests {
 
     #[test]
     fn recomputation_is_the_binomial_optimum() {
-        // 21 steps, 4 kept states besides the first (s = 5): t = 2 suffices, since C(5 + 2, 5) = 21, and the optimum is
-        // t * n - C(s + t, t - 1) = 42 - 7 = 35 advances, of which the first sweep of 20 is free on the way.
+        // 21 steps with 4 checkpoints besides the first (s = 5): t = 2 suffices, since C(5 + 2, 5) = 21. The optimum is
+        // t * n - C(s + t, t - 1) = 42 - 7 = 35 advances, of which the forward pass provides the first 20.
         assert_eq!(reverse(21, 4, false).advances, 35);
         assert!(reverse(21, 4, true).advances <= 35 - 15);
     }

@@ -1,6 +1,6 @@
 //! Mean and standard deviation of each latent channel, as published with the checkpoints.
 
-/// Normalisation of latents: `(latent - mean) / std`, by channel.
+/// Normalisation of latents: `(latent - mean) / std` per channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentStatistics {
     /// Mean of each channel.
@@ -10,7 +10,8 @@ pub struct LatentStatistics {
 }
 
 impl LatentStatistics {
-    /// The published statistics of latents with this number of channels (16: Wan2.1, 48: Wan2.2 TI2V-5B).
+    /// The published statistics of latents with this number of channels: 16 (Wan2.1) or 48 (Wan2.2 TI2V-5B). `None` for
+    /// other numbers.
     pub fn published(channels: usize) -> Option<Self> {
         let (mean, std): (&[f32], &[f32]) = match channels {
             16 => (&MEAN_16, &STD_16),
@@ -20,7 +21,7 @@ impl LatentStatistics {
         Some(Self { mean: mean.to_vec(), std: std.to_vec() })
     }
 
-    /// Mean 0 and standard deviation 1: latents as the network gives them.
+    /// Mean 0 and standard deviation 1: latents are the encoder's output, not normalised.
     pub fn none(channels: usize) -> Self {
         Self { mean: vec![0.0; channels], std: vec![1.0; channels] }
     }

@@ -4,7 +4,8 @@ use roll_core::{Noise, Purpose};
 
 use super::*;
 
-/// A network that runs in milliseconds: two stages, one of which halves time, so stride 2 x 2 (times 2 in VAE 2.2).
+/// A network that runs in milliseconds: two stages, one of which halves time, so the stride is 2 x 2 (times 2 in the
+/// Wan2.2 VAE).
 fn tiny(version: VaeVersion) -> VaeConfig {
     VaeConfig {
         version,
@@ -37,7 +38,7 @@ fn moved(x: &Tensor, direction: &Tensor, by: f32) -> Tensor {
     Tensor::new(values.collect::<Vec<f32>>(), x.shape()).unwrap()
 }
 
-/// Relative to the length of `expected`.
+/// The L2 distance, relative to the norm of `expected`.
 fn distance(found: &Tensor, expected: &Tensor) -> f64 {
     let length = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
     let (found, expected) = (found.f32s().unwrap(), expected.f32s().unwrap());
@@ -55,7 +56,7 @@ fn tiled(size: [usize; 2], stride: [usize; 2]) -> Chunking {
     Chunking { tiling: Some(Tiling { size, stride }), ..Chunking::default() }
 }
 
-/// A pass whose value is `f(x)` has the gradient that central differences see along a random direction.
+/// Checks the gradient of `f` along a random direction against central differences.
 fn check_gradient(x: &Tensor, f: impl Fn(&Tensor, Grad) -> (Tensor, Option<Pullback>)) {
     let (value, pullback) = f(x, Grad::Record);
     let cotangent = normal(value.shape(), 11);
@@ -114,7 +115,7 @@ fn neither_the_number_of_checkpoints_nor_where_they_wait_changes_anything() {
     }
 }
 
-/// The frames and the gradient of a decoder, whole and in tiles.
+/// Frames and gradient of a decoder, with whole frames and in tiles.
 fn decoded(vae: &Vae) -> [Tensor; 4] {
     let latents = normal(&[4, 4, 3, 2], 3);
     let run = |chunking: &Chunking| {
@@ -126,7 +127,7 @@ fn decoded(vae: &Vae) -> [Tensor; 4] {
     [a, b, c, d]
 }
 
-/// The path of libtorch's GPUs on every CPU backend: their pulls, and all that moves frames.
+/// The code path of libtorch on GPUs, run on every CPU backend: pullbacks and everything that moves frames.
 #[test]
 fn where_the_channels_lie_changes_the_order_of_sums_alone() {
     for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
@@ -139,7 +140,7 @@ fn where_the_channels_lie_changes_the_order_of_sums_alone() {
     }
 }
 
-/// Measured with these weights; the published VAE has twice as many layers.
+/// The bounds are measured with these weights; the published VAE has twice the number of layers.
 #[test]
 fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
     for backend in roll_backends::Backend::ALL.into_iter().filter(|b| b.usable(0).is_ok()) {
@@ -160,8 +161,7 @@ fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
                     println!("{backend} {version:?} {layout:?}: frames {off:.1e} of the largest value");
                     assert!(0.0 < off && off < 12.0 / 256.0, "{backend} {version:?} {layout:?}: {off:e}");
                 }
-                // A pixel at a bound of the frames, whose rounded value is on its other side, changes single numbers of
-                // the gradient by more.
+                // If rounding moves a pixel across a bound of the clamp, single numbers of the gradient change by more.
                 for (found, exact) in [(gradient, &exact[1]), (tiled_gradient, &exact[3])] {
                     let off = distance(&found, exact);
                     println!("{backend} {version:?} {layout:?}: gradient {off:.1e} of its length");

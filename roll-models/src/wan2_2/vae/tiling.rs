@@ -1,10 +1,10 @@
-//! Tiles of the latent plane, and the weights that blend their results.
+//! Tiles of the latent plane, and the weights with which their results are blended.
 
 use std::ops::Range;
 
 use roll_core::{Error, Result};
 
-/// Encode or decode in overlapping tiles. Sizes are latent pixels, `[height, width]`; they hold for every video.
+/// Overlapping tiles for encoding and decoding, in latent pixels `[height, width]`. They apply to videos of any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiling {
     /// Size of a tile.
@@ -14,7 +14,7 @@ pub struct Tiling {
 }
 
 impl Default for Tiling {
-    /// The reference's: 34 x 34 every 18 x 16.
+    /// The tiling of the reference implementation: 34 x 34 every 18 x 16.
     fn default() -> Self {
         Self { size: [34, 34], stride: [18, 16] }
     }
@@ -23,21 +23,23 @@ impl Default for Tiling {
 /// One tile.
 #[derive(Clone, Debug)]
 pub struct Tile {
-    /// Rows and columns of the latent plane.
+    /// Rows and columns in the latent plane.
     pub latent: [Range<usize>; 2],
-    /// Rows and columns of the plane that the result is blended in.
+    /// Rows and columns in the plane of the blended result.
     pub result: [Range<usize>; 2],
-    /// Share of this tile in each pixel of its result, row-major; over all tiles they sum to one. `None` is one.
+    /// Weight of this tile at each pixel of its result, row-major. The weights of all tiles sum to one. `None` means
+    /// one.
     pub share: Option<Vec<f32>>,
 }
 
 impl Tiling {
-    /// Cuts a latent plane of `extent` into tiles whose results are `scale` times as large as their latents.
+    /// Divides a latent plane of `extent` into tiles. Results are `scale` times as large as their latents. Fails on
+    /// tiles that leave gaps.
     pub fn tiles(tiling: Option<&Self>, extent: [usize; 2], scale: usize) -> Result<Vec<Tile>> {
         let whole = Tile { latent: extent.map(|n| 0..n), result: extent.map(|n| 0..n * scale), share: None };
         let Some(tiling) = tiling else { return Ok(vec![whole]) };
         tiling.check()?;
-        // An axis that one tile covers has no borders to blend, so nothing changes when the tile is cut to it.
+        // An axis that one tile covers has no borders to blend, so the tile can be cut to the axis.
         let size = [0, 1].map(|axis| tiling.size[axis].min(extent[axis]));
         let rows = cuts(extent[0], size[0], tiling.stride[0]);
         let columns = cuts(extent[1], size[1], tiling.stride[1]);
@@ -70,7 +72,7 @@ impl Tiling {
         Ok(tiles)
     }
 
-    /// Fails on tiles that leave gaps. The keys are those of the model's options; the caller adds their section.
+    /// Fails on tiles that leave gaps. Errors name the model's options without their section, which the caller adds.
     pub fn check(&self) -> Result<()> {
         for (size, stride) in self.size.into_iter().zip(self.stride) {
             if stride == 0 || stride > size {
@@ -94,8 +96,9 @@ fn cuts(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
     cuts
 }
 
-/// The reference's blend mask, row-major: on each axis a linear ramp of width `border` from either end that is not a
-/// border of the picture, the smaller of both axes. `bound` says whether top, bottom, left and right are borders.
+/// The blend mask of the reference implementation, row-major: the minimum of the two axes' ramps. A ramp is linear over
+/// `border` pixels from each side, except at the sides of the picture. `bound` says whether top, bottom, left and right
+/// are such sides.
 pub fn blend_mask(size: [usize; 2], border: [usize; 2], bound: [bool; 4]) -> Vec<f32> {
     let rows = ramps(size[0], border[0], [bound[0], bound[1]]);
     let columns = ramps(size[1], border[1], [bound[2], bound[3]]);
@@ -109,7 +112,7 @@ fn ramps(length: usize, border: usize, bound: [bool; 2]) -> Vec<f32> {
         (0..border.min(length)).for_each(|i| values[i] = ramp(i));
     }
     if !bound[1] {
-        // The far ramp wins where the two overlap, as in the reference.
+        // The far ramp takes precedence where the two overlap, as in the reference.
         (0..border.min(length)).for_each(|i| values[length - 1 - i] = ramp(i));
     }
     values

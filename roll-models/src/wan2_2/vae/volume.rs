@@ -1,18 +1,18 @@
-//! Reading and adding windows of a video or of latents in host memory.
+//! Reads and accumulates windows of a video or of latents in host memory.
 
 use std::ops::Range;
 
-/// How a host tensor is laid out.
+/// Layout of a host tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Volume {
     pub channels: usize,
     pub frames: usize,
     pub size: [usize; 2],
-    /// `[T, C, H, W]` (videos) instead of `[C, T, H, W]` (latents).
+    /// Whether the order is `[T, C, H, W]` (videos) instead of `[C, T, H, W]` (latents).
     pub frames_first: bool,
 }
 
-/// Some frames of some rows and columns, in all channels.
+/// A range of frames, rows and columns, in all channels.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     pub frames: Range<usize>,
@@ -33,12 +33,12 @@ impl Volume {
         self.shape().iter().product()
     }
 
-    /// `[C, T, H, W]` of a window.
+    /// Shape of a window, `[C, T, H, W]`.
     pub fn window_shape(&self, window: &Window) -> [usize; 4] {
         [self.channels, window.frames.len(), window.rows.len(), window.columns.len()]
     }
 
-    /// The values of a window as `[C, T, H, W]`, each times its pixel's share.
+    /// Reads a window as `[C, T, H, W]`, multiplied by the blend weight of each pixel.
     pub fn read(&self, from: &[f32], window: &Window, share: Option<&[f32]>) -> Vec<f32> {
         let mut values = Vec::with_capacity(self.window_shape(window).iter().product());
         self.rows(window, |row, at| {
@@ -54,7 +54,7 @@ impl Volume {
         values
     }
 
-    /// Adds `[C, T, H, W]` values to a window, each times its pixel's share.
+    /// Adds `[C, T, H, W]` values to a window, multiplied by the blend weight of each pixel.
     pub fn add(&self, into: &mut [f32], window: &Window, values: &[f32], share: Option<&[f32]>) {
         let mut rest = values;
         self.rows(window, |row, at| {
@@ -71,7 +71,8 @@ impl Volume {
         });
     }
 
-    /// Calls `f` with each row of the window, in `[C, T, H]` order: its index in the window and where it lies.
+    /// Calls `f` with each row of the window in `[C, T, H]` order: its index in the window, and its range in the
+    /// volume.
     fn rows(&self, window: &Window, mut f: impl FnMut(usize, Range<usize>)) {
         let [h, w] = self.size;
         for c in 0..self.channels {

@@ -1,7 +1,7 @@
 //! GGUF: metadata and (often quantised) tensors of a language model in one file.
 //!
-//! Read here rather than through a crate because the lengths that a file claims must be bounded by the file, and an
-//! error must name the key or tensor.
+//! No crate is used because every length that a file claims must be checked against the file, and an error must name
+//! the key or the tensor.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -12,42 +12,43 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use roll_backends::blocks::{self, BlockMatrix, BlockType};
-use roll_core::{Tensor, files};
+use roll_core::Tensor;
+use roll_external::files;
 
 use super::WeightsError;
 
-/// Most dimensions of a tensor.
+/// Greatest number of dimensions of a tensor.
 const MAX_RANK: u32 = 4;
-/// Alignment of the data unless the file says otherwise.
+/// Alignment of the data in bytes, if the file has no `general.alignment`.
 const ALIGNMENT: u64 = 32;
 
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Any whole number, or a flag as 0 or 1.
+    /// An integer, or a boolean as 0 or 1.
     Integer(i64),
-    /// Any fraction.
+    /// A floating-point number.
     Float(f64),
     /// Text.
     Text(String),
-    /// A list of whole numbers.
+    /// A list of integers.
     Integers(Vec<i64>),
-    /// A list of fractions.
+    /// A list of floating-point numbers.
     Floats(Vec<f64>),
     /// A list of texts.
     Texts(Vec<String>),
 }
 
-/// Where a tensor stands, and how it is stored.
+/// Position, shape and type of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 struct Place {
     kind: u32,
-    /// Outermost dimension first, as everywhere else here; the file has them the other way round.
+    /// Shape with the outermost dimension first, as everywhere else here; the file stores the reverse.
     shape: Vec<usize>,
     bytes: Range<usize>,
 }
 
-/// An open GGUF file; the tensors stay in the map until they are read.
+/// An open GGUF file, memory-mapped.
 pub struct GgufFile {
     path: PathBuf,
     map: Mmap,
@@ -56,10 +57,11 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Opens a file of version 2 or 3. Everything the header says is checked here; no tensor is read.
+    /// Opens a file of version 2 or 3. The whole header is checked here; no tensor is read.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
         let file = files::open(path).map_err(WeightsError::io("read", path))?;
-        // SAFETY: the map is read-only; like every mapped weight file it must not be truncated meanwhile.
+        // SAFETY: the map is read-only; like every mapped weight file, the file must not be truncated while it is
+        // mapped.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
         let mut reader = Reader { bytes: &map, at: 0 };
         let (metadata, tensors) = reader.header().map_err(|problem| WeightsError::Header {
@@ -69,7 +71,7 @@ impl GgufFile {
         Ok(Self { path: path.into(), metadata, tensors, map })
     }
 
-    /// Where it is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -79,7 +81,7 @@ impl GgufFile {
         self.metadata.get(key)
     }
 
-    /// A whole number of the metadata.
+    /// An integer of the metadata.
     pub fn integer(&self, key: &str) -> Option<i64> {
         match self.value(key)? {
             Value::Integer(value) => Some(*value),
@@ -87,7 +89,7 @@ impl GgufFile {
         }
     }
 
-    /// A number of the metadata.
+    /// An integer or floating-point number of the metadata.
     pub fn number(&self, key: &str) -> Option<f64> {
         match self.value(key)? {
             Value::Integer(value) => Some(*value as f64),
@@ -114,14 +116,15 @@ impl GgufFile {
         self.tensors.get(name).map(|place| place.shape.as_slice())
     }
 
-    /// Reads a tensor as f32.
+    /// Reads a tensor and dequantises it to f32.
     pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
         let (place, kind) = self.place_of(name)?;
         let values = kind.decode(&self.map[place.bytes.clone()]);
         Tensor::new(values, place.shape.clone()).map_err(|e| self.problem(name, &e))
     }
 
-    /// A copy of a matrix in the blocks that the file has; `None` if its numbers are plain or it is no matrix.
+    /// Copies a quantised matrix in the file's block format. Returns `None` if the tensor is not quantised or not a
+    /// matrix.
     pub fn blocks(&self, name: &str) -> Result<Option<BlockMatrix>, WeightsError> {
         let (place, kind) = self.place_of(name)?;
         let Ok(shape) = <[usize; 2]>::try_from(place.shape.as_slice()) else { return Ok(None) };
@@ -132,7 +135,7 @@ impl GgufFile {
         BlockMatrix::new(kind, bytes, shape).map(Some).map_err(|e| self.problem(name, &e))
     }
 
-    /// Bytes of a matrix in blocks, as [`GgufFile::blocks`] would copy them; nothing is read.
+    /// Number of bytes that [`GgufFile::blocks`] would copy; nothing is read.
     pub fn block_bytes(&self, name: &str) -> Result<Option<usize>, WeightsError> {
         let (place, kind) = self.place_of(name)?;
         Ok((kind.is_quantised() && place.shape.len() == 2).then_some(place.bytes.len()))
@@ -153,7 +156,7 @@ impl GgufFile {
 
 type Header = (BTreeMap<String, Value>, BTreeMap<String, Place>);
 
-/// Reads numbers and texts one after the other; every length is compared with the rest of the file.
+/// A cursor over the header. Every length is compared with the remaining bytes.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -168,7 +171,7 @@ impl Reader<'_> {
         if !(2..=3).contains(&version) {
             return Err(format!("expected version 2 or 3, found {version}"));
         }
-        // A tensor takes 32 bytes of the header at least, a value 13.
+        // A tensor takes at least 32 bytes of the header, a value at least 13.
         let (tensors, values) = (self.count(32)?, self.count(13)?);
         let mut metadata = BTreeMap::new();
         for _ in 0..values {
@@ -201,7 +204,7 @@ impl Reader<'_> {
         Ok((metadata, places))
     }
 
-    /// Where the bytes of a tensor stand. Of a type that is not known the size is not known either: its range is empty.
+    /// The byte range of a tensor. It is empty if the type is unknown, because the size is then unknown, too.
     fn place(&self, start: u64, kind: u32, shape: &[usize], offset: u64) -> Result<Range<usize>, String> {
         let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let elements = elements.ok_or_else(|| format!("the shape {shape:?} overflows"))?;
@@ -291,7 +294,8 @@ impl Reader<'_> {
         String::from_utf8(bytes.to_vec()).map_err(|e| format!("a text is no UTF-8: {e}"))
     }
 
-    /// A number of things that take `least` bytes each.
+    /// Reads a count of items that take at least `least` bytes each. Fails if so few bytes are left that they cannot
+    /// follow.
     fn count(&mut self, least: usize) -> Result<usize, String> {
         let n = self.u64()?;
         let left = self.bytes.len() - self.at;

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 
-/// Writes a file of version 3.
+/// Writes GGUF files of version 3.
 #[derive(Default)]
 pub(crate) struct Writer {
     values: Vec<u8>,
@@ -83,7 +83,7 @@ fn what_was_written_is_read() {
     assert_eq!(file.shape("x"), Some([2, 3].as_slice()));
     assert_eq!(file.tensor("x").unwrap().f32s().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     let odd = file.tensor("odd").unwrap();
-    // Scale 1; low halves 8 - 8, high halves 9 - 8.
+    // Scale 1; the low nibbles are 8 - 8, the high nibbles 9 - 8.
     assert_eq!(odd.f32s().unwrap()[..16], [0.0; 16]);
     assert_eq!(odd.f32s().unwrap()[16..], [1.0; 16]);
 }
@@ -112,7 +112,7 @@ fn a_file_that_lies_is_an_error() {
         bytes[at..at + 8].fill(0xff);
         assert!(told(&bytes).contains("left"));
     }
-    // No single byte that changes makes it panic.
+    // No change of a single byte causes a panic.
     for at in 0..whole.len() {
         for value in [0, 1, 0x7f, 0xff] {
             if let Ok(file) = open(&changed(at, value)) {
@@ -139,7 +139,8 @@ fn every_type_fills_its_blocks() {
     }
 }
 
-/// Values of blocks as the Python package `gguf` 0.19 decodes them: four of them, and all weighted by their place.
+/// Values of blocks as decoded by the Python package `gguf` 0.19: four of them, and the sum of all weighted by
+/// position.
 #[test]
 fn blocks_decode_as_they_do_elsewhere() {
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();

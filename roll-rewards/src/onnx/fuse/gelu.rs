@@ -1,11 +1,11 @@
-//! GELU as exporters write it: `x * (1 + erf(x / sqrt(2))) / 2`, its factors in any order.
+//! Fuses GELU as exporters write it, `x * (1 + erf(x / sqrt(2))) / 2`, with its factors in any order.
 
 use super::super::graph::{Graph, Node};
 use super::super::ops::{Arithmetic, Role, exact_gelu};
 use super::search::Search;
 use super::{Changes, only_output};
 
-/// `graph` with one node for each GELU.
+/// Replaces every GELU in `graph` by one node.
 pub fn fuse(graph: Graph) -> Graph {
     let search = Search::of(&graph);
     let mut changes = Changes::none(&graph);
@@ -21,14 +21,14 @@ pub fn fuse(graph: Graph) -> Graph {
     changes.apply(graph)
 }
 
-/// A chain that is a GELU of `x`.
+/// A chain of nodes that computes the GELU of `x`.
 struct Found {
     x: usize,
     y: usize,
     nodes: Vec<usize>,
 }
 
-/// The chain around the Erf at `index`, if it is one.
+/// The chain around the Erf node at `index`, if it is a GELU.
 fn found(search: &Search, index: usize) -> Option<Found> {
     let erf = &search.graph.nodes[index];
     let Role::Erf = erf.operator.role() else { return None };

@@ -1,5 +1,5 @@
-//! Layer norm as exporters write it for operator sets that lack it: `(x - mean) / sqrt(mean((x - mean)^2) + epsilon)` over
-//! the last axis, times a row, plus a row.
+//! Fuses layer norm as exporters write it for operator sets without LayerNormalization: `(x - mean) / sqrt(mean((x -
+//! mean)^2) + epsilon)` over the last axis, times a row, plus a row.
 
 use super::super::graph::{Graph, Node};
 use super::super::ops::{Arithmetic, Role, layer_norm_of_rows};
@@ -7,7 +7,7 @@ use super::super::value::Value;
 use super::search::Search;
 use super::{Changes, constant, only_output};
 
-/// `graph` with one node for each layer norm.
+/// Replaces every layer norm in `graph` by one node.
 pub fn fuse(graph: Graph) -> Graph {
     let search = Search::of(&graph);
     let mut changes = Changes::none(&graph);
@@ -29,14 +29,14 @@ pub fn fuse(graph: Graph) -> Graph {
 }
 
 struct Found {
-    /// x, gain and shift.
+    /// The slots of x, gain and shift.
     inputs: [usize; 3],
     epsilon: f32,
     y: usize,
     nodes: Vec<usize>,
 }
 
-/// The chain around the Sqrt at `index`, if it is one.
+/// The chain around the Sqrt node at `index`, if it is a layer norm.
 fn found(search: &Search, index: usize) -> Option<Found> {
     let node = |index: usize| &search.graph.nodes[index];
     let Role::Sqrt = node(index).operator.role() else { return None };
@@ -68,7 +68,7 @@ fn found(search: &Search, index: usize) -> Option<Found> {
     let (divided, quotient) = search.only_reader(only_output(node(index))?)?;
     let is_quotient = matches!(node(divided).operator.role(), Role::Two(Arithmetic::Div))
         && node(divided).inputs == [Some(centred), only_output(node(index))];
-    // Nothing else may read what is centred.
+    // No other node may read the centred value.
     let alone = search.readers[centred].iter().all(|reader| [squared, divided].contains(reader));
     if of != *x || !is_quotient || !alone {
         return None;
@@ -83,12 +83,12 @@ fn found(search: &Search, index: usize) -> Option<Found> {
     (row(search, shift)? == width && epsilon > 0.0).then_some(found)
 }
 
-/// The node that gives `slot`, which `reader` alone reads.
+/// The node that computes `slot`, if `reader` is its only reader.
 fn only_maker(search: &Search, slot: usize, reader: usize) -> Option<usize> {
     (search.readers[slot] == [reader]).then(|| search.makers[slot])?
 }
 
-/// The mean over rows that gives `slot`, which `reader` alone reads, and what it is the mean of.
+/// The node that computes `slot` as a mean over rows, and the slot that it averages, if `reader` is its only reader.
 fn row_mean(search: &Search, slot: usize, reader: usize) -> Option<(usize, usize)> {
     let maker = only_maker(search, slot, reader)?;
     match (search.graph.nodes[maker].operator.role(), search.graph.nodes[maker].inputs.first()) {
@@ -97,7 +97,8 @@ fn row_mean(search: &Search, slot: usize, reader: usize) -> Option<(usize, usize
     }
 }
 
-/// The length of a constant row of more than one number: of fewer, the rows of x may be longer.
+/// The length of a constant row. Rows of fewer than two numbers are excluded, because they broadcast to longer rows of
+/// x.
 fn row(search: &Search, slot: usize) -> Option<usize> {
     match constant(search.graph, slot)? {
         Value::Float(row) => match *row.shape() {

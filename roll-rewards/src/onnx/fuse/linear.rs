@@ -1,4 +1,4 @@
-//! Products with a constant matrix, plus a constant row.
+//! Fuses a product with a constant matrix and the sum with a constant row after it.
 
 use super::super::graph::{Graph, Node};
 use super::super::ops::{Arithmetic, Linear, Role};
@@ -6,7 +6,7 @@ use super::super::value::Value;
 use super::search::Search;
 use super::{Changes, constant, only_output};
 
-/// `graph` with one node for each product and the sum after it.
+/// Replaces every such product and sum in `graph` by one node.
 pub fn fuse(mut graph: Graph) -> Graph {
     let search = Search::of(&graph);
     let mut changes = Changes::none(&graph);
@@ -20,7 +20,7 @@ pub fn fuse(mut graph: Graph) -> Graph {
     changes.apply(graph)
 }
 
-/// The sum after the product at `index`, the node for both, and how many numbers it holds.
+/// The index of the sum after the product at `index`, the node that replaces both, and the number of weights in it.
 fn found(search: &Search, index: usize) -> Option<(usize, Node, usize)> {
     let node = &search.graph.nodes[index];
     let (Role::MatMul, [Some(x), Some(weight)]) = (node.operator.role(), node.inputs.as_slice()) else { return None };

@@ -1,12 +1,12 @@
-//! Fuses convolutions with what follows them, when a graph is opened.
+//! Graph fusion: replaces chains of nodes by one operator when a graph is opened.
 //!
-//! Normalisations by constants, and sums and products with one number per channel, become part of the weights; one sum with
-//! another value, and one function of each element after it, become part of the convolution's own pass over its result. A
-//! value is only fused away that nothing else reads and that is no output.
+//! A convolution absorbs what follows it. Normalisations by constants, and sums and products with one constant per
+//! channel, are folded into its weights. One sum with another value and one elementwise function after it run in the
+//! epilogue of the convolution. A value is fused away only if no other node reads it and it is not an output.
 //!
-//! What exporters write as a chain of several nodes though it is one function (`gelu`, `layer_norm`, `linear`, `norm`) becomes one node.
+//! Functions that exporters write as several nodes (`gelu`, `layer_norm`, `linear`, `norm`) become one node.
 //!
-//! Weights are folded in f64; results differ from those of the graph as written by a few roundings.
+//! Weights are folded in f64; results differ from those of the original graph by a few roundings.
 
 mod gelu;
 mod layer_norm;
@@ -23,13 +23,13 @@ use super::graph::{Graph, Node};
 use super::ops::{Arithmetic, Conv, FusedConv, Role};
 use super::value::{Value, upload};
 
-/// `graph` with fewer nodes, and the same results.
+/// Returns `graph` with fewer nodes and the same results.
 pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
     let mut graph = convolutions(graph, device);
     for fuse in [gelu::fuse, layer_norm::fuse, linear::fuse, norm::fuse] {
         graph = fuse(graph);
     }
-    // The weights as written are not needed beside the folded ones.
+    // The original weights are no longer needed once they are folded.
     let mut kept = vec![false; graph.slots];
     graph
         .nodes
@@ -41,7 +41,7 @@ pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
     graph
 }
 
-/// Nodes of a graph that give way to others.
+/// Replacements of nodes in a graph.
 struct Changes {
     gone: Vec<bool>,
     made: Vec<Option<Node>>,
@@ -53,7 +53,8 @@ impl Changes {
         Self { gone: vec![false; count], made: (0..count).map(|_| None).collect() }
     }
 
-    /// `node` instead of `nodes`, where the last of them was: what it reads may be computed only just before.
+    /// Replaces `nodes` by `node` at the position of the last of them, because its inputs may be computed immediately
+    /// before.
     fn replace(&mut self, nodes: &[usize], node: Node) {
         nodes.iter().for_each(|&i| self.gone[i] = true);
         if let Some(last) = nodes.iter().max() {
@@ -84,7 +85,7 @@ fn convolutions(mut graph: Graph, device: &Device) -> Graph {
     changes.apply(graph)
 }
 
-/// The nodes that read each value; an output is read by [`OUTSIDE`] too.
+/// The nodes that read each value. [`OUTSIDE`] is a reader of every output.
 fn readers(graph: &Graph) -> Vec<Vec<usize>> {
     let mut readers = vec![vec![]; graph.slots];
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -96,24 +97,24 @@ fn readers(graph: &Graph) -> Vec<Vec<usize>> {
 
 const OUTSIDE: usize = usize::MAX;
 
-/// A convolution, and the nodes after it that were fused so far.
+/// A convolution and the nodes after it that are already fused.
 struct Chain {
     nodes: Vec<usize>,
-    /// What the convolution reads, and what the last node gives.
+    /// The slots of the convolution's input and of the last node's output.
     input: usize,
     output: usize,
     weight: usize,
     bias: Option<usize>,
     conv: Conv,
     channels: usize,
-    /// Axes of the result.
+    /// Number of axes of the result.
     rank: usize,
-    /// For each output channel, if anything was folded: the factor of the weights, and what follows.
+    /// Factor of the weights and offset of each output channel, if anything was folded.
     affine: Option<Vec<[f64; 2]>>,
     added: Option<usize>,
     then: Then,
     slopes: Option<Vec<f32>>,
-    /// Numbers that the weights have.
+    /// Number of elements of the weights.
     numbers: usize,
 }
 
@@ -126,7 +127,7 @@ impl Chain {
         let shape = constant(graph, weight)?.shape();
         let bias = node.inputs.get(2).copied().flatten();
         let fits = |slot: usize| constant(graph, slot).is_some_and(|b| b.shape() == [shape[0]]);
-        // Other inputs are for the operator itself to refuse, or to compute with.
+        // Other inputs are left to the operator, which refuses or computes them.
         if graph.constants[input].is_some() || !(3..=4).contains(&shape.len()) || !bias.is_none_or(fits) {
             return None;
         }
@@ -147,7 +148,7 @@ impl Chain {
         })
     }
 
-    /// Fuses the next node, if it is one that can be.
+    /// Fuses the next node if possible.
     fn extend(&mut self, graph: &Graph, readers: &[Vec<usize>], gone: &[bool]) -> bool {
         match *readers[self.output].as_slice() {
             [next] if next != OUTSIDE && !gone[next] => {
@@ -165,7 +166,7 @@ impl Chain {
         true
     }
 
-    /// A normalisation, or a sum or product with one number per channel, becomes part of weights and bias.
+    /// Folds a normalisation, or a sum or product with one number per channel, into weights and bias.
     fn fold(&mut self, graph: &Graph, next: usize) -> bool {
         if self.added.is_some() || self.then != Then::Nothing {
             return false;
@@ -212,7 +213,7 @@ impl Chain {
         values.into_iter().map(pair).collect()
     }
 
-    /// A constant as one number per channel, if it is repeated along all other axes.
+    /// A constant as one number per channel, if it is constant along all other axes.
     fn by_channel(&self, graph: &Graph, slot: usize) -> Option<Vec<f32>> {
         let Value::Float(constant) = constant(graph, slot)? else { return None };
         let shape = constant.shape();
@@ -229,7 +230,7 @@ impl Chain {
         }
     }
 
-    /// A sum with another value becomes part of the pass.
+    /// Fuses a sum with another value into the epilogue.
     fn add(&mut self, graph: &Graph, next: usize) -> bool {
         let node = &graph.nodes[next];
         let (Role::Two(Arithmetic::Add), [Some(left), Some(right)]) = (node.operator.role(), node.inputs.as_slice())
@@ -247,7 +248,7 @@ impl Chain {
         taken
     }
 
-    /// A function of each element ends the chain.
+    /// Fuses an elementwise function into the epilogue, which ends the chain.
     fn end(&mut self, graph: &Graph, next: usize) -> bool {
         let node = &graph.nodes[next];
         if self.then != Then::Nothing || node.inputs.first().copied().flatten() != Some(self.output) {
@@ -269,7 +270,7 @@ impl Chain {
         taken
     }
 
-    /// A product with its own sigmoid ends it too.
+    /// Fuses a product with its own sigmoid into the epilogue (SiLU), which ends the chain, too.
     fn silu(&mut self, graph: &Graph, readers: &[Vec<usize>], pair: [usize; 2]) -> bool {
         let is_sigmoid = |i: usize| matches!(graph.nodes[i].operator.role(), Role::Then(Then::Sigmoid));
         let [sigmoid, product] = if is_sigmoid(pair[0]) { pair } else { [pair[1], pair[0]] };
@@ -291,7 +292,7 @@ impl Chain {
         taken
     }
 
-    /// The fused node; `None` where the operator must run as it is.
+    /// The fused node; `None` if the original operators must run.
     fn finish(&self, graph: &Graph, device: &Device) -> Option<Node> {
         let Value::Float(weight) = constant(graph, self.weight)? else { return None };
         let bias = match self.bias {
@@ -315,7 +316,7 @@ impl Chain {
     }
 }
 
-/// Weights and bias with a factor and an offset for each output channel; `None` where they leave the range of f32.
+/// Multiplies weights and adds to the bias per output channel. `None` if a result exceeds the range of f32.
 fn folded(
     weight: &NdTensor,
     bias: Option<&NdTensor>,
@@ -340,7 +341,7 @@ fn folded(
     Some((upload(values, weight.shape().to_vec(), device), Some(upload(bias, vec![channels], device))))
 }
 
-/// The only output of a node.
+/// The output of a node that has exactly one.
 fn only_output(node: &Node) -> Option<usize> {
     match *node.outputs.as_slice() {
         [Some(output)] => Some(output),
@@ -352,7 +353,7 @@ fn constant(graph: &Graph, slot: usize) -> Option<&Value> {
     graph.constants[slot].as_ref().map(|c| &c.value)
 }
 
-/// The factor and the offset that a normalisation has for each channel, if its statistics are constants.
+/// Factor and offset per channel of a normalisation, if its statistics are constants.
 fn normalisation(graph: &Graph, node: &Node, channels: usize, epsilon: f32) -> Option<Vec<[f64; 2]>> {
     let one = |index: usize| {
         let Value::Float(values) = constant(graph, node.inputs.get(index).copied().flatten()?)? else { return None };

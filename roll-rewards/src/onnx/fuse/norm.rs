@@ -1,4 +1,4 @@
-//! Normalisations by constants that follow no convolution, and the function after them.
+//! Fuses a normalisation by constants that follows no convolution, and the function after it.
 
 use roll_backends::ops::Then;
 
@@ -8,7 +8,7 @@ use super::super::value::Value;
 use super::search::Search;
 use super::{Changes, constant, normalisation, only_output};
 
-/// `graph` with one node for each normalisation and the function after it.
+/// Replaces every such normalisation and the function after it by one node.
 pub fn fuse(graph: Graph) -> Graph {
     let search = Search::of(&graph);
     let mut changes = Changes::none(&graph);
@@ -19,7 +19,7 @@ pub fn fuse(graph: Graph) -> Graph {
     changes.apply(graph)
 }
 
-/// The normalisation at `index` and what is fused with it, and the node for all.
+/// The nodes that are fused around the normalisation at `index`, and the node that replaces them.
 fn found(search: &Search, index: usize) -> Option<(Vec<usize>, Node)> {
     let node = &search.graph.nodes[index];
     let Role::BatchNorm(epsilon) = node.operator.role() else { return None };

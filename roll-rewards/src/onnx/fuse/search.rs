@@ -1,21 +1,21 @@
-//! Finding chains of nodes.
+//! Pattern matching on chains of nodes.
 
 use super::super::graph::Graph;
 use super::super::ops::{Arithmetic, Role};
 use super::super::value::Value;
 use super::{constant, only_output, readers};
 
-/// What makes and reads the values of a graph.
+/// The nodes that compute and read each value of a graph.
 pub struct Search<'a> {
     pub graph: &'a Graph,
-    /// The nodes that read each value; [`super::OUTSIDE`] stands for the outputs.
+    /// The nodes that read each value; [`super::OUTSIDE`] represents the outputs.
     pub readers: Vec<Vec<usize>>,
-    /// The node that gives each value.
+    /// The node that computes each value.
     pub makers: Vec<Option<usize>>,
 }
 
 impl<'a> Search<'a> {
-    /// Of `graph`.
+    /// Indexes `graph`.
     pub fn of(graph: &'a Graph) -> Self {
         let mut makers = vec![None; graph.slots];
         for (index, node) in graph.nodes.iter().enumerate() {
@@ -24,7 +24,7 @@ impl<'a> Search<'a> {
         Self { graph, readers: readers(graph), makers }
     }
 
-    /// The only node that reads a value, and what it gives.
+    /// The only node that reads a value, and the slot of its output.
     pub fn only_reader(&self, slot: usize) -> Option<(usize, usize)> {
         match *self.readers[slot].as_slice() {
             [reader] => Some((reader, only_output(self.graph.nodes.get(reader)?)?)),
@@ -32,7 +32,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The other operand of a node that is this function of `slot` and it.
+    /// The other operand of `node`, if it applies `arithmetic` to `slot` and another value.
     pub fn other(&self, node: usize, arithmetic: Arithmetic, slot: usize) -> Option<usize> {
         let node = &self.graph.nodes[node];
         match (node.operator.role(), node.inputs.as_slice()) {
@@ -45,7 +45,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What a node multiplies with a number, and the number.
+    /// The slot that a node multiplies by a constant number, and the number.
     pub fn scaled(&self, node: usize) -> Option<(usize, f32)> {
         let node = &self.graph.nodes[node];
         let (Role::Two(arithmetic), [Some(a), Some(b)]) = (node.operator.role(), node.inputs.as_slice()) else {
@@ -65,7 +65,7 @@ impl<'a> Search<'a> {
         is_sum && node.inputs.len() == 2 && node.inputs.iter().flatten().any(|&slot| self.number(slot) == Some(1.0))
     }
 
-    /// A constant that is one number.
+    /// The number of a constant with one element.
     pub fn number(&self, slot: usize) -> Option<f32> {
         let floats = self.graph.constants[slot].as_ref()?.floats.as_deref()?;
         match (floats, constant(self.graph, slot)?) {

@@ -6,7 +6,7 @@ use roll_backends::NdTensor;
 use super::super::error::Problem;
 use super::super::value::elements;
 
-/// The shape that `a` and `b` broadcast to.
+/// The shape to which `a` and `b` broadcast. Fails if they do not.
 pub(super) fn shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
     let rank = a.len().max(b.len());
     let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
@@ -22,10 +22,10 @@ pub(super) fn shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
     Ok(shape)
 }
 
-/// `f` of two tensors that broadcast.
+/// Applies `f` to two tensors that broadcast.
 ///
-/// Neighbouring axes that broadcast alike are one axis to `f`, so four axes are enough for any real pair and the usual
-/// ones (equal shapes, a scalar, one number per channel) need one to three.
+/// Neighbouring axes that broadcast in the same way are merged into one, so four axes suffice for all real cases. The
+/// common ones (equal shapes, a scalar, one number per channel) need one to three.
 pub(super) fn apply(
     a: &NdTensor,
     b: &NdTensor,
@@ -38,7 +38,7 @@ pub(super) fn apply(
     Ok(NdTensor::from_flat(flat, shape))
 }
 
-/// `x` repeated to `shape`, which it broadcasts to.
+/// Repeats `x` to the shape `to`. Fails unless `x` broadcasts to it.
 pub(super) fn expand(x: &NdTensor, to: &[usize]) -> Result<NdTensor, Problem> {
     if shape(x.shape(), to)? != to {
         return Err(format!("{:?} does not broadcast to {to:?}", x.shape()).into());
@@ -48,7 +48,7 @@ pub(super) fn expand(x: &NdTensor, to: &[usize]) -> Result<NdTensor, Problem> {
     Ok(NdTensor::from_flat(y.reshape([to.iter().product::<usize>()]), to))
 }
 
-/// The flat index in a tensor of shape `from` of element `index` of the shape it broadcasts to.
+/// The flat index in a tensor of shape `from` that corresponds to element `index` of the broadcast shape `to`.
 pub(super) fn source(mut index: usize, to: &[usize], from: &[usize]) -> usize {
     let (mut flat, mut stride) = (0, 1);
     for axis in (0..to.len()).rev() {
@@ -66,7 +66,7 @@ pub(super) fn source(mut index: usize, to: &[usize], from: &[usize]) -> usize {
 fn collapse(a: &[usize], b: &[usize]) -> Result<([usize; 4], [usize; 4]), Problem> {
     let rank = a.len().max(b.len());
     let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
-    // (length in a, length in b), neighbours of one kind multiplied.
+    // Pairs of lengths (in a, in b), with neighbouring axes of the same kind merged.
     let mut runs: Vec<(usize, usize)> = vec![];
     let kind = |(m, n): (usize, usize)| m.cmp(&n);
     for pair in (0..rank).map(|axis| (at(a, axis), at(b, axis))).filter(|pair| *pair != (1, 1)) {

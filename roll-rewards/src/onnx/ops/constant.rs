@@ -1,4 +1,4 @@
-//! Constants, and operators that hand a value on as it is or in another type.
+//! Constants, and operators that return their input unchanged or in another type.
 
 use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
@@ -35,7 +35,7 @@ impl Operator for Identity {
     }
 }
 
-/// Every float type is f32 here, every integer type i64, and a boolean the integer 0 or 1.
+/// Casts. All float types are f32 here, all integer types i64, and booleans are the integers 0 and 1.
 #[derive(Debug)]
 struct Cast {
     to: To,

@@ -1,4 +1,4 @@
-//! Convolutions over one to three spatial axes, transposed ones over one or two.
+//! Convolutions over one to three spatial axes, and transposed convolutions over one or two.
 
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Tensor, module};
@@ -16,7 +16,7 @@ pub(in super::super) struct Conv {
     pub(super) groups: usize,
 }
 
-/// The groups, and the kernel as the constant weights have it.
+/// Number of groups, and size of the kernel according to the constant weights.
 fn groups_and_kernel<'n>(build: &mut Build<'n, '_>) -> Result<(usize, &'n [usize]), Problem> {
     build.arity(2..=3, 1)?;
     let groups = sizes("group", &[build.attributes.int("group")?.unwrap_or(1)], 1)?[0];
@@ -32,7 +32,7 @@ pub(super) fn conv(build: &mut Build) -> Built {
     Ok(Box::new(Conv { window: Window::build(build, Some(kernel))?, groups }))
 }
 
-/// The bias; none when it is left out.
+/// The bias; `None` if it is left out.
 fn bias(inputs: &[Option<&Value>], expected: usize) -> Result<Option<Tensor<1>>, Problem> {
     let Some(value) = inputs.get(2).copied().flatten() else { return Ok(None) };
     let bias = value.float()?.rank::<1>()?;
@@ -72,16 +72,17 @@ impl Operator for Conv {
     }
 }
 
-/// Where the windows of a convolution fall.
+/// Padding and output shape of a convolution.
 pub(super) struct Placed {
-    /// Before and after each axis.
+    /// Padding before and after each axis.
     pub pads: Vec<(usize, usize)>,
-    /// Of the result.
+    /// Shape of the result.
     pub shape: Vec<usize>,
 }
 
 impl Conv {
-    /// For an input and weights of these shapes. Fails when they do not fit, or the result is too large.
+    /// Computes padding and output shape for these shapes of input and weights. Fails if they do not fit or the result
+    /// is too large.
     pub(super) fn placed(&self, x: &[usize], weight: &[usize]) -> Result<Placed, Problem> {
         let ([n, c, spatial @ ..], [out, per_group, ..]) = (x, weight) else {
             return Err(format!("expected [N, C, ...], found {x:?}").into());
@@ -94,7 +95,7 @@ impl Conv {
         let shape = [&[*n, *out], placement.output.as_slice()].concat();
         elements(&shape)?;
         let pads = match &self.window.padding {
-            // The whole padding, not only what the windows reach: the library counts windows itself.
+            // The whole padding, not only the part that windows reach, because the library counts windows itself.
             Padding::Explicit(pads) => pads.clone(),
             Padding::Same { .. } => placement.padding,
         };
@@ -102,7 +103,7 @@ impl Conv {
     }
 }
 
-/// Padding that is the same on both sides is left to the library; `x` is padded by any other here.
+/// Leaves symmetric padding to the library and pads `x` with any other padding.
 fn padded<const D: usize, const S: usize>(
     x: Tensor<D>,
     pads: [(usize, usize); S],

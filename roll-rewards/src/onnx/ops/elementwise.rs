@@ -1,4 +1,4 @@
-//! Functions of one element, and of two with broadcasting.
+//! Elementwise functions of one tensor, and of two tensors with broadcasting.
 
 use burn::tensor::{Tensor, activation};
 use roll_backends::NdTensor;
@@ -10,7 +10,7 @@ use super::super::value::{MAX_INTS, Value, elements};
 use super::broadcast::source;
 use super::{Arithmetic, Built, Carried, Operator, Role, Run, broadcast, first_only, input};
 
-/// A function of one element.
+/// An elementwise function of one tensor.
 #[derive(Clone, Copy, Debug)]
 enum One {
     Relu,
@@ -155,12 +155,12 @@ impl Operator for One {
     }
 }
 
-/// GELU, exact.
+/// Exact GELU (with the error function).
 pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
     Box::new(One::Gelu { tanh: false })
 }
 
-/// The function that a convolution was fused with, after it.
+/// Applies the function that was fused after a convolution.
 pub(super) fn after(then: Then, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
     let flat = z.flat().clone();
     let y = match (then, slopes) {
@@ -181,7 +181,7 @@ fn clamp(x: Tensor<1>, low: Option<f32>, high: Option<f32>) -> Tensor<1> {
     high.map_or(x.clone(), |high| x.clamp_max(high))
 }
 
-/// A function of two elements.
+/// An elementwise function of two tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Two {
     Add,
@@ -195,7 +195,7 @@ enum Two {
     PRelu,
 }
 
-/// A chain of [`Two`] over the inputs. `power` is the exponent of Pow when the file holds it.
+/// Folds the inputs with `two`. `power` is Pow's exponent if it is a constant of the file.
 #[derive(Debug)]
 struct Fold {
     two: Two,
@@ -249,7 +249,7 @@ impl Operator for Fold {
         let rank = inputs.iter().filter_map(|i| i.items()).max()?;
         let alike = |i: &Carried| match i {
             Carried::Items(r) => *r == rank,
-            // Against items, a constant must not have an axis 0 of its own.
+            // Next to items, a constant must not have a batch axis.
             Carried::Constant(c) => c.shape().len() < rank || c.shape().len() == rank && c.shape()[0] == 1,
             Carried::Absent => false,
         };
@@ -280,7 +280,7 @@ impl Fold {
             Two::Div => broadcast::apply(a, b, |a, b| a / b),
             Two::Mod => Err("only integers are divided with remainder here".into()),
             Two::Pow => broadcast::apply(a, b, |a, b| a.powf(b)),
-            // Not as b + relu(a - b): where b is the least float, as in masks, that has nothing left of a.
+            // `b + relu(a - b)` is not used, because it loses `a` if `b` is the least float, as in masks.
             Two::Max => {
                 broadcast::apply(&broadcast::expand(a, &shape)?, &broadcast::expand(b, &shape)?, Tensor::max_pair)
             }
@@ -303,7 +303,7 @@ impl Fold {
                 Two::Sub => a.checked_sub(b),
                 Two::Mul => a.checked_mul(b),
                 Two::Div => a.checked_div(b),
-                // The remainder has the divisor's sign.
+                // The remainder has the sign of the divisor.
                 Two::Mod => a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r }),
                 Two::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
                 Two::Max => Some(a.max(b)),
@@ -327,7 +327,7 @@ fn powered(x: &NdTensor, power: f32) -> NdTensor {
     NdTensor::from_flat(y, x.shape())
 }
 
-/// One slope per channel goes to the fused operator; anything else is relu(x) - slope * relu(-x).
+/// One slope per channel uses the fused operator; all other slopes use relu(x) - slope * relu(-x).
 fn prelu(x: &NdTensor, slope: &NdTensor) -> Result<NdTensor, Problem> {
     if broadcast::shape(x.shape(), slope.shape())? != x.shape() {
         let (x, slope) = (x.shape(), slope.shape());

@@ -1,4 +1,4 @@
-//! Operators that make more numbers out of few: expanding, tiling, ranges, triangles, running sums.
+//! Operators that generate or repeat numbers: Expand, Tile, Range, Trilu, CumSum.
 
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
@@ -10,7 +10,7 @@ use super::broadcast::source;
 use super::logic::masked;
 use super::{Built, Operator, Run, broadcast, input, integers};
 
-/// Broadcasting to the shape in input 1, in both directions.
+/// Broadcasts the input and the shape in input 1 to each other.
 #[derive(Debug)]
 struct Expand;
 
@@ -34,7 +34,7 @@ impl Operator for Expand {
     }
 }
 
-/// The number of elements of integers of `shape`.
+/// The number of elements of an integer tensor of `shape`. Fails above the limit.
 fn countable(shape: &[usize]) -> Result<usize, Problem> {
     match elements(shape)? {
         count @ ..=MAX_INTS => Ok(count),
@@ -42,7 +42,7 @@ fn countable(shape: &[usize]) -> Result<usize, Problem> {
     }
 }
 
-/// The whole tensor several times along each axis.
+/// Repeats the tensor along each axis.
 #[derive(Debug)]
 struct Tile;
 
@@ -81,7 +81,7 @@ impl Operator for Tile {
     }
 }
 
-/// Numbers from a start to before a limit.
+/// The numbers from a start to a limit (exclusive).
 #[derive(Debug)]
 struct Range {
     device: burn::tensor::Device,
@@ -165,7 +165,7 @@ impl Operator for Trilu {
     }
 }
 
-/// Sums of integers up to and with each position along an axis, as position ids are counted from a mask.
+/// Inclusive sums of integers along an axis; exporters count position ids from a mask with them.
 #[derive(Debug)]
 struct CumulativeSum {
     axis: i64,

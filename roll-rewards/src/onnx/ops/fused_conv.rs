@@ -1,4 +1,4 @@
-//! A convolution together with what follows it, made by [`super::super::fuse`].
+//! A convolution with its epilogue, created by [`super::super::fuse`].
 
 use roll_backends::NdTensor;
 use roll_backends::ops::{Conv2d, Conv2dSteps, Then};
@@ -10,21 +10,21 @@ use super::elementwise::after;
 use super::window::{Padding, Window, as_nchw, from_nchw, pair};
 use super::{Carried, Operator, Run, broadcast, input};
 
-/// Input 0 through a convolution over one or two axes, plus input 1 where there is one, then a function.
+/// A convolution of input 0 over one or two axes, plus input 1 if there is one, then a function.
 #[derive(Debug)]
 pub(in super::super) struct FusedConv {
     conv: Conv,
     weight_shape: Vec<usize>,
     computed: Conv2d,
     then: Then,
-    /// `[C, 1, ...]`, as many axes as the input has after the first.
+    /// `[C, 1, ...]`, with one axis less than the input.
     slopes: Option<NdTensor>,
     adds: bool,
 }
 
 impl FusedConv {
-    /// Of weights `[outputs, inputs / groups, ...]`, and of a bias and slopes of one number per output channel, which
-    /// must fit each other; `None` when the convolution is over more than two axes.
+    /// Creates the operator from weights `[outputs, inputs / groups, ...]`, and bias and slopes with one number per
+    /// output channel. `None` if their shapes do not fit or the convolution is over more than two axes.
     pub fn new(
         conv: &Conv,
         weight: &NdTensor,
@@ -54,7 +54,7 @@ impl FusedConv {
     }
 }
 
-/// Whether steps and padding are of the size that networks have: for no other are the fused kernels made.
+/// Whether strides and padding have the sizes of real networks; the fused kernels support no others.
 fn is_usual(window: &Window) -> bool {
     const STRIDE: usize = 64;
     const REACH: usize = 1 << 12;
@@ -79,7 +79,7 @@ impl Operator for FusedConv {
                 if added.shape() == shape {
                     from_nchw(self.computed.apply(x_nchw, Some(as_nchw(added)?), pads), x)?
                 } else {
-                    // One of the two is repeated along axes of the other.
+                    // One of the two broadcasts along axes of the other.
                     let sums = from_nchw(self.computed.sums_alone().apply(x_nchw, None, pads), x)?;
                     let sums = broadcast::apply(&sums, added, |sums, added| sums + added)?;
                     after(self.then, self.slopes.as_ref(), &sums)?
@@ -91,7 +91,7 @@ impl Operator for FusedConv {
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         let rank = inputs.first()?.items()?;
-        // What is added is never a constant: that would be part of the bias, or would not have been fused.
+        // The added value is never a constant: a constant would be part of the bias or not be fused.
         inputs.iter().all(|i| i.items() == Some(rank)).then_some(rank)
     }
 }

@@ -1,4 +1,4 @@
-//! Operators that look numbers up by their positions, and find the position of the largest.
+//! Operators that look up elements by index, and find the index of the largest element.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use roll_backends::NdTensor;
@@ -8,7 +8,7 @@ use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, reshaped};
 use super::{Built, Carried, Operator, Run, first_only, input, integers};
 
-/// Picks whole slices along an axis; `picks` lie on the axis.
+/// Selects slices along an axis. `picks` must be indices of the axis.
 pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
     let ints: Vec<i64> = picks.iter().map(|&i| i as i64).collect();
     let data = TensorData::new(ints, [picks.len()]);
@@ -60,7 +60,7 @@ impl Operator for Gather {
     }
 }
 
-/// The numbers at `flat` positions of `x`, under `shape`; positions lie in `x`.
+/// Selects the elements of `x` at flat indices and reshapes them to `shape`. The indices must be in `x`.
 fn looked_up(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Problem> {
     elements(&shape)?;
     Ok(match x {
@@ -72,7 +72,7 @@ fn looked_up(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Prob
     })
 }
 
-/// One number per index: y[i][j] = x[index[i][j]][j] for axis 0.
+/// One element per index: y[i][j] = x[index[i][j]][j] for axis 0.
 #[derive(Debug)]
 struct GatherElements {
     axis: i64,
@@ -112,7 +112,7 @@ fn beyond(shape: &[usize]) -> Problem {
     Problem(format!("the indices reach beyond {shape:?}"))
 }
 
-/// Slices whose leading positions are the rows of the indices.
+/// Selects slices; the rows of the indices are their leading positions.
 #[derive(Debug)]
 struct GatherNd {
     batch: usize,
@@ -157,7 +157,7 @@ impl Operator for GatherNd {
     }
 }
 
-/// The position of the largest (or least) number along an axis. It has no gradient.
+/// The index of the largest (or least) element along an axis. It has no gradient.
 #[derive(Debug)]
 struct Arg {
     least: bool,

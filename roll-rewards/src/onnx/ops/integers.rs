@@ -1,14 +1,14 @@
-//! Host tensors of integers, moved along their axes.
+//! Operations on the axes of integer tensors in host memory.
 
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value};
 
-/// Elements between neighbours along each axis.
+/// Strides of a contiguous tensor, in elements.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|a| shape[a + 1..].iter().product()).collect()
 }
 
-/// The numbers along `axis`, for each position on the axes before and after it.
+/// The elements along `axis`, for each position on the other axes.
 pub(super) fn columns<'v, T: Copy>(values: &'v [T], shape: &[usize], axis: usize) -> impl Iterator<Item = Vec<T>> + 'v {
     let (length, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
     let outer: usize = shape[..axis].iter().product();
@@ -16,7 +16,7 @@ pub(super) fn columns<'v, T: Copy>(values: &'v [T], shape: &[usize], axis: usize
     (0..outer).flat_map(move |o| (0..inner).map(move |i| column(o, i)))
 }
 
-/// The axes in another order.
+/// Permutes the axes.
 pub(super) fn permuted(values: &[i64], shape: &[usize], order: &[usize]) -> Value {
     let strides = strides(shape);
     let to: Vec<usize> = order.iter().map(|&a| shape[a]).collect();
@@ -31,7 +31,7 @@ pub(super) fn permuted(values: &[i64], shape: &[usize], order: &[usize]) -> Valu
     Value::Int { values: (0..values.len()).map(|i| values[source(i)]).collect(), shape: to }
 }
 
-/// Whole slices along `axis`; `picks` lie on it.
+/// Selects slices along `axis`. `picks` must be indices of the axis.
 pub(super) fn picked(values: &[i64], shape: &[usize], axis: usize, picks: &[usize]) -> Value {
     let (length, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
     let outer: usize = shape[..axis].iter().product();
@@ -46,7 +46,7 @@ pub(super) fn picked(values: &[i64], shape: &[usize], axis: usize, picks: &[usiz
     Value::Int { values: out, shape }
 }
 
-/// Put together along `axis` to `shape`; each part comes with its length there.
+/// Concatenates parts along `axis` to `shape`. Each part comes with its length on that axis.
 pub(super) fn concatenated(parts: &[(&[i64], usize)], shape: Vec<usize>, axis: usize) -> Result<Value, Problem> {
     if shape.iter().product::<usize>() > MAX_INTS {
         return Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into());

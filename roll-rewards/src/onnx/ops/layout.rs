@@ -1,4 +1,4 @@
-//! Operators that move numbers along axes: transposing, joining, cutting, padding.
+//! Operators that rearrange elements along axes: Transpose, Concat, Slice, Split, Pad.
 
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
@@ -52,7 +52,7 @@ impl Operator for Transpose {
     }
 }
 
-/// The axes of `x` in another order.
+/// Permutes the axes of `x`.
 fn permuted(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
     fn fixed<const D: usize>(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
         let axes: [isize; D] = std::array::from_fn(|i| order[i] as isize);
@@ -113,7 +113,7 @@ impl Operator for Concat {
 
 #[derive(Debug)]
 struct Slice {
-    /// Starts, ends, axes when the file is old enough to have them as attributes.
+    /// Starts, ends and axes, if they are attributes (old operator sets).
     fixed: Option<[Option<Vec<i64>>; 3]>,
 }
 
@@ -128,7 +128,7 @@ pub(super) fn slice(build: &mut Build) -> Built {
     Ok(Box::new(Slice { fixed: Some(fixed) }))
 }
 
-/// What a slice takes of one axis.
+/// The part of one axis that a slice selects.
 struct Cut {
     axis: i64,
     start: i64,
@@ -163,14 +163,14 @@ impl Slice {
 }
 
 impl Cut {
-    /// The positions taken of an axis of `length`.
+    /// The selected indices of an axis of `length`.
     fn picks(&self, length: usize) -> Result<Vec<usize>, Problem> {
         let n = length as i64;
         let from_start = |p: i64| if p < 0 { p.saturating_add(n) } else { p };
         let (start, end) = (from_start(self.start), from_start(self.end));
         let picks: Vec<usize> = match self.step {
             1.. => (start.clamp(0, n)..end.clamp(0, n)).step_by(self.step as usize).map(|i| i as usize).collect(),
-            // Down to, but not including, `end`; an end before the axis takes all of it.
+            // Down to `end`, exclusive. An end before the axis selects everything down to its start.
             ..=-1 => {
                 let (start, end) = (start.clamp(-1, n - 1), if self.end < -n { -1 } else { end.clamp(-1, n - 1) });
                 (end + 1..=start).rev().step_by(self.step.unsigned_abs() as usize).map(|i| i as usize).collect()
@@ -211,11 +211,11 @@ impl Operator for Slice {
     }
 }
 
-/// Several pieces along an axis.
+/// Splits a tensor along an axis.
 #[derive(Debug)]
 struct Split {
     axis: i64,
-    /// None is equal parts.
+    /// `None` means equal parts.
     lengths: Option<Vec<usize>>,
     outputs: usize,
 }
@@ -241,7 +241,7 @@ impl Operator for Split {
         let x = input(inputs, 0)?;
         let a = axis(self.axis, x.shape().len())?;
         let length = x.shape()[a];
-        // Equal parts, the last one smaller where they do not come out even.
+        // Equal parts; the last is smaller if the length is not divisible.
         let most = length.div_ceil(self.outputs.max(1));
         let equal = || (0..self.outputs).map(|i| length.saturating_sub(i * most).min(most)).collect();
         let lengths: Vec<usize> = self.lengths.clone().unwrap_or_else(equal);
@@ -268,7 +268,7 @@ impl Operator for Split {
     }
 }
 
-/// Constant padding, before and after per axis.
+/// Constant padding, before and after each axis.
 #[derive(Debug)]
 struct Pad {
     pads: Vec<usize>,

@@ -1,5 +1,5 @@
-//! Comparisons, logic, and the choice between two tensors by a third. Booleans are the integers 0 and 1 on the host:
-//! only [`Choose`] has a gradient, with respect to its choices.
+//! Comparisons, logic, and Where. Booleans are the integers 0 and 1 on the host. Only [`Choose`] has a gradient, with
+//! respect to its second and third inputs.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use super::super::value::{MAX_INTS, Value, elements, host_floats};
 use super::broadcast::source;
 use super::{Built, Operator, Run, broadcast, input};
 
-/// A comparison of two numbers, or a connective of two booleans.
+/// A comparison of two numbers or a logical connective of two booleans.
 #[derive(Clone, Copy, Debug)]
 enum Two {
     Equal,
@@ -78,7 +78,7 @@ impl Operator for Two {
     }
 }
 
-/// What two shapes broadcast to, when that is not too large for the host.
+/// The shape to which two shapes broadcast. Fails if it is too large for the host.
 fn host_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
     let shape = broadcast::shape(a, b)?;
     if elements(&shape)? > MAX_INTS {
@@ -87,7 +87,7 @@ fn host_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
     Ok(shape)
 }
 
-/// A question about one number.
+/// A predicate of one number.
 #[derive(Clone, Copy, Debug)]
 enum One {
     Not,
@@ -122,7 +122,7 @@ impl Operator for One {
     }
 }
 
-/// `Where`: the second input where the first is true, the third elsewhere.
+/// Where: elements of the second input where the first is true, of the third elsewhere.
 #[derive(Debug)]
 struct Choose;
 
@@ -157,7 +157,8 @@ impl Operator for Choose {
     }
 }
 
-/// `x` with the numbers of `value` where `mask` is true. Not by products with 0 and 1: masks are there to hide infinities.
+/// Returns `x` with the elements of `value` where `mask` is true. Products with 0 and 1 would not do, because masks
+/// hide infinities.
 pub(super) fn masked(x: Tensor<1>, mask: Vec<bool>, value: Tensor<1>) -> Tensor<1> {
     let device = if x.device().is_autodiff() { x.device() } else { value.device() };
     let count = mask.len();

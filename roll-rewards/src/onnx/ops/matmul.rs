@@ -21,7 +21,7 @@ impl Operator for MatMul {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (a, b) = (input(inputs, 0)?.float()?, input(inputs, 1)?.float()?);
         let misfit = || Problem(format!("{:?} and {:?} do not multiply", a.shape(), b.shape()));
-        // A vector is a row on the left and a column on the right, and its axis goes away again.
+        // A vector is a row on the left and a column on the right; the added axis is removed from the result.
         let (mut a_shape, mut b_shape) = (a.shape().to_vec(), b.shape().to_vec());
         let (row, column) = (a_shape.len() == 1, b_shape.len() == 1);
         if row {
@@ -72,23 +72,23 @@ impl Operator for MatMul {
     }
 }
 
-/// Input 0 times a constant matrix, plus a constant row: made by [`super::super::fuse`].
+/// Input 0 times a constant matrix, plus a constant row; created by [`super::super::fuse`].
 #[derive(Debug)]
 pub(in super::super) struct Linear {
-    /// `[out, in]`.
+    /// Weight, `[out, in]`.
     weight: Tensor<2>,
     bias: Tensor<1>,
 }
 
 impl Linear {
-    /// Of a weight `[in, out]` and a bias `[out]`; `None` where they are of other shapes.
+    /// Creates the operator from a weight `[in, out]` and a bias `[out]`; `None` if they have other shapes.
     pub fn new(weight: &NdTensor, bias: &NdTensor) -> Option<Self> {
         let [inputs, outputs] = *weight.shape() else { return None };
         if bias.shape() != [outputs] || inputs == 0 || outputs == 0 {
             return None;
         }
         let weight = weight.flat().clone().reshape([inputs, outputs]).transpose();
-        // In memory too, once.
+        // Transposed in memory, once.
         let weight = weight.reshape([inputs * outputs]).reshape([outputs, inputs]);
         Some(Self { weight, bias: bias.flat().clone() })
     }

@@ -1,7 +1,7 @@
 //! The operators, one family per file.
 //!
-//! An operator is built when the file is opened, from its attributes and constant inputs, and refuses there what it
-//! cannot do. When it runs, it checks the shapes it meets before any tensor library does.
+//! An operator is built when the file is opened, from its attributes and constant inputs. Unsupported attributes are an
+//! error at that time. At run time, an operator checks shapes before it calls the tensor library.
 
 mod broadcast;
 mod constant;
@@ -33,45 +33,45 @@ pub(super) use fused_conv::FusedConv;
 pub(super) use matmul::Linear;
 pub(super) use norm::{ChannelAffine, layer_norm_of_rows};
 
-/// What holds for a whole run.
+/// Settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// The number of items along axis 0, when it takes the place of the file's constant 1.
+    /// The number of items along axis 0, if it replaces the file's constant 1.
     pub items: Option<usize>,
 }
 
-/// One operator with its attributes.
+/// An operator with its attributes.
 pub(super) trait Operator: std::fmt::Debug + Send + Sync {
-    /// The outputs for `inputs`; an input that is left out is `None`.
+    /// Computes the outputs for `inputs`. An input that is left out is `None`.
     fn run(&self, inputs: &[Option<&Value>], run: Run) -> Result<Vec<Value>, Problem>;
 
-    /// The rank of the outputs if the operator carries items along axis 0 (see [`super::batch`]); `None` if that is
-    /// not proven.
+    /// The rank of the outputs if the operator carries items along axis 0 (see [`super::batch`]); `None` if that is not
+    /// proven.
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         let _ = inputs;
         None
     }
 
-    /// What the operator is to [`super::fuse`].
+    /// The operator's part in [`super::fuse`].
     fn role(&self) -> Role<'_> {
         Role::Other
     }
 }
 
-/// What an operator is to a convolution before it.
+/// The part that an operator has in a fused chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Role<'a> {
-    /// It is one itself, over one or two axes.
+    /// A convolution over one or two axes.
     Conv(&'a Conv),
-    /// A normalisation by constants, with this epsilon.
+    /// A normalisation by constants with this epsilon.
     BatchNorm(f32),
-    /// A sum, difference, product or quotient of two.
+    /// A sum, difference, product or quotient of two inputs.
     Two(Arithmetic),
-    /// A function of each element.
+    /// An elementwise function that can be an epilogue.
     Then(Then),
-    /// One that multiplies what is below zero.
+    /// A leaky ReLU with this slope.
     Leaky(f32),
-    /// One that multiplies what is below zero by its second input.
+    /// A leaky ReLU whose slope is the second input.
     PRelu,
     /// The error function.
     Erf,
@@ -83,11 +83,11 @@ pub(super) enum Role<'a> {
     RowMean,
     /// A product of matrices.
     MatMul,
-    /// Nothing.
+    /// None of these.
     Other,
 }
 
-/// Of two operands.
+/// An arithmetic operation on two operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Arithmetic {
     Add,
@@ -96,19 +96,19 @@ pub(super) enum Arithmetic {
     Div,
 }
 
-/// What is known of an input of a node before anything runs.
+/// What is known about a node's input before the graph runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Carried<'a> {
     /// A constant of the file.
     Constant(&'a Value),
-    /// Computed from the graph's inputs, items along axis 0, of this rank.
+    /// Computed from the graph's inputs, of this rank, with items along axis 0.
     Items(usize),
     /// The input is left out.
     Absent,
 }
 
 impl Carried<'_> {
-    /// The rank, if items are along axis 0.
+    /// The rank, if the input has items along axis 0.
     pub fn items(self) -> Option<usize> {
         match self {
             Self::Items(rank) => Some(rank),
@@ -116,7 +116,7 @@ impl Carried<'_> {
         }
     }
 
-    /// Whether a constant (or nothing) stands here.
+    /// Whether the input is a constant or absent.
     pub fn is_constant(self) -> bool {
         !matches!(self, Self::Items(_))
     }
@@ -175,7 +175,7 @@ fn builder(operator: &str) -> Option<Builder> {
     })
 }
 
-/// Whether the executor has the operator.
+/// Whether the executor supports the operator.
 pub(super) fn is_known(operator: &str) -> bool {
     builder(operator).is_some()
 }
@@ -188,12 +188,12 @@ pub(super) fn build(build: &mut Build) -> Built {
     }
 }
 
-/// The input `index`, which must be given.
+/// The input `index`. Fails if it is missing.
 fn input<'v>(inputs: &[Option<&'v Value>], index: usize) -> Result<&'v Value, Problem> {
     inputs.get(index).copied().flatten().ok_or_else(|| format!("input {index} is missing").into())
 }
 
-/// The rank of input 0 if it holds items and every other input is constant.
+/// The rank of input 0, if it has items and every other input is constant.
 fn first_only(inputs: &[Carried]) -> Option<usize> {
     let (first, rest) = inputs.split_first()?;
     first.items().filter(|_| rest.iter().all(|i| i.is_constant()))

@@ -1,4 +1,4 @@
-//! Normalisations per channel and over the last axes.
+//! Normalisations per channel, and over the last axes.
 
 use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
@@ -9,7 +9,7 @@ use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, upload};
 use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input};
 
-/// Normalisation by the file's statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
+/// Normalisation by constant statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
 #[derive(Debug)]
 struct BatchNorm {
     epsilon: f32,
@@ -25,7 +25,7 @@ pub(super) fn batch_norm(build: &mut Build) -> Built {
     Ok(Box::new(BatchNorm { epsilon: attributes.float("epsilon")?.unwrap_or(1e-5) }))
 }
 
-/// `x` as `[N, C, L]`, and the inputs from 1 on as one number per channel, `[1, C, 1]`.
+/// Reshapes `x` to `[N, C, L]`, and the inputs from 1 on, with one number per channel, to `[1, C, 1]`.
 fn per_channel<const P: usize>(inputs: &[Option<&Value>]) -> Result<(NdTensor, Tensor<3>, [Tensor<3>; P]), Problem> {
     let x = input(inputs, 0)?.float()?;
     let [n, c, ref rest @ ..] = *x.shape() else {
@@ -69,16 +69,17 @@ impl Operator for BatchNorm {
     }
 }
 
-/// A factor and an offset for each channel, then a function: made by [`super::super::fuse`].
+/// A factor and an offset per channel, then a function; created by [`super::super::fuse`].
 #[derive(Debug)]
 pub(in super::super) struct ChannelAffine {
     channels: usize,
-    /// Of each channel by itself, one position at a time.
+    /// A depthwise 1x1 convolution.
     computed: Conv2d,
 }
 
 impl ChannelAffine {
-    /// `slope` is that of [`Then::Slopes`]. `None` where there are no channels, or a number leaves the range of f32.
+    /// Creates the operator. `slope` belongs to [`Then::Slopes`]. `None` if there are no channels or a number exceeds
+    /// f32.
     pub fn new(affine: &[[f64; 2]], then: Then, slope: Option<f32>, device: &Device) -> Option<Self> {
         let channels = affine.len();
         let [factors, offsets] = [0, 1].map(|i| affine.iter().map(|pair| pair[i] as f32).collect::<Vec<_>>());
@@ -112,7 +113,7 @@ impl Operator for ChannelAffine {
     }
 }
 
-/// Normalisation by each item's and channel's own statistics.
+/// Normalisation by the statistics of each item and channel.
 #[derive(Debug)]
 struct InstanceNorm {
     epsilon: f32,
@@ -146,7 +147,7 @@ struct LayerNorm {
 pub(super) fn layer_norm(build: &mut Build) -> Built {
     build.arity(2..=3, 1)?;
     let attributes = &mut build.attributes;
-    // In which precision the mean is computed; here all is f32.
+    // The precision of the mean's computation; everything is f32 here.
     attributes.int("stash_type")?;
     Ok(Box::new(LayerNorm {
         axis: attributes.int("axis")?.unwrap_or(-1),
@@ -154,7 +155,7 @@ pub(super) fn layer_norm(build: &mut Build) -> Built {
     }))
 }
 
-/// Over the last axis.
+/// Layer norm over the last axis.
 pub(in super::super) fn layer_norm_of_rows(epsilon: f32) -> Box<dyn Operator> {
     Box::new(LayerNorm { axis: -1, epsilon })
 }

@@ -1,7 +1,7 @@
-//! Pools over one to three spatial axes.
+//! Pooling over one to three spatial axes.
 //!
-//! The padding, also what `ceil_mode` adds, is put around the input here and averages are corrected for it, so that
-//! no library's own reading of these attributes matters.
+//! The input is padded here, including the padding that `ceil_mode` adds, and averages are corrected for it. So the
+//! tensor library's interpretation of these attributes does not matter.
 
 use burn::tensor::ops::AvgPoolOptions;
 use burn::tensor::{Tensor, module};
@@ -22,7 +22,7 @@ struct Plane {
 }
 
 impl Plane {
-    /// One or two axes of a window.
+    /// Selects one or two axes of a window.
     fn of(window: &Window, axes: std::ops::Range<usize>) -> Self {
         Self {
             kernel: pair(&window.kernel[axes.clone()], 1),
@@ -31,15 +31,15 @@ impl Plane {
         }
     }
 
-    /// With less than any number before and after each axis.
+    /// Adds padding with -infinity before and after each axis.
     fn padded(self, padding: [(usize, usize); 2]) -> MaxPoolWindow {
         let Self { kernel, stride, dilation } = self;
         MaxPoolWindow { kernel, stride, dilation, padding }
     }
 }
 
-/// `pool` over the spatial axes, after `padding` has been put around them: over the last two at once and, of three,
-/// over the first afterwards. Maxima and means of a box can be taken axis by axis.
+/// Applies `pool` over the spatial axes of the padded input: over the last two at once and, if there are three, over
+/// the first afterwards. Maxima and means of a box can be computed axis by axis.
 fn pooled(
     x: &NdTensor,
     window: &Window,
@@ -94,7 +94,7 @@ impl Operator for MaxPool {
                 let padding = pair(&placement.padding, (0, 0));
                 let x_nchw = as_nchw(x)?;
                 let [_, _, rows, columns] = x_nchw.dims();
-                // What the windows go over, padding and all, is bounded too.
+                // The padded input is bounded, too.
                 let along = |length: usize, (before, after)| length.saturating_add(before).saturating_add(after);
                 elements(&[n, c, along(rows, padding[0]), along(columns, padding[1])])?;
                 let shape = [&[n, c], placement.output.as_slice()].concat();
@@ -150,7 +150,7 @@ impl Operator for AveragePool {
 }
 
 impl AveragePool {
-    /// Kernel size over the number of elements that count, per output; none when every window is whole.
+    /// Kernel size divided by the number of elements that count, per output; `None` if every window is whole.
     fn factors(&self, input: &[usize], placement: &Placement) -> Option<Vec<f32>> {
         let axis_counts = |i: usize| -> Vec<usize> {
             let (before, _) = placement.padding[i];

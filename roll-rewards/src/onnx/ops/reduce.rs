@@ -21,7 +21,7 @@ enum Of {
 #[derive(Debug)]
 struct Reduce {
     of: Of,
-    /// None reduces every axis.
+    /// `None` reduces every axis.
     axes: Option<Vec<i64>>,
     keep: bool,
 }
@@ -123,7 +123,7 @@ impl Reduce {
     }
 }
 
-/// `shape` without `axes`.
+/// Removes `axes` from `shape`.
 fn without(shape: &[usize], axes: &[usize]) -> Vec<usize> {
     (0..shape.len()).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect()
 }
@@ -136,7 +136,7 @@ fn squared(x: &NdTensor) -> NdTensor {
 struct Softmax {
     log: bool,
     axis: i64,
-    /// Before operator set 13 the axes from `axis` on are one.
+    /// Whether the axes from `axis` on count as one (before operator set 13).
     rest: bool,
 }
 

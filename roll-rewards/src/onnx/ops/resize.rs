@@ -1,7 +1,7 @@
-//! Resize and its ancestor Upsample, nearest and linear, axis by axis.
+//! Resize and its predecessor Upsample, nearest and linear, axis by axis.
 //!
-//! Where each output lands in the input, and with which weights, is computed on the host from the formulas of the
-//! ONNX operator, so every coordinate mode is exact and no library's interpolation is relied on.
+//! Source positions and weights of each output are computed on the host from the formulas of the ONNX operator. So
+//! every coordinate mode is exact and independent of the tensor library's interpolation.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use roll_backends::NdTensor;
@@ -29,10 +29,10 @@ enum Nearest {
 
 #[derive(Debug)]
 struct Resize {
-    /// None is linear.
+    /// `None` means linear.
     nearest: Option<Nearest>,
     coordinates: Coordinates,
-    /// Constant scales, one per axis; otherwise the sizes come as input 3.
+    /// Constant scales, one per axis; `None` if the sizes are input 3.
     scales: Option<Vec<f32>>,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn resize(build: &mut Build) -> Built {
     } else {
         build.arity(1..=4, 1)?;
         let attributes = &mut build.attributes;
-        // Without effect on the modes that are run.
+        // These have no effect on the supported modes.
         attributes.float("cubic_coeff_a")?;
         attributes.float("extrapolation_value")?;
         for (flag, default) in [("exclude_outside", 0), ("antialias", 0)] {
@@ -111,7 +111,7 @@ impl Operator for Resize {
                 (output, scales)
             }
         };
-        // Each axis alone may grow beyond the result, so the largest shape on the way is checked.
+        // An axis may exceed its final length on the way, so the largest intermediate shape is checked.
         elements(&output.iter().zip(x.shape()).map(|(&o, &i)| o.max(i)).collect::<Vec<_>>())?;
         for a in 0..rank {
             if output[a] != x.shape()[a] || scales[a] != 1.0 {

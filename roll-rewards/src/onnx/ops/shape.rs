@@ -1,11 +1,11 @@
-//! The shape of a value, and the same numbers under another one.
+//! Operators on the shape of a value: Shape, Size, Reshape, Flatten, Squeeze, Unsqueeze.
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, reshaped};
 use super::{Built, Carried, Operator, Run, first_only, input};
 
-/// The value under another shape of as many elements.
+/// Reshapes the value. Fails if the number of elements differs.
 fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {
     Ok(match value {
         Value::Float(tensor) => Value::Float(reshaped(tensor, shape)?),
@@ -14,7 +14,7 @@ fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {
     })
 }
 
-/// The shape, or the part of it from `start` to `end`.
+/// The shape, or its part from `start` to `end`.
 #[derive(Debug)]
 struct Shape {
     start: i64,
@@ -51,7 +51,7 @@ impl Operator for Size {
     }
 }
 
-/// A position on an axis, from the end when negative, clamped.
+/// A position on an axis, clamped. Negative positions count from the end.
 fn edge(position: i64, length: usize) -> usize {
     let from_start = if position < 0 { position.saturating_add(length as i64) } else { position };
     from_start.clamp(0, length as i64) as usize
@@ -97,7 +97,7 @@ impl Operator for Reshape {
 
     fn carries(&self, inputs: &[Carried]) -> Option<usize> {
         let [Carried::Items(_), Carried::Constant(Value::Int { values, .. })] = inputs else { return None };
-        // With -1 first, one item's leading length would be known only from its other axes.
+        // A leading -1 is excluded: the leading length of one item would follow only from its other axes.
         matches!(values.as_slice(), [0 | 1, ..]).then_some(values.len()).filter(|_| !self.keep_zero || values[0] == 1)
     }
 }

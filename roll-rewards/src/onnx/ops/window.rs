@@ -1,4 +1,4 @@
-//! Windows that slide over spatial axes: kernels, strides, dilations and padding, for convolutions and pools.
+//! Windows that slide over spatial axes (kernel, stride, dilation, padding), for convolutions and pooling.
 
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
@@ -7,12 +7,12 @@ use super::super::attributes::Build;
 use super::super::error::Problem;
 use super::super::value::{elements, reshaped};
 
-/// How the ends of an axis are padded.
+/// Padding at the ends of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Padding {
-    /// Before and after, per axis.
+    /// Padding before and after each axis.
     Explicit(Vec<(usize, usize)>),
-    /// So that the output is the input over the stride, rounded up; the odd one after (or before).
+    /// Padding for an output length of ceil(input / stride). An odd element is after the input, or before it.
     Same { odd_after: bool },
 }
 
@@ -26,14 +26,14 @@ pub(super) struct Window {
     pub ceil: bool,
 }
 
-/// Where a window falls on the axes of one input: padding that makes every window whole, and output lengths.
+/// Placement of a window on the axes of one input: padding that completes every window, and output lengths.
 pub(super) struct Placement {
     pub padding: Vec<(usize, usize)>,
     pub output: Vec<usize>,
 }
 
 impl Window {
-    /// Reads the attributes; `kernel` is known from the weights of a convolution.
+    /// Reads the attributes. `kernel` is known for convolutions, from their weights.
     pub fn build(build: &mut Build, kernel: Option<&[usize]>) -> Result<Self, Problem> {
         let attributes = &mut build.attributes;
         let declared = match attributes.ints("kernel_shape")? {
@@ -71,7 +71,7 @@ impl Window {
         (self.kernel[i] - 1).saturating_mul(self.dilation[i]).saturating_add(1)
     }
 
-    /// Places the window on spatial axes of lengths `input`.
+    /// Places the window on spatial axes of lengths `input`. Fails if the window does not fit.
     pub fn place(&self, input: &[usize]) -> Result<Placement, Problem> {
         if input.len() != self.kernel.len() {
             return Err(format!("expected {} spatial axes, found {input:?}", self.kernel.len()).into());
@@ -93,7 +93,7 @@ impl Window {
                 format!("a window of {extent} does not fit the padded length {padded} of spatial axis {i}")
             })?;
             let mut count = if self.ceil { room.div_ceil(stride) } else { room / stride } + 1;
-            // A window that would start in the padding after the input is left out.
+            // A window that would start in the padding after the input is omitted.
             if self.ceil && (count - 1) * stride >= length + before {
                 count -= 1;
             }
@@ -105,7 +105,7 @@ impl Window {
     }
 }
 
-/// `[N, C, H, W]` from `[N, C, W]` or `[N, C, H, W]`.
+/// Reshapes `[N, C, W]` or `[N, C, H, W]` to `[N, C, H, W]`.
 pub(super) fn as_nchw(x: &NdTensor) -> Result<Tensor<4>, Problem> {
     match *x.shape() {
         [n, c, w] => Ok(x.flat().clone().reshape([n, c, 1, w])),
@@ -113,14 +113,14 @@ pub(super) fn as_nchw(x: &NdTensor) -> Result<Tensor<4>, Problem> {
     }
 }
 
-/// The result of a computation on [`as_nchw`], at the rank of `like`.
+/// Reshapes the result of a computation on [`as_nchw`] to the rank of `like`.
 pub(super) fn from_nchw(y: Tensor<4>, like: &NdTensor) -> Result<NdTensor, Problem> {
     let [n, c, _, w] = y.dims();
     let y = NdTensor::from(y);
     if like.shape().len() == 3 { reshaped(&y, vec![n, c, w]) } else { Ok(y) }
 }
 
-/// A per-axis list for one or two spatial axes, as two.
+/// Extends a list for one or two spatial axes to two.
 pub(super) fn pair<T: Copy>(list: &[T], first: T) -> [T; 2] {
     match *list {
         [w] => [first, w],
@@ -129,7 +129,7 @@ pub(super) fn pair<T: Copy>(list: &[T], first: T) -> [T; 2] {
     }
 }
 
-/// Pads the last axes of `x` with `value`, by `pads` before and after each.
+/// Pads the last axes of `x` with `value`, by `pads` (before, after) per axis.
 pub(super) fn pad<const D: usize, const S: usize>(
     x: Tensor<D>,
     pads: [(usize, usize); S],

@@ -1,9 +1,9 @@
-//! Fused graphs beside the same graphs run node by node.
+//! Fused graphs, compared with the same graphs run node by node.
 
 use super::operators::close;
 use super::*;
 
-/// Checks that outputs and gradient are those of the graph run node by node, and that `nodes` are left.
+/// Checks that outputs and gradient equal those of the unfused graph, and that `nodes` nodes remain.
 #[track_caller]
 fn check(file: File, shape: &[usize], nodes: usize) {
     let bytes = file.bytes();
@@ -32,7 +32,7 @@ fn check(file: File, shape: &[usize], nodes: usize) {
 
 const SHAPE: [usize; 4] = [2, 3, 5, 6];
 
-/// x through a convolution of 3 to 4 channels, called `c`.
+/// A convolution of x with 3 input and 4 output channels, called `c`.
 fn conv<'a>() -> File<'a> {
     let file = File::new(13, &[2, 3, 5, 6]).floats("w", &[4, 3, 3, 3], &noise(108, 2)).floats("b", &[4], &noise(4, 3));
     file.node("Conv", &["x", "w", "b"], "c", vec![ints("pads", &[1, 1, 1, 1])])
@@ -75,7 +75,7 @@ fn sums_and_products_with_constants_become_part_of_the_weights() {
     let file = conv().floats("k", &[], &[0.25]).node("Mul", &["c", "k"], "m", vec![]);
     let file = channels(file, "o").node("Add", &["o", "m"], "a", vec![]);
     check(norm(file, "a", "n").node("Relu", &["n"], "y", vec![]), &SHAPE, 1);
-    // One number per column is none per channel.
+    // One number per column is not one per channel.
     check(conv().floats("k", &[6], &noise(6, 8)).node("Mul", &["c", "k"], "y", vec![]), &SHAPE, 2);
 }
 
@@ -87,10 +87,10 @@ fn a_sum_with_another_value_and_the_function_after_it_become_part_of_the_pass() 
     };
     check(two().node("Add", &["c", "d"], "s", vec![]).node("Relu", &["s"], "y", vec![]), &SHAPE, 2);
     check(two().node("Add", &["d", "c"], "y", vec![]), &SHAPE, 2);
-    // After a function there is no sum to add to.
+    // After a function, a sum cannot be fused.
     let file = two().node("Relu", &["c"], "r", vec![]).node("Relu", &["d"], "e", vec![]);
     check(file.node("Add", &["r", "e"], "y", vec![]), &SHAPE, 3);
-    // A value beside itself.
+    // A value added to itself.
     check(conv().node("Add", &["c", "c"], "y", vec![]), &SHAPE, 2);
 }
 
@@ -132,12 +132,12 @@ fn convolutions_over_one_axis_and_of_each_channel_by_itself_are_fused_too() {
 
 #[test]
 fn what_cannot_be_folded_runs_as_it_stands() {
-    // A variance below zero, as only a damaged file has it.
+    // A negative variance, which only a damaged file has.
     let file = conv().floats("scale", &[4], &[1.0; 4]).floats("shift", &[4], &[0.0; 4]).floats("mean", &[4], &[0.0; 4]);
     let file = file.floats("variance", &[4], &[-1.0; 4]);
     let file = file.node("BatchNormalization", &["c", "scale", "shift", "mean", "variance"], "y", vec![]);
     assert_eq!(file.open().unwrap().nodes(), 2);
-    // Statistics of another number of channels are refused where they are used, by their own node.
+    // Statistics for another number of channels are refused by their own node, where they are used.
     let file = conv().floats("s", &[3], &[1.0; 3]);
     let model = file.node("BatchNormalization", &["c", "s", "s", "s", "s"], "y", vec![]).open().unwrap();
     let message = model.run(&tensor(&noise(180, 1), &SHAPE)).unwrap_err().to_string();
@@ -170,7 +170,7 @@ fn gelu_is_found_however_its_factors_are_ordered() {
     check(start().node("Mul", &["x", "s"], "p", vec![]).node("Mul", &["p", "half"], "y", vec![]), &[2, 5], 1);
     check(start().node("Mul", &["s", "half"], "p", vec![]).node("Mul", &["p", "x"], "y", vec![]), &[2, 5], 1);
     check(start().node("Mul", &["half", "x"], "h", vec![]).node("Mul", &["h", "s"], "y", vec![]), &[2, 5], 1);
-    // Of something else than x.
+    // The product with another value than x is not a GELU.
     check(start().node("Mul", &["u", "s"], "p", vec![]).node("Mul", &["p", "half"], "y", vec![]), &[2, 5], 5);
     let mut file = start().node("Mul", &["x", "s"], "p", vec![]).node("Mul", &["p", "half"], "y", vec![]);
     file.outputs = vec![("y", DataType::Float), ("e", DataType::Float)];

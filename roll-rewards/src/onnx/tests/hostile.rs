@@ -1,4 +1,4 @@
-//! Files that are wrong, by accident or on purpose, are errors that say what is wrong.
+//! Wrong files, by accident or on purpose, are errors that describe the mistake.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn refused(result: Result<Model, OnnxError>, parts: &[&str]) {
     let message = result.map(|_| ()).unwrap_err().to_string();
     for part in parts {
-        assert!(message.contains(part), "`{message}` should say `{part}`");
+        assert!(message.contains(part), "`{message}` should contain `{part}`");
     }
 }
 
@@ -85,16 +85,16 @@ fn huge_results_are_refused_before_they_are_allocated() {
 fn a_small_file_and_a_small_input_cannot_ask_for_gigabytes() {
     let model = |file: File| file.open().unwrap().run(&tensor(&[0.5; 1 << 12], &[1, 1 << 12])).unwrap_err().to_string();
     let file = || File::new(11, &[1, 1 << 12]);
-    // A constant that makes twenty thousand items of one: 80 million elements out of 24 thousand.
+    // A constant that repeats one item twenty thousand times: 80 million elements from 24 thousand.
     let many = file().floats("c", &[20_000, 1], &[1.; 20_000]).node("Add", &["x", "c"], "y", vec![]);
     assert!(model(many).contains("larger than 17"), "2^24, 256 for each of 2^12, and the constant");
-    // Doubled twenty times.
+    // A value that is doubled twenty times.
     let names: Vec<String> = (0..20).map(|i| format!("d{i}")).collect();
     let doubled = (1..20).fold(file().node("Concat", &["x", "x"], "d0", vec![int("axis", 1)]), |file, i| {
         file.node("Concat", &[&names[i - 1], &names[i - 1]], &names[i], vec![int("axis", 1)])
     });
     assert!(model(doubled.node("Relu", &["d19"], "y", vec![])).contains("larger than 17"));
-    // Values that are allowed one by one, and added up.
+    // Values that are allowed individually but not in total.
     let wide = file().floats("c", &[4000, 1], &[1.; 4000]).node("Add", &["x", "c"], "d0", vec![]);
     let wide = (1..20).fold(wide, |file, i| file.node("Relu", &[&names[i - 1]], &names[i], vec![]));
     assert!(model(wide.node("Relu", &["d19"], "y", vec![])).contains("16 times 17"));
@@ -118,7 +118,7 @@ fn every_truncation_and_flipped_bit_ends_in_an_error_or_a_model_and_never_in_a_p
     let file = file.node("Conv", &["x", "w"], "c", vec![ints("pads", &[1, 1, 1, 1])]);
     let bytes = file.node("Reshape", &["c", "s"], "y", vec![]).bytes();
     for end in 0..bytes.len() {
-        // A cut between two fields of the model may leave a whole one; it must not panic.
+        // A cut between two fields of the model may leave a valid model; it must not cause a panic.
         if let Ok(model) = parse(&bytes[..end]) {
             let _ = model.run(&tensor(&[1.; 4], &[1, 1, 2, 2]));
         }
@@ -137,7 +137,7 @@ fn every_truncation_and_flipped_bit_ends_in_an_error_or_a_model_and_never_in_a_p
 
 #[test]
 fn deep_nesting_is_refused_without_recursion() {
-    // graph { node { attribute { g: graph ... } } }, two hundred thousand times.
+    // graph { node { attribute { g: graph ... } } }, nested two hundred thousand times.
     let mut bytes: Vec<u8> = vec![];
     let mut parts: Vec<Vec<u8>> = vec![];
     let mut length = 0usize;

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-//! Small graphs made here, hostile files, and real networks against ONNX Runtime.
+//! Small graphs built here, hostile files, and real networks compared with ONNX Runtime.
 
 mod fuse;
 mod hostile;
@@ -21,12 +21,12 @@ use roll_backends::host::to_host_nd;
 use super::value::upload;
 use super::{Model, OnnxError};
 
-/// Where the tests compute: on the backend in `ROLL_TEST_BACKEND`, or flex.
+/// The device of the tests: the backend in `ROLL_TEST_BACKEND`, or flex.
 fn device() -> Device {
     roll_backends::device(std::env::var("ROLL_TEST_BACKEND").as_deref().unwrap_or("flex")).unwrap()
 }
 
-/// A graph under construction: input `x` of floats, output `y`, unless others are named.
+/// A graph under construction. Input `x` and output `y` are floats unless others are given.
 #[derive(Clone)]
 struct File<'a> {
     opset: i64,
@@ -37,12 +37,12 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// One free axis is written as -1.
+    /// Starts a graph with the input `x`. A free axis is -1.
     fn new(opset: i64, input: &[i64]) -> Self {
         Self::of(opset, &[("x", DataType::Float, input)], &[("y", DataType::Float)])
     }
 
-    /// With these inputs and outputs.
+    /// Starts a graph with these inputs and outputs.
     fn of(opset: i64, inputs: &[(&'a str, DataType, &[i64])], outputs: &[(&'a str, DataType)]) -> Self {
         let inputs = inputs.iter().map(|(name, kind, dims)| (*name, *kind, dims.to_vec())).collect();
         Self { opset, inputs, nodes: vec![], initialisers: vec![], outputs: outputs.to_vec() }
@@ -55,7 +55,7 @@ impl<'a> File<'a> {
     fn nodes(mut self, op: &'a str, inputs: &[&'a str], outputs: &[&'a str], attributes: Vec<Attribute<'a>>) -> Self {
         self.nodes.push(Node {
             op_type: OpType::from(op),
-            // Names of their own, as ONNX Runtime wants.
+            // Unique names, which ONNX Runtime requires.
             name: if self.nodes.is_empty() { "the_node" } else { outputs[0] },
             input: inputs.to_vec(),
             output: outputs.to_vec(),
@@ -75,7 +75,7 @@ impl<'a> File<'a> {
         self
     }
 
-    /// Integers of any shape; of none, one number.
+    /// An integer constant of any shape; an empty shape is a scalar.
     fn shaped(mut self, name: &'a str, shape: &[i64], values: &[i64]) -> Self {
         self.initialisers.push(TensorProto::from_i64(name, shape.to_vec(), values.to_vec()));
         self
@@ -131,7 +131,7 @@ fn tensor(values: &[f32], shape: &[usize]) -> NdTensor {
     upload(values.to_vec(), shape.to_vec(), &device())
 }
 
-/// The generator of golden.py: values in [-1, 1).
+/// The generator in golden.py: values in [-1, 1).
 fn noise(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -145,7 +145,7 @@ fn host(t: &NdTensor) -> Vec<f32> {
     to_host_nd(t).unwrap().to_f32_vec()
 }
 
-/// Models are shared between threads, and pullbacks move from one to another: this compiles.
+/// Compiles only if models can be shared between threads and pullbacks can move between threads.
 const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     fn moved<T: Send>() {}

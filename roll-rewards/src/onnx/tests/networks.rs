@@ -1,10 +1,10 @@
-//! Real face networks against ONNX Runtime (golden.json, made by golden.py).
+//! Real face networks, compared with ONNX Runtime (golden.json, created by golden.py).
 
 use std::path::PathBuf;
 
 use super::*;
 
-/// The network; `None` skips it, where it is not there.
+/// Opens the network. `None` skips the test if the file is missing.
 fn open(name: &str) -> Option<Model> {
     let root = std::env::var_os("ROLL_TEST_DATA").map(PathBuf::from);
     let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
@@ -40,8 +40,8 @@ fn real_networks_give_the_numbers_of_onnx_runtime() {
             assert_eq!(output.shape(), shape, "{name} {}", expected["name"]);
             let at: Vec<usize> = serde_json::from_value(expected["at"].clone()).unwrap();
             let values: Vec<f32> = serde_json::from_value(expected["values"].clone()).unwrap();
-            // ONNX Runtime's sigmoid is a rational approximation, off by up to about 1e-7 absolutely, so probabilities
-            // that are all near zero are compared as parts of one hundredth.
+            // ONNX Runtime's sigmoid is a rational approximation with an absolute error of up to about 1e-7. So if all
+            // probabilities are near zero, differences are relative to one hundredth.
             let largest = (expected["largest"].as_f64().unwrap() as f32).max(1e-2);
             let found = host(output);
             worst = at.iter().zip(&values).map(|(i, v)| (found[*i] - v).abs() / largest).fold(worst, f32::max);

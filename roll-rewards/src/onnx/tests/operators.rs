@@ -1,8 +1,8 @@
-//! Each operator forward against numbers computed by hand, and its gradient against central differences.
+//! Each operator: values against numbers computed by hand, gradients against central differences.
 
 use super::*;
 
-/// Checks value, shape and gradient of a graph for one input.
+/// Checks value, shape and gradient of a graph with one input.
 #[track_caller]
 fn check(file: File, x: &[f32], shape: &[usize], y: &[f32], y_shape: &[usize]) {
     parity::compare(&file.clone().bytes(), &[roll_core::Tensor::new(x.to_vec(), shape).unwrap()]);
@@ -175,7 +175,7 @@ fn functions_of_two_elements_broadcast() {
     check(file, &x, &[1, 2, 1, 2], &[2.5, 2.5, 3., 4.], &[1, 2, 1, 2]);
     let file = File::new(13, &[1, 4]).floats("c", &[], &[3.]).node("Pow", &["x", "c"], "y", vec![]);
     check(file, &x, &[1, 4], &[1., 8., 27., 64.], &[1, 4]);
-    // One slope per channel takes the fused operator, one per column the general way.
+    // One slope per channel uses the fused operator, one slope per column the general expression.
     for (slope, y) in [([2, 1, 1], [-0.1, -0.2, 3., -0.8]), ([1, 1, 2], [-0.1, -0.4, 3., -0.8])] {
         let file = File::new(9, &[1, 2, 1, 2]).floats("s", &slope, &[0.1, 0.2]);
         check(file.node("PRelu", &["x", "s"], "y", vec![]), &[-1., -2., 3., -4.], &[1, 2, 1, 2], &y, &[1, 2, 1, 2]);
@@ -259,7 +259,7 @@ fn sums_means_norms_and_softmax() {
     let exps = x.map(f32::exp);
     let rows: Vec<f32> = exps.chunks(3).flat_map(|r| r.iter().map(|v| v / r.iter().sum::<f32>())).collect();
     check(file(13).node("Softmax", &["x"], "y", vec![]), &x, &[1, 2, 3], &rows, &[1, 2, 3]);
-    // Before operator set 13 everything from axis 1 on is one distribution.
+    // Before operator set 13, all axes from 1 on form one distribution.
     let whole = exps.map(|v| v / exps.iter().sum::<f32>());
     check(file(11).node("Softmax", &["x"], "y", vec![]), &x, &[1, 2, 3], &whole, &[1, 2, 3]);
 }
@@ -313,7 +313,7 @@ fn items_stacked_give_what_they_give_alone() {
         let file = File::new(9, &[1, 2, 1, 2]).ints("s", &[1, -1]).floats("w", &[4, 2], &noise(8, 2));
         file.node("Relu", &["x"], "r", vec![]).node("Reshape", &["r", "s"], "f", vec![])
     };
-    // The product treats items alike; a mean over axis 0 and a reshape that mixes axis 0 do not.
+    // The product treats items independently; a mean over axis 0 and a reshape that mixes axis 0 do not.
     let stacked = flat().node("MatMul", &["f", "w"], "y", vec![]);
     let mixing =
         File::new(9, &[1, 2, 1, 2]).ints("s", &[1, -1]).ints("t", &[2, 2]).node("Reshape", &["x", "t"], "r", vec![]);

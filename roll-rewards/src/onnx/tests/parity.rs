@@ -1,4 +1,4 @@
-//! This project's executor beside ONNX Runtime: every graph that the tests make, and every ONNX file there is.
+//! This project's executor, compared with ONNX Runtime on every graph of the tests and every ONNX file available.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::onnx::runtime::{Session, build};
 use crate::onnx::{Executor, Network, Port};
 
-/// Whether ONNX Runtime is there; says so once when not.
+/// Whether ONNX Runtime is available. Reports once if it is not.
 fn is_there() -> bool {
     static SAID: std::sync::Once = std::sync::Once::new();
     let Err(error) = build() else { return true };
@@ -16,7 +16,7 @@ fn is_there() -> bool {
     false
 }
 
-/// Largest difference between two outputs, as a part of the largest value. Integers must be equal.
+/// The largest difference between two outputs, relative to the largest value. Integers must be equal.
 pub(super) fn difference(ours: &Tensor, theirs: &Tensor) -> f32 {
     assert_eq!((ours.shape(), ours.dtype()), (theirs.shape(), theirs.dtype()));
     if ours.dtype() != DType::F32 {
@@ -24,15 +24,15 @@ pub(super) fn difference(ours: &Tensor, theirs: &Tensor) -> f32 {
         return 0.0;
     }
     let (ours, theirs) = (ours.to_f32_vec(), theirs.to_f32_vec());
-    // ONNX Runtime's sigmoid is a rational approximation, off by up to about 1e-7 absolutely, so probabilities that are
-    // all near zero are compared as parts of two hundredths.
+    // ONNX Runtime's sigmoid is a rational approximation with an absolute error of up to about 1e-7. So if all
+    // probabilities are near zero, differences are relative to two hundredths.
     let largest = theirs.iter().filter(|v| v.is_finite()).fold(2e-2f32, |m, v| m.max(v.abs()));
-    // Infinities and NaN must be equal.
+    // Infinities and NaN must agree.
     let one = |(a, b): (&f32, &f32)| if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() / largest };
     ours.iter().zip(&theirs).map(one).fold(0.0, f32::max)
 }
 
-/// Fails when the outputs of both for `inputs` differ by more than 1e-5 of the largest value.
+/// Fails if the outputs of the two executors for `inputs` differ by more than 1e-5 of the largest value.
 #[track_caller]
 pub(super) fn compare(bytes: &[u8], inputs: &[Tensor]) {
     if !is_there() {
@@ -48,11 +48,11 @@ pub(super) fn compare(bytes: &[u8], inputs: &[Tensor]) {
     }
 }
 
-/// The ONNX files of the repository, and of the folder `models` in ROLL_TEST_DATA.
+/// The ONNX files in the repository and in the folder `models` of ROLL_TEST_DATA.
 fn files() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root.join("../shared"), PathBuf::from);
-    let folders = ["assets/demo/face", "assets/demo/face_check"].map(|f| root.join(f));
+    let folders = ["demo/assets/face", "demo/assets/face_check"].map(|f| root.join(f));
     let entries = folders.into_iter().chain([data.join("models")]).filter_map(|f| std::fs::read_dir(f).ok()).flatten();
     let mut files: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).collect();
     files.retain(|f| f.extension().is_some_and(|e| e == "onnx"));
@@ -60,7 +60,7 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
-/// Noise for an input; `items` along a free or single axis 0, 64 pixels along other free axes.
+/// Random values for an input, with `items` along a free or single axis 0 and 64 pixels along other free axes.
 fn sample(port: &Port, items: usize) -> Tensor {
     let length = |(axis, d): (usize, &Option<usize>)| match (axis, d) {
         (0, None | Some(1)) => items,
@@ -100,7 +100,7 @@ fn the_seeds_of_the_fuzzer_give_the_numbers_of_onnx_runtime() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
         let mut parsed = onnx_rs::parse(&bytes).unwrap();
-        // Written with a newer version of the format than ONNX Runtime reads.
+        // Written with a newer version of the format than ONNX Runtime supports.
         parsed.ir_version = 8;
         let model = Model::parse(Path::new("seed.onnx"), &bytes, &device()).unwrap();
         compare(&onnx_rs::encode(&parsed), &[sample(&model.inputs()[0], 1)]);

@@ -1,4 +1,4 @@
-//! Graphs with integer inputs and several inputs, forward: single operators, and a text tower as PyTorch exports CLIP's.
+//! Graphs with several inputs and with integers, forward: single operators, and a text tower as PyTorch exports CLIP's.
 
 use roll_core::Tensor;
 
@@ -13,7 +13,7 @@ fn integers(values: &[i64], shape: &[usize]) -> Tensor {
     Tensor::new(values.to_vec(), shape).unwrap()
 }
 
-/// Checks the outputs of a graph, by hand and beside ONNX Runtime.
+/// Checks the outputs of a graph against numbers computed by hand and against ONNX Runtime.
 #[track_caller]
 fn check(file: File, inputs: &[Tensor], outputs: &[Tensor]) {
     parity::compare(&file.clone().bytes(), inputs);
@@ -123,13 +123,13 @@ const VOCABULARY: usize = 11;
 const LONGEST: usize = 7;
 const WIDTH: usize = 8;
 const HEADS: i64 = 2;
-/// The token that ends a text.
+/// The token at the end of a text.
 const END: i64 = 9;
 
-/// A text tower of two layers as `torch.onnx.export` writes CLIP's: token and position embedding, a causal mask and one
-/// of padding, attention, one layer with QuickGELU and one with GELU, pooling where the end token stands, projection.
+/// A text tower of two layers as `torch.onnx.export` writes CLIP's: token and position embeddings, a causal and a
+/// padding mask, attention, one layer with QuickGELU and one with GELU, pooling at the end token, projection.
 ///
-/// Outputs: the normalised embedding, the last hidden state, the positions of the end tokens.
+/// Outputs: the normalised embedding, the last hidden state, and the positions of the end tokens.
 struct Tower {
     file: File<'static>,
     seed: u32,
@@ -161,7 +161,7 @@ impl Tower {
         self.file = self.file.clone().node(op, inputs, output, attributes);
     }
 
-    /// Weights of about 1 / sqrt(inputs).
+    /// Random weights of about 1 / sqrt(inputs).
     fn weight(&mut self, name: &'static str, shape: &[i64], scale: f32) -> &'static str {
         self.seed += 1;
         let count = shape.iter().product::<i64>() as usize;
@@ -195,7 +195,7 @@ impl Tower {
         self.node("Add", &["t", "p"], "embedded", vec![]);
     }
 
-    /// 0 where a token may be looked at, the least float elsewhere, `[batch, 1, length, length]`.
+    /// The attention mask `[batch, 1, length, length]`: 0 where attention is allowed, the least float elsewhere.
     fn mask(&mut self) {
         self.node("Range", &["zero", "length", "one"], "range", vec![]);
         self.node("Unsqueeze", &["range", "list_m1"], "row", vec![]);
@@ -246,7 +246,7 @@ impl Tower {
         at("out")
     }
 
-    /// The norm in the operators of exporters before operator set 17.
+    /// Layer norm as exporters write it for operator sets before 17.
     fn mlp(&mut self, layer: usize, x: &'static str) -> &'static str {
         let at = |what: &str| name(format_args!("mlp.{layer}.{what}"));
         let width = WIDTH as i64;
@@ -279,7 +279,7 @@ impl Tower {
         at("out")
     }
 
-    /// `hidden[arange(batch), (input_ids == END).int().argmax(-1)]`.
+    /// Pools the end token: `hidden[arange(batch), (input_ids == END).int().argmax(-1)]`.
     fn pool(&mut self, x: &'static str) {
         let width = WIDTH as i64;
         let (gain, bias) = (self.weight("gain", &[width], 1.0), self.weight("bias", &[width], 0.1));
@@ -315,7 +315,7 @@ fn a_text_tower_embeds_its_texts_as_onnx_runtime_does() {
     let outputs = tower(-1, -1).run_all(&inputs).unwrap();
     assert_eq!(outputs[1].shape(), [2, 6, WIDTH]);
     assert_eq!(outputs[2].as_slice::<i64>().unwrap(), [3, 5]);
-    // Those of ONNX Runtime 1.31.1, to 1e-5.
+    // Results of ONNX Runtime 1.31.1, with a tolerance of 1e-5.
     let embeddings = [
         -0.6094903, 0.0106878, 0.7003689, -0.3078067, -0.2077155, -0.6812355, -0.0495159, 0.690464, 0.0076784,
         -0.2380482,
@@ -376,7 +376,7 @@ fn a_pullback_of_a_tower_of_tokens_alone_is_refused_with_its_inputs() {
 
 #[test]
 fn the_gradient_with_respect_to_the_floats_flows_past_the_tokens() {
-    // How alike pictures and texts are: both are inputs.
+    // Similarity of pictures and texts, both of which are inputs.
     let file = File::of(17, &[("ids", INT, &[-1]), ("picture", FLOAT, &[-1, 4])], &[("y", FLOAT)]);
     let file = file.floats("e", &[5, 3], &noise(15, 1)).floats("w", &[4, 3], &noise(12, 2));
     let file = file.node("Gather", &["e", "ids"], "text", vec![]).node("MatMul", &["picture", "w"], "seen", vec![]);

@@ -89,8 +89,8 @@ pub const TURNS: &[(&str, &str)] = &[
     ("history_length", HISTORY),
 ];
 
-/// Our key of the turns that an agent is told of, and the end of the name of ROLL's class that gives each turn a prompt
-/// of its own: it tells of one turn where the entry does not say how many.
+/// Our key for the number of turns that an agent sees, and the end of the name of ROLL's class that gives each turn a
+/// prompt of its own: it tells of one turn where the entry does not say how many.
 pub const HISTORY: &str = "algo.history_length";
 pub const SINGLE_TURNS: &str = "step_env_manager.StepEnvManager";
 

@@ -1,12 +1,12 @@
-//! ROLL's own configurations, in this project's keys: of Reward-FL (`reward_fl_config.yaml`), and of its agentic pipeline
-//! (`agentic.rs`).
+//! ROLL's own configurations, in this project's keys: of Reward-FL (`reward_fl_config.yaml`), and of its agentic
+//! pipeline (`agentic.rs`).
 //!
 //! What a key meant there it means here, with the same default where ROLL's differs from ours. Keys that have no effect
 //! here are listed once.
 //!
-//! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the one place of this crate that knows components
-//! by name: a configuration of ROLL does not name them as ours do, so something has to say which of ours it means. The
-//! names and keys are in the tables; nothing else here depends on which components there are.
+//! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the one place of this crate that knows
+//! components by name: a configuration of ROLL does not name them as ours do, so something has to say which of ours it
+//! means. The names and keys are in the tables; nothing else here depends on which components there are.
 
 mod agentic;
 mod agentic_table;
@@ -87,8 +87,8 @@ pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec
     Ok((to.into_map(), notes))
 }
 
-/// Whether a LoRA is trained: without `lora_base_model` ROLL trains every weight of `trainable_models`, and reads none of
-/// the keys about LoRA.
+/// Whether a LoRA is trained: without `lora_base_model` ROLL trains every weight of `trainable_models`, and reads none
+/// of the keys about LoRA.
 fn carries_lora(from: &mut Source) -> bool {
     let key = format!("{CONFIG_KWARGS}.lora_base_model");
     let empty = |value: &Value| {

@@ -33,8 +33,8 @@ impl Source {
         Some(value)
     }
 
-    /// The keys that were not taken, the shortest for each; without the blocks of other files, which are there only to be
-    /// referred to.
+    /// The keys that were not taken, the shortest for each; without the blocks of other files, which are there only to
+    /// be referred to.
     pub fn unused(&self, path: &Path) -> Vec<String> {
         let mut unused = Vec::new();
         let own = path.display().to_string();

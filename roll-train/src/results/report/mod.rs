@@ -1,4 +1,5 @@
-//! One HTML page that shows a run, or compares several. It contains all that it shows: it needs no other file or server.
+//! One HTML page that shows a run, or compares several. It contains all that it shows: it needs no other file or
+//! server.
 
 mod figures;
 mod questions;
@@ -11,8 +12,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
-use roll_core::files::write_atomically;
 use roll_core::{Error, Headline, Result};
+use roll_external::files::write_atomically;
 use serde::Serialize;
 
 use super::curves::{self, Curves, Sketch};

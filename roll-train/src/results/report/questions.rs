@@ -16,7 +16,7 @@ use crate::results::record::Metrics;
 
 /// Means over this many steps are compared where nothing was evaluated.
 const ENDS: usize = 8;
-/// A gradient norm that grows by this factor is told of.
+/// Growth of the gradient norm that is reported.
 const GROWTH: f64 = 10.0;
 
 /// One question.

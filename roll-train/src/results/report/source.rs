@@ -7,7 +7,8 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::config::ConfigLayers;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
-use roll_core::{Error, Headline, Result, files};
+use roll_core::{Error, Headline, Result};
+use roll_external::files;
 use serde_json::{Map, Value};
 
 use crate::results::headlines;
@@ -86,7 +87,8 @@ impl Source {
     }
 }
 
-/// Settings as they are written, not checked against the components. A configuration that this version cannot read has none.
+/// Settings as they are written, not checked against the components. A configuration that this version cannot read has
+/// none.
 fn settings(yaml: &str) -> BTreeMap<String, String> {
     let loaded = ConfigLayers::new().text("config.yaml", yaml).and_then(|layers| layers.load(None));
     let listing = loaded.and_then(|loaded| loaded.listing()).unwrap_or_default();

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use minijinja::Value;
-use roll_core::{Error, Result, files};
+use roll_core::{Error, Result};
+use roll_external::files;
 use serde::Serialize;
 
 use super::source::Source;
@@ -34,7 +35,7 @@ impl Default for Budget {
 /// A table with a row per clip and a column per moment or run.
 #[derive(Serialize)]
 pub struct Clips {
-    /// Of the columns.
+    /// Headings of the columns.
     pub headings: Vec<String>,
     /// The clips shown; empty if no run has clips.
     pub rows: Vec<ClipRow>,

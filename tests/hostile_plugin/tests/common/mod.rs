@@ -16,7 +16,7 @@ pub fn library(name: &str) -> PathBuf {
 pub fn compile(dir: &tempfile::TempDir, name: &str, source: &str, arguments: &[&str]) -> Option<PathBuf> {
     let (code, library) = (dir.path().join(format!("{name}.c")), dir.path().join(format!("lib{name}.so")));
     std::fs::write(&code, source).unwrap();
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../roll-core/include");
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../roll-plugin/include");
     let built = Command::new("cc")
         .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-I"])
         .arg(include)

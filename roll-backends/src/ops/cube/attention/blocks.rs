@@ -1,8 +1,9 @@
-//! Attention in blocks of plain products, forward and backward: some heads and some query rows at a time, with one kernel
-//! for everything between two products. It has every mask and bound, f32 and bf16.
+//! Blockwise attention from plain matrix products, forward and backward: some heads and query rows at a time, with one
+//! kernel for everything between two products. Supports every mask, soft caps, f32 and bf16.
 //!
-//! Numbers are those of [`tiled`]: scores and sums are f32, and factors of products have the dtype of the operands.
-//! Rows of queries and keys are padded to multiples of the tensor cores' sizes, so that products have no edges.
+//! The numerics are those of [`tiled`]: scores and sums are f32, and operands of products have the dtype of q, k and v.
+//! Rows of queries and keys are padded to multiples of the tensor cores' tile sizes, so that products have no ragged
+//! edges.
 
 use std::ops::Range;
 
@@ -17,28 +18,30 @@ use super::softmax::{Block, Softmax, pull, softmax};
 use crate::ops::expression::Expression;
 use crate::ops::{AttentionCall, Cotangents, tiled};
 
-/// A length that is longer becomes a multiple of it: the rows and columns of a product's cubes.
+/// Multiple to which long axes are padded: the rows and columns that a product's cube computes.
 const STAGE: usize = 128;
-/// A shorter one of this.
+/// Multiple to which short axes are padded.
 const TILE: usize = 16;
-/// Bytes of a device's memory for a score of a block. The few temporaries of a block are then a fiftieth of the memory.
+/// Device memory per score of a block, in bytes. The few temporaries of a block then take about a fiftieth of the
+/// memory.
 const MEMORY_PER_SCORE: u64 = 512;
-/// Query rows of a head that a block has, rather than more heads: each further block of the same heads adds to their whole
+/// Query rows per head of a block before it takes more heads: each further block of the same heads adds to their full
 /// cotangents of keys and values.
 const ROWS: usize = 16 * STAGE;
-/// Scores that a block has at least, 64 MiB, and at most: with them the products of 8 heads of 20,000 tokens fill a GPU.
+/// Minimum and maximum number of scores of a block (64 MiB to 1 GiB of f32). At the maximum, the products of 8 heads of
+/// 20,000 tokens fill a GPU.
 const SCORES: Range<u64> = 1 << 24..1 << 28;
 
-/// One operand or result of a call, head by head: `[heads, rows, width]`.
+/// An operand or result of a call, head by head: `[heads, rows, width]`.
 type Heads = Expression<Cube>;
 
-/// Sizes of a call and how it is cut.
+/// The sizes of a call and how it is divided into blocks.
 struct Blocks {
     call: AttentionCall,
     width: usize,
     queries: usize,
     keys: usize,
-    /// With padding.
+    /// Padded number of queries.
     rows: usize,
     columns: usize,
     heads_at_once: usize,
@@ -55,9 +58,9 @@ impl Blocks {
     fn of_scores(scores: usize, [q, k]: [&CubeTensor; 2], call: AttentionCall) -> Self {
         let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
         let (rows, columns) = (whole(queries), whole(keys));
-        // As many heads as have this many rows each; then all the rows that there is room for.
+        // The number of heads with this many rows each, then all the rows that fit.
         let most = (scores / (rows.min(ROWS) * columns)).clamp(1, call.heads);
-        // Groups of one size: those of another would have kernels of their own.
+        // All groups have the same size: another size would compile other kernels.
         let heads_at_once = (1..=most).rev().find(|n| call.heads.is_multiple_of(*n)).unwrap_or(1);
         let rows_at_once = (scores / (heads_at_once * columns) / STAGE * STAGE).clamp(STAGE, rows.max(STAGE));
         Self { call, width: channels / call.heads, queries, keys, rows, columns, heads_at_once, rows_at_once }
@@ -85,7 +88,7 @@ impl Blocks {
         }
     }
 
-    /// `[n, heads * width]` as `[heads, length, width]`, one row after the other, zeros at the end of each head.
+    /// Converts `[n, heads * width]` to contiguous `[heads, length, width]`, padded with zeros at the end of each head.
     fn by_head(&self, x: CubeTensor, length: usize) -> Heads {
         let x = Expression::<Cube>(x);
         let [n, _] = x.dims::<2>();
@@ -93,7 +96,7 @@ impl Blocks {
         Expression(burn_cubecl::kernel::into_contiguous(padded(x, 1, length)))
     }
 
-    /// The reverse, as `dtype`, without the padding.
+    /// Undoes [`Blocks::by_head`]: removes the padding and casts to `dtype`.
     fn together(&self, x: Heads, n: usize, dtype: DType) -> CubeTensor {
         x.narrow(1, 0..n).swap(0, 1).reshape([n, self.call.heads * self.width]).cast(dtype).0
     }
@@ -107,7 +110,7 @@ fn whole(length: usize) -> usize {
     length.next_multiple_of(if length > STAGE / 2 { STAGE } else { TILE })
 }
 
-/// Products as the kernels between them read them: one row after the other.
+/// A product with contiguous rows, which the other kernels require.
 fn product(a: Heads, b: Heads) -> CubeTensor {
     product_of_rows(a.0, b.0)
 }
@@ -116,7 +119,8 @@ fn heads(x: CubeTensor) -> Heads {
     Expression(x)
 }
 
-/// The attended values, and of each row the largest score and one over the sum of exponentials, `[heads, rows, 2]`.
+/// Returns the attended values and, per row, the largest score and the reciprocal of the sum of exponentials,
+/// `[heads, rows, 2]`.
 pub fn forward(qkv: [CubeTensor; 3], call: AttentionCall) -> (CubeTensor, CubeTensor) {
     let blocks = Blocks::new([&qkv[0], &qkv[1]], call);
     if blocks.is_empty() { tiled::forward::<Cube>(qkv, call) } else { run(&blocks, qkv) }
@@ -146,8 +150,8 @@ fn run(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, CubeTensor) 
     (out, Expression::cat(softmaxes, 0).0)
 }
 
-/// The wanted ones of the gradients of q, k and v. `softmax` as [`forward`] returns it, or empty: then it is found again
-/// from the scores, which are computed anyway.
+/// The gradients of q, k and v that are `wanted`. `softmax` is what [`forward`] returned, or empty: then it is
+/// recomputed from the scores, which are computed anyway.
 pub fn backward(
     qkv: [CubeTensor; 3],
     out: CubeTensor,
@@ -222,7 +226,7 @@ fn pull_back(
         .map(|(parts, n)| (!parts.is_empty()).then(|| blocks.together(Expression::cat(parts, 0), n, dtype)))
 }
 
-/// Adds to the one element of `sum`, or makes it.
+/// Adds `part` to the only element of `sum`, or inserts it.
 fn accumulate(sum: &mut Vec<Heads>, part: CubeTensor) {
     let part = heads(part);
     match sum.pop() {
@@ -246,7 +250,7 @@ mod tests {
         AttentionCall { heads: 4, scale: 0.5, causal: true, window: None, softcap: Some(2.0) },
     ];
 
-    /// q, k, v and the cotangent of the result, for these numbers of queries and keys.
+    /// q, k, v and the cotangent of the result, for the given numbers of queries and keys.
     fn made(queries: usize, keys: usize) -> Option<[CubeTensor; 4]> {
         let device = test_device()?;
         let of = |rows: usize, seed: usize| {
@@ -300,7 +304,7 @@ mod tests {
     #[test]
     fn large_calls_are_cut_into_whole_stages_and_equal_groups_of_heads() {
         let Some([q, ..]) = made(1, 1) else { return };
-        // Only the shape is looked at.
+        // Only the shape is read.
         let long = unwritten(&q, [18_900, 40]);
         let call = AttentionCall { heads: 40, ..CALLS[0] };
         for scores in [1 << 24, 1 << 26, 1 << 28] {

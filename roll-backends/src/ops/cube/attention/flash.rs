@@ -1,8 +1,8 @@
 //! cubek's flash attention on tensor cores, with bf16 tiles.
 //!
-//! cubek's own choice of tiles is f16 whatever the operands are, and it takes f16 operands alone. bf16 has the range of
-//! f32, so that neither a large key nor a large value overflows; products, softmax and sums are f32, and so is the result,
-//! since no fragment of an accumulator is bf16.
+//! cubek's own tiles are f16 whatever the operands are, and it accepts f16 operands only. bf16 has the range of f32, so
+//! that neither a large key nor a large value overflows. Products, softmax, sums and the result are f32, because cubek
+//! has no bf16 accumulator fragment.
 
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
@@ -26,14 +26,14 @@ use super::padded;
 use crate::ops::AttentionCall;
 use crate::ops::expression::Expression;
 
-/// Rows and columns of a tile, which tensor cores take for bf16.
+/// Rows and columns of a tile, as tensor cores compute them in bf16.
 const TILE: u32 = 16;
-/// Planes of a cube: they share the keys of a stage, and each has a tile of queries.
+/// Planes (warps) per cube. They share the keys of a stage; each has one tile of queries.
 const PLANES: u32 = 8;
-/// Queries of a cube. Their number must be a multiple of it; keys may end anywhere.
+/// Queries per cube. The number of queries must be a multiple of it; the number of keys is arbitrary.
 const STAGE: usize = (TILE * PLANES) as usize;
 
-/// cubek's kernel with bf16 tiles in place of f16.
+/// cubek's kernel with bf16 tiles instead of f16.
 #[derive(Clone, Debug)]
 pub struct TensorCores;
 
@@ -98,7 +98,8 @@ impl Routine for TensorCores {
     }
 }
 
-/// Whether cubek's kernels mean the same: they scale by `1 / sqrt(d)`, and of unequal lengths their causal mask is another.
+/// Whether cubek's kernel computes this call: its scale is fixed to `1 / sqrt(d)`, and its causal mask differs if the
+/// lengths of queries and keys differ.
 pub fn suits([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
     let own = 1.0 / ((channels / call.heads) as f32).sqrt();
@@ -106,15 +107,15 @@ pub fn suits([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
     plain && (call.scale - own).abs() <= 1e-6 * own && (!call.causal || queries == keys)
 }
 
-/// The attended values, `[rows, heads * d]` with the dtype of q, or why the kernel does not take these sizes or this device.
-/// Queries are padded with zeros, and the rows that they give are left out.
+/// Returns the attended values, `[rows, heads * d]` in the dtype of q. Fails, with cubek's reason, if the kernel does
+/// not support these sizes or this device. Queries are padded with zeros, and the padded rows are dropped.
 pub fn forward<R: Routine<Strategy = ()>>(
     [q, k, v]: [CubeTensor; 3],
     call: AttentionCall,
 ) -> Result<CubeTensor, String> {
     let ([queries, channels], dtype) = (q.shape().dims::<2>(), q.dtype);
     let rows = queries.next_multiple_of(STAGE);
-    // A causal mask counts from the last query and key, so both move together; no query that counts sees an added key.
+    // The causal mask is aligned at the last query and key, so both are padded; no real query attends to a padded key.
     let [k, v] = if call.causal { [k, v].map(|x| padded(x, 0, rows)) } else { [k, v] };
     let q = padded(q, 0, rows);
     let types = AttentionGlobalTypes {
@@ -138,7 +139,7 @@ pub fn forward<R: Routine<Strategy = ()>>(
         k.binding(),
         v.binding(),
         None,
-        // The same memory in another order: the kernel writes rows of heads side by side.
+        // The same memory with axes swapped: the kernel writes `[rows, heads * d]`.
         by_head(out.clone()).binding(),
         &types,
         BlueprintStrategy::Inferred(()),

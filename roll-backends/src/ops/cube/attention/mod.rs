@@ -1,5 +1,6 @@
-//! Attention: forward cubek's flash kernel on tensor cores, where the operands are bf16 and it is found to be right; else,
-//! and backward, [`blocks`] of plain products (cubek's own backward has one unit per row and f32 alone).
+//! Attention on CubeCL devices. The forward pass uses cubek's flash kernel on tensor cores if the operands are bf16 and
+//! a check on this device passes. Otherwise, and for every backward pass, attention is [`blocks`] of plain products
+//! (cubek's own backward kernel uses one unit per row and supports f32 only).
 
 mod blocks;
 mod flash;
@@ -17,7 +18,8 @@ use cubek::attention::forward::routines::Routine;
 use super::{host, unwritten};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
-/// Names the kernel of bf16 attention: `flash`, unless it is found to be wrong, or `blocks`. To compare the two.
+/// Environment variable that selects the kernel of bf16 attention, for comparisons: `flash` (the default, if the check
+/// passes) or `blocks`.
 const CHOICE: &str = "ROLL_CUDA_ATTENTION";
 
 roll_core::inventory::submit! { roll_core::Variable(CHOICE) }
@@ -47,7 +49,7 @@ impl AttentionKernel for Cube {
     }
 }
 
-/// With zeros at the end of an axis, up to `length`; itself, where it is that long.
+/// Pads an axis with zeros at its end up to `length`; a longer tensor is returned unchanged.
 fn padded(x: CubeTensor, axis: usize, length: usize) -> CubeTensor {
     let mut missing = x.shape().to_vec();
     if missing[axis] >= length {
@@ -58,8 +60,9 @@ fn padded(x: CubeTensor, axis: usize, length: usize) -> CubeTensor {
     Cube::float_cat(vec![x, zeros], axis)
 }
 
-/// Whether the flash kernel agrees with plain products on the device of `like`, for heads of this width: compared once,
-/// on a few rows. Its results depend on the device's matrix units, and a wrong kernel would be wrong silently.
+/// Whether the flash kernel agrees with plain products on the device of `like`, for heads of this width. Compared once
+/// per device, width and mask, on a few rows: results depend on the device's matrix units, and a wrong kernel would not
+/// fail.
 fn is_right(like: &CubeTensor, call: AttentionCall) -> bool {
     static COMPARED: Mutex<BTreeMap<(String, usize, bool), bool>> = Mutex::new(BTreeMap::new());
     let width = like.shape().dims::<2>()[1] / call.heads;
@@ -93,8 +96,8 @@ fn is_right(like: &CubeTensor, call: AttentionCall) -> bool {
     right
 }
 
-/// Compares the flash kernel with [`blocks`], at lengths that are multiples of a cube's and at others, with values
-/// beyond the range of f16. Returns the difference, if any.
+/// Compares the flash kernel with [`blocks`], at lengths that are multiples of a cube's and at other lengths, with
+/// values beyond the range of f16. Returns a description of the difference, or `None`.
 fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, causal: bool) -> Option<String> {
     const HEADS: usize = 2;
     let scale = 1.0 / (width as f32).sqrt();
@@ -127,7 +130,7 @@ fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, caus
     None
 }
 
-/// The larger; NaN, where one is.
+/// The maximum; NaN if either is NaN (`f32::max` ignores NaN).
 fn nan_max(a: f32, b: f32) -> f32 {
     if a.is_nan() || a > b { a } else { b }
 }
@@ -138,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Of cubek's two flash kernels this is the one without tensor cores: the same layouts, scale, mask and padding.
+    /// Tests cubek's flash kernel without tensor cores: it has the same layouts, scale, mask and padding.
     #[test]
     fn the_flash_kernel_is_called_as_it_should_be() {
         let Some(device) = super::super::test_device() else { return };

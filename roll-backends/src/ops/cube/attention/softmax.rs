@@ -1,8 +1,8 @@
-//! The passes over the scores of a block of attention: a cube of units for each row, and every score is read from memory
-//! once or twice, where composed operations would read and write it a dozen times.
+//! Softmax kernels of blockwise attention. One cube of units handles each row, and every score is read once or twice,
+//! where composed operations would read and write it a dozen times.
 //!
-//! The scores of a block are `[heads, rows, columns]`, f32, row-major, the products of queries and keys before they are
-//! scaled. Columns from `keys` on are padding, and rows past the last query too. Hidden columns get the weight 0.
+//! The scores of a block are `[heads, rows, columns]`, f32, row-major: the products of queries and keys before scaling.
+//! Columns from `keys` on and rows past the last query are padding. Masked columns get the weight 0.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -14,23 +14,23 @@ use super::super::reduction::{largest, total};
 use super::super::{cube_a_row, unwritten};
 use crate::ops::AttentionCall;
 
-/// Units of a row: a power of two, since sums are taken as a tree.
+/// Units per row: a power of two, because sums are reduced as a tree.
 const UNITS: u32 = 256;
-/// Below any score: the exponential of the distance to another is 0.
+/// A lower bound of all scores: the exponential of its distance to any score is 0.
 const LEAST: f32 = -1e30;
-/// The sum of a row that sees no key.
+/// Lower bound of the sum of a row, which is 0 if the row attends to no key.
 const NO_SUM: f32 = 1e-30;
 
-/// The scores of a block, and what becomes of them.
+/// The part of a call that a block of scores covers.
 #[derive(Clone, Copy)]
 pub struct Block {
     pub call: AttentionCall,
-    /// Of the whole call, without padding.
+    /// Queries of the whole call, without padding.
     pub queries: usize,
     pub keys: usize,
-    /// The query of the first row.
+    /// The index of the query in the first row.
     pub first: usize,
-    /// Heads, rows and columns of the scores.
+    /// Heads, rows and columns of the block.
     pub shape: [usize; 3],
 }
 
@@ -44,22 +44,23 @@ impl Block {
     }
 }
 
-/// Of the shape of the scores, not yet written.
+/// An uninitialised tensor of the shape of the scores.
 fn like_scores(scores: &CubeTensor, block: Block, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(scores.client.clone(), scores.device.clone(), block.shape.into(), dtype)
 }
 
-/// The softmax of a block before it is divided.
+/// The unnormalised softmax of a block.
 pub struct Softmax {
-    /// The exponentials, of the shape of the scores and the dtype asked for; one element where none was.
+    /// The exponentials, of the shape of the scores and the requested dtype; a single element if no dtype was
+    /// requested.
     pub exponentials: CubeTensor,
     /// The largest score of each row, `[heads, rows, 1]`.
     pub max: CubeTensor,
-    /// One over the sum of its exponentials, likewise.
+    /// The reciprocal of the sum of the exponentials of each row, `[heads, rows, 1]`.
     pub inverse: CubeTensor,
 }
 
-/// The softmax of `scores`; its exponentials in `dtype`, if they are wanted.
+/// Returns the softmax of `scores`, and its exponentials in `dtype` if given.
 pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
     match dtype {
         Some(DType::BF16) => softmax_in::<bf16>(scores, block, Some(DType::BF16)),
@@ -70,7 +71,7 @@ pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softm
 fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
     let [heads, rows, _] = block.shape;
     let found = Softmax {
-        // A kernel has all its operands; it does not write this one.
+        // A kernel launch needs all operands; this one is not written then.
         exponentials: dtype.map_or_else(|| unwritten(scores, [1]), |dtype| like_scores(scores, block, dtype)),
         max: unwritten(scores, [heads, rows, 1]),
         inverse: unwritten(scores, [heads, rows, 1]),
@@ -103,9 +104,9 @@ fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>)
     found
 }
 
-/// Of a block of the backward: the weights `p`, and `p (d - mean) * scale`, the cotangents of the products of queries and
-/// keys, both in `dtype`. `d` are the cotangents of the weights, like the scores; `max`, `inverse` and `mean` (the sum of a
-/// row of weights times their cotangents) have a number for each row.
+/// Computes, for a block of the backward pass, the weights `p` and the cotangents of the products of queries and keys,
+/// `p (d - mean) * scale`, both in `dtype`. `d` holds the cotangents of the weights, in the layout of the scores.
+/// `max`, `inverse` and `mean` (the sum of a row's weights times their cotangents) have one number per row.
 pub fn pull(
     scores: &CubeTensor,
     d: &CubeTensor,
@@ -157,12 +158,12 @@ fn pull_in<E: Float>(
     [weights, d_scores]
 }
 
-/// The first key that a query does not see any more.
+/// The end of the range of keys that a query attends to.
 #[cube]
 fn end_of(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> usize {
     let mut end = keys;
     if comptime!(causal) {
-        // One key more than `query + keys - queries`, which may be below 0.
+        // `query + keys - queries` may be negative.
         let reach = query + 1 + keys;
         end = 0usize;
         if reach > queries {
@@ -175,7 +176,7 @@ fn end_of(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -
     end
 }
 
-/// The first key that a query sees, which sees `window` at most.
+/// The start of the range of keys that a query attends to: at most `window` keys before `end`.
 #[cube]
 fn begin_of(end: usize, window: usize) -> usize {
     let mut begin = 0usize;
@@ -296,7 +297,7 @@ fn cotangents<E: Float>(
             weight = (s - top).exp() * inverse;
             d_score = weight * (d[start + i] - mean) * scale;
             if comptime!(capped) {
-                // The slope of the scores' bound.
+                // The derivative of the soft cap.
                 d_score *= 1.0 - s / cap * (s / cap);
             }
         }

@@ -1,4 +1,4 @@
-//! What the taps of a stretch of positions see, in the order in which products read it.
+//! im2col panel: the input that the taps of a stretch of positions read, packed for the micro-kernel.
 
 use std::ops::Range;
 
@@ -8,43 +8,43 @@ use super::tiles::Call;
 use crate::ops::kernels::simd;
 use crate::ops::kernels::tile::COLUMNS as WIDE;
 
-/// What one tap sees at neighbours: on a line of the cache.
+/// The input of one tap at [`WIDE`] adjacent positions: one cache line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 pub struct Line([f32; WIDE]);
 
-/// The lines as the numbers in them.
+/// Views lines as floats.
 pub fn floats(lines: &[Line]) -> &[f32] {
-    // SAFETY: a line is sixteen numbers and nothing else: its size is its alignment.
+    // SAFETY: a line consists of sixteen f32; its size equals its alignment.
     unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * WIDE) }
 }
 
-/// [`floats`], to be written.
+/// Views lines as mutable floats.
 pub fn floats_mut(lines: &mut [Line]) -> &mut [f32] {
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * WIDE) }
 }
 
-/// Neighbours of a column that lie in one row of the grid of one item.
+/// Adjacent positions of a column that lie in one row of one item's grid.
 #[derive(Clone, Copy)]
 pub struct Cut {
-    /// The first one's place in the column.
+    /// Index of the first position in the column.
     pub lane: usize,
     pub count: usize,
     pub item: usize,
     pub row: usize,
-    /// The first one's place in the row.
+    /// Index of the first position in the row.
     pub at: usize,
 }
 
-/// Lists, one after the other in one piece of memory.
+/// A list of lists in one allocation.
 pub struct Lists<T> {
     all: Vec<T>,
     ends: Vec<usize>,
 }
 
 impl<T> Lists<T> {
-    /// For so many lists.
+    /// An empty list with room for `lists` lists.
     pub fn with_capacity(lists: usize) -> Self {
         Self { all: Vec::with_capacity(lists), ends: Vec::with_capacity(lists) }
     }
@@ -65,7 +65,7 @@ impl<T> Lists<T> {
     }
 }
 
-/// The columns of [`WIDE`] positions each into which `range`, of the positions of all items, is cut. The last may have fewer.
+/// Divides `range`, of the positions of all items, into columns of [`WIDE`] positions. The last column may be shorter.
 pub fn cuts(grid: [usize; 2], range: Range<usize>) -> Lists<Cut> {
     let mut columns = Lists::with_capacity(range.len().div_ceil(WIDE));
     for start in range.clone().step_by(WIDE) {
@@ -86,18 +86,18 @@ pub fn cuts(grid: [usize; 2], range: Range<usize>) -> Lists<Cut> {
     columns
 }
 
-/// A block to be read.
+/// The description of a panel.
 pub struct Read<'a, 'c, 'p> {
     pub call: &'a Call<'c, 'p>,
     pub pass: &'a Pass,
     pub group: usize,
-    /// Of each column.
+    /// The runs of positions of each column.
     pub cuts: &'a Lists<Cut>,
-    /// Inputs and taps, counted together.
+    /// Range along the depth (input channel x tap).
     pub range: Range<usize>,
 }
 
-/// Neighbours of a line that are read from one row, of a group's first channel.
+/// Adjacent positions of a line that one tap reads from one row, relative to the group's first channel.
 struct Seen {
     lane: usize,
     count: usize,
@@ -105,7 +105,7 @@ struct Seen {
 }
 
 impl Lists<Seen> {
-    /// How many lists from the first on are whole lines that follow each other.
+    /// The number of leading lists that are whole lines, contiguous in memory.
     fn straight(&self) -> usize {
         let Some(first) = self.all.first().map(|seen| seen.from) else { return 0 };
         let follows = |i: &usize| match self.list(*i) {
@@ -116,7 +116,7 @@ impl Lists<Seen> {
     }
 }
 
-/// Writes `block`, `[columns, range, WIDE]`.
+/// Packs the panel into `block`, `[columns, range, WIDE]`.
 pub fn see(read: &Read, block: &mut [Line]) {
     if block.is_empty() {
         return;
@@ -135,18 +135,18 @@ fn see_wide(read: &Read, block: &mut [Line]) {
     see_each(read, block, |x, seen, step, line| fill_wide(x, seen, step, line));
 }
 
-/// [`see`], where `fill` writes a line of the channel that begins at its first argument.
+/// The body of [`see`]; `fill` writes one line from the channel that its first argument begins with.
 #[inline(always)]
 fn see_each(read: &Read, block: &mut [Line], fill: impl Fn(&[f32], &[Seen], usize, &mut [f32; WIDE])) {
     let Read { call, pass, cuts, range, .. } = read;
     let (taps, rows, columns, step) = (pass.taps.len(), range.len(), cuts.len(), pass.read_step[1]);
-    // Every tap, or those of the block where it has not all: the first one's number, and how many.
+    // The first tap and the number of taps of the panel: all, or fewer if the panel is shallower than the kernel.
     let (first, count) = if rows < taps { (range.start % taps, rows) } else { (0, taps) };
     let mut seen = Lists::with_capacity(count * columns);
     for tap in (first..taps).chain(0..first).take(count) {
         (0..columns).for_each(|column| seen.push(read.seen(&pass.taps[tap], cuts.list(column))));
     }
-    // Of windows of one place these columns follow each other in memory.
+    // A 1 x 1 kernel reads these columns from contiguous memory.
     let straight = if taps == 1 && step == 1 { seen.straight() } else { 0 };
     let plane = call.read[0] * call.read[1];
     let (mut at, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
@@ -172,7 +172,7 @@ fn see_each(read: &Read, block: &mut [Line], fill: impl Fn(&[f32], &[Seen], usiz
 }
 
 impl Read<'_, '_, '_> {
-    /// What a tap sees at a column; elsewhere are zeros.
+    /// The input that a tap reads at a column; the rest is zero padding.
     fn seen(&self, &Tap { at, .. }: &Tap, column: &[Cut]) -> impl Iterator<Item = Seen> {
         let ([rows, columns], [row_step, step]) = (self.call.read, self.pass.read_step);
         let of_cut = move |cut: &Cut| {
@@ -186,8 +186,8 @@ impl Read<'_, '_, '_> {
     }
 }
 
-/// Which numbers of a row belong to a line from its middle on, for steps of one and of two: masks of loads begin in it where
-/// a line's first number is to be.
+/// Tables of load masks, for steps of one and two: a mask that begins `lane` entries before the middle enables the
+/// elements from lane `lane` on.
 #[cfg(target_arch = "x86_64")]
 const FROM: ([i32; 2 * WIDE], [i32; 4 * WIDE]) = {
     let (mut one, mut two) = ([0; 2 * WIDE], [0; 4 * WIDE]);
@@ -200,7 +200,7 @@ const FROM: ([i32; 2 * WIDE], [i32; 4 * WIDE]) = {
     (one, two)
 };
 
-/// Parts of rows are put together in registers: copies of a few numbers each would cost more than the products.
+/// Assembles a line from parts of rows in registers: copies of a few numbers each would cost more than the products.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
@@ -212,7 +212,7 @@ fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
     let table: &[i32] = if step == 1 { &FROM.0 } else { &FROM.1 };
     assert!(step == 1 || step == 2, "a step of {step}");
     let mut all = [_mm256_setzero_ps(); 2];
-    // Pairs come in the order 0, 2, 1, 3.
+    // The shuffle leaves pairs in the order 0, 2, 1, 3.
     let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
     if let (&[Seen { count: WIDE, from, .. }], 2) = (seen, step)
         && let Some(pairs) = x[from..].first_chunk::<{ 2 * WIDE }>()
@@ -230,9 +230,9 @@ fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
         let start = x.as_ptr().wrapping_add(seen.from).wrapping_sub(seen.lane * step);
         assert!(seen.lane + seen.count <= WIDE, "more neighbours than a line has");
         let load = |part: usize| -> __m256 {
-            // SAFETY: of the table's 2 * WIDE * step numbers those from (WIDE - lane) * step + 8 * part on are eight at
-            // least, as lanes are at most WIDE (asserted) and parts below 2 * step. What the mask lets through are numbers
-            // from `from` to `last` (asserted to be inside); nothing else is touched.
+            // SAFETY: the table has 2 * WIDE * step numbers. At least eight of them follow index (WIDE - lane) * step +
+            // 8 * part, because lanes are at most WIDE (asserted) and parts are less than 2 * step. The mask enables
+            // only numbers from `from` to `last` (asserted to be in bounds); no other memory is touched.
             unsafe {
                 let from = |lane: usize| {
                     let start = table.as_ptr().add((WIDE - lane) * step + 8 * part);

@@ -1,8 +1,8 @@
-//! Convolutions of each channel by itself.
+//! Depthwise convolution.
 //!
-//! A task copies a plane, with the zeros around it, into the cache, cut into as many planes as a stride has places, so
-//! that whatever a tap sees of neighbouring outputs are neighbours. Then a tap is one shifted row, and rows run on into the
-//! next one: the columns between them are computed and dropped.
+//! A task copies a plane with its zero padding into the cache, split into one plane per phase of the stride, so that
+//! the inputs that a tap reads for adjacent outputs are adjacent. A tap is then one shifted row. Rows are computed
+//! without a break between them; the columns between two rows are dropped.
 
 use rayon::prelude::*;
 
@@ -11,30 +11,31 @@ use super::place::Place;
 use super::then::Then;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 
-/// Neighbours that are summed at once: four registers of eight.
+/// Positions that are accumulated at once: four registers of eight.
 const WIDE: usize = 32;
-/// Neighbours between two visits of the same place.
+/// Positions between two visits of the same memory.
 const LONG: usize = 1024;
-/// A task has at least about this many multiplications.
+/// Minimum number of multiplications of a task.
 const TASK: usize = 1 << 16;
-/// So many multiplications take less time than another thread takes to wake.
+/// Up to this many multiplications run on one thread: waking another takes longer.
 const ALONE: usize = 1 << 18;
 
-/// Whether the copy of a plane of `read` rows and columns that `passes` see is small, as it is unless windows are far apart
-/// or spread over little.
+/// Whether the padded copy of a plane of `read` rows and columns is small. It is, unless strides or dilations are
+/// extreme.
 pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     let Copy { step, size, .. } = Copy::of(passes, read[1]);
     let numbers = step.into_iter().chain(size).try_fold(1usize, |all, n| all.checked_mul(n));
     numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
 }
 
-/// What is read, and how the sums are written.
+/// The operands of a call: what is read, and how sums are written.
 pub struct Call<'a, 'p> {
-    /// Planes: items times channels.
+    /// Number of planes: items times channels.
     pub planes: usize,
     pub channels: usize,
     pub x: &'a [f32],
-    /// The sums' outputs, when `x` is a cotangent of them: it is pulled through the function first.
+    /// If `x` is a cotangent of outputs: those outputs (or sums), for the pullback of `pulled`, which is applied to `x`
+    /// first.
     pub kept: Option<&'a [f32]>,
     pub pulled: Then<'a>,
     pub read: [usize; 2],
@@ -48,26 +49,26 @@ pub struct Call<'a, 'p> {
     pub sums: Option<&'a Place<'p>>,
 }
 
-/// A pass, and where its taps read in the copy of a plane.
+/// A pass with the offsets at which its taps read in the copy of a plane.
 pub struct Placed {
     pass: Pass,
-    /// Of each tap, its place in the kernel and where it reads.
+    /// Index in the kernel and read offset of each tap.
     taps: Vec<(usize, usize)>,
 }
 
-/// The copy of a plane: with margins, cut by the places of a stride.
+/// The layout of the copy of a plane: padded, and split by the phases of the stride.
 pub struct Copy {
     step: [usize; 2],
-    /// Zeros before the first row and column.
+    /// Zeros above and to the left.
     before: [usize; 2],
-    /// Rows and columns of each of the `step[0] * step[1]` planes.
+    /// Rows and columns of each of the `step[0] * step[1]` phase planes.
     size: [usize; 2],
-    /// For each place of a step between columns: the first column that falls on it, where it goes, and how many do.
+    /// The first input column, the position in the copy and the number of columns, for each phase of the column stride.
     columns: Vec<[usize; 3]>,
 }
 
 impl Copy {
-    /// One that all of `passes`, which read rows of `columns` with one step, can read from.
+    /// The layout that all of `passes`, which have one step and read rows of `columns`, can read from.
     fn of(passes: &[Pass], columns: usize) -> Self {
         let step = passes.first().map_or([1; 2], |p| p.read_step);
         let ats = |axis: usize| passes.iter().flat_map(move |p| p.taps.iter().map(move |t| (t.at[axis], p.grid[axis])));
@@ -75,7 +76,7 @@ impl Copy {
             std::array::from_fn(|i| ats(i).map(|(at, _)| (-at).max(0) as usize).max().unwrap_or(0));
         let size: [usize; 2] = std::array::from_fn(|i| {
             let reach = |(at, count): (isize, usize)| (before[i] as isize + at) as usize / step[i] + count;
-            // A pass without taps has positions too.
+            // A pass without taps still writes its positions.
             let least = passes.iter().map(|p| p.grid[i]).max().unwrap_or(1);
             ats(i).map(reach).max().unwrap_or(1).max(least)
         });
@@ -107,7 +108,7 @@ impl Copy {
     }
 }
 
-/// Computes `passes`, which read with one step.
+/// Computes `passes`, which must have the same read step.
 pub fn correlate(call: &Call, passes: Vec<Pass>, taps: usize) {
     let copy = Copy::of(&passes, call.read[1]);
     let passes: Vec<Placed> = passes.into_iter().map(|pass| copy.placed(pass)).collect();
@@ -133,7 +134,7 @@ pub fn correlate(call: &Call, passes: Vec<Pass>, taps: usize) {
     }
 }
 
-/// Memory of a thread.
+/// Scratch memory of a thread.
 #[derive(Default)]
 pub struct Scratch {
     copy: Vec<f32>,
@@ -143,14 +144,15 @@ pub struct Scratch {
 }
 
 vectorised! {
-    /// Copies a plane.
+    /// Copies a plane into its padded layout.
     fn copied(call: &Call, copy: &Copy, plane: usize, scratch: &mut Scratch) = copied_body
 }
 
 #[inline(always)]
 fn copied_body<M: MulAdd>(call: &Call, copy: &Copy, plane: usize, scratch: &mut Scratch) {
     let [rows, columns] = call.read;
-    // The last neighbours of a pass reach beyond. The zeros around one plane stay for the next.
+    // The last positions of a pass read beyond the copy, hence `WIDE`. The padding's zeros are reused for the next
+    // plane.
     scratch.copy.resize(copy.planes() * copy.plane() + WIDE, 0.0);
     let reached = copy.size[0] * copy.step[0];
     let (mut place, mut to) = (copy.before[0] % copy.step[0], copy.before[0] / copy.step[0]);
@@ -186,7 +188,7 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
     let (pass, pitch, channel) = (&placed.pass, copy.size[1], plane % call.channels);
     let [rows, columns] = pass.grid;
     let bias = call.bias.map_or(0.0, |bias| bias[channel]);
-    // Where nothing comes between, the function is applied to the columns between rows too, which is less work than row
+    // Without residual and kept sums, the epilogue is applied to the columns between rows too, which is faster than row
     // by row.
     let at_once = call.added.is_none() && call.sums.is_none();
     let Scratch { copy: seen, sums, weights, .. } = scratch;
@@ -207,7 +209,7 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
             }
             sums[at..at + WIDE].copy_from_slice(&values);
         }
-        // Not on the values above: they would have to leave their registers for it.
+        // Not on `values` above: they would have to leave their registers.
         if at_once {
             call.then.apply::<M>(channel, &mut sums[..length]);
         }
@@ -216,7 +218,7 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
             let row = (first + row) * pass.write_step[0] + pass.write_first[0];
             let to = (plane * call.written[0] + row) * call.written[1] + pass.write_first[1];
             if pass.write_step[1] != 1 {
-                // SAFETY: no other task has this plane.
+                // SAFETY: no other task writes this plane.
                 unsafe { call.y.write_every(to, pass.write_step[1], sums) };
                 continue;
             }
@@ -236,10 +238,10 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
     }
 }
 
-/// Numbers that are moved at once: rows are often short, and a call of the system's copy would cost more than they do.
+/// Numbers copied at once: rows are often short, and a call of `memcpy` would cost more than the copy.
 const SHORT: usize = 8;
 
-/// Every `step`-th number of `from`.
+/// Copies every `step`-th number of `from`.
 #[inline(always)]
 fn take(from: &[f32], step: usize, to: &mut [f32]) {
     match step {

@@ -1,8 +1,8 @@
-//! Convolution over two axes with constant weights, what is done to its sums, and the gradient of its input.
+//! 2-d convolution with constant weights on the CPU: forward with a fused epilogue, and the gradient of the input.
 //!
-//! One description (`passes`) says where taps fall; what has many channels in a group is computed by `tiles`, or by
-//! `winograd` where windows are of 3 x 3 and one step apart, each channel by itself by `depthwise`, and gradients of windows
-//! that lie side by side by `patches`.
+//! `passes` describes which input each tap reads. Convolutions with several channels per group are computed by `tiles`
+//! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`; input
+//! gradients of non-overlapping windows by `patches`.
 
 mod block;
 mod depthwise;
@@ -24,19 +24,19 @@ use crate::ops::kernels::winograd::Kernels;
 pub use self::passes::Shape;
 pub use self::then::Then;
 
-/// The weight of a convolution in the order in which the forward pass reads it.
+/// The weight of a convolution, packed for the forward pass.
 #[derive(Debug)]
 pub enum Weights {
-    /// `[channels, taps]`, as it is.
+    /// `[channels, taps]`, not packed.
     Depthwise(Vec<f32>),
-    /// Packed.
+    /// Packed for the micro-kernel.
     Tiles(Packed),
-    /// Transformed.
+    /// Winograd-transformed.
     Winograd(Kernels),
 }
 
 impl Weights {
-    /// For convolutions of `shape`, whatever its items, sizes and padding.
+    /// Packs `weight` for convolutions of `shape`, with any number of items, size and padding.
     pub fn new(shape: Shape, weight: &[f32]) -> Self {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
@@ -48,21 +48,21 @@ impl Weights {
     }
 }
 
-/// The weight of a convolution in the order in which the gradient of its input reads it.
+/// The weight of a convolution, packed for the gradient of its input.
 #[derive(Debug)]
 pub enum BackwardWeights {
-    /// `[channels, taps]`, as it is.
+    /// `[channels, taps]`, not packed.
     Depthwise(Vec<f32>),
-    /// Packed for each place between two windows.
+    /// Packed for the micro-kernel, once per phase of the stride.
     Tiles(Vec<Packed>),
-    /// Packed for windows that lie side by side.
+    /// Packed for non-overlapping windows.
     Patches(Packed),
-    /// Transformed.
+    /// Winograd-transformed.
     Winograd(Kernels),
 }
 
 impl BackwardWeights {
-    /// For convolutions of `shape`, whatever its items, sizes and padding.
+    /// Packs `weight` for convolutions of `shape`, with any number of items, size and padding.
     pub fn new(shape: Shape, weight: &[f32]) -> Self {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
@@ -70,7 +70,7 @@ impl BackwardWeights {
         Self::together(shape, weight)
     }
 
-    /// For any groups, channels by themselves among them.
+    /// Packs for the general kernels, depthwise or not.
     fn together(shape: Shape, weight: &[f32]) -> Self {
         if patches::takes(shape) {
             return Self::Patches(patches::pack(shape, weight));
@@ -78,22 +78,22 @@ impl BackwardWeights {
         if winograd::takes(shape) {
             return Self::Winograd(winograd::pack(shape, weight, true));
         }
-        // The taps of a place depend on where it is among the padded positions, modulo the stride, and on nothing else.
+        // The taps of a pass depend only on the phase of its positions, i.e. padded position modulo stride.
         let passes = Shape { size: shape.stride, before: [0; 2], ..shape }.backward();
         Self::Tiles(passes.iter().map(|pass| tiles::pack_backward(shape, pass, weight)).collect())
     }
 }
 
-/// A result, and the sums before [`Then`] where they are wanted.
+/// A result and, if wanted, the sums before [`Then`].
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
-    /// Of the same shape.
+    /// Sums of the same shape.
     pub sums: Option<Vec<f32>>,
 }
 
-/// The convolution of x `[items, inputs, rows, columns]`, plus `bias` for each output channel, plus `added`, which has the
-/// shape of the result; then the function.
+/// Convolves x `[items, inputs, rows, columns]`, adds `bias` per output channel and `added` (of the result's shape),
+/// then applies the epilogue.
 pub fn forward(
     shape: Shape,
     x: &[f32],
@@ -106,7 +106,8 @@ pub fn forward(
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
     let call = Forward { shape, x, weights, bias, added, then };
     let mut sums = None;
-    // SAFETY: the forward pass has every position of the output, every channel is in a task, and so is every sum.
+    // SAFETY: the forward pass covers every output position, and every channel belongs to a task; the same holds for
+    // sums.
     let y = unsafe {
         filled(count, |y| match sums_wanted {
             true => sums = Some(filled(count, |sums| call.fill(y, Some(sums)))),
@@ -127,7 +128,7 @@ struct Forward<'a> {
 }
 
 impl Forward<'_> {
-    /// Writes every output, and every sum.
+    /// Writes every output and, if given, every sum.
     fn fill(&self, y: &Place, sums: Option<&Place>) {
         let Self { shape, x, bias, added, then, .. } = *self;
         let pass = shape.forward();
@@ -173,7 +174,7 @@ impl Forward<'_> {
     }
 }
 
-/// The gradient of x, given `d_sums`, that of the sums.
+/// Returns the gradient of x, given the gradient `d_sums` of the sums.
 pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
     match weights {
         BackwardWeights::Depthwise(weight) => {
@@ -184,7 +185,7 @@ pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<
             }
         }
         BackwardWeights::Patches(packed) => patches::backward(shape, packed, d_sums),
-        // The passes together have every position of the input.
+        // The passes together cover every input position.
         BackwardWeights::Tiles(packed) => gradient(shape, d_sums, |call| {
             for pass in shape.backward() {
                 let [row, column] = std::array::from_fn(|i| (pass.write_first[i] + shape.before[i]) % shape.stride[i]);
@@ -197,9 +198,9 @@ pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<
     }
 }
 
-/// The gradient of x as convolutions of `d_sums`, which write every position of every channel.
+/// Runs `convolve`, which must write every position of every channel, to get the gradient of x.
 fn gradient(shape: Shape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
-    // SAFETY: `convolve`, which is one of two in this file, writes every element.
+    // SAFETY: `convolve` is one of two closures in this file, and both write every element.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
             convolve(&tiles::Call {
@@ -220,7 +221,7 @@ fn gradient(shape: Shape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -
     }
 }
 
-/// The gradient of x, given `d_y`, that of the result, and what [`Then::pull`] wants.
+/// Returns the gradient of x, given the gradient `d_y` of the result and the `kept` tensor of [`Then::pull`].
 pub fn backward_then(shape: Shape, weights: &BackwardWeights, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
@@ -232,7 +233,7 @@ pub fn backward_then(shape: Shape, weights: &BackwardWeights, then: Then, kept: 
     backward(shape, weights, &pull(shape.outputs, plane, then, kept, d_y))
 }
 
-/// The gradient of x where each channel is convolved by itself.
+/// The gradient of x of a depthwise convolution.
 fn each_backward(
     shape: Shape,
     passes: Vec<Pass>,
@@ -241,7 +242,7 @@ fn each_backward(
     kept: Option<&[f32]>,
     d_y: &[f32],
 ) -> Vec<f32> {
-    // SAFETY: the passes together have every position of the input, and every channel is in a task.
+    // SAFETY: the passes together cover every input position, and every channel belongs to a task.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
             let call = depthwise::Call {
@@ -264,10 +265,10 @@ fn each_backward(
     }
 }
 
-/// The gradient of the sums, given that of the result: of `channels` channels of `plane` positions each.
+/// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.
 pub fn pull(channels: usize, plane: usize, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
     assert_eq!(kept.len(), d_y.len(), "the outputs of a convolution and their cotangents");
-    // SAFETY: every plane is in a task.
+    // SAFETY: every plane belongs to a task.
     unsafe {
         filled(d_y.len(), |d_z| {
             let tasks = d_y.par_chunks(plane.max(1)).zip(kept.par_chunks(plane.max(1))).enumerate();

@@ -1,37 +1,37 @@
-//! Where the taps of a convolution over two axes fall: forward, and backward as convolutions of stride one.
+//! Which input each tap of a 2-d convolution reads: forward, and backward as convolutions of stride one.
 
 /// Sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Items along the first axis.
+    /// Batch size.
     pub items: usize,
     /// Channels of the input.
     pub inputs: usize,
     /// Channels of the output.
     pub outputs: usize,
-    /// Parts into which the channels of input and output are cut; each output channel sees its own part.
+    /// Number of channel groups; an output channel reads the input channels of its own group.
     pub groups: usize,
     /// Rows and columns of the input.
     pub size: [usize; 2],
-    /// The kernel's.
+    /// Rows and columns of the kernel.
     pub kernel: [usize; 2],
-    /// Steps between windows.
+    /// Stride.
     pub stride: [usize; 2],
-    /// Steps between the taps of a window.
+    /// Dilation.
     pub dilation: [usize; 2],
-    /// Zeros before each axis.
+    /// Zero padding before each axis.
     pub before: [usize; 2],
     /// Rows and columns of the output.
     pub output: [usize; 2],
 }
 
 impl Shape {
-    /// Whether each output channel sees one input channel, its own.
+    /// Whether the convolution is depthwise: each output channel reads one input channel.
     pub fn is_depthwise(&self) -> bool {
         self.groups == self.inputs && self.groups == self.outputs
     }
 
-    /// Taps of the kernel.
+    /// Number of taps of the kernel.
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
@@ -50,9 +50,9 @@ impl Shape {
         }
     }
 
-    /// The passes that compute the cotangent of the input from that of the output: one for each place of an input
-    /// position between two windows. Each reads the output's cotangent with stride one and has the taps that reach its
-    /// positions, so nothing is multiplied by the zeros between windows. Together they write every position once.
+    /// The passes that compute the cotangent of the input from that of the output: one per phase of the stride. Each
+    /// reads the output's cotangent with stride one and has only the taps that reach its positions, so that nothing is
+    /// multiplied by the zeros of a dilated cotangent. Together they write every position once.
     pub fn backward(&self) -> Vec<Pass> {
         let along = |axis: usize, place: usize| -> Vec<(usize, isize)> {
             let (stride, before) = (self.stride[axis] as isize, self.before[axis] as isize);
@@ -84,32 +84,32 @@ impl Shape {
     }
 }
 
-/// One tap: position (i, j) of the grid reads its plane at `(i, j) * read_step + at`, where that is inside.
+/// One tap: position (i, j) of the grid reads its plane at `(i, j) * read_step + at`, if that is in bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Tap {
-    /// Its place in the kernel, row-major.
+    /// Index in the kernel, row-major.
     pub index: usize,
-    /// Where it reads.
+    /// Read offset in rows and columns.
     pub at: [isize; 2],
 }
 
 /// A correlation over a grid of positions.
 #[derive(Clone, Debug)]
 pub struct Pass {
-    /// Positions: rows and columns.
+    /// Rows and columns of positions.
     pub grid: [usize; 2],
-    /// Steps between what neighbours on the grid read.
+    /// Distance between the inputs of adjacent positions.
     pub read_step: [usize; 2],
-    /// Steps between where neighbours on the grid are written.
+    /// Distance between the outputs of adjacent positions.
     pub write_step: [usize; 2],
-    /// Where the first position is written.
+    /// Output row and column of the first position.
     pub write_first: [usize; 2],
     /// The taps.
     pub taps: Vec<Tap>,
 }
 
 impl Pass {
-    /// The same over one long row, where every position reads only itself and they follow each other in memory.
+    /// Merges all rows into one if every position reads only itself and rows are contiguous in memory.
     pub fn flat(self, read: [usize; 2], written: [usize; 2]) -> (Self, [usize; 2], [usize; 2]) {
         let alone = matches!(self.taps.as_slice(), [Tap { at: [0, 0], .. }]);
         let steps = [self.read_step, self.write_step] == [[1; 2]; 2];
@@ -121,15 +121,15 @@ impl Pass {
     }
 }
 
-/// The positions `range` for which `position * step + at` lies in `0..length`, of `0..count`.
+/// The part of `range` whose positions satisfy `0 <= position * step + at < length`.
 pub fn inside(at: isize, step: usize, length: usize, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
     let (step, length) = (step as isize, length as isize);
-    // As most are, without divisions.
+    // The common case, without divisions.
     let place = |position: usize| position as isize * step + at;
     if range.is_empty() || place(range.start) >= 0 && place(range.end - 1) < length {
         return range;
     }
-    // The least position with position * step + at >= 0, and the least with >= length.
+    // The least position with `position * step + at >= bound`.
     let least = |bound: isize| (bound - at + step - 1).div_euclid(step).max(0) as usize;
     let start = least(0).clamp(range.start, range.end);
     start..least(length).clamp(start, range.end)

@@ -1,5 +1,5 @@
-//! The gradient of the input where windows lie side by side, as those of patch embeddings do: one product of matrices, whose
-//! rows are the inputs and taps, and one pass that puts each of its numbers to its position.
+//! The input gradient for non-overlapping windows, e.g. of patch embeddings: one matrix product, whose rows are (input
+//! channel, tap), and one pass that moves each number to its position.
 
 use rayon::prelude::*;
 
@@ -8,12 +8,12 @@ use super::place::filled;
 use super::then::Then;
 use super::tiles::{self, Packed};
 
-/// Whether the windows of `shape` lie side by side.
+/// Whether the windows of `shape` tile the input without overlap.
 pub fn takes(shape: Shape) -> bool {
     shape.kernel == shape.stride && shape.dilation == [1; 2] && shape.groups == 1 && shape.taps() > 1
 }
 
-/// Each input and tap as an output of a convolution of single positions.
+/// The 1 x 1 convolution whose output channels are (input channel, tap).
 fn product(shape: Shape) -> Shape {
     Shape {
         inputs: shape.outputs,
@@ -26,17 +26,17 @@ fn product(shape: Shape) -> Shape {
     }
 }
 
-/// The packed weights.
+/// Packs the weights.
 pub fn pack(shape: Shape, weight: &[f32]) -> Packed {
     let row = shape.inputs * shape.taps();
     Packed::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
 }
 
-/// The gradient of x, given that of the sums.
+/// Returns the gradient of x, given the gradient of the sums.
 pub fn backward(shape: Shape, packed: &Packed, d_sums: &[f32]) -> Vec<f32> {
     let inner = product(shape);
     let plane = shape.output[0] * shape.output[1];
-    // SAFETY: the forward pass has every position of the output, and every channel is in a task.
+    // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
     let by_tap = unsafe {
         filled(shape.items * inner.outputs * plane, |y| {
             let call = tiles::Call {
@@ -58,7 +58,7 @@ pub fn backward(shape: Shape, packed: &Packed, d_sums: &[f32]) -> Vec<f32> {
     };
     let [rows, columns] = shape.size;
     let mut d_x = vec![0.0; shape.items * shape.inputs * rows * columns];
-    // Window and tap of a position along an axis; none where no window is.
+    // Window and tap of a position along an axis; `None` outside of all windows.
     let place = |i: usize, axis: usize| {
         let (window, tap) =
             ((i + shape.before[axis]) / shape.stride[axis], (i + shape.before[axis]) % shape.stride[axis]);

@@ -1,18 +1,18 @@
-//! Where several threads write, each its own part of one new tensor.
+//! An uninitialised tensor that several threads fill, each its own part.
 
 use std::marker::PhantomData;
 
-/// Numbers that are written at once.
+/// Numbers copied at once.
 const SHORT: usize = 8;
 
-/// The elements of a new tensor, each of which is written once and none is read.
+/// The elements of a new tensor, each written once and never read before.
 pub struct Place<'a> {
     start: *mut f32,
     length: usize,
     owner: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: elements are written alone, by the functions below, whose callers keep those of different threads apart.
+// SAFETY: elements are only written, by the functions below, whose callers ensure that threads write disjoint parts.
 unsafe impl Sync for Place<'_> {}
 
 impl Place<'_> {
@@ -24,14 +24,15 @@ impl Place<'_> {
     #[inline(always)]
     pub unsafe fn write(&self, at: usize, values: &[f32]) {
         assert!(at <= self.length && values.len() <= self.length - at, "a part outside of its tensor");
-        // SAFETY: inside the memory of `filled` (asserted), which nobody else writes here (the caller's promise).
+        // SAFETY: in bounds of the allocation (asserted), and no other thread writes these elements (the caller's
+        // promise).
         unsafe {
             let to = self.start.add(at);
             if !(SHORT..=16 * SHORT).contains(&values.len()) {
                 std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
                 return;
             }
-            // Rows are often short, and a call of the system's copy would cost more than they do.
+            // Rows are often short, and a call of `memcpy` would cost more than the copy.
             let last = values.len() - SHORT;
             let mut i = 0;
             while i < last {
@@ -61,11 +62,7 @@ impl Place<'_> {
     }
 }
 
-/// A tensor of `count` elements, without the pass that would write zeros first.
-///
-/// # Safety
-///
-/// `write` must write every element, unless it panics.
+/// Allocates a tensor of `count` elements and fills it by `write`, without a pass that writes zeros first.
 pub unsafe fn filled(count: usize, write: impl FnOnce(&Place)) -> Vec<f32> {
     let mut values: Vec<f32> = Vec::with_capacity(count);
     write(&Place { start: values.as_mut_ptr(), length: count, owner: PhantomData });

@@ -1,9 +1,9 @@
-//! The kernels against a direct loop in f64.
+//! The 2-d convolution kernels, compared with a direct loop in f64.
 
 use super::passes::inside;
 use super::*;
 
-/// Values in [-1, 1), the same for the same seed.
+/// Deterministic values in [-1, 1).
 fn noise(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -23,7 +23,7 @@ fn padded(shape: Shape, [before, after]: Padding) -> Option<Shape> {
     Some(Shape { before, output: [rows / shape.stride[0] + 1, columns / shape.stride[1] + 1], ..shape })
 }
 
-/// Calls `f` with the indices of an input, a weight and the output that their product is part of, for all there are.
+/// Calls `f` with the indices of input, weight and output for each multiplication of the convolution.
 fn products(s: Shape, mut f: impl FnMut(usize, usize, usize)) {
     let (inputs, outputs) = (s.inputs / s.groups, s.outputs / s.groups);
     let tap = |place: usize, tap: usize, axis: usize| {
@@ -72,7 +72,7 @@ impl Case {
     }
 }
 
-/// Checks result, sums and gradient of one shape.
+/// Checks the result, sums and input gradient of one shape.
 fn check(s: Shape) {
     let what = format!("{s:?}");
     let case = Case::new(s);
@@ -91,7 +91,7 @@ fn check(s: Shape) {
     assert_near(&what, &found.y, &y);
     assert_near(&format!("sums of {what}"), &found_sums, &sums);
     let alone = forward(s, &case.x, &weights, &case.bias, Some(&case.added), then, false);
-    assert!(alone.y == found.y, "{what}: another result where the sums are not kept");
+    assert!(alone.y == found.y, "{what}: the result depends on whether the sums are stored");
 
     let mut d_x = vec![0.0; case.x.len()];
     products(s, |x, w, y| {
@@ -119,7 +119,7 @@ const BASE: Shape = Shape {
 
 #[test]
 fn convolutions_of_every_kind_are_those_of_a_direct_loop() {
-    // Every channel by itself; groups; more inputs than fit a block; fewer outputs than a tile.
+    // Depthwise; groups; more inputs than a panel is deep; fewer outputs than a tile.
     for [inputs, outputs, groups] in [[1, 1, 1], [3, 8, 1], [8, 13, 1], [5, 5, 5], [8, 4, 4], [4, 8, 4]] {
         for size in [[1, 1], [1, 7], [5, 6], [9, 17]] {
             for kernel in [[1, 1], [3, 3], [1, 3], [5, 2]] {
@@ -142,7 +142,7 @@ fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
     let flat = Shape { items: 3, inputs: 600, outputs: 7, size: [7, 7], ..BASE };
     let picture = Shape { inputs: 3, outputs: 6, size: [60, 70], kernel: [3, 3], stride: [2, 2], ..BASE };
     let each = Shape { items: 2, inputs: 9, outputs: 9, groups: 9, size: [40, 50], kernel: [3, 3], ..BASE };
-    // Some with rows and columns that no window sees.
+    // Some rows and columns are outside of all windows.
     let patches = Shape { items: 2, inputs: 3, outputs: 8, size: [35, 33], kernel: [16, 16], stride: [16, 16], ..BASE };
     for (shape, padding) in [(wide, [[1, 1]; 2]), (flat, [[0; 2]; 2]), (picture, [[1, 1]; 2]), (each, [[1, 1]; 2])] {
         padded(shape, padding).into_iter().for_each(check);
@@ -155,8 +155,8 @@ fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
 
 #[test]
 fn windows_of_three_by_three_with_many_channels_are_exact_too() {
-    // Channels that fill no block and more than are summed at once; rows of tiles that fill no panel, several panels, and
-    // one that is all of them; more padding than the kernel reaches.
+    // Channels that do not fill a block and channels that exceed the depth block; rows of tiles that fill no panel,
+    // several panels and exactly one; more padding than the kernel reaches.
     let base = Shape { items: 2, inputs: 17, outputs: 19, kernel: [3, 3], ..BASE };
     let sizes = [[1, 1], [2, 3], [7, 7], [14, 15], [9, 70]];
     for shape in sizes.map(|size| Shape { size, ..base }) {
@@ -173,7 +173,7 @@ fn windows_of_three_by_three_with_many_channels_are_exact_too() {
 
 #[test]
 fn positions_of_several_rows_and_items_share_a_tile() {
-    // Rows of a few numbers, in ones and twos and threes apart, so that a line is put together from many of them.
+    // Short rows with strides of one, two and three, so that a line is assembled from many rows.
     for (size, stride) in [([9, 3], [1, 1]), ([5, 5], [2, 2]), ([12, 7], [1, 2]), ([10, 10], [3, 3]), ([4, 18], [2, 1])]
     {
         for kernel in [[1, 1], [2, 3], [5, 1]] {
@@ -181,7 +181,7 @@ fn positions_of_several_rows_and_items_share_a_tile() {
             padded(shape, [[1, 2], [2, 1]]).into_iter().for_each(check);
         }
     }
-    // More taps than a block has.
+    // More taps than a panel is deep.
     let taps = Shape { inputs: 2, outputs: 3, size: [20, 21], kernel: [18, 17], ..BASE };
     padded(taps, [[2, 2], [3, 3]]).into_iter().for_each(check);
 }
@@ -209,7 +209,7 @@ fn weights_packed_for_one_padding_serve_another() {
 
 #[test]
 fn a_stride_that_leaves_positions_out_gives_them_no_gradient() {
-    // Rows 1 and 3 of five are under no window.
+    // Rows 1 and 3 are outside of all windows.
     let shape = Shape { size: [5, 5], stride: [2, 2], output: [3, 3], ..BASE };
     let weights = BackwardWeights::new(shape, &[2.0]);
     let d_x = backward(shape, &weights, &[1.0; 9]);

@@ -1,17 +1,17 @@
-//! The function of a convolution's sums before they are written, and its derivative.
+//! The epilogue of a convolution: activations of the sums, and their derivatives.
 
 use crate::ops::kernels::simd::{MulAdd, sigmoid};
 
-/// A function of each output.
+/// An activation, applied to each sum `z`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Then<'a> {
-    /// None.
+    /// The identity.
     Nothing,
     /// `max(z, 0)`.
     Relu,
-    /// z, and below zero its product with the channel's slope.
+    /// PReLU: `z` if positive, else `z` times the channel's slope.
     Slopes(&'a [f32]),
-    /// z, at least the first and at most the second.
+    /// `clamp(z, low, high)`.
     Clip(f32, f32),
     /// `1 / (1 + e^-z)`.
     Sigmoid,
@@ -22,7 +22,7 @@ pub enum Then<'a> {
 }
 
 impl Then<'_> {
-    /// Applies it to a stretch of channel `channel`.
+    /// Applies the activation to a stretch of channel `channel`.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
         match self {
@@ -49,8 +49,8 @@ impl Then<'_> {
         }
     }
 
-    /// The cotangents of the sums of channel `channel`, given those of the outputs and `kept`: the sums where
-    /// [`Then::needs_sums`], else the outputs.
+    /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and `kept`:
+    /// the sums if [`Then::needs_sums`] is true, else the outputs.
     #[inline(always)]
     pub fn pull<M: MulAdd>(self, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
         let all = kept.iter().zip(d_y).zip(d_z);
@@ -76,19 +76,19 @@ impl Then<'_> {
         }
     }
 
-    /// Whether the derivative is computed from the sums, as the outputs do not tell it.
+    /// Whether the derivative needs the sums, because it cannot be computed from the outputs.
     pub fn needs_sums(self) -> bool {
         match self {
             Self::Nothing | Self::Relu | Self::Clip(..) | Self::Sigmoid => false,
-            // An output above zero comes from a sum above zero, and from no other, where no slope is below zero.
+            // If no slope is negative, an output is positive exactly if its sum is.
             Self::Slopes(slopes) => !slopes.iter().all(|s| *s >= 0.0),
             Self::Silu | Self::HardSwish => true,
         }
     }
 }
 
-/// The same number, as the result of a computation. Where a number may be kept as it was read, the compiler writes only the
-/// others, by a masked store, which takes several times as long as all the rest on some processors.
+/// Returns z as the result of an addition. If a value could stay in memory as it was read, the compiler would store
+/// only the changed ones with a masked store, which on some processors takes several times as long as everything else.
 #[inline(always)]
 fn in_register(z: f32) -> f32 {
     z + 0.0

@@ -1,10 +1,9 @@
-//! Convolutions with many channels in a group: products of the packed weight with what the taps see, tile by tile.
+//! Convolutions with several channels per group: im2col panels multiplied by packed weights in a micro-kernel.
 //!
-//! A task computes a stretch of positions for some output channels. What the taps of these positions see is copied into
-//! a block (`block`) that stays in the second cache, in the order in which the products read it. Positions are counted
-//! over all items, so that small planes fill their tiles together. `gemm` is not used: it would pack the weight anew in
-//! each call, and the sums would go through memory once more for what is added to them. A sum goes over inputs and taps
-//! in one fixed order, whatever the tasks are.
+//! A task computes a stretch of positions for some output channels. The input of these positions is packed into a panel
+//! (`block`) that stays in the L2 cache. Positions are counted over all items, so that small planes share tiles. `gemm`
+//! is not used: it would pack the weight in each call, and its sums would pass through memory once more for the
+//! epilogue. A sum always runs over inputs and taps in the same order, whatever the tasks are.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -18,29 +17,30 @@ use super::then::Then;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::tile::{COLUMNS as WIDE, ROWS as OUT, SUMS, accumulate};
 
-/// Tiles along the positions of a task.
+/// Micro-tiles along the positions of a task.
 const ACROSS: usize = 8;
-/// About as many inputs and taps are summed at once; sixteen kibibytes of a block are seen by a tile.
+/// Depth block (KC in BLIS terms), approximately: a micro-tile reads 16 KiB of a panel.
 const DEEP: usize = 256;
-/// Tiles of output channels between two visits of the same block columns: their weights stay in the second cache.
+/// Micro-tiles of output channels per panel column (MC in BLIS terms): their weights stay in the L2 cache.
 const HIGH: usize = 16;
-/// A task has at least about this many multiplications, unless there is only one.
+/// Minimum number of multiplications of a task, unless there is only one task.
 const TASK: usize = 1 << 18;
-/// So many multiplications take less time than another thread takes to wake.
+/// Up to this many multiplications run on one thread: waking another takes longer.
 pub const ALONE: usize = 1 << 19;
 
-/// The weight of one pass, `[groups, outputs / OUT, inputs and taps, OUT]`: zeros fill the last tile of a group.
+/// The packed weight of one pass, `[groups, outputs / OUT, depth, OUT]`, where depth is input channel x tap. The last
+/// tile of a group is padded with zeros.
 #[derive(Debug)]
 pub struct Packed {
     values: Vec<f32>,
-    /// Output channels of a group.
+    /// Output channels per group.
     outputs: usize,
-    /// Inputs and taps of a group.
+    /// Input channels times taps per group.
     depth: usize,
 }
 
 impl Packed {
-    /// Packs what `weight(group, output, input, tap)` says, where `tap` counts those of the pass.
+    /// Packs a weight whose elements `weight(group, output, input, tap)` returns; `tap` counts the taps of the pass.
     pub fn new(
         [groups, outputs, inputs, taps]: [usize; 4],
         weight: impl Fn(usize, usize, usize, usize) -> f32 + Sync,
@@ -58,30 +58,30 @@ impl Packed {
         Self { values, outputs, depth }
     }
 
-    /// The weights of a tile of output channels of a group, of some inputs and taps.
+    /// The weights of one tile of output channels, for a range of the depth.
     fn tile(&self, group: usize, tile: usize, range: Range<usize>) -> &[f32] {
         let start = (group * self.outputs.div_ceil(OUT) + tile) * self.depth;
         &self.values[(start + range.start) * OUT..(start + range.end) * OUT]
     }
 }
 
-/// What is read, and how the sums are written.
+/// The operands of a call: what is read, and how sums are written.
 pub struct Call<'a, 'p> {
-    /// Items, and parts into which channels are cut.
+    /// Batch size and number of channel groups.
     pub items: usize,
     pub groups: usize,
-    /// Channels, rows and columns of what is read.
+    /// Input values, channels, and rows and columns.
     pub x: &'a [f32],
     pub inputs: usize,
     pub read: [usize; 2],
-    /// Channels, rows and columns of what is written.
+    /// Output, channels, and rows and columns.
     pub y: &'a Place<'p>,
     pub outputs: usize,
     pub written: [usize; 2],
-    /// What is added to the sums: one number for each output channel, and a tensor of the shape of what is written.
+    /// Added to the sums: a bias per output channel, and a residual of the output's shape.
     pub bias: Option<&'a [f32]>,
     pub added: Option<&'a [f32]>,
-    /// What is done to the sums afterwards, and where they are written before.
+    /// The activation, and where the sums before it are written, if anywhere.
     pub then: Then<'a>,
     pub sums: Option<&'a Place<'p>>,
 }
@@ -102,12 +102,12 @@ fn tasks(call: &Call, pass: &Pass, packed: &Packed) -> Vec<Task> {
     let positions = call.items * pass.grid[0] * pass.grid[1];
     let (columns, tiles) = (positions.div_ceil(WIDE), packed.outputs.div_ceil(OUT));
     let threads = rayon::current_num_threads();
-    // A few tasks that do not divide among the threads would leave one of them waiting.
+    // A small number of tasks that is not a multiple of the threads would leave threads idle.
     let stretches = match columns.div_ceil(ACROSS) {
         some @ 2.. if some < 8 * threads => some.next_multiple_of(threads).min(columns),
         any => any.max(1),
     };
-    // Where positions are few, output channels are divided too; what they see is then copied several times.
+    // If there are few positions, output channels are divided too; the same panels are then packed several times.
     let wanted = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
     let parts = wanted.div_ceil(stretches * call.groups.max(1)).clamp(1, tiles.max(1));
     let high = tiles.div_ceil(parts).max(1);
@@ -124,12 +124,12 @@ fn tasks(call: &Call, pass: &Pass, packed: &Packed) -> Vec<Task> {
     tasks
 }
 
-/// The sums of a tile, on a line of the cache.
+/// The sums of a micro-tile, aligned to cache lines.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Sums([f32; SUMS]);
 
-/// Memory of a thread, for all calls: at most some hundred kibibytes.
+/// Scratch memory of a thread, reused by all calls: some hundred KiB at most.
 struct Scratch {
     block: Vec<Line>,
     sums: Vec<Sums>,
@@ -169,13 +169,13 @@ fn run(call: &Call, pass: &Pass, packed: &Packed, task: &Task, scratch: &mut Scr
     }
 }
 
-/// Where the results of neighbours of one column belong.
+/// The output location of adjacent positions of one column.
 pub struct Piece {
     lane: usize,
     count: usize,
-    /// Of the first, in the output's first channel.
+    /// Output index of the first position, in the first channel.
     at: usize,
-    /// Between two of them.
+    /// Distance between the outputs of adjacent positions.
     step: usize,
 }
 
@@ -183,7 +183,7 @@ pub struct Piece {
 fn pieces(call: &Call, pass: &Pass, task: &Task) -> Lists<Piece> {
     let plane = call.written[0] * call.written[1];
     let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
-    // Rows that follow each other in memory are one.
+    // Contiguous rows count as one.
     let grid = if in_order { [1, plane] } else { pass.grid };
     let piece = |cut: &Cut| {
         let item = cut.item * call.outputs * plane;
@@ -199,19 +199,19 @@ fn pieces(call: &Call, pass: &Pass, task: &Task) -> Lists<Piece> {
     pieces
 }
 
-/// What the products of a task share.
+/// The state that the products of a task share.
 struct Panel<'a, 'c, 'p> {
     call: &'a Call<'c, 'p>,
     packed: &'a Packed,
     task: &'a Task,
     pieces: &'a Lists<Piece>,
-    /// Tiles along the positions.
+    /// Micro-tiles along the positions.
     across: usize,
 }
 
 impl Panel<'_, '_, '_> {
-    /// Multiplies a block with the weights of the task: from zero or from `sums` on, `[tiles, across]`, and back to them
-    /// or, when the block is the `last`, to where the results belong.
+    /// Multiplies a panel with the weights of the task. Sums start at zero if `first`, else at `sums`
+    /// `[tiles, across]`. If `last`, results go through the epilogue to the output, else back to `sums`.
     fn multiply(&self, range: Range<usize>, block: &[Line], sums: &mut [Sums], first: bool, last: bool) {
         let (all, rows) = (self.task.tiles.clone(), range.len());
         let mut low = all.start;
@@ -236,7 +236,7 @@ impl Panel<'_, '_, '_> {
 }
 
 vectorised! {
-    /// Adds what is added to the sums of some channels, applies the function, and writes them.
+    /// The epilogue: adds bias and residual to the sums of some channels, applies the activation, and writes them.
     fn finish(call: &Call, pieces: &[Piece], channels: Range<usize>, sums: &mut [f32; SUMS]) = finish_body
 }
 
@@ -256,22 +256,22 @@ fn finish_body<M: MulAdd>(call: &Call, pieces: &[Piece], channels: Range<usize>,
             let (to, values) = (piece.at + channel * plane, &mut values[piece.lane..piece.lane + piece.count]);
             match piece.step {
                 1 => settle::<M>(call, channel, to, values),
-                // SAFETY: no other task has these positions of this channel.
+                // SAFETY: no other task writes these positions of this channel.
                 step => unsafe { call.y.write_every(to, step, values) },
             }
         }
     }
 }
 
-/// Adds what is added to the sums of neighbours, bias aside, applies the function, and writes them from `to` on. No other
-/// task may have these positions of the channel.
+/// The epilogue of adjacent positions without bias: adds the residual, applies the activation, and writes from `to` on.
+/// No other task may write these positions of the channel.
 #[inline(always)]
 pub fn settle<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f32]) {
     if let Some(added) = call.added {
         values.iter_mut().zip(&added[to..]).for_each(|(v, a)| *v += a);
     }
     if let Some(sums) = call.sums {
-        // SAFETY: no other task has these positions of this channel.
+        // SAFETY: no other task writes these positions of this channel.
         unsafe { sums.write(to, values) };
     }
     call.then.apply::<M>(channel, values);
@@ -279,7 +279,7 @@ pub fn settle<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f
     unsafe { call.y.write(to, values) };
 }
 
-/// The packed weights of the forward pass.
+/// Packs the weights for the forward pass.
 pub fn pack_forward(shape: Shape, weight: &[f32]) -> Packed {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
     Packed::new([shape.groups, outputs, inputs, taps], |group, output, input, tap| {
@@ -287,7 +287,7 @@ pub fn pack_forward(shape: Shape, weight: &[f32]) -> Packed {
     })
 }
 
-/// The packed weights of a pass of the backward convolution, in which inputs and outputs change places.
+/// Packs the weights for a backward pass, in which inputs and outputs are swapped.
 pub fn pack_backward(shape: Shape, pass: &Pass, weight: &[f32]) -> Packed {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
     Packed::new([shape.groups, inputs, outputs, pass.taps.len()], |group, input, output, tap| {

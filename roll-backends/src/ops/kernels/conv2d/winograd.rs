@@ -1,9 +1,9 @@
-//! Windows of three rows and three columns, one step apart, by Winograd's filtering: 16 products for 36 (see
-//! [`crate::ops::kernels::winograd`], whose transforms and order of kernels these are).
+//! 3 x 3 convolution with stride 1 by Winograd's F(2 x 2, 3 x 3): 16 multiplications instead of 36. Transforms and
+//! kernel layout are those of [`crate::ops::kernels::winograd`].
 //!
-//! A task has some panels of tiles and some blocks of output channels, and does everything for them: transforms patches,
-//! multiplies, transforms back, and finishes as [`super::tiles`] does. What it holds between fits the second cache, or
-//! nearly. Tiles are counted over all items.
+//! A task takes some panels of tiles and some blocks of output channels through all steps: transforms patches,
+//! multiplies, transforms back and applies the epilogue of [`super::tiles`]. Its intermediate data roughly fits the L2
+//! cache. Tiles are counted over all items.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -19,15 +19,16 @@ use crate::ops::kernels::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accum
 use crate::ops::kernels::winograd::transforms::{SPAN, result_transform, span, whole_patches};
 use crate::ops::kernels::winograd::{Kernels, PLACES};
 
-/// Channels from which on the transforms cost less than they save.
+/// Minimum number of channels; below, the transforms cost more than they save.
 const LEAST: usize = 16;
-/// Kibibytes of patches and sums that a task should hold, which the second cache has. A panel has one for each channel.
+/// Target size in KiB of a task's patches and sums (L2 cache). A panel takes 1 KiB per channel.
 const HELD: usize = 512;
-/// Panels of a task all the same, as long as it holds no more than [`MOST`]: kernels pass by once for all of them.
+/// Minimum number of panels of a task, up to the size [`MOST`], so that each pass over the kernels serves several
+/// panels.
 const FEW: usize = 4;
 const MOST: usize = 4 * HELD;
 
-/// Whether convolutions of `shape`, whatever its items, sizes and padding, are computed here.
+/// Whether convolutions of `shape` (with any number of items, size and padding) are computed here.
 pub fn takes(shape: Shape) -> bool {
     shape.kernel == [3; 2]
         && shape.stride == [1; 2]
@@ -36,28 +37,28 @@ pub fn takes(shape: Shape) -> bool {
         && shape.inputs.min(shape.outputs) >= LEAST
 }
 
-/// The kernels of the convolution; or, `turned`, of the one that gives the gradient of its input.
+/// The transformed kernels of the convolution or, if `turned`, of the convolution that computes its input gradient.
 pub fn pack(shape: Shape, weight: &[f32], turned: bool) -> Kernels {
     let [inputs, outputs] = if turned { [shape.outputs, shape.inputs] } else { [shape.inputs, shape.outputs] };
     let shape = geometry::Shape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
     Kernels::new(shape, weight, turned)
 }
 
-/// Tiles of 2 x 2 results, row by row, item by item.
+/// Tiles of 2 x 2 outputs, row by row, item by item.
 struct Grid {
-    /// Tiles of a column and of a row.
+    /// Tiles per column and per row.
     down: usize,
     across: usize,
     tiles: usize,
 }
 
-/// Tiles of a panel that are neighbours in one row.
+/// Adjacent tiles of a panel that lie in one row.
 pub struct Run {
-    /// The first one's place in its panel.
+    /// Index of the first tile in its panel.
     lane: usize,
     count: usize,
     item: usize,
-    /// The first result's row and column.
+    /// Row and column of the first output.
     at: [usize; 2],
 }
 
@@ -92,9 +93,9 @@ fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
     let threads = rayon::current_num_threads();
     let held = |most: usize| most / (call.inputs + call.outputs);
     let wanted = panels.div_ceil(held(HELD).max(held(MOST).min(FEW)).clamp(1, 4 * FEW));
-    // As many for each thread.
+    // The same number for each thread.
     let groups = if wanted < 8 * threads { wanted.next_multiple_of(threads).min(panels) } else { wanted };
-    // Where panels are few, output channels are divided too; patches are then transformed several times.
+    // If there are few panels, output channels are divided too; the same patches are then transformed several times.
     let parts = if groups == 0 { 1 } else { threads.div_ceil(groups).clamp(1, blocks.max(1)) };
     let high = blocks.div_ceil(parts).max(1);
     let at = |group: usize| group * panels / groups.max(1);
@@ -105,7 +106,7 @@ fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
     (0..groups).flat_map(of_group).collect()
 }
 
-/// Memory of a thread, for all calls: a few mebibytes where there are a thousand channels.
+/// Scratch memory of a thread, reused by all calls: a few MiB at a thousand channels.
 struct Scratch {
     patches: Vec<Line>,
     sums: Vec<Line>,
@@ -115,8 +116,8 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { patches: Vec::new(), sums: Vec::new() }) };
 }
 
-/// Computes the convolution, of an input with so many zeros above it and to the left; where the number is below zero, of one
-/// without its first rows or columns.
+/// Computes the convolution. `before` is the number of zeros above and to the left of the input; a negative number
+/// skips rows or columns instead.
 pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let grid = Grid::new(call.items, call.written);
     let tasks = tasks(call, &grid);
@@ -130,7 +131,8 @@ pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
 
 fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: &Grid, task: &Task, scratch: &mut Scratch) {
     let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
-    // Lines between two places. Odd, as the same numbers of all places would else fall on the same places of the cache.
+    // Distance in lines between two places of the transform. Odd, because with an even distance the same elements of
+    // all places would share cache sets.
     let (pitch, apart) = (inputs | 1, (blocks * panels * SUMS / TILES) | 1);
     let Scratch { patches, sums } = scratch;
     patches.resize((panels * PLACES * pitch).max(patches.len()), Line::default());
@@ -163,8 +165,8 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: &Grid, task: &T
     }
 }
 
-/// Transforms the patches of a panel, place by place and in each input by input; places are `apart` from each other. What
-/// is beyond the last tile keeps what it has.
+/// Transforms the patches of a panel to `[place, input, tile]`; places are `apart` from each other. Lanes beyond the
+/// last tile keep their old content.
 fn patches_of(call: &Call, before: [isize; 2], runs: &[Run], patches: &mut [f32], apart: usize) {
     let [rows, columns] = call.read;
     let [left, skipped] = [before[1].max(0), (-before[1]).max(0)].map(|n| n as usize);
@@ -195,7 +197,8 @@ fn patches_of(call: &Call, before: [isize; 2], runs: &[Run], patches: &mut [f32]
 }
 
 vectorised! {
-    /// Transforms the sums of a panel, of some output channels, back and finishes them. Places are `apart` from each other.
+    /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Places are `apart` from
+    /// each other.
     fn results_of(
         call: &Call,
         runs: &[Run],

@@ -1,13 +1,13 @@
-//! Convolution with kernels of three rows and three columns by Winograd's minimal filtering, F(2x2, 3x3).
+//! Convolution with 3 x 3 kernels (and any number of kernel frames) by Winograd's minimal filtering, F(2x2, 3x3).
 //!
-//! A tile of 2 x 2 results of one frame needs a patch of 4 x 4 inputs. With the patch d and the kernel g transformed
-//! (`B^T d B` and `G g G^T`, 16 numbers each), their elementwise product, summed over input channels and frames of the
-//! kernel, transforms back to the tile (`A^T m A`): 16 products where the sum over taps takes 36. The sums are sixteen
-//! products of matrices `[outputs, frames of the kernel * inputs] [.., tiles]`, one for each place in a patch: [`OUT`] output
-//! channels, a block, and [`TILES`] tiles, a panel, at a time.
+//! A tile of 2 x 2 outputs of one frame needs a patch of 4 x 4 inputs. With the patch d and the kernel g transformed
+//! (`B^T d B` and `G g G^T`, 16 numbers each), their elementwise product, summed over input channels and kernel frames,
+//! transforms back to the tile (`A^T m A`): 16 multiplications instead of 36. The sums are sixteen matrix products
+//! `[outputs, kernel frames * inputs] x [kernel frames * inputs, tiles]`, one for each position ("place") in a patch.
+//! They are computed for a block of [`OUT`] output channels and a panel of [`TILES`] tiles at a time.
 //!
-//! All three transforms have entries of 0, 1 and 1/2 alone, so that little is lost: results are as near to the exact ones
-//! as those of the plain sum. (F(4x4, 3x3), with 36 products for 144, loses a digit.)
+//! All entries of the three transforms are 0, 1 or 1/2 in magnitude, so that little precision is lost: results are as
+//! accurate as those of the plain sum. (F(4x4, 3x3), with 36 multiplications instead of 144, loses a digit.)
 
 #[cfg(test)]
 mod tests;
@@ -20,27 +20,28 @@ use super::parallel::within;
 use super::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
 
-/// Numbers of a transformed patch or kernel.
+/// Number of elements ("places") of a transformed patch or kernel.
 pub const PLACES: usize = 16;
-/// Blocks of output channels of a task: their kernels stay in the second cache while panels pass by.
+/// Blocks of output channels per task: their kernels stay in the L2 cache for all panels.
 const BLOCKS: usize = 8;
-/// Panels that are transformed together.
+/// Panels that a task transforms.
 const PANELS: usize = 2;
-/// Bytes of transformed tiles and sums that exist at a time, for each thread: the third cache holds them.
+/// Bytes of transformed patches and sums per thread that exist at a time: they fit the L3 cache.
 const TOGETHER: usize = 8 << 20;
-/// More threads than these raise the bound no further.
+/// Maximum number of threads that this bound is multiplied with.
 const MOST_THREADS: usize = 8;
 
-/// The convolution of `shape` of x `[inputs, size]`, plus a bias for each output channel. The weight is
-/// `[outputs, inputs, kernel]`; or, `turned`, that of the convolution whose cotangent x is, `[inputs, outputs, kernel]`,
-/// and its taps are taken in reverse. Panics unless the kernel has three rows and three columns.
+/// Convolves x `[inputs, size]` and adds the bias of each output channel. The weight is `[outputs, inputs, kernel]`. If
+/// `turned`, computes the input cotangent of a convolution whose output cotangent is x: the weight is then that
+/// convolution's, `[inputs, outputs, kernel]`, and is read with reversed taps. Panics unless the kernel is 3 x 3.
 pub fn convolve(shape: Shape, x: &[f32], weight: &[f32], turned: bool, bias: Option<&[f32]>) -> Vec<f32> {
     let bytes = TOGETHER * rayon::current_num_threads().min(MOST_THREADS);
     let places: usize = shape.output().map_or(0, |size| size.iter().product());
     within(places * weight.len(), || convolve_within(bytes, shape, x, weight, turned, bias))
 }
 
-/// [`convolve`] with so many bytes of transformed tiles and sums at a time, or one panel. The bits are the same for all.
+/// [`convolve`] with at most `bytes` of transformed patches and sums (but at least one panel) at a time. The result is
+/// bit-identical for any bound.
 fn convolve_within(
     bytes: usize,
     shape: Shape,
@@ -75,29 +76,29 @@ fn convolve_within(
     y
 }
 
-/// The tiles of a frame: rows of tiles one after the other, in panels of [`TILES`], the last of which may not be full.
+/// The tiles of a frame: row by row, in panels of [`TILES`]; the last panel may be partial.
 #[derive(Clone, Copy)]
 pub struct Grid {
-    /// Frames of the result.
+    /// Frames of the output.
     frames: usize,
-    /// Rows and columns of the result.
+    /// Rows and columns of the output.
     result: [usize; 2],
     /// Rows and columns of the input.
     input: [usize; 2],
-    /// Zeros above and left of it.
+    /// Zeros above and to the left of the input.
     padding: [usize; 2],
-    /// Tiles of a row.
+    /// Tiles per row.
     across: usize,
-    /// All tiles.
+    /// Number of tiles of a frame.
     tiles: usize,
 }
 
-/// Tiles of a panel that are neighbours in one row.
+/// Adjacent tiles of a panel that lie in one row.
 pub struct Run {
-    /// The first one's place in its panel.
+    /// Index of the first tile in its panel.
     lane: usize,
     count: usize,
-    /// The first one's row and column in the grid.
+    /// Row and column of the first tile in the grid.
     at: [usize; 2],
 }
 
@@ -126,7 +127,7 @@ impl Grid {
         })
     }
 
-    /// Writes both rows of a panel's tiles into one frame of the result.
+    /// Writes both output rows of a panel's tiles into one frame.
     fn write(self, panel: usize, tiles: &[[f32; 2 * TILES]; 2], y: &mut [f32]) {
         let [rows, columns] = self.result;
         for run in self.runs(panel) {
@@ -144,20 +145,20 @@ impl Grid {
     }
 }
 
-/// A weight, transformed and in the order in which [`accumulate`] reads it: block of output channels, place, stretch of
-/// input channels, frame of the kernel, input channel of the stretch, output channel of the block.
+/// A transformed weight, packed for [`accumulate`] in the order: block of output channels, place, stretch of input
+/// channels, kernel frame, input channel of the stretch, output channel of the block.
 #[derive(Debug)]
 pub struct Kernels {
     values: Vec<f32>,
-    /// Frames of the kernel.
+    /// Kernel frames.
     taps: usize,
     inputs: usize,
-    /// Input channels of a stretch; the last may have fewer.
+    /// Input channels per stretch; the last stretch may have fewer.
     stretch: usize,
 }
 
 impl Kernels {
-    /// Of `weight` and `turned` as [`convolve`] takes them, for any sizes and padding.
+    /// Transforms `weight` (see [`convolve`] for its shape and `turned`). The size and padding of `shape` are not read.
     pub fn new(shape: Shape, weight: &[f32], turned: bool) -> Self {
         let Shape { inputs, outputs, kernel: [taps, ..], .. } = shape;
         let stretch = (DEEP / taps).clamp(1, inputs.max(1));
@@ -188,22 +189,22 @@ impl Kernels {
         Self { values, taps, inputs, stretch }
     }
 
-    /// The kernels of a block of output channels at a place.
+    /// The packed kernels of a block of output channels at a place.
     pub fn at(&self, block: usize, place: usize) -> &[f32] {
         let size = self.taps * self.inputs * OUT;
         &self.values[(block * PLACES + place) * size..][..size]
     }
 }
 
-/// Transforms the patches of some panels: panel, place, stretch of input channels, frame, input channel of the stretch,
-/// tile. Of a panel that is not full the rest keeps what it has.
+/// Transforms the patches of some panels to the order panel, place, stretch of input channels, frame, input channel of
+/// the stretch, tile. Lanes of a partial panel keep their old content.
 fn patches_of(shape: Shape, grid: Grid, x: &[f32], first: usize, stretch: usize, patches: &mut [f32]) {
     let seen = shape.size[0] + 2 * shape.padding[0];
     let panel_size = PLACES * seen * shape.inputs * TILES;
     let [frames, rows, columns] = shape.size;
     patches.par_chunks_mut((PANELS * panel_size).max(1)).enumerate().for_each(|(group, patches)| {
         for frame in 0..seen {
-            // Nothing reads what would lie before the first frame and behind the last.
+            // Frames of padding are never read.
             let Some(from) = frame.checked_sub(shape.padding[0]).filter(|from| *from < frames) else { continue };
             for c in 0..shape.inputs {
                 let plane = &x[(c * frames + from) * rows * columns..][..rows * columns];
@@ -220,8 +221,8 @@ fn patches_of(shape: Shape, grid: Grid, x: &[f32], first: usize, stretch: usize,
     });
 }
 
-/// The sums over input channels and frames of the kernel: place, block of output channels, panel, frame, output channel
-/// of the block, tile.
+/// Computes the sums over input channels and kernel frames, in the order place, block of output channels, panel, frame,
+/// output channel of the block, tile.
 fn products(shape: Shape, kernels: &Kernels, patches: &[f32], panels: usize, sums: &mut [f32]) {
     let Kernels { taps, inputs, stretch, .. } = *kernels;
     let seen = shape.size[0] + 2 * shape.padding[0];
@@ -235,7 +236,7 @@ fn products(shape: Shape, kernels: &Kernels, patches: &[f32], panels: usize, sum
             for panel in 0..panels {
                 let patches = &patches[(panel * PLACES + place) * seen * inputs * TILES..][..seen * inputs * TILES];
                 for frame in 0..frames {
-                    // The taps that see frames of the input.
+                    // The kernel frames that read real input frames.
                     let (from, to) = (before.saturating_sub(frame).min(taps), (after - frame).min(taps));
                     for first in (0..inputs).step_by(stretch) {
                         let width = stretch.min(inputs - first);
@@ -255,7 +256,7 @@ fn products(shape: Shape, kernels: &Kernels, patches: &[f32], panels: usize, sum
     });
 }
 
-/// Transforms the sums of some panels back into the result `[outputs, frames, rows, columns]`.
+/// Transforms the sums of some panels back to the output `[outputs, frames, rows, columns]` and adds the bias.
 fn results_of(grid: Grid, sums: &[f32], first: usize, panels: usize, bias: Option<&[f32]>, y: &mut [f32]) {
     let picture = grid.result[0] * grid.result[1];
     let channel = grid.frames * picture;

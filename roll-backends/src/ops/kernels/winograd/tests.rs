@@ -1,11 +1,11 @@
-//! Against the plain sums in f64.
+//! Winograd convolution, compared with the plain sums in f64.
 
 use super::transforms::{patches_plain, results_plain, whole_patches};
 use super::*;
 use crate::ops::test_noise::noise;
 
-/// Odd and even sizes, every padding, one to three frames of kernel and input; channels that fill no block, and more
-/// than a stretch has.
+/// Odd and even sizes, all kinds of padding, one to three frames of kernel and input, partial blocks of channels, and
+/// more channels than a stretch.
 const SHAPES: [Shape; 8] = [
     shape([16, 16], [1, 5, 7], 1, [0, 1, 1]),
     shape([17, 19], [3, 6, 33], 3, [0, 1, 1]),
@@ -26,7 +26,7 @@ fn positions(size: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
     (0..t * h * w).map(move |i| [i / (h * w), i / w % h, i % w])
 }
 
-/// Calls `f` with each product of a convolution: places of the result, the input and the weight.
+/// Calls `f` with the indices of output, input and weight for each multiplication of the convolution.
 fn each_product(shape: Shape, mut f: impl FnMut(usize, usize, usize)) {
     let (output, taps) = (shape.output().unwrap_or_default(), shape.kernel.iter().product::<usize>());
     let (results, points) = (output.iter().product::<usize>(), shape.size.iter().product::<usize>());

@@ -7,7 +7,8 @@ use super::{Grid, OUT, PLACES, Run, TILES};
 use crate::ops::kernels::simd::{self, MulAdd, vectorised};
 
 vectorised! {
-    /// `G g G^T` of eight kernels, of which the first [`OUT`] are written, place by place, `apart` from each other.
+    /// Transforms eight kernels (`G g G^T`) and writes the first [`OUT`] of them place by place; places are `apart`
+    /// from each other.
     fn kernel_transform(g: &[[f32; 8]; 9], out: &mut [f32], apart: usize) = kernel_transform_body
 }
 
@@ -40,10 +41,10 @@ fn kernel_transform_body<M: MulAdd>(g: &[[f32; 8]; 9], out: &mut [f32], apart: u
     }
 }
 
-/// Columns that a panel of neighbours sees.
+/// Input columns that a full panel of adjacent tiles reads.
 pub const SPAN: usize = 2 * TILES + 2;
 
-/// `B^T d B` of the patches of a run, place by place, `apart` from each other.
+/// Transforms the patches of a run (`B^T d B`) place by place; places are `apart` from each other.
 pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) {
     let mut edges = [[0.0; SPAN]; 4];
     let mut seen = [&[0.0; SPAN]; 4];
@@ -63,8 +64,8 @@ pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], ap
     }
 }
 
-/// The columns from `start` on of a row that has `left` zeros before it, and zeros behind it. Where they reach beyond the
-/// row they are put together in `edge`, which is zero.
+/// Returns [`SPAN`] columns from `start` on of a row that is padded with `left` zeros before it and with zeros after
+/// it. If they reach beyond the row, they are assembled in `edge`, which must be zero.
 #[inline(always)]
 pub fn span<'a>(row: &'a [f32], start: usize, left: usize, edge: &'a mut [f32; SPAN]) -> &'a [f32; SPAN] {
     let inside = start.checked_sub(left).and_then(|from| row.get(from..)?.first_chunk());
@@ -78,7 +79,7 @@ pub fn span<'a>(row: &'a [f32], start: usize, left: usize, edge: &'a mut [f32; S
     edge
 }
 
-/// The patches of a panel, of which these are the rows.
+/// Transforms the patches of a whole panel, given its four input rows.
 pub fn whole_patches(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
@@ -88,7 +89,7 @@ pub fn whole_patches(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
     patches_plain(seen, out, apart);
 }
 
-/// In vector registers by name: the compiler moves numbers that lie two apart one by one.
+/// [`whole_patches`] with AVX2 intrinsics: without them the compiler moves elements with a stride of two one by one.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
@@ -97,7 +98,7 @@ fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
         _mm256_storeu_ps, _mm256_sub_ps,
     };
     for half in [0, HALF] {
-        // The columns combined, of eight neighbours from a place on.
+        // The vertical transform of eight adjacent columns.
         let down = |from: usize| -> [__m256; 4] {
             let load = |row: &[f32; SPAN]| {
                 let row = &row[2 * half + from..][..HALF];
@@ -108,7 +109,7 @@ fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
             [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)]
         };
         let (first, second) = ([down(0), down(8)], [down(2), down(10)]);
-        // Pairs come in the order 0, 2, 1, 3.
+        // The shuffle leaves pairs in the order 0, 2, 1, 3.
         let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
         for r in 0..4 {
             let ([low, high], [low_2, high_2]) = ([first[0][r], first[1][r]], [second[0][r], second[1][r]]);
@@ -126,11 +127,11 @@ fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
     }
 }
 
-/// Numbers of a register.
+/// Elements per register.
 #[cfg(target_arch = "x86_64")]
 const HALF: usize = TILES / 2;
 
-/// The same numbers on any processor.
+/// [`whole_patches`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn patches_plain(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
     let combined = |[a, b, c, d]: [f32; 4]| [a - c, b + c, c - b, b - d];
@@ -144,7 +145,8 @@ pub fn patches_plain(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
     }
 }
 
-/// `A^T m A` plus the bias for a panel of sums, whose places are `apart` from each other: both rows of its tiles.
+/// Transforms a panel of sums back (`A^T m A`) and adds the bias: returns both output rows of its tiles. Places are
+/// `apart` from each other.
 pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
@@ -154,7 +156,7 @@ pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TIL
     results_plain(sums, apart, bias)
 }
 
-/// In vector registers by name, as [`patches_wide`].
+/// [`result_transform`] with AVX2 intrinsics.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
@@ -190,7 +192,7 @@ fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] 
     rows
 }
 
-/// `A^T m`.
+/// One side of the transform, `A^T m`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
@@ -199,7 +201,7 @@ fn two_of_four(m: [__m256; 4]) -> [__m256; 2] {
     [_mm256_add_ps(_mm256_add_ps(m[0], m[1]), m[2]), _mm256_sub_ps(_mm256_sub_ps(m[1], m[2]), m[3])]
 }
 
-/// The same numbers on any processor.
+/// [`result_transform`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn results_plain(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
     let combined = |m: [f32; 4]| [m[0] + m[1] + m[2], m[1] - m[2] - m[3]];

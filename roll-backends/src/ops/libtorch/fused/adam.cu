@@ -1,5 +1,5 @@
-// One update of AdamW, appended to kernels.cu. roll_core::AdamUpdate has the formulas; `products` is the same for all threads. A
-// thread takes four numbers, the last one those that are left.
+// One AdamW update, appended to kernels.cu. roll_core::AdamUpdate has the formulas; `products` is the same for all
+// threads. Each thread updates four numbers, the last thread the remaining ones.
 DEVICE float adam_number(
     float p, float g, float *m, float *v, int products, float beta_1, float beta_2, float rest_1, float rest_2, float eps,
     float step_size, float root_correction, float decay, float keep)

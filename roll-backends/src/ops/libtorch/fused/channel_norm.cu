@@ -1,6 +1,7 @@
-// The channel norm of the VAE and SiLU, appended to kernels.cu: a row is a position of a volume whose channels are innermost. `lanes` threads of a
-// warp, a power of two, share a row of at most 4 * PARTS * lanes channels: rows are short, and a warp for each would have too
-// few bytes under way. `root` is sqrt(width). The bodies serve f32 and bf16 (`narrow`), which is constant in each kernel.
+// Channel norm of the VAE and SiLU, appended to kernels.cu. A row is a position of a volume whose channels are innermost.
+// `lanes` threads of a warp, a power of two, share a row of at most 4 * PARTS * lanes channels: rows are short, and one
+// warp per row would have too few bytes in flight. `root` is sqrt(width). The bodies serve f32 and bf16 (`narrow`, which
+// is constant in each kernel).
 #define PARTS 4
 
 DEVICE void read_four(const void *from, size_t at, int narrow, float *to)
@@ -15,7 +16,7 @@ DEVICE void store_four(void *to, size_t at, int narrow, const float *from)
     else write_f32((float *)to + at, from);
 }
 
-// The sum over the threads of a row; every thread of the warp must come here.
+// Returns the sum over the threads of a row; every thread of the warp must call it.
 DEVICE float add_over_lanes(float value, int lanes)
 {
     UNROLL for (int mask = 16; mask > 0; mask /= 2) {
@@ -57,7 +58,7 @@ DEVICE void channel_norm(
     }
 }
 
-// With d the cotangent of n: d_x = (d - n * mean of (n * d)) * root / max(|x|, least).
+// d_x = (d - n * mean of (n * d)) * root / max(|x|, least), where d is the cotangent of n.
 DEVICE void channel_norm_pull(
     const void *x, const float *gain, const void *d_y, void *d_x, int rows, int width, float per_width, int lanes,
     float root, float least, int narrow)

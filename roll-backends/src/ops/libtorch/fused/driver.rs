@@ -1,6 +1,6 @@
-//! The kernels on a GPU: loaded and launched by NVIDIA's driver.
+//! Loads and launches the fused kernels through NVIDIA's driver API.
 //!
-//! Declared from `cuda.h`; the driver keeps these functions.
+//! The declarations follow `cuda.h`, which keeps these functions stable.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -15,17 +15,17 @@ use super::nvrtc::{Nvrtc, Output, SOURCE, open, symbol, text};
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
-/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`, where registers are spilled to, and `CU_FUNC_ATTRIBUTE_NUM_REGS`.
+/// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES` (spilled registers) and `CU_FUNC_ATTRIBUTE_NUM_REGS`.
 #[cfg(test)]
 const FOOTPRINT: [c_int; 2] = [3, 4];
-/// Refuses every call if it is `0`.
+/// Environment variable that disables the fused kernels if it is `0`.
 const SWITCH: &str = "ROLL_FUSED";
 
 roll_core::inventory::submit! { roll_core::Variable(SWITCH) }
 
 type Handle = *mut c_void;
 
-/// The functions of the driver that are used here.
+/// The driver functions that are used here.
 #[derive(Clone, Copy)]
 struct Driver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
@@ -60,7 +60,7 @@ impl Driver {
         let mut reasons = Vec::new();
         let library = DRIVER.iter().find_map(|name| open(Path::new(name)).map_err(|e| reasons.push(e)).ok());
         let library = library.ok_or_else(|| format!("NVIDIA's driver is not found ({})", reasons.join("; ")))?;
-        // SAFETY: the signatures are those of `cuda.h`; a suffix is the version that its present name stands for.
+        // SAFETY: the signatures are those of `cuda.h`; a suffix `_v2` is the version that the header's name maps to.
         let found = unsafe {
             Self {
                 init: symbol(&library, "cuInit")?,
@@ -78,7 +78,7 @@ impl Driver {
                 error: symbol(&library, "cuGetErrorString")?,
             }
         };
-        // Never unloaded: torch uses it.
+        // Never unloaded: torch uses the driver too.
         std::mem::forget(library);
         Ok(found)
     }
@@ -88,7 +88,7 @@ impl Driver {
             return Ok(());
         }
         let mut at = std::ptr::null();
-        // SAFETY: gives a constant string for every code that it knows, and null for others.
+        // SAFETY: returns a constant string for known codes, and null for others.
         let text = unsafe {
             (self.error)(code, &mut at);
             text(at)
@@ -96,10 +96,10 @@ impl Driver {
         Err(format!("{call} failed with {code} ({text})"))
     }
 
-    /// Runs `f` while `context` is the current one of this thread, and leaves the thread as it was.
+    /// Runs `f` with `context` as this thread's current context, and restores the previous context.
     fn within<T>(&self, context: Handle, f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let mut current = null_mut();
-        // SAFETY: the driver is initialised, and the context is retained for good.
+        // SAFETY: the driver is initialised, and the context is never released.
         self.check("cuCtxGetCurrent", unsafe { (self.current)(&mut current) })?;
         if current == context {
             return f();
@@ -113,26 +113,26 @@ impl Driver {
     }
 }
 
-/// One GPU with the kernels loaded.
+/// One GPU with the fused kernels loaded.
 pub(super) struct Gpu {
     number: usize,
     driver: Driver,
-    /// The one that torch works in: its tensors are memory of this context.
+    /// The primary context, which torch uses: its tensors are memory of this context.
     context: Handle,
     kernels: Vec<(Kernel, Handle)>,
     has_failed: AtomicBool,
 }
 
-// SAFETY: handles of contexts and functions are valid in every thread.
+// SAFETY: handles of contexts and functions are valid in all threads.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; the driver locks what it must.
+// SAFETY: as above; the driver does its own locking.
 unsafe impl Sync for Gpu {}
 
-/// The GPU of this number, as torch counts; the kernels are compiled for it when it is asked for first. `None` if they
-/// cannot be used there: the first call says why.
+/// Returns GPU `number` in torch's numbering. The kernels are compiled at the first call. `None` if they cannot be used
+/// there; the first call logs why.
 pub(super) fn gpu(number: usize) -> Option<Arc<Gpu>> {
     static GPUS: Mutex<BTreeMap<usize, Option<Arc<Gpu>>>> = Mutex::new(BTreeMap::new());
-    // Held while compiling: other threads wait rather than compile as well. A panic leaves the map whole.
+    // Locked while compiling, so that other threads wait instead of compiling too. A panic leaves the map consistent.
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let found = gpus.entry(number).or_insert_with(|| match std::env::var(SWITCH).as_deref() {
         Ok("0") => {
@@ -155,7 +155,7 @@ impl Gpu {
         let driver = Driver::load()?;
         let ordinal = c_int::try_from(number).map_err(|e| e.to_string())?;
         let (mut device, mut capability, mut context) = (0, [0; 2], null_mut());
-        // SAFETY: what is written to is alive; the driver allows to initialise it again.
+        // SAFETY: the written variables are alive; the driver may be initialised repeatedly.
         unsafe {
             driver.check("cuInit", (driver.init)(0))?;
             driver.check("cuDeviceGet", (driver.device)(&mut device, ordinal))?;
@@ -168,7 +168,7 @@ impl Gpu {
         let code = Nvrtc::load()?.compile(SOURCE, &architecture, Output::Code)?;
         let kernels = driver.within(context, || {
             let mut module = null_mut();
-            // SAFETY: an ELF file says itself where it ends.
+            // SAFETY: an ELF image contains its own size.
             driver.check("cuModuleLoadData", unsafe { (driver.load)(&mut module, code.as_ptr().cast()) })?;
             let mut kernels = Vec::new();
             for kernel in Kernel::ALL {
@@ -184,8 +184,7 @@ impl Gpu {
         Ok(Self { number, driver, context, kernels, has_failed: AtomicBool::new(false) })
     }
 
-    /// Bytes of memory in which a thread of a kernel keeps values that its registers do not hold, and how many
-    /// registers.
+    /// Returns the bytes per thread that a kernel spills to local memory, and its number of registers.
     #[cfg(test)]
     pub(super) fn footprint(&self, kernel: Kernel) -> Result<[c_int; 2], String> {
         let function = self.function(kernel)?;
@@ -210,8 +209,8 @@ impl Gpu {
         let (grid, [block_x, block_y]) = (launch.grid, launch.block);
         let mut parameters = launch.parameters();
         self.driver.within(self.context, || {
-            // SAFETY: as many parameters as the kernel has, of its types; they are copied before the call returns. The
-            // stream is null: the default one, which `tch` never leaves.
+            // SAFETY: number and types of the parameters are those of the kernel; they are copied before the call
+            // returns. The null stream is the default one, which `tch` always uses.
             let code = unsafe {
                 (self.driver.launch)(
                     function,

@@ -1,6 +1,6 @@
-// Runs kernels.cu on the CPU, for tests: every thread of a block is a fibre. The fibres of a warp take turns from one shuffle
-// to the next, and the warps from one barrier to the next: a warp that reads what another has not written, for want of a
-// barrier, reads what was there before. Blocks run one after the other.
+// Runs kernels.cu on the CPU for tests. Each thread of a block is a fibre. The fibres of a warp switch at shuffles, and
+// the warps switch at barriers: if a barrier is missing, a warp reads the old values instead of those that another warp
+// should have written. Blocks run sequentially.
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,14 +14,14 @@ typedef struct { unsigned x, y; } uint2;
 typedef struct { unsigned x, y, z, w; } uint4;
 typedef struct { float x, y, z, w; } float4;
 
-// Of the fibre that runs.
+// Coordinates of the running fibre.
 LOCAL struct { int x, y, z; } threadIdx, blockIdx, blockDim;
 
 enum { MOST = 1024, STACK = 32768 };
 LOCAL ucontext_t scheduler, fibres[MOST];
-LOCAL unsigned steps[MOST];   // waits of each fibre so far
-LOCAL int waits_at[MOST];     // the line of kernels.cu where it waits, for a shuffle less than 0; 0: it has ended
-LOCAL float shown[2][MOST];   // what each fibre shows to others, in turns: the slower ones still read the last
+LOCAL unsigned steps[MOST];   // number of waits of each fibre so far
+LOCAL int waits_at[MOST];     // line of kernels.cu where the fibre waits, negative at a shuffle; 0 after its end
+LOCAL float shown[2][MOST];   // values that fibres exchange; double-buffered, since slower fibres still read the last ones
 LOCAL int running;
 LOCAL void (*body)(void **);
 LOCAL void **arguments;
@@ -105,7 +105,7 @@ static void fibre(void)
     waits_at[running] = 0;
 }
 
-// 0 if `count` fibres, the first one and others `apart` from each other, wait at the same place; else a line where some do.
+// Returns 0 if `count` fibres, `apart` indices apart from `first` on, wait at the same line; else a line where some wait.
 static int differs(int first, int count, int apart)
 {
     for (int i = 1; i < count; i++) {
@@ -115,7 +115,7 @@ static int differs(int first, int count, int apart)
     return 0;
 }
 
-// Runs a warp up to its next barrier, or to its end.
+// Runs a warp to its next barrier or its end; returns as `run_block`.
 static int run_warp(int first, int down)
 {
     do {
@@ -132,7 +132,7 @@ static int run_warp(int first, int down)
     return 0;
 }
 
-// Runs a block whose threads take turns upwards or downwards. 0, or a line where some threads wait in vain.
+// Runs a block whose threads run in ascending or descending order. Returns 0, or a line that some threads do not reach.
 static int run_block(int warps, char *stacks, int down)
 {
     for (int i = 0; i < 32 * warps; i++) {
@@ -151,7 +151,8 @@ static int run_block(int warps, char *stacks, int down)
     return line;
 }
 
-// 0; -1 without such a kernel, memory, or whole warps; else a line where some threads of a block wait in vain.
+// Runs a kernel. Returns 0; -1 for an unknown kernel, lack of memory or partial warps; else a line that some threads of a
+// block do not reach although others wait there.
 int emulate(const char *name, void **p, unsigned grid, const unsigned *block, int down)
 {
     const int threads = (int)(block[0] * block[1]);

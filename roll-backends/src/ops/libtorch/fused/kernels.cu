@@ -1,12 +1,11 @@
-// The passes over memory between the products of a transformer block, one kernel each. NVRTC compiles this file, which
-// includes no header, when the first tensor arrives (nvrtc.rs); launch.rs chooses grids and blocks.
+// The memory-bound operations between the matrix products of a transformer block, one kernel each. NVRTC compiles this
+// file, which includes no headers, when the first tensor arrives (nvrtc.rs); launch.rs selects grids and blocks.
 //
-// It is written in what CUDA C++ and C11 have in common: the tests compile it with the C compiler as well, and run it on
-// the CPU (emulate.c), where its numbers are compared with f64.
+// The file uses the common subset of CUDA C++ and C11: the tests also compile it with the C compiler, run it on the CPU
+// (emulate.c), and compare its results with f64.
 //
-// A row is a token. All arithmetic is in f32, and bf16 is rounded once, when it is stored. Sums are taken in an order that
-// depends on the width alone: the same operands give the same bits. `per_width` is 1 / width. No pointer may overlap
-// another.
+// A row is a token. All arithmetic is in f32; bf16 is rounded once, when it is stored. The order of sums depends only on
+// the width, so results are bit-reproducible. `per_width` is 1 / width. Pointers must not alias.
 
 #ifndef EMULATED
 typedef unsigned short bf16;
@@ -20,25 +19,25 @@ typedef unsigned short bf16;
 #define INVERSE_ROOT(value) rsqrtf(value)
 #define ROOT(value) sqrtf(value)
 #define LARGER(one, other) fmaxf(one, other)
-// To a few units in the last place of f32, in a fifth of the instructions.
+// Accurate to a few ulps of f32, with a fifth of the instructions.
 #define SIGMOID(value) __fdividef(1.0f, 1.0f + __expf(-(value)))
-// Tensors, which are read once, must not push gains and angles, which every row reads, out of the first cache.
+// Tensors, which are read once, must not evict gains and angles, which every row reads, from the L1 cache.
 #define READ_ONCE(type, from) __ldcs((const type *)(from))
 #define READ_OFTEN(type, from) __ldg((const type *)(from))
 #define UNROLL _Pragma("unroll")
 #endif
 
-// A thread holds at most this many accesses of its row: with 512 threads the widest row is 16,384 numbers.
+// Maximum number of accesses to its row that a thread keeps in registers: 512 threads handle up to 16,384 numbers.
 #define FOURS 8
 #define EIGHTS 4
-// Rows a thread of an element-wise kernel works on: their reads are all under way before the first is waited for.
+// Rows per thread of an element-wise kernel: all their loads are in flight before the first is needed.
 #define ROWS 4
 
-// The greatest number of warps in a block that adds up rows.
+// Maximum number of warps in a block of a row reduction.
 #define WARPS 16
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 800
-// To the nearest bf16, ties to even.
+// Rounds to the nearest bf16, ties to even.
 DEVICE unsigned rounded(float value)
 {
     const unsigned bits = AS_BITS(value);
@@ -47,7 +46,7 @@ DEVICE unsigned rounded(float value)
 }
 #endif
 
-// Two bf16, the first in the lower half.
+// Packs two bf16, the first in the lower half.
 DEVICE unsigned packed(float first, float second)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -115,8 +114,8 @@ DEVICE float add_over_warp(float value)
     return value;
 }
 
-// Adds each of `sums` over the threads of a row (one line of the block in x), in place. Every thread of the block must
-// come here. `partial` is shared, and is used for one call alone: a second barrier would have to keep calls apart.
+// Reduces each of `sums` over the threads of a row (one line of the block in x), in place. Every thread of the block
+// must call it. `partial` is shared memory for one call only: reuse would need a second barrier between the calls.
 DEVICE void add_over_row(float *sums, int count, float (*partial)[WARPS])
 {
     const int warps = blockDim.x / 32, first = threadIdx.y * warps, lane = threadIdx.x % 32;
@@ -125,7 +124,7 @@ DEVICE void add_over_row(float *sums, int count, float (*partial)[WARPS])
         if (lane == 0) partial[s][first + threadIdx.x / 32] = sums[s];
     }
     SYNC();
-    // Every warp adds up all of them: no second barrier to hand the sum round.
+    // Every warp adds up all partial sums, which saves a second barrier to broadcast the result.
     UNROLL for (int s = 0; s < count; s++) sums[s] = add_over_warp(lane < warps ? partial[s][first + lane] : 0.0f);
 }
 
@@ -152,7 +151,7 @@ KERNEL(512) layer_norm(
     add_over_row(&mean, 1, partial);
     mean *= per_width;
 
-    // From the values themselves: the mean of the squares less the square of the mean loses what the mean is large against.
+    // Two passes: mean of squares minus squared mean cancels if the mean is large relative to the deviations.
     float squares = 0.0f;
     UNROLL for (int i = 0; i < FOURS; i++) {
         const int at = threadIdx.x + i * blockDim.x;
@@ -184,7 +183,7 @@ KERNEL(512) layer_norm(
     }
 }
 
-// With n = (x - mean) * inverse and d = d_y * gain: d_x = (d - mean of d - n * mean of (d * n)) * inverse.
+// d_x = (d - mean of d - n * mean of (d * n)) * inverse, where n = (x - mean) * inverse and d = d_y * gain.
 KERNEL(512) layer_norm_pull(
     const float *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ moments,
     const bf16 *__restrict__ d_y, float *__restrict__ d_x, int rows, int width, float per_width, int gain_stride)
@@ -234,7 +233,7 @@ KERNEL(512) layer_norm_pull(
     }
 }
 
-// Turns the four pairs of `pairs` by the angles of which four cosines and sines are at `cosines` and `sines`; back if
+// Rotates the four pairs of `pairs` by the angles with the four cosines and sines at `cosines` and `sines`; backwards if
 // `sign` is -1.
 DEVICE void turn(float *pairs, const float *cosines, const float *sines, float sign)
 {
@@ -248,8 +247,8 @@ DEVICE void turn(float *pairs, const float *cosines, const float *sines, float s
     }
 }
 
-// y = the turned x / sqrt(mean of squares + eps) * gain. `cosines` and `sines`, [rows, half], serve every head of 2 * half
-// numbers, `half` being a power of two from 4 on; null: nothing is turned.
+// y = rotate(x / sqrt(mean of squares + eps) * gain). `cosines` and `sines`, [rows, half], apply to every head of
+// 2 * half numbers, where `half` is a power of two, at least 4; null omits the rotation.
 KERNEL(512) rms_rope(
     const bf16 *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ cosines,
     const float *__restrict__ sines, bf16 *__restrict__ y, float *__restrict__ inverses, int rows, int width, float per_width,
@@ -292,7 +291,7 @@ KERNEL(512) rms_rope(
     if (row < rows && threadIdx.x == 0) inverses[row] = inverse;
 }
 
-// With d = d_y turned back, times the gain: d_x = (d - x * inverse^2 * mean of (d * x)) * inverse.
+// d_x = (d - x * inverse^2 * mean of (d * x)) * inverse, where d is d_y rotated back, times the gain.
 KERNEL(512) rms_rope_pull(
     const bf16 *__restrict__ x, const float *__restrict__ gain, const float *__restrict__ inverses,
     const float *__restrict__ cosines, const float *__restrict__ sines, const bf16 *__restrict__ d_y,
@@ -343,20 +342,20 @@ KERNEL(512) rms_rope_pull(
     }
 }
 
-// Blocks beside each other in an element-wise kernel: memory is gone through in order.
+// Number of blocks per row of an element-wise kernel; consecutive blocks access consecutive memory.
 DEVICE int parts_of_a_row(int width)
 {
     return (width / 4 + blockDim.x - 1) / blockDim.x;
 }
 
-// The gate of one access: `shared` if one row serves all, ones if there is none.
+// Reads the gate of one access: `shared` if all rows have the same gate, ones without a gate.
 DEVICE void gate_of(const float *gate, size_t row, int gate_stride, int column, const float *shared, float *to)
 {
     UNROLL for (int j = 0; j < 4; j++) to[j] = shared[j];
     if (gate && gate_stride) read_f32(gate + row * gate_stride + column, to);
 }
 
-// What all rows share of a gate, in the columns of this thread: read once for ROWS rows.
+// Reads the gate's columns of this thread if all rows share one gate: once for ROWS rows.
 DEVICE void shared_gate(const float *gate, int gate_stride, int column, float *to)
 {
     UNROLL for (int j = 0; j < 4; j++) to[j] = 1.0f;

@@ -1,10 +1,10 @@
-//! The kernels by name, their grids and blocks, and their arguments.
+//! Kernel names, launch configurations and arguments of the fused kernels.
 
 use std::ffi::{CStr, c_void};
 
 use tch::Tensor;
 
-/// A kernel of `kernels.cu`.
+/// A kernel of the `.cu` files in this folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
     LayerNorm,
@@ -35,7 +35,7 @@ impl Kernel {
         Self::Adam,
     ];
 
-    /// Its symbol.
+    /// The kernel's symbol.
     pub(super) fn name(self) -> &'static CStr {
         match self {
             Self::LayerNorm => c"layer_norm",
@@ -53,18 +53,18 @@ impl Kernel {
     }
 }
 
-/// A device that runs kernels: a GPU, or in tests the CPU.
+/// A device that runs kernels: a GPU, or the CPU emulation in tests.
 pub(super) trait Machine {
-    /// Queues a launch behind whatever its device has been given before. Fails, with the reason, if nothing was queued.
+    /// Queues a launch behind earlier work of the device. Fails, with the reason, if nothing was queued.
     fn launch(&self, launch: &mut Launch) -> Result<(), String>;
 }
 
-/// A kernel with all that it needs to start.
+/// A kernel launch: kernel, grid, block and arguments.
 pub(super) struct Launch {
     pub(super) kernel: Kernel,
-    /// Blocks.
+    /// Number of blocks.
     pub(super) grid: u32,
-    /// Threads of a block in x and y.
+    /// Threads per block in x and y.
     pub(super) block: [u32; 2],
     arguments: Vec<Argument>,
 }
@@ -74,18 +74,18 @@ impl Launch {
         Self { kernel, grid: shape.grid, block: shape.block, arguments: arguments.into() }
     }
 
-    /// A pointer to each argument: the array that the driver takes. Valid until `self` moves or ends.
+    /// Pointers to the arguments, as the driver takes them. Valid until `self` is moved or dropped.
     pub(super) fn parameters(&mut self) -> Vec<*mut c_void> {
         self.arguments.iter_mut().map(|argument| std::ptr::from_mut(&mut argument.0).cast()).collect()
     }
 }
 
-/// An argument of a kernel: its bytes, from the first one on.
+/// A kernel argument, stored in the leading bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Argument(u64);
 
 impl Argument {
-    /// No tensor.
+    /// A null pointer: no tensor.
     pub(super) const NONE: Self = Self(0);
 
     fn of_four(bytes: [u8; 4]) -> Self {
@@ -94,7 +94,7 @@ impl Argument {
     }
 }
 
-/// The memory of a tensor.
+/// Passes the address of the tensor's memory.
 impl From<&Tensor> for Argument {
     fn from(tensor: &Tensor) -> Self {
         Self(tensor.data_ptr() as u64)
@@ -119,24 +119,24 @@ impl From<f32> for Argument {
     }
 }
 
-/// The widest row that the kernels with sums along a row hold in registers: 512 threads with 32 numbers each.
+/// Maximum width of kernels that reduce over rows and hold a row in registers: 512 threads with 32 numbers each.
 pub(super) const WIDEST: i32 = 16_384;
-/// More rows would overflow the kernels' indices.
+/// Maximum number of rows: more would overflow the kernels' indices.
 pub(super) const MOST_ROWS: i32 = 1 << 30;
 
-/// `ROWS` of `kernels.cu`.
+/// Rows per thread, `ROWS` of `kernels.cu`.
 const ROWS_OF_A_THREAD: u32 = 4;
-/// Numbers of a row that a thread holds, `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
+/// Numbers of a row per thread, `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
 const NUMBERS_OF_A_THREAD: u32 = 32;
 const WARP: u32 = 32;
-/// `4 * PARTS` of `channel_norm.cu`.
+/// Numbers per lane, `4 * PARTS` of `channel_norm.cu`.
 const NUMBERS_OF_A_LANE: i32 = 16;
-/// Threads of a block there.
+/// Threads per block of `channel_norm.cu`.
 const SHORT_ROWS_BLOCK: u32 = 128;
-/// Threads of a block for numbers in a line.
+/// Threads per block of one-dimensional kernels.
 const LINE_BLOCK: u32 = 256;
 
-/// Grid and block.
+/// Grid and block of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) grid: u32,
@@ -144,12 +144,13 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// For sums along rows: as many warps a row as hold it in registers, and for narrow rows several rows a block.
+    /// Launch configuration of row reductions. A row gets the number of warps that hold it in registers; narrow rows
+    /// share a block.
     ///
-    /// At the width 5,120 a row has 160 threads. Three to six such blocks fit a multiprocessor (their registers are the
-    /// limit), each with its 10 to 30 KB under way: 60 KB or more. A latency of 800 ns at 4.3 TB/s over 132
-    /// multiprocessors asks for 26 KB, so there is enough while some blocks add up and others write. Threads with half as
-    /// many numbers have no more under way, and issue a tenth more instructions.
+    /// At width 5,120 a row has 160 threads. Three to six such blocks fit a multiprocessor (registers are the limit),
+    /// each with 10 to 30 KB in flight: 60 KB or more. A latency of 800 ns at 4.3 TB/s over 132 multiprocessors needs
+    /// 26 KB in flight, so there is enough while some blocks reduce and others write. Threads with half the numbers
+    /// would have no more in flight and issue a tenth more instructions.
     pub(super) fn along_rows(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         let across = width.div_ceil(NUMBERS_OF_A_THREAD).next_multiple_of(WARP);
@@ -157,23 +158,23 @@ impl Shape {
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
-    /// For sums along short rows: `lanes` threads of a warp share a row. `None` if a row has more than they hold, or there
-    /// are more rows than the kernels' indices reach.
+    /// Launch configuration of reductions over short rows: `lanes` threads of a warp share a row. Returns `None` if a
+    /// row exceeds what they hold, or the number of rows exceeds the kernels' indices.
     ///
-    /// At 96 channels a thread has 48 bytes of f32 under way, or 24 of bf16, of each operand.
+    /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
     pub(super) fn along_short_rows(rows: i32, width: i32) -> Option<(Self, i32)> {
         let lanes = [8, 16, 32].into_iter().find(|lanes| width <= lanes * NUMBERS_OF_A_LANE)?;
         let threads = rows.checked_mul(lanes)?.checked_add(SHORT_ROWS_BLOCK as i32)?.unsigned_abs();
         Some((Self { grid: (threads - 1) / SHORT_ROWS_BLOCK, block: [SHORT_ROWS_BLOCK, 1] }, lanes))
     }
 
-    /// For `count` numbers in a line, at least one: a thread takes four.
+    /// Launch configuration of one-dimensional kernels over `count` numbers (at least one): four numbers per thread.
     pub(super) fn in_a_line(count: i32) -> Self {
         Self { grid: count.unsigned_abs().div_ceil(4 * LINE_BLOCK), block: [LINE_BLOCK, 1] }
     }
 
-    /// For elementwise operators: a thread takes four columns of four rows, so that it reads a gate which all rows
-    /// share once, and has 64 to 96 bytes under way.
+    /// Launch configuration of elementwise kernels over a matrix: a thread takes four columns of four rows, so that it
+    /// reads a shared gate once, and has 64 to 96 bytes in flight.
     pub(super) fn by_number(rows: i32, width: i32) -> Self {
         let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
         let parts = fours.div_ceil(256);
@@ -182,7 +183,7 @@ impl Shape {
             _ => fours.div_ceil(parts).next_multiple_of(WARP),
         };
         let down = 256 / across;
-        // More blocks than the driver takes are an error of the launch.
+        // A grid beyond the driver's limit is reported as a launch error.
         Self { grid: rows.div_ceil(down * ROWS_OF_A_THREAD).saturating_mul(parts), block: [across, down] }
     }
 }

@@ -1,16 +1,16 @@
-//! Own kernels for libtorch's GPUs: a pass over memory where ATen takes several.
+//! Fused CUDA kernels for libtorch's GPUs: one pass over memory where ATen needs several.
 //!
-//! Between the products of a block, activations are bf16; the residual, gains, shifts, gates and moments are f32. ATen
-//! has no operator with such operands: it casts, normalises, scales and adds in separate passes, each over all tokens.
+//! Between the products of a transformer block, activations are bf16; the residual stream, gains, shifts, gates and
+//! moments are f32. ATen has no operator with such mixed operands: it casts, normalises, scales and adds in separate
+//! passes over all tokens.
 //!
-//! `kernels.cu` is compiled when the first tensor arrives, for the GPU at hand, by the run-time compiler that torch
-//! brings along (`nvrtc`); `driver` launches it, `launch` chooses grids and blocks. Launches go to the default stream,
-//! which is where `tch` queues everything, so operands have been queued before, and torch may reuse the memory of an
-//! operand as soon as the call returns.
+//! The `.cu` files are compiled by NVRTC, which torch ships, for the GPU at hand when its first tensor arrives.
+//! `driver` launches them, `launch` chooses grids and blocks. Launches go to the default stream, which `tch` always
+//! uses: operands have been queued before, and torch may reuse an operand's memory as soon as the call returns.
 //!
-//! Every function returns `None` where it cannot serve a call: tensors on the CPU, a GPU without compiler or driver
-//! (which is said once), or operands of another dtype, width or layout. The caller then asks ATen. `ROLL_FUSED=0` refuses
-//! every call, to compare.
+//! Every function returns `None` if it does not support a call: tensors on the CPU, a GPU without NVRTC or driver
+//! (which is logged once), or operands of another dtype, width or layout. The caller then uses ATen. `ROLL_FUSED=0`
+//! disables the kernels, for comparisons.
 
 mod driver;
 mod launch;
@@ -25,20 +25,21 @@ use tch::{Device, Kind, Tensor};
 
 use launch::{Argument, Kernel, Launch, MOST_ROWS, Machine, Shape, WIDEST};
 
-/// `(x - mean) / sqrt(variance + eps) * gain + shift`. Operands: x `[L, D]` f32, gain and shift `[1, D]` or `[L, D]` f32.
-/// Gives `[L, D]` bf16, and mean and `1 / sqrt(variance + eps)` of each row, `[L, 2]` f32.
+/// Layer norm: `(x - mean) / sqrt(variance + eps) * gain + shift`. Operands: x `[L, D]` f32, gain and shift `[1, D]` or
+/// `[L, D]` f32. Returns `[L, D]` bf16, and mean and `1 / sqrt(variance + eps)` of each row, `[L, 2]` f32.
 pub(super) fn layer_norm(x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
     On(&*machine(x)?).layer_norm(x, gain, shift, eps)
 }
 
-/// The gradient of x, `[L, D]` f32, given that of the result, `[L, D]` bf16; moments as [`layer_norm`] gives them.
+/// The gradient of x, `[L, D]` f32, given the gradient of the result, `[L, D]` bf16, and the moments that
+/// [`layer_norm`] returned.
 pub(super) fn layer_norm_pull(x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
     On(&*machine_of_narrow(d_y)?).layer_norm_pull(x, gain, moments, d_y)
 }
 
-/// `x / sqrt(mean of x^2 + eps) * gain` over whole rows, then, if angles are given, neighbouring pairs of each head turned
-/// by them. Operands: x `[L, H * d]` bf16, gain `[1, H * d]` f32, cosine and sine `[L, d / 2]` f32. Gives `[L, H * d]`
-/// bf16, and the inverse root of each row, `[L, 1]` f32.
+/// RMS norm over whole rows, `x / sqrt(mean of x^2 + eps) * gain`, followed by rotary embedding of the adjacent pairs
+/// of each head if angles are given. Operands: x `[L, H * d]` bf16, gain `[1, H * d]` f32, cosine and sine `[L, d / 2]`
+/// f32. Returns `[L, H * d]` bf16, and the inverse root mean square of each row, `[L, 1]` f32.
 pub(super) fn rms_rope(
     x: &Tensor,
     gain: &Tensor,
@@ -49,8 +50,8 @@ pub(super) fn rms_rope(
     On(&*machine_of_narrow(x)?).rms_rope(x, gain, eps, turn, heads)
 }
 
-/// The gradient of x, `[L, H * d]` bf16, given that of the result, of the same shape and dtype; `inverse` as
-/// [`rms_rope`] gives it.
+/// The gradient of x, `[L, H * d]` bf16, given the gradient of the result (same shape and dtype) and the `inverse` that
+/// [`rms_rope`] returned.
 pub(super) fn rms_rope_pull(
     x: &Tensor,
     gain: &Tensor,
@@ -62,34 +63,35 @@ pub(super) fn rms_rope_pull(
     On(&*machine_of_narrow(x)?).rms_rope_pull(x, gain, inverse, turn, heads, d_y)
 }
 
-/// `x + gate * y`, f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32, ones if there is none.
+/// Returns `x + gate * y` as f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32 (ones by default).
 pub(super) fn gated_add(x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
     On(&*machine_of_narrow(y)?).gated_add(x, y, gate)
 }
 
-/// `d_z * gate`, bf16: the gradient of y of [`gated_add`], given that of the result, `[L, D]` f32.
+/// The gradient of y of [`gated_add`], `d_z * gate` as bf16, given the gradient of the result, `[L, D]` f32.
 pub(super) fn gate_pull(d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
     On(&*machine(d_z)?).gate_pull(d_z, gate)
 }
 
-/// `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, the norm being that of a row. Operands: x `[L, C]`, f32
-/// or bf16, gain `[1, C]` f32. Written to `y`, which is like x.
+/// SiLU of a row-wise RMS norm: `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, where `|x|` is the
+/// norm of a row. Operands: x `[L, C]` f32 or bf16, gain `[1, C]` f32. Writes to `y`, which has the shape and dtype of
+/// x.
 pub(super) fn channel_norm_silu(x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
     On(&*machine_of_rows(x)?).channel_norm_silu(x, gain, least, y)
 }
 
-/// The gradient of x, which is like x, given that of [`channel_norm_silu`]'s result, also like x.
+/// The gradient of x, given the gradient of [`channel_norm_silu`]'s result; both have the shape and dtype of x.
 pub(super) fn channel_norm_silu_pull(x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
     On(&*machine_of_rows(x)?).channel_norm_silu_pull(x, gain, least, d_y)
 }
 
-/// Parameters, first and second moments after an update, of parameters, gradient, first and second moment: all f32, in a
-/// line of one length.
+/// One AdamW update. Operands: parameters, gradient, first and second moment, all f32, one-dimensional, of one length.
+/// Returns the new parameters, first and second moments.
 pub(super) fn adam(operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
     On(&*machine(operands[0])?).adam(operands, update)
 }
 
-/// The GPU that a tensor is on.
+/// The GPU of a tensor; `None` if it is on the CPU or its GPU cannot run the kernels.
 fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     match tensor.device() {
         Device::Cuda(number) => driver::gpu(number),
@@ -97,17 +99,18 @@ fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     }
 }
 
-/// As [`machine`], of a bf16 operand: where all is f32, nothing is compiled, and nobody is told that it cannot be.
+/// Returns [`machine`] for bf16 operands only. In pure f32 runs the kernels are neither compiled nor is their absence
+/// logged.
 fn machine_of_narrow(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     (tensor.kind() == Kind::BFloat16).then(|| machine(tensor)).flatten()
 }
 
-/// As [`machine`], of an operand whose memory has rows: where volumes lie otherwise, nothing is compiled for them.
+/// Returns [`machine`] for matrices only: nothing is compiled for volumes in another layout.
 fn machine_of_rows(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     (tensor.dim() == 2).then(|| machine(tensor)).flatten()
 }
 
-/// The functions above on one machine.
+/// The functions above, on one machine.
 struct On<'a, M: Machine + ?Sized>(&'a M);
 
 impl<M: Machine + ?Sized> On<'_, M> {
@@ -305,13 +308,13 @@ impl<M: Machine + ?Sized> On<'_, M> {
         Some(new)
     }
 
-    /// `None` if the launch was refused: nothing is written then, and the machine has said why.
+    /// Launches a kernel. `None` if the launch failed; nothing is written then, and the machine has logged why.
     fn run(&self, kernel: Kernel, shape: Shape, arguments: impl Into<Vec<Argument>>) -> Option<()> {
         self.0.launch(&mut Launch::new(kernel, shape, arguments)).ok()
     }
 }
 
-/// Whether the dtype is this one, and the memory can be read in order, 16 bytes at a time.
+/// Whether the tensor has this dtype and device, is contiguous, and is aligned to 16 bytes.
 fn can_be_read(tensor: &Tensor, kind: Kind, device: Device) -> bool {
     tensor.kind() == kind
         && tensor.device() == device
@@ -319,7 +322,8 @@ fn can_be_read(tensor: &Tensor, kind: Kind, device: Device) -> bool {
         && (tensor.data_ptr() as usize).is_multiple_of(16)
 }
 
-/// The shape and place of the operands of one call. Its methods return `None` for operands that the kernels do not serve.
+/// The shape and device of the operands of one call. Its methods return `None` for operands that the kernels do not
+/// support.
 struct Rows {
     rows: i32,
     width: i32,
@@ -336,7 +340,7 @@ impl Rows {
         (known && found.is_served(x, kind)).then_some(found)
     }
 
-    /// For the kernels that hold a row in registers.
+    /// Checks the width for kernels that hold a row in registers.
     fn with_sums(self) -> Option<Self> {
         (self.width <= WIDEST).then_some(self)
     }
@@ -361,7 +365,7 @@ impl Rows {
         self.expect(tensor, [1, self.width.into()], Kind::Float)
     }
 
-    /// From a row of `operand` to that of the next token: 0 if all tokens share one.
+    /// The row stride of `operand`: 0 if all tokens share one row.
     fn stride(&self, operand: &Tensor) -> Option<i32> {
         match self.expect_one_row(operand) {
             Some(()) => Some(0),
@@ -373,8 +377,9 @@ impl Rows {
         gate.map_or(Some(0), |gate| self.stride(gate))
     }
 
-    /// Cosines and sines, and how many there are for a token. A thread turns four pairs, which must be of one head; it
-    /// finds them by a mask, for a division takes as long as the turning.
+    /// Cosines and sines, and their number per token. A thread rotates four pairs, which must belong to one head; the
+    /// number per head must be a power of two, because the kernel masks indices instead of dividing (a division takes
+    /// as long as the rotation).
     fn angles(&self, turn: Option<[&Tensor; 2]>, heads: i64) -> Option<([Argument; 2], i32)> {
         let Some(turn) = turn else { return Some(([Argument::NONE; 2], 0)) };
         let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;

@@ -1,7 +1,8 @@
-//! CUDA's run-time compiler: finding it, and machine code of `kernels.cu` for one kind of GPU.
+//! NVRTC, CUDA's run-time compiler: finds the library and compiles the kernels for one GPU architecture.
 //!
-//! Declared from `nvrtc.h`, whose functions are the same in CUDA 11.2 to 13. The crate `cudarc` declares them too, but
-//! looks for the library by name alone, and panics without it. Torch's wheels keep it in a folder that no loader searches.
+//! The declarations follow `nvrtc.h`, whose functions are the same in CUDA 11.2 to 13. The crate `cudarc` declares them
+//! too, but it looks for the library by name only and panics without it; torch's wheels keep the library in a folder
+//! that no loader searches.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -10,19 +11,19 @@ use std::ptr::{null, null_mut};
 
 use libloading::Library;
 
-/// The kernels.
+/// The source of all kernels.
 pub(super) const SOURCE: &str =
     concat!(include_str!("kernels.cu"), "\n", include_str!("channel_norm.cu"), "\n", include_str!("adam.cu"));
 
-/// For the loader, where torch's own folders have none. Newest first: an old one does not know new GPUs.
+/// Names for the system's loader, if torch's folders have none. Newest first: an old one does not know new GPUs.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-/// Libraries that stand in the folder of the compiler, or in one beside it.
+/// Libraries whose folder, or a neighbouring folder, contains the compiler.
 const NEIGHBOURS: [&str; 5] = ["libnvrtc.", "libcudart", "libtorch_cuda", "libc10_cuda", "libcublas"];
 
 type Program = *mut c_void;
 type Strings = *const *const c_char;
 
-/// The functions of the compiler that are used here.
+/// The NVRTC functions that are used here.
 pub(super) struct Nvrtc {
     create: unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int,
     compile: unsafe extern "C" fn(Program, c_int, Strings) -> c_int,
@@ -37,19 +38,19 @@ pub(super) struct Nvrtc {
     file: String,
 }
 
-/// The form that [`Nvrtc::compile`] makes.
+/// The output of [`Nvrtc::compile`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
-    /// Machine code of one architecture, which loads in milliseconds and asks nothing of the driver.
+    /// Machine code (CUBIN) of one architecture, which loads in milliseconds without the driver's compiler.
     Code,
-    /// What `ptxas` and other tools read.
+    /// PTX, which `ptxas` and other tools read.
     #[cfg_attr(not(test), allow(dead_code, reason = "tests count registers with it"))]
     Ptx,
 }
 
 impl Nvrtc {
-    /// The compiler that stands beside torch's libraries, else the one that the system's loader finds. Fails with the
-    /// missing part.
+    /// Loads the NVRTC near torch's libraries, else the one that the system's loader finds. Fails with the missing
+    /// part.
     pub(super) fn load() -> Result<Self, String> {
         let beside = beside_loaded();
         let mut reasons = Vec::new();
@@ -66,7 +67,7 @@ impl Nvrtc {
         ))
     }
 
-    /// Loads the compiler at a path or of a name.
+    /// Loads NVRTC from a path or by name.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         open_builtins(path);
         let library = open(path)?;
@@ -86,18 +87,18 @@ impl Nvrtc {
                 file: path.display().to_string(),
             }
         };
-        // Never unloaded: the functions are kept, and threads of its own may run in it.
+        // Never unloaded: the function pointers are kept, and the library may have threads of its own.
         std::mem::forget(library);
         Ok(found)
     }
 
-    /// The name or path that it was loaded by.
+    /// The name or path from which it was loaded.
     #[cfg(test)]
     pub(super) fn file(&self) -> &str {
         &self.file
     }
 
-    /// `source` for an architecture such as `sm_90`. Fails with the compiler's own words.
+    /// Compiles `source` for an architecture such as `sm_90`. Fails with NVRTC's log.
     pub(super) fn compile(&self, source: &str, architecture: &str, output: Output) -> Result<Vec<u8>, String> {
         let source = CString::new(source).map_err(|_| "the source of the kernels has a zero byte".to_string())?;
         let architecture = match output {
@@ -110,7 +111,7 @@ impl Nvrtc {
         // SAFETY: strings end with a zero byte and outlive the call; no headers are given.
         let code = unsafe { (self.create)(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), 0, null(), null()) };
         self.check("nvrtcCreateProgram", code)?;
-        // SAFETY: as above, for as many options as are said.
+        // SAFETY: as above; the number of options matches.
         let compiled = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", compiled) {
             Ok(()) => match output {
@@ -123,12 +124,12 @@ impl Nvrtc {
                 Err(format!("{error} for {architecture}: {log}"))
             }
         };
-        // SAFETY: made above, and not used hereafter.
+        // SAFETY: created above, and not used afterwards.
         unsafe { (self.destroy)(&mut program) };
         result
     }
 
-    /// The bytes that `get` writes, as many as `size` says.
+    /// Returns the bytes that `get` writes; `size` returns their number.
     fn bytes(
         &self,
         program: Program,
@@ -139,7 +140,7 @@ impl Nvrtc {
         // SAFETY: the program is alive.
         self.check("nvrtcGet...Size", unsafe { size(program, &mut count) })?;
         let mut bytes = vec![0u8; count];
-        // SAFETY: there is room for as many bytes as the library has said.
+        // SAFETY: the buffer has the size that the library reported.
         self.check("nvrtcGet...", unsafe { get(program, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
@@ -148,40 +149,40 @@ impl Nvrtc {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: gives a constant string for every code.
+        // SAFETY: returns a constant string for every code.
         let text = unsafe { text((self.error)(code)) };
         Err(format!("{call} of {} failed with {code} ({text})", self.file))
     }
 }
 
-/// A library, with the reason as a sentence if it cannot be loaded.
+/// Loads a library; the error is a sentence with the reason.
 pub(super) fn open(path: &Path) -> Result<Library, String> {
-    // SAFETY: libraries of NVIDIA, whose initialisers do nothing that this process must know of.
+    // SAFETY: the initialisers of NVIDIA's libraries have no effect outside of the libraries.
     unsafe { Library::new(path) }.map_err(|e| {
-        // The loader's own words are the error's source.
+        // The loader's message is the source of the error.
         let reason = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
         format!("{} cannot be loaded: {reason}", path.display())
     })
 }
 
-/// A function of a library that stays loaded.
+/// Returns a function of a library, which must stay loaded.
 ///
 /// # Safety
-/// `F` is the type of the function of that name.
+/// `F` must be the type of the function with that name.
 pub(super) unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
     // SAFETY: as the caller promises.
     unsafe { library.get::<F>(name) }.map(|found| *found).map_err(|e| format!("{name} is missing: {e}"))
 }
 
 /// # Safety
-/// A C string that lives long enough to be copied, or null.
+/// `at` must be null or a valid C string for the duration of the call.
 pub(super) unsafe fn text(at: *const c_char) -> String {
     // SAFETY: as the caller promises.
     if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned() }
 }
 
-/// The compiler opens a second library by its bare name, which the loader finds in no folder of torch's: but it takes one
-/// that is loaded already.
+/// Preloads `libnvrtc-builtins`. NVRTC opens it by its bare name, which the loader does not find in torch's folders,
+/// but a library that is already loaded is used.
 fn open_builtins(compiler: &Path) {
     let Some(directory) = compiler.parent().filter(|d| !d.as_os_str().is_empty()) else { return };
     for path in files(directory) {
@@ -193,21 +194,21 @@ fn open_builtins(compiler: &Path) {
     }
 }
 
-/// Compilers in the folders of the CUDA libraries that this process has loaded, and in folders beside those.
+/// NVRTC libraries in and near the folders of the CUDA libraries that this process has loaded.
 fn beside_loaded() -> Vec<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     compilers(&loaded(&maps))
 }
 
-/// The folders of CUDA's and torch's libraries in the memory map of a process.
+/// The folders of CUDA's and torch's libraries in a process's memory map.
 fn loaded(maps: &str) -> BTreeSet<PathBuf> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
     let cuda = paths.filter(|path| NEIGHBOURS.iter().any(|name| name_of(path).starts_with(name)));
     cuda.filter_map(|path| path.parent().map(Path::to_path_buf)).collect()
 }
 
-/// In `folders` themselves; then in those of NVIDIA's packages: `torch/lib` has `nvidia/*/lib` two folders up, and
-/// `nvidia/cuda_runtime/lib` its like.
+/// NVRTC libraries in `folders`, then in the folders of NVIDIA's packages: `nvidia/*/lib`, two levels above `torch/lib`
+/// or `nvidia/cuda_runtime/lib`.
 fn compilers(folders: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = folders.iter().cloned().collect();
     for folder in folders {
@@ -233,8 +234,8 @@ fn compilers(folders: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     found
 }
 
-/// `libnvrtc.so.13`, or `libnvrtc-672ee683.so.12` in the archives of libtorch; but not its second library, nor the
-/// variant for old processors.
+/// Whether a file is NVRTC, e.g. `libnvrtc.so.13`, or `libnvrtc-672ee683.so.12` in libtorch's archives. Excludes its
+/// second library and the variant for old processors.
 fn is_compiler(name: &str) -> bool {
     name.starts_with("libnvrtc") && name.contains(".so") && !name.contains("builtins") && !name.contains(".alt.")
 }

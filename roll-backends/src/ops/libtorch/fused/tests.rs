@@ -1,4 +1,5 @@
-//! The kernels against the same formulas in f64: on the CPU, where fibres stand for the threads of a GPU, and on a GPU.
+//! The fused kernels, compared with the same formulas in f64: on the CPU, where fibres emulate the threads of a GPU,
+//! and on a GPU.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -10,18 +11,18 @@ use super::nvrtc::{Nvrtc, Output, SOURCE};
 use super::*;
 
 const EPS: f64 = 1e-6;
-/// Half of the last place of bf16, relative.
+/// Half a unit in the last place of bf16, relative.
 const BF16: f64 = 1.0 / 256.0;
-/// Rows and heads, for widths that are no multiple of a warp's or a block's.
+/// Widths and numbers of heads, some of which are not multiples of a warp's or block's size.
 const WIDTHS: [(i64, i64); 6] = [(8, 1), (40, 5), (128, 2), (1536, 12), (5120, 40), (13_824, 108)];
 
-/// Those of the published VAEs among them.
+/// Channel counts, including those of the published VAEs.
 const CHANNELS: [i64; 6] = [8, 96, 128, 192, 384, 512];
 
 type Emulate = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_uint, *const c_uint, c_int) -> c_int;
 
-/// Runs kernels on the CPU: the C compiler makes them of the same source. The threads of a block take turns, from the
-/// first to the last or the other way round.
+/// Runs the kernels on the CPU: a C compiler builds them from the same source. The threads of a block take turns, in
+/// ascending or descending order.
 #[derive(Clone, Copy)]
 struct Emulation {
     emulate: Emulate,
@@ -32,7 +33,7 @@ impl Machine for Emulation {
     fn launch(&self, launch: &mut Launch) -> Result<(), String> {
         let (name, grid, block) = (launch.kernel.name(), launch.grid, launch.block);
         let mut parameters = launch.parameters();
-        // SAFETY: parameters as the kernel takes them; they point to tensors of the CPU.
+        // SAFETY: the parameters are those of the kernel and point to CPU tensors.
         let code = unsafe {
             (self.emulate)(
                 name.as_ptr(),
@@ -42,12 +43,12 @@ impl Machine for Emulation {
                 c_int::from(self.from_the_last),
             )
         };
-        assert_eq!(code, 0, "{name:?}: some threads of a block wait in vain in this line of kernels.cu");
+        assert_eq!(code, 0, "{name:?}: some threads of a block do not reach the barrier of this line of kernels.cu");
         Ok(())
     }
 }
 
-/// `None`, said aloud, where there is no C compiler.
+/// The emulation; `None`, with a skip message, without a C compiler.
 fn emulation() -> Option<Emulation> {
     static BUILT: OnceLock<Result<Emulate, String>> = OnceLock::new();
     match BUILT.get_or_init(build) {
@@ -69,13 +70,13 @@ fn build() -> Result<Emulate, String> {
         .map_err(|error| format!("cc: {error}"))?;
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let library = nvrtc::open(&at("libkernels.so"))?;
-    // SAFETY: declared so in emulate.c.
+    // SAFETY: the signature is that of emulate.c.
     let emulate = unsafe { nvrtc::symbol(&library, "emulate") };
     std::mem::forget(library);
     emulate
 }
 
-/// Numbers between -4 and 4, the same for the same seed.
+/// Deterministic numbers between -4 and 4.
 fn noise(rows: i64, width: i64, seed: i64, device: Device) -> Tensor {
     let places = Tensor::arange(rows * width, (Kind::Double, device)) + seed * 1_000_003;
     ((places * 12.9898).sin() * 43_758.545_3).frac().reshape([rows, width]) * 4.0
@@ -85,7 +86,7 @@ fn mean(x: &Tensor) -> Tensor {
     x.mean_dim([1i64].as_slice(), true, None::<Kind>)
 }
 
-/// Asserts that every number of `found` is within `relative` of its exact value, with room for cancellation in f32.
+/// Asserts that every number of `found` is within `relative` of its exact value, with a margin for cancellation in f32.
 fn assert_near(what: &str, found: &Tensor, exact: &Tensor, relative: f64) {
     assert_eq!(found.size(), exact.size(), "{what}");
     let exact_size = exact.abs();
@@ -93,10 +94,10 @@ fn assert_near(what: &str, found: &Tensor, exact: &Tensor, relative: f64) {
     let excess = (found.to_kind(Kind::Double) - exact).abs() - room;
     assert_eq!(f64::try_from(excess.isfinite().logical_not().sum(Kind::Double)).unwrap(), 0.0, "{what}: not finite");
     let excess = f64::try_from(excess.max()).unwrap();
-    assert!(excess <= 0.0, "{what}: {excess:e} beyond what rounding explains");
+    assert!(excess <= 0.0, "{what}: error exceeds the rounding bound by {excess:e}");
 }
 
-/// Pairs of `[L, H * d]` turned by angles, `[L, d / 2]`.
+/// Rotates the pairs of `[L, H * d]` by angles, `[L, d / 2]`.
 fn turned(x: &Tensor, [cos, sin]: [&Tensor; 2], heads: i64) -> Tensor {
     let (rows, half) = (x.size()[0], cos.size()[1]);
     let pairs = x.reshape([rows, heads, half, 2]);
@@ -105,7 +106,7 @@ fn turned(x: &Tensor, [cos, sin]: [&Tensor; 2], heads: i64) -> Tensor {
     Tensor::stack(&[&even * &cos - &odd * &sin, even * sin + odd * cos], 3).reshape(x.size())
 }
 
-/// Asserts the norms and gates at one shape, with operands shared by all rows or `per_row`.
+/// Checks the norms and gates at one shape, with operands shared by all rows or `per_row`.
 fn check_layers<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2], per_row: bool) {
     let what = |name: &str| format!("{name} of [{rows}, {width}], operands per row: {per_row}");
     let operands = if per_row { rows } else { 1 };
@@ -141,7 +142,7 @@ fn check_layers<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, widt
     }
 }
 
-/// Asserts the RMS norm at one shape, with and without angles.
+/// Checks the RMS norm at one shape, with and without angles.
 fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2], heads: i64) {
     let what = |name: &str| format!("{name} of [{rows}, {width}], {heads} heads");
     let double = |x: &Tensor| x.to_kind(Kind::Double);
@@ -170,7 +171,7 @@ fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]:
     }
 }
 
-/// Asserts the channel norm at one shape, in f32 and bf16. The first row is zeros.
+/// Checks the channel norm at one shape, in f32 and bf16. The first row is zero.
 fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2]) {
     const LEAST: f32 = 1e-12;
     let double = |x: &Tensor| x.to_kind(Kind::Double);
@@ -181,7 +182,7 @@ fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows
         if rows > 1 {
             let _ = x.narrow(0, 0, 1).zero_();
         }
-        // Into a part of a larger tensor.
+        // Writes into a part of a larger tensor.
         let larger = Tensor::full([rows + 2, width], 7.0, (kind, device));
         let y = larger.narrow(0, 2, rows);
         on.channel_norm_silu(&x, &gain, LEAST, &y).expect("served");
@@ -198,7 +199,7 @@ fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows
         let slope = &sigmoid + &scaled * &sigmoid * (1.0 - &sigmoid);
         let d = double(&d_y) * slope * double(&gain);
         let exact = (&d - &normed * mean(&(&d * &normed))) * &factors;
-        // A row of zeros is divided by almost nothing.
+        // A row of zeros is divided by nearly zero, so its gradient is only checked to be finite.
         let from = i64::from(rows > 1);
         let but_first = |x: &Tensor| x.narrow(0, from, rows - from);
         assert_near(&what("channel_norm_pull"), &but_first(&d_x), &but_first(&exact), relative);
@@ -207,7 +208,7 @@ fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows
     }
 }
 
-/// Asserts an update of `count` parameters, written either way.
+/// Checks an update of `count` parameters, with either rounding.
 fn check_adam<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, count: i64) {
     let line = |seed: i64| noise(1, count, seed, device).to_kind(Kind::Float).reshape([count]);
     let [p, g, m] = [1, 2, 3].map(line);
@@ -313,22 +314,22 @@ fn fused_kernels_leave_to_aten_what_they_do_not_know() {
     assert!(on.gated_add(&x, &y, Some(&row)).is_some());
     assert!(on.gated_add(&x, &x, Some(&row)).is_none(), "a sum that is not bf16");
     assert!(on.gated_add(&x, &y, Some(&two)).is_none(), "a gate of two rows for four");
-    assert!(on.gated_add(&x, &y, Some(&row.expand([4, 16], false))).is_none(), "rows that are the same memory");
+    assert!(on.gated_add(&x, &y, Some(&row.expand([4, 16], false))).is_none(), "rows that share memory");
     assert!(on.gate_pull(&x.to_kind(Kind::Double), None).is_none(), "f64");
-    assert!(on.gate_pull(&zeros([4, 12], Kind::Float), None).is_none(), "a width that is no multiple of 8");
+    assert!(on.gate_pull(&zeros([4, 12], Kind::Float), None).is_none(), "a width that is not a multiple of 8");
     assert!(on.gate_pull(&zeros([16, 8], Kind::Float).tr(), None).is_none(), "a transposed matrix");
     assert!(on.gate_pull(&zeros([0, 16], Kind::Float), None).is_none(), "no rows");
     let misplaced = Tensor::zeros([65], (Kind::Float, Device::Cpu)).narrow(0, 1, 64).view([4, 16]);
-    assert!(on.gate_pull(&misplaced, None).is_none(), "memory that does not start at 16 bytes");
+    assert!(on.gate_pull(&misplaced, None).is_none(), "memory that is not 16-byte aligned");
     let wide = i64::from(WIDEST) + 8;
     let wide_row = zeros([1, wide], Kind::Float);
-    assert!(on.layer_norm(&wide_row, &wide_row, &wide_row, EPS).is_none(), "a row that registers do not hold");
+    assert!(on.layer_norm(&wide_row, &wide_row, &wide_row, EPS).is_none(), "a row that does not fit in registers");
     let angles = zeros([4, 4], Kind::Float);
     assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 2).is_some());
     assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 1).is_none(), "angles of another head");
     let two = zeros([4, 2], Kind::Float);
-    assert!(on.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "heads that are no multiple of 8 wide");
-    // On the CPU, there is nothing to launch on.
+    assert!(on.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "a head width that is not a multiple of 8");
+    // Tensors on the CPU have no machine.
     assert!(layer_norm(&x, &row, &row, EPS).is_none() && gate_pull(&x, None).is_none());
 }
 
@@ -368,18 +369,18 @@ fn fused_kernels_compile_for_gpus_and_spill_no_registers() {
     }
 }
 
-/// `ptxas` of the compiler's own toolkit, else that of the path.
+/// The `ptxas` of NVRTC's own toolkit, else the one in PATH.
 fn assembler(nvrtc: &Nvrtc) -> PathBuf {
     let beside = Path::new(nvrtc.file()).parent().map(|lib| lib.join("../bin/ptxas"));
     beside.filter(|path| path.exists()).unwrap_or_else(|| "ptxas".into())
 }
 
-/// A GPU, with the kernels compiled for it.
+/// A GPU with the kernels compiled for it; `None`, with a skip message, without a GPU.
 fn usable_gpu() -> Option<Arc<driver::Gpu>> {
     if !tch::Cuda::is_available() {
         roll_testing::skip!("libtorch finds no GPU", needs = "gpu");
     }
-    Some(driver::gpu(0).expect("a GPU that torch works on compiles the kernels (the warning above says why not)"))
+    Some(driver::gpu(0).expect("the kernels compile on any GPU that torch supports (the warning above has the reason)"))
 }
 
 #[test]
@@ -405,7 +406,7 @@ fn fused_kernels_agree_with_f64_on_a_gpu() {
         eprintln!("{kernel:?}: {registers} registers, {spilled} bytes spilled");
         assert_eq!(spilled, 0, "{kernel:?}");
     }
-    // A 14B model's block at 81 frames of 480 x 480.
+    // The block of a 14B model at 81 frames of 480 x 480.
     check_layers(&on, device, [18_900, 5120], false);
     check_rms(&on, device, [18_900, 5120], 40);
 }
@@ -452,7 +453,7 @@ fn fused_bandwidth() {
     let pull = || drop(on.rms_rope_pull(&narrow, &row, &inverse, turn, 40, &narrow).unwrap());
     measure("rms_rope_pull", 6, &pull);
     measure("gated_add", 10, &|| drop(on.gated_add(&x, &narrow, Some(&row)).unwrap()));
-    // As many numbers as the last stage of the VAE's decoder has in a chunk at 480 x 480, within a tenth.
+    // About the size (within a tenth) of a chunk in the last stage of the VAE's decoder at 480 x 480.
     let (volume, channels) = (x.reshape([rows * width / 96, 96]), row.narrow(1, 0, 96).contiguous());
     for (volume, size) in [(&volume.to_kind(Kind::BFloat16), 2), (&volume, 4)] {
         let to = volume.empty_like();

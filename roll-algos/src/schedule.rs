@@ -1,0 +1,170 @@
+//! The noise levels that a flow-matching sampler passes through.
+//!
+//! Pure numbers. A shift `s` bends a noise level `t` in [0, 1] towards noise: `sigma = s t / (1 + (s - 1) t)`. Tables
+//! are computed in f32 where the reference does: whether a timestep stands above or below an expert's boundary is
+//! decided by its rounded value.
+
+use roll_core::{Error, Result, Sigma, Timestep};
+
+/// Timesteps of pure noise; the networks were trained on this scale.
+const TRAIN_TIMESTEPS: f32 = 1000.0;
+
+/// A descending table of noise levels: `n` steps pass from entry to entry of `n + 1`, the last of which is the data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlowSchedule {
+    sigmas: Vec<f32>,
+    timesteps: Vec<f32>,
+}
+
+impl FlowSchedule {
+    /// `steps` steps from pure noise to data: `t = linspace(1000, 0, steps + 1) / 1000`, shifted. The table of
+    /// training.
+    pub fn new(steps: usize, shift: f64) -> Result<Self> {
+        check(steps, shift)?;
+        let step = -f64::from(TRAIN_TIMESTEPS) / steps as f64;
+        let linear = (0..steps).map(|i| (i as f64 * step + f64::from(TRAIN_TIMESTEPS)) as f32 / TRAIN_TIMESTEPS);
+        Ok(Self::shifted(linear, shift))
+    }
+
+    /// The table of Wan's official UniPC sampler: `t = linspace(0.999, 0, steps + 1)`, shifted; the timesteps that the
+    /// model receives are truncated to integers.
+    pub fn unipc(steps: usize, shift: f64) -> Result<Self> {
+        check(steps, shift)?;
+        // In f64 from an f32 number, as there: a last bit decides which whole number is below a timestep.
+        let first = f64::from(0.999f32);
+        let linear = (0..steps).map(|i| i as f64 * (-first / steps as f64) + first);
+        let levels: Vec<f64> = linear.map(|t| shift * t / (1.0 + (shift - 1.0) * t)).collect();
+        let timesteps = levels.iter().map(|s| (s * f64::from(TRAIN_TIMESTEPS)).trunc() as f32).chain([0.0]).collect();
+        Ok(Self { sigmas: levels.iter().map(|s| *s as f32).chain([0.0]).collect(), timesteps })
+    }
+
+    /// As [`FlowSchedule::new`], but begins at noise level `strength` in (0, 1] before the shift: to start from partly
+    /// noised data. Its table rounds as DiffSynth's `FlowMatchScheduler` does.
+    pub fn from_strength(steps: usize, shift: f64, strength: f64) -> Result<Self> {
+        check(steps, shift)?;
+        if !(strength > 0.0 && strength <= 1.0) {
+            return Err(Error::config("strength", format!("must be above 0 and at most 1, found {strength}")));
+        }
+        let start = strength as f32;
+        let step = -start / steps as f32;
+        // `torch.linspace` counts from the nearer end and rounds product and sum at once.
+        let linear = (0..steps).map(|i| match i < steps.div_ceil(2) {
+            true => step.mul_add(i as f32, start),
+            false => -step * (steps - i) as f32,
+        });
+        Ok(Self::shifted(linear, shift))
+    }
+
+    /// Passes through the given timesteps of the unshifted schedule, shifted: distilled models list theirs
+    /// (`[1000, 750, 500, 250]` with shift 5).
+    pub fn from_timesteps(timesteps: &[u32], shift: f64) -> Result<Self> {
+        check(timesteps.len(), shift)?;
+        let descends = timesteps.windows(2).all(|w| w[0] > w[1]);
+        if !descends || timesteps.iter().any(|&t| t == 0 || t > TRAIN_TIMESTEPS as u32) {
+            return Err(Error::config(
+                "timesteps",
+                format!("must descend within 1 to {TRAIN_TIMESTEPS}, found {timesteps:?}"),
+            ));
+        }
+        Ok(Self::shifted(timesteps.iter().map(|&t| t as f32 / TRAIN_TIMESTEPS), shift))
+    }
+
+    fn shifted(linear: impl Iterator<Item = f32>, shift: f64) -> Self {
+        let (shift, excess) = (shift as f32, (shift - 1.0) as f32);
+        let sigmas: Vec<f32> = linear.map(|t| shift * t / (1.0 + excess * t)).chain([0.0]).collect();
+        let timesteps = sigmas.iter().map(|s| s * TRAIN_TIMESTEPS).collect();
+        Self { sigmas, timesteps }
+    }
+
+    /// Number of steps, one less than the table has entries.
+    pub fn steps(&self) -> usize {
+        self.sigmas.len() - 1
+    }
+
+    /// All noise levels, the last one 0.
+    pub fn sigmas(&self) -> &[f32] {
+        &self.sigmas
+    }
+
+    /// All noise levels on the model's scale, the last one 0.
+    pub fn timesteps(&self) -> &[f32] {
+        &self.timesteps
+    }
+
+    /// Noise level before step `i`, or after the last step for `i == steps()`. Panics beyond.
+    pub fn sigma(&self, i: usize) -> Sigma {
+        Sigma(f64::from(self.sigmas[i]))
+    }
+
+    /// The same on the model's scale.
+    pub fn timestep(&self, i: usize) -> Timestep {
+        Timestep(f64::from(self.timesteps[i]))
+    }
+
+    /// `sigma_{i+1} - sigma_i`, negative: the factor of the velocity in step `i < steps()`. Panics beyond.
+    pub fn delta(&self, i: usize) -> f32 {
+        self.sigmas[i + 1] - self.sigmas[i]
+    }
+
+    /// Weight of each timestep (without the final 0) in flow-matching training: a bell around the middle, mean one.
+    pub fn training_weights(&self) -> Vec<f32> {
+        let n = self.steps() as f64;
+        let bell = |t: &f32| (-2.0 * ((f64::from(*t) - n / 2.0) / n).powi(2)).exp();
+        let bells: Vec<f64> = self.timesteps[..self.steps()].iter().map(bell).collect();
+        let least = bells.iter().copied().fold(f64::INFINITY, f64::min);
+        let total: f64 = bells.iter().map(|b| b - least).sum();
+        bells.iter().map(|b| ((b - least) * (n / total)) as f32).collect()
+    }
+}
+
+fn check(steps: usize, shift: f64) -> Result<()> {
+    if steps == 0 {
+        return Err(Error::config("num_inference_steps", "must be at least 1"));
+    }
+    if !(shift.is_finite() && shift > 0.0) {
+        return Err(Error::config("shift", format!("must be a positive number, found {shift}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_table_descends_from_its_start_to_the_data() {
+        for schedule in [
+            FlowSchedule::new(7, 3.0).unwrap(),
+            FlowSchedule::from_strength(7, 3.0, 1.0).unwrap(),
+            FlowSchedule::from_timesteps(&[1000, 500, 1], 3.0).unwrap(),
+        ] {
+            assert_eq!(schedule.sigma(0), Sigma(1.0));
+            assert_eq!(schedule.timestep(0), Timestep(1000.0));
+            assert_eq!(schedule.sigma(schedule.steps()), Sigma(0.0));
+            assert!((0..schedule.steps()).all(|i| schedule.delta(i) < 0.0));
+        }
+    }
+
+    #[test]
+    fn a_boundary_belongs_to_the_high_noise_expert() {
+        assert!(!Timestep(900.0).uses_low_noise(0.9));
+        assert!(Timestep(899.9).uses_low_noise(0.9));
+    }
+
+    #[test]
+    fn training_weights_have_mean_one() {
+        let weights = FlowSchedule::new(1000, 5.0).unwrap().training_weights();
+        assert!((weights.iter().sum::<f32>() / 1000.0 - 1.0).abs() < 1e-5);
+    }
+
+    #[test]
+    fn senseless_schedules_are_errors() {
+        assert!(FlowSchedule::new(0, 5.0).is_err());
+        assert!(FlowSchedule::new(4, f64::NAN).is_err());
+        assert!(FlowSchedule::new(4, -1.0).is_err());
+        assert!(FlowSchedule::from_strength(4, 5.0, 1.5).is_err());
+        assert!(FlowSchedule::from_timesteps(&[250, 500], 5.0).is_err());
+        assert!(FlowSchedule::from_timesteps(&[2000], 5.0).is_err());
+    }
+}

@@ -1,0 +1,42 @@
+//! The directory of files that are kept between runs and could be computed again.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The environment variable that names the directory.
+pub const VARIABLE: &str = "ROLL_CACHE";
+
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
+
+/// The directory that [`VARIABLE`] names, or `roll` in `XDG_CACHE_HOME` or `~/.cache`; `variable` looks variables up.
+/// `None` where it says `none`, or there is no home directory.
+pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    match given(VARIABLE) {
+        Some(path) if path.as_os_str() == "none" => None,
+        Some(path) => Some(path),
+        None => {
+            // The XDG specification ignores relative paths.
+            let caches = given("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+            Some(caches.or_else(|| Some(given("HOME")?.join(".cache")))?.join("roll"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_is_that_of_the_environment() {
+        let at = |variables: &[(&str, &str)]| {
+            of(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+        };
+        assert_eq!(at(&[("HOME", "/home/a")]), Some("/home/a/.cache/roll".into()));
+        assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")]), Some("/c/roll".into()));
+        assert_eq!(at(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "c")]), Some("/home/a/.cache/roll".into()));
+        assert_eq!(at(&[("HOME", "/home/a"), (VARIABLE, "/mine")]), Some("/mine".into()));
+        assert_eq!(at(&[("HOME", "/home/a"), (VARIABLE, "none")]), None);
+        assert_eq!(at(&[]), None);
+    }
+}

@@ -1,0 +1,141 @@
+//! Keys of caches: a few characters that identify the inputs of a computation.
+
+use std::fmt::Display;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use roll_core::{Error, Result, Tensor};
+
+/// Files up to this size are read whole.
+const WHOLE: u64 = 16 << 20;
+/// Larger files are sampled: one block every `STRIDE` bytes.
+const STRIDE: u64 = 1 << 20;
+/// Bytes of a block.
+const BLOCK: usize = 4096;
+
+/// A SHA-256 over named parts. Two fingerprints are equal when all parts are, in the same order.
+#[derive(Clone, Debug)]
+pub struct Fingerprint(Sha256);
+
+impl Fingerprint {
+    /// Starts a fingerprint for one kind of object.
+    pub fn new(kind: &str) -> Self {
+        Self(Sha256::new()).text("kind", kind)
+    }
+
+    /// Adds a setting.
+    pub fn text(self, name: &str, value: impl Display) -> Self {
+        self.part(name, value.to_string().as_bytes())
+    }
+
+    /// Adds shape, type and values of a tensor.
+    pub fn tensor(self, name: &str, tensor: &Tensor) -> Self {
+        self.text(name, format_args!("{:?} {:?}", tensor.dtype(), tensor.shape())).part(name, tensor.as_bytes())
+    }
+
+    /// Adds values.
+    pub fn f32s(self, name: &str, values: &[f32]) -> Self {
+        self.part(name, bytemuck::cast_slice(values))
+    }
+
+    /// Adds the contents of a file; its name and time do not count, so that a copy has the same fingerprint. Files
+    /// above 16 MiB contribute a block of 4 KiB in every MiB: weights that were trained on differ everywhere, and
+    /// reading tens of gigabytes for a key would take longer than the cache saves.
+    pub fn file(mut self, path: &Path) -> Result<Self> {
+        let failed = || Error::file("read", path);
+        let mut file = crate::files::open(path).map_err(failed())?;
+        let size = file.metadata().map_err(failed())?.len();
+        self = self.text("bytes", size);
+        if size <= WHOLE {
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map_err(failed())?;
+            return Ok(self.part("contents", &bytes));
+        }
+        let mut block = [0; BLOCK];
+        let last = size - BLOCK as u64;
+        for at in (0..last).step_by(STRIDE as usize).chain([last]) {
+            file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut block)).map_err(failed())?;
+            self.0.update(block);
+        }
+        Ok(self)
+    }
+
+    /// As [`Fingerprint::file`], but every byte counts whatever the size: for programs, of which little changes.
+    pub fn whole_file(self, path: &Path) -> Result<Self> {
+        let bytes = crate::files::read(path, u64::MAX).map_err(Error::file("read", path))?;
+        Ok(self.part("contents", &bytes))
+    }
+
+    /// Lower-case hexadecimal.
+    pub fn finish(self) -> String {
+        self.0.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Lengths are hashed too, so that the end of one part cannot be taken for the beginning of the next.
+    fn part(mut self, name: &str, bytes: &[u8]) -> Self {
+        for piece in [name.as_bytes(), bytes] {
+            self.0.update((piece.len() as u64).to_le_bytes());
+            self.0.update(piece);
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_part_changes_it() {
+        let of = |a: &str, b: &str, t: &Tensor| Fingerprint::new("k").text("a", a).text("b", b).tensor("t", t).finish();
+        let one = Tensor::zeros([2, 3]);
+        let base = of("x", "yz", &one);
+        assert_eq!(base, of("x", "yz", &one));
+        assert_eq!(base.len(), 64);
+        assert_ne!(base, of("xy", "z", &one));
+        assert_ne!(base, of("x", "yz", &Tensor::zeros([3, 2])));
+        assert_ne!(base, of("x", "yz", &Tensor::full([2, 3], 1e-30)));
+        assert_ne!(Fingerprint::new("a").finish(), Fingerprint::new("b").finish());
+        let mut values = vec![0.5f32; 3000];
+        let of = |values: &[f32]| Fingerprint::new("k").f32s("v", values).finish();
+        let before = of(&values);
+        values[2999] = 0.5f32.next_up();
+        assert!(before != of(&values) && before != of(&values[..2999]));
+    }
+
+    #[test]
+    fn a_file_is_its_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        let of = |path: &Path| Fingerprint::new("f").file(path).unwrap().finish();
+        for size in [10usize, (WHOLE + 12345) as usize] {
+            let mut bytes = vec![7u8; size];
+            std::fs::write(&a, &bytes).unwrap();
+            std::fs::write(&b, &bytes).unwrap();
+            assert_eq!(of(&a), of(&b));
+            *bytes.last_mut().unwrap() = 8;
+            std::fs::write(&b, &bytes).unwrap();
+            assert_ne!(of(&a), of(&b));
+        }
+        assert!(Fingerprint::new("f").file(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn of_a_whole_file_every_byte_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let of = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let key = || Fingerprint::new("f");
+            (key().file(&path).unwrap().finish(), key().whole_file(&path).unwrap().finish())
+        };
+        let mut bytes = vec![7u8; (WHOLE + 12345) as usize];
+        let (sampled, whole) = of(&bytes);
+        bytes[BLOCK + 1] = 8; // between two blocks
+        let changed = of(&bytes);
+        assert!(changed.0 == sampled && changed.1 != whole);
+    }
+}

@@ -1,0 +1,198 @@
+//! A service that is asked by POST, for rewards and environments over HTTP.
+//!
+//! What keeps a service from doing harm: a request with its answer ends within a time, and no redirect is followed, so
+//! that body and token go to the one address alone. How much of an answer is read is up to who reads it.
+
+use std::io::Read;
+use std::time::Duration;
+
+use ureq::http::Uri;
+
+use roll_core::registry::check_seconds;
+use roll_core::{Error, Result};
+
+/// How long to wait before asking again, when the service does not say.
+pub const PAUSE: Duration = Duration::from_millis(500);
+/// How long at least, whatever it says.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
+/// Most bytes of an invalid answer that an error quotes.
+const QUOTED: usize = 300;
+
+/// Where a service is and how it is asked, as the options of its section of the configuration say.
+#[derive(Clone, Debug)]
+pub struct ServiceOptions<'a> {
+    /// The section, which errors name: `reward`, `env`.
+    pub section: &'a str,
+    /// Address, `http://...` or `https://...`.
+    pub url: &'a str,
+    /// Environment variable that holds the token, sent as `Authorization: Bearer`.
+    pub token_env: Option<&'a str>,
+    /// Seconds that a request may take with its answer.
+    pub timeout: f64,
+    /// Whether a connection serves several requests. One that the service closed in the meantime fails after the
+    /// request was sent, so that it is unknown whether it arrived.
+    pub keeps_connections: bool,
+}
+
+/// A service.
+pub struct Service {
+    section: String,
+    url: String,
+    agent: ureq::Agent,
+    /// The header `Authorization`.
+    authorization: Option<String>,
+}
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NoAnswer {
+    /// Ask again after a while (429 or 503): nothing was done.
+    Busy(Duration),
+    /// Nobody listens at the address: nothing was done.
+    Absent(String),
+    /// May go better the next time; something may have been done.
+    Failed(String),
+    /// Will not go better.
+    Refused(String),
+}
+
+impl Service {
+    /// The service of `options`; asks nothing yet.
+    ///
+    /// # Errors
+    /// Fails on an invalid address or one with a password, on a missing token, and on an invalid time limit; the error
+    /// names the key `section.url`, `section.token_env` or `section.timeout`.
+    pub fn new(options: ServiceOptions<'_>) -> Result<Self> {
+        let ServiceOptions { section, url, token_env, timeout, keeps_connections } = options;
+        check_url(section, url)?;
+        let timeout = check_seconds(&format!("{section}.timeout"), timeout)?;
+        let authorization = token_env.map(|name| bearer(section, name)).transpose()?;
+        let mut builder = ureq::Agent::config_builder()
+            .timeout_global(Some(timeout))
+            // Answers of any status are looked at here.
+            .http_status_as_error(false)
+            .max_redirects(0);
+        if !keeps_connections {
+            builder = builder.max_idle_connections(0);
+        }
+        Ok(Self { section: section.into(), url: url.into(), agent: builder.build().into(), authorization })
+    }
+
+    /// Its address.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Sends `body` once; returns the body of an answer of status 200.
+    pub fn post(&self, content_type: &str, body: &[u8]) -> std::result::Result<Box<dyn Read>, NoAnswer> {
+        let mut request = self.agent.post(&self.url).header("Content-Type", content_type);
+        if let Some(authorization) = &self.authorization {
+            request = request.header("Authorization", authorization);
+        }
+        let response = match request.send(body) {
+            Ok(response) => response,
+            Err(ureq::Error::Io(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                return Err(NoAnswer::Absent(error.to_string()));
+            }
+            Err(error) => return Err(NoAnswer::Failed(error.to_string())),
+        };
+        let header =
+            |name: &str| response.headers().get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
+        let (status, wait, location) = (response.status().as_u16(), header("Retry-After"), header("Location"));
+        let reader = response.into_body().into_reader();
+        Err(match status {
+            200 => return Ok(Box::new(reader)),
+            429 | 503 => NoAnswer::Busy(pause(wait.as_deref())),
+            300..400 => {
+                let to: String = location.unwrap_or("elsewhere".into()).chars().take(QUOTED).collect();
+                let key = format!("{}.url", self.section);
+                NoAnswer::Refused(format!("status {status}: it sends on to {to}; name that address in `{key}`"))
+            }
+            500.. => NoAnswer::Failed(format!("status {status}: {}", said(reader))),
+            _ => NoAnswer::Refused(format!("status {status}: {}", said(reader))),
+        })
+    }
+}
+
+fn check_url(section: &str, url: &str) -> Result<()> {
+    let key = format!("{section}.url");
+    let wrong = || {
+        let problem = format!("expected an address such as http://host:8000/ or https://..., found `{url}`");
+        Error::config(&key, problem)
+    };
+    let uri: Uri = url.parse().map_err(|_| wrong())?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
+        return Err(wrong());
+    }
+    if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        let problem = format!(
+            "an address with a password would stand in the run's config.yaml; put the service's token into an \
+             environment variable and name it in `{section}.token_env`"
+        );
+        return Err(Error::config(key, problem));
+    }
+    Ok(())
+}
+
+/// The header `Authorization` with the token of the environment variable `name`.
+fn bearer(section: &str, name: &str) -> Result<String> {
+    match std::env::var(name) {
+        Ok(token) if !token.is_empty() => Ok(format!("Bearer {token}")),
+        _ => {
+            let problem = format!("the environment variable `{name}` holds no token");
+            Err(Error::config(format!("{section}.token_env"), problem))
+        }
+    }
+}
+
+/// How long to wait before asking again, by the header `Retry-After`.
+fn pause(header: Option<&str>) -> Duration {
+    let seconds = header.and_then(|wait| wait.trim().parse::<f64>().ok());
+    let wait = seconds.filter(|s| (0.0..3600.0).contains(s)).map(Duration::from_secs_f64);
+    wait.unwrap_or(PAUSE).max(LEAST_PAUSE)
+}
+
+/// The beginning of an answer that is only for a message, as one line: a page of HTML is no message.
+fn said(reader: impl Read) -> String {
+    let mut said = Vec::new();
+    // Text that was read before a failure counts too.
+    let _ = reader.take(QUOTED as u64).read_to_end(&mut said);
+    String::from_utf8_lossy(&said).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut ServiceOptions<'_>)) -> String {
+        let mut options = ServiceOptions {
+            section: "env",
+            url: "http://127.0.0.1:1/",
+            token_env: None,
+            timeout: 1.0,
+            keeps_connections: false,
+        };
+        change(&mut options);
+        Service::new(options).map(drop).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_service_names_its_key() {
+        for wrong in ["", "example.org/score", "ftp://example.org", "https://", "http:///score", "http://a b/"] {
+            let problem = refused(|o| o.url = wrong);
+            assert!(problem.contains("env.url") && problem.contains(&format!("`{wrong}`")), "{problem}");
+        }
+        let problem = refused(|o| o.url = "http://user:secret@127.0.0.1:1/");
+        assert!(problem.contains("env.token_env") && !problem.contains("secret"), "{problem}");
+        assert!(refused(|o| o.token_env = Some("NO_SUCH_TOKEN")).contains("NO_SUCH_TOKEN"));
+        assert!(refused(|o| o.timeout = f64::NAN).contains("env.timeout"));
+    }
+
+    #[test]
+    fn a_pause_is_that_of_the_service_within_bounds() {
+        let seconds = |header| pause(header).as_secs_f64();
+        assert_eq!([None, Some("tomorrow"), Some("NaN"), Some("-1"), Some("1e9")].map(seconds), [0.5; 5]);
+        assert_eq!([Some(" 2.5 "), Some("0")].map(seconds), [2.5, 0.02]);
+    }
+}

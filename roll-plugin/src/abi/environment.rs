@@ -1,0 +1,28 @@
+//! Environments.
+
+use super::{RollOwned, RollStr};
+
+data! {
+    /// Result of `step`.
+    #[derive(Default)]
+    pub struct RollTransition {
+        pub observation: RollOwned<u8>,
+        pub reward: f64,
+        pub terminated: u32,
+        pub truncated: u32,
+        pub valid: u32,
+    }
+}
+
+table! {
+    /// The functions of an environment.
+    pub struct RollEnvironmentTable {
+        fn reset(seed: u64, out: *mut RollOwned<u8>);
+        fn step(action: RollStr, out: *mut RollTransition);
+        fn instructions(out: *mut RollOwned<u8>);
+        /// 0 no, 1 yes, 2 it does not tell.
+        fn solved(out: *mut u32);
+        /// A list of texts as JSON.
+        fn kinds(out: *mut RollOwned<u8>);
+    }
+}

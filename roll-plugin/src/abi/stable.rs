@@ -1,0 +1,129 @@
+//! The types of the boundary as `abi_stable` describes them: compared before a Rust plugin is called.
+//!
+//! `abi_stable` defines nothing on the wire. It checks what equal major versions promise: data have the same layout
+//! (P6), and a shorter version of a growing structure is a prefix of a longer one.
+
+use abi_stable::StableAbi;
+use abi_stable::abi_stability::abi_checking::{
+    AbiInstability, AbiInstabilityErrors, CheckingGlobals, check_layout_compatibility_with_globals,
+};
+use abi_stable::type_layout::{TLField, TLFieldOrFunction, TypeLayout};
+
+use super::{algorithm, environment, model, plugin, reward, strategy};
+
+/// Major and minor of `abi_stable`: its descriptions can be read by the same ones.
+const DESCRIBED_BY: [u32; 2] = [0, 11];
+
+/// More types than this are garbage.
+const MAX_TYPES: usize = 1024;
+
+/// Most characters of a difference that has no better words.
+const MAX_TOLD: usize = 300;
+
+/// The symbol `roll_plugin_types` of Rust plugins: data, so that no code of theirs decides how it is found.
+#[repr(C)]
+pub struct StableTypes {
+    described_by: [u32; 2],
+    types: *const &'static TypeLayout,
+    len: usize,
+}
+
+// SAFETY: points to statics.
+unsafe impl Sync for StableTypes {}
+
+/// What grows; everything else is reached from these.
+static TYPES: &[&TypeLayout] = &[
+    <plugin::RollHost_Ref as StableAbi>::LAYOUT,
+    <plugin::RollContext_Ref as StableAbi>::LAYOUT,
+    <plugin::RollComponent_Ref as StableAbi>::LAYOUT,
+    <plugin::RollPlugin_Ref as StableAbi>::LAYOUT,
+    <reward::RollRewardTable_Ref as StableAbi>::LAYOUT,
+    <environment::RollEnvironmentTable_Ref as StableAbi>::LAYOUT,
+    <model::RollModelTable_Ref as StableAbi>::LAYOUT,
+    <model::RollPartsTable_Ref as StableAbi>::LAYOUT,
+    <model::RollGradientSinkTable_Ref as StableAbi>::LAYOUT,
+    <model::RollDiffusionTable_Ref as StableAbi>::LAYOUT,
+    <model::RollLanguageTable_Ref as StableAbi>::LAYOUT,
+    <strategy::RollStrategyTable_Ref as StableAbi>::LAYOUT,
+    <strategy::RollCommunicatorTable_Ref as StableAbi>::LAYOUT,
+    <algorithm::RollAlgorithmTable_Ref as StableAbi>::LAYOUT,
+];
+
+impl StableTypes {
+    /// As this crate was compiled.
+    pub const CURRENT: Self = Self { described_by: DESCRIBED_BY, types: TYPES.as_ptr(), len: TYPES.len() };
+
+    /// Whether `self`, a plugin's, is described by an `abi_stable` that ours can read.
+    pub fn is_readable(&self) -> bool {
+        self.described_by == DESCRIBED_BY
+    }
+
+    /// Fails with the first difference between `self`, a plugin's types of boundary version `[_, minor]`, and ours: in
+    /// a few lines. Parts that the older side does not know are no difference.
+    ///
+    /// # Safety
+    /// The types are those of a library that is never unloaded.
+    pub unsafe fn check(&self, minor: u32) -> Result<(), String> {
+        if self.types.is_null() || !self.types.is_aligned() || self.len > MAX_TYPES {
+            return Err(format!("it describes {} types at {:p}", self.len, self.types));
+        }
+        // SAFETY: as the caller promises.
+        let theirs = unsafe { std::slice::from_raw_parts(self.types, self.len) };
+        let older = minor < crate::abi::ABI_VERSION[1];
+        let (interface, implementation) = if older { (theirs, TYPES) } else { (TYPES, theirs) };
+        for expected in interface {
+            let name = grown(expected);
+            let found = implementation.iter().find(|found| grown(found) == name);
+            let found = found.ok_or_else(|| format!("it does not know `{name}`"))?;
+            // Fresh: what one plugin was built with says nothing about another.
+            check_layout_compatibility_with_globals(expected, found, &CheckingGlobals::new())
+                .map_err(|errors| first(name, &errors, older))?;
+        }
+        Ok(())
+    }
+}
+
+/// The name of the structure that a description refers to.
+fn grown(description: &'static TypeLayout) -> &'static str {
+    description.phantom_fields().iter().next().map_or(description.name(), |field| field.layout().name())
+}
+
+/// The first of many differences: its path and its kind. `abi_stable` itself describes one in tens of kilobytes.
+fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
+    let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
+    let mut told = format!("`{name}`");
+    // The outermost step refers to the structure itself.
+    for step in error.stack_trace.iter().skip(1) {
+        if let TLFieldOrFunction::Field(member) = &step.expected
+            && !member.name().is_empty()
+            && !member.name().starts_with(|c: char| c.is_ascii_digit())
+        {
+            told += &format!(" > `{}`", self::member(member));
+        }
+    }
+    // Both directions have the difference; the first is enough.
+    told + ": " + &error.errs.first().map_or_else(String::new, |e| what(e, swapped))
+}
+
+fn what(difference: &AbiInstability, swapped: bool) -> String {
+    let [expected, found] = match difference {
+        AbiInstability::Name(x) => [x.expected.to_string(), x.found.to_string()],
+        AbiInstability::Package(x) => [x.expected.to_string(), x.found.to_string()],
+        AbiInstability::PackageVersion(x) => [x.expected.to_string(), x.found.to_string()],
+        AbiInstability::Size(x) => [x.expected, x.found].map(|n| format!("{n} bytes")),
+        AbiInstability::Alignment(x) => [x.expected, x.found].map(|n| format!("an alignment of {n}")),
+        AbiInstability::FieldCountMismatch(x) => [x.expected, x.found].map(|n| format!("{n} members")),
+        AbiInstability::UnexpectedField(x) => [&x.expected, &x.found].map(|m| format!("`{}`", member(m))),
+        other => return format!("{other:?}").chars().take(MAX_TOLD).collect(),
+    };
+    match swapped {
+        true => format!("expected {found}, found {expected}"),
+        false => format!("expected {expected}, found {found}"),
+    }
+}
+
+fn member(member: &TLField) -> String {
+    let (name, of) = (member.name(), member.full_type().to_string());
+    // A function is described by its name; the next step of the path has the difference.
+    if of.contains("FunctionPointer") { name.into() } else { format!("{name}: {}", of.trim_end()) }
+}

@@ -1,0 +1,102 @@
+//! [`Communicator`] across the boundary: that of a strategy, and that of the job.
+
+use std::ffi::c_void;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abi::{RollCommunicatorTable, RollError, RollObject, RollRanks};
+
+use super::crossing::{Calls, crossing};
+use super::foreign::Foreign;
+use super::served::{Served, serve_shared};
+use super::source::Source;
+use crate::{Communicator, Rank, Result, Strategy};
+
+crossing! {
+    Communicator for ForeignCommunicator, table RollCommunicatorTable of Ranks {
+        ref fn all_reduce(values: &mut [f32]);
+        ref fn reduce_scatter(values: &[f32], out: &mut [f32]);
+        ref fn all_gather(part: &[f32], out: &mut [f32]);
+        ref fn broadcast(values: &mut [f32], root: Rank);
+        ref fn barrier();
+        ref fn set_timeout(timeout: Duration), or (), absent ();
+        ref fn fail(reason: &str), or (), absent ();
+    }
+    by hand [ranks] {
+        fn rank(&self) -> Rank {
+            Rank(self.ranks.rank)
+        }
+
+        fn world_size(&self) -> usize {
+            self.ranks.size
+        }
+    }
+}
+
+unsafe extern "C" fn ranks(state: *mut c_void, out: *mut RollRanks, error: *mut RollError) -> u32 {
+    let body = |ranks: &Ranks| Ok(RollRanks { rank: ranks.rank().0, size: ranks.world_size() });
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve_shared(state, out, error, body) }
+}
+
+/// A communicator that the other side calls.
+pub(super) enum Ranks {
+    Own(Arc<dyn Communicator>),
+    /// The communicator of a strategy, which is released later.
+    Of(*const dyn Strategy),
+}
+
+// SAFETY: it leads to a `Communicator`, which is `Send` and `Sync`; P4 keeps changes of the strategy away.
+unsafe impl Send for Ranks {}
+// SAFETY: as above.
+unsafe impl Sync for Ranks {}
+
+impl Ranks {
+    pub(super) fn give(self) -> RollObject {
+        Served::give(Box::new(self), &TABLE)
+    }
+}
+
+impl Deref for Ranks {
+    type Target = dyn Communicator;
+    fn deref(&self) -> &(dyn Communicator + 'static) {
+        match self {
+            Self::Own(communicator) => &**communicator,
+            // Algorithms divide and count samples by it.
+            // SAFETY: the strategy is released after its communicator, and not called meanwhile (P4).
+            Self::Of(strategy) => unsafe { (**strategy).data_ranks() },
+        }
+    }
+}
+
+/// A communicator of the other side.
+pub(super) struct ForeignCommunicator {
+    object: Foreign,
+    table: RollCommunicatorTable,
+    ranks: RollRanks,
+}
+
+// SAFETY: P4: its functions may be called by several threads.
+unsafe impl Sync for ForeignCommunicator {}
+
+impl ForeignCommunicator {
+    /// # Safety
+    /// As [`Foreign::new`].
+    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        let (object, table) = unsafe { Foreign::new::<RollCommunicatorTable>(object, source) }?;
+        let ranks = object.call("communicator", table.ranks, |ranks, state, out, error| {
+            // SAFETY: P7.
+            unsafe { ranks(state, out, error) }
+        })?;
+        let ranks = object.must("ranks", ranks)?;
+        Ok(Self { object, table, ranks })
+    }
+}
+
+impl Calls<RollCommunicatorTable> for ForeignCommunicator {
+    fn callee(&self) -> (&Foreign, Option<&RollCommunicatorTable>) {
+        (&self.object, Some(&self.table))
+    }
+}

@@ -1,0 +1,169 @@
+//! How the methods of a trait cross the boundary: [`crossing!`] writes both directions of each.
+//!
+//! Operands of a method are each an [`Argument`](super::wire::Argument), its result is an
+//! [`Answer`](super::wire::Answer): those say how a type looks on the wire and how it is made of that again. A method
+//! without conversions of its own is one line.
+
+use super::foreign::Foreign;
+
+/// An object of the other side that has the functions of `Table`.
+pub(super) trait Calls<Table> {
+    /// `None` if the object turned out to have no table.
+    fn callee(&self) -> (&Foreign, Option<&Table>);
+}
+
+/// Logs the error of a call that cannot fail where it is asked for.
+pub(super) fn log(error: &crate::Error) {
+    tracing::error!("{}", crate::one_line(error));
+}
+
+/// Writes both directions of a trait: the static table whose functions call the trait (the other side's view of our
+/// object), and the implementation of the trait by calling such a table (our view of theirs).
+///
+/// ```ignore
+/// crossing! {
+///     RewardScorer for ForeignReward, table RollRewardTable of Scorer {
+///         mut fn prepare(reference: &Video) -> Target;
+///         mut fn score(video: &Video, prompt: &str, target: &Target, grad: Grad) -> (Score, Option<Pullback>), then
+///         check; ref fn target_key() -> Option<String>, absent None, then key;
+///         ref fn measures() -> Measure, or Measure::default(), absent Measure::default();
+///     }
+///     by hand [facts] {
+///         fn name(&self) -> &str { &self.name }
+///     }
+/// }
+/// ```
+///
+/// - `mut fn`, `ref fn`: by `&mut self` or `&self`; functions by `&self` are served as shared (P4).
+/// - `-> T`: the method returns `Result<T>`; without it, `Result<()>`.
+/// - `, or E`: the method returns `T` and cannot fail; if the call fails, the failure is logged and the method returns
+///   `E`.
+/// - `, absent E`: its value when the other side has no such function, which is an error otherwise.
+/// - `, then f`: `self.f(answer, arguments...)` looks at the answer of the other side.
+/// - `, through f` after the target: `f` makes of the target the object that has the methods (a diffusion model of a
+///   model); its functions are called by one thread at a time whatever they are.
+/// - `by hand [f]`: functions of the table that are written out in the file, and methods that are written out here.
+///
+/// The table is a structure without a rest and the implementation one of the trait: a function that is left out does
+/// not compile, nor does one whose types are not those of `abi`.
+macro_rules! crossing {
+    ($trait:ident for $foreign:ident, table $table:ident of $target:ident { $($methods:tt)* } $($hand:tt)*) => {
+        crossing! { @whole $trait for $foreign, table $table of $target, [] { $($methods)* } $($hand)* }
+    };
+    (
+        $trait:ident for $foreign:ident, table $table:ident of $target:ident, through $access:path { $($methods:tt)* }
+        $($hand:tt)*
+    ) => {
+        crossing! { @whole $trait for $foreign, table $table of $target, [$access] { $($methods)* } $($hand)* }
+    };
+    (
+        @whole $trait:ident for $foreign:ident, table $table:ident of $target:ident, $access:tt {
+            $( $how:tt fn $name:ident($( $arg:ident: $ty:ty ),* $(,)?)
+                $(-> $ret:ty)? $(, or $or:expr)? $(, absent $absent:expr)? $(, then $then:ident)?; )*
+        }
+        by hand [$($also:ident),*] { $($hand:tt)* }
+    ) => {
+        /// The functions of ours that the other side calls.
+        pub(super) static TABLE: crate::abi::$table = {
+            $(
+                unsafe extern "C" fn $name(
+                    state: *mut std::ffi::c_void,
+                    $( $arg: <$ty as $crate::boundary::wire::Argument>::Wire, )*
+                    $( out: *mut <$ret as $crate::boundary::wire::Answer>::Wire, )?
+                    error: *mut crate::abi::RollError,
+                ) -> u32 {
+                    let out = crossing!(@or_unit $( out as $ret )?);
+                    // SAFETY: P4, P7 and P8.
+                    unsafe {
+                        crossing!(@serve $how $access $target, state, out, error, |target| {
+                            // SAFETY: P1 and P9.
+                            $( let mut $arg = <$ty as $crate::boundary::wire::Argument>::keep($arg)?; )*
+                            let answer = target.$name($( <$ty as $crate::boundary::wire::Argument>::given(&mut $arg) ),*);
+                            let answer = crossing!(@fallible [$($or)?] answer);
+                            Ok($crate::boundary::wire::Answer::give(answer))
+                        })
+                    }
+                }
+            )*
+            crate::abi::$table {
+                size: size_of::<crate::abi::$table>(),
+                $( $name: Some($name), )*
+                $( $also: Some($also), )*
+            }
+        };
+
+        impl $trait for $foreign {
+            $( crossing! { @method $how $table $name ($($arg: $ty),*) [$($ret)?] [$($or)?] [$($absent)?] [$($then)?] } )*
+            $($hand)*
+        }
+    };
+
+    // The methods; `self` must come from where it is used.
+    (@method mut $table:ident $name:ident ($($arg:ident: $ty:ty),*) [$($ret:ty)?] [$($or:expr)?] $absent:tt $then:tt) => {
+        fn $name(&mut self, $($arg: $ty),*) -> crossing!(@result [$($ret)?] [$($or)?]) {
+            crossing!(@call self $table $name ($($arg: $ty),*) [$($ret)?] [$($or)?] $absent $then)
+        }
+    };
+    (@method ref $table:ident $name:ident ($($arg:ident: $ty:ty),*) [$($ret:ty)?] [$($or:expr)?] $absent:tt $then:tt) => {
+        fn $name(&self, $($arg: $ty),*) -> crossing!(@result [$($ret)?] [$($or)?]) {
+            crossing!(@call self $table $name ($($arg: $ty),*) [$($ret)?] [$($or)?] $absent $then)
+        }
+    };
+    (@call $self:ident $table:ident $name:ident ($($arg:ident: $ty:ty),*) [$($ret:ty)?] [$($or:expr)?] [$($absent:expr)?]
+        [$($then:ident)?]) => {{
+        let (object, table) = $crate::boundary::crossing::Calls::<crate::abi::$table>::callee(&*$self);
+        let called = object.call(stringify!($name), table.and_then(|table| table.$name), |function, state, _out: *mut _, error| {
+            $( let mut $arg = <$ty as $crate::boundary::wire::Argument>::lend($arg); )*
+            // SAFETY: P1: loans live during the call; the rest as `Foreign` was promised.
+            unsafe {
+                function(
+                    state,
+                    $( <$ty as $crate::boundary::wire::Argument>::wire(&mut $arg), )*
+                    $( _out as *mut <$ret as $crate::boundary::wire::Answer>::Wire, )?
+                    error,
+                )
+            }
+        });
+        let answer: $crate::Result<crossing!(@type [$($ret)?])> =
+            called.and_then(|answer| crossing!(@absent [$($absent)?] object, stringify!($name), answer));
+        let answer = crossing!(@then [$($then)?] $self, object, stringify!($name), answer, $($arg),*);
+        crossing!(@outcome [$($or)?] answer)
+    }};
+
+    (@or_unit) => { &raw mut *&mut () };
+    (@or_unit $out:ident as $ret:ty) => { $out };
+    (@type []) => { () };
+    (@type [$ret:ty]) => { $ret };
+    (@result [] []) => { $crate::Result<()> };
+    (@result [$ret:ty] []) => { $crate::Result<$ret> };
+    (@result [] [$or:expr]) => { () };
+    (@result [$ret:ty] [$or:expr]) => { $ret };
+    (@fallible [] $answer:ident) => { $answer? };
+    (@fallible [$or:expr] $answer:ident) => { $answer };
+    (@absent [] $object:ident, $name:expr, $answer:ident) => { $object.must($name, $answer) };
+    (@absent [$absent:expr] $object:ident, $name:expr, $answer:ident) => { Ok($answer.unwrap_or_else(|| $absent)) };
+    (@then [] $self:ident, $object:ident, $name:expr, $answer:ident, $($arg:ident),*) => { $answer };
+    (@then [$then:ident] $self:ident, $object:ident, $name:expr, $answer:ident, $($arg:ident),*) => {
+        $answer.and_then(|answer| $object.blame($name, $self.$then(answer, $($arg),*)))
+    };
+    (@outcome [] $answer:ident) => { $answer };
+    (@outcome [$or:expr] $answer:ident) => {
+        $answer.unwrap_or_else(|error| {
+            $crate::boundary::crossing::log(&error);
+            $or
+        })
+    };
+    (@serve mut [] $target:ty, $state:ident, $out:ident, $error:ident, |$object:ident| $body:block) => {
+        $crate::boundary::served::serve($state, $out, $error, |$object: &mut $target| $body)
+    };
+    (@serve ref [] $target:ty, $state:ident, $out:ident, $error:ident, |$object:ident| $body:block) => {
+        $crate::boundary::served::serve_shared($state, $out, $error, |$object: &$target| $body)
+    };
+    (@serve $how:tt [$access:path] $target:ty, $state:ident, $out:ident, $error:ident, |$object:ident| $body:block) => {
+        $crate::boundary::served::serve($state, $out, $error, |$object: &mut $target| {
+            let $object = $access($object)?;
+            $body
+        })
+    };
+}
+pub(super) use crossing;

@@ -1,0 +1,281 @@
+//! Numbers, texts and lists on their way across: [`Argument`]s and [`Answer`]s.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::abi::{
+    RollList, RollListMut, RollModelFacts, RollNamedNumber, RollObject, RollOwned, RollParts, RollRange, RollRanks,
+    RollStr,
+};
+
+use super::memory::{list, own, own_text, slice, take, take_text, text};
+use super::source::Source;
+use super::wire::{Answer, Argument};
+use crate::{Adapter, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
+
+/// Types that are a plain value on the wire: how they get there and back.
+macro_rules! plain {
+    ($( $ty:ty = $wire:ty: |$value:ident| $to:expr, |$number:ident| $from:expr; )*) => {$(
+        impl Argument for $ty {
+            type Wire = $wire;
+            type Lent = $wire;
+            type Kept = $wire;
+            type Given<'k> = $ty;
+            fn lend(self) -> $wire {
+                let $value = self;
+                $to
+            }
+            fn wire(lent: &mut $wire) -> $wire {
+                *lent
+            }
+            unsafe fn keep(wire: $wire) -> Result<$wire> {
+                Ok(wire)
+            }
+            fn given($number: &mut $wire) -> $ty {
+                let $number = *$number;
+                $from
+            }
+        }
+        impl Answer for $ty {
+            type Wire = $wire;
+            fn give(self) -> $wire {
+                let $value = self;
+                $to
+            }
+            unsafe fn take($number: $wire, _: &Source) -> Result<$ty> {
+                Ok($from)
+            }
+        }
+    )*};
+}
+
+plain! {
+    f64 = f64: |v| v, |n| n;
+    u64 = u64: |v| v, |n| n;
+    usize = usize: |v| v, |n| n;
+    bool = u32: |v| v.into(), |n| n == 1;
+    Grad = u32: |v| v.is_on().into(), |n| if n == 1 { Grad::Record } else { Grad::Skip };
+    Adapter = u32: |v| (v == Adapter::On).into(), |n| if n == 1 { Adapter::On } else { Adapter::Off };
+    Timestep = f64: |v| v.0, |n| Timestep(n);
+    Rank = usize: |v| v.0, |n| Rank(n);
+    Duration = f64: |v| v.as_secs_f64(), |n| Duration::try_from_secs_f64(n).unwrap_or(Duration::MAX);
+    Option<bool> = u32: |v| v.map_or(2, u32::from), |n| [Some(false), Some(true)].get(n as usize).copied().flatten();
+    Option<WeightPlacement> = usize: |v| placement_number(v), |n| placement(n);
+}
+
+impl Answer for () {
+    type Wire = ();
+    fn give(self) {}
+    unsafe fn take((): (), _: &Source) -> Result<()> {
+        Ok(())
+    }
+}
+
+const PLACEMENTS: [WeightPlacement; 3] =
+    [WeightPlacement::Resident, WeightPlacement::Streamed, WeightPlacement::Sharded];
+
+/// 0: the other side decides.
+pub(super) fn placement_number(placement: Option<WeightPlacement>) -> usize {
+    placement.and_then(|own| PLACEMENTS.iter().position(|p| *p == own)).map_or(0, |at| at + 1)
+}
+
+/// An unknown placement counts as no placement: it is a preference.
+pub(super) fn placement(number: usize) -> Option<WeightPlacement> {
+    PLACEMENTS.get(number.wrapping_sub(1)).copied()
+}
+
+impl Argument for Range<usize> {
+    type Wire = RollRange;
+    type Lent = RollRange;
+    type Kept = RollRange;
+    type Given<'k> = Range<usize>;
+    fn lend(self) -> RollRange {
+        RollRange { start: self.start, end: self.end }
+    }
+    fn wire(lent: &mut RollRange) -> RollRange {
+        *lent
+    }
+    unsafe fn keep(wire: RollRange) -> Result<RollRange> {
+        Ok(wire)
+    }
+    fn given(kept: &mut RollRange) -> Range<usize> {
+        kept.start..kept.end
+    }
+}
+
+impl<'a> Argument for &'a str {
+    type Wire = RollStr;
+    type Lent = &'a str;
+    type Kept = &'static str;
+    type Given<'k> = &'k str;
+    fn lend(self) -> &'a str {
+        self
+    }
+    fn wire(lent: &mut &'a str) -> RollStr {
+        RollStr::lend(lent)
+    }
+    unsafe fn keep(wire: RollStr) -> Result<&'static str> {
+        // SAFETY: as the caller promises; `given` shortens the life to that of the call.
+        unsafe { text(wire) }
+    }
+    fn given<'k>(kept: &'k mut &'static str) -> &'k str {
+        kept
+    }
+}
+
+macro_rules! lists {
+    ($($of:ty),*) => {$(
+        impl<'a> Argument for &'a [$of] {
+            type Wire = RollList<$of>;
+            type Lent = &'a [$of];
+            type Kept = &'static [$of];
+            type Given<'k> = &'k [$of];
+            fn lend(self) -> &'a [$of] {
+                self
+            }
+            fn wire(lent: &mut &'a [$of]) -> RollList<$of> {
+                RollList::lend(lent)
+            }
+            unsafe fn keep(wire: RollList<$of>) -> Result<&'static [$of]> {
+                // SAFETY: as the caller promises; `given` shortens the life to that of the call.
+                unsafe { list(wire) }
+            }
+            fn given<'k>(kept: &'k mut &'static [$of]) -> &'k [$of] {
+                kept
+            }
+        }
+    )*};
+}
+lists!(f32, u32);
+
+impl<'a> Argument for &'a mut [f32] {
+    type Wire = RollListMut<f32>;
+    type Lent = &'a mut [f32];
+    type Kept = &'static mut [f32];
+    type Given<'k> = &'k mut [f32];
+    fn lend(self) -> &'a mut [f32] {
+        self
+    }
+    fn wire(lent: &mut &'a mut [f32]) -> RollListMut<f32> {
+        RollListMut::lend(lent)
+    }
+    unsafe fn keep(wire: RollListMut<f32>) -> Result<&'static mut [f32]> {
+        // SAFETY: P1: no other reference exists to memory that is lent for writing; the check is that of reading.
+        unsafe {
+            match slice(wire.items.cast_const(), wire.len)?.len() {
+                0 => Ok(&mut []),
+                len => Ok(std::slice::from_raw_parts_mut(wire.items, len)),
+            }
+        }
+    }
+    fn given<'k>(kept: &'k mut &'static mut [f32]) -> &'k mut [f32] {
+        kept
+    }
+}
+
+impl Answer for String {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_text(self)
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take_text(wire) }
+    }
+}
+
+/// An empty text represents `None`.
+impl Answer for Option<String> {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_text(self.unwrap_or_default())
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        Ok(Some(unsafe { take_text(wire) }?).filter(|text| !text.is_empty()))
+    }
+}
+
+impl Answer for Observation {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_text(self.text)
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        Ok(Self { text: unsafe { take_text(wire) }? })
+    }
+}
+
+impl Answer for Vec<u32> {
+    type Wire = RollOwned<u32>;
+    fn give(self) -> RollOwned<u32> {
+        own(self, ())
+    }
+    unsafe fn take(wire: RollOwned<u32>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take(wire, |items| Ok(items.to_vec())) }
+    }
+}
+
+/// JSON.
+pub(super) fn own_json<T: serde::Serialize>(value: &T) -> RollOwned<u8> {
+    // Types whose values JSON has words for; a broken one is an error where it is read.
+    own_text(serde_json::to_string(value).unwrap_or_default())
+}
+
+/// # Safety
+/// As [`take`].
+pub(super) unsafe fn take_json<T: serde::de::DeserializeOwned>(text: RollOwned<u8>, what: &str) -> Result<T> {
+    // SAFETY: as the caller promises.
+    json(&unsafe { take_text(text) }?, what)
+}
+
+/// `what` with its verb, for the message: "the state of an algorithm is".
+pub(super) fn json<T: serde::de::DeserializeOwned>(text: &str, what: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|e| Error::Misuse(format!("{what} not JSON of the expected kind: {e}")))
+}
+
+impl Answer for Vec<(String, f64)> {
+    type Wire = RollOwned<RollNamedNumber>;
+    fn give(self) -> RollOwned<RollNamedNumber> {
+        let item = |(name, value): &(String, f64)| RollNamedNumber { name: RollStr::lend(name), value: *value };
+        let items = self.iter().map(item).collect();
+        own(items, self)
+    }
+    unsafe fn take(wire: RollOwned<RollNamedNumber>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises; the names live until the list is released.
+        unsafe { take(wire, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
+    }
+}
+
+/// Named numbers as an owned list.
+pub(super) fn own_numbers(named: BTreeMap<String, f64>) -> RollOwned<RollNamedNumber> {
+    named.into_iter().collect::<Vec<_>>().give()
+}
+
+/// Reads named numbers and releases the list.
+///
+/// # Safety
+/// As [`take`].
+pub(super) unsafe fn take_numbers(list: RollOwned<RollNamedNumber>) -> Result<BTreeMap<String, f64>> {
+    // SAFETY: as the caller promises; the names live until the list is released.
+    unsafe { take(list, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
+}
+
+/// Answers that cross as they are.
+macro_rules! as_it_is {
+    ($($ty:ty),*) => {$(
+        impl Answer for $ty {
+            type Wire = $ty;
+            fn give(self) -> $ty {
+                self
+            }
+            unsafe fn take(wire: $ty, _: &Source) -> Result<$ty> {
+                Ok(wire)
+            }
+        }
+    )*};
+}
+as_it_is!(RollObject, RollRanks, RollModelFacts, RollParts);

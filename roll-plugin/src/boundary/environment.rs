@@ -1,0 +1,85 @@
+//! [`Environment`] across the boundary.
+
+use crate::abi::{RollEnvironmentTable, RollObject, RollOwned, RollTransition};
+
+use super::crossing::{Calls, crossing};
+use super::data::{own_json, take_json};
+use super::foreign::Foreign;
+use super::memory::{own_text, take_text};
+use super::served::Served;
+use super::source::Source;
+use super::wire::Answer;
+use crate::{Environment, Observation, Result, Transition};
+
+type Target = dyn Environment;
+
+crossing! {
+    Environment for ForeignEnvironment, table RollEnvironmentTable of Target {
+        mut fn reset(seed: u64) -> Observation;
+        mut fn step(action: &str) -> Transition;
+        ref fn instructions() -> String, or String::new();
+        ref fn solved() -> Option<bool>, or None;
+        ref fn kinds() -> Vec<String>, or Vec::new(), absent Vec::new();
+    }
+    by hand [] {}
+}
+
+pub(super) fn give(environment: Box<dyn Environment>) -> RollObject {
+    Served::give(environment, &TABLE)
+}
+
+/// An environment of the other side.
+pub(super) struct ForeignEnvironment {
+    object: Foreign,
+    table: RollEnvironmentTable,
+}
+
+impl ForeignEnvironment {
+    /// # Safety
+    /// As [`Foreign::new`].
+    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        let (object, table) = unsafe { Foreign::new(object, source) }?;
+        Ok(Self { object, table })
+    }
+}
+
+impl Calls<RollEnvironmentTable> for ForeignEnvironment {
+    fn callee(&self) -> (&Foreign, Option<&RollEnvironmentTable>) {
+        (&self.object, Some(&self.table))
+    }
+}
+
+impl Answer for Vec<String> {
+    type Wire = RollOwned<u8>;
+    fn give(self) -> RollOwned<u8> {
+        own_json(&self)
+    }
+    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take_json(wire, "the worlds of an environment are") }
+    }
+}
+
+impl Answer for Transition {
+    type Wire = RollTransition;
+    fn give(self) -> RollTransition {
+        RollTransition {
+            observation: own_text(self.observation.text),
+            reward: self.reward,
+            terminated: self.terminated.into(),
+            truncated: self.truncated.into(),
+            valid: self.valid.into(),
+        }
+    }
+    unsafe fn take(wire: RollTransition, _: &Source) -> Result<Self> {
+        Ok(Self {
+            // SAFETY: as the caller promises.
+            observation: Observation { text: unsafe { take_text(wire.observation) }? },
+            reward: wire.reward,
+            terminated: wire.terminated != 0,
+            truncated: wire.truncated != 0,
+            valid: wire.valid != 0,
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! [`Model`] across the boundary: its table, models lent for a call, and adapter files as arguments and results.
+//!
+//! Diffusion and language models have files and tables of their own; their functions take the same state pointer.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::abi::{RollError, RollFile, RollList, RollModelFacts, RollObject, RollOwned, RollParts, RollStr};
+
+use super::crossing::{crossing, log};
+use super::foreign_model::{ForeignModel, Target, own_parameters};
+use super::memory::{list, own, take, text};
+use super::served::{Served, serve};
+use super::source::Source;
+use super::tensor::{LentTensors, keep_tensors};
+use super::wire::{Answer, Argument, Lend};
+use super::{diffusion, language, parts};
+use crate::{
+    DiffusionModel, GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict,
+    WeightPlacement,
+};
+
+crossing! {
+    Model for ForeignModel, table RollModelTable of Target {
+        ref fn read_parameters(out: &mut [f32]);
+        mut fn write_parameters(values: &[f32]);
+        mut fn take_gradients(add_into: &mut [f32]);
+        ref fn export_adapter() -> BTreeMap<String, StateDict>;
+        mut fn import_adapter(files: &BTreeMap<String, StateDict>);
+        mut fn deliver_gradients(sink: Option<Arc<dyn GradientSink>>) -> bool, or false, absent false;
+        ref fn weight_placement() -> Option<WeightPlacement>, or None, absent None;
+    }
+    by hand [facts, parts] {
+        fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+            match self.ask_for_parts() {
+                Ok(true) => Some(self),
+                Ok(false) => None,
+                Err(error) => {
+                    log(&error);
+                    None
+                }
+            }
+        }
+
+        fn parameters(&self) -> &[ParameterSpec] {
+            &self.parameters
+        }
+
+        fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+            if self.diffusion.is_some() { Some(self) } else { None }
+        }
+
+        fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+            if self.language.is_some() { Some(self) } else { None }
+        }
+    }
+}
+
+unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollModelFacts, error: *mut RollError) -> u32 {
+    let body = |model: &mut Target| {
+        Ok(RollModelFacts {
+            diffusion: model.as_diffusion().map_or(std::ptr::null(), |_| (&raw const diffusion::TABLE).cast()),
+            language: model.as_language().map_or(std::ptr::null(), |_| (&raw const language::TABLE).cast()),
+            parameters: own_parameters(model.parameters().to_vec()),
+        })
+    };
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve(state, out, error, body) }
+}
+
+unsafe extern "C" fn parts(state: *mut c_void, out: *mut RollParts, error: *mut RollError) -> u32 {
+    let body = |model: &mut Target| {
+        Ok(RollParts { table: model.parts().map_or(std::ptr::null(), |_| (&raw const parts::TABLE).cast()) })
+    };
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve(state, out, error, body) }
+}
+
+pub(super) fn give(model: Box<dyn Model>) -> RollObject {
+    Served::give(model, &TABLE)
+}
+
+/// A model of this side that the other side may call during one call (P1).
+pub(super) struct LentModel(Served<Target>);
+
+impl LentModel {
+    pub(super) fn new<'a>(model: &'a mut (dyn Model + 'a)) -> Self {
+        let model: *mut (dyn Model + 'a) = model;
+        // SAFETY: P1; only the lifetime changes; the caller drops the loan before the borrow ends.
+        Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn Model + 'a), *mut Target>(model) }))
+    }
+
+    pub(super) fn object(&self) -> RollObject {
+        self.0.object(&TABLE)
+    }
+}
+
+impl<'a> Argument for &'a mut (dyn Model + 'a) {
+    type Wire = RollObject;
+    type Lent = LentModel;
+    type Kept = ForeignModel;
+    type Given<'k> = &'k mut dyn Model;
+    fn lend(self) -> LentModel {
+        LentModel::new(self)
+    }
+    fn wire(lent: &mut LentModel) -> RollObject {
+        lent.object()
+    }
+    unsafe fn keep(wire: RollObject) -> Result<ForeignModel> {
+        // SAFETY: as the caller promises; a loan has no release.
+        unsafe { ForeignModel::new(wire, Source::Host) }
+    }
+    fn given(kept: &mut ForeignModel) -> &mut dyn Model {
+        kept
+    }
+}
+
+/// Adapter files as C structs, and the owners of the memory that they point into.
+pub(super) struct LentFiles {
+    files: Vec<RollFile>,
+    _tensors: Vec<LentTensors>,
+}
+
+impl LentFiles {
+    fn new(files: &BTreeMap<String, StateDict>) -> Self {
+        let tensors: Vec<LentTensors> = files.values().map(LentTensors::new).collect();
+        let file = |(name, lent): (&String, &LentTensors)| RollFile { name: RollStr::lend(name), tensors: lent.list() };
+        Self { files: files.keys().zip(&tensors).map(file).collect(), _tensors: tensors }
+    }
+}
+
+/// # Safety
+/// P1 and P9.
+unsafe fn keep_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> {
+    // SAFETY: as the caller promises.
+    files.iter().map(|file| unsafe { Ok((text(file.name)?.to_string(), keep_tensors(list(file.tensors)?)?)) }).collect()
+}
+
+impl Lend for BTreeMap<String, StateDict> {
+    type Wire = RollList<RollFile>;
+    type Lent = LentFiles;
+    type Kept = BTreeMap<String, StateDict>;
+    fn lend(&self) -> LentFiles {
+        LentFiles::new(self)
+    }
+    fn wire(lent: &mut LentFiles) -> RollList<RollFile> {
+        RollList::lend(&lent.files)
+    }
+    unsafe fn keep(wire: RollList<RollFile>) -> Result<BTreeMap<String, StateDict>> {
+        // SAFETY: as the caller promises.
+        unsafe { keep_files(list(wire)?) }
+    }
+}
+
+impl Answer for BTreeMap<String, StateDict> {
+    type Wire = RollOwned<RollFile>;
+    fn give(self) -> RollOwned<RollFile> {
+        let LentFiles { files, _tensors } = LentFiles::new(&self);
+        own(files, (_tensors, self))
+    }
+    unsafe fn take(wire: RollOwned<RollFile>, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { take(wire, |files| keep_files(files)) }
+    }
+}

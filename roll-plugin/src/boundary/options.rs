@@ -1,0 +1,73 @@
+//! The options of a component.
+
+use serde_json::Value as Json;
+
+#[cfg(feature = "host")]
+use crate::{Error, Result};
+use crate::{Key, OptionKind, Options};
+
+/// One option.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptionSpec {
+    /// Its key.
+    pub name: String,
+    /// Type of its value.
+    pub kind: OptionKind,
+    /// Its default.
+    pub default: Json,
+    /// Its effect; may be empty.
+    pub about: String,
+}
+
+impl OptionSpec {
+    /// One per default, with its meaning where `keys` know it.
+    pub(super) fn from_defaults(defaults: Options, keys: &[Key]) -> Vec<Self> {
+        let about = |name: &str| keys.iter().find(|key| key.name == name).map(|key| key.about.clone());
+        let spec = |(name, default): (String, Json)| Self {
+            about: about(&name).unwrap_or_default(),
+            name,
+            kind: OptionKind::of(&default),
+            default,
+        };
+        defaults.into_iter().map(spec).collect()
+    }
+
+    #[cfg(feature = "host")]
+    /// The option as a key of the configuration.
+    pub(super) fn key(&self) -> Key {
+        Key {
+            name: self.name.clone(),
+            about: self.about.clone(),
+            values: self.kind.words().into(),
+            choices: Vec::new(),
+            default: Some(self.default.clone()),
+            schema: Json::Null,
+        }
+    }
+
+    #[cfg(feature = "host")]
+    /// The defaults by name.
+    pub(super) fn defaults(specs: &[Self]) -> Options {
+        specs.iter().map(|s| (s.name.clone(), s.default.clone())).collect()
+    }
+}
+
+#[cfg(feature = "host")]
+/// `options` with the defaults of those that are missing. Fails on unknown ones and on values of the wrong kind;
+/// `prefix` is their place in the configuration.
+pub(super) fn complete(prefix: &str, specs: &[OptionSpec], options: &Options) -> Result<Options> {
+    for (name, value) in options {
+        let Some(spec) = specs.iter().find(|s| s.name == *name) else {
+            let near = crate::error::nearest(name, specs.iter().map(|s| s.name.as_str()));
+            let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
+            return Err(Error::config(format!("{prefix}.{name}"), format!("unknown key{hint}")));
+        };
+        if !spec.kind.admits(value) {
+            let problem = format!("expected {}, found {value}", spec.kind.words());
+            return Err(Error::config(format!("{prefix}.{name}"), problem));
+        }
+    }
+    let mut whole = OptionSpec::defaults(specs);
+    whole.extend(options.clone());
+    Ok(whole)
+}

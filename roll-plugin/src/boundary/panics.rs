@@ -1,0 +1,38 @@
+//! Panics end here (P5).
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+thread_local! {
+    /// Message and place of this thread's last panic, from the hook.
+    static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Makes panics leave their message and place for [`catch`] instead of printing them. A plugin has a standard library
+/// of its own, so this changes the plugin's panics and not the host's.
+pub(super) fn remember_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let message = info.to_string();
+        tracing::debug!("{message}");
+        LAST_PANIC.with_borrow_mut(|last| *last = Some(message));
+    }));
+}
+
+/// Runs `f`; a panic is an error with the panic's message.
+pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
+        let said = payload.downcast_ref::<&str>().map(|s| s.to_string());
+        let said = said.or_else(|| payload.downcast_ref::<String>().cloned());
+        // Dropping a payload may panic again.
+        std::mem::forget(payload);
+        let hooked = LAST_PANIC.with_borrow_mut(Option::take).map(|m| m.replace('\n', " "));
+        hooked.or(said.map(|s| format!("panicked: {s}"))).unwrap_or_else(|| "panicked".into())
+    })
+}
+
+/// Runs a call that must not fail: a panic is logged.
+pub(super) fn quietly(f: impl FnOnce()) {
+    if let Err(message) = catch(f) {
+        tracing::error!("while giving something back across the plugin boundary: {message}");
+    }
+}

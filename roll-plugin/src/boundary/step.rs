@@ -1,0 +1,250 @@
+//! The inputs and reports of the steps and evaluations of an algorithm, on the way across.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::abi::{
+    RollEvaluated, RollEvaluation, RollList, RollMaybe, RollNamedVideo, RollNoise, RollOwned, RollProgress, RollSample,
+    RollSkipped, RollStepReport, RollStr, RollTensor, RollValidation, RollVideo,
+};
+
+use super::data::{json, own_numbers, take_numbers};
+use super::memory::{list, own, own_text, take, take_text, text};
+use super::panics::quietly;
+use super::source::Source;
+use super::tensor::{Lent, keep_option, keep_video};
+use super::wire::{Answer, Argument, Lend};
+use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, Video};
+
+/// Samples lent for a call.
+pub(super) struct LentSamples {
+    list: Vec<RollSample>,
+    _paths: Vec<Option<String>>,
+    _tensors: Vec<(Lent, [Option<Lent>; 2])>,
+}
+
+impl LentSamples {
+    /// Points into `samples`, which live during the call.
+    pub(super) fn new(samples: &[Sample]) -> Self {
+        let (mut list, mut paths, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
+        for sample in samples {
+            let frames = Lent::new(sample.video.frames());
+            let pictures = [&sample.image, &sample.end_image].map(Lent::option);
+            let [image, end_image] = pictures.each_ref().map(Lent::get_option);
+            let path = sample.path.as_ref().map(|p| p.to_string_lossy().into_owned());
+            list.push(RollSample {
+                index: sample.index,
+                origin: RollStr::lend(&sample.origin),
+                prompt: RollStr::lend(&sample.prompt),
+                video: RollVideo { frames: frames.get(), fps: sample.video.fps() },
+                image,
+                end_image,
+                has_path: path.is_some().into(),
+                path: path.as_deref().map_or(RollStr::EMPTY, RollStr::lend),
+            });
+            paths.push(path);
+            tensors.push((frames, pictures));
+        }
+        Self { list, _paths: paths, _tensors: tensors }
+    }
+
+    pub(super) fn list(&self) -> RollList<RollSample> {
+        RollList::lend(&self.list)
+    }
+}
+
+/// # Safety
+/// P1 and P9.
+pub(super) unsafe fn keep_samples(samples: RollList<RollSample>) -> Result<Vec<Sample>> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let sample = |s: &RollSample| {
+            Ok(Sample {
+                index: s.index,
+                origin: text(s.origin)?.into(),
+                prompt: text(s.prompt)?.into(),
+                video: Arc::new(keep_video(&s.video)?),
+                image: keep_option(&s.image)?,
+                end_image: keep_option(&s.end_image)?,
+                path: (s.has_path == 1).then(|| text(s.path)).transpose()?.map(Into::into),
+            })
+        };
+        list(samples)?.iter().map(sample).collect()
+    }
+}
+
+impl Lend for Noise {
+    type Wire = RollNoise;
+    type Lent = RollNoise;
+    type Kept = Noise;
+    fn lend(&self) -> RollNoise {
+        let (seed, fixed) = self.keys();
+        RollNoise { seed, has_fixed: fixed.is_some().into(), fixed: fixed.unwrap_or_default() }
+    }
+    fn wire(lent: &mut RollNoise) -> RollNoise {
+        *lent
+    }
+    unsafe fn keep(wire: RollNoise) -> Result<Noise> {
+        Ok(own_noise(wire))
+    }
+}
+
+pub(super) fn own_noise(noise: RollNoise) -> Noise {
+    let own = Noise::new(noise.seed);
+    if noise.has_fixed == 1 { own.with_fixed_latents(noise.fixed) } else { own }
+}
+
+/// Lends `progress`; the reference to the reference makes the pointer thin.
+pub(super) fn lend_progress(progress: &&dyn Progress) -> RollProgress {
+    RollProgress { state: std::ptr::from_ref(progress).cast(), phase, interrupted }
+}
+
+unsafe extern "C" fn phase(state: *const c_void, phase: RollStr) {
+    // SAFETY: P1: lent for the call that this is part of.
+    quietly(|| unsafe { (*state.cast::<&dyn Progress>()).phase(text(phase).unwrap_or("")) });
+}
+
+unsafe extern "C" fn interrupted(state: *const c_void) -> u32 {
+    let mut asked = false;
+    // SAFETY: as above.
+    quietly(|| asked = unsafe { (*state.cast::<&dyn Progress>()).interrupted() });
+    asked.into()
+}
+
+/// The other side's progress.
+pub(super) struct ForeignProgress(pub(super) RollProgress);
+
+// SAFETY: P4.
+unsafe impl Sync for ForeignProgress {}
+
+impl Progress for ForeignProgress {
+    fn phase(&self, phase: &str) {
+        // SAFETY: P1: lent for the call that this is part of.
+        unsafe { (self.0.phase)(self.0.state, RollStr::lend(phase)) };
+    }
+
+    fn interrupted(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (self.0.interrupted)(self.0.state) == 1 }
+    }
+}
+
+impl<'a> Argument for &'a (dyn Progress + 'a) {
+    type Wire = RollProgress;
+    type Lent = &'a (dyn Progress + 'a);
+    type Kept = ForeignProgress;
+    type Given<'k> = &'k dyn Progress;
+    fn lend(self) -> Self::Lent {
+        self
+    }
+    fn wire(lent: &mut Self::Lent) -> RollProgress {
+        RollProgress { state: (&raw const *lent).cast(), phase, interrupted }
+    }
+    unsafe fn keep(wire: RollProgress) -> Result<ForeignProgress> {
+        Ok(ForeignProgress(wire))
+    }
+    fn given(kept: &mut ForeignProgress) -> &dyn Progress {
+        kept
+    }
+}
+
+fn named_video(name: &str, video: Option<(&Lent, f64)>) -> RollNamedVideo {
+    let (frames, fps) = video.map_or((RollTensor::none(), 0.0), |(frames, fps)| (frames.get(), fps));
+    RollNamedVideo { name: RollStr::lend(name), video: RollVideo { frames, fps } }
+}
+
+/// Records as a JSON list; an empty text if there is no record.
+fn own_records(records: Vec<serde_json::Value>) -> RollOwned<u8> {
+    match records.is_empty() {
+        true => RollOwned::default(),
+        false => own_text(serde_json::Value::Array(records).to_string()),
+    }
+}
+
+/// # Safety
+/// P2 and P9.
+unsafe fn take_records(records: RollOwned<u8>) -> Result<Vec<serde_json::Value>> {
+    // SAFETY: as the caller promises.
+    let text = unsafe { take_text(records) }?;
+    if text.is_empty() { Ok(Vec::new()) } else { json(&text, "its records are") }
+}
+
+impl Answer for Option<Validation> {
+    type Wire = RollValidation;
+    fn give(self) -> RollValidation {
+        let Some(Validation { metrics, records }) = self else { return RollValidation::default() };
+        RollValidation { supported: 1, metrics: own_numbers(metrics), records: own_records(records) }
+    }
+    unsafe fn take(wire: RollValidation, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises; each is taken once, whatever happens to the other.
+        let (metrics, records) = unsafe { (take_numbers(wire.metrics), take_records(wire.records)) };
+        let (metrics, records) = (metrics?, records?);
+        Ok((wire.supported == 1).then_some(Validation { metrics, records }))
+    }
+}
+
+impl Answer for StepReport {
+    type Wire = RollStepReport;
+    fn give(self) -> RollStepReport {
+        let skipped = self.skipped.iter();
+        let skipped = skipped.map(|(s, r)| RollSkipped { sample: RollStr::lend(s), reason: RollStr::lend(r) });
+        let lent: Vec<Lent> = self.videos.iter().map(|(_, video)| Lent::new(video.frames())).collect();
+        let videos = self.videos.iter().zip(&lent).map(|((n, v), lent)| named_video(n, Some((lent, v.fps()))));
+        let (skipped, videos) = (skipped.collect(), videos.collect());
+        RollStepReport {
+            metrics: own_numbers(self.metrics),
+            skipped: own(skipped, self.skipped),
+            videos: own(videos, (self.videos, lent)),
+            records: own_records(self.records),
+            applied: self.applied.into(),
+        }
+    }
+    unsafe fn take(wire: RollStepReport, _: &Source) -> Result<Self> {
+        // SAFETY: as the caller promises; each is taken once, whatever happens to the others.
+        let (metrics, skipped, videos, records) = unsafe {
+            let skipped = |s: &RollSkipped| Ok((text(s.sample)?.to_string(), text(s.reason)?.to_string()));
+            let video = |v: &RollNamedVideo| Ok((text(v.name)?.to_string(), keep_video(&v.video)?));
+            (
+                take_numbers(wire.metrics),
+                take(wire.skipped, |items| items.iter().map(skipped).collect()),
+                take(wire.videos, |items| items.iter().map(video).collect()),
+                take_records(wire.records),
+            )
+        };
+        let (metrics, skipped, videos, records) = (metrics?, skipped?, videos?, records?);
+        Ok(Self { metrics, skipped, videos, records, applied: wire.applied != 0 })
+    }
+}
+
+impl Answer for Option<Vec<Evaluated>> {
+    type Wire = RollEvaluation;
+    fn give(self) -> RollEvaluation {
+        let Some(evaluated) = self else { return RollEvaluation::default() };
+        let maybe = |s: &Option<f64>| RollMaybe { present: s.is_some().into(), value: s.unwrap_or_default() };
+        let scores: Vec<Vec<_>> = evaluated.iter().map(|e| e.scores.iter().map(maybe).collect()).collect();
+        let lent: Vec<_> = evaluated.iter().map(|e| e.video.as_ref().map(|v| Lent::new(v.frames()))).collect();
+        let items = evaluated.iter().zip(&scores).zip(&lent).map(|((e, scores), lent)| RollEvaluated {
+            scores: RollList::lend(scores),
+            kl: e.kl,
+            video: named_video(&e.origin, lent.as_ref().zip(e.video.as_ref().map(Video::fps))),
+        });
+        let items = items.collect();
+        RollEvaluation { supported: 1, items: own(items, (evaluated, scores, lent)) }
+    }
+    unsafe fn take(wire: RollEvaluation, _: &Source) -> Result<Self> {
+        let item = |e: &RollEvaluated| {
+            // SAFETY: as the caller promises; the items live until the list is released.
+            let (origin, scores, frames) =
+                unsafe { (text(e.video.name)?, list(e.scores)?, keep_option(&e.video.video.frames)?) };
+            Ok(Evaluated {
+                origin: origin.into(),
+                scores: scores.iter().map(|s| (s.present == 1).then_some(s.value)).collect(),
+                kl: e.kl,
+                video: frames.map(|frames| Video::new(frames, e.video.video.fps)).transpose()?,
+            })
+        };
+        // SAFETY: as the caller promises.
+        let items = unsafe { take(wire.items, |items| items.iter().map(item).collect()) };
+        items.map(|items| (wire.supported == 1).then_some(items))
+    }
+}

@@ -1,0 +1,170 @@
+//! [`Strategy`] across the boundary.
+
+use std::ffi::c_void;
+
+use crate::abi::{RollError, RollObject, RollOptimizer, RollStrategyReport, RollStrategyTable};
+
+use super::communicator::{ForeignCommunicator, Ranks};
+use super::crossing::{Calls, crossing};
+use super::foreign::Foreign;
+use super::foreign_model::ForeignModel;
+use super::model::LentModel;
+use super::served::{Served, serve, serve_shared};
+use super::source::Source;
+use super::wire::{Answer, Lend};
+use crate::{
+    Communicator, Error, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyReport, WeightPlacement,
+};
+
+type Target = dyn Strategy;
+
+crossing! {
+    Strategy for ForeignStrategy, table RollStrategyTable of Target {
+        mut fn accumulate(model: &mut dyn Model);
+        // A strategy that panicked answers no later call either, so nothing wrong is applied.
+        mut fn discard(), or ();
+        mut fn step(model: &mut dyn Model, learning_rate: f64, scale: f64) -> StrategyReport;
+        ref fn state() -> StateDict;
+        mut fn load_state(state: &StateDict);
+        mut fn before_last_pull(model: &mut dyn Model), absent ();
+        ref fn weight_placement() -> Option<WeightPlacement>, or None, absent None;
+    }
+    by hand [communicator, attach] {
+        fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
+            self.refuse_divided_weights(model)?;
+            let (model, optimizer) = (LentModel::new(model), Lend::lend(optimizer));
+            let attached = self.object.call("attach", self.table.attach, |attach, state, _: *mut (), error| {
+                // SAFETY: P1 and P7.
+                unsafe { attach(state, model.object(), &optimizer, error) }
+            })?;
+            self.object.must("attach", attached)
+        }
+
+        fn communicator(&self) -> &dyn Communicator {
+            &self.communicator
+        }
+    }
+}
+
+unsafe extern "C" fn communicator(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
+    let body = |strategy: &Target| Ok(Ranks::Of(strategy).give());
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve_shared(state, out, error, body) }
+}
+
+unsafe extern "C" fn attach(
+    state: *mut c_void,
+    model: RollObject,
+    optimizer: *const RollOptimizer,
+    error: *mut RollError,
+) -> u32 {
+    let body = |strategy: &mut Target| {
+        // SAFETY: P1, P8 and P9.
+        let (mut model, optimizer) =
+            unsafe { (ForeignModel::new(model, Source::Host)?, OptimizerConfig::keep(optimizer)?) };
+        strategy.attach(&mut model, &optimizer)
+    };
+    // SAFETY: P4, P7 and P8.
+    unsafe { serve(state, &mut (), error, body) }
+}
+
+pub(super) fn give(strategy: Box<dyn Strategy>) -> RollObject {
+    Served::give(strategy, &TABLE)
+}
+
+/// Lends a strategy to the other side for a call.
+pub(super) struct LentStrategy(Served<Target>);
+
+impl LentStrategy {
+    pub(super) fn new<'a>(strategy: &'a mut (dyn Strategy + 'a)) -> Self {
+        let strategy: *mut (dyn Strategy + 'a) = strategy;
+        // SAFETY: P1; only the lifetime changes, and who makes this drops it before the borrow ends.
+        Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn Strategy + 'a), *mut Target>(strategy) }))
+    }
+
+    pub(super) fn object(&self) -> RollObject {
+        self.0.object(&TABLE)
+    }
+}
+
+/// A strategy of the other side.
+pub(super) struct ForeignStrategy {
+    /// Released first.
+    communicator: ForeignCommunicator,
+    object: Foreign,
+    table: RollStrategyTable,
+}
+
+impl ForeignStrategy {
+    /// # Safety
+    /// As [`Foreign::new`].
+    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        let (object, table) = unsafe { Foreign::new::<RollStrategyTable>(object, source.clone()) }?;
+        let communicator = object.call("communicator", table.communicator, |communicator, state, out, error| {
+            // SAFETY: P7.
+            unsafe { communicator(state, out, error) }
+        })?;
+        let communicator: RollObject = object.must("communicator", communicator)?;
+        // SAFETY: P2 and P8.
+        let communicator = unsafe { ForeignCommunicator::new(communicator, source) }?;
+        Ok(Self { communicator, object, table })
+    }
+}
+
+impl ForeignStrategy {
+    /// Collectives of one job have one order, which the strategy and a model that gathers its weights have to share;
+    /// a library cannot.
+    fn refuse_divided_weights(&self, model: &dyn Model) -> Result<()> {
+        let placements = [self.weight_placement(), model.weight_placement()];
+        let divided = placements.contains(&Some(WeightPlacement::Sharded)) && self.communicator.world_size() > 1;
+        match divided && self.object.source.is_plugin() {
+            false => Ok(()),
+            true => Err(Error::config(
+                "strategy.name",
+                "weights that are divided among the ranks need the strategy that is linked in: leave its plugin out",
+            )),
+        }
+    }
+}
+
+impl Calls<RollStrategyTable> for ForeignStrategy {
+    fn callee(&self) -> (&Foreign, Option<&RollStrategyTable>) {
+        (&self.object, Some(&self.table))
+    }
+}
+
+impl Lend for OptimizerConfig {
+    type Wire = *const RollOptimizer;
+    type Lent = RollOptimizer;
+    type Kept = OptimizerConfig;
+    fn lend(&self) -> RollOptimizer {
+        RollOptimizer {
+            beta1: self.betas[0],
+            beta2: self.betas[1],
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+            max_grad_norm: self.max_grad_norm,
+        }
+    }
+    fn wire(lent: &mut RollOptimizer) -> *const RollOptimizer {
+        lent
+    }
+    unsafe fn keep(wire: *const RollOptimizer) -> Result<OptimizerConfig> {
+        // SAFETY: as the caller promises.
+        let RollOptimizer { beta1, beta2, eps, weight_decay, max_grad_norm } = unsafe { *wire };
+        Ok(OptimizerConfig { betas: [beta1, beta2], eps, weight_decay, max_grad_norm })
+    }
+}
+
+impl Answer for StrategyReport {
+    type Wire = RollStrategyReport;
+    fn give(self) -> RollStrategyReport {
+        let (clipped, applied) = (self.clipped.into(), self.applied.into());
+        RollStrategyReport { grad_norm: self.grad_norm, clipped, applied }
+    }
+    unsafe fn take(wire: RollStrategyReport, _: &Source) -> Result<Self> {
+        let RollStrategyReport { grad_norm, clipped, applied } = wire;
+        Ok(Self { grad_norm, clipped: clipped != 0, applied: applied != 0 })
+    }
+}

@@ -1,0 +1,81 @@
+//! Conversions of the arguments and results of trait methods to their C forms and back. The table of verbs is in the
+//! module above.
+
+use std::borrow::Borrow;
+
+use super::source::Source;
+use crate::Result;
+
+/// An argument of a method, with the type that the trait writes (`&Video`, `Grad`). It is lent for the call (P1).
+pub(super) trait Argument: Sized {
+    /// The C type in `abi`.
+    type Wire: Copy;
+    /// Caller: the owner of the memory that the C form points into.
+    type Lent;
+    /// Callee: the Rust value that the C form is converted to.
+    type Kept;
+    /// Callee: the argument that the method receives, borrowed from `Kept`.
+    type Given<'k>;
+
+    fn lend(self) -> Self::Lent;
+
+    /// Returns the C form. It may point into `lent`, which must not move until the call is over.
+    fn wire(lent: &mut Self::Lent) -> Self::Wire;
+
+    /// # Safety
+    /// P1 and P9; the kept value ends with the call.
+    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
+
+    fn given(kept: &mut Self::Kept) -> Self::Given<'_>;
+}
+
+/// An [`Argument`] passed by reference, of which the callee makes a value of its own.
+pub(super) trait Lend: 'static {
+    /// As [`Argument::Wire`].
+    type Wire: Copy;
+    /// As [`Argument::Lent`].
+    type Lent;
+    /// As [`Argument::Kept`].
+    type Kept: Borrow<Self>;
+
+    fn lend(&self) -> Self::Lent;
+
+    /// As [`Argument::wire`].
+    fn wire(lent: &mut Self::Lent) -> Self::Wire;
+
+    /// # Safety
+    /// As [`Argument::keep`].
+    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
+}
+
+impl<T: Lend + ?Sized> Argument for &T {
+    type Wire = T::Wire;
+    type Lent = T::Lent;
+    type Kept = T::Kept;
+    type Given<'k> = &'k T;
+    fn lend(self) -> T::Lent {
+        T::lend(self)
+    }
+    fn wire(lent: &mut T::Lent) -> T::Wire {
+        T::wire(lent)
+    }
+    unsafe fn keep(wire: T::Wire) -> Result<T::Kept> {
+        // SAFETY: as the caller promises.
+        unsafe { T::keep(wire) }
+    }
+    fn given(kept: &mut T::Kept) -> &T {
+        (*kept).borrow()
+    }
+}
+
+/// The result of a method. It belongs to the caller (P2).
+pub(super) trait Answer: Sized {
+    /// The C type in `abi`.
+    type Wire: Default;
+
+    fn give(self) -> Self::Wire;
+
+    /// # Safety
+    /// P2: the caller owns `wire` and takes it once.
+    unsafe fn take(wire: Self::Wire, source: &Source) -> Result<Self>;
+}

@@ -1,0 +1,70 @@
+//! Output and exit code of skipped tests; the test program runs itself.
+
+use std::process::{Command, Output};
+
+/// Runs `name`, one of the ignored tests below, with the given `ROLL_REQUIRE`.
+fn ran(name: &str, required: &str) -> Output {
+    let program = std::env::current_exe().unwrap();
+    Command::new(program)
+        .args(["--exact", &format!("skip::{name}"), "--ignored"])
+        .env("ROLL_REQUIRE", required)
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let [out, error] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    out + &error
+}
+
+#[test]
+#[ignore = "run by the tests below"]
+fn for_want_of_a_compiler() {
+    roll_testing::skip!(format!("no {}", "compiler"), needs = "cc");
+}
+
+#[test]
+#[ignore = "run by the tests below"]
+fn for_no_want() {
+    roll_testing::skip!("a machine that has everything");
+}
+
+#[test]
+fn a_skip_is_one_line_past_the_capture_and_the_test_is_ok() {
+    for required in ["", "mpi,python"] {
+        let output = ran("for_want_of_a_compiler", required);
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "SKIPPED skip::for_want_of_a_compiler [cc]: no compiler\n");
+    }
+}
+
+#[test]
+fn a_skip_of_what_is_required_fails() {
+    for required in ["all", "mpi,cc"] {
+        let output = ran("for_want_of_a_compiler", required);
+        assert!(!output.status.success() && said(&output).contains("no compiler"), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_skip_that_needs_nothing_never_fails() {
+    let output = ran("for_no_want", "all");
+    assert!(output.status.success() && said(&output).contains("has everything"), "{}", said(&output));
+}
+
+#[test]
+fn a_misspelt_requirement_fails_where_something_is_skipped() {
+    let output = ran("for_want_of_a_compiler", "cc,vulcan");
+    assert!(!output.status.success() && said(&output).contains("`vulcan`"), "{}", said(&output));
+}
+
+#[test]
+fn a_helper_gives_none_to_a_caller_that_then_returns() {
+    fn found(there: bool) -> Option<u8> {
+        if !there {
+            roll_testing::skip!("shown here: a helper's skip");
+        }
+        Some(1)
+    }
+    assert_eq!(found(true), Some(1));
+}

@@ -1,0 +1,59 @@
+//! Tests that cross crates, most of them through the program: one module per subject, one binary.
+//!
+//! `cargo test --release --workspace --test it resume::` runs the tests of one module. All of them share a process, so
+//! no test may change its environment, its working directory or its signal handlers: set them for a child.
+
+#![allow(clippy::unwrap_used)]
+
+mod program;
+mod roll_yaml;
+mod world;
+
+// Cases of the parity harness, which uses more of them; `reward_fl_gradient` differentiates one.
+#[allow(dead_code)]
+#[path = "parity/case.rs"]
+mod case;
+#[allow(dead_code)]
+#[path = "parity/dit.rs"]
+mod dit;
+#[allow(dead_code)]
+#[path = "parity/reward_fl_step.rs"]
+mod reward_fl_step;
+
+mod adapter_file;
+mod adapters;
+mod agent;
+mod bad_input;
+mod cache;
+mod clips;
+mod command_line;
+mod configuration;
+mod demo;
+mod documentation;
+mod face_reward;
+mod flow_matching;
+mod fuzz;
+#[cfg(target_os = "linux")]
+mod hostile_models;
+mod lora_files;
+mod model_kinds;
+#[cfg(feature = "mpi")]
+mod mpi_job;
+mod plugins;
+mod ranks;
+mod reference_config;
+mod report;
+#[cfg(unix)]
+mod resume;
+mod reward_fl_gradient;
+#[cfg(unix)]
+mod runs;
+mod sequence;
+#[cfg(unix)]
+mod thread_ranks;
+
+// For their registrations.
+use roll_algos as _;
+use roll_backends as _;
+use roll_models as _;
+use roll_rewards as _;
