@@ -40,17 +40,13 @@ impl RewardScorer for Redness {
         true
     }
 
-    fn prepare(&mut self, _reference: &Video) -> Result<Target> {
-        Ok(Target::default())
-    }
-
     /// The score is linear in the frames: its gradient is the weight of each channel, whatever the frames are.
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let [frames, height, width] = video.dims();
         let pixels = height * width;
         let scale = self.gain / (frames * pixels) as f32;
         let weights = [scale, -scale / 2.0, -scale / 2.0];
-        let planes = video.frames().f32s()?.chunks_exact(pixels);
+        let planes = video.planes().flatten();
         let value = planes.zip(weights.iter().cycle()).map(|(plane, w)| w * plane.iter().sum::<f32>()).sum::<f32>();
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |cotangent: &Tensor| {

@@ -1,9 +1,9 @@
 //! A run from its configuration to its results, and the same described by a Rust program.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use roll_core::{BuildContext, ComponentOptions, Error, Fault, Kind, Registry, Result, ResultExt, communicator};
+use roll_core::{BuildContext, Communicator, ComponentOptions, Error, Fault, Kind, Registry, Result, ResultExt};
 use roll_data::DataConfig;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
@@ -58,12 +58,13 @@ impl<'a> Run<'a> {
     /// Trains, on every rank of this process, and returns the results. The run directory is made once data and networks
     /// are open; a mistake of the user that shows before the first step is done leaves none.
     pub fn train(&self) -> Result<RunSummary> {
-        self.train_in(|| Ok(RunSession::default()))
+        self.train_in(|_| Ok(RunSession::default()))
     }
 
     /// As [`Run::train`]; `session`, called on every rank before the first step, shows the progress and may stop the run.
-    pub fn train_in(&self, session: impl Fn() -> Result<RunSession> + Sync) -> Result<RunSummary> {
-        let ended = ranks::run(&self.loaded.config, || self.train_rank(&session));
+    pub fn train_in(&self, session: impl Fn(&dyn Communicator) -> Result<RunSession> + Sync) -> Result<RunSummary> {
+        let ended =
+            ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| self.train_rank(ranks, &session));
         // If another rank came upon the mistake first, rank 0 did not know that it was one.
         if let (Err(error), Some(dir)) = (&ended, self.made.get())
             && error.fault() == Fault::User
@@ -73,9 +74,15 @@ impl<'a> Run<'a> {
         ended
     }
 
-    fn train_rank(&self, session: &dyn Fn() -> Result<RunSession>) -> Result<RunSummary> {
-        let first = communicator::current().rank().0 == 0;
-        let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &self.context)?;
+    fn train_rank(
+        &self,
+        ranks: Arc<dyn Communicator>,
+        session: &dyn Fn(&dyn Communicator) -> Result<RunSession>,
+    ) -> Result<RunSummary> {
+        let first = ranks.rank().0 == 0;
+        let session = session(ranks.as_ref())?;
+        let context = BuildContext { ranks, ..self.context.clone() };
+        let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
         let dir = match &self.place {
             Place::Resumed(dir) => {
                 go_on(&mut trainer, dir)?;
@@ -91,7 +98,7 @@ impl<'a> Run<'a> {
         };
         let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
         dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
-        trainer.run(dir.as_ref(), &session()?).inspect_err(|_| {
+        trainer.run(dir.as_ref(), &session).inspect_err(|_| {
             // Only an empty one is removed: a mistake that the first step finds leaves nothing behind.
             dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
         })

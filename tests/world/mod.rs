@@ -91,10 +91,9 @@ impl World {
         }
         let loaded = layers.load(Some(&registry)).unwrap();
         let context = BuildContext {
-            backend: loaded.config.backend.clone(),
             seed: loaded.config.seed,
             base_dir: self.dir.path().into(),
-            placement: None,
+            ..BuildContext::new(loaded.config.backend.clone())
         };
         let run = RunDir::create(self.path(out), Existing::Refuse).unwrap();
         let trained = Trainer::new(loaded, &registry, &context).and_then(|t| t.run(Some(&run), &RunSession::default()));

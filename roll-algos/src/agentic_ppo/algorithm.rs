@@ -1,9 +1,11 @@
 //! The algorithm: roll out, reward, estimate advantages, update.
 
-use roll_core::registry::{default_options, parse_options};
+use std::sync::Arc;
+
 use roll_core::{
     Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
-    Progress, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Validation, communicator,
+    Progress, Registration, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Validation,
+    communicator, default_options, parse_options,
 };
 
 use super::NAME;
@@ -33,6 +35,7 @@ pub struct AgenticPpo {
     config: AgenticPpoConfig,
     learnt: Learnt,
     stage: Stage,
+    ranks: Arc<dyn Communicator>,
 }
 
 /// Its own learning, beside the model's; a checkpoint has it.
@@ -60,7 +63,12 @@ impl AgenticPpo {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
         let learnt = Learnt { controller, critic: Critic::default() };
-        Ok(Self { config, learnt, stage: Stage::default() })
+        Ok(Self { config, learnt, stage: Stage::default(), ranks: Arc::new(SingleRank) })
+    }
+
+    /// Makes this one of several `ranks`, which share episodes and validations.
+    pub fn on(self, ranks: Arc<dyn Communicator>) -> Self {
+        Self { ranks, ..self }
     }
 
     /// Its options.
@@ -103,7 +111,7 @@ impl Algorithm for AgenticPpo {
 
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
         // Those that this rank plays; one at least, for its part of a validation.
-        let groups = share(communicator::current().as_ref(), self.config.num_env_groups).len();
+        let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
         self.stage = Stage::new((0..needed).map(|_| make()).collect::<Result<_>>()?);
         Ok(())
@@ -153,7 +161,7 @@ impl Algorithm for AgenticPpo {
             return Ok(None);
         }
         let model = language(model, NAME)?;
-        let ranks = communicator::current();
+        let ranks = self.ranks.clone();
         let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
         let environments = self.stage.environments();
         // As many at once as there are environments.
@@ -189,7 +197,7 @@ impl Algorithm for AgenticPpo {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
         self.learnt = learnt;
-        let groups = share(communicator::current().as_ref(), self.config.num_env_groups);
+        let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
         self.stage.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
             ahead.episodes.retain(|episode| groups.contains(&episode.group));
             ahead
@@ -206,7 +214,7 @@ impl AgenticPpo {
         watch.begin(ROLLOUT, None)?;
         let (own, policy_age) = self.rollout(ctx)?;
         // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
-        let played = joined(ctx.strategy.communicator(), own)?;
+        let played = joined(ctx.strategy.ranks().all.as_ref(), own)?;
         let mut report =
             StepReport { metrics: episode_metrics(&played, !self.config.tools.is_empty()), ..StepReport::default() };
         if self.config.is_asynchronous() {
@@ -237,7 +245,7 @@ impl AgenticPpo {
         if prepared.estimates.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
         }
-        let seconds = update::slowest(ctx.strategy.communicator(), watch.seconds())?;
+        let seconds = update::slowest(ctx.strategy.ranks().all.as_ref(), watch.seconds())?;
         report.metrics.extend(seconds.into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
         Ok(report)
     }
@@ -245,7 +253,7 @@ impl AgenticPpo {
     /// This rank's episodes of the step, and how many updates older than the policy their writer is. Where rollouts are
     /// asynchronous, those of the next step are begun.
     fn rollout(&mut self, ctx: &mut StepContext<'_>) -> Result<(Vec<Episode>, f64)> {
-        let groups = share(ctx.strategy.communicator(), self.config.num_env_groups);
+        let groups = share(ctx.strategy.ranks().all.as_ref(), self.config.num_env_groups);
         let plan = Plan {
             step: ctx.step,
             first_group: groups.start,
@@ -279,7 +287,7 @@ impl AgenticPpo {
         }
         let own = self.stage.played();
         let step = own.as_ref().map(|played| played.step);
-        match joined(communicator::current().as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
+        match joined(self.ranks.as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
             Ok(episodes) => step.map(|step| Played { step, episodes }),
             Err(error) => {
                 tracing::warn!("the checkpoint has no episodes of the next step, which are played again: {error}");
@@ -310,7 +318,7 @@ roll_core::register! {
             let own = tool.directory.take();
             tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
         }
-        AgenticPpo::new(config)
+        Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
     },
     plan: passes,
 }

@@ -157,7 +157,7 @@ fn log_probs(
     adapter: Adapter,
 ) -> Result<Grid> {
     let mut values: Vec<f64> = Vec::new();
-    let own: Vec<usize> = share(ctx.strategy.communicator(), samples.len()).collect();
+    let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
     for rows in by_episodes(samples, &own, config.micro_batch_size) {
         let evaluated = Evaluated::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
         let Batch { tokens, attention, .. } = &evaluated.batch;
@@ -165,7 +165,7 @@ fn log_probs(
         let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
         values.extend(evaluated.by_sample(&log_probs)?.values());
     }
-    Grid::new(width - 1, join_bits(ctx.strategy.communicator(), values)?)
+    Grid::new(width - 1, join_bits(ctx.strategy.ranks().all.as_ref(), values)?)
 }
 
 /// The reward of each turn at the end of its answer.

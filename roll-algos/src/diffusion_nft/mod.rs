@@ -16,11 +16,10 @@ mod reward_gradient;
 #[cfg(test)]
 mod tests;
 
-use roll_core::plan::{Passes, Videos};
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Factory, Grad, Kind, Model, Noise, Options, Planner, Purpose, Registration, Result, RewardScorer,
-    ScheduleFacts, Sigma, StepContext, StepReport, Tensor, VelocityInput,
+    ScheduleFacts, Sigma, StepContext, StepReport, Tensor, VelocityInput, default_options, parse_options,
+    plan::{Passes, Videos},
 };
 
 pub use config::{DiffusionNftConfig, Regression};

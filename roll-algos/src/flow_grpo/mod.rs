@@ -18,11 +18,10 @@ mod notes;
 #[cfg(test)]
 mod tests;
 
-use roll_core::plan::{Passes, Videos};
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Factory, Grad, Kind, Options, Planner, Registration, Result, RewardScorer, ScheduleFacts, StepContext,
-    StepReport, Tensor, VelocityInput,
+    StepReport, Tensor, VelocityInput, default_options, parse_options,
+    plan::{Passes, Videos},
 };
 
 pub use config::{FlowGrpoConfig, KlOf};
@@ -83,7 +82,7 @@ impl FlowGrpoConfig {
             let factor = plan.steps[taken.at].map_or(0.0, |step| step.rescale());
             std::iter::repeat_n(factor, taken.videos.len())
         });
-        let all = ranks::join_bits(ctx.strategy.data_ranks(), factors.collect())?;
+        let all = ranks::join_bits(ctx.strategy.ranks().data.as_ref(), factors.collect())?;
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
         Ok(Some(if mean > 0.0 { 1.0 / mean } else { 0.0 }))
     }

@@ -79,7 +79,7 @@ impl<'a> Running<'a> {
 
     /// The report of the round, over all ranks.
     pub(crate) fn report(self, ctx: &StepContext<'_>) -> Result<StepReport> {
-        let ranks = ctx.strategy.data_ranks();
+        let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, self.watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
         Ok(self.tally.joined(ranks)?.report(alias, seconds))
@@ -173,7 +173,7 @@ pub(crate) fn generate<E: Explore>(
     explore: &mut E,
     run: &mut Running<'_>,
 ) -> Result<Vec<Group<E::Kept>>> {
-    let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
+    let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
     let mut groups = Vec::new();
     for (i, (sample, repeats)) in ctx.samples.iter().zip(repeats).enumerate() {
         let group = generate_group(options, prepared, ctx, (i, repeats), explore, run)
@@ -296,7 +296,7 @@ pub(crate) fn judge<T>(
 ) -> Result<bool> {
     let weights: Vec<f64> =
         ctx.reward.as_deref().map(|r| r.terms()).unwrap_or_default().iter().map(|(_, w)| *w).collect();
-    let ranks = ctx.strategy.data_ranks();
+    let ranks = ctx.strategy.ranks().data.as_ref();
     let told = |video: &Rollout| {
         let values = video.scores.iter().flat_map(|s| [s.sum].into_iter().chain(s.terms.iter().copied()));
         values.map(f64::to_bits).collect::<Vec<u64>>()

@@ -26,11 +26,10 @@ mod tests;
 mod truncation_tests;
 mod watch;
 
-use roll_core::plan::Passes;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
     Options, Planner, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video,
+    default_options, parse_options, plan::Passes,
 };
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};
@@ -142,7 +141,7 @@ impl RewardFl {
         };
         ctx.strategy.discard();
 
-        let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
+        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             let outcome =
                 self.sample(ctx, sample, repeats, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
@@ -160,7 +159,7 @@ impl RewardFl {
             Ok(())
         })?;
         (tally.nonfinite, tally.split) = (nonfinite, norms);
-        let ranks = ctx.strategy.data_ranks();
+        let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
         Ok(tally.joined(ranks)?.report(update, alias, seconds))

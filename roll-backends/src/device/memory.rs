@@ -134,14 +134,15 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_never_falls() {
-        // The kernel counts pages in batches for each thread, so that its figures are off by some of them.
-        const BATCHES: u64 = 8 << 20;
-        let Some(before) = host_peak() else { return };
-        let held = vec![1u8; 64 << 20];
-        let after = host_peak().unwrap();
-        assert!(held.iter().all(|byte| *byte == 1) && after + BATCHES >= before);
+    fn the_peak_includes_memory_that_is_free_again() {
+        if host_peak().is_none() {
+            roll_testing::skip!("this system has no counter of the memory's peak");
+        }
+        const HELD: usize = 64 << 20;
+        let held = vec![1u8; HELD];
+        assert!(held.iter().all(|byte| *byte == 1));
         drop(held);
-        assert!(host_peak().unwrap() + BATCHES >= after);
+        // The kernel adds up its counters per processor now and then: the sum lags behind.
+        assert!(host_peak().is_some_and(|peak| peak >= HELD as u64 * 3 / 4));
     }
 }

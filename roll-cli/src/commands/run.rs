@@ -1,6 +1,6 @@
 //! `roll run`: train.
 
-use roll_core::{Error, Result, ResultExt, communicator};
+use roll_core::{Error, Result, ResultExt};
 use roll_train::config::{ConfigLayers, RunConfig};
 use roll_train::progress::counted;
 use roll_train::run_dir::RunDir;
@@ -9,6 +9,7 @@ use roll_train::{Run, RunSession, RunSummary};
 use super::{Ended, check};
 use crate::args;
 use crate::configuration::{Configuration, build_context};
+use crate::ranks::process;
 use crate::{interrupt, progress};
 
 /// Trains, on every rank of this process.
@@ -29,7 +30,7 @@ pub fn run(args: args::Run) -> Result<Ended> {
     if resumed.is_some() {
         tell_programs(&loaded.config);
     }
-    let estimated = check::estimated(&loaded, &registry).filter(|_| communicator::current().rank().0 == 0);
+    let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
     let context = build_context(&loaded);
     let run = Run::new(loaded, &registry, context);
     let run = match (resumed, args.out) {
@@ -37,8 +38,8 @@ pub fn run(args: args::Run) -> Result<Ended> {
         (None, Some(out)) => run.dir(out),
         (None, None) => run,
     };
-    let trained = run.train_in(|| {
-        if communicator::current().rank().0 == 0 {
+    let trained = run.train_in(|ranks| {
+        if ranks.rank().0 == 0 {
             estimated.iter().for_each(|line| tracing::info!("{line}"));
         }
         Ok(RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? })

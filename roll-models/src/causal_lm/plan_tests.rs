@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use roll_core::plan::{Division, MemoryItem, Needs, Passes, PlanInput, Speed, TextPass};
-use roll_core::{BuildContext, Model, Result};
+use roll_core::{
+    BuildContext, Model, Result,
+    plan::{Division, MemoryItem, Needs, Passes, PlanInput, Speed, TextPass},
+};
 use serde_json::{Value, json};
 
 use super::loading::{CausalLmOptions, open};
@@ -43,7 +45,7 @@ fn zero(stage: u8, ranks: usize) -> PlanInput {
 }
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None }
+    BuildContext::new("flex")
 }
 
 fn planned(options: Value, input: &PlanInput) -> Result<Needs> {

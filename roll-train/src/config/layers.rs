@@ -14,7 +14,7 @@ use super::schema::{self, DEFAULTS, KEYS};
 use super::yaml::{Document, Map, parse_value};
 use crate::on_finish;
 use roll_core::keys::suggest;
-use roll_core::{Error, Registry, Result, Variable, communicator, inventory};
+use roll_core::{Error, Registry, Result, Variable, inventory};
 
 /// Variables of this repository's tests and scripts. Those of components are [`Variable`]s.
 const TEST_VARIABLES: [&str; 7] = [
@@ -81,7 +81,8 @@ impl ConfigLayers {
         Self::default()
     }
 
-    /// For a job with this number of ranks instead of the running one; comes before the files.
+    /// For a job with this number of ranks instead of one, which the translation of ROLL's files depends on; comes before
+    /// the files.
     pub fn for_ranks(self, ranks: usize) -> Self {
         Self { ranks: Some(ranks), ..self }
     }
@@ -92,7 +93,7 @@ impl ConfigLayers {
         let path = path.as_ref();
         let mut map = compose(Document::read(path)?)?;
         if reference::is_reference(&map) {
-            let ranks = self.ranks.unwrap_or_else(|| communicator::current().world_size());
+            let ranks = self.ranks.unwrap_or(1);
             let (translated, notes) = reference::translate(path, map, ranks)?;
             map = translated;
             self.notes.extend(notes);

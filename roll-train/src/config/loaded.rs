@@ -89,14 +89,9 @@ pub struct LoadedConfig {
 }
 
 impl LoadedConfig {
-    /// The context in which components are made: relative paths start from the working directory.
+    /// The context in which components are made, on one rank: relative paths start from the working directory.
     pub fn build_context(&self) -> BuildContext {
-        BuildContext {
-            backend: self.config.backend.clone(),
-            seed: self.config.seed,
-            base_dir: ".".into(),
-            placement: None,
-        }
+        BuildContext { seed: self.config.seed, ..BuildContext::new(&self.config.backend) }
     }
 
     /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration. A secret of
@@ -166,7 +161,7 @@ mod tests {
         on_missing: OnMissing,
     }
     fn options() -> Options {
-        roll_core::registry::default_options::<TestOptions>()
+        roll_core::default_options::<TestOptions>()
     }
     macro_rules! register {
         ($kind:ident, $name:literal) => {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use roll_core::{BuildContext, DataSource, Error, Kind, Model, Registry, Result, Strategy, communicator};
+use roll_backends::overlap::OverlappedRanks;
+use roll_core::{BuildContext, Communicator, DataSource, Error, Kind, Model, Registry, Result, Strategy};
 use roll_data::{Batches, Dataset, Metadata};
 
 use super::Trainer;
@@ -15,12 +16,18 @@ use crate::sample_prompts::SamplePrompts;
 use crate::weighted_sum::reward;
 
 impl Trainer {
-    /// Opens data and networks. With [`crate::config::RunConfig::ranks`] above 1 it belongs inside
-    /// [`crate::ranks::run`].
+    /// Opens data and networks, on the ranks of `context`. With [`crate::config::RunConfig::ranks`] above 1 it belongs
+    /// inside [`crate::ranks::run`].
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let ranks = context.ranks.as_ref();
+        let warn = |note: String| {
+            if ranks.rank().0 == 0 {
+                tracing::warn!("{note}");
+            }
+        };
         loaded.without_effect(registry)?.into_iter().for_each(warn);
         let config = &loaded.config;
-        if config.ranks > 1 && communicator::current().world_size() == 1 {
+        if config.ranks > 1 && ranks.world_size() == 1 {
             let problem = format!("`ranks: {}`: a trainer of several ranks is opened by `ranks::run`", config.ranks);
             return Err(Error::Misuse(problem));
         }
@@ -28,7 +35,10 @@ impl Trainer {
         // Before the components, which open it too: an error is not theirs.
         roll_backends::device(&context.backend)?;
         let mut reward = reward(&loaded, registry, context)?;
-        let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
+        // In a validation, ranks play different numbers of turns: one that is done must serve the others its part of
+        // sharded weights until all are.
+        let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
+        let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, &serving)?;
         let source = algorithm.data_source();
         let clips = source == DataSource::Clips;
         let store = if clips { cache::open(&data_config)? } else { None };
@@ -50,7 +60,7 @@ impl Trainer {
         algorithm.check(model.as_mut(), reward.as_deref())?;
         strategy.attach(model.as_mut(), &config.training.optimizer())?;
 
-        let communicator = strategy.communicator();
+        let communicator = strategy.ranks().all.as_ref();
         let open = |dataset: &Arc<Dataset>| Evaluator::open(&loaded, dataset, unit, registry, context, communicator);
         let evaluator = dataset.as_ref().map(open).transpose()?.flatten();
         let prompts = SamplePrompts::open(&loaded, model.as_mut(), unit, context)?;
@@ -61,7 +71,7 @@ impl Trainer {
         }
         let (noise, t) = (config.noise(), &config.training);
         let data = dataset.map(|dataset| {
-            let ranks = strategy.data_ranks();
+            let ranks = strategy.ranks().data.as_ref();
             let data = Batches::new(dataset, noise.clone(), t.samples_per_rank(), ranks.rank(), ranks.world_size());
             data.in_micro_batches(t.per_device_train_batch_size)
         });
@@ -94,13 +104,6 @@ impl Trainer {
     }
 }
 
-/// Logs a warning on rank 0.
-fn warn(note: String) {
-    if communicator::current().rank().0 == 0 {
-        tracing::warn!("{note}");
-    }
-}
-
 /// The strategy, and the model placed as the strategy wants it. Fails if they do not work together.
 fn strategy_and_model(
     config: &RunConfig,
@@ -108,13 +111,12 @@ fn strategy_and_model(
     context: &BuildContext,
 ) -> Result<(Box<dyn Strategy>, Box<dyn Model>)> {
     let strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
-    trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), registry)?;
-    let placed = BuildContext { placement: strategy.weight_placement(), ..context.clone() };
-    let tokens = strategy.token_ranks();
-    let model = || registry.model(&config.model.name, &config.model.options, &placed);
-    let model = communicator::dividing_tokens(tokens.clone(), model)?;
-    if let Some(tokens) = &tokens {
-        works_with_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;
+    trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
+    let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
+    let placed = BuildContext { placement, token_ranks, ..context.clone() };
+    let model = registry.model(&config.model.name, &config.model.options, &placed)?;
+    if let Some(tokens) = &placed.token_ranks {
+        shards_tokens(&config.model.name, model.as_ref(), tokens.world_size())?;
         if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
             let problem = "clips are not evaluated where several ranks work on one sample \
                            (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
@@ -170,8 +172,13 @@ fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Opti
 }
 
 /// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
-fn trains_on_all_ranks(name: &str, strategy: &dyn Strategy, registry: &Registry) -> Result<()> {
-    let (all, known) = (communicator::current().world_size(), strategy.communicator().world_size());
+fn trains_on_all_ranks(
+    name: &str,
+    strategy: &dyn Strategy,
+    ranks: &dyn Communicator,
+    registry: &Registry,
+) -> Result<()> {
+    let (all, known) = (ranks.world_size(), strategy.ranks().all.world_size());
     if all == known {
         return Ok(());
     }
@@ -185,10 +192,10 @@ fn trains_on_all_ranks(name: &str, strategy: &dyn Strategy, registry: &Registry)
     Err(Error::config("strategy.name", problem))
 }
 
-/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum
-/// of their gradients would be several times the gradient.
-fn works_with_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
-    if model.token_ranks() == ranks {
+/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum of
+/// their gradients would be several times the gradient.
+fn shards_tokens(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
+    if model.distribution().token_ranks == ranks {
         return Ok(());
     }
     let problem = format!("the model `{name}` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
@@ -197,7 +204,7 @@ fn works_with_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result
 
 /// Warns when the strategy wants frozen weights in a place that the model does not know.
 fn follows_placement(name: &str, model: &dyn Model, strategy: &dyn Strategy) {
-    if strategy.weight_placement().is_some() && model.weight_placement().is_none() {
+    if strategy.weight_placement().is_some() && model.distribution().weights.is_none() {
         tracing::warn!(
             "the model `{name}` cannot stream or divide its frozen weights: they stay where they are, whatever the \
              section `strategy` says"

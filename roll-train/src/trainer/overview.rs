@@ -18,7 +18,7 @@ impl Trainer {
         let config = &self.loaded.config;
         let mut lines = Vec::new();
         let mut add = |subject: &str, text: String| lines.push(overview_line(subject, &text));
-        let ranks = match self.strategy.communicator().world_size() {
+        let ranks = match self.strategy.ranks().all.world_size() {
             1 => String::new(),
             ranks => format!(", {ranks} ranks"),
         };

@@ -112,12 +112,13 @@ fn a_tool_that_hangs_or_floods_is_killed_with_its_children() {
     ] {
         let tool = ToolOptions {
             directory: Some(dir.path().into()),
-            timeout: 0.5,
+            // Ample time for those that come to an end, on a machine that is busy.
+            timeout: if ["floods", "ends"].contains(&name) { 60.0 } else { 0.5 },
             ..options(name, &format!("sleep 600 & echo $! > {name}; {script}"))
         };
         let begun = Instant::now();
         let found = said(tool, json!({}));
-        assert!(begun.elapsed().as_secs_f64() < 8.0, "{name}");
+        assert!(begun.elapsed().as_secs_f64() < 50.0, "{name}");
         match name {
             "ends" => assert_eq!(found, Ok(json!(1))),
             "floods" => assert!(found.unwrap_err().contains("more than 4096 bytes")),
@@ -127,7 +128,7 @@ fn a_tool_that_hangs_or_floods_is_killed_with_its_children() {
         let stat = format!("/proc/{}/stat", number.trim());
         let is_gone = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
         while !is_gone() {
-            assert!(begun.elapsed().as_secs_f64() < 20.0, "the child of `{name}` is left behind");
+            assert!(begun.elapsed().as_secs_f64() < 60.0, "the child of `{name}` is left behind");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
-use roll_core::{Error, Options, Registry, Result, error};
+use roll_core::{Error, Options, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{Network, Networks, OnDevice, Plan, Tiles};
 use roll_models::wan2_2::vae::VaeConfig;
@@ -65,7 +65,7 @@ impl Preset {
         let name = NAMES.into_iter().find(|name| *name == asked).ok_or_else(|| Error::UnknownName {
             kind: "preset",
             name: args.preset.clone(),
-            nearest: error::nearest(&args.preset, NAMES).map(Into::into),
+            nearest: nearest(&args.preset, NAMES).map(Into::into),
             known: NAMES.join(", "),
         })?;
         let (mut networks, dtype, frames, size, text_len) = match name {
