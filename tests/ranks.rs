@@ -30,7 +30,7 @@ fn open(directory: &Path, weight_store: Placement, lora_rank: usize, ranks: Arc<
     loading::open(&options, &BuildContext { seed: 1, ranks, ..BuildContext::new("flex") }).unwrap()
 }
 
-/// Adds the gradient of one sample to the model; gives velocity and cotangent of the latents.
+/// Adds the gradient of one sample to the model; returns velocity and cotangent of the latents.
 fn pull(model: &mut Wan, step: u64, sample: u64) -> [Vec<f32>; 2] {
     let diffusion = model.as_diffusion().unwrap();
     let image = Some(Tensor::full([3, 64, 64], 0.2));
@@ -45,7 +45,7 @@ fn pull(model: &mut Wan, step: u64, sample: u64) -> [Vec<f32>; 2] {
 
 type Trained = (Vec<f32>, Vec<[Vec<f32>; 2]>);
 
-/// Trains on the same four samples a step; gives parameters and every velocity and cotangent of rank 0.
+/// Trains on the same four samples a step; returns parameters and every velocity and cotangent of rank 0.
 fn train(directory: &Path, ranks: usize, stage: u8, store: Placement) -> Trained {
     let options = ZeroOptions { stage, reduce_bucket_size: 3000, ..ZeroOptions::default() };
     train_with(directory, ranks, options, store, 4)

@@ -256,7 +256,7 @@ impl Seen<'_> {
         self.0.join(file).exists()
     }
 
-    /// Whether a folder holds as many finished files.
+    /// Whether a folder holds that number of finished files.
     fn holds(&self, folder: &str, files: usize) -> bool {
         let entries = std::fs::read_dir(self.0.join(folder)).into_iter().flatten().flatten();
         entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).count() >= files
@@ -305,7 +305,7 @@ fn a_run_killed_at_each_of_its_moments_ends_as_if_it_had_never_stopped_and_evalu
             first_clip.get_or_insert_with(written);
         }
     }
-    // On a machine that is busy some moments pass before they are seen.
+    // On a busy machine, some moments pass before they are seen.
     assert!(killed >= MOMENTS.len() / 2, "only {killed} kills");
     // `roll run --resume DIR || sleep 1`, until it is done.
     let ends = (0..3).map(|_| start(&world, "run", 6, &settings).wait_with_output().unwrap());
@@ -324,7 +324,7 @@ fn a_run_killed_at_each_of_its_moments_ends_as_if_it_had_never_stopped_and_evalu
 fn results_of_an_evaluation_are_not_taken_for_another_configuration() {
     let world = World::new(3);
     let settings = [&REWARD_FL[..], &["evaluation.train_samples=3"]].concat();
-    // On a machine that is busy a run may be over before it is killed.
+    // On a busy machine, a run may be over before it is killed.
     loop {
         let mut child = start(&world, "run", 2, &settings);
         while !Seen(&world.path("run")).holds("evaluations/step-000000", 2) && child.try_wait().unwrap().is_none() {
@@ -373,7 +373,7 @@ fn kill(child: &mut Child) -> bool {
     child.wait().unwrap().code().is_none() && alive
 }
 
-/// Whether a checkpoint stands there unfinished.
+/// Whether an unfinished checkpoint is left.
 fn is_writing(run: &Path) -> bool {
     let entries = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".step-"))

@@ -103,7 +103,7 @@ fn a_run_whose_ranks_share_samples_goes_on_bit_for_bit() {
         let read = |run: &str| checkpoint_file(&world.path(run), 4, file);
         assert!(read("part") == read("whole"), "{file}");
     }
-    // On one rank it goes on as well, to rounding.
+    // One rank continues it too, to rounding.
     trained(&world, "alone", 2, false, &["steps=2", shared]);
     trained(&world, "alone", 1, true, &["steps=4"]);
     let difference = difference(&adapter(&world, "alone", 4), &adapter(&world, "whole", 4));

@@ -29,8 +29,7 @@ pub struct AdamUpdate {
 }
 
 /// AdamW on the device of a model's parameters: gradients and moments stay there. It shares values and gradients with
-/// the model that gave it ([`crate::Model::device_updates`]), and stands for all its parameters, in the flat layout's
-/// order.
+/// the model that returned it and covers all parameters of the model, in the order of the flat layout.
 ///
 /// Moments are f32, and zero until they are written.
 pub trait DeviceUpdates: Send {

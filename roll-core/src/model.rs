@@ -108,8 +108,8 @@ impl Default for Distribution {
     }
 }
 
-/// Single parameters of a model, and what strategies do with them during a pull or on their device. `which` are positions
-/// in [`Model::parameters`]; values are a range of the flat layout.
+/// Single parameters of a model, and what strategies do with them during a pull or on their device. `which` are
+/// positions in [`Model::parameters`]; values are a range of the flat layout.
 pub trait ParameterParts {
     /// As [`Model::read_parameters`].
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()>;
@@ -118,8 +118,8 @@ pub trait ParameterParts {
     /// As [`Model::take_gradients`].
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()>;
 
-    /// Makes pulls hand the gradient of each parameter to `sink` as soon as it is complete; `None` ends that. Returns false
-    /// if the model cannot: gradients then stay where [`Model::take_gradients`] finds them.
+    /// Makes pulls hand the gradient of each parameter to `sink` as soon as it is complete; `None` ends that. Returns
+    /// false if the model cannot: gradients then stay where [`Model::take_gradients`] finds them.
     fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
         false
     }

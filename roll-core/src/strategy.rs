@@ -40,11 +40,11 @@ pub struct StrategyReport {
 pub struct StrategyRanks {
     /// All ranks of the job.
     pub all: Arc<dyn Communicator>,
-    /// The ranks with samples of their own, one of each token group: a step's samples are divided and counted over these.
-    /// The same as `all` unless several ranks work on one sample.
+    /// The ranks with samples of their own, one of each token group: a step's samples are divided and counted over
+    /// these. The same as `all` unless several ranks work on one sample.
     pub data: Arc<dyn Communicator>,
-    /// The ranks that a model shards the tokens of each pass over, if it is to shard them. They make the same passes with
-    /// the same samples and noise, and each has the gradient of its tokens.
+    /// The ranks that a model shards the tokens of each pass over, if it is to shard them. They make the same passes
+    /// with the same samples and noise, and each has the gradient of its tokens.
     pub tokens: Option<Arc<dyn Communicator>>,
 }
 
@@ -73,9 +73,9 @@ pub trait Strategy: Send {
     /// Takes over the optimization of `model`; reads its parameters.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()>;
 
-    /// Announces the last pull before [`Strategy::accumulate`]: gradients that it delivers are final, so that a strategy
-    /// may reduce them while the pull goes on ([`crate::ParameterParts::deliver_gradients`]). The call is an optional hint; leave it out
-    /// if you read the model's gradients before `accumulate`.
+    /// Announces the last pull before [`Strategy::accumulate`]: gradients that it delivers are final, so that a
+    /// strategy may reduce them while the pull goes on ([`crate::ParameterParts::deliver_gradients`]). The call is an
+    /// optional hint; leave it out if you read the model's gradients before `accumulate`.
     fn before_last_pull(&mut self, _model: &mut dyn Model) -> Result<()> {
         Ok(())
     }

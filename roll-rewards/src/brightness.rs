@@ -1,10 +1,7 @@
 //! The reward `brightness` compares the video's brightness with a target and needs no network. For tests,
 //! demonstrations and first trials of a training run.
 
-use roll_core::{
-    Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video, default_options,
-    keys::check_ranges, parse_options,
-};
+use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, keys::check_ranges};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -13,7 +13,8 @@ const THREAD: &str = "rank ";
 /// A rank waits this long for another one until its strategy says how long.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
 
-/// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already (`mpirun`).
+/// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already
+/// (`mpirun`).
 pub fn of_process(config: &RunConfig, job: &dyn Communicator) -> usize {
     match job.world_size() {
         1 => config.ranks,
@@ -27,12 +28,12 @@ pub fn of_thread() -> Option<usize> {
     thread.name()?.strip_prefix(THREAD)?.split(',').next()?.parse().ok()
 }
 
-/// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and returns the
-/// result of rank 0. `f` receives the ranks of the job, for its [`roll_core::BuildContext`]; `job` are those of this
-/// process.
+/// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and returns
+/// the result of rank 0. `f` receives the ranks of the job, for its [`roll_core::BuildContext`]; `job` are those of
+/// this process.
 ///
-/// A process has [`of_process`] ranks. Each is a thread with an equal share of the threads of rayon's pool. Where ranks fail
-/// because one did, the error is that one's.
+/// A process has [`of_process`] ranks. Each is a thread with an equal share of the threads of rayon's pool. Where ranks
+/// fail because one did, the error is that one's.
 pub fn run<T: Send>(
     config: &RunConfig,
     job: Arc<dyn Communicator>,

@@ -49,7 +49,7 @@ struct NoiseCall {
 /// Frames a second; has no effect here.
 const FPS: f64 = 8.0;
 
-/// How far our MT19937 normals may stand from PyTorch's, whose vector code rounds logarithm and sine otherwise.
+/// How far our MT19937 normals may be from PyTorch's, whose vector code rounds logarithm and sine otherwise.
 const NOISE_ERROR: f32 = 2e-6;
 
 pub fn run(case: &Case) -> Outcome<Report> {

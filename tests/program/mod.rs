@@ -13,7 +13,7 @@ pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_") && name != "ROLL_BACKEND") {
         command.env_remove(name);
     }
-    // Those that choose what is logged and in which colours.
+    // Variables that choose what is logged and in which colours.
     for name in ["RUST_LOG", "NO_COLOR"] {
         command.env_remove(name);
     }
@@ -21,8 +21,8 @@ pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Restores the default reaction to the signals that end a run: a runner may ignore some of them, as `nohup` and many CI
-/// systems do, and children inherit that.
+/// Restores the default reaction to the signals that end a run: a runner may ignore some of them, as `nohup` and many
+/// CI systems do, and children inherit that.
 #[cfg(unix)]
 pub fn with_default_signals(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt;

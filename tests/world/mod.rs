@@ -35,7 +35,7 @@ pub struct World {
 }
 
 impl World {
-    /// With this many clips, each of one grey: `0.mp4`, `1.mp4`, ...
+    /// Makes a world of this number of clips, each of one grey: `0.mp4`, `1.mp4`, ...
     pub fn new(clips: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();

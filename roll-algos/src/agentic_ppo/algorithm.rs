@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
-    Progress, Registration, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Validation,
-    communicator, default_options, parse_options,
+    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, Model, Noise, Progress, Result,
+    ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Validation, communicator,
 };
 
 use super::NAME;
 use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
 use super::critic::{Critic, FitBatch};
+use super::episode::Episode;
 use super::kl::KlController;
 use super::plan::passes;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
 use super::rollout::ahead::{Played, Stage};
 use super::rollout::worlds::Worlds;
-use super::rollout::{Episode, Plan, play};
+use super::rollout::{Plan, play};
 use super::selection;
 use super::updates::train;
 use crate::AlgorithmError;
@@ -58,7 +58,7 @@ struct Saved<L> {
 }
 
 impl AgenticPpo {
-    /// With these options.
+    /// Makes the algorithm from its options.
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
@@ -110,7 +110,7 @@ impl Algorithm for AgenticPpo {
     }
 
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        // Those that this rank plays; one at least, for its part of a validation.
+        // Number of environments that this rank plays; at least one, for its part of a validation.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
         self.stage = Stage::new((0..needed).map(|_| make()).collect::<Result<_>>()?);

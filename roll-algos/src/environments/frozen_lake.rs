@@ -3,10 +3,7 @@
 
 use rand::RngCore;
 use rand_chacha::ChaCha8Rng;
-use roll_core::{
-    Environment, Error, Factory, Noise, Observation, Purpose, Registration, Result, Transition, default_options,
-    parse_options,
-};
+use roll_core::{Environment, Error, Noise, Observation, Purpose, Result, Transition};
 
 use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    BuildContext, Environment, Error, Factory, Observation, Options, Registration, Registry, Result, ResultExt,
-    Transition, default_options, parse_options,
-};
+use roll_core::{BuildContext, Environment, Error, Observation, Options, Registry, Result, ResultExt, Transition};
 
 const NAME: &str = "mixed";
 
@@ -88,7 +85,7 @@ mod tests {
     fn mixed(worlds: serde_json::Value) -> Result<Mixed> {
         let context = BuildContext::new("flex");
         let options = json!({"worlds": worlds});
-        Mixed::new(parse_options("env", options.as_object().unwrap())?, &context)
+        Mixed::new(roll_core::parse_options("env", options.as_object().unwrap())?, &context)
     }
 
     #[test]

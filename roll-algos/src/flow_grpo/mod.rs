@@ -19,18 +19,19 @@ mod notes;
 mod tests;
 
 use roll_core::{
-    Adapter, Factory, Grad, Kind, Options, Planner, Registration, Result, RewardScorer, ScheduleFacts, StepContext,
-    StepReport, Tensor, VelocityInput, default_options, parse_options,
+    Adapter, Grad, Kind, Options, Result, RewardScorer, ScheduleFacts, StepContext, StepReport, Tensor, VelocityInput,
+    parse_options,
     plan::{Passes, Videos},
 };
 
 pub use config::{FlowGrpoConfig, KlOf};
 
-use crate::policy_gradient::round::{FORWARD, Group, PULL, REFERENCE, Rollout, RoundOptions, Running, generate, judge};
+use crate::policy_gradient::round::{Group, Rollout, RoundOptions, Running, generate, judge};
 use crate::policy_gradient::sde::SdeStep;
 use crate::policy_gradient::tally::Tally;
 use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, clip, distance};
 use crate::sampling::{Conditions, GuidanceGradient};
+use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use crate::{AlgorithmError, ranks};
 use config::Plan;

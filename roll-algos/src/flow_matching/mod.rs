@@ -18,9 +18,9 @@ mod validation;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model,
-    Noise, Progress, Purpose, Registration, Result, ResultExt, RewardScorer, Sample, Sigma, SingleRank, StepContext,
-    StepReport, Tensor, Validation, VelocityInput, Video, default_options, parse_options,
+    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat, Model, Noise,
+    Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SingleRank, StepContext, StepReport, Tensor,
+    Validation, VelocityInput, Video,
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};
@@ -32,17 +32,13 @@ use crate::arithmetic::scaled;
 use crate::ranks::{draw_key, repeats};
 use crate::remembered::Remembered;
 use crate::sampling::{Conditions, negative_context};
-use crate::stopwatch::Stopwatch;
+use crate::stopwatch::{ENCODE, FORWARD, OPTIMIZER, PULL, Stopwatch};
 use crate::{AlgorithmError, update};
 use prepared::Prepared;
 use report::Tally;
 
 const NAME: &str = "flow_matching";
 
-const ENCODE: &str = "time/encode";
-const FORWARD: &str = "time/forward";
-const PULL: &str = "time/pull";
-const OPTIMIZER: &str = "time/optimizer";
 const SAMPLE: &str = "time/sample";
 
 /// The algorithm `flow_matching`.
@@ -59,7 +55,7 @@ pub struct FlowMatching {
 }
 
 impl FlowMatching {
-    /// With these options.
+    /// Makes the algorithm from its options.
     pub fn new(config: FlowMatchingConfig) -> Self {
         let prepared = Remembered::new(config.cache_bytes);
         let ranks = Arc::new(SingleRank);

@@ -9,7 +9,7 @@ use roll_core::{
 use super::report::Tally;
 use super::{Distribution, FlowMatching, diffusion, mixed, velocity_loss};
 
-/// Noise levels at which every clip is measured: the middles of as many equal parts of their distribution.
+/// Noise levels at which every clip is measured: the middles of equal parts of their distribution, one per level.
 const LEVELS: usize = 8;
 
 impl FlowMatching {

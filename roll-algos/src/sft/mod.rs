@@ -13,9 +13,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model,
-    Noise, Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, SingleRank,
-    StepContext, StepReport, Tensor, Validation, default_options,
+    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Grad, Headline, HeadlineFormat, Model, Noise,
+    Options, Progress, Pullback, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Tensor,
+    Validation,
     keys::check_ranges,
     parse_options,
     plan::{Passes, TextPass},
@@ -35,7 +35,7 @@ const TRAIN: &str = "time/step_train";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainOn {
-    /// Those of the assistant's messages.
+    /// Tokens of the assistant's messages.
     #[default]
     Responses,
     /// All tokens, also those of the template: pretraining.
@@ -91,7 +91,7 @@ pub struct Sft {
 }
 
 impl Sft {
-    /// With these options, on these conversations.
+    /// Makes the algorithm from its options and conversations.
     pub fn new(config: SftConfig, conversations: Conversations) -> Result<Self> {
         check_ranges("algo", &config)?;
         Ok(Self { config, conversations, held_out: None, ranks: Arc::new(SingleRank) })

@@ -15,9 +15,9 @@ pub fn total(backend: &str) -> Option<u64> {
     matches!(kind, Backend::LibTorchCuda | Backend::Cuda).then(|| driver().or_else(|| ask("memory.total", number)))?
 }
 
-/// Bytes in use on NVIDIA's GPU `number` of those that this process sees, by all processes; `None` if neither `nvidia-smi`
-/// nor the driver answers. `nvidia-smi` is asked first: the driver answers only in a CUDA context, which takes memory
-/// itself.
+/// Bytes in use on NVIDIA's GPU `number` of those that this process sees, by all processes; `None` if neither
+/// `nvidia-smi` nor the driver answers. `nvidia-smi` is asked first: the driver answers only in a CUDA context, which
+/// takes memory itself.
 pub fn used(number: usize) -> Option<u64> {
     ask("memory.used", number).or_else(|| Driver::open(&NAMES)?.used(number))
 }

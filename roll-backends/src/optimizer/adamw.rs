@@ -32,8 +32,8 @@ impl AdamW {
         self.update_part(learning_rate, parameters, gradients, moments, 0);
     }
 
-    /// Update number `moments.step` of a part of the parameters, whose moments begin at `first`. A part is updated as it
-    /// would be within the whole.
+    /// Update number `moments.step` of a part of the parameters, whose moments begin at `first`. A part is updated as
+    /// it would be within the whole.
     ///
     /// # Panics
     /// When the lengths differ.

@@ -1,8 +1,8 @@
 //! The strategy for one process: optimizer state and gradient accumulator are on the model's device or in host memory.
 
 use roll_core::{
-    DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
-    StrategyRanks, StrategyReport, default_options, parse_options, plan::Division,
+    DeviceUpdates, Model, OptimizerConfig, ParameterSpec, Result, StateDict, Strategy, StrategyRanks, StrategyReport,
+    parse_options, plan::Division,
 };
 
 use super::place::OptimizerPlace;
@@ -16,8 +16,8 @@ const NAME: &str = "single";
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SingleOptions {
-    /// Where AdamW keeps its moments and updates the parameters. `device`: where the parameters are, so that neither they
-    /// nor their gradients go through host memory. `host`: in host memory, which leaves the GPU eight bytes more a
+    /// Where AdamW keeps its moments and updates the parameters. `device`: where the parameters are, so that neither
+    /// they nor their gradients go through host memory. `host`: in host memory, which leaves the GPU eight bytes more a
     /// parameter. `auto`: on GPUs up to 268,435,456 parameters, enough for adapters; in host memory otherwise.
     pub optimizer_on: OptimizerPlace,
 }

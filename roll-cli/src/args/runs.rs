@@ -57,7 +57,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// Of a run, on this machine.
+    /// Estimate of a run on this machine.
     pub fn of(run: Run) -> Self {
         Self { run, machine: Machine::default(), samples: 16 }
     }

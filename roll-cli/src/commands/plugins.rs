@@ -38,7 +38,7 @@ fn list(args: &ConfigArgs) -> Result<()> {
     Ok(())
 }
 
-/// Of a library by its path, of a component by its name.
+/// Shows a library by its path or a component by its name.
 fn info(path: &Path) -> Result<()> {
     let registry = Configuration::read(&ConfigArgs::default(), &[])?.registry()?;
     let of_name = |section: &&Section| section.component.is_some_and(|(_, name)| Path::new(name) == path);

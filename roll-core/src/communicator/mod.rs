@@ -61,7 +61,7 @@ pub trait Communicator: Send + Sync {
 
 /// The operations of a transport that only sequence parallelism needs.
 pub trait Groups: Communicator {
-    /// Makes the group of this rank: see `split` of `dyn Communicator`. By default there are no groups.
+    /// Makes the group of this rank: see `split` of `dyn Communicator`. By default, there are no groups.
     fn split(&self, _color: usize) -> Result<Arc<dyn Communicator>> {
         Err(no_groups(self.world_size()))
     }

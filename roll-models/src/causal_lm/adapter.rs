@@ -1,4 +1,4 @@
-//! Adapter files under the names that PEFT reads. The scale stands in `adapter_config.json` there, and in the header of
+//! Adapter files under the names that PEFT reads. The scale is in `adapter_config.json` there, and in the header of
 //! the file, for readers that look there.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};

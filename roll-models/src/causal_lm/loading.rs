@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::{BuildContext, Error, Kind, Model, Noise, OptionNotes, Options, Result, ResultExt, flat};
+use roll_core::{BuildContext, Error, Kind, Noise, OptionNotes, Options, Result, ResultExt, flat};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -214,7 +214,7 @@ mod tests {
     fn lists_are_those_of_yaml_and_unknown_layers_are_refused_by_their_key() {
         let parsed = |targets: serde_json::Value| {
             let options = serde_json::json!({"lora_rank": 2, "lora_target_modules": targets});
-            parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()
+            roll_core::parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()
         };
         let list = parsed(serde_json::json!(["q_proj", "nosuch"]));
         assert_eq!(list, parsed(serde_json::json!("q_proj,nosuch")));

@@ -77,7 +77,7 @@ impl CausalLm {
         self.specs.iter().all(|s| s.name.contains(".lora_"))
     }
 
-    /// Name of the file that [`Model::export_adapter`] gives.
+    /// Name of the file in the result of [`Model::export_adapter`].
     pub fn adapter_file(&self) -> &'static str {
         if self.is_lora() { "adapter_model" } else { "model" }
     }
@@ -170,7 +170,7 @@ impl ParameterParts for CausalLm {
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Of adapters alone: an embedding that is the head too comes twice, and its sums would round differently.
+        // Adapters only: an embedding that is tied to the head comes twice, and its sums would round differently.
         let parameters = self.network.parameters().filter(|_| self.is_lora());
         parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
     }

@@ -1,8 +1,9 @@
 //! Memory of a run with a language model, before it is started, item by item.
 //!
-//! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a backward pass holds
-//! besides is a formula whose factors were measured on the CPU in f32 (example `lm_memory` of commit ac7d28a, and peaks
-//! of the process with networks of one to three blocks of different widths). Lengths are the most that the options allow.
+//! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a backward pass
+//! holds besides is a formula whose factors were measured on the CPU in f32 (example `lm_memory` of commit ac7d28a, and
+//! peaks of the process with networks of one to three blocks of different widths). Lengths are the most that the
+//! options allow.
 
 use std::collections::BTreeMap;
 
@@ -135,7 +136,7 @@ impl<'a> Plan<'a> {
 
     /// Sequences of a rank.
     fn rows(&self, pass: &TextPass) -> usize {
-        // Of more the bytes could not be counted.
+        // The bytes of more could not be counted.
         let (rows, group) = (pass.rows.min(1 << 24), pass.group.clamp(1, 1 << 24));
         rows.div_ceil(group).div_ceil(self.ranks) * group
     }

@@ -113,7 +113,7 @@ fn keys_and_values_are_those_that_a_rollout_counts() {
     assert_eq!(bytes(&long, "keys and values"), counted(64, 64, 2008));
     assert_eq!(bytes(&long, "prompt caches"), 56 * 2008 * of_token);
     assert_eq!(long.facts["tokens"], 2048.0);
-    // On a GPU in bf16.
+    // A GPU in bf16.
     assert_eq!(2 * bytes(&planned(json!({}), &on_gpu()).unwrap(), "keys and values"), counted(8, 8, 88));
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Fetcher {
     repository: PathBuf,
 }
 
-/// Facts of a file that the server tells.
+/// Facts of a file that the server reports.
 struct About {
     /// Where it is, after redirects within the endpoint.
     url: String,

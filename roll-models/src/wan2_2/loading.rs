@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
 use roll_backends::weights::{HostWeight, Matrices, Storage, Turns};
 use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
-use roll_core::{BuildContext, Communicator, Error, Model, Noise, Result, ResultExt, StateDict, flat};
+use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 
 use crate::hub::Hub;
 use crate::lora::{OpenedAdapter, Start};
@@ -409,6 +409,8 @@ mod tests {
     use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
 
     use super::super::init_tiny::{TinyKind, init_tiny};
+    use roll_core::Model;
+
     use super::*;
     use crate::precision::WeightsDType;
 

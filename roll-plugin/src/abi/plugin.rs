@@ -50,8 +50,8 @@ growing! {
         pub seed: u64,
         /// Where the strategy wants frozen weights: 0 the model decides, 1 resident, 2 streamed, 3 sharded.
         pub placement: usize,
-        /// The ranks of the job, a communicator that belongs to the component (P2); for strategies and algorithms. Without
-        /// a table: one rank alone.
+        /// The ranks of the job, a communicator that belongs to the component (P2); for strategies and algorithms.
+        /// Without a table: one rank alone.
         pub ranks: RollObject,
     }
 }

@@ -19,8 +19,8 @@ use burn::tensor::Device;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_backends::{Chain, Memory, Segment};
 use roll_core::{
-    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt, RewardScorer,
-    Score, Target, Tensor, Video, default_options, keys::check_ranges, parse_options,
+    BuildContext, Error, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score, Target, Tensor,
+    Video, keys::check_ranges,
 };
 use roll_external::Fingerprint;
 use schemars::JsonSchema;

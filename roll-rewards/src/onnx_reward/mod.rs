@@ -9,8 +9,7 @@ pub mod reading;
 mod tests;
 
 use roll_core::{
-    BuildContext, Error, Factory, Fault, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video, default_options, parse_options,
+    BuildContext, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
 

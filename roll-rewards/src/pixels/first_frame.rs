@@ -2,8 +2,7 @@
 
 use rayon::prelude::*;
 use roll_core::{
-    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video, default_options, parse_options,
+    BuildContext, Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
 use schemars::JsonSchema;

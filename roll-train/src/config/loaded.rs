@@ -94,8 +94,8 @@ impl LoadedConfig {
         BuildContext { seed: self.config.seed, ..BuildContext::new(&self.config.backend) }
     }
 
-    /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration. A secret of
-    /// the environment stands in it as the name of its variable.
+    /// All values as YAML, for `config.yaml` of the run directory; loading it yields the same configuration. A secret
+    /// of the environment is written as the name of its variable.
     pub fn resolved_yaml(&self) -> Result<String> {
         let mut tree = self.tree()?;
         secrets::hide(
@@ -175,7 +175,7 @@ mod tests {
             }
         };
     }
-    // Those that the default configuration names are linked in.
+    // The components that the default configuration names are linked in.
     register!(Model, "wan2_1");
     register!(Reward, "face_identity");
 

@@ -192,8 +192,8 @@ fn trains_on_all_ranks(
     Err(Error::config("strategy.name", problem))
 }
 
-/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum of
-/// their gradients would be several times the gradient.
+/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum
+/// of their gradients would be several times the gradient.
 fn shards_tokens(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
     if model.distribution().token_ranks == ranks {
         return Ok(());

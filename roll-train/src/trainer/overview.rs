@@ -69,7 +69,7 @@ impl Trainer {
     }
 }
 
-/// With two digits that say something.
+/// Formats a number with two significant digits.
 pub fn epochs(epochs: f64) -> String {
     if epochs < 1.0 { format!("{epochs:.2}") } else { format!("{epochs:.1}") }
 }

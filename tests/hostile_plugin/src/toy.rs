@@ -1,5 +1,5 @@
-//! The doubles of `roll-testing` with faults, and an algorithm and an environment: small components of every kind, to be
-//! used linked in and from the library. The numbers must be the same.
+//! The doubles of `roll-testing` with faults, and an algorithm and an environment: small components of every kind, to
+//! be used linked in and from the library. The numbers must be the same.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

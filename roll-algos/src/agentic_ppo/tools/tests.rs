@@ -64,7 +64,7 @@ fn a_tool_gets_the_call_and_its_json_is_the_result() {
 fn a_tool_sees_the_variables_that_it_is_given_and_no_others() {
     let names = |environment: &[&str]| {
         let environment = environment.iter().map(|name| name.to_string()).collect();
-        // Those that a shell sets for itself are left out.
+        // Variables that a shell sets for itself are left out.
         let script =
             "printf '\"'; env | cut -d= -f1 | grep -vE '^(PWD|SHLVL|_|OLDPWD)$' | sort | tr '\\n' ' '; printf '\"'";
         said(ToolOptions { environment, ..options("env", script) }, json!({})).unwrap()
@@ -227,7 +227,8 @@ impl roll_core::LanguageModel for Scripted {
 #[test]
 fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     use crate::agentic_ppo::AgenticPpoConfig;
-    use crate::agentic_ppo::rollout::{Ending, Plan, play};
+    use crate::agentic_ppo::episode::Ending;
+    use crate::agentic_ppo::rollout::{Plan, play};
 
     let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\"}}</tool_call>");
     let answers = vec![call("one"), call("none"), "left".into(), call("one"), call("one"), call("one")];

@@ -28,8 +28,8 @@ mod values;
 use std::sync::Arc;
 
 use roll_core::{
-    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
-    StrategyRanks, StrategyReport, WeightPlacement, default_options, parse_options,
+    Communicator, Model, OptimizerConfig, ParameterSpec, Result, StateDict, Strategy, StrategyRanks, StrategyReport,
+    WeightPlacement, parse_options,
 };
 
 pub use options::{Offload, OffloadDevice, ZeroOptions};

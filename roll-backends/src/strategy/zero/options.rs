@@ -43,10 +43,10 @@ pub struct ZeroOptions {
     /// `auto`: on GPUs if a rank updates at most 268,435,456 parameters, which is enough for adapters; in host memory
     /// otherwise. Gradients are summed over the ranks in host memory in any case.
     pub optimizer_on: OptimizerPlace,
-    /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many for one
-    /// GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of the transformer
-    /// and its tokens. Ranks that stand next to each other are a group; every group has samples of its own. 1: every rank
-    /// has.
+    /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many
+    /// for one GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of
+    /// the transformer and its tokens. Ranks that stand next to each other are a group; every group has samples of its
+    /// own. 1: every rank has.
     #[schemars(range(min = 1))]
     pub sequence_parallel_size: usize,
     /// Number of updates between comparisons of the parameters of all ranks; 0 never compares.

@@ -19,7 +19,7 @@ pub const RANK: usize = 32;
 pub struct Preset {
     /// As it is called on the command line.
     pub name: &'static str,
-    /// The networks, with as many blocks as are measured.
+    /// The networks, reduced to the measured number of blocks.
     pub networks: Networks,
     /// Blocks of the whole network.
     pub all_layers: usize,
@@ -174,7 +174,7 @@ impl Preset {
     }
 }
 
-/// Those of the algorithm with its default options, and guidance if that was asked for.
+/// The passes of the algorithm with its default options, and with guidance if requested.
 fn passes(args: &Bench) -> Result<Passes> {
     let mut options = Options::new();
     if args.guided {

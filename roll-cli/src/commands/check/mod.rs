@@ -73,7 +73,7 @@ pub fn check(args: Check) -> Result<()> {
     found.end()
 }
 
-/// Memory and time of a run in one line; `None` where they cannot be told.
+/// Memory and time of a run in one line; `None` if they are unknown.
 pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
     let machine = machine(&crate::args::Machine::default(), loaded).ok()?;

@@ -218,7 +218,8 @@ fn the_formulas_give_what_was_measured_at_small_scale() {
     (plan.input.frames, plan.input.size) = (13, Some([512, 512]));
     assert_eq!(plan.tokens(), 4096);
     assert!(near(plan.block_pull(), 208.0));
-    // The example vae_memory of commit ac7d28a at 128 x 128: 1475 and 1833 MiB with 17 and 65 frames, weights and process in it.
+    // The example vae_memory of commit ac7d28a at 128 x 128: 1475 and 1833 MiB with 17 and 65 frames, weights and
+    // process in it.
     for (frames, peak) in [(17, 1475.0), (65, 1833.0)] {
         (plan.input.frames, plan.input.size) = (frames, Some([128, 128]));
         assert!(near(plan.decoder_pull() + 4 * plan.networks.vae_elements() + (60 << 20), peak), "{frames}");
@@ -281,7 +282,7 @@ fn the_idle_expert_the_tiles_and_the_inputs_count_as_the_memory_has_them() {
     assert!(decoder(&small).contains("tiles of 34 x 34"), "{}", decoder(&small));
     let roomy = on(400);
     assert!(decoder(&roomy).contains("frames whole"), "{}", decoder(&roomy));
-    // bf16: as many bytes as two of every element.
+    // bf16: two bytes per element.
     assert_eq!(item(&large, "block inputs").device, 2 * 18_900 * 5120 * 42 * 4);
     assert!(small.time.iter().any(|phase| phase.name == "change of experts" && phase.seconds > 1.0));
     assert!(small.hints.iter().any(|hint| hint.contains("vae_tile_size=[20,20]")), "{:?}", small.hints);

@@ -21,7 +21,7 @@ use super::{compile, context, hostile, library, names, options, plugin, registry
 /// What every error of the plugin names.
 const WHOSE: [&str; 2] = ["`hostile_plugin`", "libhostile_plugin.so"];
 
-/// A fault as `velocity:panic`; nothing is none.
+/// A fault such as `velocity:panic`; an empty text means no fault.
 fn fault(text: &str) -> (Fault, Options) {
     let (at, how) = text.split_once(':').unwrap_or((text, ""));
     (Fault { at: at.into(), how: how.into(), after: 0 }, options(&[("at", at), ("how", how)]))

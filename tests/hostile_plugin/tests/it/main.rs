@@ -1,4 +1,4 @@
-//! Plugins: the contract of the boundary, and files that are none.
+//! Plugins: the contract of the boundary, and files that are not plugins.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ fn plugin(name: &str) -> Plugin {
     roll_plugin::load(library(name)).unwrap()
 }
 
-/// The built-in components, of which there are none here, and those of the plugin.
+/// The components of the plugin; this program has no built-in ones.
 fn registry(plugin: &Plugin) -> Registry {
     Registry::linked().unwrap().with_components(&plugin.registrations(), Replaces::Nothing).unwrap()
 }
