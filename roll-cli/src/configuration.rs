@@ -110,6 +110,5 @@ impl Configuration {
 
 /// The context of components on the ranks of this process. Relative paths start from the working directory.
 pub fn build_context(loaded: &LoadedConfig) -> BuildContext {
-    let (config, ranks) = (&loaded.config, ranks::process());
-    BuildContext { seed: config.seed, ranks, ..BuildContext::new(ranks::device(&config.backend)) }
+    BuildContext { ranks: ranks::process(), backend: ranks::device(&loaded.config.backend), ..loaded.build_context() }
 }

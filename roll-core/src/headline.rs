@@ -15,8 +15,24 @@ pub struct Headline {
     pub format: HeadlineFormat,
     /// The same quantity on data that is not trained on, if the algorithm validates.
     pub held_out: Option<HeldOut>,
-    /// Whether it is the reward's score: evaluations of the reward are plotted beside it.
+    /// Whether it is the reward's score: evaluations of the reward are plotted with it.
     pub is_score: bool,
+    /// The question that it answers.
+    #[serde(default)]
+    pub subject: Subject,
+}
+
+/// The question that a metric answers in reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject {
+    /// Whether the model learns.
+    Learning,
+    /// How far the model is from the one that the training started from.
+    Divergence,
+    /// Whether the training is stable.
+    #[default]
+    Stability,
 }
 
 /// How a number is written for people.
@@ -53,6 +69,7 @@ impl Headline {
             format: HeadlineFormat::Decimal,
             held_out: None,
             is_score: false,
+            subject: Subject::default(),
         }
     }
 
@@ -61,14 +78,21 @@ impl Headline {
         Self { format, ..self }
     }
 
-    /// Adds the same quantity on held-out data: metric, name in summaries, and the data in words.
+    /// Adds the same quantity on held-out data: metric, name in summaries, and the data in words. It shows whether the
+    /// model learns.
     pub fn validated_by(self, metric: &str, label: &str, data: &str) -> Self {
-        Self { held_out: Some(HeldOut { metric: metric.into(), label: label.into(), data: data.into() }), ..self }
+        let held_out = Some(HeldOut { metric: metric.into(), label: label.into(), data: data.into() });
+        Self { held_out, subject: Subject::Learning, ..self }
     }
 
-    /// The score of the reward.
+    /// The score of the reward, which shows whether the model learns.
     pub fn score(self) -> Self {
-        Self { is_score: true, ..self }
+        Self { is_score: true, subject: Subject::Learning, ..self }
+    }
+
+    /// A divergence from the model that the training started from.
+    pub fn divergence(self) -> Self {
+        Self { subject: Subject::Divergence, ..self }
     }
 }
 

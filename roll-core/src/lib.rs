@@ -83,13 +83,13 @@ pub use communicator::{Communicator, Groups, Rank, RanksError, SingleRank, Threa
 pub use component::{Component, RewardComponent};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
-    ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
+    ConditionInput, Conditioning, DiffusionModel, Generator, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
 pub use error::{Error, Fault, Result, ResultExt, messages, nearest, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
-pub use headline::{Headline, HeadlineFormat, HeldOut};
+pub use headline::{Headline, HeadlineFormat, HeldOut, Subject};
 pub use keys::Key;
 pub use kind::Kind;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
@@ -100,8 +100,8 @@ pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
 pub use registry::{
-    BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable, check_seconds,
-    default_options, parse_options,
+    BuildContext, ComponentOptions, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable,
+    check_seconds, default_options, parse_options,
 };
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]

@@ -218,6 +218,14 @@ pub mod header {
     /// Name of the entry, which no tensor of a safetensors file can have: JSON text, as `u8`.
     pub const KEY: &str = "__metadata__";
 
+    /// Word of an adapter's header: the optimizer steps that it was trained for.
+    pub const STEPS: &str = "roll.steps";
+    /// Word of an adapter's header: the name of the experiment.
+    pub const RUN: &str = "roll.run";
+
+    /// Words that begin so are text files to write beside the file, and not part of its header: the rest is their name.
+    pub const BESIDE: &str = "beside:";
+
     /// Adds `words` to those of `state`.
     pub fn put(state: &mut StateDict, words: BTreeMap<String, String>) -> Result<()> {
         let mut all = take(state)?;

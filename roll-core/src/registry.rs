@@ -90,16 +90,21 @@ pub enum Factory {
     Algorithm(fn(&Options, &BuildContext) -> Result<Box<dyn Algorithm>>),
     Strategy(fn(&Options, &BuildContext) -> Result<Box<dyn Strategy>>),
     Environment(fn(&Options, &BuildContext) -> Result<Box<dyn Environment>>),
+    /// A reward of the program itself ([`Registry::with_reward`]).
+    OwnReward(&'static MakeReward),
     /// A component of a loaded library, of whatever kind it says.
     Loaded(&'static dyn LoadedComponent),
 }
+
+/// Makes a reward of its options.
+pub type MakeReward = dyn Fn(&Options, &BuildContext) -> Result<Box<dyn RewardScorer>> + Send + Sync;
 
 impl Factory {
     /// The kind of the components that it makes.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Model(_) => Kind::Model,
-            Self::Reward(_) => Kind::Reward,
+            Self::Reward(_) | Self::OwnReward(_) => Kind::Reward,
             Self::Algorithm(_) => Kind::Algorithm,
             Self::Strategy(_) => Kind::Strategy,
             Self::Environment(_) => Kind::Environment,
@@ -110,6 +115,50 @@ impl Factory {
     fn is_not(&self, kind: Kind) -> Error {
         Error::Misuse(format!("a component of the kind {} was asked to make one of the kind {kind}", self.kind()))
     }
+}
+
+/// The options of one registered component: a struct whose fields are its keys. [`register!`](crate::register) implements
+/// it.
+pub trait ComponentOptions: serde::Serialize + serde::de::DeserializeOwned + Default {
+    /// The kind of the component.
+    const KIND: Kind;
+    /// Its name in the configuration.
+    const NAME: &'static str;
+}
+
+/// Registers a component of this crate: kind, name, type of its options, summary, and how to make it of these options and
+/// the [`BuildContext`]; after `plan:` its [`Planner`].
+#[cfg(feature = "schema")]
+#[macro_export]
+macro_rules! register {
+    (@plan $kind:ident) => {
+        None
+    };
+    (@plan $kind:ident $planner:expr) => {
+        Some($crate::Planner::$kind($planner))
+    };
+    ($kind:ident, $name:expr, $options:ty, $summary:expr, $make:expr $(, plan: $planner:expr)? $(,)?) => {
+        impl $crate::ComponentOptions for $options {
+            const KIND: $crate::Kind = $crate::Kind::$kind;
+            const NAME: &'static str = $name;
+        }
+        $crate::inventory::submit! {
+            $crate::Registration {
+                name: $name,
+                summary: $summary,
+                origin: env!("CARGO_PKG_NAME"),
+                version: env!("CARGO_PKG_VERSION"),
+                defaults: $crate::default_options::<$options>,
+                keys: $crate::keys::of::<$options>,
+                factory: $crate::Factory::$kind(|options, context| {
+                    let make: fn($options, &$crate::BuildContext) -> $crate::Result<_> = $make;
+                    let options = $crate::parse_options($crate::Kind::$kind.section(), options)?;
+                    Ok(Box::new(make(options, context)?))
+                }),
+                planner: $crate::register!(@plan $kind $($planner)?),
+            }
+        }
+    };
 }
 
 /// One implementation, under a name. Submit with `inventory::submit!`.
@@ -205,6 +254,54 @@ impl Registry {
         Ok(Self { entries })
     }
 
+    /// Adds a reward of this program: `make` makes it of its options, a struct whose fields are its keys. Fails if another
+    /// reward has this name. The registration is never freed.
+    ///
+    /// ```
+    /// # use roll_core::{Grad, Pullback, Registry, Result, RewardScorer, Score, Target, Video};
+    /// #[derive(Default, serde::Serialize, serde::Deserialize)]
+    /// struct Length {
+    ///     frames: usize,
+    /// }
+    /// impl RewardScorer for Length {
+    /// #   fn name(&self) -> &str { "length" }
+    /// #   fn differentiable(&self) -> bool { false }
+    /// #   fn prepare(&mut self, _: &Video) -> Result<Target> { Ok(Target::default()) }
+    /// #   fn score(&mut self, video: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+    /// #       Ok((Score::of(video.dims()[0] as f64 - self.frames as f64), None))
+    /// #   }
+    ///     // ...
+    /// }
+    /// let registry = Registry::linked()?.with_reward("length", |options: Length, _| Ok(options))?;
+    /// # Ok::<(), roll_core::Error>(())
+    /// ```
+    pub fn with_reward<T, R>(
+        self,
+        name: &str,
+        make: impl Fn(T, &BuildContext) -> Result<R> + Send + Sync + 'static,
+    ) -> Result<Self>
+    where
+        T: serde::Serialize + serde::de::DeserializeOwned + Default,
+        R: RewardScorer + 'static,
+    {
+        let make = move |options: &Options, context: &BuildContext| -> Result<Box<dyn RewardScorer>> {
+            Ok(Box::new(make(parse_options(Kind::Reward.section(), options)?, context)?))
+        };
+        let own = Registration {
+            name: String::from(name).leak(),
+            summary: "A reward of this program",
+            origin: "this program",
+            version: "",
+            defaults: default_options::<T>,
+            keys: crate::keys::of_defaults::<T>,
+            factory: Factory::OwnReward(Box::leak(Box::new(make))),
+            planner: None,
+        };
+        let mut entries = self.entries;
+        entries.push(Box::leak(Box::new(own)));
+        Self::new(entries)
+    }
+
     /// Adds the components of a plugin. Fails if a name of one kind then occurs twice, unless `replaces` lets the
     /// plugin's components take the place of linked ones.
     pub fn with_components(self, added: &[&'static Registration], replaces: Replaces) -> Result<Self> {
@@ -254,6 +351,7 @@ impl Registry {
     pub fn reward(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
         match &self.find(Kind::Reward, name)?.factory {
             Factory::Reward(make) => make(options, context),
+            Factory::OwnReward(make) => make(options, context),
             Factory::Loaded(component) => component.reward(options, context),
             other => Err(other.is_not(Kind::Reward)),
         }

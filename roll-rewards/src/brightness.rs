@@ -1,10 +1,7 @@
 //! The reward `brightness` compares the video's brightness with a target and needs no network. For tests,
 //! demonstrations and first trials of a training run.
 
-use roll_core::{
-    Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video, default_options,
-    keys::check_ranges, parse_options,
-};
+use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, keys::check_ranges};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -81,17 +78,10 @@ fn mean_luma(planes: [&[f32]; 3]) -> f64 {
     means.iter().zip(LUMA).map(|(mean, weight)| (mean + 1.0) / 2.0 * weight).sum()
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "brightness",
-        summary: "Distance of each frame's mean luma from a target; needs no files",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<BrightnessConfig>,
-        keys: roll_core::keys::of::<BrightnessConfig>,
-        factory: Factory::Reward(|options, _| Ok(Box::new(Brightness::new(parse_options("reward", options)?)?))),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, "brightness", BrightnessConfig,
+    "Distance of each frame's mean luma from a target; needs no files",
+    |options, _| Brightness::new(options),
 }
 
 #[cfg(test)]

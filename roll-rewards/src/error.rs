@@ -62,26 +62,6 @@ pub enum RewardError {
         threshold: f32,
     },
 
-    // Combinations
-    /// There is nothing to add up.
-    #[error("a combination of rewards needs at least one with a weight other than 0")]
-    NothingToCombine,
-    /// The gradient of a part without gradient was requested.
-    #[error("the reward `{part}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out")]
-    PartNotDifferentiable {
-        /// The part.
-        part: String,
-        /// Its weight.
-        weight: f64,
-    },
-    /// A part has nothing to score, and its policy is to stop.
-    #[error("the reward `{part}` has nothing to score ({reason}), and its `on_missing` is `error`")]
-    PartMissing {
-        /// The part.
-        part: String,
-        /// The reason.
-        reason: String,
-    },
     /// A target from another scorer.
     #[error("the target of the reward `{reward}` holds no tensor `{tensor}`: it was not made by its `prepare`")]
     StrangeTarget {

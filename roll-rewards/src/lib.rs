@@ -1,5 +1,5 @@
-//! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network,
-//! programs and services of your own, and weighted sums of these.
+//! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network, and
+//! programs and services of your own.
 //!
 //! - *Purpose*: rewards that a configuration names, and [`onnx`], an executor that differentiates ONNX networks. A
 //!   reward of your own needs only the trait `roll_core::RewardScorer`, not this crate.
@@ -29,7 +29,6 @@
 
 pub mod brightness;
 pub mod clip;
-pub mod combine;
 pub mod error;
 #[cfg(test)]
 mod gradient_check;
@@ -41,7 +40,6 @@ pub mod pixels;
 pub mod remote;
 
 pub use brightness::Brightness;
-pub use combine::WeightedSum;
 pub use error::RewardError;
 pub use onnx_reward::OnnxReward;
 pub use remote::RemoteReward;

@@ -7,18 +7,12 @@
 
 use std::path::Path;
 
-use roll_core::{
-    BuildContext, Factory, Grad, Kind, Measure, Pullback, Registration, Registry, Result, RewardScorer, Score, Target,
-    Tensor, Video, default_options, inventory, parse_options,
-    serde::{Deserialize, Serialize},
-};
-use roll_train::config::ConfigLayers;
-use roll_train::run_dir::{Existing, RunDir};
-use roll_train::{RunSession, Trainer};
-
-// A crate that is only named in Cargo.toml registers nothing.
-use roll_algos as _;
-use roll_models as _;
+use roll_algos::reward_fl::RewardFlConfig;
+use roll_core::serde::{Deserialize, Serialize};
+use roll_core::{Grad, Measure, Pullback, Registry, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_models::wan2_2::WanOptions;
+use roll_train::Run;
+use roll_train::config::DataConfig;
 
 /// Mean of red minus the mean of green and blue, times `gain`; the fields are the options in the configuration.
 #[derive(Serialize, Deserialize)]
@@ -66,44 +60,38 @@ impl RewardScorer for Redness {
     }
 }
 
-inventory::submit! {
-    Registration {
-        name: "redness",
-        summary: "Red against green and blue",
-        origin: "own_reward",
-        version: "1",
-        defaults: default_options::<Redness>,
-        keys: roll_core::keys::of_defaults::<Redness>,
-        factory: Factory::Reward(|options, _| {
-            Ok(Box::new(parse_options::<Redness>(Kind::Reward.section(), options)?))
-        }),
-        planner: None,
-    }
-}
-
 fn main() -> Result<()> {
-    let steps = std::env::args().nth(1).unwrap_or_else(|| "8".into());
+    let steps = std::env::args().nth(1).map_or(8, |steps| steps.parse().expect("the number of steps"));
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
-    let yaml = "
-exp_name: redness
-algo: { name: reward_fl, kl_weight: 0.05 }
-model: { name: wan2_2, model_paths: DEMO/wan22_paths.json, tokenizer_path: DEMO/google/umt5-xxl, lora_rank: 8 }
-reward: { name: redness, gain: 2.0 }
-training: { learning_rate: 3.0e-3 }
-data: { metadata: DEMO/clips/train/metadata.csv, height: 64, width: 64, num_frames: 5 }
-sample_steps: 0
-";
-    let registry = Registry::linked()?;
-    let config = ConfigLayers::new().text("own_reward.rs", &yaml.replace("DEMO", &demo.to_string_lossy()))?;
-    let loaded = config.set_text("steps", &steps, "the argument")?.load(Some(&registry))?;
-    let context = BuildContext { seed: loaded.config.seed, ..BuildContext::new(loaded.config.backend.clone()) };
-
+    let registry = Registry::linked()?.with_reward("redness", |options: Redness, _| Ok(options))?;
     let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
-    let run = RunDir::create(directory, Existing::Refuse)?;
-    let summary = Trainer::new(loaded, &registry, &context)?.run(Some(&run), &RunSession::default())?;
+    let run = Run::builder(&registry)
+        .model(WanOptions {
+            model_paths: Some(demo.join("wan22_paths.json")),
+            tokenizer_path: Some(demo.join("google/umt5-xxl")),
+            lora_rank: Some(8),
+            ..WanOptions::default()
+        })
+        .algorithm(RewardFlConfig { kl_weight: 0.05, ..RewardFlConfig::default() })
+        .reward("redness", Redness { gain: 2.0 })
+        .data(DataConfig {
+            metadata: Some(demo.join("clips/train/metadata.csv")),
+            height: Some(64),
+            width: Some(64),
+            num_frames: 5,
+            ..DataConfig::default()
+        })
+        .set("training.learning_rate", 3e-3)
+        .set("sample_steps", 0)
+        .steps(steps)
+        .dir(directory)
+        .build()?;
+    let summary = run.train()?;
     for name in ["actor/score", "actor/kl_loss"] {
         println!("{name}: {:.4} at the first step, {:.4} at the last", summary.first[name], summary.last[name]);
     }
-    println!("{}", run.path().join("report.html").display());
+    for (name, path) in &summary.written {
+        println!("{name}: {}", path.display());
+    }
     Ok(())
 }

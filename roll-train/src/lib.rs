@@ -7,25 +7,22 @@
 //! *What it is not*: a command line (`roll-cli`), or a place for algorithms, models and rewards.
 //!
 //! ```no_run
-//! use roll_core::{BuildContext, Registry};
+//! use roll_core::Registry;
+//! use roll_train::Run;
 //! use roll_train::config::ConfigLayers;
-//! use roll_train::run_dir::{Existing, RunDir};
-//! use roll_train::{RunSession, Trainer};
 //!
 //! # fn main() -> roll_core::Result<()> {
-//! let registry = Registry::linked()?; // components of crates that are linked, and of this program
+//! let registry = Registry::linked()?; // components of the crates that are linked
 //! let loaded = ConfigLayers::new().file("train.yaml")?.set("steps=100")?.load(Some(&registry))?;
-//! let context = BuildContext { seed: loaded.config.seed, ..BuildContext::new(&loaded.config.backend) };
-//! let trainer = Trainer::new(loaded, &registry, &context)?;
-//! let run = RunDir::create("runs/mine", Existing::Refuse)?;
-//! let summary = trainer.run(Some(&run), &RunSession::default())?;
+//! let context = loaded.build_context();
+//! let summary = Run::new(loaded, &registry, context).dir("runs/mine").train()?;
 //! println!("{} steps in {:.0} s", summary.steps, summary.seconds);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! `examples/own_reward.rs` trains with a reward that the program defines. To show progress or to stop a run, see
-//! [`RunSession`]. A program that allows several ranks (the key `ranks`) puts all of this into [`ranks::run`].
+//! [`Run::builder`] describes a run without a file; `examples/own_reward.rs` trains so with a reward that the program
+//! defines. To show progress or to stop a run, see [`Run::train_in`] and [`RunSession`].
 
 pub mod cache;
 pub mod checkpoint;
@@ -36,10 +33,14 @@ pub mod on_finish;
 pub mod progress;
 pub mod ranks;
 pub mod results;
+pub mod run;
 pub mod run_dir;
 mod sample_prompts;
 pub mod statistics;
 pub mod trainer;
+mod weighted_sum;
 
 pub use progress::{RunSession, StopSignal};
+pub use run::{Run, RunBuilder};
 pub use trainer::{RunSummary, Trainer};
+pub use weighted_sum::reward;

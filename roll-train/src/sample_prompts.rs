@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
-use roll_algos::sampling::{Request, SamplingOptions};
 use roll_core::{
-    Adapter, BuildContext, ConditionInput, DiffusionModel, Error, Model, Noise, Progress, Result, ResultExt, Video,
-    VideoUnit,
+    BuildContext, ConditionInput, DiffusionModel, Error, Generator, Model, Noise, Options, Progress, Result, ResultExt,
+    Video, VideoUnit, inventory,
 };
 use roll_data::{Sizing, read_image, target_size};
 
@@ -22,7 +21,9 @@ const FPS: f64 = 16.0;
 pub(crate) struct SamplePrompts {
     inputs: Vec<ConditionInput>,
     seeds: Vec<u64>,
-    options: SamplingOptions,
+    /// Options of the algorithm.
+    options: Options,
+    generator: &'static Generator,
 }
 
 impl SamplePrompts {
@@ -45,7 +46,10 @@ impl SamplePrompts {
         Ok(Some(Self {
             inputs: config.evaluation.prompts.iter().enumerate().map(input).collect::<Result<_>>()?,
             seeds: config.evaluation.prompts.iter().map(|prompt| prompt.seed).collect(),
-            options: SamplingOptions::of(&config.algo.options)?,
+            options: config.algo.options.clone(),
+            generator: inventory::iter::<Generator>.into_iter().next().ok_or_else(|| {
+                Error::Unsupported(format!("`{KEY}`: this program has no crate of algorithms that generates videos"))
+            })?,
         }))
     }
 
@@ -57,19 +61,10 @@ impl SamplePrompts {
     /// Generates the video of one of them, with the adapter as it is. All ranks must call it: weights may be
     /// divided among them.
     pub fn video(&self, i: usize, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Result<Video> {
-        let (input, seed) = (self.inputs[i].clone(), self.seeds[i]);
-        progress.phase("encoding");
         let model = diffusion(model, "")?;
-        let conditioning = model.encode(&input).while_doing(|| format!("encoding `{KEY}.{i}`"))?;
-        let request = Request {
-            conditioning: &conditioning,
-            input,
-            negative_prompt: &self.options.negative_prompt,
-            noise: &noise.latents(0, seed, &conditioning.latent_shape)?,
-            adapter: Adapter::On,
-        };
-        let sampling = self.options.sampling(model.schedule()).in_section("algo")?;
-        let frames = sampling.frames(model, request, progress).while_doing(|| format!("generating `{KEY}.{i}`"))?;
+        let latents = |shape: &[usize; 4]| noise.latents(0, self.seeds[i], shape);
+        let frames = (self.generator.0)(&self.options, model, &self.inputs[i], &latents, progress);
+        let frames = frames.while_doing(|| format!("generating `{KEY}.{i}`"))?;
         Video::new(frames, model.frame_rate().unwrap_or(FPS))
     }
 }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
-    Progress, Registration, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Validation,
-    communicator, default_options, parse_options,
+    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, Model, Noise, Progress, Result,
+    ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Validation, communicator,
 };
 
 use super::NAME;
@@ -128,7 +127,9 @@ impl Algorithm for AgenticPpo {
                 "score",
                 "starts that were not trained on",
             ),
-            Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
+            Headline::new("actor/kl_loss", "kl", "KL to the base model")
+                .written(HeadlineFormat::Scientific)
+                .divergence(),
             Headline::new("actor/loss", "loss", "Loss"),
             Headline::new("actor/entropy", "", "Entropy of tokens"),
             Headline::new("critic/explained_variance", "", "Variance of returns that the critic explains"),
@@ -309,22 +310,15 @@ fn joined(ranks: &dyn Communicator, own: Vec<Episode>) -> Result<Vec<Episode>> {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Trains a language model as an agent that acts in a text environment",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<AgenticPpoConfig>,
-        keys: roll_core::keys::of::<AgenticPpoConfig>,
-        factory: Factory::Algorithm(|options, context| {
-            let mut config: AgenticPpoConfig = parse_options("algo", options)?;
-            for tool in &mut config.tools {
-                let own = tool.directory.take();
-                tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
-            }
-            Ok(Box::new(AgenticPpo::new(config)?.on(context.ranks.clone())))
-        }),
-        planner: Some(Planner::Algorithm(passes)),
-    }
+roll_core::register! {
+    Algorithm, NAME, AgenticPpoConfig,
+    "Trains a language model as an agent that acts in a text environment",
+    |mut config: AgenticPpoConfig, context| {
+        for tool in &mut config.tools {
+            let own = tool.directory.take();
+            tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
+        }
+        Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
+    },
+    plan: passes,
 }

@@ -17,8 +17,8 @@ mod reward_gradient;
 mod tests;
 
 use roll_core::{
-    Adapter, Factory, Grad, Kind, Model, Noise, Options, Planner, Purpose, Registration, Result, RewardScorer,
-    ScheduleFacts, Sigma, StepContext, StepReport, Tensor, VelocityInput, default_options, parse_options,
+    Adapter, Grad, Kind, Model, Noise, Options, Purpose, Result, RewardScorer, ScheduleFacts, Sigma, StepContext,
+    StepReport, Tensor, VelocityInput, parse_options,
     plan::{Passes, Videos},
 };
 
@@ -239,17 +239,11 @@ fn velocities(model: &mut dyn Model, draws: &[Draw<'_>], adapter: Adapter) -> Re
     diffusion(model, NAME)?.velocities(&inputs, adapter, Grad::Skip)?.0.unstack()
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Trains on scores without a gradient: regression towards the better of several videos (DiffusionNFT)",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<DiffusionNftConfig>,
-        keys: roll_core::keys::of::<DiffusionNftConfig>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(DiffusionNft::new(parse_options("algo", options)?)))),
-        planner: Some(Planner::Algorithm(passes)),
-    }
+roll_core::register! {
+    Algorithm, NAME, DiffusionNftConfig,
+    "Trains on scores without a gradient: regression towards the better of several videos (DiffusionNFT)",
+    |options, _| Ok(DiffusionNft::new(options)),
+    plan: passes,
 }
 
 /// The passes for one prompt: its rollouts, and three passes for each draw, one of which is differentiated.

@@ -3,10 +3,7 @@
 
 use rand::RngCore;
 use rand_chacha::ChaCha8Rng;
-use roll_core::{
-    Environment, Error, Factory, Noise, Observation, Purpose, Registration, Result, Transition, default_options,
-    parse_options,
-};
+use roll_core::{Environment, Error, Noise, Observation, Purpose, Result, Transition};
 
 use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 
@@ -215,17 +212,10 @@ impl Environment for FrozenLake {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Cross the ice to the goal without falling into a hole",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<FrozenLakeOptions>,
-        keys: roll_core::keys::of::<FrozenLakeOptions>,
-        factory: Factory::Environment(|options, _| Ok(Box::new(FrozenLake::new(parse_options("env", options)?)?))),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, FrozenLakeOptions,
+    "Cross the ice to the goal without falling into a hole",
+    |options, _| FrozenLake::new(options),
 }
 
 #[cfg(test)]

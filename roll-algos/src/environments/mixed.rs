@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    BuildContext, Environment, Error, Factory, Observation, Options, Registration, Registry, Result, ResultExt,
-    Transition, default_options, parse_options,
-};
+use roll_core::{BuildContext, Environment, Error, Observation, Options, Registry, Result, ResultExt, Transition};
 
 const NAME: &str = "mixed";
 
@@ -72,19 +69,10 @@ impl Environment for Mixed {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Several environments; each group of episodes plays in one of them",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<MixedOptions>,
-        keys: roll_core::keys::of::<MixedOptions>,
-        factory: Factory::Environment(|options, context| {
-            Ok(Box::new(Mixed::new(parse_options("env", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, MixedOptions,
+    "Several environments; each group of episodes plays in one of them",
+    Mixed::new,
 }
 
 #[cfg(test)]
@@ -97,7 +85,7 @@ mod tests {
     fn mixed(worlds: serde_json::Value) -> Result<Mixed> {
         let context = BuildContext::new("flex");
         let options = json!({"worlds": worlds});
-        Mixed::new(parse_options("env", options.as_object().unwrap())?, &context)
+        Mixed::new(roll_core::parse_options("env", options.as_object().unwrap())?, &context)
     }
 
     #[test]

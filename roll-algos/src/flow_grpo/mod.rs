@@ -19,8 +19,8 @@ mod notes;
 mod tests;
 
 use roll_core::{
-    Adapter, Factory, Grad, Kind, Options, Planner, Registration, Result, RewardScorer, ScheduleFacts, StepContext,
-    StepReport, Tensor, VelocityInput, default_options, parse_options,
+    Adapter, Grad, Kind, Options, Result, RewardScorer, ScheduleFacts, StepContext, StepReport, Tensor, VelocityInput,
+    parse_options,
     plan::{Passes, Videos},
 };
 
@@ -255,17 +255,11 @@ fn narrow(values: &[f64], shape: &[usize]) -> Result<Tensor> {
     Tensor::new(values.iter().map(|v| *v as f32).collect::<Vec<f32>>(), shape)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Trains on scores without a gradient: a policy gradient of noisy denoising steps (Flow-GRPO)",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<FlowGrpoConfig>,
-        keys: roll_core::keys::of::<FlowGrpoConfig>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(FlowGrpo::new(parse_options("algo", options)?)))),
-        planner: Some(Planner::Algorithm(passes)),
-    }
+roll_core::register! {
+    Algorithm, NAME, FlowGrpoConfig,
+    "Trains on scores without a gradient: a policy gradient of noisy denoising steps (Flow-GRPO)",
+    |options, _| Ok(FlowGrpo::new(options)),
+    plan: passes,
 }
 
 /// The passes for one prompt: its rollouts, and two passes for each stochastic step, one of which is differentiated.

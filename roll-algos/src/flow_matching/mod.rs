@@ -18,9 +18,9 @@ mod validation;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model,
-    Noise, Progress, Purpose, Registration, Result, ResultExt, RewardScorer, Sample, Sigma, SingleRank, StepContext,
-    StepReport, Tensor, Validation, VelocityInput, Video, default_options, parse_options,
+    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat, Model, Noise,
+    Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SingleRank, StepContext, StepReport, Tensor,
+    Validation, VelocityInput, Video,
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};
@@ -177,7 +177,7 @@ impl FlowMatching {
         }
         let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, watch.seconds())?;
-        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, seconds))
+        Ok(tally.joined(ranks)?.report(update, seconds))
     }
 
     /// The noised copies of one sample; `None` when the model is given all of it.
@@ -312,17 +312,8 @@ fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
     update::diffusion(model, NAME)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Supervised training on clips: from scratch, or fine-tuning",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<FlowMatchingConfig>,
-        keys: roll_core::keys::of::<FlowMatchingConfig>,
-        factory: Factory::Algorithm(|options, context| {
-            Ok(Box::new(FlowMatching::new(parse_options("algo", options)?).on(context.ranks.clone())))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Algorithm, NAME, FlowMatchingConfig,
+    "Supervised training on clips: from scratch, or fine-tuning",
+    |options, context| Ok(FlowMatching::new(options).on(context.ranks.clone())),
 }

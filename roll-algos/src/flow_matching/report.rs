@@ -78,15 +78,9 @@ impl Tally {
     }
 
     /// Means over the samples: `actor/loss`, and `loss/0.225-0.450` for the noise levels between.
-    pub(super) fn report(
-        self,
-        update: Option<StrategyReport>,
-        learning_rate: f64,
-        seconds: BTreeMap<&'static str, f64>,
-    ) -> StepReport {
+    pub(super) fn report(self, update: Option<StrategyReport>, seconds: BTreeMap<&'static str, f64>) -> StepReport {
         let n = self.samples as f64;
         let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-        metrics.insert("lr".into(), learning_rate);
         metrics.insert("actor/samples".into(), n);
         metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
         if n > 0.0 && self.nonfinite.is_none() {

@@ -35,7 +35,7 @@ impl FlowMatching {
             self.measure(model, noise, progress, sample, &distribution, &mut tally)
                 .while_doing(|| format!("validating on {}", sample.origin))?;
         }
-        let report = tally.joined(self.ranks.as_ref())?.report(None, 0.0, BTreeMap::new());
+        let report = tally.joined(self.ranks.as_ref())?.report(None, BTreeMap::new());
         let metrics = report.metrics.into_iter().filter_map(|(name, value)| match name.strip_prefix("actor/") {
             Some("loss") => Some(("val/loss".to_string(), value)),
             None if name.starts_with("loss/") => Some((format!("val/{name}"), value)),

@@ -60,7 +60,7 @@ impl<'a> Running<'a> {
         let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, self.watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
-        Ok(self.tally.joined(ranks)?.report(ctx.learning_rate, alias, seconds))
+        Ok(self.tally.joined(ranks)?.report(alias, seconds))
     }
 }
 

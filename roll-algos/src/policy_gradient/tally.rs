@@ -18,7 +18,7 @@ pub(crate) const DATA_LOSS: &str = "actor/data_loss";
 pub(crate) fn headlines() -> Vec<Headline> {
     vec![
         Headline::new(SCORE, "score", "Score").score(),
-        Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
+        Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific).divergence(),
         Headline::new("actor/loss", "loss", "Loss"),
         Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
     ]
@@ -94,14 +94,8 @@ impl Tally {
     }
 
     /// The metrics; the mean score once more under its second name, if it has one.
-    pub(crate) fn report(
-        self,
-        learning_rate: f64,
-        alias: Option<String>,
-        seconds: BTreeMap<&'static str, f64>,
-    ) -> StepReport {
+    pub(crate) fn report(self, alias: Option<String>, seconds: BTreeMap<&'static str, f64>) -> StepReport {
         let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-        metrics.insert("lr".into(), learning_rate);
         metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
         metrics.insert("actor/trained".into(), self.trained as f64);
         let scored = self.means.get(SCORE).map_or(0.0, |(_, n)| *n);

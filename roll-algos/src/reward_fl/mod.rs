@@ -26,9 +26,8 @@ mod tests;
 mod truncation_tests;
 
 use roll_core::{
-    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
-    Options, Planner, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video,
-    default_options, parse_options, plan::Passes,
+    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Grad, Headline, HeadlineFormat, Kind, Model, Options,
+    Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video, parse_options, plan::Passes,
 };
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};
@@ -86,7 +85,9 @@ impl Algorithm for RewardFl {
     fn headlines(&self) -> Vec<Headline> {
         vec![
             Headline::new(SCORE, "score", "Score").score(),
-            Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific),
+            Headline::new("actor/kl_loss", "kl", "KL to the base model")
+                .written(HeadlineFormat::Scientific)
+                .divergence(),
             Headline::new("actor/loss", "loss", "Loss"),
             Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
         ]
@@ -170,7 +171,7 @@ impl RewardFl {
         let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
-        Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))
+        Ok(tally.joined(ranks)?.report(update, alias, seconds))
     }
 
     /// Adds the gradient of one sample's loss to the strategy. `repeats` counts earlier occurrences of the sample in
@@ -331,17 +332,11 @@ fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
     update::diffusion(model, NAME)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Back-propagates a reward of the decoded video through the last denoising steps",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<RewardFlConfig>,
-        keys: roll_core::keys::of::<RewardFlConfig>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(RewardFl::new(parse_options("algo", options)?)))),
-        planner: Some(Planner::Algorithm(passes)),
-    }
+roll_core::register! {
+    Algorithm, NAME, RewardFlConfig,
+    "Back-propagates a reward of the decoded video through the last denoising steps",
+    |options, _| Ok(RewardFl::new(options)),
+    plan: passes,
 }
 
 fn passes(options: &Options) -> Result<Passes> {

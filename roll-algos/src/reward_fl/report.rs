@@ -107,13 +107,11 @@ impl Tally {
     pub(super) fn report(
         self,
         update: Option<StrategyReport>,
-        learning_rate: f64,
         alias: Option<String>,
         seconds: BTreeMap<&'static str, f64>,
     ) -> StepReport {
         let n = self.scored.len() as f64;
         let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-        metrics.insert("lr".into(), learning_rate);
         metrics.insert("actor/samples".into(), n);
         metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
         if self.pixels > 0 {

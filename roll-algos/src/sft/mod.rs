@@ -13,9 +13,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model,
-    Noise, Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, SingleRank,
-    StepContext, StepReport, Tensor, Validation, default_options,
+    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Grad, Headline, HeadlineFormat, Model, Noise,
+    Options, Progress, Pullback, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Tensor,
+    Validation,
     keys::check_ranges,
     parse_options,
     plan::{Passes, TextPass},
@@ -97,8 +97,7 @@ impl Sft {
         Ok(Self { config, conversations, held_out: None, ranks: Arc::new(SingleRank) })
     }
 
-    fn open(options: &Options, context: &BuildContext) -> Result<Self> {
-        let config: SftConfig = parse_options("algo", options)?;
+    fn open(config: SftConfig, context: &BuildContext) -> Result<Self> {
         let Some(path) = &config.data else {
             let problem = "no data are named: give a file of JSON lines, each with a list of `messages`";
             return Err(Error::config("algo.data", problem));
@@ -304,15 +303,9 @@ fn passes(options: &Options) -> Result<Passes> {
     Ok(Passes { texts: vec![update], ..Passes::default() })
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Trains a language model on conversations",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<SftConfig>,
-        keys: roll_core::keys::of::<SftConfig>,
-        factory: Factory::Algorithm(|options, context| Ok(Box::new(Sft::open(options, context)?))),
-        planner: Some(Planner::Algorithm(passes)),
-    }
+roll_core::register! {
+    Algorithm, NAME, SftConfig,
+    "Trains a language model on conversations",
+    Sft::open,
+    plan: passes,
 }

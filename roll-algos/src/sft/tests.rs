@@ -61,6 +61,6 @@ fn options_that_make_no_training_are_refused() {
     let zero = SftConfig { batch_size: 0, ..SftConfig::default() };
     assert!(Sft::new(zero, Conversations::default()).err().unwrap().to_string().contains("batch_size"));
     let context = BuildContext::new("flex");
-    let told = Sft::open(&Options::new(), &context).err().unwrap().to_string();
+    let told = Sft::open(SftConfig::default(), &context).err().unwrap().to_string();
     assert!(told.contains("algo.data"), "{told}");
 }

@@ -1,8 +1,8 @@
 //! The strategy for one process: optimizer state and gradient accumulator are on the model's device or in host memory.
 
 use roll_core::{
-    DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
-    StrategyRanks, StrategyReport, default_options, parse_options, plan::Division,
+    DeviceUpdates, Model, OptimizerConfig, ParameterSpec, Result, StateDict, Strategy, StrategyRanks, StrategyReport,
+    parse_options, plan::Division,
 };
 
 use super::place::OptimizerPlace;
@@ -177,21 +177,15 @@ impl Strategy for Single {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "One process, AdamW on the GPU or in host memory",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<SingleOptions>,
-        keys: roll_core::keys::of::<SingleOptions>,
-        factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
-        planner: Some(Planner::Strategy(|options| {
-            let options: SingleOptions = parse_options("strategy", options)?;
-            let state_on_gpu = options.optimizer_on.most_on_gpu();
-            Ok(Division { state_on_gpu, copies_parameters: true, ..Division::default() })
-        })),
-    }
+roll_core::register! {
+    Strategy, NAME, SingleOptions,
+    "One process, AdamW on the GPU or in host memory",
+    |options, _| Ok(Single::new(options)),
+    plan: |options| {
+        let options: SingleOptions = parse_options("strategy", options)?;
+        let state_on_gpu = options.optimizer_on.most_on_gpu();
+        Ok(Division { state_on_gpu, copies_parameters: true, ..Division::default() })
+    },
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use roll_core::{Error, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
 use roll_train::progress::{Bar, counted};
-use roll_train::trainer::reward;
+use roll_train::reward;
 
 use crate::args::{Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};

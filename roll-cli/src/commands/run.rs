@@ -1,22 +1,19 @@
 //! `roll run`: train.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-
-use roll_core::{BuildContext, Communicator, Error, Fault, Registry, Result, ResultExt};
-use roll_train::config::{ConfigLayers, LoadedConfig, RunConfig};
+use roll_core::{Error, Result, ResultExt};
+use roll_train::config::{ConfigLayers, RunConfig};
 use roll_train::progress::counted;
-use roll_train::run_dir::{Existing, RunDir};
-use roll_train::{RunSession, RunSummary, Trainer, checkpoint, ranks};
+use roll_train::run_dir::RunDir;
+use roll_train::{Run, RunSession, RunSummary};
 
 use super::{Ended, check};
-use crate::args::Run;
+use crate::args;
 use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
 use crate::{interrupt, progress};
 
 /// Trains, on every rank of this process.
-pub fn run(args: Run) -> Result<Ended> {
+pub fn run(args: args::Run) -> Result<Ended> {
     let mut args = args;
     if let Some(out) = args.out.as_ref().filter(|out| out.to_str().is_none()) {
         return Err(Error::bad_file(out, "the name of a run's directory must be UTF-8"));
@@ -34,88 +31,33 @@ pub fn run(args: Run) -> Result<Ended> {
         tell_programs(&loaded.config);
     }
     let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
-    let begun = Begun { loaded, registry, half_named, resumed, out: args.out, estimated, made: OnceLock::new() };
-    let ended = ranks::run(&begun.loaded.config, process(), |ranks| begun.train(ranks));
-    // Where another rank came upon the mistake first, rank 0 did not know that it was one.
-    if let (Err(error), Some(dir)) = (&ended, begun.made.get())
-        && error.fault() == Fault::User
-    {
-        dir.discard_beginning()?;
-    }
-    ended
-}
-
-/// The things that a run begins with, the same on all ranks of this process.
-struct Begun {
-    loaded: LoadedConfig,
-    registry: Registry,
-    /// See [`Configuration::half_named`].
-    half_named: Option<String>,
-    resumed: Option<RunDir>,
-    /// The value of `--out`.
-    out: Option<PathBuf>,
-    /// A line about memory and time.
-    estimated: Option<String>,
-    /// The run directory that rank 0 made.
-    made: OnceLock<RunDir>,
-}
-
-impl Begun {
-    /// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
-    fn train(&self, ranks: Arc<dyn Communicator>) -> Result<Ended> {
-        let (loaded, first) = (self.loaded.clone(), ranks.rank().0 == 0);
-        let context = BuildContext { ranks, ..build_context(&self.loaded) };
-        let config = &self.loaded.config;
-        let mut trainer = match Trainer::new(loaded, &self.registry, &context) {
-            // The missing part would be there in the demo.
-            Err(error) if is_of_a_key(&error) => match &self.half_named {
-                Some(why) => Err(error).while_doing(|| why.clone()),
-                None => Err(error),
-            },
-            opened => opened,
-        }?;
-        if let Some(dir) = &self.resumed {
-            go_on(&mut trainer, dir)?;
+    let context = build_context(&loaded);
+    let run = Run::new(loaded, &registry, context);
+    let run = match (resumed, args.out) {
+        (Some(dir), _) => run.resume(dir),
+        (None, Some(out)) => run.dir(out),
+        (None, None) => run,
+    };
+    let trained = run.train_in(|ranks| {
+        if ranks.rank().0 == 0 {
+            estimated.iter().for_each(|line| tracing::info!("{line}"));
         }
-        let dir = match (first, &self.resumed) {
-            (true, Some(dir)) => Some(dir.clone()),
-            (true, None) => {
-                let out = self.out.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
-                let made = RunDir::create(out, Existing::Refuse)?;
-                Some(self.made.get_or_init(|| made).clone())
-            }
-            (false, _) => None,
-        };
-        let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
-        dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
-        self.estimated.iter().filter(|_| first).for_each(|line| tracing::info!("{line}"));
-        let session = RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? };
-        let summary = trainer.run(dir.as_ref(), &session).inspect_err(|_| {
-            // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
-            dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
-        })?;
-        // Only one rank prints: `mpirun` ends the whole job with the first that leaves with another code than 0.
-        let Some(dir) = dir else { return Ok(Ended::Done) };
-        if let Some(why) = &summary.stopped {
-            let (steps, path) = (counted(summary.steps, "step"), dir.path().display());
-            tracing::warn!("ended after {steps} by `evaluation.stop_when`: {why}");
-            tracing::warn!("go on all the same with: roll run --resume {path} --set evaluation.stop_when=null");
-        }
-        print(&summary, &dir);
-        Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
+        Ok(RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? })
+    });
+    let summary = match (trained, half_named) {
+        // The missing part would be there in the demo.
+        (Err(error), Some(why)) if is_of_a_key(&error) => Err(error).while_doing(|| why),
+        (trained, _) => trained,
+    }?;
+    // One rank reports: `mpirun` ends the whole job with the first that leaves with another code than 0.
+    let Some(dir) = &summary.dir else { return Ok(Ended::Done) };
+    if let Some(why) = &summary.stopped {
+        let (steps, path) = (counted(summary.steps, "step"), dir.path().display());
+        tracing::warn!("ended after {steps} by `evaluation.stop_when`: {why}");
+        tracing::warn!("go on all the same with: roll run --resume {path} --set evaluation.stop_when=null");
     }
-}
-
-/// Goes on from the newest whole checkpoint of a run.
-fn go_on(trainer: &mut Trainer, dir: &RunDir) -> Result<()> {
-    match checkpoint::newest_whole(&dir.checkpoints())? {
-        Some(newest) => trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display())),
-        None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
-            tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());
-            Ok(())
-        }
-        None => Err(Error::bad_file(dir.path(), "holds no whole checkpoint to go on from")),
-    }
+    print(&summary, dir);
+    Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
 }
 
 /// Fails when a run is to go on with another algorithm: its state is of no use to that one.
@@ -188,10 +130,4 @@ fn print(summary: &RunSummary, dir: &RunDir) {
     for (name, path) in &summary.written {
         println!("  {name:<15} {}", path.display());
     }
-}
-
-/// The first of `NAME`, `NAME-2`, `NAME-3`, ... that is not there yet.
-fn unused(parent: &Path, name: &str) -> PathBuf {
-    let numbered = |n: u32| if n == 1 { name.to_string() } else { format!("{name}-{n}") };
-    (1..).map(|n| parent.join(numbered(n))).find(|p| !p.exists()).unwrap_or_else(|| parent.join(name))
 }

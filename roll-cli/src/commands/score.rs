@@ -4,7 +4,7 @@ use std::path::Path;
 
 use roll_core::{Error, Grad, Result, ResultExt, RewardScorer, Score, Target, Video};
 use roll_data::{ReadOptions, read_video};
-use roll_train::trainer::reward;
+use roll_train::reward;
 
 use crate::args;
 use crate::configuration::{Configuration, build_context};

@@ -3,7 +3,7 @@
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
 
-use crate::lora::about;
+use crate::lora::{about, put_peft_config};
 
 const PREFIX: &str = "base_model.model.";
 
@@ -17,6 +17,7 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64) -> Re
         words.extend(about::alphas(ranks(), scale));
     }
     header::put(&mut file, words)?;
+    put_peft_config(&mut file)?;
     Ok(file)
 }
 

@@ -4,10 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::{
-    BuildContext, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Planner, Registration, Result, ResultExt,
-    default_options, flat, parse_options,
-};
+use roll_core::{BuildContext, Error, Kind, Noise, OptionNotes, Options, Result, ResultExt, flat};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -142,21 +139,11 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Model, name: "causal_lm", idle: crate::trainable::IDLE, more: None }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "causal_lm",
-        summary: "Language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, Phi-3",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<CausalLmOptions>,
-        keys: roll_core::keys::of::<CausalLmOptions>,
-        factory: Factory::Model(make),
-        planner: Some(Planner::Model(super::plan::needs)),
-    }
-}
-
-fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
-    Ok(Box::new(open(&parse_options("model", options)?, context)?))
+roll_core::register! {
+    Model, "causal_lm", CausalLmOptions,
+    "Language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, Phi-3",
+    |options, context| open(&options, context),
+    plan: super::plan::needs,
 }
 
 /// Opens the model that `options` describe.
@@ -227,7 +214,7 @@ mod tests {
     fn lists_are_those_of_yaml_and_unknown_layers_are_refused_by_their_key() {
         let parsed = |targets: serde_json::Value| {
             let options = serde_json::json!({"lora_rank": 2, "lora_target_modules": targets});
-            parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()
+            roll_core::parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()
         };
         let list = parsed(serde_json::json!(["q_proj", "nosuch"]));
         assert_eq!(list, parsed(serde_json::json!("q_proj,nosuch")));

@@ -22,10 +22,6 @@ pub const TARGETS: &str = "roll.targets";
 pub const BASE: &str = "roll.base";
 /// Key of the fingerprint of that network's last layer, which distinguishes two bases of the same name.
 pub const BASE_FINGERPRINT: &str = "roll.base_fingerprint";
-/// Key of the number of optimizer steps.
-pub const STEPS: &str = "roll.steps";
-/// Key of the experiment's name.
-pub const RUN: &str = "roll.run";
 
 /// The transformer that a header names. Fails if the name is not a known expert.
 pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<Expert>, LoraError> {

@@ -102,18 +102,19 @@ pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
     }
 }
 
-/// Returns the text of the `adapter_config.json` that PEFT needs next to a file of these tensors; `None` if the tensors
-/// do not have PEFT's names.
-pub fn peft_config(tensors: &StateDict) -> roll_core::Result<Option<String>> {
-    if !tensors.keys().any(|key| key.starts_with("base_model.model.") && is_lora_key(key)) {
-        return Ok(None);
-    }
-    let mut tensors = tensors.clone();
+/// Adds the `adapter_config.json` that PEFT needs beside a file of these tensors to their header ([`header::BESIDE`]).
+pub(crate) fn put_peft_config(file: &mut StateDict) -> roll_core::Result<()> {
+    let mut tensors = file.clone();
     let words = header::take(&mut tensors)?;
     let lora = LoraFile::read(Path::new("the adapter"), &tensors, words, None)?.one(None)?;
     let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
-    let config = Written::new(&lora, options, &BTreeMap::new())?.adapter_config;
-    Ok(config.map(|config| format!("{config:#}\n")))
+    match Written::new(&lora, options, &BTreeMap::new())?.adapter_config {
+        Some(config) => {
+            let name = format!("{}{PEFT_CONFIG}", header::BESIDE);
+            header::put(file, BTreeMap::from([(name, format!("{config:#}\n"))]))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The one of Wan2.2's two transformers that an adapter is for.

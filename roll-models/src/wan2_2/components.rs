@@ -77,7 +77,11 @@ pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), Weig
     let Some(&(component, naming, _)) = signature else {
         let found: Vec<String> = checkpoint.keys().take(3).map(|k| format!("`{k}`")).collect();
         let found = if found.is_empty() { "none at all".into() } else { found.join(", ") };
-        return Err(WeightsError::Unrecognised { path: checkpoint.path().into(), found });
+        return Err(WeightsError::Unrecognised {
+            path: checkpoint.path().into(),
+            expected: "the weights of a Wan transformer, VAE, UMT5 or CLIP encoder",
+            found,
+        });
     };
     match naming {
         Naming::Official => Ok((component, checkpoint)),

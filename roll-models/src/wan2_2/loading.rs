@@ -7,10 +7,7 @@ use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
 use roll_backends::weights::{HostWeight, Matrices, Storage, Turns};
 use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
-use roll_core::{
-    BuildContext, Communicator, Error, Factory, Model, Noise, Options, Planner, Registration, Result, ResultExt,
-    StateDict, default_options, flat, parse_options,
-};
+use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 
 use crate::hub::Hub;
 use crate::lora::{OpenedAdapter, Start};
@@ -29,21 +26,11 @@ use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
 use super::vae::{Chunking, Fitting, Vae};
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "wan2_2",
-        summary: "Wan2.2 and Wan2.1 video diffusion: I2V, T2V, TI2V",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<WanOptions>,
-        keys: roll_core::keys::of::<WanOptions>,
-        factory: Factory::Model(make),
-        planner: Some(Planner::Model(super::plan::needs)),
-    }
-}
-
-fn make(options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
-    Ok(Box::new(open(&parse_options("model", options)?, context)?))
+roll_core::register! {
+    Model, "wan2_2", WanOptions,
+    "Wan2.2 and Wan2.1 video diffusion: I2V, T2V, TI2V",
+    |options, context| open(&options, context),
+    plan: super::plan::needs,
 }
 
 /// Opens the model that `options` describe. Fails if a file is missing or does not fit the options.
@@ -422,6 +409,8 @@ mod tests {
     use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
 
     use super::super::init_tiny::{TinyKind, init_tiny};
+    use roll_core::Model;
+
     use super::*;
     use crate::precision::WeightsDType;
 

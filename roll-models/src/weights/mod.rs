@@ -1,57 +1,11 @@
-//! Weight files. Safetensors (single, sharded, memory-mapped), torch checkpoints and GGUF are read lazily; safetensors
-//! are written atomically: whole or not at all.
-//!
-//! [`Checkpoint`] is the entry point for reading; [`rewrite()`] converts and re-shards files of any size; [`Streamed`]
-//! feeds a network from its files, one segment at a time.
+//! Weights as models hold them: GGUF files, and weights that are streamed, on the device or in host memory. The files are
+//! those of `roll-weights`.
 
-mod checkpoint;
-mod eight_bits;
-mod error;
-mod file;
 pub mod gguf;
-mod info;
-mod pth;
-mod rewrite;
-mod safetensors;
-mod save;
 mod streamed;
-mod writer;
 
-#[cfg(test)]
-mod tests;
-
-use std::path::PathBuf;
-
-pub use checkpoint::Checkpoint;
-pub use eight_bits::is_beside;
-pub use error::WeightsError;
-pub use file::WeightFile;
-pub use info::TensorInfo;
-pub use rewrite::{Change, Outputs, rewrite};
-pub use safetensors::parse_safetensors;
-pub use save::save_safetensors;
+pub use roll_weights::{
+    Change, Checkpoint, Outputs, SafetensorsWriter, TensorEntry, TensorInfo, WeightFile, WeightsError, expand_glob,
+    is_beside, parse_safetensors, rewrite, save_safetensors,
+};
 pub use streamed::{Streamed, from_host, in_host_memory, resident, stored_dtype};
-pub use writer::{SafetensorsWriter, TensorEntry};
-
-/// The weight files that match a glob, sorted. Matching files of other kinds, such as indexes of shards, are ignored.
-/// Fails if no weight file matches.
-pub fn expand_glob(pattern: &str) -> Result<Vec<PathBuf>, WeightsError> {
-    let bad = |problem: String| WeightsError::Header { path: pattern.into(), problem };
-    let matches = glob::glob(pattern).map_err(|e| bad(format!("not a pattern: {e}")))?;
-    let mut paths = Vec::new();
-    for path in matches {
-        let path = path.map_err(|e| {
-            let path = e.path().to_path_buf();
-            WeightsError::io("read", path)(e.into())
-        })?;
-        let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-        if path.is_file() && matches!(extension.as_str(), "safetensors" | "pth" | "pt" | "bin" | "ckpt") {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    match paths.is_empty() {
-        true => Err(WeightsError::NoMatch { pattern: pattern.into() }),
-        false => Ok(paths),
-    }
-}

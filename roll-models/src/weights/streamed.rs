@@ -9,7 +9,7 @@ use roll_backends::weights::{Ahead, FromHost, HostWeight, Matrices, Storage};
 use roll_backends::{Resident, Weight, WeightStore, Weights};
 use roll_core::{Result, ResultExt, Tensor};
 
-use super::checkpoint::Checkpoint;
+use super::Checkpoint;
 use crate::precision::storable;
 
 /// A weight store that uploads each segment on request and keeps nothing: the device holds only the segments in use.

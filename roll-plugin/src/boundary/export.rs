@@ -167,6 +167,7 @@ unsafe extern "C" fn plan(
 fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> Result<RollObject> {
     Ok(match factory {
         Factory::Reward(make) => reward::give(make(options, context)?),
+        Factory::OwnReward(make) => reward::give(make(options, context)?),
         Factory::Model(make) => model::give(make(options, context)?),
         Factory::Strategy(make) => strategy::give(make(options, context)?),
         Factory::Algorithm(make) => algorithm::give(make(options, context)?),

@@ -19,8 +19,8 @@ use burn::tensor::Device;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_backends::{Chain, Memory, Segment};
 use roll_core::{
-    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt, RewardScorer,
-    Score, Target, Tensor, Video, default_options, keys::check_ranges, parse_options,
+    BuildContext, Error, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score, Target, Tensor,
+    Video, keys::check_ranges,
 };
 use roll_external::Fingerprint;
 use schemars::JsonSchema;
@@ -340,17 +340,8 @@ impl RewardScorer for ClipReward {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "CLIP, SigLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<ClipRewardConfig>,
-        keys: roll_core::keys::of::<ClipRewardConfig>,
-        factory: Factory::Reward(|options, context| {
-            Ok(Box::new(ClipReward::load(parse_options("reward", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, NAME, ClipRewardConfig,
+    "CLIP, SigLIP, PickScore, HPSv2, aesthetic heads: likeness of frames to a text or the reference",
+    ClipReward::load,
 }

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 use roll_core::{
-    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video, default_options, parse_options,
+    BuildContext, Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
 
@@ -242,17 +241,8 @@ fn build(config: IdentityConfig, context: &BuildContext) -> Result<IdentityRewar
     Ok(IdentityReward::new(networks, config))
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Identity of the person: cosine similarity of ArcFace embeddings to the reference's",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<IdentityConfig>,
-        keys: roll_core::keys::of::<IdentityConfig>,
-        factory: Factory::Reward(|options, context| {
-            Ok(Box::new(build(parse_options("reward", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, NAME, IdentityConfig,
+    "Identity of the person: cosine similarity of ArcFace embeddings to the reference's",
+    build,
 }

@@ -9,8 +9,7 @@ pub mod reading;
 mod tests;
 
 use roll_core::{
-    BuildContext, Error, Factory, Fault, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video, default_options, parse_options,
+    BuildContext, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
 
@@ -166,17 +165,8 @@ fn build(config: OnnxConfig, context: &BuildContext) -> Result<OnnxReward> {
     OnnxReward::open(config, &path, &roll_backends::device(&context.backend)?)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Output of an ONNX network on the frames: a value, a class, likeness to the reference",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<OnnxConfig>,
-        keys: roll_core::keys::of::<OnnxConfig>,
-        factory: Factory::Reward(|options, context| {
-            Ok(Box::new(build(parse_options("reward", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, NAME, OnnxConfig,
+    "Output of an ONNX network on the frames: a value, a class, likeness to the reference",
+    build,
 }

@@ -165,20 +165,10 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
 /// Registers the reward for an [`Amount`].
 macro_rules! register_amount {
     ($amount:ty, $summary:literal) => {
-        roll_core::inventory::submit! {
-            roll_core::Registration {
-                name: <$amount as $crate::pixels::Amount>::NAME,
-                summary: $summary,
-                origin: env!("CARGO_PKG_NAME"),
-                version: env!("CARGO_PKG_VERSION"),
-                defaults: roll_core::default_options::<$crate::pixels::AmountConfig<$amount>>,
-                keys: roll_core::keys::of::<$crate::pixels::AmountConfig<$amount>>,
-                factory: roll_core::Factory::Reward(|options, _| {
-                    let config = roll_core::parse_options("reward", options)?;
-                    Ok(Box::new($crate::pixels::AmountReward::<$amount>::new(config)?))
-                }),
-                planner: None,
-            }
+        roll_core::register! {
+            Reward, <$amount as $crate::pixels::Amount>::NAME, $crate::pixels::AmountConfig<$amount>,
+            $summary,
+            |options, _| $crate::pixels::AmountReward::<$amount>::new(options),
         }
     };
 }

@@ -2,8 +2,7 @@
 
 use rayon::prelude::*;
 use roll_core::{
-    BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video, default_options, parse_options,
+    BuildContext, Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
 use schemars::JsonSchema;
@@ -188,19 +187,10 @@ fn likeness(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2])
     (value, gradient)
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Likeness of the first frame to the reference's: L1, SSIM, or features of any ONNX network",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<FirstFrameConfig>,
-        keys: roll_core::keys::of::<FirstFrameConfig>,
-        factory: Factory::Reward(|options, context| {
-            Ok(Box::new(FirstFrame::new(parse_options("reward", options)?, context)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, NAME, FirstFrameConfig,
+    "Likeness of the first frame to the reference's: L1, SSIM, or features of any ONNX network",
+    FirstFrame::new,
 }
 
 #[cfg(test)]

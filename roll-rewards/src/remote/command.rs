@@ -6,10 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use roll_core::{
-    Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor, check_seconds, default_options,
-    parse_options,
-};
+use roll_core::{Error, Fault, OnMissing, Options, Result, Tensor, check_seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
@@ -142,22 +139,13 @@ impl Transport for Program {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "command",
-        summary: "A reward that is a program of its own, in any language",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<CommandConfig>,
-        keys: roll_core::keys::of::<CommandConfig>,
-        factory: Factory::Reward(|options, context| {
-            let config: CommandConfig = parse_options("reward", options)?;
-            let on_missing = config.on_missing;
-            let program = Program::new(config, context.base_dir.clone())?;
-            Ok(Box::new(RemoteReward::new("command", program, on_missing)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, "command", CommandConfig,
+    "A reward that is a program of its own, in any language",
+    |config: CommandConfig, context| {
+        let on_missing = config.on_missing;
+        RemoteReward::new("command", Program::new(config, context.base_dir.clone())?, on_missing)
+    },
 }
 
 #[cfg(all(test, unix))]

@@ -11,10 +11,7 @@
 use std::io::BufReader;
 use std::time::Instant;
 
-use roll_core::{
-    Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor, check_seconds, default_options,
-    parse_options,
-};
+use roll_core::{Error, Fault, OnMissing, Options, Result, Tensor, check_seconds};
 use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -153,21 +150,13 @@ impl Transport for ScoringService {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: "http",
-        summary: "A reward that is a service, asked over HTTP",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<HttpConfig>,
-        keys: roll_core::keys::of::<HttpConfig>,
-        factory: Factory::Reward(|options, _| {
-            let config: HttpConfig = parse_options("reward", options)?;
-            let on_missing = config.on_missing;
-            Ok(Box::new(RemoteReward::new("http", ScoringService::new(config)?, on_missing)?))
-        }),
-        planner: None,
-    }
+roll_core::register! {
+    Reward, "http", HttpConfig,
+    "A reward that is a service, asked over HTTP",
+    |config: HttpConfig, _| {
+        let on_missing = config.on_missing;
+        RemoteReward::new("http", ScoringService::new(config)?, on_missing)
+    },
 }
 
 #[cfg(test)]

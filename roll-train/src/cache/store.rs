@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::limit::Limit;
 use roll_core::{Error, Result, StateDict};
 use roll_external::Fingerprint;
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_weights::{Checkpoint, save_safetensors};
 
 /// Hash of the values when they were written.
 const SUM: &str = "sha256";

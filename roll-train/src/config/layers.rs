@@ -176,6 +176,13 @@ impl ConfigLayers {
         Ok(self)
     }
 
+    /// Sets `key` to a value of a Rust program.
+    pub(crate) fn json(mut self, key: &str, value: Json) -> Result<Self> {
+        let origin = "the program".to_string();
+        self.layers.push(Layer(vec![(expression(key, &origin)?, from_json(value, Some(&origin)))]));
+        Ok(self)
+    }
+
     /// These layers on top of those of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
         let layers = [lowest.layers, self.layers].concat();
@@ -199,7 +206,7 @@ impl ConfigLayers {
 }
 
 fn defaults() -> Layer {
-    match from_json(DEFAULTS.clone()).kind {
+    match from_json(DEFAULTS.clone(), None).kind {
         ValueKind::Table(map) => Layer(map.into_iter().collect()),
         _ => Layer(Vec::new()),
     }
@@ -266,7 +273,7 @@ fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {
     Ok(value)
 }
 
-fn from_json(json: Json) -> Value {
+fn from_json(json: Json, origin: Option<&String>) -> Value {
     let kind = match json {
         Json::Null => ValueKind::Nil,
         Json::Bool(b) => b.into(),
@@ -276,8 +283,8 @@ fn from_json(json: Json) -> Value {
             (None, None) => n.as_f64().unwrap_or(f64::NAN).into(),
         },
         Json::String(s) => s.into(),
-        Json::Array(items) => ValueKind::Array(items.into_iter().map(from_json).collect()),
-        Json::Object(map) => ValueKind::Table(map.into_iter().map(|(k, v)| (k, from_json(v))).collect()),
+        Json::Array(items) => ValueKind::Array(items.into_iter().map(|item| from_json(item, origin)).collect()),
+        Json::Object(map) => ValueKind::Table(map.into_iter().map(|(k, v)| (k, from_json(v, origin))).collect()),
     };
-    Value::new(None, kind)
+    Value::new(origin, kind)
 }

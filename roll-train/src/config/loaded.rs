@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 
 use super::{RunConfig, secrets};
-use roll_core::{Error, Result};
+use roll_core::{BuildContext, Error, Result};
 
 /// The origin of each value, by dotted key; values without an entry are defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -89,6 +89,11 @@ pub struct LoadedConfig {
 }
 
 impl LoadedConfig {
+    /// The context in which components are made, on one rank: relative paths start from the working directory.
+    pub fn build_context(&self) -> BuildContext {
+        BuildContext { seed: self.config.seed, ..BuildContext::new(&self.config.backend) }
+    }
+
     /// All values as YAML, for `config.yaml` of the run directory; loading it yields the same configuration. A secret
     /// of the environment is written as the name of its variable.
     pub fn resolved_yaml(&self) -> Result<String> {

@@ -32,7 +32,6 @@ use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
 use crate::sample_prompts::SamplePrompts;
 
-pub use open::reward;
 pub use overview::epochs;
 pub use summary::RunSummary;
 
@@ -75,6 +74,18 @@ pub struct Trainer {
     /// The reason that the run ended before its last step, in words.
     stopped: Option<String>,
     pace: pace::Pace,
+}
+
+/// Work that may be due after a step.
+enum Work {
+    /// Writes a checkpoint, unless this step has one.
+    Save,
+    /// Evaluates and validates.
+    Measure,
+    /// Logs the metrics; unless `always`, only those of an evaluation.
+    Log { always: bool },
+    /// Adds the evaluation to the checkpoint of this step.
+    Amend,
 }
 
 impl Trainer {
@@ -120,13 +131,7 @@ impl Trainer {
     fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &Watch, start: Instant) -> Result<()> {
         if self.done == 0 {
             let begun = Instant::now();
-            if self.record.evaluations.is_empty() {
-                self.evaluate(journal.dir.as_ref(), session)?;
-            }
-            if self.record.validations.is_empty() {
-                self.validate(journal, bar)?;
-            }
-            self.sample_prompts(journal.dir.as_ref(), session)?;
+            self.measure(journal, session, bar)?;
             self.pace.evaluated(begun.elapsed().as_secs_f64());
         }
         if let Some(metrics) = self.record.pending.clone() {
@@ -145,13 +150,9 @@ impl Trainer {
             if bar.is_asked_to_stop(self.strategy.ranks().all.as_ref())? {
                 return Err(Error::Interrupted);
             }
-            let want_videos = journal.dir.is_some() && self.wants_samples();
             let begun = Instant::now();
-            let stepped = self.step(self.done, want_videos, bar);
-            if stepped.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
-                self.rescue(journal);
-            }
-            let (mut report, learning_rate) = stepped?;
+            let stepped = self.step(journal.dir.is_some() && self.wants_samples(), bar);
+            let mut report = self.rescue_on(stepped, journal)?;
             self.done += 1;
             self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
             let glance = parameters::glance(self.model.as_mut())?;
@@ -159,18 +160,14 @@ impl Trainer {
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
             self.record.step(self.done, &report, max_grad_norm, glance.map(|glance| glance.hash));
             journal.open(&self.loaded, &self.record, &self.labels)?;
-            report.metrics.insert("lr".into(), learning_rate);
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.tell(self.done, &report)?;
             let seconds = begun.elapsed().as_secs_f64();
             self.complete(journal, session, bar, report.metrics)?;
             bar.set(self.done);
             self.tell_pace(seconds, journal);
-            let stopped = self.is_idle();
-            if stopped.is_err() {
-                self.rescue(journal);
-            }
-            stopped?;
+            let idle = self.is_idle();
+            self.rescue_on(idle, journal)?;
         }
         self.is_idle()?;
         if let Some(told) = idle::warmed_up_alone(self.course()).filter(|_| journal.dir.is_some()) {
@@ -205,8 +202,7 @@ impl Trainer {
         }
     }
 
-    /// The work after a step: checkpoint, evaluation, metrics. The checkpoint comes first: a process that is killed in
-    /// the evaluation does not do the steps before it again, and the next one goes on with the clips that are left.
+    /// Does the work that is due after a step.
     fn complete(
         &mut self,
         journal: &mut Journal,
@@ -214,45 +210,60 @@ impl Trainer {
         bar: &Watch,
         mut metrics: BTreeMap<String, f64>,
     ) -> Result<()> {
-        let config = &self.loaded.config;
-        let (step, last) = (self.done, self.done == self.steps);
-        let due = |every: u64| every > 0 && step.is_multiple_of(every);
-        let (logs, evaluates, saves) =
-            (due(config.logging_steps) || last, due(config.evaluation.every) || last, due(config.save_steps) || last);
         self.record.pending = Some(record::stored(&metrics));
-        if saves && evaluates && self.measures() {
-            self.save(journal)?;
-        }
-        if evaluates {
-            let evaluated = self.evaluate(journal.dir.as_ref(), session);
-            if evaluated.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
-                self.rescue(journal);
+        for work in self.due() {
+            match work {
+                Work::Save => self.save(journal)?,
+                Work::Measure => {
+                    let measured = self.measure(journal, session, bar);
+                    metrics.extend(self.rescue_on(measured, journal)?);
+                }
+                Work::Log { always } => {
+                    self.record.pending = None;
+                    self.record.finished(&metrics);
+                    if always || metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/")) {
+                        journal.log(self.done, self.steps, &metrics)?;
+                    }
+                }
+                Work::Amend => self.amend(journal)?,
             }
-            if let Some(results) = evaluated? {
-                metrics.extend(results::metrics(&results, &self.labels));
-                metrics.extend(self.watch_checks());
-            }
-            let sampled = self.sample_prompts(journal.dir.as_ref(), session);
-            if sampled.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
-                self.rescue(journal);
-            }
-            sampled?;
-            let validated = self.validate(journal, bar);
-            if validated.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
-                self.rescue(journal);
-            }
-            metrics.extend(validated?);
-        }
-        self.record.pending = None;
-        self.record.finished(&metrics);
-        if logs || metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/")) {
-            journal.log(step, self.steps, &metrics)?;
-        }
-        if saves {
-            self.save(journal)?;
-            self.amend(journal)?;
         }
         Ok(())
+    }
+
+    /// The work that is due after the last step, in its order.
+    fn due(&self) -> Vec<Work> {
+        let config = &self.loaded.config;
+        let due = |every: u64| self.done == self.steps || (every > 0 && self.done.is_multiple_of(every));
+        let (measures, saves) = (due(config.evaluation.every), due(config.save_steps));
+        let work = [
+            // First: a process that is killed in the evaluation does not repeat the steps before it, and the next one
+            // goes on with the clips that are left.
+            (saves && measures && self.measures(), Work::Save),
+            (measures, Work::Measure),
+            (true, Work::Log { always: due(config.logging_steps) }),
+            (saves, Work::Save),
+            (saves, Work::Amend),
+        ];
+        work.into_iter().filter(|(is_due, _)| *is_due).map(|(_, work)| work).collect()
+    }
+
+    /// Evaluates, generates sample prompts and validates, unless the record has the results of this step already.
+    /// Returns the metrics.
+    fn measure(&mut self, journal: &mut Journal, session: &RunSession, bar: &Watch) -> Result<BTreeMap<String, f64>> {
+        let mut metrics = BTreeMap::new();
+        let step = self.done;
+        if !self.record.evaluations.iter().any(|evaluation| evaluation.step == step)
+            && let Some(results) = self.evaluate(journal.dir.as_ref(), session)?
+        {
+            metrics.extend(results::metrics(&results, &self.labels));
+            metrics.extend(self.watch_checks());
+        }
+        self.sample_prompts(journal.dir.as_ref(), session)?;
+        if !self.record.validations.iter().any(|validation| validation.step == step) {
+            metrics.extend(self.validate(journal, bar)?);
+        }
+        Ok(metrics)
     }
 
     /// Whether an evaluation takes time.
@@ -272,7 +283,8 @@ impl Trainer {
         self.strategy.ranks().all.world_size() == 1
     }
 
-    fn step(&mut self, step: u64, want_videos: bool, bar: &Watch) -> Result<(StepReport, f64)> {
+    fn step(&mut self, want_videos: bool, bar: &Watch) -> Result<StepReport> {
+        let step = self.done;
         let learning_rate = self.schedule.at(step);
         let batch = match &mut self.data {
             Some(data) => {
@@ -304,6 +316,7 @@ impl Trainer {
             report.metrics.insert("data/skipped".into(), skipped.len() as f64);
         }
         report.skipped.extend(skipped);
-        Ok((report, learning_rate))
+        report.metrics.insert("lr".into(), learning_rate);
+        Ok(report)
     }
 }

@@ -3,33 +3,33 @@
 use std::sync::Arc;
 
 use roll_backends::overlap::OverlappedRanks;
-use roll_core::{BuildContext, Communicator, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
+use roll_core::{BuildContext, Communicator, DataSource, Error, Kind, Model, Registry, Result, Strategy};
 use roll_data::{Batches, Dataset, Metadata};
-use roll_rewards::WeightedSum;
 
 use super::Trainer;
 use crate::cache::{self, CachedModel, CachedReward};
-use crate::config::LoadedConfig;
+use crate::config::{LoadedConfig, RunConfig};
 use crate::evaluation::Evaluator;
 use crate::results::SetLabels;
 use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
+use crate::weighted_sum::reward;
 
 impl Trainer {
     /// Opens data and networks, on the ranks of `context`. With [`crate::config::RunConfig::ranks`] above 1 it belongs
     /// inside [`crate::ranks::run`].
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let ranks = context.ranks.as_ref();
-        let notes = loaded.without_effect(registry)?;
-        if ranks.rank().0 == 0 {
-            notes.iter().for_each(|note| tracing::warn!("{note}"));
-        }
+        let warn = |note: String| {
+            if ranks.rank().0 == 0 {
+                tracing::warn!("{note}");
+            }
+        };
+        loaded.without_effect(registry)?.into_iter().for_each(warn);
         let config = &loaded.config;
         if config.ranks > 1 && ranks.world_size() == 1 {
-            let found = config.ranks;
-            return Err(Error::Misuse(format!(
-                "`ranks: {found}`: a trainer of several ranks is opened by `ranks::run`"
-            )));
+            let problem = format!("`ranks: {}`: a trainer of several ranks is opened by `ranks::run`", config.ranks);
+            return Err(Error::Misuse(problem));
         }
         let data_config = config.data.resolved(|path| context.resolve(path));
         // Before the components, which open it too: an error is not theirs.
@@ -39,43 +39,19 @@ impl Trainer {
         // sharded weights until all are.
         let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, &serving)?;
-        let store = match algorithm.data_source() {
-            DataSource::Clips => cache::open(&data_config)?,
-            DataSource::Own { .. } => None,
-        };
         let source = algorithm.data_source();
+        let clips = source == DataSource::Clips;
+        let store = if clips { cache::open(&data_config)? } else { None };
         // Before the model, which takes minutes to open.
-        let metadata = match source {
-            DataSource::Clips => Some(Metadata::open(&data_config)?),
-            DataSource::Own { .. } => None,
-        };
-        if ranks.rank().0 == 0 {
-            unused_end_images(&loaded, metadata.as_ref()).iter().for_each(|note| tracing::warn!("{note}"));
-        }
+        let metadata = clips.then(|| Metadata::open(&data_config)).transpose()?;
+        unused_end_images(&loaded, metadata.as_ref()).into_iter().for_each(warn);
         if let Some(env) = &config.env {
             algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
         }
-        let mut strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
-        trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), ranks, registry)?;
-        let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
-        let placed = BuildContext { placement, token_ranks, ..context.clone() };
-        let mut model = registry.model(&config.model.name, &config.model.options, &placed)?;
-        if let Some(tokens) = &placed.token_ranks {
-            shards_tokens(&config.model.name, model.as_ref(), tokens.world_size())?;
-            if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
-                let problem = "clips are not evaluated where several ranks work on one sample \
-                               (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
-                               `evaluation.train_samples`; `roll generate` and `roll score` take the adapter";
-                return Err(Error::config("evaluation", problem));
-            }
-        }
-        follows_placement(&config.model.name, model.as_ref(), strategy.as_ref());
+        let (mut strategy, mut model) = strategy_and_model(config, registry, context)?;
         let unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
-        let cut = dataset.as_ref().and_then(|_| data_config.unit_note(unit));
-        if let Some(note) = cut.filter(|_| ranks.rank().0 == 0) {
-            tracing::warn!("{note}");
-        }
+        dataset.as_ref().and_then(|_| data_config.unit_note(unit)).into_iter().for_each(warn);
         if let Some(store) = &store {
             tracing::info!("encodings are kept in {} (`data.cache_dir`)", store.directory().display());
             model = CachedModel::wrap(model, store)?;
@@ -84,64 +60,38 @@ impl Trainer {
         algorithm.check(model.as_mut(), reward.as_deref())?;
         strategy.attach(model.as_mut(), &config.training.optimizer())?;
 
-        let t = &config.training;
-        let per_step = t.per_device_train_batch_size * t.gradient_accumulation_steps;
         let communicator = strategy.ranks().all.as_ref();
-        let noise = config.noise();
-        let evaluator = match &dataset {
-            Some(dataset) => Evaluator::open(&loaded, dataset, unit, registry, context, communicator)?,
-            None => None,
-        };
+        let open = |dataset: &Arc<Dataset>| Evaluator::open(&loaded, dataset, unit, registry, context, communicator);
+        let evaluator = dataset.as_ref().map(open).transpose()?.flatten();
         let prompts = SamplePrompts::open(&loaded, model.as_mut(), unit, context)?;
         let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
-        let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || source != DataSource::Clips;
-        let evaluator = evaluator.filter(|_| !validates);
-        if validates && (config.evaluation.train_samples > 0 || !config.evaluation.check.is_empty()) {
-            tracing::warn!(
-                "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` \
-                 measures its loss on the clips of `evaluation.metadata`, and generates none",
-                config.algo.name
-            );
+        let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || !clips;
+        if validates {
+            unused_evaluation(config).into_iter().for_each(warn);
         }
+        let (noise, t) = (config.noise(), &config.training);
         let data = dataset.map(|dataset| {
             let ranks = strategy.ranks().data.as_ref();
-            let data = Batches::new(dataset, noise.clone(), per_step, ranks.rank(), ranks.world_size());
+            let data = Batches::new(dataset, noise.clone(), t.samples_per_rank(), ranks.rank(), ranks.world_size());
             data.in_micro_batches(t.per_device_train_batch_size)
         });
-        let most = config.max_steps.unwrap_or(u64::MAX);
-        let steps = match (config.steps, &data, source) {
-            (Some(steps), ..) => steps,
-            (None, Some(data), _) => data.steps(t.num_train_epochs).min(most),
-            (None, None, DataSource::Own { steps_per_epoch: Some(n) }) => {
-                n.saturating_mul(t.num_train_epochs).min(most)
-            }
-            (None, None, _) => {
-                let problem = format!("`{}` makes its data as it goes: say how many steps it takes", config.algo.name);
-                return Err(Error::config("steps", problem));
-            }
-        };
-        if steps == 0 {
-            return Err(Error::config("steps", "there is nothing to do: 0 steps"));
-        }
-        let schedule = t.schedule(steps);
+        let steps = steps(config, data.as_ref(), source)?;
         let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
-        let labels = SetLabels::new(&measure, config.evaluation.check_labels());
-        let headlines = algorithm.headlines();
         Ok(Self {
+            labels: SetLabels::new(&measure, config.evaluation.check_labels()),
+            headlines: algorithm.headlines(),
+            schedule: t.schedule(steps),
+            data: data.map(|data| data.up_to(steps)),
+            evaluator: evaluator.filter(|_| !validates),
             loaded,
             model,
             reward,
             algorithm,
             strategy,
-            data: data.map(|data| data.up_to(steps)),
-            evaluator,
             prompts,
             validates,
             store,
-            schedule,
             noise,
-            labels,
-            headlines,
             steps,
             done: 0,
             record: Record::default(),
@@ -152,6 +102,60 @@ impl Trainer {
             pace: Default::default(),
         })
     }
+}
+
+/// The strategy, and the model placed as the strategy wants it. Fails if they do not work together.
+fn strategy_and_model(
+    config: &RunConfig,
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<(Box<dyn Strategy>, Box<dyn Model>)> {
+    let strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
+    trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
+    let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
+    let placed = BuildContext { placement, token_ranks, ..context.clone() };
+    let model = registry.model(&config.model.name, &config.model.options, &placed)?;
+    if let Some(tokens) = &placed.token_ranks {
+        shards_tokens(&config.model.name, model.as_ref(), tokens.world_size())?;
+        if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
+            let problem = "clips are not evaluated where several ranks work on one sample \
+                           (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
+                           `evaluation.train_samples`; `roll generate` and `roll score` take the adapter";
+            return Err(Error::config("evaluation", problem));
+        }
+    }
+    follows_placement(&config.model.name, model.as_ref(), strategy.as_ref());
+    Ok((strategy, model))
+}
+
+/// The number of optimizer steps. Fails if it is 0, or if the data have no end and the configuration sets none.
+fn steps(config: &RunConfig, data: Option<&Batches>, source: DataSource) -> Result<u64> {
+    let epochs = config.training.num_train_epochs;
+    let of_data = match (data, source) {
+        (Some(data), _) => Some(data.steps(epochs)),
+        (None, DataSource::Own { steps_per_epoch }) => steps_per_epoch.map(|steps| steps.saturating_mul(epochs)),
+        (None, DataSource::Clips) => None,
+    };
+    let of_data = of_data.map(|steps| steps.min(config.max_steps.unwrap_or(u64::MAX)));
+    match config.steps.or(of_data) {
+        Some(0) => Err(Error::config("steps", "there is nothing to do: 0 steps")),
+        Some(steps) => Ok(steps),
+        None => {
+            let problem = format!("`{}` makes its data as it goes: say how many steps it takes", config.algo.name);
+            Err(Error::config("steps", problem))
+        }
+    }
+}
+
+/// The note on keys of `evaluation` that an algorithm with a validation of its own does not read.
+fn unused_evaluation(config: &RunConfig) -> Option<String> {
+    (config.evaluation.train_samples > 0 || !config.evaluation.check.is_empty()).then(|| {
+        format!(
+            "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` measures its \
+             loss on the clips of `evaluation.metadata`, and generates none",
+            config.algo.name
+        )
+    })
 }
 
 /// A note when the metadata name last frames that the model is not asked to take.
@@ -165,18 +169,6 @@ fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Opti
              input_image,end_image` lets the model take it"
         )
     })
-}
-
-/// The configured rewards as one.
-pub fn reward(
-    loaded: &LoadedConfig,
-    registry: &Registry,
-    context: &BuildContext,
-) -> Result<Option<Box<dyn RewardScorer>>> {
-    match loaded.config.reward.as_slice() {
-        [] => Ok(None),
-        rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
-    }
 }
 
 /// Fails when the strategy knows fewer processes than there are: each would train a model of its own.

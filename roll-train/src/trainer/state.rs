@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use roll_core::{Error, Result, ResultExt, StateDict};
+use roll_core::header;
+use roll_core::{Error, Fault, Result, ResultExt, StateDict};
 use roll_data::Batches;
-use roll_models::lora::{self, about};
-use roll_models::weights::{self, save_safetensors};
+use roll_weights::save_safetensors;
 
 use super::{Trainer, tensors};
 use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
@@ -41,7 +41,7 @@ fn is_adapter(name: &str) -> bool {
 impl Trainer {
     /// Goes on from a checkpoint: of this configuration, on any number of ranks.
     pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
-        let read = |name: &str| -> Result<StateDict> { Ok(weights::Checkpoint::open(from.file(name)?)?.all()?) };
+        let read = |name: &str| -> Result<StateDict> { Ok(roll_weights::Checkpoint::open(from.file(name)?)?.all()?) };
         let mut adapters = BTreeMap::new();
         for name in from.manifest().files.keys().filter(|name| is_adapter(name)) {
             adapters.insert(name.trim_end_matches(".safetensors").to_string(), read(name)?);
@@ -123,15 +123,18 @@ impl Trainer {
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(checkpoints, self.done)?;
         // The same for every run that is the same: checkpoints are compared bit for bit.
-        let header = BTreeMap::from([
-            (about::STEPS.to_string(), self.done.to_string()),
-            (about::RUN.to_string(), self.loaded.config.experiment().to_string()),
+        let words = BTreeMap::from([
+            (header::STEPS.to_string(), self.done.to_string()),
+            (header::RUN.to_string(), self.loaded.config.experiment().to_string()),
         ]);
         for (name, tensors) in adapters {
             let file = format!("{name}.safetensors");
-            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &header)?))?;
-            if let Some(config) = lora::peft_config(tensors)? {
-                writer.bytes(lora::PEFT_CONFIG, config.as_bytes())?;
+            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &words)?))?;
+            let own = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
+            for (word, text) in own {
+                if let Some(name) = word.strip_prefix(header::BESIDE) {
+                    writer.bytes(name, text.as_bytes())?;
+                }
             }
         }
         writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
@@ -163,9 +166,16 @@ impl Trainer {
         Ok(())
     }
 
-    /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
-    /// cost the training until then. Several ranks cannot: where one fails, the others are gone.
-    pub(super) fn rescue(&mut self, journal: &mut Journal) {
+    /// Returns `outcome`; if it is an error, writes a checkpoint of the steps done first: a reward that breaks in the night
+    /// must not cost the training until then. Several ranks cannot: where one fails, the others are gone.
+    pub(super) fn rescue_on<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
+        if outcome.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
+            self.rescue(journal);
+        }
+        outcome
+    }
+
+    fn rescue(&mut self, journal: &mut Journal) {
         let Some(dir) = journal.dir.clone().filter(|_| self.strategy.ranks().all.world_size() == 1) else { return };
         if self.done == 0 || self.saved_step == Some(self.done) {
             return;

@@ -61,6 +61,9 @@ pub struct RunSummary {
     /// Results for people to open: name and path.
     #[serde(skip)]
     pub written: Vec<(&'static str, PathBuf)>,
+    /// The run directory; `None` on all ranks but 0.
+    #[serde(skip)]
+    pub dir: Option<RunDir>,
 }
 
 impl Trainer {
@@ -90,6 +93,7 @@ impl Trainer {
             encodings,
             headlines: self.headlines.clone(),
             written: Vec::new(),
+            dir: dir.cloned(),
         };
         let Some(dir) = dir else { return Ok(summary) };
         evaluation::forget(dir, self.done)?;

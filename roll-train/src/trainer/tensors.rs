@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Algorithm, Error, Result, StateDict, Tensor};
-use roll_models::weights::{self, save_safetensors};
+use roll_weights::save_safetensors;
 
 use crate::checkpoint::{Checkpoint, CheckpointWriter};
 
@@ -26,7 +26,7 @@ pub(super) fn restore(algorithm: &mut dyn Algorithm, from: &Checkpoint) -> Resul
     let (at, saved) = match from.manifest().files.contains_key(ALGORITHM_FILE) {
         true => {
             let at = from.file(ALGORITHM_FILE)?;
-            let saved = weights::Checkpoint::open(&at)?.all()?;
+            let saved = roll_weights::Checkpoint::open(&at)?.all()?;
             (at, saved)
         }
         false => (from.path().to_path_buf(), StateDict::new()),

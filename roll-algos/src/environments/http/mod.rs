@@ -20,10 +20,7 @@ mod tests;
 use std::io::Read;
 use std::time::Instant;
 
-use roll_core::{
-    Environment, Error, Factory, Observation, Options, Registration, Result, Transition, check_seconds,
-    default_options, parse_options,
-};
+use roll_core::{Error, Observation, Result, Transition, check_seconds};
 use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use serde_json::Value;
 
@@ -75,10 +72,6 @@ impl Http {
     /// Creates the environment. Fails on options out of range.
     pub fn new(options: HttpOptions) -> Result<Self> {
         World::new(options).map(Played::by)
-    }
-
-    fn open(options: &Options) -> Result<Box<dyn Environment>> {
-        Ok(Box::new(Self::new(parse_options("env", options)?)?))
     }
 }
 
@@ -182,15 +175,8 @@ impl Peer for World {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "An environment that is a service, asked over HTTP",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<HttpOptions>,
-        keys: roll_core::keys::of::<HttpOptions>,
-        factory: Factory::Environment(|options, _| Http::open(options)),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, HttpOptions,
+    "An environment that is a service, asked over HTTP",
+    |options, _| Http::new(options),
 }

@@ -6,6 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use roll_core::Environment;
+
 use super::*;
 
 const BEGUN: &str = r#"{"observation": "begin", "instructions": "go"}"#;

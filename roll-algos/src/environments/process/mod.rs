@@ -17,10 +17,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use roll_core::{
-    BuildContext, Environment, Error, Factory, Observation, Options, Registration, Result, Transition, check_seconds,
-    default_options, parse_options,
-};
+use roll_core::{BuildContext, Error, Observation, Result, Transition, check_seconds};
 
 use super::protocol::{self, Answer, Peer, Played, Told};
 use child::{Child, Start};
@@ -60,10 +57,6 @@ impl Process {
     /// Creates the environment without starting its process. Fails on options out of range.
     pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
         Program::new(options, context).map(Played::by)
-    }
-
-    fn open(options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
-        Ok(Box::new(Self::new(parse_options("env", options)?, context)?))
     }
 }
 
@@ -146,15 +139,8 @@ fn tell_once(problem: &str) {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "An environment in a process of its own: JSON lines over stdin and stdout",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<ProcessOptions>,
-        keys: roll_core::keys::of::<ProcessOptions>,
-        factory: Factory::Environment(Process::open),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, ProcessOptions,
+    "An environment in a process of its own: JSON lines over stdin and stdout",
+    Process::new,
 }

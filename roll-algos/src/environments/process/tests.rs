@@ -1,4 +1,6 @@
 #![allow(clippy::unwrap_used)]
+use roll_core::Environment;
+
 use super::*;
 
 fn context() -> BuildContext {

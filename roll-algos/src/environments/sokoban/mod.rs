@@ -5,9 +5,7 @@ mod room;
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    Environment, Error, Factory, Observation, Registration, Result, Transition, default_options, parse_options,
-};
+use roll_core::{Environment, Error, Observation, Result, Transition};
 
 use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 pub use room::{Position, Room};
@@ -184,17 +182,10 @@ impl Environment for Sokoban {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Push all boxes onto targets",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<SokobanOptions>,
-        keys: roll_core::keys::of::<SokobanOptions>,
-        factory: Factory::Environment(|options, _| Ok(Box::new(Sokoban::new(parse_options("env", options)?)?))),
-        planner: None,
-    }
+roll_core::register! {
+    Environment, NAME, SokobanOptions,
+    "Push all boxes onto targets",
+    |options, _| Sokoban::new(options),
 }
 
 #[cfg(test)]

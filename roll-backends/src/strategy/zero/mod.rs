@@ -28,8 +28,8 @@ mod values;
 use std::sync::Arc;
 
 use roll_core::{
-    Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
-    StrategyRanks, StrategyReport, WeightPlacement, default_options, parse_options,
+    Communicator, Model, OptimizerConfig, ParameterSpec, Result, StateDict, Strategy, StrategyRanks, StrategyReport,
+    WeightPlacement, parse_options,
 };
 
 pub use options::{Offload, OffloadDevice, ZeroOptions};
@@ -202,21 +202,13 @@ impl Strategy for Zero {
     }
 }
 
-roll_core::inventory::submit! {
-    Registration {
-        name: NAME,
-        summary: "Several processes: optimizer state, gradients and frozen weights divided among them (ZeRO 0 to 3)",
-        origin: env!("CARGO_PKG_NAME"),
-        version: env!("CARGO_PKG_VERSION"),
-        defaults: default_options::<ZeroOptions>,
-        keys: roll_core::keys::of::<ZeroOptions>,
-        factory: Factory::Strategy(|options, context| {
-            Ok(Box::new(Zero::new(parse_options("strategy", options)?, context.ranks.clone())?))
-        }),
-        planner: Some(Planner::Strategy(|options| {
-            let options: ZeroOptions = parse_options("strategy", options)?;
-            options.check()?;
-            Ok(options.division())
-        })),
-    }
+roll_core::register! {
+    Strategy, NAME, ZeroOptions,
+    "Several processes: optimizer state, gradients and frozen weights divided among them (ZeRO 0 to 3)",
+    |options, context| Zero::new(options, context.ranks.clone()),
+    plan: |options| {
+        let options: ZeroOptions = parse_options("strategy", options)?;
+        options.check()?;
+        Ok(options.division())
+    },
 }

@@ -9,7 +9,8 @@ use roll_core::{BuildContext, DataSource, Rank, Registry, Result, RewardScorer, 
 use roll_data::{Batches, DataConfig, Dataset, OnBadSample, probe};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::counted;
-use roll_train::trainer::{epochs, reward};
+use roll_train::reward;
+use roll_train::trainer::epochs;
 
 use super::findings::Findings;
 use crate::configuration::build_context;

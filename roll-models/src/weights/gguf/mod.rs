@@ -15,7 +15,7 @@ use roll_backends::blocks::{self, BlockMatrix, BlockType};
 use roll_core::Tensor;
 use roll_external::files;
 
-use super::error::WeightsError;
+use super::WeightsError;
 
 /// Greatest number of dimensions of a tensor.
 const MAX_RANK: u32 = 4;

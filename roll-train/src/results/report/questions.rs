@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use roll_core::Headline;
+use roll_core::{Headline, Subject};
 use serde::Serialize;
 
 use super::source::Source;
@@ -64,7 +64,7 @@ pub fn questions(runs: &[Source], curves: &[Curves<'_>], headlines: &[Headline])
         });
         Question { title, id, answers: answers.collect(), sketches }
     };
-    let of = |subject| headlines.iter().filter(move |h| subject_of(h) == subject).map(Sketch::headline);
+    let of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(Sketch::headline);
     let mut learning: Vec<Sketch> = of(Subject::Learning).collect();
     let scores = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
     let scores = Sketch { title: "Score of evaluated clips".into(), curves: Vec::new() }.and_evaluations(scores);
@@ -89,23 +89,6 @@ pub fn questions(runs: &[Source], curves: &[Curves<'_>], headlines: &[Headline])
 
 fn has(sketch: &Sketch, names: &BTreeSet<String>) -> bool {
     sketch.curves.iter().any(|(metric, _)| names.contains(metric))
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Subject {
-    Learning,
-    Divergence,
-    Stability,
-}
-
-/// The question that a headline metric belongs to.
-fn subject_of(headline: &Headline) -> Subject {
-    let name = headline.metric.rsplit('/').next().unwrap_or_default();
-    match headline {
-        h if h.is_score || h.held_out.is_some() => Subject::Learning,
-        _ if name.starts_with("kl") => Subject::Divergence,
-        _ => Subject::Stability,
-    }
 }
 
 /// A panel per check: its change beside the reward's, on the clips that are not trained on if there are any.
@@ -301,14 +284,5 @@ mod tests {
         assert_eq!(titles.len(), 2);
         assert!(titles[0].contains("check clip on train clips"), "{titles:?}");
         assert!(checks(&names(&["eval/unseen", "eval/unseen_kl"])).is_empty());
-    }
-
-    #[test]
-    fn every_headline_belongs_to_one_question() {
-        let loss = Headline::new("actor/loss", "loss", "Loss");
-        assert!(subject_of(&Headline::new("actor/score", "score", "Score").score()) == Subject::Learning);
-        assert!(subject_of(&loss.clone().validated_by("val/loss", "loss", "clips")) == Subject::Learning);
-        assert!(subject_of(&Headline::new("actor/kl_loss", "kl", "KL")) == Subject::Divergence);
-        assert!(subject_of(&loss) == Subject::Stability);
     }
 }

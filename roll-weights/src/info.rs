@@ -4,7 +4,7 @@ use std::path::Path;
 
 use roll_core::DType;
 
-use super::error::WeightsError;
+use crate::error::WeightsError;
 
 /// A tensor's entry in the header of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    pub(super) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
+    pub(crate) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
         self.dtype.ok_or_else(|| WeightsError::DType {
             path: path.into(),
             tensor: tensor.into(),

@@ -10,10 +10,10 @@ use half::{bf16, f16};
 use roll_core::DType;
 use serde_json::json;
 
-use super::checkpoint::Checkpoint;
-use super::error::WeightsError;
-use super::safetensors::dtype_name;
-use super::writer::{SafetensorsWriter, TensorEntry};
+use crate::checkpoint::Checkpoint;
+use crate::error::WeightsError;
+use crate::safetensors::dtype_name;
+use crate::writer::{SafetensorsWriter, TensorEntry};
 
 /// Number of elements that are processed at a time, in whole rows. A longer row is processed whole.
 const CHUNK: usize = 1 << 20;

@@ -8,9 +8,9 @@ use roll_core::{StateDict, Tensor};
 use roll_external::files;
 use serde::Deserialize;
 
-use super::error::WeightsError;
-use super::file::WeightFile;
-use super::info::TensorInfo;
+use crate::error::WeightsError;
+use crate::file::WeightFile;
+use crate::info::TensorInfo;
 
 /// The weights of one network: names, shapes and dtypes are known, tensors are read on demand. A clone shares the open
 /// files.
@@ -67,7 +67,7 @@ impl Checkpoint {
     /// Opens every weight file that matches a glob, in the order of their names. An index of shards that matches is
     /// ignored.
     pub fn open_glob(pattern: &str) -> Result<Self, WeightsError> {
-        Self::open_shards(&super::expand_glob(pattern)?)
+        Self::open_shards(&crate::expand_glob(pattern)?)
     }
 
     /// Opens any kind of path: a file, an index, a glob, or a directory with the files of one network.
@@ -209,13 +209,13 @@ impl Checkpoint {
     }
 
     /// The file of a tensor, and the name of the tensor in that file.
-    pub(super) fn place(&self, key: &str) -> Option<(&WeightFile, &str)> {
+    pub(crate) fn place(&self, key: &str) -> Option<(&WeightFile, &str)> {
         let (file, stored) = self.index.get(key)?;
         Some((self.files.get(*file)?, stored))
     }
 
     /// The files.
-    pub(super) fn files(&self) -> impl Iterator<Item = &WeightFile> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &WeightFile> {
         self.files.iter().map(|file| &**file)
     }
 

@@ -4,9 +4,9 @@
 use roll_backends::{EightBits, ScaledRows};
 use roll_core::Tensor;
 
-use super::checkpoint::Checkpoint;
-use super::error::WeightsError;
-use super::file::WeightFile;
+use crate::checkpoint::Checkpoint;
+use crate::error::WeightsError;
+use crate::file::WeightFile;
 
 /// Endings that replace `weight` in the names of scales.
 const SCALES: [&str; 2] = ["scale_weight", "weight_scale"];
@@ -47,7 +47,7 @@ impl Checkpoint {
     }
 
     /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.
-    pub(super) fn widened(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
+    pub(crate) fn widened(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
         let (table, row) = (kind.table(), codes.len() / scales.len().max(1));
         let mut values = Vec::with_capacity(codes.len());

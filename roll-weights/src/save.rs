@@ -5,9 +5,9 @@ use std::path::Path;
 
 use roll_core::{StateDict, Tensor, header};
 
-use super::error::WeightsError;
-use super::safetensors::dtype_name;
-use super::writer::{SafetensorsWriter, TensorEntry};
+use crate::error::WeightsError;
+use crate::safetensors::dtype_name;
+use crate::writer::{SafetensorsWriter, TensorEntry};
 
 /// Writes `state` to `path` atomically: to a temporary file in the same directory, which is synced and renamed over
 /// `path`. Readers that have the old file mapped keep the old contents. The same input produces the same bytes.
@@ -21,7 +21,7 @@ pub fn save_safetensors(
 ) -> Result<(), WeightsError> {
     let mut metadata = metadata.clone();
     if let Some(words) = state.get(header::KEY).and_then(|entry| header::read(entry).ok()) {
-        metadata.extend(words);
+        metadata.extend(words.into_iter().filter(|(word, _)| !word.starts_with(header::BESIDE)));
     }
     let tensors = state.iter().filter(|(name, _)| *name != header::KEY);
     let entries = tensors.map(|(name, tensor)| entry(name, tensor)).collect();

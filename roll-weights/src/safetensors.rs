@@ -16,17 +16,17 @@ use roll_external::files;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
-use super::error::WeightsError;
-use super::info::TensorInfo;
+use crate::error::WeightsError;
+use crate::info::TensorInfo;
 
 /// Longest header in bytes: the format's own limit. A header is parsed into memory, so its length must be bounded.
-pub(super) const MAX_HEADER: u64 = 100_000_000;
+pub(crate) const MAX_HEADER: u64 = 100_000_000;
 
 /// An open safetensors file, memory-mapped.
 ///
 /// The file must not be truncated while it is mapped. Replace weight files by renaming a new file over the old one, as
-/// [`super::save_safetensors`] does.
-pub(super) struct SafetensorsFile {
+/// [`crate::save_safetensors`] does.
+pub(crate) struct SafetensorsFile {
     map: Arc<Mmap>,
     #[cfg_attr(not(unix), allow(dead_code))]
     file: File,
@@ -267,7 +267,7 @@ fn supported(name: &str) -> Option<DType> {
 }
 
 /// Name of a dtype in a header.
-pub(super) fn dtype_name(dtype: DType) -> &'static str {
+pub(crate) fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "F32",
         DType::Bf16 => "BF16",

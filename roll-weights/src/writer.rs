@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::error::WeightsError;
+use crate::error::WeightsError;
 
 /// A tensor of the file to write.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pytorch_reader::{PickleValue, PytorchError, PytorchReader};
 use roll_core::{DType, Tensor};
 
-use super::error::WeightsError;
-use super::info::TensorInfo;
+use crate::error::WeightsError;
+use crate::info::TensorInfo;
 
 /// Python objects in plain state dictionaries that carry no code.
 const HARMLESS: &[&str] = &[
@@ -33,7 +33,7 @@ const MAX_GROWTH: u64 = 4;
 const FREE_BYTES: u64 = 64 << 20;
 
 /// An open torch checkpoint. Nested dictionaries are flattened and their keys joined by dots.
-pub(super) struct PthFile {
+pub(crate) struct PthFile {
     reader: PytorchReader,
     pub tensors: BTreeMap<String, TensorInfo>,
 }

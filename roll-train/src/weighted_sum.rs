@@ -1,15 +1,27 @@
-//! Combines several rewards into their weighted sum.
+//! The rewards of a configuration as one: their weighted sum.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use roll_core::{
-    BuildContext, Error, Grad, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
+    BuildContext, Error, Grad, Kind, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
     RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
 
-use crate::RewardError;
+use crate::config::LoadedConfig;
+
+/// The configured rewards as one; `None` without a reward.
+pub fn reward(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Option<Box<dyn RewardScorer>>> {
+    match loaded.config.reward.as_slice() {
+        [] => Ok(None),
+        rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
+    }
+}
 
 /// The reward `sum of weight * score` over several scorers.
 ///
@@ -18,7 +30,7 @@ use crate::RewardError;
 /// A part that has nothing to score, in the video or in the reference, follows its own `on_missing`. `skip` makes the
 /// whole sum missing, because a sum without one of its terms would be on another scale; `error` is an error; a number
 /// enters the sum without gradient.
-pub struct WeightedSum {
+struct WeightedSum {
     name: String,
     parts: Vec<Part>,
 }
@@ -39,7 +51,9 @@ impl Part {
             OnMissing::Value(value) => Ok(Some(value)),
             OnMissing::Skip => Err(Error::nothing_to_score(format!("{}: {reason}", self.label))),
             OnMissing::Error => {
-                Err(RewardError::PartMissing { part: self.label.clone(), reason: reason.into() }.into())
+                let problem =
+                    format!("`{}` has nothing to score ({reason}), and its `on_missing` is `error`", self.label);
+                Err(Error::config(Kind::Reward.section(), problem))
             }
         }
     }
@@ -53,7 +67,7 @@ fn nothing(i: usize) -> String {
 
 impl WeightedSum {
     /// Creates the sum of `parts` (weight, scorer). Fails if a weight is not finite or if all are 0.
-    pub fn new(parts: Vec<(f64, Box<dyn RewardScorer>)>) -> Result<Self> {
+    fn new(parts: Vec<(f64, Box<dyn RewardScorer>)>) -> Result<Self> {
         let mut seen: BTreeMap<String, usize> = BTreeMap::new();
         let mut labelled = Vec::new();
         for (weight, scorer) in parts {
@@ -69,14 +83,14 @@ impl WeightedSum {
             labelled.push(Part { label, weight, scorer });
         }
         if labelled.iter().all(|p| p.weight == 0.0) {
-            return Err(RewardError::NothingToCombine.into());
+            return Err(Error::config(Kind::Reward.section(), "expected at least one with a weight other than 0"));
         }
         let name = labelled.iter().map(|p| p.label.as_str()).collect::<Vec<_>>().join(" + ");
         Ok(Self { name, parts: labelled })
     }
 
     /// Creates the rewards of a configuration. A single reward of weight 1 is returned as it is, all others as a sum.
-    pub fn from_config(
+    fn from_config(
         components: &[RewardComponent],
         registry: &Registry,
         context: &BuildContext,
@@ -197,7 +211,10 @@ impl RewardScorer for WeightedSum {
         if grad.is_on() {
             let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
             if let Some(Part { label, weight, .. }) = rigid {
-                return Err(RewardError::PartNotDifferentiable { part: label.clone(), weight: *weight }.into());
+                let problem = format!(
+                    "`{label}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out"
+                );
+                return Err(Error::config(Kind::Reward.section(), problem));
             }
         }
         let scored = self.score_parts(video, prompt, target, grad);
@@ -266,9 +283,10 @@ fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use roll_rewards::Brightness;
+    use roll_rewards::brightness::BrightnessConfig;
+
     use super::*;
-    use crate::Brightness;
-    use crate::brightness::BrightnessConfig;
 
     /// Returns a missing score, or 3 without gradient.
     struct Fake {

@@ -166,13 +166,12 @@ pub enum WeightsError {
         shard: String,
     },
     /// The keys do not belong to a known component.
-    #[error(
-        "{}: expected the weights of a Wan transformer, VAE, UMT5 or CLIP encoder, found keys such as {found}",
-        path.display()
-    )]
+    #[error("{}: expected {expected}, found keys such as {found}", path.display())]
     Unrecognised {
         /// The file.
         path: PathBuf,
+        /// The known components.
+        expected: &'static str,
         /// Some of its keys.
         found: String,
     },
@@ -196,7 +195,7 @@ fn duplicate(tensor: &str, first: &Path, second: &Path) -> String {
 
 impl WeightsError {
     /// Returns a conversion of an IO error, for `map_err(WeightsError::io("read", path))`.
-    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
     }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use roll_core::Tensor;
 use roll_external::files;
 
-use super::error::WeightsError;
-use super::info::TensorInfo;
-use super::pth::PthFile;
-use super::safetensors::{MAX_HEADER, SafetensorsFile};
+use crate::error::WeightsError;
+use crate::info::TensorInfo;
+use crate::pth::PthFile;
+use crate::safetensors::{MAX_HEADER, SafetensorsFile};
 
 /// Extensions of safetensors files and of torch checkpoints.
 const SAFETENSORS: &[&str] = &["safetensors"];

@@ -1,0 +1,301 @@
+//! A run from its configuration to its results, and the same described by a Rust program.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use roll_core::{BuildContext, Communicator, ComponentOptions, Error, Fault, Kind, Registry, Result, ResultExt};
+use roll_data::DataConfig;
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+
+use crate::config::{ConfigLayers, EvaluationConfig, LoadedConfig, TrainingConfig};
+use crate::run_dir::{Existing, RunDir};
+use crate::{RunSession, RunSummary, Trainer, checkpoint, ranks};
+
+/// A run: a checked configuration, and the directory of its files.
+pub struct Run<'a> {
+    loaded: LoadedConfig,
+    registry: &'a Registry,
+    context: BuildContext,
+    place: Place,
+    /// The run directory that rank 0 made.
+    made: OnceLock<RunDir>,
+}
+
+enum Place {
+    /// A new directory; by default one below `output_dir` that is not there yet.
+    New(Option<PathBuf>),
+    /// The directory of a run that goes on.
+    Resumed(RunDir),
+}
+
+impl<'a> Run<'a> {
+    /// Describes a run by typed options.
+    pub fn builder(registry: &'a Registry) -> RunBuilder<'a> {
+        RunBuilder { registry, sections: Vec::new(), rewards: Vec::new(), dir: None, error: None }
+    }
+
+    /// A run of this configuration, whose components are made in `context`.
+    pub fn new(loaded: LoadedConfig, registry: &'a Registry, context: BuildContext) -> Self {
+        Self { loaded, registry, context, place: Place::New(None), made: OnceLock::new() }
+    }
+
+    /// Writes to the new directory `dir` instead of one below `output_dir`.
+    pub fn dir(self, dir: impl Into<PathBuf>) -> Self {
+        Self { place: Place::New(Some(dir.into())), ..self }
+    }
+
+    /// Goes on in the directory of a run, from its newest whole checkpoint.
+    pub fn resume(self, dir: RunDir) -> Self {
+        Self { place: Place::Resumed(dir), ..self }
+    }
+
+    /// The checked configuration.
+    pub fn loaded(&self) -> &LoadedConfig {
+        &self.loaded
+    }
+
+    /// Trains, on every rank of this process, and returns the results. The run directory is made once data and networks
+    /// are open; a mistake of the user that shows before the first step is done leaves none.
+    pub fn train(&self) -> Result<RunSummary> {
+        self.train_in(|_| Ok(RunSession::default()))
+    }
+
+    /// As [`Run::train`]; `session`, called on every rank before the first step, shows the progress and may stop the run.
+    pub fn train_in(&self, session: impl Fn(&dyn Communicator) -> Result<RunSession> + Sync) -> Result<RunSummary> {
+        let ended =
+            ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| self.train_rank(ranks, &session));
+        // If another rank came upon the mistake first, rank 0 did not know that it was one.
+        if let (Err(error), Some(dir)) = (&ended, self.made.get())
+            && error.fault() == Fault::User
+        {
+            dir.discard_beginning()?;
+        }
+        ended
+    }
+
+    fn train_rank(
+        &self,
+        ranks: Arc<dyn Communicator>,
+        session: &dyn Fn(&dyn Communicator) -> Result<RunSession>,
+    ) -> Result<RunSummary> {
+        let first = ranks.rank().0 == 0;
+        let session = session(ranks.as_ref())?;
+        let context = BuildContext { ranks, ..self.context.clone() };
+        let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
+        let dir = match &self.place {
+            Place::Resumed(dir) => {
+                go_on(&mut trainer, dir)?;
+                first.then(|| dir.clone())
+            }
+            Place::New(path) if first => {
+                let config = &self.loaded.config;
+                let path = path.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
+                let made = RunDir::create(path, Existing::Refuse)?;
+                Some(self.made.get_or_init(|| made).clone())
+            }
+            Place::New(_) => None,
+        };
+        let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
+        dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
+        trainer.run(dir.as_ref(), &session).inspect_err(|_| {
+            // Only an empty one is removed: a mistake that the first step finds leaves nothing behind.
+            dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
+        })
+    }
+}
+
+/// Goes on from the newest whole checkpoint of a run.
+fn go_on(trainer: &mut Trainer, dir: &RunDir) -> Result<()> {
+    match checkpoint::newest_whole(&dir.checkpoints())? {
+        Some(newest) => trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display())),
+        None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
+            tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());
+            Ok(())
+        }
+        None => Err(Error::bad_file(dir.path(), "holds no whole checkpoint to go on from")),
+    }
+}
+
+/// The first of `NAME`, `NAME-2`, `NAME-3`, ... that does not exist.
+fn unused(parent: &Path, name: &str) -> PathBuf {
+    let numbered = |n: u32| if n == 1 { name.to_string() } else { format!("{name}-{n}") };
+    (1..).map(|n| parent.join(numbered(n))).find(|p| !p.exists()).unwrap_or_else(|| parent.join(name))
+}
+
+/// Describes a run; [`RunBuilder::build`] checks it as a configuration file is checked.
+///
+/// A component is set by the struct of its options, or by its kind, its name and anything that serialises to its options.
+/// Relative paths start from the working directory.
+///
+/// ```
+/// use roll_algos::reward_fl::RewardFlConfig;
+/// use roll_core::Registry;
+/// use roll_models::wan2_2::WanOptions;
+/// use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+/// use roll_rewards::brightness::BrightnessConfig;
+/// use roll_train::Run;
+/// use roll_train::config::DataConfig;
+///
+/// # fn main() -> roll_core::Result<()> {
+/// # let dir = std::env::temp_dir().join(format!("roll-doc-run-{}", std::process::id()));
+/// // A tiny model with random weights, and one clip.
+/// let tiny = init_tiny(dir.join("tiny"), TinyKind::I2v, 1)?;
+/// let grey = roll_core::Video::new(roll_core::Tensor::full([5, 3, 64, 64], 0.25), 8.0)?;
+/// roll_data::write_mp4(dir.join("clip.mp4"), &grey)?;
+/// std::fs::write(dir.join("metadata.csv"), "video,prompt\nclip.mp4,a grey square\n").expect("a file");
+///
+/// let registry = Registry::linked()?;
+/// let run = Run::builder(&registry)
+///     .model(WanOptions {
+///         model_paths: Some(tiny.model_paths),
+///         tokenizer_path: Some(tiny.tokenizer),
+///         lora_rank: Some(2),
+///         ..Default::default()
+///     })
+///     .algorithm(RewardFlConfig { num_inference_steps: 2, mid_timestep: 1, final_timestep: 1, ..Default::default() })
+///     .reward("brightness", BrightnessConfig { target: 0.75 })
+///     .data(DataConfig {
+///         metadata: Some(dir.join("metadata.csv")),
+///         height: Some(64),
+///         width: Some(64),
+///         num_frames: 5,
+///         ..Default::default()
+///     })
+///     .set("training.learning_rate", 1e-3)
+///     .steps(2)
+///     .dir(dir.join("run"))
+///     .build()?;
+/// let summary = run.train()?;
+/// assert_eq!(summary.steps, 2);
+/// assert!(summary.adapter[0].exists() && dir.join("run/report.html").exists());
+///
+/// // A mistake is an error before anything is opened.
+/// let wrong = Run::builder(&registry).reward("brightness", BrightnessConfig { target: 7.0 }).build();
+/// assert!(wrong.is_err_and(|error| error.to_string().contains("`reward.0.target`")));
+/// # std::fs::remove_dir_all(dir).expect("the directory can be deleted");
+/// # Ok(())
+/// # }
+/// ```
+pub struct RunBuilder<'a> {
+    registry: &'a Registry,
+    /// Keys and values, in the order in which they were set.
+    sections: Vec<(String, Json)>,
+    rewards: Vec<Json>,
+    dir: Option<PathBuf>,
+    /// The first value that cannot be represented in a configuration.
+    error: Option<Error>,
+}
+
+impl<'a> RunBuilder<'a> {
+    /// The model.
+    pub fn model<O: ComponentOptions>(self, options: O) -> Self {
+        const { assert!(matches!(O::KIND, Kind::Model), "expected the options of a model") }
+        self.component(O::KIND, O::NAME, options)
+    }
+
+    /// The algorithm.
+    pub fn algorithm<O: ComponentOptions>(self, options: O) -> Self {
+        const { assert!(matches!(O::KIND, Kind::Algorithm), "expected the options of an algorithm") }
+        self.component(O::KIND, O::NAME, options)
+    }
+
+    /// The strategy.
+    pub fn strategy<O: ComponentOptions>(self, options: O) -> Self {
+        const { assert!(matches!(O::KIND, Kind::Strategy), "expected the options of a strategy") }
+        self.component(O::KIND, O::NAME, options)
+    }
+
+    /// The environment.
+    pub fn environment<O: ComponentOptions>(self, options: O) -> Self {
+        const { assert!(matches!(O::KIND, Kind::Environment), "expected the options of an environment") }
+        self.component(O::KIND, O::NAME, options)
+    }
+
+    /// A component by its name, such as one of a plugin. Another reward joins those before it, any other component takes
+    /// the place of the one before it.
+    pub fn component(mut self, kind: Kind, name: &str, options: impl Serialize) -> Self {
+        let mut component = self.json(kind.section(), options);
+        component["name"] = name.into();
+        match kind {
+            Kind::Reward => self.rewards.push(component),
+            _ => {
+                self.sections.retain(|(key, _)| key != kind.section());
+                self.sections.push((kind.section().into(), component));
+            }
+        }
+        self
+    }
+
+    /// One more reward, of weight 1. Without options of its own: `()`.
+    pub fn reward(self, name: &str, options: impl Serialize) -> Self {
+        self.weighted_reward(1.0, name, options)
+    }
+
+    /// One more reward; the score is the weighted sum.
+    pub fn weighted_reward(mut self, weight: f64, name: &str, options: impl Serialize) -> Self {
+        let mut component = self.json(Kind::Reward.section(), options);
+        component["weight"] = weight.into();
+        self.component(Kind::Reward, name, component)
+    }
+
+    /// The training data.
+    pub fn data(self, data: DataConfig) -> Self {
+        self.set("data", data)
+    }
+
+    /// Optimizer, schedule and batch sizes.
+    pub fn training(self, training: TrainingConfig) -> Self {
+        self.set("training", training)
+    }
+
+    /// Evaluations before, during and after the training.
+    pub fn evaluation(self, evaluation: EvaluationConfig) -> Self {
+        self.set("evaluation", evaluation)
+    }
+
+    /// The number of optimizer steps.
+    pub fn steps(self, steps: u64) -> Self {
+        self.set("steps", steps)
+    }
+
+    /// Any other key by its dotted name: `save_steps`, `training.warmup_steps`.
+    pub fn set(mut self, key: &str, value: impl Serialize) -> Self {
+        let value = self.json(key, value);
+        self.sections.push((key.into(), value));
+        self
+    }
+
+    /// The run directory; must not hold a run yet. Without it the run gets one below `output_dir`.
+    pub fn dir(self, dir: impl Into<PathBuf>) -> Self {
+        Self { dir: Some(dir.into()), ..self }
+    }
+
+    /// Checks keys, values, names and options. Fails on the first mistake; the error names its key.
+    pub fn build(self) -> Result<Run<'a>> {
+        let Self { registry, mut sections, rewards, dir, error } = self;
+        error.map_or(Ok(()), Err)?;
+        sections.push((Kind::Reward.section().into(), rewards.into()));
+        let layers =
+            sections.into_iter().try_fold(ConfigLayers::new(), |layers, (key, value)| layers.json(&key, value));
+        let loaded = layers?.load(Some(registry))?;
+        let context = loaded.build_context();
+        let run = Run::new(loaded, registry, context);
+        Ok(match dir {
+            Some(dir) => run.dir(dir),
+            None => run,
+        })
+    }
+
+    /// `value` as a configuration holds it; `()` is an empty map.
+    fn json(&mut self, key: &str, value: impl Serialize) -> Json {
+        match serde_json::to_value(value) {
+            Ok(Json::Null) if Kind::ALL.iter().any(|kind| kind.section() == key) => json!({}),
+            Ok(value) => value,
+            Err(error) => {
+                self.error.get_or_insert_with(|| Error::config(key, error.to_string()));
+                json!({})
+            }
+        }
+    }
+}
