@@ -31,8 +31,8 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// Loads `tokenizer.json`. `place` is that file, a directory with it (directly or in `google/umt5-xxl` or
-    /// `tokenizer`), or a model's name (`google/umt5-xxl`). A model is searched for on this machine and downloaded if it
-    /// is missing.
+    /// `tokenizer`), or a model's name (`google/umt5-xxl`). A model is searched for on this machine and downloaded if
+    /// it is missing.
     pub fn load(place: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
