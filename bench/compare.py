@@ -47,7 +47,8 @@ def about(theirs):
     offload = ", block inputs in pinned host memory" if theirs["offload"] else ""
     error = f"; it stopped: {theirs['error']}" if theirs["error"] else ""
     return (f"PyTorch {theirs['version']} on {theirs['device']}: products {theirs['dtype']}, between them "
-            f"{theirs['activations']}, attention {theirs['attention']}, VAE {theirs['vae']}, block checkpoints{offload}{error}")
+            f"{theirs['activations']}, attention {theirs['attention']}, VAE {theirs['vae']}, block checkpoints{offload}"
+            f"{error}")
 
 
 def table(ours, theirs=None):
@@ -58,7 +59,8 @@ def table(ours, theirs=None):
     lines = [head + (["PyTorch s", "ratio"] if theirs else [])]
     for phase in ours["phases"]:
         rate, bytes_ = phase["flops_per_second"], phase["peak_bytes"]
-        line = [phase["name"], str(phase["passes"]), number(phase["seconds"]), number(rate and rate / 1e12, 0 if rate and rate > 1e13 else 3),
+        digits = 0 if rate and rate > 1e13 else 3
+        line = [phase["name"], str(phase["passes"]), number(phase["seconds"]), number(rate and rate / 1e12, digits),
                 f"{100 * rate / ceiling:.0f} %" if rate and ceiling else "-", number(bytes_ and bytes_ / 1e9, 2)]
         if theirs:
             their = theirs["phases"].get(phase["name"], {}).get("seconds")

@@ -2,7 +2,7 @@
 turns.
 
 Usage: generation_batch.py GENERATION_SPEED MODEL [PROMPT_TOKENS] [NEW_TOKENS] [ROUNDS]
-GENERATION_SPEED is the example of roll-models (target/release/examples/generation_speed), MODEL a GGUF file or a
+GENERATION_SPEED is the program of this folder (target/release/generation_speed), MODEL a GGUF file or a
 Hugging Face directory. transformers takes part where torch and transformers are installed (for a GGUF file gguf and
 accelerate too), llama.cpp where the file is GGUF and xllamacpp is installed; who is left out is said. OMP_NUM_THREADS
 is the number of threads of each (2). Wall and CPU time are printed: where other programs run, compare the latter.

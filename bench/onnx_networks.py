@@ -1,8 +1,7 @@
 """Seconds of ONNX networks in ONNX Runtime (forward) and PyTorch (forward, forward and gradient of the input).
 
 Usage: onnx_networks.py FILE.onnx...
-Needs onnxruntime, torch and onnx2torch. To be read beside `cargo run --release -p roll-rewards --example onnx_speed`, right
-before or after it, with as many threads (OMP_NUM_THREADS, 2). Medians of 11 rounds; free axes are 1 along axis 0 and 64
+Needs onnxruntime, torch and onnx2torch. To be read beside `onnx_speed` of this folder, right before or after it, with as many threads (OMP_NUM_THREADS, 2). Medians of 11 rounds; free axes are 1 along axis 0 and 64
 elsewhere, as there. PyTorch is left out for a network that onnx2torch cannot read.
 """
 import os

@@ -1,12 +1,12 @@
 // Seconds of each operator of libtorch that a program calls, between two marks.
 //
-// Loaded before the program (LD_PRELOAD); `scripts/gpu-pack` compiles it, and `scripts/gpu-check` runs `roll bench` with
-// it. ATen reports every operator. Those that the program calls itself, or through a derivative that ATen recorded, are
-// timed; what they call in turn is part of them. On a GPU an event of CUDA stands before and behind each of them, in the
-// stream that libtorch computes in. `between operators` are the kernels that roll launches without ATen, and gaps.
+// Loaded before the program (LD_PRELOAD); `scripts/gpu-pack` compiles it, and `scripts/gpu-check` runs `roll bench`
+// with it. ATen reports every operator. An operator that the program calls itself, or through a derivative that ATen
+// recorded, is timed together with the operators that it calls. On a GPU a CUDA event is recorded before and after each
+// of them, in libtorch's stream. `between operators` are kernels that roll launches without ATen, and gaps.
 //
-// `roll bench` calls `roll_phase_ended(name)` behind each phase. What was timed since the last call is then appended to the
-// file that OPERATOR_TIMES names, one JSON object a line: {"phase", "seconds", "operators": {name: [calls, seconds]}}.
+// `roll bench` calls `roll_phase_ended(name)` after each phase. The times since the last call are then appended to the
+// file in OPERATOR_TIMES, one JSON object a line: {"phase", "seconds", "operators": {name: [calls, seconds]}}.
 #include <ATen/record_function.h>
 #include <dlfcn.h>
 
@@ -82,7 +82,8 @@ Moment now() {
 
 double between(const Moment &begin, const Moment &end) {
     float milliseconds = 0;
-    if (begin.event && end.event && cuda().elapsed(&milliseconds, begin.event, end.event) == 0) return milliseconds / 1e3;
+    const bool on_gpu = begin.event && end.event;
+    if (on_gpu && cuda().elapsed(&milliseconds, begin.event, end.event) == 0) return milliseconds / 1e3;
     return std::chrono::duration<double>(end.time - begin.time).count();
 }
 

@@ -1,9 +1,9 @@
-"""Times of single operators and of a Wan DiT block in PyTorch on the CPU, for comparison with examples/bench_ops.rs.
+"""Times of single operators and of a Wan DiT block in PyTorch on the CPU, for comparison with `operators` (src/bin/operators.rs).
 
 Usage: torch_ops.py [CASE_SUBSTRING] [SECONDS]
 prints "case, forward: wall, CPU; forward and backward: wall, CPU" in seconds, tab-separated, each the best of several
 runs. CPU time is that of all threads; on a busy machine it is the steadier of the two.
-The shapes are those of roll-backends/examples/bench_ops.rs.
+The shapes are the same.
 """
 import os
 import sys

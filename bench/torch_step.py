@@ -3,9 +3,10 @@
     python bench/torch_step.py --preset a14b --size 480x480 --whole-step > theirs.json
     python bench/compare.py ours.json theirs.json        # beside `roll bench ... --json ours.json`
 
-Prints a line of JSON after each phase and round: the last line counts, whatever ends the process. The networks, of random
-weights, are those of `torch_reference.py`, with one checkpoint per block of the transformer and one per chunk of frames
-of the decoder. Only the decoder of Wan2.1's VAE is here, so `ti2v-5b` needs --without-vae. Needs torch 2.5 or later.
+Prints a line of JSON after each phase and round: the last line counts, whatever ends the process. The networks, of
+random weights, are those of `torch_reference.py`, with one checkpoint per block of the transformer and one per chunk of
+frames of the decoder. Only the decoder of Wan2.1's VAE is here, so `ti2v-5b` needs --without-vae. Needs torch 2.5 or
+later.
 """
 
 import argparse
@@ -108,8 +109,8 @@ def decoder_shapes(width, channels=16):
 
 
 def driver_bytes(device):
-    """Bytes in use on the GPU by all processes. `nvidia-smi` answers before CUDA starts; where it is missing, the driver
-    is asked, which starts CUDA."""
+    """Bytes in use on the GPU by all processes. `nvidia-smi` answers before CUDA starts; where it is missing, the
+    driver is asked, which starts CUDA."""
     number = torch.device(device).index or 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     name = visible.split(",")[number].strip() if visible else str(number)
@@ -200,7 +201,8 @@ class Step:
         if not asked.without_vae:
             self.vae_dtype = DTYPES[asked.vae_dtype]
             shapes = decoder_shapes(asked.decoder)
-            self.decoder = Decoder({k: self.weight(k, shape, self.vae_dtype) for k, shape in shapes.items()}, asked.offload)
+            weights = {k: self.weight(k, shape, self.vae_dtype) for k, shape in shapes.items()}
+            self.decoder = Decoder(weights, asked.offload)
             on = {"device": self.device, "dtype": self.vae_dtype}
             self.mean, self.std = torch.zeros(asked.channels, **on), torch.ones(asked.channels, **on)
             pairs = zip(SCORER_WIDTHS, SCORER_WIDTHS[1:])

@@ -63,7 +63,7 @@ pub fn gguf(bytes: &[u8]) {
         }
         let options =
             CausalLmOptions { model_path: Some(path.into()), lora_rank: Some(1), ..CausalLmOptions::default() };
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let _ = causal_lm::open(&options, &context);
     });
 }

@@ -29,11 +29,7 @@ fn a_saved_adapter_gives_the_same_velocities() {
                 lora_alpha: alpha,
                 ..WanOptions::default()
             };
-            loading::open(
-                &options,
-                &BuildContext { backend: "flex".into(), seed, base_dir: ".".into(), placement: None },
-            )
-            .unwrap()
+            loading::open(&options, &BuildContext { seed, ..BuildContext::new("flex") }).unwrap()
         };
         let mut trained = open(1);
         let values = Noise::new(5).normal(Purpose::Synthetic, 0, 0, &[trained.parameter_count()]).unwrap();

@@ -42,7 +42,7 @@ impl Tiny {
         }
         let options: WanOptions = serde_json::from_value(options).unwrap();
         let base_dir = self.dir.path().into();
-        loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir, placement: None })
+        loading::open(&options, &BuildContext { seed: 1, base_dir, ..BuildContext::new("flex") })
     }
 
     fn refused(&self, changes: Value) -> String {
@@ -66,7 +66,7 @@ impl Tiny {
 fn parameters(model: &Wan) -> BTreeMap<String, Vec<f32>> {
     let mut values = vec![0.0; model.parameter_count()];
     model.read_parameters(&mut values).unwrap();
-    let state = roll_core::model::flat::to_state(model.parameters(), &values).unwrap();
+    let state = roll_core::flat::to_state(model.parameters(), &values).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.to_f32_vec())).collect()
 }
 

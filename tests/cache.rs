@@ -12,7 +12,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     entries.flat_map(|p| if p.is_dir() { files(&p) } else { vec![p] }).collect()
 }
 
-/// Trains with the cache; gives how many encodings were found and computed.
+/// Trains with the cache; returns how many encodings were found and computed.
 fn train(world: &World, out: &str, settings: &[&str]) -> [u64; 2] {
     world.train(out, 3, &[settings, &["data.cache_dir=cache"]].concat()).encodings.unwrap()
 }

@@ -168,7 +168,7 @@ fn turn(path: &Path, matrix: [i32; 4]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Forty clips: as in [`FORMATS`], then five that are broken or show nobody. With the names of those.
+/// Forty clips: as in [`FORMATS`], then five that are broken or without a face, whose names are returned too.
 fn forty_clips(world: &World) -> [&'static str; 5] {
     let people = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets/clips/train");
     let directory = world.path("clips");

@@ -29,7 +29,12 @@ fn every_key_that_the_parser_accepts_has_a_text_its_values_and_a_default() {
             // A key of a section that may be left out need not have one.
             let above = section.keys.iter().find(|above| name.rsplit_once('.').is_some_and(|(of, _)| above.name == of));
             let has_default = key.default.is_some() || above.is_some_and(|above| above.default.is_some());
-            assert!(has_default || name.ends_with(".name"), "`{name}` of {} has no default", section.title());
+            // Entries of lists have keys that must be given.
+            assert!(
+                has_default || name.ends_with(".name") || name.contains(".N."),
+                "`{name}` of {} has no default",
+                section.title()
+            );
             for text in key.choices.iter().map(|(_, about)| about).chain([&key.about]) {
                 assert!(!text.contains("::") && !text.contains("]("), "`{name}` speaks to programmers: {text}");
             }

@@ -35,7 +35,7 @@ fn pages_under(directory: &Path) -> Vec<PathBuf> {
     pages
 }
 
-/// The book, and the pages that stand beside the code.
+/// The book, and the pages next to the code.
 fn pages() -> Vec<PathBuf> {
     let root = root();
     let single = [
@@ -190,7 +190,7 @@ fn commands_of_the_book_run_and_their_metrics_are_listed() {
     let metrics: BTreeSet<&String> = ran.iter().flat_map(|ran| &ran.metrics).collect();
     assert!(metrics.len() > 60, "{metrics:?}");
     for metric in metrics {
-        // Those of a validation have the names of training after `val/`.
+        // Metrics of a validation have the names of training after `val/`.
         let plain = metric.strip_prefix("val/").unwrap_or(metric);
         let known = listed.iter().any(|pattern| fits(metric, pattern) || fits(plain, pattern));
         assert!(known, "docs/src/metrics.md has no `{metric}`");

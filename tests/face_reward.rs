@@ -16,7 +16,7 @@ use roll_rewards::insightface::{
 
 /// Networks, and the pictures they are tried on.
 struct Cast {
-    /// Where the networks stand.
+    /// Where the networks are.
     networks: PathBuf,
     /// Detectors by their files, and their keys in `golden`; the first one is an SCRFD.
     detectors: &'static [(&'static str, &'static str)],

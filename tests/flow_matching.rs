@@ -24,8 +24,7 @@ fn open(directory: &Path, kind: TinyKind, lora_rank: usize) -> Wan {
         lora_rank: Some(lora_rank),
         ..WanOptions::default()
     };
-    loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None })
-        .unwrap()
+    loading::open(&options, &BuildContext { seed: 1, ..BuildContext::new("flex") }).unwrap()
 }
 
 fn values(key: u64, n: usize) -> Vec<f32> {

@@ -11,8 +11,8 @@ use crate::program;
 
 /// Bytes of address space that `roll` and all it starts may have, each: by itself it takes a few hundred MB.
 const MEMORY: u64 = 4 << 30;
-/// How long it may take. The limit of a template is 20 s.
-const TIME: Duration = Duration::from_secs(45);
+/// How long it may take, on a machine that is busy. The limit of a template is 20 s.
+const TIME: Duration = Duration::from_secs(180);
 
 /// The small language model that is built in, as files.
 struct Model {
@@ -256,7 +256,7 @@ fn nothing_of_a_template_outlives_the_program() {
     roll.wait().unwrap();
     let begun = Instant::now();
     while std::fs::read_to_string(worker.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
-        assert!(begun.elapsed() < Duration::from_secs(5), "the process that renders is left behind");
+        assert!(begun.elapsed() < TIME, "the process that renders is left behind");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -146,7 +146,7 @@ fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
 fn weights_that_are_divided_are_trained_saved_and_resumed_as_whole_ones() {
     let world = Job::new();
     let run = |arguments: &[&str], stage: &str| {
-        let settings = [stage, "model.lora_rank=0", "strategy.bf16_optimizer_states=true"];
+        let settings = [stage, "model.lora_rank=0"];
         let output = world.command_of(2, arguments, &settings).output().unwrap();
         assert!(output.status.success(), "{}", said(&output));
     };

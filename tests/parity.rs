@@ -6,7 +6,7 @@
 //! list; one that is and does not work here is named at the end. A case that is skipped and a backend that is not
 //! tested are failures where `ROLL_REQUIRE` names what they need (`roll_testing::CAPABILITIES`).
 //!
-//! Prints one line per case. A kind nobody knows fails. Arguments filter lines by their name: `dit`, `libtorch-bf16`.
+//! Prints one line per case. An unknown kind fails. Arguments filter lines by their name: `dit`, `libtorch-bf16`.
 //! `ROLL_TEST_BACKENDS=libtorch-cuda` opens no other backend.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -149,7 +149,7 @@ fn main() -> ExitCode {
     for (dir, setting) in dirs.iter().flat_map(|dir| settings.iter().map(move |setting| (dir, setting))) {
         let case = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let kind = find(&case);
-        // A kind that nobody knows is reported once.
+        // An unknown kind is reported once.
         if !kind.map_or(On::Host, |(on, _)| on).includes(setting) {
             continue;
         }

@@ -1,13 +1,14 @@
 //! Wan on several ranks, and weights that are not resident.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use roll_algos as _; // for what they register
 use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{
-    Adapter, BuildContext, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Registry, Strategy, Tensor,
-    ThreadRanks, Timestep,
+    Adapter, BuildContext, Communicator, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Registry,
+    Strategy, Tensor, ThreadRanks, Timestep,
 };
 use roll_models::wan2_2::init_tiny::{TinyFiles, TinyKind, init_tiny};
 use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
@@ -16,7 +17,7 @@ use roll_train::{RunSession, Trainer};
 
 const LONG: Duration = Duration::from_secs(120);
 
-fn open(directory: &Path, weight_store: Placement, lora_rank: usize) -> Wan {
+fn open(directory: &Path, weight_store: Placement, lora_rank: usize, ranks: Arc<dyn Communicator>) -> Wan {
     let files =
         TinyFiles { model_paths: directory.join("wan22_paths.json"), tokenizer: directory.join("google/umt5-xxl") };
     let options = WanOptions {
@@ -26,11 +27,10 @@ fn open(directory: &Path, weight_store: Placement, lora_rank: usize) -> Wan {
         weight_store,
         ..WanOptions::default()
     };
-    loading::open(&options, &BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None })
-        .unwrap()
+    loading::open(&options, &BuildContext { seed: 1, ranks, ..BuildContext::new("flex") }).unwrap()
 }
 
-/// Adds the gradient of one sample to the model; gives velocity and cotangent of the latents.
+/// Adds the gradient of one sample to the model; returns velocity and cotangent of the latents.
 fn pull(model: &mut Wan, step: u64, sample: u64) -> [Vec<f32>; 2] {
     let diffusion = model.as_diffusion().unwrap();
     let image = Some(Tensor::full([3, 64, 64], 0.2));
@@ -45,7 +45,7 @@ fn pull(model: &mut Wan, step: u64, sample: u64) -> [Vec<f32>; 2] {
 
 type Trained = (Vec<f32>, Vec<[Vec<f32>; 2]>);
 
-/// Trains on the same four samples a step; gives parameters and every velocity and cotangent of rank 0.
+/// Trains on the same four samples a step; returns parameters and every velocity and cotangent of rank 0.
 fn train(directory: &Path, ranks: usize, stage: u8, store: Placement) -> Trained {
     let options = ZeroOptions { stage, reduce_bucket_size: 3000, ..ZeroOptions::default() };
     train_with(directory, ranks, options, store, 4)
@@ -55,8 +55,8 @@ fn train(directory: &Path, ranks: usize, stage: u8, store: Placement) -> Trained
 fn train_with(directory: &Path, ranks: usize, options: ZeroOptions, store: Placement, lora_rank: usize) -> Trained {
     let results = ThreadRanks::run(ranks, LONG, |ranks| {
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
-        let mut strategy = Zero::new(options.clone(), ranks)?;
-        let mut model = open(directory, store, lora_rank);
+        let mut strategy = Zero::new(options.clone(), ranks.clone())?;
+        let mut model = open(directory, store, lora_rank, ranks);
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         let mut seen = Vec::new();
         for step in 0..2 {
@@ -112,10 +112,10 @@ fn overlap_and_divided_weights_change_no_bit_of_full_training() {
 fn weights_that_are_all_trained_are_divided_among_ranks_when_frozen_ones_are() {
     let dir = tempfile::tempdir().unwrap();
     init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
-    let results = ThreadRanks::run(4, LONG, |_| {
+    let results = ThreadRanks::run(4, LONG, |ranks| {
         let mut bytes = Vec::new();
         for lora_rank in [0, 4] {
-            let model = open(dir.path(), Placement::Sharded, lora_rank);
+            let model = open(dir.path(), Placement::Sharded, lora_rank, ranks.clone());
             bytes.push([model.parameter_bytes(), 4 * model.parameter_count()]);
         }
         Ok(bytes)
@@ -157,10 +157,10 @@ fn an_agent_on_divided_weights_validates_though_its_ranks_play_different_numbers
         "algo.val_batch_size=3",
         "training.max_skipped_steps=0",
     ];
-    let results = ThreadRanks::run(2, LONG, |_| {
+    let results = ThreadRanks::run(2, LONG, |ranks| {
         let registry = Registry::linked()?;
         let layers = settings.iter().try_fold(ConfigLayers::new(), |layers, one| layers.set(one))?;
-        let context = BuildContext { backend: "flex".into(), seed: 1, base_dir: ".".into(), placement: None };
+        let context = BuildContext { seed: 1, ranks, ..BuildContext::new("flex") };
         Trainer::new(layers.load(Some(&registry))?, &registry, &context)?.run(None, &RunSession::default())
     });
     for result in results {

@@ -42,7 +42,7 @@ fn rolls_configuration_runs_unchanged() {
     assert_eq!(told.matches("without effect here").count(), 1, "{told}");
     assert!(told.contains("system_envs") && told.contains("min_timestep_boundary"), "{told}");
 
-    // The face networks are not in the repository: another reward stands in their place.
+    // The face networks are not in the repository: another reward replaces them.
     let smaller = ["--steps", "1", "--set", "reward={name: brightness}", "--set", "data.num_frames=5"];
     let output = roll(here, &[&["run"], &config[..], &smaller[..]].concat());
     let said = said(&output);

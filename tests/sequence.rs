@@ -28,13 +28,14 @@ fn train(world: &World, out: &str, ranks: usize, resume: bool, settings: &[&str]
         let layers = all.try_fold(ConfigLayers::new(), |layers, one| layers.set(one))?;
         let loaded = layers.load(Some(&registry))?;
         let base_dir = world.path(".");
-        let context = BuildContext { backend: "flex".into(), seed: loaded.config.seed, base_dir, placement: None };
+        let rank = ranks.rank().0;
+        let context = BuildContext { seed: loaded.config.seed, base_dir, ranks, ..BuildContext::new("flex") };
         let mut trainer = Trainer::new(loaded, &registry, &context)?;
         if resume {
             let checkpoints = world.path(out).join("checkpoints");
             trainer.resume(&checkpoint::newest_whole(&checkpoints)?.unwrap())?;
         }
-        let dir = match (ranks.rank().0, resume) {
+        let dir = match (rank, resume) {
             (0, true) => Some(RunDir::open(world.path(out))?),
             (0, false) => Some(RunDir::create(world.path(out), Existing::Refuse)?),
             _ => None,
@@ -102,7 +103,7 @@ fn a_run_whose_ranks_share_samples_goes_on_bit_for_bit() {
         let read = |run: &str| checkpoint_file(&world.path(run), 4, file);
         assert!(read("part") == read("whole"), "{file}");
     }
-    // On one rank it goes on as well, to rounding.
+    // One rank continues it too, to rounding.
     trained(&world, "alone", 2, false, &["steps=2", shared]);
     trained(&world, "alone", 1, true, &["steps=4"]);
     let difference = difference(&adapter(&world, "alone", 4), &adapter(&world, "whole", 4));

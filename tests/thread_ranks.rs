@@ -3,8 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::program::with_default_signals;
 use crate::world::{SHORT, World, checkpoint_file, fails, said};
 
 const SETTINGS: [&str; 7] = [
@@ -77,10 +79,11 @@ fn any_number_of_ranks_trains_alike_and_on_any_number_of_threads_bit_for_bit() {
 fn a_run_that_is_interrupted_on_two_ranks_goes_on_bit_for_bit_and_with_other_numbers() {
     let world = World::new(4);
     done(&mut training(&world, "whole", 12, 2, &[]));
-    let mut run = training(&world, "stopped", 12, 2, &[]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut run = training(&world, "stopped", 12, 2, &[]);
+    let mut run = with_default_signals(&mut run).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(run.stderr.take().unwrap()).lines();
     let told = lines.by_ref().find(|line| line.as_ref().is_ok_and(|line| line.contains("step 1/"))).unwrap();
-    assert!(Command::new("kill").args(["-TERM", &run.id().to_string()]).status().unwrap().success(), "{told:?}");
+    kill_process(Pid::from_child(&run), Signal::TERM).unwrap_or_else(|error| panic!("{error}: {told:?}"));
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(run.wait().unwrap().code(), Some(130), "{rest:?}");
     assert!(rest.iter().any(|line| line.contains("roll run --resume stopped")), "{rest:?}");

@@ -52,7 +52,7 @@ pub enum AlgorithmError {
         /// Name of the algorithm.
         algorithm: &'static str,
     },
-    /// The reward gives no gradient.
+    /// The reward has no gradient.
     #[error(
         "the reward `{reward}` is not differentiable, and the algorithm `{algorithm}` back-propagates through it; \
          choose another reward"

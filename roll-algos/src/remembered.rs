@@ -19,12 +19,12 @@ impl Bytes for Conditioning {
     }
 }
 
-/// Values by sample, as many as fit; those that were not used for longest leave first. Two data sets may be mixed: a
+/// Values by sample, up to a bound; the least recently used leave first. Two data sets may be mixed: a
 /// sample is known by its row, where it comes from, and its file.
 pub(crate) struct Remembered<T> {
     limit: usize,
     bytes: usize,
-    /// With the time of their last use, in uses.
+    /// Values with the time of their last use, counted in uses.
     values: HashMap<Key, (u64, Arc<T>)>,
     uses: u64,
 }

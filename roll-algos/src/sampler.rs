@@ -79,7 +79,7 @@ struct Taken {
 }
 
 impl Integration {
-    /// The latents at noise level `to`, given the latents (f32, any shape) at `from`, which stands above it and where
+    /// The latents at noise level `to`, given the latents (f32, any shape) at `from`, which lies above it and where
     /// the step before ended, and their velocity `d latents / d sigma`.
     pub fn step(&mut self, from: Sigma, to: Sigma, latents: &Tensor, velocity: &Tensor) -> Result<Tensor> {
         if latents.shape() != velocity.shape() {

@@ -1,7 +1,7 @@
 //! The noise levels that a flow-matching sampler passes through.
 //!
 //! Pure numbers. A shift `s` bends a noise level `t` in [0, 1] towards noise: `sigma = s t / (1 + (s - 1) t)`. Tables
-//! are computed in f32 where the reference does: whether a timestep stands above or below an expert's boundary is
+//! are computed in f32 where the reference does: whether a timestep lies above or below an expert's boundary is
 //! decided by its rounded value.
 
 use roll_core::{Error, Result, Sigma, Timestep};
@@ -30,7 +30,8 @@ impl FlowSchedule {
     /// model receives are truncated to integers.
     pub fn unipc(steps: usize, shift: f64) -> Result<Self> {
         check(steps, shift)?;
-        // In f64 from an f32 number, as there: a last bit decides which whole number is below a timestep.
+        // The number is f32 and the arithmetic f64, as there: a last bit decides which whole number is below a
+        // timestep.
         let first = f64::from(0.999f32);
         let linear = (0..steps).map(|i| i as f64 * (-first / steps as f64) + first);
         let levels: Vec<f64> = linear.map(|t| shift * t / (1.0 + (shift - 1.0) * t)).collect();

@@ -5,6 +5,17 @@ use std::time::Instant;
 
 use roll_core::{Error, Progress, Result};
 
+/// Metrics of the phases of a step: seconds.
+pub(crate) const ENCODE: &str = "time/encode";
+pub(crate) const ROLLOUT: &str = "time/rollout";
+pub(crate) const DECODE: &str = "time/decode";
+pub(crate) const SCORING: &str = "time/score";
+pub(crate) const REFERENCE: &str = "time/reference";
+pub(crate) const FORWARD: &str = "time/forward";
+pub(crate) const PULL: &str = "time/pull";
+pub(crate) const DATA: &str = "time/data";
+pub(crate) const OPTIMIZER: &str = "time/optimizer";
+
 /// Ends a phase when the next begins.
 pub(crate) struct Stopwatch<'a> {
     progress: &'a dyn Progress,
@@ -39,7 +50,7 @@ impl<'a> Stopwatch<'a> {
         self.running = Some((metric, Instant::now()));
     }
 
-    /// Ends the running phase and gives the seconds of each, and of the whole.
+    /// Ends the running phase and returns the seconds of each phase and of the whole.
     pub(crate) fn seconds(mut self) -> BTreeMap<&'static str, f64> {
         self.lap();
         self.seconds.insert("time/step", self.started.elapsed().as_secs_f64());

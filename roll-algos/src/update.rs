@@ -32,16 +32,16 @@ pub(crate) fn finish(
 ) -> Result<Option<StrategyReport>> {
     // Every rank takes the same branch: each of them must enter the collectives of the update.
     let mut sums = [counted as f32, f32::from(u8::from(nonfinite.is_some()))];
-    let ranks = ctx.strategy.communicator();
+    let ranks = ctx.strategy.ranks().all.as_ref();
     ranks.all_reduce(&mut sums)?;
     // Ranks that work on one sample have all counted it.
-    let copies = ranks.world_size() / ctx.strategy.data_ranks().world_size().max(1);
+    let copies = ranks.world_size() / ctx.strategy.ranks().data.world_size().max(1);
     let (counted, anywhere) = (f64::from(sums[0]) / copies.max(1) as f64, sums[1] > 0.0);
     let mut update = None;
     if anywhere {
         forget(ctx)?;
     } else if counted > 0.0 {
-        before(ctx.strategy.communicator(), counted)?;
+        before(ctx.strategy.ranks().all.as_ref(), counted)?;
         update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / counted)?);
     }
     if let Some(update) = update.as_ref().filter(|u| !u.applied) {

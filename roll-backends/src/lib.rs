@@ -5,8 +5,9 @@
 //! crate.
 //!
 //! The crate is for authors of models and networks. A plugin does not need it: plugins exchange host tensors of
-//! `roll-core`. It depends on `roll-core` and on Burn, and on no other crate of this project. Start reading at [`vjp`]
-//! and [`chain`], then [`layers`]; [`ops`] holds the operators, [`strategy`] and [`parameters`] the training state.
+//! `roll-core`. It depends on `roll-core` and on Burn, and on no other crate of this project. Start reading at
+//! [`vjp()`] and [`chain`], then [`layers`]; [`ops`] holds the operators, [`strategy`] and [`parameters`] the training
+//! state.
 //!
 //! Example: the values and the pullback of a closure that squares its input.
 //!

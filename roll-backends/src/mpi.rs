@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use mpi::ffi;
 use roll_core::communicator::{check_lengths, sum_in_order};
-use roll_core::{Communicator, Rank, RanksError, Result};
+use roll_core::{Communicator, Groups, Rank, RanksError, Result};
 
 use crate::BackendError;
 
@@ -324,20 +324,8 @@ impl Communicator for MpiRanks {
         Ok(())
     }
 
-    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        let part = values.len() / self.size;
-        check_lengths("all_to_all", values.len(), part, self.size)?;
-        check_lengths("all_to_all", out.len(), part, self.size)?;
-        let at_once = (CHUNK / self.size).max(1);
-        for start in (0..part).step_by(at_once) {
-            let count = at_once.min(part - start);
-            let parts = (0..self.size).flat_map(|rank| &values[rank * part + start..][..count]).copied().collect();
-            let received = self.exchange("all_to_all", parts)?;
-            for (rank, theirs) in received.chunks_exact(count).enumerate() {
-                out[rank * part + start..][..count].copy_from_slice(theirs);
-            }
-        }
-        Ok(())
+    fn as_groups(&self) -> Option<&dyn Groups> {
+        Some(self)
     }
 
     fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
@@ -387,6 +375,22 @@ impl Communicator for MpiRanks {
             *lost = Some(RanksError::Failed { rank: self.rank, reason: reason.into() });
             self.tell(reason);
         }
+    }
+}
+
+impl Groups for MpiRanks {
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        let part = values.len() / self.size;
+        let at_once = (CHUNK / self.size).max(1);
+        for start in (0..part).step_by(at_once) {
+            let count = at_once.min(part - start);
+            let parts = (0..self.size).flat_map(|rank| &values[rank * part + start..][..count]).copied().collect();
+            let received = self.exchange("all_to_all", parts)?;
+            for (rank, theirs) in received.chunks_exact(count).enumerate() {
+                out[rank * part + start..][..count].copy_from_slice(theirs);
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The configuration of a command, from files, the environment and arguments, and the components it may name.
 
-use roll_core::{BuildContext, Registry, Replaces, Result, communicator};
+use roll_core::{BuildContext, Registry, Replaces, Result};
 use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
 
 use crate::args::ConfigArgs;
@@ -15,7 +15,7 @@ pub struct Configuration {
 impl Configuration {
     /// Reads files, environment, and arguments; `extra` are those of one command: key, value, name of the argument.
     pub fn read(args: &ConfigArgs, extra: &[(&str, String, &str)]) -> Result<Self> {
-        Self::read_for(args, extra, communicator::current().world_size())
+        Self::read_for(args, extra, ranks::process().world_size())
     }
 
     /// As [`Configuration::read`], for a job with this number of ranks.
@@ -108,12 +108,8 @@ impl Configuration {
     }
 }
 
-/// The context that implementations are made with. Relative paths start from the working directory.
+/// The context of components on the ranks of this process. Relative paths start from the working directory.
 pub fn build_context(loaded: &LoadedConfig) -> BuildContext {
-    BuildContext {
-        backend: ranks::device(&loaded.config.backend),
-        seed: loaded.config.seed,
-        base_dir: ".".into(),
-        placement: None,
-    }
+    let (config, ranks) = (&loaded.config, ranks::process());
+    BuildContext { seed: config.seed, ranks, ..BuildContext::new(ranks::device(&config.backend)) }
 }

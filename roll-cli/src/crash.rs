@@ -36,7 +36,7 @@ pub fn tell_of_plugins() {
             let known = libc::sigaction(*number, ptr::null(), &mut old) == 0 && before.set(old).is_ok();
             let mut own: sigaction = std::mem::zeroed();
             own.sa_sigaction = on_fault as *const () as usize;
-            // On the alternate stack, which the standard library makes for each thread.
+            // The handler runs on the alternate stack that the standard library makes for each thread.
             own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&mut own.sa_mask);
             known && libc::sigaction(*number, &own, ptr::null_mut()) == 0

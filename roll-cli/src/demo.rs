@@ -67,7 +67,7 @@ pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
     Ok(None)
 }
 
-/// With `on_gpu` on top where the backend is a GPU's.
+/// Adds `on_gpu` on top if the backend is a GPU.
 fn on_one_gpu(own: &MergedConfig, layers: ConfigLayers, on_gpu: &str) -> Result<ConfigLayers> {
     let backend = own.peek("backend").and_then(|name| name.as_str()?.split(':').next());
     match backend.is_some_and(Backend::is_numbered_name) {

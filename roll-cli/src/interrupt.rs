@@ -39,7 +39,7 @@ pub fn catch() -> Result<StopSignal> {
                 progress::clear();
             }
         };
-        // In this order: the last handler must not arm the others for the same signal.
+        // The order matters: the last handler must not arm the others for the same signal.
         // SAFETY: the action reads atomics and writes to a descriptor: it neither allocates nor locks, nor panics.
         unsafe { signal_hook::low_level::register(number, clear) }
             .and_then(|_| signal_hook::flag::register_conditional_shutdown(number, CODE, signal.flag()))

@@ -4,7 +4,7 @@ use std::fmt::Result as Formatted;
 use std::io::{IsTerminal, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use roll_core::communicator;
+use roll_train::ranks;
 use tracing::Level;
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::fmt::format::Writer;
@@ -59,11 +59,11 @@ pub fn init(verbosity: Verbosity, rank: Option<usize>) {
     if verbosity.quiet || !terminal || dumb {
         progress::hide();
     }
-    let own = move || rank.or_else(|| Some(communicator::current().rank().0).filter(|rank| *rank > 0));
+    let own = move || rank.or_else(ranks::of_thread).filter(|own| rank.is_some() || *own > 0);
     let lines = fmt::layer().with_writer(move || Line { prefix: prefix(own()) }).with_target(false).with_ansi(colours);
     let (filter, asked) = verbosity.filter();
     let of_rank = dynamic_filter_fn(move |event, _| {
-        asked || *event.level() <= Level::WARN || communicator::current().rank().0 == 0
+        asked || *event.level() <= Level::WARN || rank.or_else(ranks::of_thread).unwrap_or(0) == 0
     });
     match terminal && verbosity.verbose == 0 {
         true => tracing_subscriber::registry().with(filter).with(lines.without_time().with_filter(of_rank)).init(),

@@ -160,7 +160,7 @@ impl Display for Terminal {
 /// A bar over optimizer steps or clips.
 pub struct TerminalBar {
     bar: ProgressBar,
-    /// When the first position was told, and which: steps of a process before this one took no time of this one.
+    /// Time and value of the first reported position: steps of a process before this one took no time of this one.
     first: Mutex<Option<(Instant, u64)>>,
     told: Arc<Mutex<Told>>,
     shown: AtomicBool,
@@ -187,7 +187,7 @@ impl TerminalBar {
     }
 }
 
-// Also where the work failed, and nobody said that it is over.
+// Also clears the bar if the work failed without an end.
 impl Drop for TerminalBar {
     fn drop(&mut self) {
         self.finish();

@@ -1,14 +1,19 @@
 //! The processes of a job: one, or those that `mpirun` started.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-#[cfg(feature = "mpi")]
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-#[cfg(feature = "mpi")]
-use roll_core::Communicator;
-use roll_core::{Error, Fault, Result, communicator};
+use roll_core::{Communicator, Error, Fault, Result, SingleRank};
 
 use crate::args::Collectives;
+
+/// The ranks of the launcher's job, set once.
+static PROCESS: OnceLock<Arc<dyn Communicator>> = OnceLock::new();
+
+/// The ranks that this process is one of: those of the launcher's job, or itself alone.
+pub fn process() -> Arc<dyn Communicator> {
+    PROCESS.get().cloned().unwrap_or_else(|| Arc::new(SingleRank))
+}
 
 /// The job that this process is part of.
 pub struct Job {
@@ -37,7 +42,7 @@ impl Job {
                 }
             },
         };
-        if communicator::set_process(process).is_err() {
+        if PROCESS.set(process).is_err() {
             return Err(Error::Misuse("this process is part of a job already".into()));
         }
         Ok(Self { mpi: Some(ranks) })
@@ -56,7 +61,7 @@ impl Job {
 
     /// This process among several.
     pub fn rank(&self) -> Option<usize> {
-        let ranks = communicator::current();
+        let ranks = process();
         (ranks.world_size() > 1).then(|| ranks.rank().0)
     }
 
@@ -73,7 +78,7 @@ impl Job {
             && self.rank().is_some()
             && error.fault() != Fault::Interrupt
         {
-            communicator::current().fail(&error.chain());
+            process().fail(&error.chain());
         }
         result
     }
@@ -87,7 +92,7 @@ impl Job {
                 mpi.abort(code.into());
             }
             // Work that was begun ahead and that no rank wants any more.
-            let done = roll_backends::overlap::OverlappedRanks::of(communicator::current()).settle();
+            let done = roll_backends::overlap::OverlappedRanks::of(process()).settle();
             if let Err(error) = done.and_then(|()| mpi.finish()) {
                 // One write: those of several ranks to one stream come between each other.
                 let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));

@@ -7,21 +7,16 @@ use crate::Result;
 /// The numbers of one update of AdamW, each computed in f64 and rounded once. For a parameter p with moments m and v,
 /// where g is its gradient times the two factors of `scale`, one after the other, and every operation rounds to f32:
 ///
-/// |      | `products` is false           | `products` is true             |
-/// |------|-------------------------------|--------------------------------|
-/// | q =  | `p * keep`                    | `p - decay * p`                |
-/// | m' = | `m + rest[0] * (g - m)`       | `betas[0] * m + rest[0] * g`   |
-/// | v' = | `v * betas[1] + rest[1] * g * g` | the same                    |
-/// | p' = | `q - step_size * (m' / (sqrt(v') / root_correction + eps))` | the same |
+/// - `m' = m + rest[0] * (g - m)`
+/// - `v' = v * beta_2 + rest[1] * g * g`
+/// - `p' = p * keep - step_size * (m' / (sqrt(v') / root_correction + eps))`
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamUpdate {
-    /// Which way it is written: PyTorch's, or DeepSpeed's products and sums.
-    pub products: bool,
     /// Factors of the gradient: the mean over samples, and clipping.
     pub scale: [f32; 2],
-    /// Decay rates of the moments.
-    pub betas: [f32; 2],
-    /// One minus each of them.
+    /// Decay rate of the second moment.
+    pub beta_2: f32,
+    /// One minus the decay rate of each moment.
     pub rest: [f32; 2],
     /// Added to the root of the second moment.
     pub eps: f32,
@@ -29,15 +24,12 @@ pub struct AdamUpdate {
     pub step_size: f32,
     /// Root of `1 - betas[1]^step`.
     pub root_correction: f32,
-    /// Learning rate times weight decay.
-    pub decay: f32,
-    /// One minus that.
+    /// One minus learning rate times weight decay.
     pub keep: f32,
 }
 
 /// AdamW on the device of a model's parameters: gradients and moments stay there. It shares values and gradients with
-/// the model that gave it ([`crate::Model::device_updates`]), and stands for all its parameters, in the flat layout's
-/// order.
+/// the model that returned it and covers all parameters of the model, in the order of the flat layout.
 ///
 /// Moments are f32, and zero until they are written.
 pub trait DeviceUpdates: Send {

@@ -22,9 +22,6 @@
 //!     fn differentiable(&self) -> bool {
 //!         true
 //!     }
-//!     fn prepare(&mut self, _reference: &Video) -> Result<Target> {
-//!         Ok(Target::default())
-//!     }
 //!     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
 //!         let x = video.frames().clone();
 //!         let value = -0.25 * x.f32s()?.iter().map(|x| x * x).sum::<f32>();
@@ -53,62 +50,64 @@
 //! [`Pullback`], [`RewardScorer`] and [`Environment`] have further examples, and `roll-testing` has one of an
 //! [`Algorithm`].
 
-pub mod algorithm;
+mod algorithm;
 pub mod communicator;
-pub mod component;
-mod delegate;
+mod component;
 mod device_updates;
-pub mod diffusion;
-pub mod environment;
-pub mod error;
-pub mod evaluation;
-pub mod file_check;
-pub mod headline;
+mod diffusion;
+mod environment;
+mod error;
+mod evaluation;
+mod file_check;
+mod headline;
 pub mod keys;
-pub mod kind;
-pub mod language;
-pub mod model;
-pub mod noise;
-pub mod notes;
+mod kind;
+mod language;
+mod model;
+mod noise;
+mod notes;
 mod option_kind;
 pub mod plan;
-pub mod pullback;
-pub mod registry;
-pub mod reward;
+mod pullback;
+mod registry;
+mod reward;
 #[cfg(feature = "noise")]
 mod reward_check;
-pub mod step;
-pub mod strategy;
-pub mod tensor;
-pub mod video;
+mod step;
+mod strategy;
+mod tensor;
+mod video;
 
 pub use algorithm::{Algorithm, DataSource};
-pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
+pub use communicator::{Communicator, Groups, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Transition};
-pub use error::{Error, Fault, Result, ResultExt, one_line};
+pub use error::{Error, Fault, Result, ResultExt, messages, nearest, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
 pub use headline::{Headline, HeadlineFormat, HeldOut};
 pub use keys::Key;
 pub use kind::Kind;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
-pub use model::{Adapter, GradientSink, Model, ParameterParts, ParameterSpec, StateDict};
+pub use model::{Adapter, Distribution, GradientSink, Model, ParameterParts, ParameterSpec, StateDict, flat, header};
 pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
-pub use registry::{BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable};
+pub use registry::{
+    BuildContext, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable, check_seconds,
+    default_options, parse_options,
+};
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]
 pub use reward_check::{Finding, Verdict, check_reward};
 pub use step::{Progress, Silent, StepContext, StepReport};
-pub use strategy::{OptimizerConfig, Strategy, StrategyReport};
+pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
 pub use video::{Sample, Video, VideoUnit};
 

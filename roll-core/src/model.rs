@@ -61,33 +61,15 @@ pub trait Model: Send {
     /// Adds the accumulated gradients to `add_into` and clears the accumulators.
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()>;
 
-    /// Access to some of the parameters at a time, if the model has it: strategies then need no copy of all of them.
+    /// Access to single parameters, if the model has it: strategies then need no copy of all of them. A wrapper that
+    /// keeps gradients to itself returns `None`.
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         None
     }
 
-    /// From now on pulls hand the gradients of parameters to `sink`, each as soon as it is whole; `None` ends that.
-    /// Gives false when the model cannot: its gradients then stay where [`Model::take_gradients`] finds them.
-    fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
-        false
-    }
-
-    /// Updates of its parameters where they are. `None`: they are updated in host memory, through
-    /// [`Model::read_parameters`] and [`Model::write_parameters`]. A wrapper that keeps gradients to itself returns
-    /// `None`.
-    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        None
-    }
-
-    /// Where it keeps its frozen weights. `None`: it knows one place only, and takes no notice of
-    /// [`crate::BuildContext::placement`].
-    fn weight_placement(&self) -> Option<WeightPlacement> {
-        None
-    }
-
-    /// Ranks among which it divides the tokens of a pass ([`crate::communicator::token_ranks`]).
-    fn token_ranks(&self) -> usize {
-        1
+    /// How the model is spread over devices and ranks.
+    fn distribution(&self) -> Distribution {
+        Distribution::default()
     }
 
     /// The diffusion interface, if this is a diffusion model.
@@ -110,8 +92,24 @@ pub trait Model: Send {
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()>;
 }
 
-/// Parameters of a model, some at a time. `which` are positions in [`Model::parameters`]; values are those of the flat
-/// layout, cut out.
+/// How a model is spread over devices and ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Distribution {
+    /// Where the frozen weights are. `None`: the model knows one place only and ignores
+    /// [`crate::BuildContext::placement`].
+    pub weights: Option<WeightPlacement>,
+    /// Number of ranks that the tokens of a pass are sharded over ([`crate::BuildContext::token_ranks`]).
+    pub token_ranks: usize,
+}
+
+impl Default for Distribution {
+    fn default() -> Self {
+        Self { weights: None, token_ranks: 1 }
+    }
+}
+
+/// Single parameters of a model, and what strategies do with them during a pull or on their device. `which` are
+/// positions in [`Model::parameters`]; values are a range of the flat layout.
 pub trait ParameterParts {
     /// As [`Model::read_parameters`].
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()>;
@@ -119,6 +117,18 @@ pub trait ParameterParts {
     fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()>;
     /// As [`Model::take_gradients`].
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()>;
+
+    /// Makes pulls hand the gradient of each parameter to `sink` as soon as it is complete; `None` ends that. Returns
+    /// false if the model cannot: gradients then stay where [`Model::take_gradients`] finds them.
+    fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
+        false
+    }
+
+    /// Optimizer updates on the device of the parameters. `None`: parameters are updated in host memory, through
+    /// [`Model::read_parameters`] and [`Model::write_parameters`].
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        None
+    }
 }
 
 /// Takes gradients during a pull, so that their reduction overlaps the rest of the pull.
@@ -231,11 +241,6 @@ pub mod header {
         serde_json::from_slice(entry.as_bytes())
             .map_err(|e| Error::Misuse(format!("`{KEY}`: expected texts by name, as JSON: {e}")))
     }
-}
-
-/// Number of bytes of all tensors.
-pub fn state_bytes(state: &StateDict) -> usize {
-    state.values().map(|t: &Tensor| t.as_bytes().len()).sum()
 }
 
 #[cfg(test)]

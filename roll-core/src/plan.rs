@@ -115,8 +115,6 @@ pub struct Division {
     pub stage: u8,
     /// Where it wants the frozen weights; as [`crate::Strategy::weight_placement`].
     pub placement: Option<WeightPlacement>,
-    /// Bytes of optimizer state of one trained parameter.
-    pub state_bytes: usize,
     /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host
     /// memory.
     #[serde(default)]
@@ -141,7 +139,6 @@ impl Default for Division {
             all_ranks: false,
             stage: 0,
             placement: None,
-            state_bytes: 8,
             state_on_gpu: 0,
             overlap_comm: false,
             copies_parameters: false,
@@ -160,11 +157,11 @@ impl Division {
         let share = |from| if sharded(from) { format!("{n} / {ranks}") } else { n.to_string() };
         let item =
             |name, bytes, on_gpu, formula| MemoryItem::new(name, if on_gpu { [bytes, 0] } else { [0, bytes] }, formula);
-        let (bytes, on_gpu) = (self.state_bytes, gpu && part(1) <= self.state_on_gpu);
+        let on_gpu = gpu && part(1) <= self.state_on_gpu;
         let mut items = vec![
             // Those of several ranks are summed in host memory.
             item("sums of gradients", 4 * part(2), on_gpu && !self.all_ranks, format!("{} x 4 B", share(2))),
-            item("optimizer state", bytes * part(1), on_gpu, format!("{} x {bytes} B", share(1))),
+            item("optimizer state", 8 * part(1), on_gpu, format!("{} x 8 B", share(1))),
         ];
         if self.copies_parameters && !on_gpu {
             items.push(item("copy of the parameters", 4 * n, false, format!("{n} x 4 B, where they are updated")));
@@ -366,7 +363,7 @@ mod tests {
         assert_eq!((passes.forward, passes.texts), (4, Vec::new()));
         let item: MemoryItem = serde_json::from_str(r#"{"name": "a", "device": 1, "host": 2, "formula": ""}"#).unwrap();
         assert_eq!(item.phase, None);
-        let division = r#"{"all_ranks": true, "stage": 2, "placement": null, "state_bytes": 8, "overlap_comm": true}"#;
+        let division = r#"{"all_ranks": true, "stage": 2, "placement": null, "overlap_comm": true}"#;
         let division: Division = serde_json::from_str(division).unwrap();
         assert_eq!((division.bucket, division.token_ranks, division.copies_parameters), (0, 0, false));
     }

@@ -1,11 +1,13 @@
 //! Names of implementations, and how to make them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::{
-    Algorithm, Environment, Error, Key, Kind, Model, Planner, Result, RewardScorer, Strategy, WeightPlacement,
+    Algorithm, Communicator, Environment, Error, Key, Kind, Model, Planner, Result, RewardScorer, SingleRank, Strategy,
+    WeightPlacement,
 };
 
 /// Options of an implementation, as parsed from the configuration.
@@ -14,7 +16,7 @@ pub type Options = serde_json::Map<String, serde_json::Value>;
 /// Facts of the run that a component may need when it is made.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct BuildContext {
-    /// Backend and device, in the words of `--backend`: `flex`, `libtorch`, `cuda:1`.
+    /// Backend and device, as `--backend` takes them: `flex`, `libtorch`, `cuda:1`.
     pub backend: String,
     /// Seed of the run, for initial parameters.
     pub seed: u64,
@@ -22,9 +24,25 @@ pub struct BuildContext {
     pub base_dir: PathBuf,
     /// Where the strategy wants frozen weights to be; a model may follow it where its own options leave it open.
     pub placement: Option<WeightPlacement>,
+    /// The ranks of the job. A component of a plugin receives them if it is a strategy or an algorithm.
+    #[serde(skip, default = "alone")]
+    pub ranks: Arc<dyn Communicator>,
+    /// The ranks that a model is to shard the tokens of each pass over ([`crate::StrategyRanks::tokens`]).
+    #[serde(skip)]
+    pub token_ranks: Option<Arc<dyn Communicator>>,
+}
+
+fn alone() -> Arc<dyn Communicator> {
+    Arc::new(SingleRank)
 }
 
 impl BuildContext {
+    /// A context of one rank, with seed 0 and paths that start from the working directory.
+    pub fn new(backend: impl Into<String>) -> Self {
+        let backend = backend.into();
+        Self { backend, seed: 0, base_dir: ".".into(), placement: None, ranks: alone(), token_ranks: None }
+    }
+
     /// `path` from where relative paths start; unchanged where that is the working directory.
     pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
         match self.base_dir == Path::new(".") {
@@ -44,8 +62,12 @@ pub trait LoadedComponent: Send + Sync {
     fn defaults(&self) -> Options;
     /// The keys of its options.
     fn keys(&self) -> Vec<Key>;
-    /// Answers as its kind's [`Planner`] does; `input` is the input of a model's planner, and null for other kinds.
-    fn plan(&self, options: &Options, input: serde_json::Value) -> Result<serde_json::Value>;
+    /// As [`Registry::passes`].
+    fn passes(&self, options: &Options) -> Result<Passes>;
+    /// As [`Registry::division`].
+    fn division(&self, options: &Options) -> Result<Division>;
+    /// As [`Registry::needs`].
+    fn needs(&self, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs>;
     fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>>;
     fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>>;
     fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>>;
@@ -131,10 +153,7 @@ impl Registration {
 
     /// Whether it is part of this program, and not of a library that was loaded.
     pub fn is_linked(&self) -> bool {
-        match self.factory {
-            Factory::Loaded(_) => false,
-            _ => true,
-        }
+        !matches!(self.factory, Factory::Loaded(_))
     }
 
     fn cannot_plan(&self) -> Error {
@@ -272,7 +291,7 @@ impl Registry {
         let registration = self.find(Kind::Algorithm, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Algorithm(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
+            (_, Factory::Loaded(component)) => component.passes(options),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -282,7 +301,7 @@ impl Registry {
         let registration = self.find(Kind::Strategy, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Strategy(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => read_plan(component.plan(options, serde_json::Value::Null)?),
+            (_, Factory::Loaded(component)) => component.division(options),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -292,18 +311,10 @@ impl Registry {
         let registration = self.find(Kind::Model, name)?;
         match (registration.planner, registration.factory) {
             (Some(Planner::Model(plan)), _) => plan(options, input, context),
-            (_, Factory::Loaded(component)) => {
-                let input = serde_json::to_value((input, context)).map_err(|e| Error::Misuse(e.to_string()))?;
-                read_plan(component.plan(options, input)?)
-            }
+            (_, Factory::Loaded(component)) => component.needs(options, input, context),
             _ => Err(registration.cannot_plan()),
         }
     }
-}
-
-/// Reads the answer of a loaded component's planner.
-fn read_plan<T: serde::de::DeserializeOwned>(answer: serde_json::Value) -> Result<T> {
-    serde_json::from_value(answer).map_err(|e| Error::Misuse(format!("the plan of a plugin: {e}")))
 }
 
 /// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the

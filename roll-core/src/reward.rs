@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::{Grad, Pullback, Result, Tensor, Video};
 
 /// The result of [`RewardScorer::prepare`], computed from the reference once per sample. It consists of plain tensors,
-/// so that it can be cached and sent.
+/// so that it can be cached and sent. The default is empty.
 #[derive(Clone, Debug, Default)]
 pub struct Target {
     /// Named tensors, the scorer's own.
@@ -134,7 +134,11 @@ pub trait RewardScorer: Send {
     /// Computes the part of the score that depends on the reference alone. Fails with [`crate::Error::NothingToScore`]
     /// when the reference holds nothing to compare with (no face in it): that is the fault of one sample, and
     /// [`RewardScorer::on_missing`] chooses the reaction. Any other error ends the run.
-    fn prepare(&mut self, reference: &Video) -> Result<Target>;
+    ///
+    /// By default the target is empty, for rewards that do not look at the reference.
+    fn prepare(&mut self, _reference: &Video) -> Result<Target> {
+        Ok(Target::default())
+    }
 
     /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
     /// (scalar) and returns that of the frames (`[T, 3, H, W]`).

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Communicator, Model, Result, StateDict, WeightPlacement};
+use crate::{Communicator, Model, Result, SingleRank, StateDict, WeightPlacement};
 
 /// AdamW and clipping.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -35,6 +35,33 @@ pub struct StrategyReport {
     pub applied: bool,
 }
 
+/// The ranks that a strategy trains on, and their groups.
+#[derive(Clone, Debug)]
+pub struct StrategyRanks {
+    /// All ranks of the job.
+    pub all: Arc<dyn Communicator>,
+    /// The ranks with samples of their own, one of each token group: a step's samples are divided and counted over
+    /// these. The same as `all` unless several ranks work on one sample.
+    pub data: Arc<dyn Communicator>,
+    /// The ranks that a model shards the tokens of each pass over, if it is to shard them. They make the same passes
+    /// with the same samples and noise, and each has the gradient of its tokens.
+    pub tokens: Option<Arc<dyn Communicator>>,
+}
+
+impl StrategyRanks {
+    /// Ranks that each have samples of their own.
+    pub fn new(all: Arc<dyn Communicator>) -> Self {
+        Self { data: all.clone(), all, tokens: None }
+    }
+}
+
+impl Default for StrategyRanks {
+    /// One rank alone.
+    fn default() -> Self {
+        Self::new(Arc::new(SingleRank))
+    }
+}
+
 /// Owns optimizer state and the gradient accumulator.
 pub trait Strategy: Send {
     /// Where it wants the model to keep its frozen weights; known before a model is made
@@ -47,8 +74,8 @@ pub trait Strategy: Send {
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()>;
 
     /// Announces the last pull before [`Strategy::accumulate`]: gradients that it delivers are final, so that a
-    /// strategy may reduce them while the pull goes on ([`Model::deliver_gradients`]). The call is an optional hint;
-    /// leave it out if you read the model's gradients before `accumulate`.
+    /// strategy may reduce them while the pull goes on ([`crate::ParameterParts::deliver_gradients`]). The call is an
+    /// optional hint; leave it out if you read the model's gradients before `accumulate`.
     fn before_last_pull(&mut self, _model: &mut dyn Model) -> Result<()> {
         Ok(())
     }
@@ -64,22 +91,8 @@ pub trait Strategy: Send {
     /// accumulator and is reported.
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport>;
 
-    /// The ranks of the job.
-    fn communicator(&self) -> &dyn Communicator;
-
-    /// The ranks that have samples of their own: by these a step's samples are divided and counted. Others than
-    /// [`Strategy::communicator`] where several ranks work on one sample ([`Strategy::token_ranks`]): then there is one
-    /// of each such group, this one.
-    fn data_ranks(&self) -> &dyn Communicator {
-        self.communicator()
-    }
-
-    /// The ranks among which the model is to divide the tokens of each pass, if it is: all of them make the same
-    /// passes, with the same samples and noise, and each has its tokens' part of the gradient. Known before a model is
-    /// made.
-    fn token_ranks(&self) -> Option<Arc<dyn Communicator>> {
-        None
-    }
+    /// The ranks of the job; known before a model is made.
+    fn ranks(&self) -> &StrategyRanks;
 
     /// Optimizer state, for a checkpoint.
     fn state(&self) -> Result<StateDict>;

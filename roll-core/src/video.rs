@@ -44,6 +44,30 @@ impl Video {
         let values = self.frames.f32s().unwrap_or(&[]); // checked in `new`
         &values[t * 3 * h * w..(t + 1) * 3 * h * w]
     }
+
+    /// Iterates over the frames. Each item holds the red, green and blue plane of a frame: `H * W` values in [-1, 1],
+    /// row by row.
+    ///
+    /// ```
+    /// use roll_core::{Tensor, Video};
+    ///
+    /// # fn main() -> roll_core::Result<()> {
+    /// let video = Video::new(Tensor::full([2, 3, 4, 5], 0.5), 8.0)?; // two frames of 4 x 5 pixels
+    /// for [red, green, blue] in video.planes() {
+    ///     assert!(red.len() == 20 && red[0] == green[19] && blue[7] == 0.5);
+    /// }
+    /// assert_eq!(video.planes().flatten().count(), 6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn planes(&self) -> impl ExactSizeIterator<Item = [&[f32]; 3]> {
+        (0..self.dims()[0]).map(|t| {
+            let frame = self.frame(t);
+            let (red, rest) = frame.split_at(frame.len() / 3);
+            let (green, blue) = rest.split_at(red.len());
+            [red, green, blue]
+        })
+    }
 }
 
 /// Steps in which the heights, widths and lengths of a model's videos go.

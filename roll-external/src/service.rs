@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use ureq::http::Uri;
 
-use roll_core::registry::check_seconds;
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, check_seconds};
 
 /// How long to wait before asking again, when the service does not say.
 pub const PAUSE: Duration = Duration::from_millis(500);

@@ -139,7 +139,8 @@ typedef struct {
     roll_str backend;  /* "flex", "cuda:1" */
     roll_str base_dir; /* where relative paths of the options start */
     uint64_t seed;
-    size_t placement; /* for models */
+    size_t placement;  /* for models */
+    roll_object ranks; /* for strategies and algorithms */
 } roll_context;
 
 typedef struct {
@@ -186,8 +187,6 @@ typedef struct {
     const void *state; /* given to its functions */
     void (*log)(const void *state, uint32_t level, roll_str target, roll_str message);
     uint32_t (*log_level)(const void *state); /* messages above it go nowhere now */
-    /* For strategies. */
-    uint32_t (*communicator)(const void *state, roll_object *out, roll_error *error);
 } roll_host;
 
 /* Rewards */

@@ -1,9 +1,10 @@
 //! The reward `brightness` compares the video's brightness with a target and needs no network. For tests,
 //! demonstrations and first trials of a training run.
 
-use roll_core::keys::check_ranges;
-use roll_core::registry::{default_options, parse_options};
-use roll_core::{Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video};
+use roll_core::{
+    Factory, Grad, Pullback, Registration, Result, RewardScorer, Score, Target, Tensor, Video, default_options,
+    keys::check_ranges, parse_options,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -47,17 +48,13 @@ impl RewardScorer for Brightness {
         true
     }
 
-    fn prepare(&mut self, _reference: &Video) -> Result<Target> {
-        Ok(Target::default())
-    }
-
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let [frames, height, width] = video.dims();
         let plane = height * width;
         if frames * plane == 0 {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
-        let lumas: Vec<f64> = (0..frames).map(|t| mean_luma(video.frame(t), plane)).collect();
+        let lumas: Vec<f64> = video.planes().map(mean_luma).collect();
         let target = self.config.target;
         let value = -lumas.iter().map(|luma| (luma - target).powi(2)).sum::<f64>() / frames as f64;
         let luma = lumas.iter().sum::<f64>() / frames as f64;
@@ -78,10 +75,10 @@ impl RewardScorer for Brightness {
     }
 }
 
-/// Mean luma, in [0, 1], of one frame `[3, H, W]` in [-1, 1].
-fn mean_luma(frame: &[f32], plane: usize) -> f64 {
-    let means = frame.chunks_exact(plane).map(|c| c.iter().map(|&v| f64::from(v)).sum::<f64>() / plane as f64);
-    means.zip(LUMA).map(|(mean, weight)| (mean + 1.0) / 2.0 * weight).sum()
+/// Returns the mean luma of a frame, 0 to 1, from its colour planes in [-1, 1].
+fn mean_luma(planes: [&[f32]; 3]) -> f64 {
+    let means = planes.map(|plane| plane.iter().map(|&v| f64::from(v)).sum::<f64>() / plane.len() as f64);
+    means.iter().zip(LUMA).map(|(mean, weight)| (mean + 1.0) / 2.0 * weight).sum()
 }
 
 roll_core::inventory::submit! {

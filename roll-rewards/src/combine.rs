@@ -413,9 +413,6 @@ mod tests {
         fn is_elsewhere(&self) -> bool {
             true
         }
-        fn prepare(&mut self, _: &Video) -> Result<Target> {
-            Ok(Target::default())
-        }
         fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
             self.0.wait();
             Ok((Score::of(1.0), None))
@@ -462,7 +459,7 @@ mod tests {
             options: [("target".to_string(), serde_json::json!(0.3))].into_iter().collect(),
         };
         let registry = Registry::linked().unwrap();
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let make = |components: &[RewardComponent]| WeightedSum::from_config(components, &registry, &context);
         assert_eq!(make(&[component(1.0)]).unwrap().name(), "brightness");
         assert_eq!(make(&[component(1.0), component(0.5)]).unwrap().name(), "brightness + brightness_2");

@@ -37,7 +37,8 @@ pub struct MockDiffusion {
     specs: Vec<ParameterSpec>,
     /// The parameters, an 8 x 8 matrix.
     pub adapter: Vec<f32>,
-    gradients: Arc<Mutex<Vec<f32>>>,
+    /// The accumulated gradient of the adapter.
+    pub gradients: Arc<Mutex<Vec<f32>>>,
     base: Vec<f32>,
     bias: Vec<f32>,
     decoder: Vec<f32>,
@@ -307,7 +308,9 @@ impl RewardScorer for Sines {
 /// A strategy: plain gradient descent in one process.
 #[derive(Default)]
 pub struct Descent {
-    sum: Vec<f32>,
+    ranks: StrategyRanks,
+    /// The accumulated gradient.
+    pub sum: Vec<f32>,
     /// The gradient of the last update.
     pub gradient: Vec<f32>,
 }
@@ -336,8 +339,8 @@ impl Strategy for Descent {
         }
         Ok(StrategyReport { grad_norm, clipped: false, applied })
     }
-    fn communicator(&self) -> &dyn Communicator {
-        &SingleRank
+    fn ranks(&self) -> &StrategyRanks {
+        &self.ranks
     }
     fn state(&self) -> Result<StateDict> {
         Ok(StateDict::new())

@@ -7,11 +7,10 @@
 
 use std::path::Path;
 
-use roll_core::registry::{default_options, parse_options};
-use roll_core::serde::{Deserialize, Serialize};
 use roll_core::{
     BuildContext, Factory, Grad, Kind, Measure, Pullback, Registration, Registry, Result, RewardScorer, Score, Target,
-    Tensor, Video, inventory,
+    Tensor, Video, default_options, inventory, parse_options,
+    serde::{Deserialize, Serialize},
 };
 use roll_train::config::ConfigLayers;
 use roll_train::run_dir::{Existing, RunDir};
@@ -47,17 +46,13 @@ impl RewardScorer for Redness {
         true
     }
 
-    fn prepare(&mut self, _reference: &Video) -> Result<Target> {
-        Ok(Target::default())
-    }
-
     /// The score is linear in the frames: its gradient is the weight of each channel, whatever the frames are.
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let [frames, height, width] = video.dims();
         let pixels = height * width;
         let scale = self.gain / (frames * pixels) as f32;
         let weights = [scale, -scale / 2.0, -scale / 2.0];
-        let planes = video.frames().f32s()?.chunks_exact(pixels);
+        let planes = video.planes().flatten();
         let value = planes.zip(weights.iter().cycle()).map(|(plane, w)| w * plane.iter().sum::<f32>()).sum::<f32>();
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |cotangent: &Tensor| {
@@ -101,12 +96,7 @@ sample_steps: 0
     let registry = Registry::linked()?;
     let config = ConfigLayers::new().text("own_reward.rs", &yaml.replace("DEMO", &demo.to_string_lossy()))?;
     let loaded = config.set_text("steps", &steps, "the argument")?.load(Some(&registry))?;
-    let context = BuildContext {
-        backend: loaded.config.backend.clone(),
-        seed: loaded.config.seed,
-        base_dir: ".".into(),
-        placement: None,
-    };
+    let context = BuildContext { seed: loaded.config.seed, ..BuildContext::new(loaded.config.backend.clone()) };
 
     let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
     let run = RunDir::create(directory, Existing::Refuse)?;

@@ -58,8 +58,8 @@ pub type Results = Vec<(SetName, Vec<Clip>)>;
 pub struct Clip {
     /// The sample's origin.
     pub origin: String,
-    /// By the trained reward, where there is one; then the weighted sum of the checks, and each of them where there are
-    /// several. `None` where there was nothing to score, or the score was not finite.
+    /// Scores of the trained reward, if there is one; then the weighted sum of the checks, and each of them where there
+    /// are several. `None` where there was nothing to score, or the score was not finite.
     pub scores: Vec<Option<f64>>,
     /// Divergence from the base model; `None` when it was not finite.
     pub kl: Option<f64>,
@@ -231,7 +231,7 @@ impl Set {
         let open = |rank| part(self.clips, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
         let open: Vec<Vec<usize>> = (0..world).map(open).collect();
         *done += clips.iter().flatten().count() as u64;
-        // Ranks come to the collectives of a round together: each gives one clip, or none when it has no more.
+        // Ranks come to the collectives of a round together: each contributes one clip, or none if it has no more.
         means.progress.set(*done);
         for round in 0..open.iter().map(Vec::len).max().unwrap_or(0) {
             if means.progress.is_asked_to_stop(ranks)? {
@@ -291,7 +291,7 @@ fn evaluate(means: &mut Means<'_>, checks: &mut Checks, sample: &Sample) -> Resu
     }
 }
 
-/// Fails unless all ranks read as many clips: their parts would not belong together.
+/// Fails unless all ranks read the same number of clips: otherwise their parts would not match.
 fn agreed(ranks: &dyn Communicator, clips: usize) -> Result<()> {
     let found = communicator::join(ranks, &clips)?;
     match found.iter().all(|other| *other == clips) {

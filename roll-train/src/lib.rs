@@ -15,12 +15,7 @@
 //! # fn main() -> roll_core::Result<()> {
 //! let registry = Registry::linked()?; // components of crates that are linked, and of this program
 //! let loaded = ConfigLayers::new().file("train.yaml")?.set("steps=100")?.load(Some(&registry))?;
-//! let context = BuildContext {
-//!     backend: loaded.config.backend.clone(),
-//!     seed: loaded.config.seed,
-//!     base_dir: ".".into(),
-//!     placement: None,
-//! };
+//! let context = BuildContext { seed: loaded.config.seed, ..BuildContext::new(&loaded.config.backend) };
 //! let trainer = Trainer::new(loaded, &registry, &context)?;
 //! let run = RunDir::create("runs/mine", Existing::Refuse)?;
 //! let summary = trainer.run(Some(&run), &RunSession::default())?;

@@ -1,4 +1,4 @@
-//! The command of `on_finish`: told how a run ended, whatever the end was.
+//! Runs the `on_finish` command after success, failure or interruption.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,32 +1,47 @@
 //! Ranks that are threads of this process.
 
-use roll_core::{Error, RanksError, Result, ThreadRanks, communicator};
+use std::sync::Arc;
+
+use roll_core::{Communicator, Error, RanksError, Result, ThreadRanks};
 
 use crate::config::RunConfig;
 
 /// Bytes of a rank's stack: as the main thread has on Linux.
 const STACK: usize = 8 << 20;
+/// The beginning of the name of a rank's threads; the number of the rank follows.
+const THREAD: &str = "rank ";
 /// A rank waits this long for another one until its strategy says how long.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
 
 /// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already
 /// (`mpirun`).
-pub fn of_process(config: &RunConfig) -> usize {
-    match communicator::current().world_size() {
+pub fn of_process(config: &RunConfig, job: &dyn Communicator) -> usize {
+    match job.world_size() {
         1 => config.ranks,
         _ => 1,
     }
 }
 
-/// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and gives the
-/// result of rank 0.
+/// Returns the rank that this thread works for, if [`run`] started it.
+pub fn of_thread() -> Option<usize> {
+    let thread = std::thread::current();
+    thread.name()?.strip_prefix(THREAD)?.split(',').next()?.parse().ok()
+}
+
+/// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and returns
+/// the result of rank 0. `f` receives the ranks of the job, for its [`roll_core::BuildContext`]; `job` are those of
+/// this process.
 ///
-/// There are [`of_process`] of them. Each is a thread with an equal share of the threads of rayon's pool. Where ranks
+/// A process has [`of_process`] ranks. Each is a thread with an equal share of the threads of rayon's pool. Where ranks
 /// fail because one did, the error is that one's.
-pub fn run<T: Send>(config: &RunConfig, f: impl Fn() -> Result<T> + Sync) -> Result<T> {
-    let ranks = of_process(config);
+pub fn run<T: Send>(
+    config: &RunConfig,
+    job: Arc<dyn Communicator>,
+    f: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+) -> Result<T> {
+    let ranks = of_process(config, job.as_ref());
     if ranks <= 1 {
-        return f();
+        return f(job);
     }
     let threads = (rayon::current_num_threads() / ranks).max(1);
     let results = ThreadRanks::run(ranks, PATIENCE, |communicator| {
@@ -34,9 +49,9 @@ pub fn run<T: Send>(config: &RunConfig, f: impl Fn() -> Result<T> + Sync) -> Res
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .stack_size(STACK)
-            .thread_name(move |i| format!("rank {rank}, thread {i}"));
+            .thread_name(move |i| format!("{THREAD}{rank}, thread {i}"));
         let pool = pool.build().map_err(Error::failed("the threads of a rank cannot be started"))?;
-        pool.install(|| communicator::within(communicator, &f))
+        pool.install(|| f(communicator))
     });
     of_rank_0(results)
 }
@@ -70,7 +85,7 @@ fn is_of_another_rank(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::ResultExt;
+    use roll_core::{ResultExt, SingleRank};
 
     use super::*;
 
@@ -78,12 +93,16 @@ mod tests {
         RunConfig { ranks, ..RunConfig::default() }
     }
 
+    fn alone() -> Arc<dyn Communicator> {
+        Arc::new(SingleRank)
+    }
+
     #[test]
     fn every_rank_has_its_share_of_the_threads_and_rank_0_answers() {
         for ranks in [1, 2, 3] {
             let all = rayon::current_num_threads();
-            let [found, threads, world] = run(&with(ranks), || {
-                let own = communicator::current();
+            let [found, threads, world] = run(&with(ranks), alone(), |own| {
+                assert_eq!(of_thread(), (ranks > 1).then_some(own.rank().0));
                 let mut one = [1.0];
                 own.all_reduce(&mut one)?;
                 assert_eq!(one[0] as usize, own.world_size());
@@ -93,26 +112,23 @@ mod tests {
             assert_eq!([found, world], [0, ranks]);
             assert_eq!(threads, (all / ranks).max(1));
         }
-        assert_eq!(communicator::current().world_size(), 1);
+        assert_eq!(of_thread(), None);
     }
 
     #[test]
     fn ranks_of_a_job_stay_what_they_are() {
-        let found = ThreadRanks::run(3, PATIENCE, |_| run(&with(2), || Ok(communicator::current().world_size())));
+        let found = ThreadRanks::run(3, PATIENCE, |job| run(&with(2), job, |own| Ok(own.world_size())));
         assert!(found.into_iter().all(|world| world.unwrap() == 3));
-        let found = ThreadRanks::run(3, PATIENCE, |_| Ok(of_process(&with(2))));
+        let found = ThreadRanks::run(3, PATIENCE, |job| Ok(of_process(&with(2), job.as_ref())));
         assert!(found.into_iter().all(|ranks| ranks.unwrap() == 1));
-        assert_eq!(of_process(&with(2)), 2);
+        assert_eq!(of_process(&with(2), &SingleRank), 2);
     }
 
     #[test]
     fn the_error_is_that_of_the_rank_that_failed_first() {
-        let told = run(&with(3), || {
-            let own = communicator::current();
-            match own.rank().0 {
-                1 => Err(Error::bad_file("1.mp4", "is no video")).while_doing(|| "reading row 7".into()),
-                _ => own.barrier().while_doing(|| "ending the step".into()),
-            }
+        let told = run(&with(3), alone(), |own| match own.rank().0 {
+            1 => Err(Error::bad_file("1.mp4", "is no video")).while_doing(|| "reading row 7".into()),
+            _ => own.barrier().while_doing(|| "ending the step".into()),
         });
         let told = told.unwrap_err().chain();
         assert!(told.starts_with("reading row 7") && told.contains("1.mp4"), "{told}");
@@ -120,9 +136,9 @@ mod tests {
 
     #[test]
     fn a_rank_that_panics_is_an_error() {
-        let told = run(&with(2), || match communicator::current().rank().0 {
+        let told = run(&with(2), alone(), |own| match own.rank().0 {
             1 => panic!("a hundred faces"),
-            _ => communicator::current().barrier(),
+            _ => own.barrier(),
         });
         let told = told.unwrap_err().chain();
         assert!(told.contains("rank 1 panicked") && told.contains("a hundred faces"), "{told}");

@@ -17,7 +17,7 @@ pub struct Gain {
 const RESAMPLES: usize = 10_000;
 
 /// Mean of `second - first` over pairs, with a percentile-bootstrap interval over the pairs (Efron 1979). The draws are
-/// seeded: the same pairs give the same interval.
+/// seeded: the same pairs yield the same interval.
 pub fn paired_gain(pairs: &[[f64; 2]]) -> Gain {
     let differences: Vec<f64> = pairs.iter().map(|[first, second]| second - first).collect();
     let n = differences.len();

@@ -1,8 +1,8 @@
 """Checks and measures `roll` on a machine with an NVIDIA GPU; see `scripts/gpu-check`.
 
-`run` copies what it needs out of the checkout and starts one process in a session of its own, which works through the parts
-in order (`parts.py`), each within its limit. A part that fails or is skipped ends nothing. One whose files were not
-carried waits until a later `run` or `wait` brings them. `wait` shows what is found and copies the results:
+`run` copies what it needs out of the checkout and starts one process in a session of its own, which works through the
+parts in order (`parts.py`), each within its limit. A part that fails or is skipped ends nothing. One whose files were
+not carried waits until a later `run` or `wait` brings them. `wait` shows what is found and copies the results:
 
     results.jsonl    one JSON object a line, written as it becomes known, phase by phase
     table.md         the tables and the goals, written anew after each part
@@ -51,7 +51,7 @@ class Home:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 part = target.with_name(target.name + ".part")
                 shutil.rmtree(part, ignore_errors=True)
-                shutil.copytree(source, part)
+                shutil.copytree(source, part, ignore=shutil.ignore_patterns("target", "results", "__pycache__"))
                 part.rename(target)
         if (packed / "programs.xz").is_file():
             programs = pack.unpack(packed, self.path / "programs")

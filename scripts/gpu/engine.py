@@ -140,7 +140,8 @@ class Run:
             return {name: [sys.executable, STAND_IN, name] for name in names}
         with contextlib.suppress(OSError):
             packed = json.loads((self.home.path / "programs.json").read_text())["programs"]
-            scripts = {name: [sys.executable, self.home.tree / "bench" / f"{name}.py"] for name in ("torch_step", "gpu_probe")}
+            script = lambda name: [sys.executable, self.home.tree / "bench" / f"{name}.py"]
+            scripts = {name: script(name) for name in ("torch_step", "gpu_probe")}
             return {name: [path] for name, path in packed.items()} | scripts
         return {}
 
@@ -148,7 +149,8 @@ class Run:
         return self.programs()[name]
 
     def record(self, verdict, **data):
-        line = {"part": self.part.id, "name": self.part.name, "at": round(now() - self.start, 1), "verdict": verdict, **data}
+        at = round(now() - self.start, 1)
+        line = {"part": self.part.id, "name": self.part.name, "at": at, "verdict": verdict, **data}
         self.records.append(line)
         with open(self.results / "results.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -170,8 +172,8 @@ class Run:
         return self.part_end - now()
 
     def command(self, arguments, limit=None, extra=(), watch=None):
-        """Runs a command in a process group of its own, which is killed at the limit. `watch(output)` is called four times
-        a second with the file of its output."""
+        """Runs a command in a process group of its own, which is killed at the limit. `watch(output)` is called four
+        times a second with the file of its output."""
         arguments = [str(a) for a in arguments]
         limit = max(1.0, min(limit or self.left(), self.left()))
         start, code, peak, in_time = now(), None, 0, True
@@ -279,8 +281,8 @@ class Run:
 
 
 class Part:
-    """`seconds` are expected on one H200, `limit` is the most; `needs` are programs and folders of the checkout. `again` says
-    that it differs from another part in numbers alone: a self-test leaves it out."""
+    """`seconds` are expected on one H200, `limit` is the most; `needs` are programs and folders of the checkout.
+    `again` marks a part that differs from another in numbers alone: a self-test leaves it out."""
 
     def __init__(self, id, name, seconds, limit, run, needs=("roll",), again=False):
         self.id, self.name, self.seconds, self.limit = id, name, seconds, limit

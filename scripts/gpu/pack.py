@@ -117,7 +117,8 @@ def sizes():
     ways = [("everything", whole, ""),
             ("what gpu-check reads", under(READ), f"git sparse-checkout set {' '.join(READ)}"),
             ("first call: without demo/", under(READ[:3]), f"git sparse-checkout set {' '.join(READ[:3])}"),
-            ("next call: the demo", under(["scripts", "bench", "demo/assets"]), "git sparse-checkout set scripts bench demo/assets")]
+            ("next call: the demo", under(["scripts", "bench", "demo/assets"]),
+             "git sparse-checkout set scripts bench demo/assets")]
     print(f"\n{'what is sent, with .gpu':<30} {'bytes':>12} {'left':>12}")
     for name, bytes_, command in ways:
         left = LIMIT - bytes_ - programs

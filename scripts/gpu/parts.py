@@ -65,7 +65,8 @@ def bench(run, *arguments, backend=None, of=None, extra=(), limit=None):
     ended = run.command(command, limit, extra, watch)
     if file.is_file():
         found = json.loads(file.read_text())
-        run.record("found", bench=found, arguments=list(map(str, arguments)), environment=dict(extra), **ended.facts)
+        run.record("found", bench=found, arguments=[str(a) for a in arguments], environment=dict(extra),
+                   **ended.facts)
     ended.check()
     return found
 
@@ -96,9 +97,9 @@ def weights_on_host(run):
 
 
 def ours_step(run):
-    """A whole step: all on the GPU where it has the memory, else with fewer caches of the decoder, else with offload."""
+    """A whole step: all on the GPU if it has the memory, or with fewer caches of the decoder, or with offload."""
     attempts = [["--offload"]]
-    if run.gpu.bytes >= HOLDS_A_STEP:
+    if not kept(run):
         attempts = [[], ["--vae-checkpoints", "12"], *attempts]
     for arguments in attempts:
         try:
@@ -291,8 +292,8 @@ def sanitizer(run):
 
 
 def in_order(run):
-    """All parts. What decides is done by second 500; phases one by one, which the whole step has too, come later. A GPU that
-    cannot hold a step keeps block inputs in host memory, on both sides."""
+    """All parts. What decides is done by second 500; phases one by one, which the whole step has too, come later. A GPU
+    that cannot hold a step keeps block inputs in host memory, on both sides."""
     holds = run.tiny or run.gpu.bytes >= HOLDS_A_STEP
     step, torch_step = ((80, 150), (100, 150)) if holds else ((120, 180), (130, 180))
     offload = [

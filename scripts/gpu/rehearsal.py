@@ -2,8 +2,8 @@
 
     python3 scripts/gpu/rehearsal.py [--speed 20]     # seconds go by as many times as fast
 
-On a card that holds a whole step (H200) and on one that does not (H100): by second 600 the operators and parity, the step
-of A14B, PyTorch's and the demo are on disk; the demo's files come with a second call. What a run that is killed leaves is
+On a card that holds a whole step (H200) and on one that does not (H100): by second 600 the operators and parity, the
+step of A14B, PyTorch's and the demo are on disk; the demo's files come with a second call. What a killed run leaves is
 shown at 300, 600 and 900. Nothing is measured: a test of the script, not of `roll`.
 """
 
@@ -89,7 +89,8 @@ def roll_bench(arguments):
         write(PHASES, 1, True)
     if times := os.environ.get("OPERATOR_TIMES"):
         layers = int(option(arguments, "--layers"))
-        lines = [{"phase": name, "gpu": True, "seconds": 0.04 * layers, "operators": {"aten::mm": [10 * layers, 0.04 * layers]}}
+        operators = {"aten::mm": [10 * layers, 0.04 * layers]}
+        lines = [{"phase": name, "gpu": True, "seconds": 0.04 * layers, "operators": operators}
                  for name in ("forward, recorded", "pull of forward")]
         pathlib.Path(times).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -138,6 +139,8 @@ def stand_in(program, arguments):
     elif program == "gpu_probe":
         rest(30)
         print(json.dumps({"name": "ceiling", "flops_per_second": 7e14}))
+    elif option(arguments, "--preset") == "tiny" and "STAND_IN_FAILS" in os.environ:
+        sys.exit("out of luck")
     elif arguments[0] == "--version":
         rest(10)
         print("roll, a stand-in")
@@ -154,10 +157,14 @@ class Call:
     def __init__(self, scratch, gpu_bytes, speed):
         self.checkout, self.home, self.speed = scratch / "checkout", scratch / "home", speed
         for name in ("scripts", "bench"):
-            shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+            left_out = shutil.ignore_patterns("__pycache__", "results", "target")
+            shutil.copytree(ROOT / name, self.checkout / name, ignore=left_out)
         (self.checkout / "tests" / "fixtures").mkdir(parents=True)
         self.environment = {**os.environ, "GPU_CHECK_SPEED": str(speed), "GPU_CHECK_STAND_IN": str(HERE),
                             "GPU_CHECK_BYTES": str(gpu_bytes)}
+        if gpu_bytes < 100e9:
+            # One part fails, which ends nothing.
+            self.environment["STAND_IN_FAILS"] = "1"
 
     def check(self, *arguments):
         command = [self.checkout / "scripts" / "gpu-check", arguments[0], "--home", self.home, *arguments[1:]]
@@ -209,6 +216,7 @@ def rehearse(name, gpu_bytes, speed, scratch):
     at_600 = found(scratch / name / "at-600")
     decisive = ["step", "torch-step", "operators", "parity-f32", "parity-bf16", "demo"]
     assert all(at_600.get(part) == "passed" for part in decisive), at_600
+    assert at_600["opens"] == ("FAILED" if "STAND_IN_FAILS" in call.environment else "passed"), at_600
     out = scratch / name / "at-600"
     assert len((out / "demo-metrics.jsonl").read_text().splitlines()) == 12 and (out / "demo-summary.json").is_file()
     assert "speed 1.16 of PyTorch" in (out / "table.md").read_text(), (out / "table.md").read_text()
@@ -227,7 +235,7 @@ def main():
     speed = parser.parse_args().speed
     cards = {"H200": 150_754_820_096, "H100": 85_520_809_984}
     with tempfile.TemporaryDirectory() as scratch, concurrent.futures.ThreadPoolExecutor() as pool:
-        runs = [pool.submit(rehearse, name, gpu_bytes, speed, pathlib.Path(scratch)) for name, gpu_bytes in cards.items()]
+        runs = [pool.submit(rehearse, name, size, speed, pathlib.Path(scratch)) for name, size in cards.items()]
         for run in runs:
             print(run.result())
 

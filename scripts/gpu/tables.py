@@ -44,7 +44,8 @@ def pair(records, part, other):
 
 
 def counted(records, *parts):
-    found = [r for part in parts if (r := next((x for x in reversed(records) if x["part"] == part and "total" in x), None))]
+    newest = [next((r for r in reversed(records) if r["part"] == part and "total" in r), None) for part in parts]
+    found = [r for r in newest if r]
     return f"{sum(r['passed'] for r in found)}/{sum(r['total'] for r in found)}" if found else "-"
 
 
@@ -137,8 +138,8 @@ def whole(records, clocks):
     said = ["# gpu-check", verdict(records)]
     machine = next((r for r in reversed(records) if r["part"] == "environment" and "gpu" in r), None)
     if machine:
-        said.append(f"{machine['gpu'] or 'no GPU'}, {machine['gpu_bytes'] / 1e9:.0f} GB, {machine['cores']} cores, commit "
-                    f"{machine['commit']}, {machine['date']}")
+        said.append(f"{machine['gpu'] or 'no GPU'}, {machine['gpu_bytes'] / 1e9:.0f} GB, {machine['cores']} cores, "
+                    f"commit {machine['commit']}, {machine['date']}")
     ended = [r for r in records if r["verdict"] in ("passed", "FAILED", "SKIPPED")]
     under_way = records[-1] if records and records[-1]["verdict"] in ("begins", "so far", "found") else None
     lines = [[r["part"], r["name"], r["verdict"], f"{r['seconds']:.0f}", r["said"].split("\n")[0][:150]] for r in ended]
@@ -148,7 +149,8 @@ def whole(records, clocks):
                                ("A whole step, offload", "step-offload", "torch-step-offload")]:
         ours, theirs = pair(records, part, other)
         if ours:
-            said += [f"## {title}: {ours['preset']}, {ours['layers']} blocks, {ours['tokens']} tokens", compare.table(ours, theirs)]
+            about = f"{ours['preset']}, {ours['layers']} blocks, {ours['tokens']} tokens"
+            said += [f"## {title}: {about}", compare.table(ours, theirs)]
         elif answer := last(records, other, "pytorch"):
             phases = ", ".join(f"{name} {p['seconds']:.3f}" for name, p in answer["phases"].items())
             said += [f"## {title}: PyTorch alone", compare.about(answer) + f"; seconds: {phases}"]

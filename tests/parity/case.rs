@@ -265,7 +265,7 @@ impl Report {
         };
     }
 
-    /// The failures, an expected tensor that nobody compared included.
+    /// The failures, including expected tensors that were not compared.
     pub fn failures(&self) -> Vec<String> {
         let forgotten = self.expected.keys().filter(|k| !self.seen.contains(*k));
         self.failures.iter().cloned().chain(forgotten.map(|k| format!("{k}: never compared"))).collect()

@@ -2,8 +2,7 @@
 
 use roll_algos::agentic_ppo::{Mask, rewards};
 use roll_backends::Memory;
-use roll_core::model::flat;
-use roll_core::{Adapter, Grad, LanguageModel, Model, Noise, Sampling, Tensor};
+use roll_core::{Adapter, Grad, LanguageModel, Model, Noise, Sampling, Tensor, flat};
 use roll_models::causal_lm::{CausalLm, LmConfig, Network};
 use roll_models::trainable::Trainable;
 use serde::Deserialize;

@@ -153,7 +153,7 @@ pub fn attach_lora(dit: &mut Dit, lora: &StateDict, config: &Lora) -> Outcome {
     dit.train(&Trainable::Lora { rank: config.r, alpha: config.alpha, targets }, &Noise::new(0), &StateDict::new())?;
     let parameters = dit.parameters().ok_or("no parameters")?;
     let state = lora.iter().map(|(k, t)| (own_name(k), t.clone())).collect();
-    parameters.write(&roll_core::model::flat::from_state(parameters.specs(), &state)?)?;
+    parameters.write(&roll_core::flat::from_state(parameters.specs(), &state)?)?;
     Ok(())
 }
 
@@ -171,7 +171,7 @@ fn gradients(dit: &Dit) -> Outcome<StateDict> {
     let parameters = dit.parameters().ok_or("no parameters")?;
     let mut flat = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
     parameters.take_gradients(&mut flat)?;
-    Ok(roll_core::model::flat::to_state(parameters.specs(), &flat)?)
+    Ok(roll_core::flat::to_state(parameters.specs(), &flat)?)
 }
 
 /// `[tokens, C]` to `[C, T, H, W]` of patches.

@@ -12,13 +12,13 @@ const ALLOWED: f64 = 1e-10;
 
 /// The expected tensors of a case, in both precisions.
 pub struct Exact {
-    /// In f32; every tensor has to be compared.
+    /// Tolerances in f32; every tensor must be compared.
     pub report: Report,
     wide: BTreeMap<String, Vec<f64>>,
 }
 
 impl Exact {
-    /// Those of `outputs.safetensors` and `outputs_f64.safetensors`.
+    /// Tensors of `outputs.safetensors` and `outputs_f64.safetensors`.
     pub fn open(case: &Case) -> Outcome<Self> {
         let path = case.dir.join("outputs_f64.safetensors");
         let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;

@@ -29,7 +29,7 @@ struct Reference {
 pub fn run(case: &Case) -> Outcome<Report> {
     let tolerance = case.json()["tolerance_abs_logprob"].as_f64().ok_or("no tolerance")?;
     let references: Vec<Reference> = serde_json::from_slice(&std::fs::read(case.dir.join("reference.json"))?)?;
-    let context = BuildContext { backend: case.setting.backend.into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new(case.setting.backend);
     let options =
         CausalLmOptions { model_path: file(), lora_target_modules: Some(String::new()), ..CausalLmOptions::default() };
     let mut model = open(&options, &context)?;

@@ -16,7 +16,7 @@ pub struct FromLogits {
 }
 
 impl FromLogits {
-    /// Of `targets` under rows of `logits` (`[..., V]`).
+    /// Log-probabilities of `targets` under rows of `logits` (`[..., V]`).
     pub fn new(logits: &Tensor, targets: &[i64]) -> Outcome<Self> {
         let vocab = *logits.shape().last().ok_or("logits without axes")?;
         let device = roll_backends::device("flex")?;

@@ -8,15 +8,15 @@ mod scorer;
 
 use std::sync::Arc;
 
-use roll_algos::reward_fl::{
-    Loss, Observer, Plan, RewardFl, RewardFlConfig as Options, Trajectory, Unobserved, rollout,
+use roll_algos::{
+    reward_fl::{Loss, Observer, Plan, RewardFl, RewardFlConfig as Options, Trajectory, Unobserved, rollout},
+    sampling::Conditions,
 };
-use roll_algos::sampling::Conditions;
 use roll_backends::optimizer::norm;
 use roll_backends::strategy::Single;
 use roll_core::{
     Algorithm, Conditioning, Grad, Model, Noise, OptimizerConfig, RewardScorer, Sample, Score, Silent, StateDict,
-    StepContext, StepReport, Strategy, Target, Tensor, Video, model::flat,
+    StepContext, StepReport, Strategy, Target, Tensor, Video, flat,
 };
 use serde::Deserialize;
 
@@ -49,7 +49,7 @@ struct NoiseCall {
 /// Frames a second; has no effect here.
 const FPS: f64 = 8.0;
 
-/// How far our MT19937 normals may stand from PyTorch's, whose vector code rounds logarithm and sine otherwise.
+/// How far our MT19937 normals may be from PyTorch's, whose vector code rounds logarithm and sine otherwise.
 const NOISE_ERROR: f32 = 2e-6;
 
 pub fn run(case: &Case) -> Outcome<Report> {

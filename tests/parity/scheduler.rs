@@ -1,4 +1,4 @@
-//! Tables of noise levels, and Euler trajectories through them. A tensor's name tells its contents.
+//! Tables of noise levels, and Euler trajectories through them. A tensor's name describes its contents.
 
 use roll_algos::FlowSchedule;
 use roll_core::Tensor;
@@ -55,7 +55,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     Ok(report)
 }
 
-/// A name, read: `[boundaryB.]KIND.shiftS[.stepsN][.strengthR]`; steps may stand in the kind (`distill4`).
+/// A name, read: `[boundaryB.]KIND.shiftS[.stepsN][.strengthR]`; steps may be part of the kind (`distill4`).
 struct Table<'a> {
     kind: &'a str,
     shift: f64,

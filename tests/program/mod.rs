@@ -13,8 +13,28 @@ pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("ROLL_") && name != "ROLL_BACKEND") {
         command.env_remove(name);
     }
+    // Variables that choose what is logged and in which colours.
+    for name in ["RUST_LOG", "NO_COLOR"] {
+        command.env_remove(name);
+    }
     command.env("ROLL_CACHE", "none").args(arguments).current_dir(directory);
     command
+}
+
+/// Restores the default reaction to the signals that end a run: a runner may ignore some of them, as `nohup` and many
+/// CI systems do, and children inherit that.
+#[cfg(unix)]
+pub fn with_default_signals(command: &mut Command) -> &mut Command {
+    use std::os::unix::process::CommandExt;
+    let restore = || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
+            // SAFETY: `signal` is async-signal-safe, and no handler of the child is replaced.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure calls `signal` alone, which is async-signal-safe.
+    unsafe { command.pre_exec(restore) }
 }
 
 /// Runs `roll` in `directory` to its end.

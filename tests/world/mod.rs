@@ -35,7 +35,7 @@ pub struct World {
 }
 
 impl World {
-    /// With this many clips, each of one grey: `0.mp4`, `1.mp4`, ...
+    /// Makes a world of this number of clips, each of one grey: `0.mp4`, `1.mp4`, ...
     pub fn new(clips: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
@@ -91,10 +91,9 @@ impl World {
         }
         let loaded = layers.load(Some(&registry)).unwrap();
         let context = BuildContext {
-            backend: loaded.config.backend.clone(),
             seed: loaded.config.seed,
             base_dir: self.dir.path().into(),
-            placement: None,
+            ..BuildContext::new(loaded.config.backend.clone())
         };
         let run = RunDir::create(self.path(out), Existing::Refuse).unwrap();
         let trained = Trainer::new(loaded, &registry, &context).and_then(|t| t.run(Some(&run), &RunSession::default()));

@@ -40,9 +40,7 @@ impl Colors {
         let [frames, height, width] = video.dims();
         let mut counts = vec![0u64; self.bins.pow(3)];
         let bin = |value: f32| (((value + 1.0) / 2.0 * self.bins as f32) as usize).min(self.bins - 1);
-        for frame in (0..frames).map(|t| video.frame(t)) {
-            let (red, rest) = frame.split_at(height * width);
-            let (green, blue) = rest.split_at(height * width);
+        for [red, green, blue] in video.planes() {
             for ((r, g), b) in red.iter().zip(green).zip(blue) {
                 counts[(bin(*r) * self.bins + bin(*g)) * self.bins + bin(*b)] += 1;
             }

@@ -4,7 +4,7 @@
 //! score is `1 - exp(-m / scale)`: 0 for one colour, towards 1 for noise.
 
 use roll_plugin::serde::{Deserialize, Serialize};
-use roll_plugin::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, tracing};
+use roll_plugin::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 
 /// The reward; its fields are its options.
 #[derive(Serialize, Deserialize)]
@@ -31,11 +31,6 @@ impl RewardScorer for Sharpness {
         true
     }
 
-    fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        tracing::debug!(frames = reference.dims()[0], "sharpness has no target");
-        Ok(Target::default())
-    }
-
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let [_, height, width] = video.dims();
         let pairs = pairs(video);
@@ -43,24 +38,23 @@ impl RewardScorer for Sharpness {
             return Ok((Score::Missing { reason: "the frames have no neighbouring pixels".into() }, None));
         }
         let mut sum = 0.0;
-        for plane in video.frames().f32s()?.chunks_exact(height * width) {
+        for plane in video.planes().flatten() {
             neighbours(height, width, |a, b| sum += f64::from(plane[b] - plane[a]).powi(2));
         }
         let rest = (-sum / pairs / self.scale).exp();
-        let (frames, slope) = (video.frames().clone(), rest / self.scale * 2.0 / pairs);
+        let (video, slope) = (video.clone(), rest / self.scale * 2.0 / pairs);
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |cotangent| {
                 let slope = f64::from(cotangent.item()?) * slope;
-                let mut gradient = vec![0.0f32; frames.len()];
-                let planes = frames.f32s()?.chunks_exact(height * width);
-                for (plane, out) in planes.zip(gradient.chunks_exact_mut(height * width)) {
+                let mut gradient = vec![0.0f32; video.frames().len()];
+                for (plane, out) in video.planes().flatten().zip(gradient.chunks_exact_mut(height * width)) {
                     neighbours(height, width, |a, b| {
                         let pull = (slope * f64::from(plane[b] - plane[a])) as f32;
                         out[b] += pull;
                         out[a] -= pull;
                     });
                 }
-                Tensor::new(gradient, frames.shape())
+                Tensor::new(gradient, video.frames().shape())
             })
         });
         Ok((Score::of(1.0 - rest), pullback))

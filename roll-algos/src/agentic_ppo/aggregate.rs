@@ -35,12 +35,12 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Those of one batch alone: its kept tokens, all its rows, its width.
+    /// The counts of one batch: its kept tokens, all its rows, its width.
     pub fn of_rows(mask: &Mask) -> Self {
         Self { tokens: mask.count() as f64, samples: mask.rows() as f64, length: mask.columns() as f64 }
     }
 
-    /// Those of one batch alone, counting only rows that have a response.
+    /// The counts of one batch, with rows that have a response only.
     pub fn of_responses(mask: &Mask) -> Self {
         Self { samples: mask.rows_with_any() as f64, ..Self::of_rows(mask) }
     }

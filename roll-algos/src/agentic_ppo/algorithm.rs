@@ -1,22 +1,25 @@
 //! The algorithm: roll out, reward, estimate advantages, update.
 
-use roll_core::registry::{default_options, parse_options};
+use std::sync::Arc;
+
 use roll_core::{
     Algorithm, Communicator, DataSource, Environment, Error, Factory, Headline, HeadlineFormat, Model, Noise, Planner,
-    Progress, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport, Validation, communicator,
+    Progress, Registration, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Validation,
+    communicator, default_options, parse_options,
 };
 
 use super::NAME;
 use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
 use super::critic::{Critic, FitBatch};
+use super::episode::Episode;
 use super::kl::KlController;
 use super::plan::passes;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
 use super::rollout::ahead::{Played, Stage};
 use super::rollout::worlds::Worlds;
-use super::rollout::{Episode, Plan, play};
+use super::rollout::{Plan, play};
 use super::selection;
 use super::updates::train;
 use crate::AlgorithmError;
@@ -33,6 +36,7 @@ pub struct AgenticPpo {
     config: AgenticPpoConfig,
     learnt: Learnt,
     stage: Stage,
+    ranks: Arc<dyn Communicator>,
 }
 
 /// Its own learning, beside the model's; a checkpoint has it.
@@ -55,12 +59,17 @@ struct Saved<L> {
 }
 
 impl AgenticPpo {
-    /// With these options.
+    /// Makes the algorithm from its options.
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
         let learnt = Learnt { controller, critic: Critic::default() };
-        Ok(Self { config, learnt, stage: Stage::default() })
+        Ok(Self { config, learnt, stage: Stage::default(), ranks: Arc::new(SingleRank) })
+    }
+
+    /// Makes this one of several `ranks`, which share episodes and validations.
+    pub fn on(self, ranks: Arc<dyn Communicator>) -> Self {
+        Self { ranks, ..self }
     }
 
     /// Its options.
@@ -102,8 +111,8 @@ impl Algorithm for AgenticPpo {
     }
 
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        // Those that this rank plays; one at least, for its part of a validation.
-        let groups = share(communicator::current().as_ref(), self.config.num_env_groups).len();
+        // Number of environments that this rank plays; at least one, for its part of a validation.
+        let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
         self.stage = Stage::new((0..needed).map(|_| make()).collect::<Result<_>>()?);
         Ok(())
@@ -151,7 +160,7 @@ impl Algorithm for AgenticPpo {
             return Ok(None);
         }
         let model = language(model, NAME)?;
-        let ranks = communicator::current();
+        let ranks = self.ranks.clone();
         let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
         let environments = self.stage.environments();
         // As many at once as there are environments.
@@ -187,7 +196,7 @@ impl Algorithm for AgenticPpo {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
         self.learnt = learnt;
-        let groups = share(communicator::current().as_ref(), self.config.num_env_groups);
+        let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
         self.stage.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
             ahead.episodes.retain(|episode| groups.contains(&episode.group));
             ahead
@@ -204,7 +213,7 @@ impl AgenticPpo {
         watch.begin(ROLLOUT, None)?;
         let (own, policy_age) = self.rollout(ctx)?;
         // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
-        let played = joined(ctx.strategy.communicator(), own)?;
+        let played = joined(ctx.strategy.ranks().all.as_ref(), own)?;
         let mut report =
             StepReport { metrics: episode_metrics(&played, !self.config.tools.is_empty()), ..StepReport::default() };
         if self.config.is_asynchronous() {
@@ -235,7 +244,7 @@ impl AgenticPpo {
         if prepared.estimates.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
         }
-        let seconds = update::slowest(ctx.strategy.communicator(), watch.seconds())?;
+        let seconds = update::slowest(ctx.strategy.ranks().all.as_ref(), watch.seconds())?;
         report.metrics.extend(seconds.into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
         Ok(report)
     }
@@ -243,7 +252,7 @@ impl AgenticPpo {
     /// This rank's episodes of the step, and how many updates older than the policy their writer is. Where rollouts are
     /// asynchronous, those of the next step are begun.
     fn rollout(&mut self, ctx: &mut StepContext<'_>) -> Result<(Vec<Episode>, f64)> {
-        let groups = share(ctx.strategy.communicator(), self.config.num_env_groups);
+        let groups = share(ctx.strategy.ranks().all.as_ref(), self.config.num_env_groups);
         let plan = Plan {
             step: ctx.step,
             first_group: groups.start,
@@ -277,7 +286,7 @@ impl AgenticPpo {
         }
         let own = self.stage.played();
         let step = own.as_ref().map(|played| played.step);
-        match joined(communicator::current().as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
+        match joined(self.ranks.as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
             Ok(episodes) => step.map(|step| Played { step, episodes }),
             Err(error) => {
                 tracing::warn!("the checkpoint has no episodes of the next step, which are played again: {error}");
@@ -314,7 +323,7 @@ roll_core::inventory::submit! {
                 let own = tool.directory.take();
                 tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
             }
-            Ok(Box::new(AgenticPpo::new(config)?))
+            Ok(Box::new(AgenticPpo::new(config)?.on(context.ranks.clone())))
         }),
         planner: Some(Planner::Algorithm(passes)),
     }

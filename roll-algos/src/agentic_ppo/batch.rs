@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use roll_core::{Result, Tensor};
 
+use super::episode::Episode;
 use super::grid::{Grid, Mask};
-use super::rollout::Episode;
 
 /// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub struct Sample {
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from.
     pub log_probs: Vec<f32>,
-    /// Those at temperature 1 over all tokens.
+    /// Log-probabilities at temperature 1 over all tokens.
     pub raw_log_probs: Vec<f32>,
 }
 
@@ -68,7 +68,7 @@ pub struct Evaluated {
 }
 
 impl Evaluated {
-    /// Of `samples`, padded to `width`.
+    /// Makes a batch of `samples`, padded to `width`.
     pub fn new(samples: &[&Sample], width: usize) -> Result<Self> {
         let mut longest: Vec<&Sample> = Vec::new();
         let (mut place, mut row_of) = (HashMap::new(), Vec::new());
@@ -133,7 +133,7 @@ pub struct Batch {
     pub response: Mask,
     /// Log-probabilities that generation reported, under the distribution it drew from, `[B, L - 1]`.
     pub infer_log_probs: Grid,
-    /// Those at temperature 1 over all tokens, `[B, L - 1]`.
+    /// Log-probabilities at temperature 1 over all tokens, `[B, L - 1]`.
     pub raw_log_probs: Grid,
 }
 

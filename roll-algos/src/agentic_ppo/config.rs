@@ -16,11 +16,11 @@ use crate::update::OnNonfinite;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InferLogProbs {
-    /// Those of the distribution that they were drawn from: after temperature, `top_k` and `top_p`. Beside those of
-    /// training they tell how far two distributions are from each other, and two sets of kernels.
+    /// Log-probabilities under the distribution that tokens were drawn from: after temperature, `top_k` and `top_p`.
+    /// Beside those of training they tell how far two distributions are from each other, and two sets of kernels.
     #[default]
     Drawn,
-    /// Those at temperature 1 over all tokens: the difference between the kernels alone remains.
+    /// Log-probabilities at temperature 1 over all tokens: only the difference between the kernels remains.
     Raw,
 }
 
@@ -31,7 +31,7 @@ pub enum GroupFilter {
     /// All.
     #[default]
     All,
-    /// Those whose episodes differ in their scores: estimators that compare within a group learn nothing of the others.
+    /// Groups whose episodes differ in their scores: estimators that compare within a group learn nothing from others.
     Varied,
 }
 
@@ -46,7 +46,7 @@ pub struct AgenticPpoConfig {
     /// Episodes per group.
     #[schemars(range(min = 1))]
     pub group_size: usize,
-    /// Episodes that a group plays beyond those: they stand in for such whose environment failed.
+    /// Additional episodes per group: they replace episodes whose environment failed.
     pub group_size_redundancy: usize,
     /// Which groups are trained on.
     pub group_filter: GroupFilter,
@@ -85,7 +85,7 @@ pub struct AgenticPpoConfig {
     pub agent_system_template: String,
     /// Message of a turn. Replaced are `{observation}` (also `{current_observation}`), `{turn_idx}` (also
     /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}`
-    /// and `{env_instruction}`; without the last the environment's instructions stand before the message.
+    /// and `{env_instruction}`; without the last, the environment's instructions precede the message.
     pub agent_template: String,
     /// Number of turns that the agent sees, the current one included: each is a prompt of its own, in which `{history}`
     /// of `agent_template` are those before it. `null`: the agent reads its whole conversation. Only estimators whose
@@ -279,7 +279,7 @@ impl AgenticPpoConfig {
         self.group_size + self.group_size_redundancy
     }
 
-    /// For people: what of the options does something else than it seems to.
+    /// Notes for the user on options whose effect may surprise.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let corrects = self.loss.train_infer_correction.is_active() && self.infer_log_probs == InferLogProbs::Drawn;

@@ -1,6 +1,6 @@
 //! Correction of the mismatch between the model that generated and the model that is trained.
 //!
-//! Inference kernels round differently from training kernels, so the same weights give other log-probabilities.
+//! Inference kernels round differently from training kernels, so the same weights yield other log-probabilities.
 //! Importance weights correct the loss for it, and filters leave out tokens where the two disagree too much.
 
 use roll_core::{Error, Result};

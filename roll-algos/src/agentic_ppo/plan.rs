@@ -1,7 +1,7 @@
 //! Passes of a step, for `roll plan`.
 
+use roll_core::parse_options;
 use roll_core::plan::{Passes, TextPass};
-use roll_core::registry::parse_options;
 use roll_core::{Options, Result};
 
 use super::advantages::Estimator;

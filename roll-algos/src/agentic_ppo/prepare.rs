@@ -9,11 +9,11 @@ use super::advantages::{Advantages, Estimator, estimate};
 use super::batch::{Batch, Evaluated, Sample, by_episodes, samples, width};
 use super::config::AgenticPpoConfig;
 use super::critic::{Critic, ValueEstimates, explained_variance};
+use super::episode::Episode;
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
 use super::report::spread;
 use super::rewards::{self, Grouping, KlReward};
-use super::rollout::Episode;
 use super::statistics::row_sums;
 use crate::ranks::{join_bits, share};
 use crate::update::language;
@@ -49,7 +49,7 @@ pub(super) fn prepare(
     let updates = config.ppo_epochs * samples.len().max(1).div_ceil(config.mini_batch(samples.len()));
     let recompute = updates > 1 || config.enable_old_logprobs_recompute || config.add_token_level_kl;
     let old_log_probs = match (config.is_asynchronous(), recompute) {
-        // Of the policy before the last update, which wrote the episodes.
+        // Log-probabilities of the policy before the last update, which wrote the episodes.
         (true, _) => Some(whole.raw_log_probs.clone()),
         (false, true) => Some(log_probs(config, ctx, &samples, width, Adapter::On)?),
         (false, false) => None,
@@ -157,7 +157,7 @@ fn log_probs(
     adapter: Adapter,
 ) -> Result<Grid> {
     let mut values: Vec<f64> = Vec::new();
-    let own: Vec<usize> = share(ctx.strategy.communicator(), samples.len()).collect();
+    let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
     for rows in by_episodes(samples, &own, config.micro_batch_size) {
         let evaluated = Evaluated::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
         let Batch { tokens, attention, .. } = &evaluated.batch;
@@ -165,7 +165,7 @@ fn log_probs(
         let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
         values.extend(evaluated.by_sample(&log_probs)?.values());
     }
-    Grid::new(width - 1, join_bits(ctx.strategy.communicator(), values)?)
+    Grid::new(width - 1, join_bits(ctx.strategy.ranks().all.as_ref(), values)?)
 }
 
 /// The reward of each turn at the end of its answer.

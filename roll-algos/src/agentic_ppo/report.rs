@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::rollout::{Ending, Episode};
+use super::episode::{Ending, Episode};
 
 /// The origin of an episode that is not trained on, and why.
 pub(super) fn skipped(episode: &Episode) -> (String, String) {

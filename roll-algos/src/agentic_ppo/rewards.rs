@@ -283,8 +283,8 @@ pub struct KlReward {
     pub clip: Option<f64>,
 }
 
-/// Adds the KL penalty of each response token to `rewards`, and tells the controller the KL: the mean over rows of
-/// their means.
+/// Adds the KL penalty of each response token to `rewards`, and updates the controller with the KL: the mean over rows
+/// of their means.
 pub fn with_kl(
     rewards: &Grid,
     (log_probs, ref_log_probs): (&Grid, &Grid),

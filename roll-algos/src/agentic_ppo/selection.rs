@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::config::{AgenticPpoConfig, GroupFilter};
-use super::rollout::Episode;
+use super::episode::Episode;
 
 /// The first `group_size` of each group, without groups that the filter leaves out; those with the reason.
 pub(super) fn chosen(episodes: Vec<Episode>, config: &AgenticPpoConfig) -> (Vec<Episode>, Vec<(String, String)>) {
@@ -27,7 +27,7 @@ pub(super) fn chosen(episodes: Vec<Episode>, config: &AgenticPpoConfig) -> (Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::super::rollout::{Ending, Step};
+    use super::super::episode::{Ending, Step};
     use super::*;
 
     fn episode(group: usize, reward: f64) -> Episode {

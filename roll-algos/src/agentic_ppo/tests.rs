@@ -392,10 +392,10 @@ impl Environment for Counted {
 fn ranks_share_the_episodes_of_a_validation_and_open_only_the_environments_that_they_play() {
     let validate = |ranks: usize, groups: usize, wanted: usize| {
         let (opened, played) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
-        let found = ThreadRanks::run(ranks, Duration::from_secs(60), |_| {
+        let found = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
             let config = AgenticPpoConfig { num_env_groups: groups, group_size: 3, val_batch_size: wanted, ..config() };
             let config = AgenticPpoConfig { val_temperature: 1.0, saved_trajectories: 100, ..config };
-            let mut algorithm = AgenticPpo::new(config)?;
+            let mut algorithm = AgenticPpo::new(config)?.on(ranks);
             algorithm.open_environments(&mut || {
                 opened.fetch_add(1, Ordering::Relaxed);
                 Ok(Box::new(Counted(Likes(true), played.clone())))

@@ -71,9 +71,11 @@ fn one_update(
     let all = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
     let totals = Totals { length: config.sequence_length as f64, ..all };
     let (mut own, mut nonfinite) = (Joined::default(), None);
-    for rows in
-        by_episodes(&prepared.samples, &rows[share(ctx.strategy.communicator(), rows.len())], config.micro_batch_size)
-    {
+    for rows in by_episodes(
+        &prepared.samples,
+        &rows[share(ctx.strategy.ranks().all.as_ref(), rows.len())],
+        config.micro_batch_size,
+    ) {
         let loss = pull(config, ctx, prepared, &rows, totals)?;
         own.add(&loss.metrics);
         if !loss.value.is_finite() {
@@ -81,11 +83,11 @@ fn one_update(
             break;
         }
     }
-    for part in communicator::join(ctx.strategy.communicator(), &own)? {
+    for part in communicator::join(ctx.strategy.ranks().all.as_ref(), &own)? {
         metrics.append(part);
     }
     // The losses are divided by totals over all ranks already: one sample counts as the whole.
-    let counted = usize::from(ctx.strategy.communicator().rank().0 == 0);
+    let counted = usize::from(ctx.strategy.ranks().all.rank().0 == 0);
     let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, |_, _| Ok(()))?;
     if let Some(update) = &update {
         let mut own = ActorMetrics::default();

@@ -16,11 +16,10 @@ mod reward_gradient;
 #[cfg(test)]
 mod tests;
 
-use roll_core::plan::{Passes, Videos};
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Factory, Grad, Kind, Model, Noise, Options, Planner, Purpose, Registration, Result, RewardScorer,
-    ScheduleFacts, Sigma, StepContext, StepReport, Tensor, VelocityInput,
+    ScheduleFacts, Sigma, StepContext, StepReport, Tensor, VelocityInput, default_options, parse_options,
+    plan::{Passes, Videos},
 };
 
 pub use config::{DiffusionNftConfig, Regression};
@@ -29,13 +28,13 @@ pub use reward_gradient::RewardGradient;
 use crate::AlgorithmError;
 use crate::flow_matching::mixed;
 use crate::policy_gradient::round::{
-    FORWARD, Group, PULL, REFERENCE, Rollout, RoundOptions, Running, Unexplored, generate, judge,
-    needs_different_videos,
+    Group, Rollout, RoundOptions, Running, Unexplored, generate, judge, needs_different_videos,
 };
 use crate::policy_gradient::slow_copies::with_parameters;
 use crate::policy_gradient::tally::Tally;
 use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, distance};
 use crate::sampling::Conditions;
+use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use config::Plan;
 use loss::{Noised, Valued, awm};
@@ -93,7 +92,7 @@ struct Draw<'a> {
     noise: Tensor,
     x: Tensor,
     old: Tensor,
-    /// Of the model without its adapter, where it matters.
+    /// The velocity of the model without its adapter, if it is needed.
     reference: Option<Tensor>,
 }
 

@@ -13,8 +13,9 @@ use super::loss::Valued;
 use super::{DiffusionNftConfig, Draw, NAME};
 use crate::arithmetic::axpy;
 use crate::policy_gradient::Counted;
-use crate::policy_gradient::round::{DECODE, Group, PULL, Running, SCORING, reward};
+use crate::policy_gradient::round::{Group, Running, reward};
 use crate::scoring::{FrameRate, Measured, Prepared, Prospect, pull_frames};
+use crate::stopwatch::{DECODE, PULL, SCORING};
 use crate::update::diffusion;
 
 /// How much the gradient of the reward counts, and where.
@@ -77,7 +78,7 @@ pub(super) struct Predictions<'a> {
 }
 
 impl<'a> Predictions<'a> {
-    /// For the videos of a group; `None` where the gradient of the reward does not count.
+    /// The term for the videos of a group; `None` if the reward's gradient is not used.
     pub(super) fn of(
         config: &DiffusionNftConfig,
         prepared: &mut Prepared,

@@ -3,8 +3,10 @@
 
 use rand::RngCore;
 use rand_chacha::ChaCha8Rng;
-use roll_core::registry::{default_options, parse_options};
-use roll_core::{Environment, Error, Factory, Noise, Observation, Purpose, Registration, Result, Transition};
+use roll_core::{
+    Environment, Error, Factory, Noise, Observation, Purpose, Registration, Result, Transition, default_options,
+    parse_options,
+};
 
 use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Environment, Error, Factory, Observation, Options, Registration, Registry, Result, ResultExt,
-    Transition,
+    Transition, default_options, parse_options,
 };
 
 const NAME: &str = "mixed";
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     fn mixed(worlds: serde_json::Value) -> Result<Mixed> {
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let options = json!({"worlds": worlds});
         Mixed::new(parse_options("env", options.as_object().unwrap())?, &context)
     }

@@ -88,7 +88,7 @@ pub struct FlowGrpoConfig {
     /// Weight of the distance to the model without its adapter.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
-    /// That distance: of `velocity` or `mean`.
+    /// The distance: `velocity` or `mean`.
     pub kl_of: KlOf,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
     /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.

@@ -18,20 +18,20 @@ mod notes;
 #[cfg(test)]
 mod tests;
 
-use roll_core::plan::{Passes, Videos};
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Adapter, Factory, Grad, Kind, Options, Planner, Registration, Result, RewardScorer, ScheduleFacts, StepContext,
-    StepReport, Tensor, VelocityInput,
+    StepReport, Tensor, VelocityInput, default_options, parse_options,
+    plan::{Passes, Videos},
 };
 
 pub use config::{FlowGrpoConfig, KlOf};
 
-use crate::policy_gradient::round::{FORWARD, Group, PULL, REFERENCE, Rollout, RoundOptions, Running, generate, judge};
+use crate::policy_gradient::round::{Group, Rollout, RoundOptions, Running, generate, judge};
 use crate::policy_gradient::sde::SdeStep;
 use crate::policy_gradient::tally::Tally;
 use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, clip, distance};
 use crate::sampling::{Conditions, GuidanceGradient};
+use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use crate::{AlgorithmError, ranks};
 use config::Plan;
@@ -83,7 +83,7 @@ impl FlowGrpoConfig {
             let factor = plan.steps[taken.at].map_or(0.0, |step| step.rescale());
             std::iter::repeat_n(factor, taken.videos.len())
         });
-        let all = ranks::join_bits(ctx.strategy.data_ranks(), factors.collect())?;
+        let all = ranks::join_bits(ctx.strategy.ranks().data.as_ref(), factors.collect())?;
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
         Ok(Some(if mean > 0.0 { 1.0 / mean } else { 0.0 }))
     }

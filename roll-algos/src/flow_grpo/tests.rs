@@ -72,7 +72,8 @@ fn judged(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &Plan) -> 
     groups
 }
 
-/// Adds the gradient of the loss on `groups` under `parameters` in update `update`; gives the metrics and the gradient.
+/// Adds the gradient of the loss on `groups` under `parameters` in update `update`; returns the metrics and the
+/// gradient.
 fn climb(
     bench: &mut Bench<FlowGrpo>,
     config: &FlowGrpoConfig,

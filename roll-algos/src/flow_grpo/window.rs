@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowKind {
-    /// It stands at the first step of its range.
+    /// The window stays at the first step of its range.
     Fixed,
     /// Each prompt of each round draws a place of its own, the same for all videos of the prompt: windows of their own
     /// make the videos of a group differ by where they were noised.

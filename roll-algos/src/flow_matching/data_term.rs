@@ -50,7 +50,7 @@ impl DataTerm {
         self.config.levels(facts).map(drop)
     }
 
-    /// Adds the gradient of `share * weight * loss` of a sample's clip to the strategy, and gives the loss,
+    /// Adds the gradient of `share * weight * loss` of a sample's clip to the strategy, and returns the loss,
     /// `mean((v - (noise - data))^2)` at one level. `key` is that of the sample's draws in the step. `None` when the
     /// model is given the whole clip; nothing is added then, nor for a loss that is not finite.
     pub(crate) fn accumulate(

@@ -141,7 +141,7 @@ mod tests {
     fn the_quantiles_are_those_of_the_formulas() {
         let uniform = levels(TimestepSampling::Uniform, LOW_NOISE);
         assert!((below(&uniform, 0.45) - 0.5).abs() < 1e-3);
-        // With shift 5 the level 0.9 is at 0.6429 of the unshifted scale, and 5/6 at its middle.
+        // Shift 5 puts the level 0.9 at 0.6429 of the unshifted scale, and 5/6 at its middle.
         assert!((below(&levels(TimestepSampling::Shifted, SigmaRange::ALL), 0.9) - 0.6429).abs() < 1e-3);
         assert!((below(&levels(TimestepSampling::Shifted, LOW_NOISE), 5.0 / 6.0) - 0.5 / 0.6429).abs() < 1e-3);
         // The logistic function of 1 is 0.7311; a normal draw is below 1 with probability 0.8413.

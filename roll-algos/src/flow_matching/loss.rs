@@ -40,7 +40,7 @@ pub fn velocity_loss(v: &Tensor, data: &Tensor, noise: &[f32], known: usize) -> 
 pub enum Weighting {
     /// One.
     Uniform,
-    /// That of the nearest level of a fine schedule.
+    /// The weight of the nearest level of a fine schedule.
     Table(FlowSchedule, Vec<f32>),
 }
 

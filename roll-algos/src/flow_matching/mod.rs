@@ -17,11 +17,10 @@ mod validation;
 
 use std::sync::Arc;
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Adapter, Algorithm, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model, Noise, Progress,
-    Purpose, Registration, Result, ResultExt, RewardScorer, Sample, Sigma, StepContext, StepReport, Tensor, Validation,
-    VelocityInput, Video,
+    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Factory, Grad, Headline, HeadlineFormat, Model,
+    Noise, Progress, Purpose, Registration, Result, ResultExt, RewardScorer, Sample, Sigma, SingleRank, StepContext,
+    StepReport, Tensor, Validation, VelocityInput, Video, default_options, parse_options,
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};
@@ -33,17 +32,13 @@ use crate::arithmetic::scaled;
 use crate::ranks::{draw_key, repeats};
 use crate::remembered::Remembered;
 use crate::sampling::{Conditions, negative_context};
-use crate::stopwatch::Stopwatch;
+use crate::stopwatch::{ENCODE, FORWARD, OPTIMIZER, PULL, Stopwatch};
 use crate::{AlgorithmError, update};
 use prepared::Prepared;
 use report::Tally;
 
 const NAME: &str = "flow_matching";
 
-const ENCODE: &str = "time/encode";
-const FORWARD: &str = "time/forward";
-const PULL: &str = "time/pull";
-const OPTIMIZER: &str = "time/optimizer";
 const SAMPLE: &str = "time/sample";
 
 /// The algorithm `flow_matching`.
@@ -56,13 +51,20 @@ pub struct FlowMatching {
     negative: Option<Tensor>,
     /// Clips that are not trained on, if there are any; this rank's part.
     held_out: Option<Vec<Sample>>,
+    ranks: Arc<dyn Communicator>,
 }
 
 impl FlowMatching {
-    /// With these options.
+    /// Makes the algorithm from its options.
     pub fn new(config: FlowMatchingConfig) -> Self {
         let prepared = Remembered::new(config.cache_bytes);
-        Self { config, prepared, no_prompt: None, negative: None, held_out: None }
+        let ranks = Arc::new(SingleRank);
+        Self { config, prepared, no_prompt: None, negative: None, held_out: None, ranks }
+    }
+
+    /// Makes this one of several `ranks`, which share a validation.
+    pub fn on(self, ranks: Arc<dyn Communicator>) -> Self {
+        Self { ranks, ..self }
     }
 }
 
@@ -145,7 +147,7 @@ impl FlowMatching {
         ctx.strategy.discard();
 
         let mut waiting: Vec<Draw> = Vec::new();
-        let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
+        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             watch.begin(ENCODE, None)?;
             let drawn = self.draw(ctx, sample, draw_key(sample, repeats), &distribution);
@@ -173,7 +175,7 @@ impl FlowMatching {
             watch.begin_after_update(SAMPLE, None);
             tally.videos.push((format!("sample-{:06}", sample.index), self.generate(ctx, sample)?));
         }
-        let ranks = ctx.strategy.data_ranks();
+        let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, watch.seconds())?;
         Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, seconds))
     }
@@ -318,7 +320,9 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<FlowMatchingConfig>,
         keys: roll_core::keys::of::<FlowMatchingConfig>,
-        factory: Factory::Algorithm(|options, _| Ok(Box::new(FlowMatching::new(parse_options("algo", options)?)))),
+        factory: Factory::Algorithm(|options, context| {
+            Ok(Box::new(FlowMatching::new(parse_options("algo", options)?).on(context.ranks.clone())))
+        }),
         planner: None,
     }
 }

@@ -51,7 +51,7 @@ impl Tally {
         self.skipped.push((sample.origin.clone(), reason.into()));
     }
 
-    /// With the sums of all ranks. The videos stay where they are.
+    /// Adds up the tallies of all ranks. Videos stay on their rank.
     pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
             return Ok(self);

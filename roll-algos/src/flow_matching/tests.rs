@@ -262,7 +262,7 @@ fn the_check_names_what_cannot_work_and_asks_for_no_reward() {
 #[test]
 fn the_registry_knows_the_algorithm_and_refuses_unknown_options() {
     let registry = Registry::linked().unwrap();
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let options = |json: serde_json::Value| json.as_object().unwrap().clone();
     let given = serde_json::json!({"timestep_sampling": "logit_normal", "draws_per_sample": 4});
     assert!(registry.algorithm("flow_matching", &options(given), &context).is_ok());

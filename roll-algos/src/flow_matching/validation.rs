@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 
 use roll_core::{
-    Adapter, Error, Grad, Model, Noise, Progress, Purpose, Result, ResultExt, Sample, Tensor, Validation,
-    VelocityInput, communicator,
+    Adapter, Error, Grad, Model, Noise, Progress, Purpose, Result, ResultExt, Sample, Tensor, Validation, VelocityInput,
 };
 
 use super::report::Tally;
 use super::{Distribution, FlowMatching, diffusion, mixed, velocity_loss};
 
-/// Noise levels at which every clip is measured: the middles of as many equal parts of their distribution.
+/// Noise levels at which every clip is measured: the middles of equal parts of their distribution, one per level.
 const LEVELS: usize = 8;
 
 impl FlowMatching {
@@ -36,7 +35,7 @@ impl FlowMatching {
             self.measure(model, noise, progress, sample, &distribution, &mut tally)
                 .while_doing(|| format!("validating on {}", sample.origin))?;
         }
-        let report = tally.joined(communicator::current().as_ref())?.report(None, 0.0, BTreeMap::new());
+        let report = tally.joined(self.ranks.as_ref())?.report(None, 0.0, BTreeMap::new());
         let metrics = report.metrics.into_iter().filter_map(|(name, value)| match name.strip_prefix("actor/") {
             Some("loss") => Some(("val/loss".to_string(), value)),
             None if name.starts_with("loss/") => Some((format!("val/{name}"), value)),

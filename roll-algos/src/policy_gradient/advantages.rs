@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 pub enum Spread {
     /// The standard deviation of the group: every prompt weighs alike, however alike its videos are.
     Group,
-    /// That of all scores of the step, over all ranks: a group of nearly equal scores does not make advantages of
+    /// The spread of all scores of the step, over all ranks: a group of nearly equal scores does not make advantages of
     /// noise.
     #[default]
     Step,
-    /// That of the group where it is largest.
+    /// The spread of the group where it is largest.
     LargestGroup,
     /// Nothing.
     None,
@@ -128,7 +128,7 @@ pub fn best_and_worst(scores: &[Option<f64>], n: usize) -> Vec<usize> {
 pub struct GroupStatistics {
     /// Groups with a score.
     pub groups: usize,
-    /// Those among them that teach nothing: fewer than two scores, or equal ones.
+    /// Number of groups that teach nothing: fewer than two scores, or equal scores.
     pub uninformative: usize,
     /// Mean over groups of the scores' population deviation.
     pub deviation: f64,

@@ -7,11 +7,12 @@ use roll_core::{
 
 use super::levels::generate_measured;
 use super::options::Shared;
-use super::round::{DATA, Group, OPTIMIZER, Running};
+use super::round::{Group, Running};
 use super::slow_copies::{SlowCopies, with_parameters};
 use super::tally::{DATA_LOSS, headlines};
 use crate::flow_matching::DataTerm;
 use crate::scoring::{self, Generation, Prepared};
+use crate::stopwatch::{DATA, OPTIMIZER};
 use crate::update::diffusion;
 use crate::{AlgorithmError, update};
 
@@ -48,7 +49,7 @@ pub struct Kept {
 }
 
 impl<M: Method> PolicyGradient<M> {
-    /// With these options.
+    /// Makes the algorithm from its options.
     pub fn new(options: M) -> Self {
         let shared = options.shared();
         let data = DataTerm::new(shared.data_weight, shared.sampling.shift);
@@ -148,7 +149,7 @@ impl Kept {
     }
 
     /// Adds the gradient of the loss on the prompt's own clip to the strategy, once for each of its videos that are
-    /// trained on: it stands beside each one's loss.
+    /// trained on: it is added to each video's loss.
     fn add_clip<T>(&mut self, ctx: &mut StepContext<'_>, group: &Group<T>, run: &mut Running<'_>) -> Result<()> {
         let videos = group.trained().count() as f64;
         if !self.data.is_on() || videos == 0.0 || run.tally.nonfinite.is_some() {

@@ -17,7 +17,7 @@ impl Counted {
         Self { len, channel: len.max(1), known: 0 }
     }
 
-    /// Of latents `[C, T, H, W]` all but the first `known` frames. Fails when nothing is left.
+    /// Counts all but the first `known` frames of latents `[C, T, H, W]`. Fails if nothing is left.
     pub fn after(known: usize, shape: &[usize]) -> Result<Self> {
         let [channels, frames, height, width] = *shape else {
             return Err(Error::shape("latents", "[C, T, H, W]", shape));

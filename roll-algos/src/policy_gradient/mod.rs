@@ -22,5 +22,5 @@ pub(crate) mod test_training;
 pub use algorithm::PolicyGradient;
 pub(crate) use algorithm::{Kept, Method};
 pub use counted::Counted;
+pub use options::SeveralRewards;
 pub(crate) use options::{Shared, shared_options};
-pub use round::SeveralRewards;

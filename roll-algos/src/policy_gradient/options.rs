@@ -2,15 +2,26 @@
 
 use crate::Sampler;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
+use serde::{Deserialize, Serialize};
 
 use super::advantages::Spread;
-use super::round::SeveralRewards;
 use crate::sampling::{Sampling, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
 /// More videos of a prompt than that can only be a mistake, and would have no keys for their draws.
 const MOST_VIDEOS: usize = 4096;
+
+/// How several rewards become one advantage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SeveralRewards {
+    /// Each is normalised within its groups before they are added: GDPO.
+    #[default]
+    Apart,
+    /// Their weighted sum is normalised.
+    Sum,
+}
 
 /// The options that every configuration has. Configurations list them one by one: an error then names its key.
 pub struct Shared {
@@ -104,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// How training generates. `default_steps` is the number of steps that nobody asked for.
+    /// How training generates. `default_steps` is the number of steps if none is configured.
     pub fn training(&self, facts: ScheduleFacts, default_steps: usize) -> Result<Sampling> {
         let SamplingOptions { timesteps, num_inference_steps, .. } = &self.sampling;
         agreeing_steps(timesteps.as_deref(), *num_inference_steps, default_steps).in_section("algo")?;

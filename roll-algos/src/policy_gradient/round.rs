@@ -8,38 +8,16 @@ use roll_core::{
 use serde::{Deserialize, Serialize};
 
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
-use super::options::Shared;
+use super::options::{SeveralRewards, Shared};
 use super::tally::{SCORE, Tally};
 use crate::ranks::{draw_key, repeats, rollout_key};
 use crate::sampling::{Conditions, Sampling};
 use crate::scoring::{Measured, Prepared, Prospect};
-use crate::stopwatch::Stopwatch;
+use crate::stopwatch::{DATA, DECODE, ENCODE, FORWARD, OPTIMIZER, PULL, REFERENCE, ROLLOUT, SCORING, Stopwatch};
 use crate::update::diffusion;
 use crate::{AlgorithmError, update};
 
-/// Seconds of the phases of a round.
-pub(crate) const ENCODE: &str = "time/encode";
-pub(crate) const ROLLOUT: &str = "time/rollout";
-pub(crate) const DECODE: &str = "time/decode";
-pub(crate) const SCORING: &str = "time/score";
-pub(crate) const REFERENCE: &str = "time/reference";
-pub(crate) const FORWARD: &str = "time/forward";
-pub(crate) const PULL: &str = "time/pull";
-pub(crate) const DATA: &str = "time/data";
-pub(crate) const OPTIMIZER: &str = "time/optimizer";
-/// All of them.
 const PHASES: [&str; 9] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, DATA, OPTIMIZER];
-
-/// How several rewards become one advantage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum SeveralRewards {
-    /// Each is normalised within its groups before they are added: GDPO.
-    #[default]
-    Apart,
-    /// Their weighted sum is normalised.
-    Sum,
-}
 
 /// How a round is made.
 pub(crate) struct RoundOptions<'a> {
@@ -79,7 +57,7 @@ impl<'a> Running<'a> {
 
     /// The report of the round, over all ranks.
     pub(crate) fn report(self, ctx: &StepContext<'_>) -> Result<StepReport> {
-        let ranks = ctx.strategy.data_ranks();
+        let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, self.watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
         Ok(self.tally.joined(ranks)?.report(ctx.learning_rate, alias, seconds))
@@ -173,7 +151,7 @@ pub(crate) fn generate<E: Explore>(
     explore: &mut E,
     run: &mut Running<'_>,
 ) -> Result<Vec<Group<E::Kept>>> {
-    let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
+    let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
     let mut groups = Vec::new();
     for (i, (sample, repeats)) in ctx.samples.iter().zip(repeats).enumerate() {
         let group = generate_group(options, prepared, ctx, (i, repeats), explore, run)
@@ -276,7 +254,7 @@ fn scored(
     }
     tally.mean(SCORE, value);
     for (name, value) in details {
-        // Seconds stand with the other times, which differ from run to run.
+        // Seconds are grouped with the other times, which differ from run to run.
         let metric = match name.strip_prefix("time/") {
             Some(reward) => format!("time/score/{reward}"),
             None => format!("reward/{name}"),
@@ -296,7 +274,7 @@ pub(crate) fn judge<T>(
 ) -> Result<bool> {
     let weights: Vec<f64> =
         ctx.reward.as_deref().map(|r| r.terms()).unwrap_or_default().iter().map(|(_, w)| *w).collect();
-    let ranks = ctx.strategy.data_ranks();
+    let ranks = ctx.strategy.ranks().data.as_ref();
     let told = |video: &Rollout| {
         let values = video.scores.iter().flat_map(|s| [s.sum].into_iter().chain(s.terms.iter().copied()));
         values.map(f64::to_bits).collect::<Vec<u64>>()

@@ -66,7 +66,7 @@ impl Tally {
         self.skipped.push((sample.origin.clone(), reason));
     }
 
-    /// With the sums of all ranks, in their order. The videos stay where they are.
+    /// Adds up the tallies of all ranks, in rank order. Videos stay on their rank.
     pub(crate) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
         if ranks.world_size() == 1 {
             return Ok(self);

@@ -42,7 +42,7 @@ pub fn gain<A: Algorithm>(set_up: impl Fn() -> Bench<A>, steps: u64) -> f64 {
     mean_score(set_up(), &bench.model.adapter) - before
 }
 
-/// Asserts that `train`, on a number of ranks with the prompts of its samples, gives the same run on any number.
+/// Asserts that `train`, on a number of ranks with the prompts of its samples, makes the same run on any number.
 pub fn assert_same_on_all_ranks(train: impl Fn(usize, fn(u64) -> &'static str) -> Run) {
     let plain = |_| "a person";
     // The second rank of two has nothing to train on in the first step, and one prompt less in the second.

@@ -3,8 +3,7 @@
 use crate::{FlowSchedule, Sampler};
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
-use super::experts::acts;
-use super::plan::{EarlyStop, LatentDtype, Plan};
+use super::plan::{EarlyStop, LatentDtype, Plan, acts};
 use super::truncation::TrainedSteps;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};

@@ -5,17 +5,8 @@ use crate::FlowSchedule;
 use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
 
 use super::config::RewardFlConfig;
-use super::plan::Plan;
+use super::plan::{Plan, level};
 use super::truncation::TrainedSteps;
-
-/// Whether step `i` has trainable parameters. The timestep decides, as in the model.
-pub(super) fn acts(schedule: &FlowSchedule, i: usize, facts: ScheduleFacts) -> bool {
-    facts.trained.contains(level(schedule, i))
-}
-
-fn level(schedule: &FlowSchedule, i: usize) -> Sigma {
-    Sigma(schedule.timestep(i).0 / 1000.0)
-}
 
 impl RewardFlConfig {
     /// Fails unless a trained step has trainable parameters. Otherwise returns warnings about options without effect.
@@ -142,6 +133,7 @@ fn steps(schedule: &FlowSchedule, steps: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::plan::acts;
     use super::*;
 
     const LOW: SigmaRange = SigmaRange { low: Sigma(0.0), high: Sigma(0.9) };

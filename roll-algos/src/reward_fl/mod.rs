@@ -24,13 +24,11 @@ mod split;
 mod tests;
 #[cfg(test)]
 mod truncation_tests;
-mod watch;
 
-use roll_core::plan::Passes;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Factory, Grad, Headline, HeadlineFormat, Kind, Model,
     Options, Planner, Registration, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video,
+    default_options, parse_options, plan::Passes,
 };
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};
@@ -38,20 +36,21 @@ pub use crate::update::OnNonfinite;
 pub use config::RewardFlConfig;
 pub use loss::Loss;
 pub use plan::{EarlyStop, LatentDtype, Plan};
-pub use trajectory::{Observer, Phase, Trajectory, Unobserved, rollout};
+pub use trajectory::{Observer, Trajectory, Unobserved, rollout};
 pub use truncation::TrainedSteps;
 
 use crate::flow_matching::DataTerm;
 use crate::ranks::{draw_key, repeats};
 use crate::sampling::{Conditions, GuidanceGradient};
 use crate::scoring::{self, Generation, Measured, Prepared, Prospect, pull_frames};
+use crate::stopwatch::{DATA, DECODE, ENCODE, OPTIMIZER, PULL, REFERENCE, ROLLOUT, SCORING, Stopwatch};
 use crate::{AlgorithmError, update};
 use report::{Outcome, SCORE, Scored, Tally};
 use split::Split;
 use truncation::Start;
-use watch::Watch;
 
 const NAME: &str = "reward_fl";
+const PHASES: [&str; 8] = [ENCODE, ROLLOUT, REFERENCE, DECODE, SCORING, PULL, DATA, OPTIMIZER];
 
 /// The algorithm `reward_fl`.
 pub struct RewardFl {
@@ -125,8 +124,18 @@ struct Running<'a> {
     plan: Plan,
     /// Present in steps that measure the gradients of reward and KL separately.
     split: Option<Split>,
-    watch: Watch<'a>,
+    watch: Stopwatch<'a>,
     tally: Tally,
+}
+
+/// The videos of one sample, whose losses are averaged.
+struct Videos<'a> {
+    sample: &'a Sample,
+    repeats: u64,
+    prospect: &'a Prospect,
+    conditions: &'a Conditions,
+    /// One over the number of videos.
+    share: f64,
 }
 
 impl RewardFl {
@@ -135,12 +144,12 @@ impl RewardFl {
         let mut run = Running {
             plan: self.config.plan(diffusion(ctx.model)?.schedule())?,
             split: splits.then(|| Split::new(ctx.model.parameter_count())),
-            watch: Watch::new(ctx.progress),
+            watch: Stopwatch::new(ctx.progress, &PHASES),
             tally: Tally::default(),
         };
         ctx.strategy.discard();
 
-        let repeats = repeats(ctx.strategy.data_ranks(), ctx.samples)?;
+        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             let outcome =
                 self.sample(ctx, sample, repeats, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
@@ -151,14 +160,14 @@ impl RewardFl {
         }
 
         let Running { split, mut watch, mut tally, .. } = run;
-        watch.begin(Phase::Optimizer)?;
+        watch.begin(OPTIMIZER, Some("updating parameters"))?;
         let (scored, mut nonfinite, mut norms) = (tally.scored(), tally.nonfinite.take(), None);
         let update = update::finish(ctx, scored, &mut nonfinite, self.config.on_nonfinite, |ranks, scored| {
             norms = split.map(|split| split.norms(ranks, scored)).transpose()?;
             Ok(())
         })?;
         (tally.nonfinite, tally.split) = (nonfinite, norms);
-        let ranks = ctx.strategy.data_ranks();
+        let ranks = ctx.strategy.ranks().data.as_ref();
         let seconds = update::slowest(ranks, watch.seconds())?;
         let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
         Ok(tally.joined(ranks)?.report(update, ctx.learning_rate, alias, seconds))
@@ -173,8 +182,7 @@ impl RewardFl {
         repeats: u64,
         run: &mut Running<'_>,
     ) -> Result<Outcome> {
-        let Running { plan, split, watch, tally } = run;
-        watch.begin(Phase::Encode)?;
+        run.watch.begin(ENCODE, Some("encoding prompt and reference"))?;
         let prospect = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
         // A sample that is skipped in any case costs no rollout.
         if let Prospect::Nothing(reason) = &*prospect
@@ -182,76 +190,124 @@ impl RewardFl {
         {
             return Ok(Outcome::Skipped(reason));
         }
+        let key = draw_key(sample, repeats);
+        let (conditions, starts) = self.starts(ctx, sample, key, run)?;
+        let share = 1.0 / starts.len() as f64;
+        let videos = Videos { sample, repeats, prospect: &prospect, conditions: &conditions, share };
+        let kl_alone = match run.split {
+            Some(_) => Some(self.kl_gradient(ctx, &videos, &starts, &mut run.watch)?),
+            None => None,
+        };
+
+        let (mut scored, mut unscored) = (Vec::new(), String::new());
+        for (i, start) in starts.iter().enumerate() {
+            let is_last = i + 1 == starts.len() && kl_alone.is_none();
+            match self.video(ctx, &videos, (i, start), is_last, run)? {
+                Outcome::Scored(video) => scored.push(video),
+                Outcome::Skipped(reason) => unscored = reason,
+                nonfinite => return Ok(nonfinite),
+            }
+        }
+        // Without a score for any video, nothing was pulled back and all recordings are freed.
+        let Some(scored) = Scored::mean(scored) else { return Ok(Outcome::Skipped(unscored)) };
+        match (&mut run.split, kl_alone) {
+            (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
+            _ => ctx.strategy.accumulate(ctx.model)?,
+        }
+        self.with_data_term(ctx, sample, key, scored, &mut run.watch)
+    }
+
+    /// The latents that the rollouts of a sample start from.
+    fn starts(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        sample: &Sample,
+        key: u64,
+        run: &mut Running<'_>,
+    ) -> Result<(Conditions, Vec<Start>)> {
+        let Running { plan, watch, .. } = run;
         let negative = plan.guidance.is_on().then_some(self.config.negative_prompt.as_str());
         let conditions = self.prepared.conditions(diffusion(ctx.model)?, sample, negative)?;
-        let key = draw_key(sample, repeats);
         let noise = ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape)?;
         let unrecorded = |plan: &Plan, noise: &Tensor| -> Result<Tensor> {
             Ok(rollout(diffusion(ctx.model)?, &conditions, noise, plan, Grad::Skip, watch)?.latents)
         };
         let starts = self.config.trained_steps.starts(plan, noise, ctx.noise, [ctx.step, key], unrecorded)?;
-        let share = 1.0 / starts.len() as f64;
+        Ok((conditions, starts))
+    }
 
-        let kl_alone = match split {
-            None => None,
-            Some(_) => {
-                for Start { plan, latents } in &starts {
-                    let trajectory = rollout(diffusion(ctx.model)?, &conditions, latents, plan, Grad::Record, watch)?;
-                    trajectory.pull(None, share * self.config.kl_weight, watch)?;
-                }
-                Some(update::taken(ctx.model)?)
-            }
+    /// The gradient of the KL alone.
+    fn kl_gradient(
+        &self,
+        ctx: &mut StepContext<'_>,
+        videos: &Videos<'_>,
+        starts: &[Start],
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Vec<f32>> {
+        for Start { plan, latents } in starts {
+            let trajectory = rollout(diffusion(ctx.model)?, videos.conditions, latents, plan, Grad::Record, watch)?;
+            trajectory.pull(None, videos.share * self.config.kl_weight, watch)?;
+        }
+        update::taken(ctx.model)
+    }
+
+    /// Computes one video, its score and its loss, and pulls the loss back to the parameters.
+    fn video(
+        &self,
+        ctx: &mut StepContext<'_>,
+        videos: &Videos<'_>,
+        (number, Start { plan, latents }): (usize, &Start),
+        is_last: bool,
+        run: &mut Running<'_>,
+    ) -> Result<Outcome> {
+        let Running { watch, tally, .. } = run;
+        let &Videos { sample, repeats, prospect, conditions, share } = videos;
+        let trajectory = rollout(diffusion(ctx.model)?, conditions, latents, plan, Grad::Record, watch)?;
+
+        watch.begin(DECODE, Some("decoding"))?;
+        let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
+        let video = Video::new(frames, self.config.frame_rate.of(diffusion(ctx.model)?, sample))?;
+        tally.see(&video);
+        if ctx.want_videos && number == 0 {
+            let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
+            tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
+        }
+
+        watch.begin(SCORING, Some("scoring"))?;
+        let (score, details, pull_score) = match Measured::of(&video, sample, prospect, reward(ctx)?, Grad::Record)? {
+            Measured::Score { value, details, pullback } => (value, details, pullback),
+            Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
         };
-
-        let (mut scored, mut unscored) = (Vec::new(), String::new());
-        for (i, Start { plan, latents }) in starts.iter().enumerate() {
-            let trajectory = rollout(diffusion(ctx.model)?, &conditions, latents, plan, Grad::Record, watch)?;
-
-            watch.begin(Phase::Decode)?;
-            let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
-            let video = Video::new(frames, self.config.frame_rate.of(diffusion(ctx.model)?, sample))?;
-            tally.see(&video);
-            if ctx.want_videos && i == 0 {
-                let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
-                tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
+        let loss = Loss::at(score, trajectory.kl, &self.config);
+        for (what, value) in [("the score", score), ("the KL", trajectory.kl), ("the loss", loss.value)] {
+            if !value.is_finite() {
+                return Ok(Outcome::NonFinite(format!("{what} of {}", sample.origin), value));
             }
-
-            watch.begin(Phase::Score)?;
-            let measured = Measured::of(&video, sample, &prospect, reward(ctx)?, Grad::Record)?;
-            let (score, details, pull_score) = match measured {
-                Measured::Score { value, details, pullback } => (value, details, pullback),
-                Measured::Skipped(reason) => {
-                    unscored = reason;
-                    continue;
-                }
-            };
-            let loss = Loss::at(score, trajectory.kl, &self.config);
-            for (what, value) in [("the score", score), ("the KL", trajectory.kl), ("the loss", loss.value)] {
-                if !value.is_finite() {
-                    return Ok(Outcome::NonFinite(format!("{what} of {}", sample.origin), value));
-                }
-            }
-            scored.push(Scored { loss: loss.value, score, kl: trajectory.kl, data: None, details });
-
-            watch.begin(Phase::PullReward)?;
-            let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
-                Some(pull_score) => Some(pull_frames(pull_score, decode, share * loss.d_score)?),
-                None => None,
-            };
-            let is_last = i + 1 == starts.len() && kl_alone.is_none();
-            let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
-            let before_last = || if is_last { strategy.before_last_pull(model) } else { Ok(()) };
-            trajectory.pull_telling(d_latents.as_ref(), share * loss.d_kl, watch, before_last)?;
         }
-        // Without a score for any video, nothing was pulled back and all recordings are freed.
-        let Some(mut scored) = Scored::mean(scored) else { return Ok(Outcome::Skipped(unscored)) };
-        match (split, kl_alone) {
-            (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
-            _ => ctx.strategy.accumulate(ctx.model)?,
-        }
+        let scored = Scored { loss: loss.value, score, kl: trajectory.kl, data: None, details };
 
+        watch.begin(PULL, Some("pulling back through reward and decoder"))?;
+        let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
+            Some(pull_score) => Some(pull_frames(pull_score, decode, share * loss.d_score)?),
+            None => None,
+        };
+        let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
+        let before_last = || if is_last { strategy.before_last_pull(model) } else { Ok(()) };
+        trajectory.pull_telling(d_latents.as_ref(), share * loss.d_kl, watch, before_last)?;
+        Ok(Outcome::Scored(scored))
+    }
+
+    /// Adds the loss on the sample's clip, and its gradient.
+    fn with_data_term(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        sample: &Sample,
+        key: u64,
+        mut scored: Scored,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<Outcome> {
         if self.data.is_on() {
-            watch.begin(Phase::Data)?;
+            watch.begin(DATA, Some("training on the clip"))?;
             scored.data = self.data.accumulate(ctx, sample, key, 1.0)?;
             let data = scored.data.unwrap_or(0.0);
             if !data.is_finite() {

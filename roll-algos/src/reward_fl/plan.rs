@@ -1,7 +1,7 @@
 //! The steps of a rollout, derived from the options and the model's schedule.
 
 use crate::{FlowSchedule, Sampler};
-use roll_core::Sigma;
+use roll_core::{ScheduleFacts, Sigma};
 
 use crate::sampling::Guidance;
 
@@ -48,6 +48,16 @@ impl Plan {
             _ => self.schedule.sigma(i + 1),
         }
     }
+}
+
+/// Whether step `i` has trainable parameters. The timestep decides, as in the model.
+pub(super) fn acts(schedule: &FlowSchedule, i: usize, facts: ScheduleFacts) -> bool {
+    facts.trained.contains(level(schedule, i))
+}
+
+/// The noise level of step `i`, by its timestep.
+pub(super) fn level(schedule: &FlowSchedule, i: usize) -> Sigma {
+    Sigma(schedule.timestep(i).0 / 1000.0)
 }
 
 /// The latents that are decoded if the rollout stops early.

@@ -1,8 +1,11 @@
 //! Measures the gradients of reward and KL separately, to show which of them drives the update.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
-use roll_core::{Communicator, DeviceUpdates, GradientSink, Model, ParameterParts, Result, Strategy, delegate_model};
+use roll_core::{
+    Communicator, DiffusionModel, Distribution, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict,
+    Strategy,
+};
 
 use crate::update::taken;
 
@@ -49,23 +52,49 @@ struct Holding<'a> {
 
 #[deny(clippy::missing_trait_methods)]
 impl Model for Holding<'_> {
-    delegate_model!(self => self.model; except take_gradients, parts, deliver_gradients, device_updates);
-
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
         add_into.iter_mut().zip(std::mem::take(&mut self.gradients)).for_each(|(sum, g)| *sum += g);
         self.model.take_gradients(add_into)
     }
 
-    // The gradient is held here and not in the model, whose parts and sink would look for it there.
+    // The gradient is held here and not in the model, whose parts would look for it there.
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         None
     }
 
-    fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
-        false
+    fn parameters(&self) -> &[ParameterSpec] {
+        self.model.parameters()
     }
 
-    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        None
+    fn parameter_count(&self) -> usize {
+        self.model.parameter_count()
+    }
+
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.model.read_parameters(out)
+    }
+
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.model.write_parameters(values)
+    }
+
+    fn distribution(&self) -> Distribution {
+        self.model.distribution()
+    }
+
+    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+        self.model.as_language()
+    }
+
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        self.model.export_adapter()
+    }
+
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.model.import_adapter(files)
+    }
+
+    fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
+        self.model.as_diffusion()
     }
 }

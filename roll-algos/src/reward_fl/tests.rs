@@ -312,7 +312,7 @@ fn a_missing_score_follows_its_policy() {
     let error = bench.step_with(&[sample(0, "missing")], 0.0, &Silent).unwrap_err();
     let chain = format!("{error}: {}", std::error::Error::source(&error).unwrap());
     assert!(chain.contains("row 0") && chain.contains("no face") && chain.contains("on_missing: skip"), "{chain}");
-    assert_eq!(error.fault(), roll_core::error::Fault::User);
+    assert_eq!(error.fault(), roll_core::Fault::User);
 
     bench.reward.on_missing = OnMissing::Value(-1.0);
     let report = bench.step(&[sample(0, "missing")]);
@@ -462,7 +462,7 @@ fn an_interrupt_at_any_phase_changes_nothing() {
         let mut bench = Bench::new(RewardFlConfig::default());
         let before = bench.model.adapter.clone();
         let error = bench.step_with(&two(), 1.0, &StopAt(AtomicUsize::new(phase))).unwrap_err();
-        assert_eq!(error.fault(), roll_core::error::Fault::Interrupt);
+        assert_eq!(error.fault(), roll_core::Fault::Interrupt);
         assert_eq!(bench.model.adapter, before);
         bench.step(&two());
         assert_eq!(bench.strategy.gradient, fresh.strategy.gradient);
@@ -539,7 +539,7 @@ fn the_check_names_what_cannot_work() {
 #[test]
 fn the_registry_knows_the_algorithm_and_refuses_unknown_options() {
     let registry = Registry::linked().unwrap();
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let options = |json: serde_json::Value| json.as_object().unwrap().clone();
     assert!(registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestep": 3})), &context).is_ok());
     let error = registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestp": 3})), &context).err();

@@ -7,26 +7,12 @@ use super::loss::step_kl;
 use super::plan::{LatentDtype, Plan};
 use crate::arithmetic::{axpy, scaled};
 use crate::sampling::{Conditions, Guided, GuidedPullback};
-
-/// The phases of a training step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the variants are their own documentation
-pub enum Phase {
-    Encode,
-    Rollout { step: usize, of: usize },
-    Reference { step: usize, of: usize },
-    Decode,
-    Score,
-    PullReward,
-    Pull { step: usize, of: usize },
-    Data,
-    Optimizer,
-}
+use crate::stopwatch::{PULL, REFERENCE, ROLLOUT, Stopwatch};
 
 /// Receives the progress of a rollout.
 pub trait Observer {
-    /// Called when `phase` begins. An error ends the rollout.
-    fn begin(&mut self, _phase: Phase) -> Result<()> {
+    /// Called when a phase begins, with the metric of its seconds and its description. An error ends the rollout.
+    fn begin(&mut self, _metric: &'static str, _description: Option<&str>) -> Result<()> {
         Ok(())
     }
     /// Receives the guided velocity of a step.
@@ -40,6 +26,12 @@ pub trait Observer {
 /// An observer that does nothing.
 pub struct Unobserved;
 impl Observer for Unobserved {}
+
+impl Observer for Stopwatch<'_> {
+    fn begin(&mut self, metric: &'static str, description: Option<&str>) -> Result<()> {
+        Stopwatch::begin(self, metric, description)
+    }
+}
 
 /// A recorded rollout.
 pub struct Trajectory {
@@ -99,7 +91,7 @@ pub fn rollout(
         let is_trained = trained.contains(&i);
         let grad = if is_trained { grad } else { Grad::Skip };
 
-        observer.begin(Phase::Rollout { step: i, of })?;
+        observer.begin(ROLLOUT, Some(&format!("denoising step {} of {of}", i + 1)))?;
         let Guided { velocity: v, conditional: c, pullback } =
             guidance.velocity(model, &x, timestep, conditions, Adapter::On, grad)?;
         observer.velocity(i, &v);
@@ -107,7 +99,7 @@ pub fn rollout(
         let d_kl = match acting.contains(&i) {
             false => None,
             true => {
-                observer.begin(Phase::Reference { step: i, of })?;
+                observer.begin(REFERENCE, None)?;
                 let u = reference_velocity(model, &x, timestep, prompt)?;
                 observer.reference(i, &u);
                 let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i))?;
@@ -161,7 +153,8 @@ impl Trajectory {
                 d_x = without_first_frame(&d_x)?;
             }
             let Some(Trained { pullback, d_kl: d_kl_i }) = trained else { continue };
-            observer.begin(Phase::Pull { step: index, of: self.of })?;
+            let description = format!("pulling back through denoising step {} of {}", index + 1, self.of);
+            observer.begin(PULL, Some(&description))?;
             left -= 1;
             let before_last = before_last.take_if(|_| left == 0);
             let d_v = scaled(&d_x, delta)?;

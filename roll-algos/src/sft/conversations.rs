@@ -78,7 +78,7 @@ impl Conversations {
         self.rows.is_empty()
     }
 
-    /// Where a row stands, for messages.
+    /// The place of a row, for messages.
     pub fn origin(&self, row: usize) -> String {
         format!("{}:{}", self.file.display(), self.rows[row].0)
     }

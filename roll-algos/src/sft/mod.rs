@@ -10,13 +10,15 @@ mod validation;
 
 use std::path::PathBuf;
 
-use roll_core::keys::check_ranges;
-use roll_core::plan::{Passes, TextPass};
-use roll_core::registry::{default_options, parse_options};
+use std::sync::Arc;
+
 use roll_core::{
-    Adapter, Algorithm, BuildContext, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model, Noise,
-    Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, StepContext, StepReport,
-    Tensor, Validation,
+    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Factory, Grad, Headline, HeadlineFormat, Model,
+    Noise, Options, Planner, Progress, Pullback, Registration, Result, ResultExt, RewardScorer, SingleRank,
+    StepContext, StepReport, Tensor, Validation, default_options,
+    keys::check_ranges,
+    parse_options,
+    plan::{Passes, TextPass},
 };
 
 use crate::AlgorithmError;
@@ -33,7 +35,7 @@ const TRAIN: &str = "time/step_train";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainOn {
-    /// Those of the assistant's messages.
+    /// Tokens of the assistant's messages.
     #[default]
     Responses,
     /// All tokens, also those of the template: pretraining.
@@ -85,13 +87,14 @@ pub struct Sft {
     config: SftConfig,
     conversations: Conversations,
     held_out: Option<Conversations>,
+    ranks: Arc<dyn Communicator>,
 }
 
 impl Sft {
-    /// With these options, on these conversations.
+    /// Makes the algorithm from its options and conversations.
     pub fn new(config: SftConfig, conversations: Conversations) -> Result<Self> {
         check_ranges("algo", &config)?;
-        Ok(Self { config, conversations, held_out: None })
+        Ok(Self { config, conversations, held_out: None, ranks: Arc::new(SingleRank) })
     }
 
     fn open(options: &Options, context: &BuildContext) -> Result<Self> {
@@ -102,7 +105,7 @@ impl Sft {
         };
         let conversations = Conversations::read(&context.resolve(path))?;
         let held_out = config.val_data.as_ref().map(|path| Conversations::read(&context.resolve(path))).transpose()?;
-        Ok(Self { held_out, ..Self::new(config, conversations)? })
+        Ok(Self { held_out, ranks: context.ranks.clone(), ..Self::new(config, conversations)? })
     }
 }
 
@@ -143,7 +146,7 @@ impl Algorithm for Sft {
         progress: &dyn Progress,
     ) -> Result<Option<Validation>> {
         let Some(held_out) = &self.held_out else { return Ok(None) };
-        validation::loss(&self.config, held_out, model, progress).map(Some)
+        validation::loss(&self.config, held_out, self.ranks.as_ref(), model, progress).map(Some)
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
@@ -192,7 +195,7 @@ impl Sft {
         watch.begin(TRAIN, None)?;
         let own: usize = batch.iter().map(Tokens::trained).sum();
         let mut total = [own as f32];
-        ctx.strategy.communicator().all_reduce(&mut total)?;
+        ctx.strategy.ranks().all.all_reduce(&mut total)?;
         let total = f64::from(total[0]);
         let mut sums = Sums::default();
         let mut nonfinite = None;
@@ -206,7 +209,7 @@ impl Sft {
             }
         }
         // The loss is divided by the tokens of all ranks already: one sample counts as the whole.
-        let counted = usize::from(total > 0.0 && ctx.strategy.communicator().rank().0 == 0);
+        let counted = usize::from(total > 0.0 && ctx.strategy.ranks().all.rank().0 == 0);
         let update = update::finish(ctx, counted, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
         let tokens = own.max(1) as f64;
         report.metrics.insert("actor/loss".into(), sums.negative_log_likelihood / tokens);
@@ -223,7 +226,7 @@ impl Sft {
 
     /// The conversations of this rank in this step. All passes form one endless sequence, each pass in its own order.
     fn rows(&self, ctx: &StepContext<'_>) -> Result<Vec<usize>> {
-        let (rank, ranks) = (ctx.strategy.communicator().rank().0, ctx.strategy.communicator().world_size());
+        let (rank, ranks) = (ctx.strategy.ranks().all.rank().0, ctx.strategy.ranks().all.world_size());
         if self.config.batch_size % ranks != 0 {
             let problem = format!("{} conversations cannot be shared out among {ranks} ranks", self.config.batch_size);
             return Err(Error::config("algo.batch_size", problem));

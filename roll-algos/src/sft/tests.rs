@@ -60,7 +60,7 @@ fn a_template_that_rewrites_history_is_refused() {
 fn options_that_make_no_training_are_refused() {
     let zero = SftConfig { batch_size: 0, ..SftConfig::default() };
     assert!(Sft::new(zero, Conversations::default()).err().unwrap().to_string().contains("batch_size"));
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let told = Sft::open(&Options::new(), &context).err().unwrap().to_string();
     assert!(told.contains("algo.data"), "{told}");
 }

@@ -1,6 +1,6 @@
 //! The loss on conversations that are not trained on.
 
-use roll_core::{Error, Grad, Model, Progress, Result, Validation, communicator};
+use roll_core::{Communicator, Error, Grad, Model, Progress, Result, Validation};
 
 use super::conversations::{Conversations, Tokens};
 use super::{NAME, SftConfig, evaluate};
@@ -12,12 +12,12 @@ use crate::update::language;
 pub(super) fn loss(
     config: &SftConfig,
     held_out: &Conversations,
+    ranks: &dyn Communicator,
     model: &mut dyn Model,
     progress: &dyn Progress,
 ) -> Result<Validation> {
-    let ranks = communicator::current();
     let mut batch = Vec::new();
-    for row in share(ranks.as_ref(), held_out.len()) {
+    for row in share(ranks, held_out.len()) {
         let model = language(model, NAME)?;
         let limit = config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
         let tokens = held_out.tokens(row, config.train_on, model)?;
@@ -35,7 +35,7 @@ pub(super) fn loss(
         progress.phase(&format!("validating, batch {} of {}", i + 1, batch.len().div_ceil(config.micro_batch_size)));
         negative_log_likelihood += evaluate(model, chunk, Grad::Skip)?.sums.negative_log_likelihood;
     }
-    let sums = join_bits(ranks.as_ref(), vec![negative_log_likelihood, tokens as f64])?;
+    let sums = join_bits(ranks, vec![negative_log_likelihood, tokens as f64])?;
     let sum = |which: usize| sums.iter().skip(which).step_by(2).sum::<f64>();
     let tokens = sum(1);
     if tokens == 0.0 {

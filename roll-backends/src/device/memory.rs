@@ -15,9 +15,9 @@ pub fn total(backend: &str) -> Option<u64> {
     matches!(kind, Backend::LibTorchCuda | Backend::Cuda).then(|| driver().or_else(|| ask("memory.total", number)))?
 }
 
-/// Bytes in use on NVIDIA's GPU `number` of those that this process sees, by all processes; `None` if neither `nvidia-smi`
-/// nor the driver answers. `nvidia-smi` is asked first: the driver answers only in a CUDA context, which takes memory
-/// itself.
+/// Bytes in use on NVIDIA's GPU `number` of those that this process sees, by all processes; `None` if neither
+/// `nvidia-smi` nor the driver answers. `nvidia-smi` is asked first: the driver answers only in a CUDA context, which
+/// takes memory itself.
 pub fn used(number: usize) -> Option<u64> {
     ask("memory.used", number).or_else(|| Driver::open(&NAMES)?.used(number))
 }
@@ -134,14 +134,15 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_never_falls() {
-        // The kernel counts pages in batches for each thread, so that its figures are off by some of them.
-        const BATCHES: u64 = 8 << 20;
-        let Some(before) = host_peak() else { return };
-        let held = vec![1u8; 64 << 20];
-        let after = host_peak().unwrap();
-        assert!(held.iter().all(|byte| *byte == 1) && after + BATCHES >= before);
+    fn the_peak_includes_memory_that_is_free_again() {
+        if host_peak().is_none() {
+            roll_testing::skip!("this system has no counter of the memory's peak");
+        }
+        const HELD: usize = 64 << 20;
+        let held = vec![1u8; HELD];
+        assert!(held.iter().all(|byte| *byte == 1));
         drop(held);
-        assert!(host_peak().unwrap() + BATCHES >= after);
+        // The kernel adds up its counters per processor now and then: the sum lags behind.
+        assert!(host_peak().is_some_and(|peak| peak >= HELD as u64 * 3 / 4));
     }
 }

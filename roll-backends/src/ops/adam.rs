@@ -71,19 +71,12 @@ impl<B: AdamKernel> AdamOps for B {
 /// The update composed of primitive operations, in the order in which [`AdamUpdate`] writes them.
 pub(super) fn composed<B: Backend>(operands: [FloatTensor<B>; 4], update: &AdamUpdate) -> [FloatTensor<B>; 3] {
     let [p, g, m, v] = operands.map(Expression::<B>);
-    let AdamUpdate { products, scale, betas, rest, eps, step_size, root_correction, decay, keep } = *update;
+    let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
     let by = |x: Expression<B>, factor: f32| if factor == 1.0 { x } else { x * f64::from(factor) };
     let g = by(by(g, scale[0]), scale[1]);
-    let decayed = match products {
-        true => p.clone() - p * f64::from(decay),
-        false => by(p, keep),
-    };
-    let m = match products {
-        true => m * f64::from(betas[0]) + g.clone() * f64::from(rest[0]),
-        false => m.clone() + (g.clone() - m) * f64::from(rest[0]),
-    };
-    let v = v * f64::from(betas[1]) + g.clone() * f64::from(rest[1]) * g;
+    let m = m.clone() + (g.clone() - m) * f64::from(rest[0]);
+    let v = v * f64::from(beta_2) + g.clone() * f64::from(rest[1]) * g;
     let denominator = v.clone().sqrt().over(f64::from(root_correction)) + f64::from(eps);
-    let p = decayed - m.clone().divided(denominator) * f64::from(step_size);
+    let p = by(p, keep) - m.clone().divided(denominator) * f64::from(step_size);
     [p.0, m.0, v.0]
 }

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use roll_core::{Communicator, Error, Rank, Result};
+use roll_core::{Communicator, Error, Groups, Rank, Result};
 
 pub use thread::Then;
 use thread::{Queue, Waiting};
@@ -210,17 +210,23 @@ impl Communicator for OverlappedRanks {
     fn barrier(&self) -> Result<()> {
         self.settled(|ranks| ranks.barrier())
     }
-    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        self.settled(|ranks| ranks.all_to_all(values, out))
-    }
-    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
-        self.settled(|ranks| ranks.split(color))
+    fn as_groups(&self) -> Option<&dyn Groups> {
+        self.line.ranks.as_groups().map(|_| self as &dyn Groups)
     }
     fn set_timeout(&self, timeout: Duration) {
         self.line.ranks.set_timeout(timeout);
     }
     fn fail(&self, reason: &str) {
         self.line.ranks.fail(reason);
+    }
+}
+
+impl Groups for OverlappedRanks {
+    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
+        self.settled(|ranks| ranks.split(color))
+    }
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        self.settled(|ranks| ranks.all_to_all(values, out))
     }
 }
 

@@ -236,7 +236,7 @@ mod tests {
 
     use super::*;
     use crate::Backend;
-    use crate::optimizer::{AdamRule, AdamW, Moment, Moments};
+    use crate::optimizer::{AdamW, Moments};
 
     pub(super) fn specs() -> Vec<ParameterSpec> {
         let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
@@ -286,40 +286,38 @@ mod tests {
     fn updates_on_every_device_are_those_in_host_memory_and_on_flex_bit_for_bit() {
         let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
         for (backend, device) in devices() {
-            for rule in [AdamRule::Torch, AdamRule::DeepSpeed] {
-                let optimizer = AdamW::new(&config, rule);
-                let mut host = values(0);
-                let mut moments = Moments::zeros(host.len());
-                let parameters = Parameters::new(specs(), parts(&host), &device);
-                let mut updates = Parameters::device_updates([&parameters]).unwrap();
-                for step in 1..=5 {
-                    let before = parameters.snapshot();
-                    let gradients = give(&parameters, step);
-                    updates.accumulate().unwrap();
-                    let scaled: Vec<f32> = gradients.iter().map(|g| g * 0.5).collect();
-                    let (found, expected) = (updates.sum_of_squares().unwrap(), sum_of_squares(&gradients));
-                    assert!((found - expected).abs() <= 1e-6 * expected, "{backend}: {found} {expected}");
-                    optimizer.update(&mut host, &scaled, &mut moments, 1e-2);
-                    updates.update(&optimizer.coefficients(step as u64, 1e-2, [0.5, 1.0])).unwrap();
-                    let mut device_values = vec![0.0; host.len()];
-                    parameters.read(&mut device_values).unwrap();
-                    let [first, second] = updates.read_moments().unwrap();
-                    let (Moment::F32(m), Moment::F32(v)) = (&moments.exp_avg, &moments.exp_avg_sq) else { panic!() };
-                    for (name, found, expected) in
-                        [("value", &device_values, &host), ("first", &first, m), ("second", &second, v)]
-                    {
-                        let what = format!("{name} on {backend}, {rule:?}, step {step}");
-                        match backend {
-                            Backend::Flex => assert_eq!(found, expected, "{what}"),
-                            _ => assert_near(&what, found, expected),
-                        }
+            let optimizer = AdamW::new(&config);
+            let mut host = values(0);
+            let mut moments = Moments::zeros(host.len());
+            let parameters = Parameters::new(specs(), parts(&host), &device);
+            let mut updates = Parameters::device_updates([&parameters]).unwrap();
+            for step in 1..=5 {
+                let before = parameters.snapshot();
+                let gradients = give(&parameters, step);
+                updates.accumulate().unwrap();
+                let scaled: Vec<f32> = gradients.iter().map(|g| g * 0.5).collect();
+                let (found, expected) = (updates.sum_of_squares().unwrap(), sum_of_squares(&gradients));
+                assert!((found - expected).abs() <= 1e-6 * expected, "{backend}: {found} {expected}");
+                optimizer.update(&mut host, &scaled, &mut moments, 1e-2);
+                updates.update(&optimizer.coefficients(step as u64, 1e-2, [0.5, 1.0])).unwrap();
+                let mut device_values = vec![0.0; host.len()];
+                parameters.read(&mut device_values).unwrap();
+                let [first, second] = updates.read_moments().unwrap();
+                let (m, v) = (&moments.exp_avg, &moments.exp_avg_sq);
+                for (name, found, expected) in
+                    [("value", &device_values, &host), ("first", &first, m), ("second", &second, v)]
+                {
+                    let what = format!("{name} on {backend}, step {step}");
+                    match backend {
+                        Backend::Flex => assert_eq!(found, expected, "{what}"),
+                        _ => assert_near(&what, found, expected),
                     }
-                    // A pass recorded before the update still reads the old values.
-                    let segment = before.segment("").unwrap();
-                    let (_, _, old) = segment.get("a").unwrap();
-                    assert_ne!(download(old.clone()).unwrap(), device_values[..3]);
-                    assert_eq!(updates.sum_of_squares().unwrap(), 0.0);
                 }
+                // A pass recorded before still reads the old values.
+                let segment = before.segment("").unwrap();
+                let (_, _, old) = segment.get("a").unwrap();
+                assert_ne!(download(old.clone()).unwrap(), device_values[..3]);
+                assert_eq!(updates.sum_of_squares().unwrap(), 0.0);
             }
         }
     }
@@ -358,7 +356,7 @@ mod tests {
 
     #[test]
     fn moments_that_are_written_are_read_and_continued_with() {
-        let optimizer = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch);
+        let optimizer = AdamW::new(&OptimizerConfig::default());
         for (backend, device) in devices() {
             let run = |stopped: bool| {
                 let mut parameters = Parameters::new(specs(), parts(&values(0)), &device);

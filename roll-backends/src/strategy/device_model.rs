@@ -61,13 +61,6 @@ impl Model for OnDevice {
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         Some(self)
     }
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        self.parameters.deliver_gradients(sink, 0);
-        true
-    }
-    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        Parameters::device_updates([&self.parameters]).filter(|_| self.updates)
-    }
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         Ok(BTreeMap::new())
     }
@@ -85,6 +78,13 @@ impl ParameterParts for OnDevice {
     }
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
         self.parameters.take_gradients_part(which, add_into)
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.parameters.deliver_gradients(sink, 0);
+        true
+    }
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        Parameters::device_updates([&self.parameters]).filter(|_| self.updates)
     }
 }
 

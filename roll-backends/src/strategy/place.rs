@@ -19,11 +19,10 @@ pub enum OptimizerPlace {
 const FEW: usize = 1 << 28;
 
 impl OptimizerPlace {
-    /// Maximum number of parameters that are updated on a GPU.
-    pub(super) fn most_on_gpu(self, bf16_states: bool) -> usize {
+    /// Parameters up to which a GPU updates them itself, and has their moments.
+    pub(super) fn most_on_gpu(self) -> usize {
         match self {
             Self::Host => 0,
-            Self::Auto if bf16_states => 0,
             Self::Auto => FEW,
             Self::Device => usize::MAX,
         }
@@ -31,25 +30,17 @@ impl OptimizerPlace {
 
     /// Returns the device updates of `model`, if a rank with the moments of `count` parameters should update there,
     /// else `None`. Fails if the device is required but impossible.
-    pub(super) fn updates(
-        self,
-        model: &dyn Model,
-        count: usize,
-        bf16_states: bool,
-    ) -> Result<Option<Box<dyn DeviceUpdates>>> {
-        let refused = |problem: &str| Err(Error::config("strategy.optimizer_on", problem));
-        match (self, bf16_states) {
-            (Self::Host, _) | (Self::Auto, true) => Ok(None),
-            (Self::Auto, false) if count > FEW => Ok(None),
-            (Self::Auto, false) => Ok(model.device_updates().filter(|updates| updates.has_own_memory())),
-            (Self::Device, true) => refused(
-                "moments in bf16 (`strategy.bf16_optimizer_states`) are updated in host memory alone: expected `host` or \
-                 `auto`, found `device`",
-            ),
-            (Self::Device, false) => match model.device_updates() {
-                None => refused(
+    pub(super) fn updates(self, model: &mut dyn Model, count: usize) -> Result<Option<Box<dyn DeviceUpdates>>> {
+        let mut on_device = || model.parts().and_then(|parts| parts.device_updates());
+        match self {
+            Self::Host => Ok(None),
+            Self::Auto if count > FEW => Ok(None),
+            Self::Auto => Ok(on_device().filter(|updates| updates.has_own_memory())),
+            Self::Device => match on_device() {
+                None => Err(Error::config(
+                    "strategy.optimizer_on",
                     "this model's parameters can be updated in host memory alone: expected `host` or `auto`, found `device`",
-                ),
+                )),
                 updates => Ok(updates),
             },
         }

@@ -1,10 +1,8 @@
 //! The optimizer's state in a checkpoint, the same for every strategy and number of ranks.
 //!
-//! `step` (an i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape, in f32 or bf16 as the
-//! moments were kept. Either is taken by a run that keeps them otherwise.
+//! `step` (an i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape, in f32.
 
-use roll_core::model::flat;
-use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor};
+use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor, flat};
 
 use crate::optimizer::Moments;
 
@@ -15,23 +13,20 @@ const EXP_AVG_SQ: &str = "exp_avg_sq.";
 /// The state as tensors: moments in the flat layout of `specs`.
 pub(super) fn save(specs: &[ParameterSpec], moments: &Moments) -> Result<StateDict> {
     let mut state = StateDict::new();
-    let [exp_avg, exp_avg_sq] = [&moments.exp_avg, &moments.exp_avg_sq].map(|m| m.f32s(0..m.len()));
-    save_part(&mut state, specs, &exp_avg, &exp_avg_sq, moments.exp_avg.is_bf16())?;
+    save_part(&mut state, specs, &moments.exp_avg, &moments.exp_avg_sq)?;
     save_step(&mut state, moments.step)?;
     Ok(state)
 }
 
-/// Adds the moments of some parameters, as bf16 (whose values they then are) or f32.
+/// Adds the moments of some parameters.
 pub(super) fn save_part(
     state: &mut StateDict,
     specs: &[ParameterSpec],
     exp_avg: &[f32],
     exp_avg_sq: &[f32],
-    in_bf16: bool,
 ) -> Result<()> {
     for (kind, values) in [(EXP_AVG, exp_avg), (EXP_AVG_SQ, exp_avg_sq)] {
         for (name, tensor) in flat::to_state(specs, values)? {
-            let tensor = if in_bf16 { tensor.to_float(DType::Bf16)? } else { tensor };
             state.insert(format!("{kind}{name}"), tensor);
         }
     }
@@ -64,8 +59,8 @@ impl<'a> Saved<'a> {
             for kind in [EXP_AVG, EXP_AVG_SQ] {
                 let name = format!("{kind}{}", spec.name);
                 let tensor = state.get(&name).ok_or_else(|| bad(format!("{kind}*: `{}` is missing", spec.name)))?;
-                if ![DType::F32, DType::Bf16].contains(&tensor.dtype()) {
-                    return Err(bad(format!("`{name}` must be f32 or bf16, found {}", tensor.dtype())));
+                if tensor.dtype() != DType::F32 {
+                    return Err(bad(format!("`{name}` must be f32, found {}", tensor.dtype())));
                 }
                 if tensor.shape() != spec.shape {
                     let (expected, found) = (&spec.shape, tensor.shape());
@@ -90,11 +85,16 @@ impl<'a> Saved<'a> {
         }
     }
 
-    /// The first and second moment of a parameter.
-    pub(super) fn moments(&self, spec: &ParameterSpec) -> Result<[Vec<f32>; 2]> {
+    /// First and second moments of some parameters, in the flat layout.
+    pub(super) fn flat(&self, specs: &[ParameterSpec]) -> Result<[Vec<f32>; 2]> {
         let of = |kind: &str| {
-            let name = format!("{kind}{}", spec.name);
-            Ok::<_, Error>(self.state.get(&name).ok_or_else(|| bad(format!("`{name}` is missing")))?.to_f32_vec())
+            let mut flat = Vec::new();
+            for spec in specs {
+                let name = format!("{kind}{}", spec.name);
+                let tensor = self.state.get(&name).ok_or_else(|| bad(format!("`{name}` is missing")))?;
+                flat.extend(tensor.to_f32_vec());
+            }
+            Ok::<_, Error>(flat)
         };
         Ok([of(EXP_AVG)?, of(EXP_AVG_SQ)?])
     }

@@ -1,16 +1,14 @@
 //! The strategy for one process: optimizer state and gradient accumulator are on the model's device or in host memory.
 
-use roll_core::plan::Division;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
-    Communicator, DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result,
-    SingleRank, StateDict, Strategy, StrategyReport,
+    DeviceUpdates, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
+    StrategyRanks, StrategyReport, default_options, parse_options, plan::Division,
 };
 
 use super::place::OptimizerPlace;
 use super::saved::{self, Saved};
 use super::{check, check_step, not_attached};
-use crate::optimizer::{AdamRule, AdamW, Moments, clear, clip_coefficient, norm, scale};
+use crate::optimizer::{AdamW, Moments, clear, clip_coefficient, norm, scale};
 
 const NAME: &str = "single";
 
@@ -18,28 +16,17 @@ const NAME: &str = "single";
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SingleOptions {
-    /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
-    pub adam_rule: AdamRule,
-    /// Moments in bf16, rounded at random: half the memory of the optimizer's state ([`AdamW`]). They are in host
-    /// memory.
-    pub bf16_optimizer_states: bool,
-    /// Location of AdamW's moments and updates. `device`: the parameters' device, so that neither parameters nor
-    /// gradients pass through host memory. `host`: host memory, which saves eight bytes of GPU memory per parameter.
-    /// `auto`: on GPUs for up to 268,435,456 parameters, which is enough for adapters; in host memory otherwise.
+    /// Where AdamW keeps its moments and updates the parameters. `device`: where the parameters are, so that neither
+    /// they nor their gradients go through host memory. `host`: in host memory, which leaves the GPU eight bytes more a
+    /// parameter. `auto`: on GPUs up to 268,435,456 parameters, enough for adapters; in host memory otherwise.
     pub optimizer_on: OptimizerPlace,
-}
-
-impl SingleOptions {
-    /// Maximum number of parameters that are updated on a GPU.
-    fn most_on_gpu(&self) -> usize {
-        self.optimizer_on.most_on_gpu(self.bf16_optimizer_states)
-    }
 }
 
 /// The single-process strategy.
 #[derive(Default)]
 pub struct Single {
     options: SingleOptions,
+    ranks: StrategyRanks,
     attached: Option<Attached>,
 }
 
@@ -68,7 +55,7 @@ enum Place {
 impl Single {
     /// Creates a strategy without a model.
     pub fn new(options: SingleOptions) -> Self {
-        Self { options, attached: None }
+        Self { options, ..Self::default() }
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
@@ -80,8 +67,7 @@ impl Strategy for Single {
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
         check(model, optimizer)?;
         let n = model.parameter_count();
-        let SingleOptions { optimizer_on, bf16_optimizer_states, .. } = self.options;
-        let place = match optimizer_on.updates(model, n, bf16_optimizer_states)? {
+        let place = match self.options.optimizer_on.updates(model, n)? {
             Some(updates) => {
                 tracing::info!("AdamW updates the {n} parameters on the device they are on");
                 Place::Device { updates, step: 0 }
@@ -89,12 +75,11 @@ impl Strategy for Single {
             None => {
                 let mut parameters = vec![0.0; n];
                 model.read_parameters(&mut parameters)?;
-                let moments = Moments::zeros_as(n, bf16_optimizer_states);
-                Place::Host { parameters, gradients: vec![0.0; n], moments }
+                Place::Host { parameters, gradients: vec![0.0; n], moments: Moments::zeros(n) }
             }
         };
         self.attached = Some(Attached {
-            optimizer: AdamW::new(optimizer, self.options.adam_rule),
+            optimizer: AdamW::new(optimizer),
             max_grad_norm: optimizer.max_grad_norm,
             specs: model.parameters().to_vec(),
             place,
@@ -106,7 +91,7 @@ impl Strategy for Single {
         match &mut self.attached()?.place {
             Place::Host { gradients, .. } => model.take_gradients(gradients),
             // A wrapper of the model may keep gradients in host memory.
-            Place::Device { updates, .. } if model.device_updates().is_none() => {
+            Place::Device { updates, .. } if model.parts().and_then(|parts| parts.device_updates()).is_none() => {
                 let mut gradients = vec![0.0; model.parameter_count()];
                 model.take_gradients(&mut gradients)?;
                 updates.add(&gradients)
@@ -155,8 +140,8 @@ impl Strategy for Single {
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
 
-    fn communicator(&self) -> &dyn Communicator {
-        &SingleRank
+    fn ranks(&self) -> &StrategyRanks {
+        &self.ranks
     }
 
     fn state(&self) -> Result<StateDict> {
@@ -166,7 +151,7 @@ impl Strategy for Single {
             Place::Device { updates, step } => {
                 let [exp_avg, exp_avg_sq] = updates.read_moments()?;
                 let mut state = StateDict::new();
-                saved::save_part(&mut state, &a.specs, &exp_avg, &exp_avg_sq, false)?;
+                saved::save_part(&mut state, &a.specs, &exp_avg, &exp_avg_sq)?;
                 saved::save_step(&mut state, *step)?;
                 Ok(state)
             }
@@ -180,22 +165,11 @@ impl Strategy for Single {
         let saved = Saved::check(&a.specs, state)?;
         match &mut a.place {
             Place::Host { moments, .. } => {
-                let mut at = 0;
-                for spec in &a.specs {
-                    let [exp_avg, exp_avg_sq] = saved.moments(spec)?;
-                    moments.exp_avg.write(at, &exp_avg);
-                    moments.exp_avg_sq.write(at, &exp_avg_sq);
-                    at += spec.len();
-                }
-                moments.step = saved.step;
+                let [exp_avg, exp_avg_sq] = saved.flat(&a.specs)?;
+                *moments = Moments { exp_avg, exp_avg_sq, step: saved.step };
             }
             Place::Device { updates, step } => {
-                let mut whole = [Vec::new(), Vec::new()];
-                for spec in &a.specs {
-                    whole.iter_mut().zip(saved.moments(spec)?).for_each(|(whole, of)| whole.extend(of));
-                }
-                let [exp_avg, exp_avg_sq] = &whole;
-                updates.write_moments([exp_avg, exp_avg_sq])?;
+                updates.write_moments(saved.flat(&a.specs)?.each_ref().map(Vec::as_slice))?;
                 *step = saved.step;
             }
         }
@@ -214,9 +188,8 @@ roll_core::inventory::submit! {
         factory: Factory::Strategy(|options, _| Ok(Box::new(Single::new(parse_options("strategy", options)?)))),
         planner: Some(Planner::Strategy(|options| {
             let options: SingleOptions = parse_options("strategy", options)?;
-            let state_bytes = if options.bf16_optimizer_states { 4 } else { 8 };
-            let state_on_gpu = options.most_on_gpu();
-            Ok(Division { state_bytes, state_on_gpu, copies_parameters: true, ..Division::default() })
+            let state_on_gpu = options.optimizer_on.most_on_gpu();
+            Ok(Division { state_on_gpu, copies_parameters: true, ..Division::default() })
         })),
     }
 }
@@ -233,11 +206,7 @@ mod tests {
     use crate::flat_model::FlatModel;
 
     fn attached(model: &mut FlatModel) -> Single {
-        attached_with(model, SingleOptions::default())
-    }
-
-    fn attached_with(model: &mut FlatModel, options: SingleOptions) -> Single {
-        let mut strategy = Single::new(options);
+        let mut strategy = Single::default();
         strategy.attach(model, &OptimizerConfig::default()).unwrap();
         strategy
     }
@@ -278,45 +247,22 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_strategy_continues_bit_for_bit_also_with_moments_in_bf16() {
-        for bf16_optimizer_states in [false, true] {
-            let options = SingleOptions { bf16_optimizer_states, ..SingleOptions::default() };
-            let mut model = FlatModel::two();
-            let mut strategy = attached_with(&mut model, options.clone());
-            step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
-            let state = strategy.state().unwrap();
-            let dtype = if bf16_optimizer_states { DType::Bf16 } else { DType::F32 };
-            assert!(state.iter().all(|(name, tensor)| name == "step" || tensor.dtype() == dtype));
-            let mut other = FlatModel::two().with_values(&model.values);
-            let mut restored = attached_with(&mut other, options);
-            restored.load_state(&state).unwrap();
-            for i in 0..20 {
-                let gradients = [0.3 / (1 + i) as f32; 4];
-                step(&mut strategy, &mut model, &gradients);
-                step(&mut restored, &mut other, &gradients);
-            }
-            assert_eq!(model.values, other.values);
-            let (ours, theirs) = (strategy.state().unwrap(), restored.state().unwrap());
-            assert!(ours.iter().zip(&theirs).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()));
+    fn a_restored_strategy_continues_bit_for_bit() {
+        let mut model = FlatModel::two();
+        let mut strategy = attached(&mut model);
+        step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
+        let state = strategy.state().unwrap();
+        let mut other = FlatModel::two().with_values(&model.values);
+        let mut restored = attached(&mut other);
+        restored.load_state(&state).unwrap();
+        for i in 0..20 {
+            let gradients = [0.3 / (1 + i) as f32; 4];
+            step(&mut strategy, &mut model, &gradients);
+            step(&mut restored, &mut other, &gradients);
         }
-    }
-
-    #[test]
-    fn a_state_of_either_dtype_is_taken_by_a_run_with_the_other() {
-        let with = |bf16_optimizer_states| SingleOptions { bf16_optimizer_states, ..SingleOptions::default() };
-        for from in [false, true] {
-            let mut model = FlatModel::two();
-            let mut strategy = attached_with(&mut model, with(from));
-            step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
-            let state = strategy.state().unwrap();
-            let mut other = attached_with(&mut model, with(!from));
-            other.load_state(&state).unwrap();
-            for (name, tensor) in other.state().unwrap() {
-                for (a, b) in tensor.to_f32_vec().iter().zip(state[&name].to_f32_vec()) {
-                    assert!((a - b).abs() <= b.abs() / 256.0, "{name}: {a} {b}");
-                }
-            }
-        }
+        assert_eq!(model.values, other.values);
+        let (ours, theirs) = (strategy.state().unwrap(), restored.state().unwrap());
+        assert!(ours.iter().zip(&theirs).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()));
     }
 
     #[test]
@@ -326,12 +272,13 @@ mod tests {
         step(&mut strategy, &mut model, &[1.0; 4]);
         let good = strategy.state().unwrap();
         type Spoil = fn(&mut StateDict);
-        let spoilt: [(&str, Spoil); 7] = [
+        let spoilt: [(&str, Spoil); 8] = [
             ("`step` is missing", |s| drop(s.remove("step"))),
             ("at least 0", |s| drop(s.insert("step".into(), Tensor::new(vec![-1i64], []).unwrap()))),
             ("`a` is missing", |s| drop(s.remove("exp_avg.a"))),
             ("expected shape [1, 2]", |s| drop(s.insert("exp_avg_sq.b".into(), Tensor::zeros([2])))),
             ("`exp_max.a`", |s| drop(s.insert("exp_max.a".into(), Tensor::zeros([2])))),
+            ("must be f32", |s| drop(s.insert("exp_avg.a".into(), Tensor::zeros([2]).to_float(DType::Bf16).unwrap()))),
             ("NaN", |s| drop(s.insert("exp_avg.a".into(), Tensor::full([2], f32::NAN)))),
             ("negative", |s| drop(s.insert("exp_avg_sq.a".into(), Tensor::full([2], -1.0)))),
         ];

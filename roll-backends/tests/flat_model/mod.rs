@@ -105,10 +105,6 @@ impl Model for FlatModel {
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         if self.parts { Some(self) } else { None }
     }
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        self.sink = sink;
-        true
-    }
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         Ok(BTreeMap::new())
     }
@@ -131,5 +127,9 @@ impl ParameterParts for FlatModel {
         let at = self.flat(which);
         add_into.iter_mut().zip(&mut self.gradients[at]).for_each(|(a, g)| *a += std::mem::take(g));
         Ok(())
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.sink = sink;
+        true
     }
 }

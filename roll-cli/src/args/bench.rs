@@ -16,7 +16,7 @@ pub struct Bench {
     /// Algorithm whose step is counted, by its default options: reward_fl, diffusion_nft or flow_grpo.
     #[arg(long, default_value = "reward_fl", value_name = "NAME")]
     pub algo: String,
-    /// Tensor backend and device: flex, libtorch, libtorch-cuda[:N], cuda[:N], wgpu[:N].
+    /// Tensor backend and device: flex, libtorch, libtorch-cuda, cuda or wgpu; `:N` chooses device N.
     #[arg(long, default_value = "flex", value_name = "NAME")]
     pub backend: String,
     /// Dtype of weights and products, f32 or bf16. Default: the preset's.

@@ -27,8 +27,8 @@ pub struct Config {
 /// Format of the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReferenceFormat {
-    /// For a terminal of 80 columns.
+    /// Text for a terminal of 80 columns.
     Text,
-    /// For a page.
+    /// Markdown for a page.
     Markdown,
 }

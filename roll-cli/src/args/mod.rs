@@ -204,7 +204,8 @@ pub struct ConfigArgs {
     /// Environment that an agent acts in, as `env.name`.
     #[arg(long, value_name = "NAME")]
     pub env: Option<String>,
-    /// Tensor backend and device, as `backend`: flex, libtorch, libtorch-cuda[:N], cuda[:N], wgpu[:N].
+    /// Tensor backend and device, as `backend`: flex, libtorch, libtorch-cuda, cuda or wgpu; `:N`
+    /// chooses device N.
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
     /// Library with further components, beside those of `plugins`.

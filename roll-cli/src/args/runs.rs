@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use roll_core::communicator;
 
 use super::ConfigArgs;
 
@@ -41,7 +40,7 @@ impl Run {
 
     /// Ranks of the job, as far as the arguments and the launcher say.
     pub fn all_ranks(&self) -> usize {
-        communicator::current().world_size().max(self.ranks.unwrap_or(1))
+        crate::ranks::process().world_size().max(self.ranks.unwrap_or(1))
     }
 }
 
@@ -58,7 +57,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// Of a run, on this machine.
+    /// Estimate of a run on this machine.
     pub fn of(run: Run) -> Self {
         Self { run, machine: Machine::default(), samples: 16 }
     }

@@ -159,7 +159,7 @@ fn prepare(args: PrepareData) -> Result<()> {
     Ok(())
 }
 
-/// Writes clip and pictures, and gives the line that names them.
+/// Writes clip and pictures, and returns the line that names them.
 fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
     let clip = format!("{name}.mp4");
     write_mp4(out.join(&clip), &sample.video)?;

@@ -6,7 +6,7 @@ use roll_models::wan2_2::init::{self, Sizes};
 use super::init_tiny::kind;
 use crate::args::InitExperts;
 
-/// Writes them and tells the user of the files.
+/// Writes the files and prints their names.
 pub fn init_experts(args: InitExperts) -> Result<()> {
     let InitExperts { dir, kind: of_kind, dim, heads, ffn_dim, layers, text_dim, text_len, seed, force } = args;
     if !force {

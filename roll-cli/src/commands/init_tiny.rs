@@ -6,7 +6,7 @@ use roll_models::wan2_2::{init, init_tiny};
 
 use crate::args::{InitTiny, TinyKind, TinyModel};
 
-/// Writes it and tells the user of the files.
+/// Writes the files and prints their names.
 pub fn init_tiny(args: InitTiny) -> Result<()> {
     if !args.force {
         init::refuse_full(&args.dir)?;

@@ -34,7 +34,7 @@ pub fn print(args: Inspect) -> Result<()> {
             several => {
                 for one in several {
                     println!("{}", one.path.display());
-                    // Of shards the first has an index beside it, or is alone.
+                    // The first of several shards has an index next to it.
                     let place =
                         if one.files == 1 { one.path.as_path() } else { one.path.parent().unwrap_or(&one.path) };
                     keys(&Checkpoint::open_any(place)?);

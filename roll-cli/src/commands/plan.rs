@@ -1,7 +1,7 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
 use roll_core::plan::{MemoryItem, Needs, Passes, PlanInput, Speed};
-use roll_core::{Error, Registry, Result, VideoUnit, communicator};
+use roll_core::{Error, Registry, Result, VideoUnit};
 use roll_data::DataConfig;
 use roll_train::config::LoadedConfig;
 use roll_train::progress::counted;
@@ -10,6 +10,7 @@ use roll_train::ranks;
 use super::bench::preset;
 use crate::args;
 use crate::configuration::{Configuration, build_context};
+use crate::ranks::process;
 
 /// Prints the needs of each rank, and whether they fit.
 pub fn plan(args: args::Plan) -> Result<()> {
@@ -21,7 +22,7 @@ pub fn plan(args: args::Plan) -> Result<()> {
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
     // All ranks of a launcher plan the same. They measured the machine together, as they would share it.
-    if communicator::current().rank().0 > 0 {
+    if process().rank().0 > 0 {
         return Ok(());
     }
     let (input, needs) = estimate(&loaded, &registry, args.network.as_deref().map(network_name), None, &machine)?;
@@ -112,8 +113,8 @@ pub fn machine(args: &args::Machine, loaded: &LoadedConfig) -> Result<Machine> {
         None => {
             let device = roll_backends::device(&loaded.config.backend)?;
             // Ranks that are threads have equal shares of the cores.
-            let share = args.devices.map_or(ranks::of_process(&loaded.config), |_| 1);
-            let devices = args.devices.map_or(share * communicator::current().world_size(), |_| devices);
+            let share = args.devices.map_or(ranks::of_process(&loaded.config, process().as_ref()), |_| 1);
+            let devices = args.devices.map_or(share * process().world_size(), |_| devices);
             let flops = match args.tflops {
                 // Replaced below.
                 Some(_) => 1.0,

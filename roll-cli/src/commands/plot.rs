@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::error::nearest;
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, nearest};
 use roll_train::metrics::read_jsonl;
 use roll_train::results::headlines;
 use roll_train::results::plot::{Panel, Series, write};

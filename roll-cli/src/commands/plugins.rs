@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use roll_core::error::nearest;
-use roll_core::one_line;
-use roll_core::{BuildContext, Error, Kind, Options, Registration, Registry, Replaces, Result};
-use roll_core::{Finding, Verdict, check_reward};
+use roll_core::{
+    BuildContext, Error, Finding, Kind, Options, Registration, Registry, Replaces, Result, Verdict, check_reward,
+    nearest, one_line,
+};
 use roll_plugin::{LoadedComponent as _, Plugin, PluginComponent, load};
 
 use roll_train::config::{Section, sections};
@@ -38,7 +38,7 @@ fn list(args: &ConfigArgs) -> Result<()> {
     Ok(())
 }
 
-/// Of a library by its path, of a component by its name.
+/// Shows a library by its path or a component by its name.
 fn info(path: &Path) -> Result<()> {
     let registry = Configuration::read(&ConfigArgs::default(), &[])?.registry()?;
     let of_name = |section: &&Section| section.component.is_some_and(|(_, name)| Path::new(name) == path);
@@ -90,7 +90,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
     }
     let options = options(&args.set)?;
     let registry = Registry::linked()?.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
-    let context = BuildContext { backend: "flex".into(), seed: args.seed, base_dir: ".".into(), placement: None };
+    let context = BuildContext { seed: args.seed, ..BuildContext::new("flex") };
     let mut broken = 0;
     for component in components {
         println!("{} {}", component.kind(), component.name());

@@ -158,8 +158,8 @@ fn drawn(video: &Video, gradient: &Tensor) -> Result<Video> {
     sorted.sort_by(f32::total_cmp);
     let full = sorted.get(sorted.len() * 995 / 1000).copied().unwrap_or(0.0).max(f32::MIN_POSITIVE);
     let mut values = Vec::with_capacity(2 * slopes.len());
-    for t in 0..frames {
-        for (c, pixels) in video.frame(t).chunks_exact(plane).enumerate() {
+    for (t, planes) in video.planes().enumerate() {
+        for (c, pixels) in planes.iter().enumerate() {
             values.extend_from_slice(pixels);
             // Red comes first, then green, then blue.
             let heat = |size: &f32| (3.0 * size / full - c as f32).clamp(0.0, 1.0) * 2.0 - 1.0;

@@ -1,9 +1,9 @@
 //! `roll run`: train.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use roll_core::{Error, Fault, Registry, Result, ResultExt, communicator};
+use roll_core::{BuildContext, Communicator, Error, Fault, Registry, Result, ResultExt};
 use roll_train::config::{ConfigLayers, LoadedConfig, RunConfig};
 use roll_train::progress::counted;
 use roll_train::run_dir::{Existing, RunDir};
@@ -12,6 +12,7 @@ use roll_train::{RunSession, RunSummary, Trainer, checkpoint, ranks};
 use super::{Ended, check};
 use crate::args::Run;
 use crate::configuration::{Configuration, build_context};
+use crate::ranks::process;
 use crate::{interrupt, progress};
 
 /// Trains, on every rank of this process.
@@ -32,9 +33,9 @@ pub fn run(args: Run) -> Result<Ended> {
     if resumed.is_some() {
         tell_programs(&loaded.config);
     }
-    let estimated = if communicator::current().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
+    let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
     let begun = Begun { loaded, registry, half_named, resumed, out: args.out, estimated, made: OnceLock::new() };
-    let ended = ranks::run(&begun.loaded.config, || begun.train());
+    let ended = ranks::run(&begun.loaded.config, process(), |ranks| begun.train(ranks));
     // Where another rank came upon the mistake first, rank 0 did not know that it was one.
     if let (Err(error), Some(dir)) = (&ended, begun.made.get())
         && error.fault() == Fault::User
@@ -61,10 +62,11 @@ struct Begun {
 
 impl Begun {
     /// Opens everything before the run directory is made. Of several ranks, rank 0 makes it and speaks.
-    fn train(&self) -> Result<Ended> {
-        let (loaded, first) = (self.loaded.clone(), communicator::current().rank().0 == 0);
+    fn train(&self, ranks: Arc<dyn Communicator>) -> Result<Ended> {
+        let (loaded, first) = (self.loaded.clone(), ranks.rank().0 == 0);
+        let context = BuildContext { ranks, ..build_context(&self.loaded) };
         let config = &self.loaded.config;
-        let mut trainer = match Trainer::new(loaded, &self.registry, &build_context(&self.loaded)) {
+        let mut trainer = match Trainer::new(loaded, &self.registry, &context) {
             // The missing part would be there in the demo.
             Err(error) if is_of_a_key(&error) => match &self.half_named {
                 Some(why) => Err(error).while_doing(|| why.clone()),
@@ -92,7 +94,7 @@ impl Begun {
             // Goes only when it is empty: a mistake found at the first step leaves nothing behind.
             dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
         })?;
-        // One rank tells: `mpirun` ends the whole job with the first that leaves with another code than 0.
+        // Only one rank prints: `mpirun` ends the whole job with the first that leaves with another code than 0.
         let Some(dir) = dir else { return Ok(Ended::Done) };
         if let Some(why) = &summary.stopped {
             let (steps, path) = (counted(summary.steps, "step"), dir.path().display());

@@ -1,16 +1,15 @@
 //! Collectives over the ranks of a job.
 //!
 //! [`SingleRank`] is a process alone, [`ThreadRanks`] are threads of one process (tests, and jobs of one machine);
-//! roll-backends has ranks over MPI. [`current`] says which ones this process, or this thread, belongs to.
+//! roll-backends has ranks over MPI. Components receive their ranks in a [`crate::BuildContext`].
 
-mod current;
 mod error;
 mod threads;
 
-pub use current::{current, dividing_tokens, set_process, token_ranks, within};
 pub use error::RanksError;
 pub use threads::ThreadRanks;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,14 +53,46 @@ pub trait Communicator: Send + Sync {
     /// Call it on the way out, once.
     fn fail(&self, _reason: &str) {}
 
-    /// Sends part `i` of `values` to rank `i`; part `i` of `out` then came from rank `i`. There is one part per rank,
-    /// all of equal length. By default, every rank receives the values of all ranks and keeps its parts; a transport
-    /// may do better.
-    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+    /// The operations that sequence parallelism adds, if the transport has them.
+    fn as_groups(&self) -> Option<&dyn Groups> {
+        None
+    }
+}
+
+/// The operations of a transport that only sequence parallelism needs.
+pub trait Groups: Communicator {
+    /// Makes the group of this rank: see `split` of `dyn Communicator`. By default, there are no groups.
+    fn split(&self, _color: usize) -> Result<Arc<dyn Communicator>> {
+        Err(no_groups(self.world_size()))
+    }
+
+    /// Exchanges parts whose lengths were checked: see `all_to_all` of `dyn Communicator`.
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()>;
+}
+
+impl fmt::Debug for dyn Communicator + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank().0, self.world_size())
+    }
+}
+
+impl dyn Communicator + '_ {
+    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails if
+    /// the transport has no [`Groups`].
+    pub fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
+        self.as_groups().ok_or_else(|| no_groups(self.world_size()))?.split(color)
+    }
+
+    /// All-to-all: sends part `i` of `values` to rank `i`, and receives part `i` of `out` from it. Parts are equal, one
+    /// per rank. A transport without [`Groups`] gathers the values of all ranks.
+    pub fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         let (ranks, own) = (self.world_size(), self.rank().0);
         let part = values.len() / ranks.max(1);
         check_lengths("all_to_all", values.len(), part, ranks)?;
         check_lengths("all_to_all", out.len(), part, ranks)?;
+        if let Some(groups) = self.as_groups() {
+            return groups.all_to_all(values, out);
+        }
         let mut all = vec![0f32; ranks * values.len()];
         self.all_gather(values, &mut all)?;
         for (from, out) in out.chunks_exact_mut(part.max(1)).enumerate() {
@@ -70,18 +101,8 @@ pub trait Communicator: Send + Sync {
         Ok(())
     }
 
-    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails
-    /// where a transport has no such groups.
-    fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
-        let _ = color;
-        Err(Error::Unsupported(format!(
-            "these {} ranks cannot be divided into groups over this transport",
-            self.world_size()
-        )))
-    }
-
     /// Joins bytes of any length: every rank's, in the order of the ranks.
-    fn all_gather_bytes(&self, part: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub fn all_gather_bytes(&self, part: &[u8]) -> Result<Vec<Vec<u8>>> {
         let ranks = self.world_size();
         if ranks == 1 {
             return Ok(vec![part.to_vec()]);
@@ -108,10 +129,14 @@ pub trait Communicator: Send + Sync {
     }
 
     /// Joins one value of every rank, in the order of the ranks; exact.
-    fn all_gather_f64(&self, value: f64) -> Result<Vec<f64>> {
+    pub fn all_gather_f64(&self, value: f64) -> Result<Vec<f64>> {
         let joined = self.all_gather_bytes(&value.to_le_bytes())?;
         Ok(joined.iter().filter_map(|bytes| Some(f64::from_le_bytes(*bytes.first_chunk()?))).collect())
     }
+}
+
+fn no_groups(ranks: usize) -> Error {
+    Error::Unsupported(format!("these {ranks} ranks cannot be divided into groups over this transport"))
 }
 
 /// `count` words that hold `bytes`, zeros behind them.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Communicator, Rank, RanksError, check_lengths, join, sum_in_order, within};
+use super::{Communicator, Groups, Rank, RanksError, check_lengths, join, sum_in_order};
 use crate::{Error, Fault, Result};
 
 /// One of several ranks that are threads of this process: for tests, and for jobs of one machine.
@@ -54,7 +54,7 @@ impl ThreadRanks {
         Self { rank: Rank(rank), timeout: Mutex::new(timeout), shared, splits: AtomicU64::new(0) }
     }
 
-    /// Runs `f` on a thread for each of `size` ranks, as [`within`] its rank, and returns the results in rank order.
+    /// Runs `f` on a thread for each of `size` ranks, and returns the results in their order.
     /// A rank that returns an error or panics fails the others. An interrupt does not: all ranks agreed on it.
     pub fn run<T: Send>(
         size: usize,
@@ -63,7 +63,7 @@ impl ThreadRanks {
     ) -> Vec<Result<T>> {
         let one = &|ranks: ThreadRanks| {
             let ranks: Arc<dyn Communicator> = Arc::new(ranks);
-            let result = catch_unwind(AssertUnwindSafe(|| within(ranks.clone(), || f(ranks.clone()))));
+            let result = catch_unwind(AssertUnwindSafe(|| f(ranks.clone())));
             let result = result.unwrap_or_else(|panic| {
                 let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
                 let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
@@ -194,17 +194,6 @@ impl Communicator for ThreadRanks {
         Ok(())
     }
 
-    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        let part = values.len() / self.shared.size;
-        check_lengths("all_to_all", values.len(), part, self.shared.size)?;
-        check_lengths("all_to_all", out.len(), part, self.shared.size)?;
-        let all = self.exchange(format!("all_to_all of {} values", values.len()), values.to_vec())?;
-        for (i, deposit) in all.iter().enumerate() {
-            out[i * part..(i + 1) * part].copy_from_slice(&deposit.values[self.rank.0 * part..][..part]);
-        }
-        Ok(())
-    }
-
     fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
         if root.0 >= self.shared.size {
             return Err(RanksError::NoSuchRank { rank: root.0, ranks: self.shared.size }.into());
@@ -220,6 +209,21 @@ impl Communicator for ThreadRanks {
         self.exchange("a barrier".into(), Vec::new()).map(drop)
     }
 
+    fn as_groups(&self) -> Option<&dyn Groups> {
+        Some(self)
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+    }
+
+    fn fail(&self, reason: &str) {
+        let failed = RanksError::Failed { rank: self.rank.0, reason: reason.into() };
+        let _ = self.shared.fail(self.shared.lock(), failed); // an earlier failure stands
+    }
+}
+
+impl Groups for ThreadRanks {
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
         let colors: Vec<usize> = join(self, &color)?;
         let (number, own) = (self.splits.fetch_add(1, Ordering::Relaxed), self.rank.0);
@@ -242,13 +246,13 @@ impl Communicator for ThreadRanks {
         Ok(Arc::new(group))
     }
 
-    fn set_timeout(&self, timeout: Duration) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
-    }
-
-    fn fail(&self, reason: &str) {
-        let failed = RanksError::Failed { rank: self.rank.0, reason: reason.into() };
-        let _ = self.shared.fail(self.shared.lock(), failed); // an earlier failure stands
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        let part = values.len() / self.shared.size;
+        let all = self.exchange(format!("all_to_all of {} values", values.len()), values.to_vec())?;
+        for (i, deposit) in all.iter().enumerate() {
+            out[i * part..(i + 1) * part].copy_from_slice(&deposit.values[self.rank.0 * part..][..part]);
+        }
+        Ok(())
     }
 }
 
@@ -362,7 +366,7 @@ mod tests {
             let said = result.unwrap_err().to_string();
             assert!(said.contains("the disk is full") || said.contains("ended"), "{said}");
         }
-        assert!(SingleRank.split(0).is_err());
+        assert!((&SingleRank as &dyn Communicator).split(0).is_err());
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use roll_core::error::nearest;
-use roll_core::serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
-use roll_core::serde_json::{self, Map, Value};
-use roll_core::{Error, Result};
+use roll_core::{
+    Error, Result, nearest,
+    serde::de::{Deserializer, Error as _, SeqAccess, Visitor},
+    serde_json::{self, Map, Value},
+};
 
 use super::{MetadataRow, named};
 

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use roll_core::error::nearest;
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, nearest};
 
 use super::{MetadataRow, named};
 

@@ -1,8 +1,7 @@
-//! Adapter files under the names that PEFT reads. The scale stands in `adapter_config.json` there, and in the header of
+//! Adapter files under the names that PEFT reads. The scale is in `adapter_config.json` there, and in the header of
 //! the file, for readers that look there.
 
-use roll_core::model::header;
-use roll_core::{ParameterSpec, Result, StateDict};
+use roll_core::{ParameterSpec, Result, StateDict, header};
 
 use crate::lora::about;
 

@@ -34,7 +34,7 @@ pub struct Pass {
     pub spans: Vec<Range<usize>>,
     /// Cosine and sine of the rotary angles, `[N, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
-    /// Those of layers with a window, if they are others.
+    /// Rotation of layers with a window, if it differs.
     pub window_rope: Option<(Tensor<2>, Tensor<2>)>,
     /// Keys and values of earlier tokens; they are read and added to. A pass with a cache is not recorded.
     pub cache: Option<(Arc<Cache>, Reads)>,

@@ -61,7 +61,7 @@ pub enum Reads {
 }
 
 impl Cache {
-    /// For `layers` layers; keys and values are kept in `dtype`.
+    /// Makes a cache for `layers` layers; keys and values are kept in `dtype`.
     pub fn new(layers: usize, dtype: DType) -> Self {
         Self { layers: (0..layers).map(|_| Mutex::default()).collect(), prompts: Mutex::default(), dtype }
     }
@@ -91,7 +91,8 @@ impl Cache {
         self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the keys and values of the tokens that prompts go on with, at `read`; gives those of all prompts, packed.
+    /// Takes the keys and values of the tokens that prompts go on with, at `read`; returns those of all prompts,
+    /// packed.
     pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, read: &[Range<usize>]) -> KeysValues {
         let mut layer = self.layer(layer);
         let (k, v) = (stored(k, self.dtype), stored(v, self.dtype));
@@ -136,7 +137,7 @@ impl Cache {
         let slots = places.iter().map(|p| p.slot + 1).max().unwrap_or(0);
         let slots = slots.max(layer.tails.as_ref().map_or(0, |(keys, _)| keys.dims()[0]));
         let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
-        // Taken out, so that nobody else holds the memory and it is written in place.
+        // Taken out, so that the memory has one owner and is written in place.
         let (keys, values) = match layer.tails.take() {
             None => (empty(slots, capacity_for(needed, 0)), empty(slots, capacity_for(needed, 0))),
             Some(tails) if tails.0.dims()[1] >= needed && tails.0.dims()[0] == slots => tails,

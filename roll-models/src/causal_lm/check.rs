@@ -1,7 +1,6 @@
 //! The files of a language model by their headers.
 
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result};
+use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, parse_options};
 
 use super::chat::ChatTemplate;
 use super::config::LmConfig;

@@ -50,7 +50,7 @@ pub struct LmConfig {
     pub context: usize,
     /// Ids that end a turn.
     pub end_ids: Vec<u32>,
-    /// Of each layer how many tokens one sees, itself and those before it; `None`: all.
+    /// Attention window of each layer in tokens, the token itself included; `None`: all.
     pub windows: Vec<Option<usize>>,
     /// Rotary frequencies of layers with a window, if they are others.
     pub window_rope: Option<Rope>,
@@ -642,7 +642,7 @@ mod tests {
         assert_eq!(config.context, 131_072);
         assert!((config.rope.magnitude() - 1.138_629_436_111_989).abs() < 1e-12);
         let frequencies = config.rope.frequencies(128);
-        // By the formulas of `_compute_yarn_parameters`, in Python.
+        // Expected values were computed in Python by the formulas of `_compute_yarn_parameters`.
         for (i, expected) in YARN {
             assert!((frequencies[i] / expected - 1.0).abs() < 1e-12, "{i}: {}, {expected}", frequencies[i]);
         }

@@ -113,7 +113,7 @@ pub fn generate(
     let cache = Arc::new(Cache::new(layers, network.products()));
     let mut read: Vec<Option<Read>> = vec![None; distinct.prompts.len()];
     let mut free: Vec<usize> = (0..at_once.max(1).min(waiting.len())).rev().collect();
-    // Those that go on, whose rows of `logits` are in their order.
+    // Rows that go on; the rows of `logits` are in their order.
     let (mut rows, mut logits): (Vec<Row>, Option<Tensor>) = (Vec::new(), None);
     let mut left: BTreeMap<usize, Left> = BTreeMap::new();
     while !rows.is_empty() || !waiting.is_empty() {

@@ -129,7 +129,7 @@ fn rows_per_chunk(vocab: usize) -> usize {
     (CHUNK_LOGITS / vocab.min(CHUNK_IDS)).max(1)
 }
 
-/// Statistics of `targets` under the distributions that `hidden` `[N, D]` gives, and the memory of their pull.
+/// Statistics of `targets` under the distributions of `hidden` `[N, D]`, and the memory of their pull.
 pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(Statistics, HeadRecord)> {
     let device = hidden.device();
     let [vocab, _] = head.weight.shape();

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::model::flat;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Kind, Model, Noise, OptionNotes, Options, Planner, Registration, Result, ResultExt,
+    default_options, flat, parse_options,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -232,7 +231,7 @@ mod tests {
         };
         let list = parsed(serde_json::json!(["q_proj", "nosuch"]));
         assert_eq!(list, parsed(serde_json::json!("q_proj,nosuch")));
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let message = open(&list, &context).err().unwrap().chain();
         assert!(message.contains("`model.lora_target_modules`") && message.contains("`nosuch`"), "{message}");
         let eight = CausalLmOptions { weights_dtype: WeightsDType::Int8, ..CausalLmOptions::default() };

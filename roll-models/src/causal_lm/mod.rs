@@ -2,7 +2,7 @@
 //! configured by `config.json`.
 //!
 //! Batches are packed without padding ([`packed`]). The network is a chain of recomputed segments ([`block`]), like the
-//! video transformer; the output layer ([`head`]) gives log-probabilities and entropies without holding the logits.
+//! video transformer; the output layer ([`head`]) computes log-probabilities and entropies without holding the logits.
 
 mod adapter;
 pub mod block;

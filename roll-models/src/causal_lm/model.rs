@@ -7,7 +7,7 @@ use std::sync::Arc;
 use roll_backends::Parameters;
 use roll_core::{
     Adapter, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, ParameterParts,
-    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, model::flat,
+    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, flat,
 };
 
 use super::adapter;
@@ -77,7 +77,7 @@ impl CausalLm {
         self.specs.iter().all(|s| s.name.contains(".lora_"))
     }
 
-    /// Name of the file that [`Model::export_adapter`] gives.
+    /// Name of the file in the result of [`Model::export_adapter`].
     pub fn adapter_file(&self) -> &'static str {
         if self.is_lora() { "adapter_model" } else { "model" }
     }
@@ -118,17 +118,6 @@ impl Model for CausalLm {
 
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         if self.network.parameters().is_some() { Some(self) } else { None }
-    }
-
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Adapters only: an embedding that is tied to the head comes twice, and its sums would round differently.
-        let parameters = self.network.parameters().filter(|_| self.is_lora());
-        parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
-    }
-
-    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        let prefixes = self.prefixes.clone();
-        Parameters::device_updates_after(move || prefixes.forget(), self.network.parameters())
     }
 
     fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
@@ -178,6 +167,17 @@ impl ParameterParts for CausalLm {
             Some(parameters) => parameters.take_gradients_part(which, add_into),
             None => nothing(add_into.len()),
         }
+    }
+
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        // Adapters only: an embedding that is tied to the head comes twice, and its sums would round differently.
+        let parameters = self.network.parameters().filter(|_| self.is_lora());
+        parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
+    }
+
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        let prefixes = self.prefixes.clone();
+        Parameters::device_updates_after(move || prefixes.forget(), self.network.parameters())
     }
 }
 
@@ -255,7 +255,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use burn::tensor::DType;
     use rand_distr::{Distribution, StandardNormal};
-    use roll_backends::optimizer::{AdamRule, AdamW};
+    use roll_backends::optimizer::AdamW;
     use roll_core::{Noise, OptimizerConfig, Purpose};
 
     use super::super::config::LmConfig;
@@ -291,7 +291,7 @@ mod tests {
     fn an_update_forgets_what_was_read_with_the_old_parameters() {
         let policy = policy();
         let mut updates = policy.device_updates().unwrap();
-        let update = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch).coefficients(1, 0.0, [1.0; 2]);
+        let update = AdamW::new(&OptimizerConfig::default()).coefficients(1, 0.0, [1.0; 2]);
         for (updated, found) in [(false, Some(2)), (true, None)] {
             policy.prefixes.turn(1);
             policy.prefixes.keep(vec![1, 2], Vec::new());

@@ -162,7 +162,7 @@ impl Network {
         let parameters = trainable.as_ref().map(|s| s.parameters().clone());
         let head = self.head(trainable.as_ref())?;
         let device = self.store.device().clone();
-        // Without parameters there is nothing that a pullback could give.
+        // Without parameters, a pullback has nothing to return.
         let recorded = if parameters.is_some() { grad } else { Grad::Skip };
 
         let rows = integers(predictions.rows.clone(), &device);

@@ -58,7 +58,7 @@ pub struct Batch {
 
 impl Batch {
     /// From `tokens` (integers, `[B, L]`) and `mask` (`[B, L]`, not 0 where there is a token). The tokens of a row
-    /// count their positions from 0, wherever the padding stands.
+    /// count their positions from 0, wherever the padding is.
     pub fn new(tokens: &Tensor, mask: &Tensor) -> Result<Self> {
         let [rows, columns] = *tokens.shape() else {
             return Err(Error::shape("tokens", "[B, L]", tokens.shape()));
@@ -83,7 +83,7 @@ impl Batch {
         let width = self.columns.saturating_sub(1);
         for span in &self.packed.spans {
             for at in span.start..span.end.saturating_sub(1) {
-                // A prediction stands where its own token is, one column to the left.
+                // A prediction is in the column before its token.
                 let place = self.places[at + 1];
                 found.rows.push(at as i64);
                 found.targets.push(self.packed.ids[at + 1]);

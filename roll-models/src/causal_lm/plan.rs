@@ -1,16 +1,18 @@
 //! Memory of a run with a language model, before it is started, item by item.
 //!
-//! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a backward pass holds
-//! besides is a formula whose factors were measured on the CPU in f32 (`lm_memory.rs`, and peaks of the process with
-//! networks of one to three blocks of different widths). Lengths are the most that the options allow.
+//! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a backward pass
+//! holds besides is a formula whose factors were measured on the CPU in f32 (example `lm_memory` of commit ac7d28a, and
+//! peaks of the process with networks of one to three blocks of different widths). Lengths are the most that the
+//! options allow.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::plan::{MemoryItem, Needs, PlanInput, TextPass};
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt};
+use roll_core::{
+    BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt, parse_options,
+    plan::{MemoryItem, Needs, PlanInput, TextPass},
+};
 
 use super::config::LmConfig;
 use super::generate::TOKENS_OF_A_PASS;
@@ -134,7 +136,7 @@ impl<'a> Plan<'a> {
 
     /// Sequences of a rank.
     fn rows(&self, pass: &TextPass) -> usize {
-        // Of more the bytes could not be counted.
+        // The bytes of more could not be counted.
         let (rows, group) = (pass.rows.min(1 << 24), pass.group.clamp(1, 1 << 24));
         rows.div_ceil(group).div_ceil(self.ranks) * group
     }
@@ -162,8 +164,8 @@ impl<'a> Plan<'a> {
                 _ => items.push(self.hidden_states(pass)),
             }
         }
-        let state = [0, division.state_bytes * n];
-        items.push(item("checkpoint", "optimizer state, whole", state, times(n, division.state_bytes)));
+        let state = [0, 8 * n];
+        items.push(item("checkpoint", "optimizer state, whole", state, times(n, 8)));
         items.push(item("checkpoint", "parameters, twice", [0, 8 * n], times(n, 8)));
         items.retain(|item| item.bytes() > 0);
         items
@@ -293,7 +295,6 @@ impl<'a> Plan<'a> {
                 "model.use_gradient_checkpointing_offload=true keeps block inputs on the host",
             ),
             (self.ranks > 1 && division.stage < 2, "strategy.stage=2 divides gradients and the optimizer's state"),
-            (self.full && division.state_bytes > 4, "strategy.bf16_optimizer_states=true halves the optimizer's state"),
             (self.blocks == 0 && self.dtypes[0] == DType::F32, "model.weights_dtype=bf16 halves the frozen weights"),
             (any(|pass| pass.ahead), "algo.async_generation_ratio=0 generates without a copy of the policy"),
             (any(|pass| pass.generated > 0), "algo.num_env_groups: fewer groups, or more ranks"),

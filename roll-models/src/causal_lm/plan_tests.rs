@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use roll_core::plan::{Division, MemoryItem, Needs, Passes, PlanInput, Speed, TextPass};
-use roll_core::{BuildContext, Model, Result};
+use roll_core::{
+    BuildContext, Model, Result,
+    plan::{Division, MemoryItem, Needs, Passes, PlanInput, Speed, TextPass},
+};
 use serde_json::{Value, json};
 
 use super::loading::{CausalLmOptions, open};
@@ -43,7 +45,7 @@ fn zero(stage: u8, ranks: usize) -> PlanInput {
 }
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None }
+    BuildContext::new("flex")
 }
 
 fn planned(options: Value, input: &PlanInput) -> Result<Needs> {
@@ -111,7 +113,7 @@ fn keys_and_values_are_those_that_a_rollout_counts() {
     assert_eq!(bytes(&long, "keys and values"), counted(64, 64, 2008));
     assert_eq!(bytes(&long, "prompt caches"), 56 * 2008 * of_token);
     assert_eq!(long.facts["tokens"], 2048.0);
-    // On a GPU in bf16.
+    // A GPU in bf16.
     assert_eq!(2 * bytes(&planned(json!({}), &on_gpu()).unwrap(), "keys and values"), counted(8, 8, 88));
 }
 

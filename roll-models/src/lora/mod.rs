@@ -36,8 +36,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use roll_core::model::header;
-use roll_core::{StateDict, Tensor};
+use roll_core::{StateDict, Tensor, header};
 
 use crate::weights::Checkpoint;
 

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use roll_core::model::header;
-use roll_core::{Error, Result, StateDict, Tensor};
+use roll_core::{Error, Result, StateDict, Tensor, header};
 
 use crate::lora::{Expert, LoraFile};
 

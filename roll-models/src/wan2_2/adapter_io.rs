@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::model::{flat, header};
-use roll_core::{Error, ParameterSpec, Result, StateDict};
+use roll_core::{Error, ParameterSpec, Result, StateDict, flat, header};
 
 use crate::lora::{self, about};
 

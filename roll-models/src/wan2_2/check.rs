@@ -1,7 +1,8 @@
 //! Checks the files of a model by their headers. Reports the errors that opening the model would, without opening it.
 
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, ResultExt, VideoUnit};
+use roll_core::{
+    BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, ResultExt, VideoUnit, parse_options,
+};
 
 use super::components::{self, Component};
 use super::dit::{DitConfig, Trainable};

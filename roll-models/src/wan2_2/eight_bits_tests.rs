@@ -33,7 +33,7 @@ fn tiny(directory: &Path) -> WanOptions {
 }
 
 fn opened(options: &WanOptions) -> Result<Wan> {
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     open(options, &context)
 }
 

@@ -7,11 +7,9 @@ use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
 use roll_backends::weights::{HostWeight, Matrices, Storage, Turns};
 use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
-use roll_core::model::flat;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Communicator, Error, Factory, Model, Noise, Options, Planner, Registration, Result, ResultExt,
-    StateDict, communicator,
+    StateDict, default_options, flat, parse_options,
 };
 
 use crate::hub::Hub;
@@ -72,7 +70,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let mut starts = starts::assign(adapters, options, &present)?;
     let trained = options.trained_experts(&present, &starts.keys().copied().collect::<Vec<_>>())?;
     let precision = Precision::of(&files.dit, options, &device)?;
-    let experts = Experts::of(&files, options, &context.backend, &precision)?;
+    let experts = Experts::of(&files, options, context, &precision)?;
     precision.tell(experts.idle);
     let mut bases = Vec::new();
     let mut open_expert = |name: &'static str, file: &Checkpoint| -> Result<Dit> {
@@ -203,13 +201,15 @@ struct Experts {
     resident: usize,
     /// Bytes of the GPU's memory, if the device is a GPU and they are known.
     memory: Option<u64>,
+    ranks: Arc<dyn Communicator>,
+    token_ranks: Option<Arc<dyn Communicator>>,
 }
 
 impl Experts {
-    fn of(files: &ComponentFiles, options: &WanOptions, backend: &str, precision: &Precision) -> Result<Self> {
-        let device = roll_backends::device(backend)?;
+    fn of(files: &ComponentFiles, options: &WanOptions, context: &BuildContext, precision: &Precision) -> Result<Self> {
+        let device = roll_backends::device(&context.backend)?;
         let Precision { stored, storage, products, eight_bits } = *precision;
-        let memory = roll_backends::device::memory::total(backend);
+        let memory = roll_backends::device::memory::total(&context.backend);
         let size = if storage.dtype == DType::BF16 { 2 } else { 4 };
         let bytes = |file: &Checkpoint| plan::weight_bytes(&file.shapes(), size, eight_bits);
         let each: Vec<usize> = [Some(&files.dit), files.dit2.as_ref()].into_iter().flatten().map(bytes).collect();
@@ -222,8 +222,9 @@ impl Experts {
         };
         if memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
             tracing::warn!(
-                "the memory of `{backend}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
-                 `model.idle_expert: keep` keeps it there"
+                "the memory of `{}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
+                 `model.idle_expert: keep` keeps it there",
+                context.backend
             );
         }
         let resident = match (whole, idle) {
@@ -231,7 +232,8 @@ impl Experts {
             (true, _) => largest,
             (false, _) => 0,
         };
-        Ok(Self { device, storage, products, turns: Arc::default(), idle, resident, memory })
+        let (ranks, token_ranks) = (context.ranks.clone(), context.token_ranks.clone());
+        Ok(Self { device, storage, products, turns: Arc::default(), idle, resident, memory, ranks, token_ranks })
     }
 
     /// The weight store of one expert whose weights are all on the device while it is used.
@@ -303,16 +305,16 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
                                    beside `model.weight_store: sharded`, or another `model.weight_store`";
                     return Err(Error::config("weights_dtype", problem));
                 }
-                let store = Sharded::new(&file.all()?, *storage, device, communicator::current())?;
+                let ranks = experts.ranks.clone();
+                let store = Sharded::new(&file.all()?, *storage, device, ranks.clone())?;
                 file.keys().for_each(|key| file.release(key));
                 let dit = Dit::with_store(config, Arc::new(store));
-                let ranks = communicator::current();
                 if ranks.world_size() > 1 { dit.dividing_weights(ranks) } else { dit }
             }
         }
         .with_memory(memory)
         .with_products(*products);
-        match communicator::token_ranks() {
+        match experts.token_ranks.clone() {
             Some(ranks) => dividing_tokens(dit, ranks),
             None => Ok(dit),
         }
@@ -437,7 +439,7 @@ mod tests {
             ..WanOptions::default()
         };
         spoil(&mut options);
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: dir.path().into(), placement: None };
+        let context = BuildContext { base_dir: dir.path().into(), ..BuildContext::new("flex") };
         open(&options, &context)
     }
 
@@ -486,7 +488,7 @@ mod tests {
     }
 
     fn context(dir: &Path) -> BuildContext {
-        BuildContext { backend: "flex".into(), seed: 0, base_dir: dir.into(), placement: None }
+        BuildContext { base_dir: dir.into(), ..BuildContext::new("flex") }
     }
 
     #[test]

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use roll_backends::Parameters;
 use roll_core::{
-    Adapter, ConditionInput, Conditioning, DeviceUpdates, DiffusionModel, Error, Grad, GradientSink, Model,
-    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
-    VideoUnit, WeightPlacement,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Distribution, Error, Grad, Model, ParameterParts,
+    ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput, VideoUnit,
+    WeightPlacement,
 };
 use roll_external::Fingerprint;
 
@@ -211,10 +210,6 @@ impl Wan {
 }
 
 impl Model for Wan {
-    fn weight_placement(&self) -> Option<WeightPlacement> {
-        self.placement
-    }
-
     fn parameters(&self) -> &[ParameterSpec] {
         &self.specs
     }
@@ -235,21 +230,9 @@ impl Model for Wan {
         Some(self)
     }
 
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        let mut first = 0;
-        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
-            parameters.deliver_gradients(sink.clone(), first);
-            first += parameters.specs().len();
-        }
-        true
-    }
-
-    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        Parameters::device_updates(self.experts.iter().filter_map(|e| e.dit.parameters()))
-    }
-
-    fn token_ranks(&self) -> usize {
-        self.experts.iter().map(|e| e.dit.token_ranks()).max().unwrap_or(1)
+    fn distribution(&self) -> Distribution {
+        let token_ranks = self.experts.iter().map(|e| e.dit.token_ranks()).max().unwrap_or(1);
+        Distribution { weights: self.placement, token_ranks }
     }
 
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {

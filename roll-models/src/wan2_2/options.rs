@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
-use roll_core::registry::parse_options;
-use roll_core::{ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When};
+use roll_core::{
+    ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When, parse_options,
+};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value as Json;

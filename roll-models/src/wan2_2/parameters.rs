@@ -1,9 +1,10 @@
 //! The trainable parameters of all experts as one flat vector, accessed in parts.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use roll_backends::Parameters;
-use roll_core::{Error, ParameterParts, ParameterSpec, Result};
+use roll_core::{DeviceUpdates, Error, GradientSink, ParameterParts, ParameterSpec, Result};
 
 use super::model::Wan;
 
@@ -67,5 +68,18 @@ impl ParameterParts for Wan {
             parameters.take_gradients_part(positions, &mut add_into[values])?;
         }
         Ok(())
+    }
+
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        let mut first = 0;
+        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
+            parameters.deliver_gradients(sink.clone(), first);
+            first += parameters.specs().len();
+        }
+        true
+    }
+
+    fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
+        Parameters::device_updates(self.experts.iter().filter_map(|e| e.dit.parameters()))
     }
 }

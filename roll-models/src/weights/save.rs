@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::model::header;
-use roll_core::{StateDict, Tensor};
+use roll_core::{StateDict, Tensor, header};
 
 use super::error::WeightsError;
 use super::safetensors::dtype_name;
@@ -14,7 +13,7 @@ use super::writer::{SafetensorsWriter, TensorEntry};
 /// `path`. Readers that have the old file mapped keep the old contents. The same input produces the same bytes.
 ///
 /// Fails if the parent directory is missing. `metadata` becomes the `__metadata__` of the format (strings), together
-/// with the metadata that `state` carries ([`roll_core::model::header`]).
+/// with the metadata that `state` carries ([`roll_core::header`]).
 pub fn save_safetensors(
     path: impl AsRef<Path>,
     state: &StateDict,

@@ -199,7 +199,7 @@ fn a_file_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn flipped_bytes_never_panic() {
+fn reading_flipped_bytes_never_panics() {
     let dir = tempfile::tempdir().unwrap();
     for source in ["nested.pth", "legacy.pth"] {
         let bytes = fs::read(data(source)).unwrap();

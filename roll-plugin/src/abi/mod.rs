@@ -34,8 +34,7 @@
 //!   which is never unloaded; [`RollHost`] lives as long as the process.
 //! - **P4, threads.** An object is called by one thread at a time, not always the same one. Several may call at once:
 //!   the functions that a trait takes by `&self` where that trait is `Sync` (communicators, gradient sinks), those of
-//!   [`RollHost`] and of [`RollProgress`], and `make` and `plan` of a component. The functions of a communicator may be
-//!   called while no other function of its strategy runs.
+//!   [`RollHost`] and of [`RollProgress`], and `make` and `plan` of a component.
 //! - **P5, panics.** No panic, exception or `longjmp` crosses. A side whose code panicked answers with an error and
 //!   answers every later call of that object with an error too. Objects that it lent out (a gradient sink) count as
 //!   parts of it.

@@ -135,10 +135,8 @@ table! {
         fn export_adapter(out: *mut RollOwned<RollFile>);
         fn import_adapter(files: RollList<RollFile>);
         fn parts(out: *mut RollParts);
-        /// The sink belongs to the model (P2); without a table: no more deliveries. Answers whether the model delivers.
-        fn deliver_gradients(sink: RollObject, out: *mut u32);
-        /// 0 it knows one place only, 1 resident, 2 streamed, 3 sharded.
-        fn weight_placement(out: *mut usize);
+        /// The place of the frozen weights: 0 the model knows one place only, 1 resident, 2 streamed, 3 sharded.
+        fn distribution(out: *mut usize);
     }
 }
 
@@ -148,6 +146,8 @@ table! {
         fn read_part(which: RollRange, values: RollListMut<f32>);
         fn write_part(which: RollRange, values: RollList<f32>);
         fn take_gradients_part(which: RollRange, add_into: RollListMut<f32>);
+        /// The sink belongs to the model (P2); without a table: no more deliveries. Answers whether the model delivers.
+        fn deliver_gradients(sink: RollObject, out: *mut u32);
     }
 }
 

@@ -39,10 +39,6 @@ growing! {
         pub log: Option<unsafe extern "C" fn(state: *const c_void, level: u32, target: RollStr, message: RollStr)>,
         /// Messages above this level go nowhere now.
         pub log_level: Option<unsafe extern "C" fn(state: *const c_void) -> u32>,
-        /// The ranks that this thread is one of, which belong to who asks.
-        pub communicator: Option<
-            unsafe extern "C" fn(state: *const c_void, out: *mut RollObject, error: *mut RollError) -> u32,
-        >,
     }
 }
 
@@ -54,6 +50,9 @@ growing! {
         pub seed: u64,
         /// Where the strategy wants frozen weights: 0 the model decides, 1 resident, 2 streamed, 3 sharded.
         pub placement: usize,
+        /// The ranks of the job, a communicator that belongs to the component (P2); for strategies and algorithms.
+        /// Without a table: one rank alone.
+        pub ranks: RollObject,
     }
 }
 

@@ -32,8 +32,8 @@ data! {
 table! {
     /// The functions of a strategy.
     pub struct RollStrategyTable {
-        /// Released before the strategy is.
-        fn communicator(out: *mut RollObject);
+        /// The ranks that samples are divided over: a communicator, which may outlive the strategy.
+        fn ranks(out: *mut RollObject);
         fn attach(model: RollObject, optimizer: *const RollOptimizer);
         fn accumulate(model: RollObject);
         fn discard();

@@ -17,7 +17,7 @@ use super::model::LentModel;
 use super::reward::{ForeignReward, LentReward, lent_reward};
 use super::served::{Served, answer, serve};
 use super::source::Source;
-use super::step::{ForeignProgress, LentSamples, keep_samples, lend_progress, own_noise};
+use super::step::{ForeignProgress, LentSamples, lend_progress, own_noise, receive_samples};
 use super::strategy::{ForeignStrategy, LentStrategy};
 use super::wire::{Answer, Argument, Lend};
 use crate::{
@@ -94,7 +94,7 @@ unsafe extern "C" fn step(
             let c = &*context;
             (
                 c,
-                keep_samples(c.samples)?,
+                receive_samples(c.samples)?,
                 ForeignModel::new(c.model, Source::Host)?,
                 lent_reward(c.reward)?,
                 ForeignStrategy::new(c.strategy, Source::Host)?,
@@ -129,7 +129,7 @@ unsafe extern "C" fn evaluate(
             let c = &*context;
             let rewards = list(c.rewards)?.iter().map(|r| ForeignReward::new(*r, Source::Host));
             let rewards = rewards.collect::<Result<Vec<_>>>()?;
-            (c, keep_samples(c.samples)?, ForeignModel::new(c.model, Source::Host)?, rewards)
+            (c, receive_samples(c.samples)?, ForeignModel::new(c.model, Source::Host)?, rewards)
         };
         let mut own = EvaluationContext {
             samples: &samples,
@@ -217,14 +217,14 @@ impl Answer for serde_json::Value {
 impl Lend for serde_json::Value {
     type Wire = RollStr;
     type Lent = String;
-    type Kept = serde_json::Value;
+    type Received = serde_json::Value;
     fn lend(&self) -> String {
         self.to_string()
     }
     fn wire(lent: &mut String) -> RollStr {
         RollStr::lend(lent)
     }
-    unsafe fn keep(wire: RollStr) -> Result<serde_json::Value> {
+    unsafe fn receive(wire: RollStr) -> Result<serde_json::Value> {
         // SAFETY: as the caller promises.
         json(unsafe { text(wire) }?, STATE)
     }
@@ -244,15 +244,15 @@ unsafe extern "C" fn make_environment(state: *mut c_void, out: *mut RollObject, 
 impl<'a> Argument for Make<'a> {
     type Wire = RollEnvironmentMaker;
     type Lent = Make<'a>;
-    type Kept = Box<Made>;
-    type Given<'k> = Make<'k>;
+    type Received = Box<Made>;
+    type Borrowed<'k> = Make<'k>;
     fn lend(self) -> Make<'a> {
         self
     }
     fn wire(lent: &mut Make<'a>) -> RollEnvironmentMaker {
         RollEnvironmentMaker { state: (&raw mut *lent).cast(), make: make_environment }
     }
-    unsafe fn keep(wire: RollEnvironmentMaker) -> Result<Box<Made>> {
+    unsafe fn receive(wire: RollEnvironmentMaker) -> Result<Box<Made>> {
         Ok(Box::new(move || {
             let (mut object, mut error) = (RollObject::default(), RollError::default());
             // SAFETY: P1 and P7.
@@ -262,8 +262,8 @@ impl<'a> Argument for Make<'a> {
             Ok(Box::new(unsafe { ForeignEnvironment::new(object, Source::Host) }?))
         }))
     }
-    fn given(kept: &mut Box<Made>) -> Make<'_> {
-        kept
+    fn borrow(received: &mut Box<Made>) -> Make<'_> {
+        received
     }
 }
 
@@ -306,8 +306,8 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_of_version_2_2_keeps_no_tensors() {
-        let shorter = RollAlgorithmTable { size: std::mem::offset_of!(RollAlgorithmTable, tensors), ..TABLE };
+    fn an_algorithm_without_the_function_keeps_no_tensors() {
+        let shorter = RollAlgorithmTable { tensors: None, load_tensors: None, ..TABLE };
         let object = RollObject { table: (&raw const shorter).cast(), ..keeps() };
         // SAFETY: as above; the table outlives the object.
         let mut theirs = unsafe { ForeignAlgorithm::new(object, Source::Host) }.unwrap();

@@ -1,7 +1,6 @@
-//! [`Communicator`] across the boundary: that of a strategy, and that of the job.
+//! [`Communicator`] across the boundary: the ranks of the job, and those of a strategy.
 
 use std::ffi::c_void;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use super::crossing::{Calls, crossing};
 use super::foreign::Foreign;
 use super::served::{Served, serve_shared};
 use super::source::Source;
-use crate::{Communicator, Rank, Result, Strategy};
+use crate::{Communicator, Rank, Result};
 
 crossing! {
     Communicator for ForeignCommunicator, table RollCommunicatorTable of Ranks {
@@ -40,34 +39,11 @@ unsafe extern "C" fn ranks(state: *mut c_void, out: *mut RollRanks, error: *mut 
     unsafe { serve_shared(state, out, error, body) }
 }
 
-/// A communicator that the other side calls.
-pub(super) enum Ranks {
-    Own(Arc<dyn Communicator>),
-    /// The communicator of a strategy, which is released later.
-    Of(*const dyn Strategy),
-}
+/// A communicator of ours that the other side calls.
+type Ranks = Arc<dyn Communicator>;
 
-// SAFETY: it leads to a `Communicator`, which is `Send` and `Sync`; P4 keeps changes of the strategy away.
-unsafe impl Send for Ranks {}
-// SAFETY: as above.
-unsafe impl Sync for Ranks {}
-
-impl Ranks {
-    pub(super) fn give(self) -> RollObject {
-        Served::give(Box::new(self), &TABLE)
-    }
-}
-
-impl Deref for Ranks {
-    type Target = dyn Communicator;
-    fn deref(&self) -> &(dyn Communicator + 'static) {
-        match self {
-            Self::Own(communicator) => &**communicator,
-            // Algorithms divide and count samples by it.
-            // SAFETY: the strategy is released after its communicator, and not called meanwhile (P4).
-            Self::Of(strategy) => unsafe { (**strategy).data_ranks() },
-        }
-    }
+pub(super) fn give(ranks: Ranks) -> RollObject {
+    Served::give(Box::new(ranks), &TABLE)
 }
 
 /// A communicator of the other side.

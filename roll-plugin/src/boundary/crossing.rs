@@ -77,8 +77,8 @@ macro_rules! crossing {
                     unsafe {
                         crossing!(@serve $how $access $target, state, out, error, |target| {
                             // SAFETY: P1 and P9.
-                            $( let mut $arg = <$ty as $crate::boundary::wire::Argument>::keep($arg)?; )*
-                            let answer = target.$name($( <$ty as $crate::boundary::wire::Argument>::given(&mut $arg) ),*);
+                            $( let mut $arg = <$ty as $crate::boundary::wire::Argument>::receive($arg)?; )*
+                            let answer = target.$name($( <$ty as $crate::boundary::wire::Argument>::borrow(&mut $arg) ),*);
                             let answer = crossing!(@fallible [$($or)?] answer);
                             Ok($crate::boundary::wire::Answer::give(answer))
                         })

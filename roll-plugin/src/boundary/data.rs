@@ -12,7 +12,7 @@ use crate::abi::{
 use super::memory::{list, own, own_text, slice, take, take_text, text};
 use super::source::Source;
 use super::wire::{Answer, Argument};
-use crate::{Adapter, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
+use crate::{Adapter, Distribution, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
 
 /// Types that are a plain value on the wire: how they get there and back.
 macro_rules! plain {
@@ -20,8 +20,8 @@ macro_rules! plain {
         impl Argument for $ty {
             type Wire = $wire;
             type Lent = $wire;
-            type Kept = $wire;
-            type Given<'k> = $ty;
+            type Received = $wire;
+            type Borrowed<'k> = $ty;
             fn lend(self) -> $wire {
                 let $value = self;
                 $to
@@ -29,10 +29,10 @@ macro_rules! plain {
             fn wire(lent: &mut $wire) -> $wire {
                 *lent
             }
-            unsafe fn keep(wire: $wire) -> Result<$wire> {
+            unsafe fn receive(wire: $wire) -> Result<$wire> {
                 Ok(wire)
             }
-            fn given($number: &mut $wire) -> $ty {
+            fn borrow($number: &mut $wire) -> $ty {
                 let $number = *$number;
                 $from
             }
@@ -64,6 +64,17 @@ plain! {
     Option<WeightPlacement> = usize: |v| placement_number(v), |n| placement(n);
 }
 
+/// Ranks that shard tokens do not cross: a plugin has no ranks for its model.
+impl Answer for Distribution {
+    type Wire = usize;
+    fn give(self) -> usize {
+        placement_number(self.weights)
+    }
+    unsafe fn take(wire: usize, _: &Source) -> Result<Self> {
+        Ok(Self { weights: placement(wire), ..Self::default() })
+    }
+}
+
 impl Answer for () {
     type Wire = ();
     fn give(self) {}
@@ -88,39 +99,39 @@ pub(super) fn placement(number: usize) -> Option<WeightPlacement> {
 impl Argument for Range<usize> {
     type Wire = RollRange;
     type Lent = RollRange;
-    type Kept = RollRange;
-    type Given<'k> = Range<usize>;
+    type Received = RollRange;
+    type Borrowed<'k> = Range<usize>;
     fn lend(self) -> RollRange {
         RollRange { start: self.start, end: self.end }
     }
     fn wire(lent: &mut RollRange) -> RollRange {
         *lent
     }
-    unsafe fn keep(wire: RollRange) -> Result<RollRange> {
+    unsafe fn receive(wire: RollRange) -> Result<RollRange> {
         Ok(wire)
     }
-    fn given(kept: &mut RollRange) -> Range<usize> {
-        kept.start..kept.end
+    fn borrow(received: &mut RollRange) -> Range<usize> {
+        received.start..received.end
     }
 }
 
 impl<'a> Argument for &'a str {
     type Wire = RollStr;
     type Lent = &'a str;
-    type Kept = &'static str;
-    type Given<'k> = &'k str;
+    type Received = &'static str;
+    type Borrowed<'k> = &'k str;
     fn lend(self) -> &'a str {
         self
     }
     fn wire(lent: &mut &'a str) -> RollStr {
         RollStr::lend(lent)
     }
-    unsafe fn keep(wire: RollStr) -> Result<&'static str> {
-        // SAFETY: as the caller promises; `given` shortens the life to that of the call.
+    unsafe fn receive(wire: RollStr) -> Result<&'static str> {
+        // SAFETY: as the caller promises; `borrow` shortens the life to that of the call.
         unsafe { text(wire) }
     }
-    fn given<'k>(kept: &'k mut &'static str) -> &'k str {
-        kept
+    fn borrow<'k>(received: &'k mut &'static str) -> &'k str {
+        received
     }
 }
 
@@ -129,20 +140,20 @@ macro_rules! lists {
         impl<'a> Argument for &'a [$of] {
             type Wire = RollList<$of>;
             type Lent = &'a [$of];
-            type Kept = &'static [$of];
-            type Given<'k> = &'k [$of];
+            type Received = &'static [$of];
+            type Borrowed<'k> = &'k [$of];
             fn lend(self) -> &'a [$of] {
                 self
             }
             fn wire(lent: &mut &'a [$of]) -> RollList<$of> {
                 RollList::lend(lent)
             }
-            unsafe fn keep(wire: RollList<$of>) -> Result<&'static [$of]> {
-                // SAFETY: as the caller promises; `given` shortens the life to that of the call.
+            unsafe fn receive(wire: RollList<$of>) -> Result<&'static [$of]> {
+                // SAFETY: as the caller promises; `borrow` shortens the life to that of the call.
                 unsafe { list(wire) }
             }
-            fn given<'k>(kept: &'k mut &'static [$of]) -> &'k [$of] {
-                kept
+            fn borrow<'k>(received: &'k mut &'static [$of]) -> &'k [$of] {
+                received
             }
         }
     )*};
@@ -152,15 +163,15 @@ lists!(f32, u32);
 impl<'a> Argument for &'a mut [f32] {
     type Wire = RollListMut<f32>;
     type Lent = &'a mut [f32];
-    type Kept = &'static mut [f32];
-    type Given<'k> = &'k mut [f32];
+    type Received = &'static mut [f32];
+    type Borrowed<'k> = &'k mut [f32];
     fn lend(self) -> &'a mut [f32] {
         self
     }
     fn wire(lent: &mut &'a mut [f32]) -> RollListMut<f32> {
         RollListMut::lend(lent)
     }
-    unsafe fn keep(wire: RollListMut<f32>) -> Result<&'static mut [f32]> {
+    unsafe fn receive(wire: RollListMut<f32>) -> Result<&'static mut [f32]> {
         // SAFETY: P1: no other reference exists to memory that is lent for writing; the check is that of reading.
         unsafe {
             match slice(wire.items.cast_const(), wire.len)?.len() {
@@ -169,8 +180,8 @@ impl<'a> Argument for &'a mut [f32] {
             }
         }
     }
-    fn given<'k>(kept: &'k mut &'static mut [f32]) -> &'k mut [f32] {
-        kept
+    fn borrow<'k>(received: &'k mut &'static mut [f32]) -> &'k mut [f32] {
+        received
     }
 }
 

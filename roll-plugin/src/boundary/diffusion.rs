@@ -8,7 +8,7 @@ use super::foreign_model::{ForeignModel, Target};
 use super::memory::text;
 use super::pullback::shaped;
 use super::source::Source;
-use super::tensor::{Lent, keep, keep_option, share, share_option, take, take_option};
+use super::tensor::{Lent, receive, receive_option, share, share_option, take, take_option};
 use super::wire::{Answer, Lend};
 use crate::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Sigma,
@@ -114,7 +114,7 @@ impl Answer for Option<f64> {
 impl Lend for ConditionInput {
     type Wire = *const RollConditionInput;
     type Lent = (RollConditionInput, [Option<Lent>; 2]);
-    type Kept = ConditionInput;
+    type Received = ConditionInput;
     fn lend(&self) -> Self::Lent {
         let pictures = [&self.image, &self.end_image].map(Lent::option);
         let [image, end_image] = pictures.each_ref().map(Lent::get_option);
@@ -125,14 +125,14 @@ impl Lend for ConditionInput {
     fn wire((input, _): &mut Self::Lent) -> *const RollConditionInput {
         input
     }
-    unsafe fn keep(wire: *const RollConditionInput) -> Result<ConditionInput> {
+    unsafe fn receive(wire: *const RollConditionInput) -> Result<ConditionInput> {
         // SAFETY: as the caller promises.
         unsafe {
             let input = &*wire;
             Ok(ConditionInput {
                 prompt: text(input.prompt)?.into(),
-                image: keep_option(&input.image)?,
-                end_image: keep_option(&input.end_image)?,
+                image: receive_option(&input.image)?,
+                end_image: receive_option(&input.end_image)?,
                 frames: input.frames,
                 size: [input.height, input.width],
             })
@@ -143,7 +143,7 @@ impl Lend for ConditionInput {
 impl Lend for Conditioning {
     type Wire = *const RollConditioning;
     type Lent = (RollConditioning, Lent, [Option<Lent>; 3]);
-    type Kept = Conditioning;
+    type Received = Conditioning;
     fn lend(&self) -> Self::Lent {
         let context = Lent::new(&self.context);
         let rest = [&self.channels, &self.image_tokens, &self.first_frame].map(Lent::option);
@@ -155,15 +155,15 @@ impl Lend for Conditioning {
     fn wire((conditioning, ..): &mut Self::Lent) -> *const RollConditioning {
         conditioning
     }
-    unsafe fn keep(wire: *const RollConditioning) -> Result<Conditioning> {
+    unsafe fn receive(wire: *const RollConditioning) -> Result<Conditioning> {
         // SAFETY: as the caller promises.
         unsafe {
             let given = &*wire;
             Ok(Conditioning {
-                context: keep(&given.context)?,
-                channels: keep_option(&given.channels)?,
-                image_tokens: keep_option(&given.image_tokens)?,
-                first_frame: keep_option(&given.first_frame)?,
+                context: receive(&given.context)?,
+                channels: receive_option(&given.channels)?,
+                image_tokens: receive_option(&given.image_tokens)?,
+                first_frame: receive_option(&given.first_frame)?,
                 latent_shape: given.latent_shape,
             })
         }

@@ -121,6 +121,6 @@ impl Chain {
 
     /// The messages of `error` and its causes, joined with [`CHAIN`].
     pub(super) fn write(error: &dyn std::error::Error) -> String {
-        crate::error::messages(error).join(&CHAIN.to_string())
+        crate::messages(error).join(&CHAIN.to_string())
     }
 }

@@ -1,7 +1,7 @@
 //! How a Rust crate becomes a plugin.
 
 use std::ffi::c_void;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::abi::{
     RollComponent, RollContext, RollError, RollHost, RollList, RollObject, RollOption, RollOwned, RollPlugin, RollStr,
@@ -16,10 +16,7 @@ use super::served::answer;
 use super::source::Source;
 use super::{algorithm, environment, log, model, reward, strategy};
 use crate::plan::PlanInput;
-use crate::{
-    BuildContext, Communicator, Error, Factory, Kind, OptionKind, Options, Planner, Registration, Registry, Result,
-    communicator,
-};
+use crate::{BuildContext, Error, Factory, Kind, OptionKind, Options, Planner, Registration, Registry, Result};
 
 /// Description of a plugin, from its `Cargo.toml`.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +43,6 @@ pub unsafe fn init(
     let body = || {
         // SAFETY: P6.
         let host = unsafe { grown(host) }?;
-        // A library is initialised once; of two hosts the first wins.
-        let _ = HOST.set(Lender(host));
         log::forward_to(host);
         let components: Vec<*const RollComponent> = components()?.into_iter().map(describe).collect();
         let plugin = RollPlugin {
@@ -62,27 +57,6 @@ pub unsafe fn init(
     };
     // SAFETY: P7.
     unsafe { answer(out, error, body) }
-}
-
-/// The host of this library.
-static HOST: OnceLock<Lender> = OnceLock::new();
-
-struct Lender(RollHost);
-
-// SAFETY: P4.
-unsafe impl Send for Lender {}
-// SAFETY: P4.
-unsafe impl Sync for Lender {}
-
-/// The ranks of the job, where the host lends them: those of this library alone would be one.
-fn ranks() -> Result<Option<Arc<dyn Communicator>>> {
-    let Some(Lender(RollHost { state, communicator: Some(communicator), .. })) = HOST.get() else { return Ok(None) };
-    let (mut object, mut error) = (RollObject::default(), RollError::default());
-    // SAFETY: P4 and P7.
-    let status = unsafe { communicator(*state, &mut object, &mut error) };
-    let object = Source::Host.outcome("communicator", status, object, error)?;
-    // SAFETY: P2 and P8.
-    Ok(Some(Arc::new(unsafe { ForeignCommunicator::new(object, Source::Host) }?)))
 }
 
 /// The part of a host's structure that both sides know.
@@ -127,13 +101,21 @@ fn leak(text: String) -> RollStr {
 /// # Safety
 /// P1, P6 and P9.
 unsafe fn own_context(context: *const RollContext) -> Result<BuildContext> {
-    // SAFETY: as the caller promises.
-    let (context, backend, base_dir) = unsafe {
+    // SAFETY: as the caller promises; the ranks first, so that they are released whatever the others are.
+    let (context, ranks, backend, base_dir) = unsafe {
         let context = grown(context)?;
-        (context, text(context.backend)?, text(context.base_dir)?)
+        let ranks = match context.ranks.table.is_null() {
+            true => None,
+            false => Some(ForeignCommunicator::new(context.ranks, Source::Host)?),
+        };
+        (context, ranks, text(context.backend)?, text(context.base_dir)?)
     };
-    let placement = placement(context.placement);
-    Ok(BuildContext { backend: backend.into(), seed: context.seed, base_dir: base_dir.into(), placement })
+    let mut own = BuildContext::new(backend);
+    (own.seed, own.base_dir, own.placement) = (context.seed, base_dir.into(), placement(context.placement));
+    if let Some(ranks) = ranks {
+        own.ranks = Arc::new(ranks);
+    }
+    Ok(own)
 }
 
 fn own_options(options: &str) -> Result<Options> {
@@ -186,11 +168,7 @@ fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> 
     Ok(match factory {
         Factory::Reward(make) => reward::give(make(options, context)?),
         Factory::Model(make) => model::give(make(options, context)?),
-        // Only strategies: two libraries that both call collectives of one job would not do so in one order.
-        Factory::Strategy(make) => strategy::give(match ranks()? {
-            Some(ranks) => communicator::within(ranks, || make(options, context)),
-            None => make(options, context),
-        }?),
+        Factory::Strategy(make) => strategy::give(make(options, context)?),
         Factory::Algorithm(make) => algorithm::give(make(options, context)?),
         Factory::Environment(make) => environment::give(make(options, context)?),
         Factory::Loaded(_) => {
@@ -361,10 +339,10 @@ macro_rules! component {
             summary: $summary,
             origin: env!("CARGO_PKG_NAME"),
             version: env!("CARGO_PKG_VERSION"),
-            defaults: $crate::registry::default_options::<$options>,
+            defaults: $crate::default_options::<$options>,
             keys: $crate::keys::of_defaults::<$options>,
             factory: $crate::Factory::$kind(|options, context| {
-                let options: $options = $crate::registry::parse_options($crate::Kind::$kind.section(), options)?;
+                let options: $options = $crate::parse_options($crate::Kind::$kind.section(), options)?;
                 let made = $crate::interface::made(options, context, $make)?;
                 Ok(Box::new(made) as Box<dyn $crate::$trait>)
             }),

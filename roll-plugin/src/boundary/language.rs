@@ -61,14 +61,14 @@ impl ForeignModel {
 impl Lend for [Vec<u32>] {
     type Wire = RollList<RollList<u32>>;
     type Lent = Vec<RollList<u32>>;
-    type Kept = Vec<Vec<u32>>;
+    type Received = Vec<Vec<u32>>;
     fn lend(&self) -> Self::Lent {
         self.iter().map(|tokens| RollList::lend(tokens)).collect()
     }
     fn wire(lent: &mut Self::Lent) -> Self::Wire {
         RollList::lend(lent)
     }
-    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept> {
+    unsafe fn receive(wire: Self::Wire) -> Result<Self::Received> {
         // SAFETY: as the caller promises.
         unsafe { list(wire)?.iter().map(|tokens| Ok(list(*tokens)?.to_vec())).collect() }
     }
@@ -77,7 +77,7 @@ impl Lend for [Vec<u32>] {
 impl Lend for [Message] {
     type Wire = RollList<RollMessage>;
     type Lent = Vec<RollMessage>;
-    type Kept = Vec<Message>;
+    type Received = Vec<Message>;
     fn lend(&self) -> Self::Lent {
         let message = |m: &Message| RollMessage { role: RollStr::lend(&m.role), content: RollStr::lend(&m.content) };
         self.iter().map(message).collect()
@@ -85,7 +85,7 @@ impl Lend for [Message] {
     fn wire(lent: &mut Self::Lent) -> Self::Wire {
         RollList::lend(lent)
     }
-    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept> {
+    unsafe fn receive(wire: Self::Wire) -> Result<Self::Received> {
         // SAFETY: as the caller promises.
         unsafe { list(wire)?.iter().map(|m| Ok(Message::new(text(m.role)?, text(m.content)?))).collect() }
     }
@@ -94,7 +94,7 @@ impl Lend for [Message] {
 impl Lend for Sampling {
     type Wire = *const RollSampling;
     type Lent = (RollSampling, Vec<RollStr>);
-    type Kept = Sampling;
+    type Received = Sampling;
     fn lend(&self) -> Self::Lent {
         let stop: Vec<_> = self.stop.iter().map(|s| RollStr::lend(s)).collect();
         let sampling = RollSampling {
@@ -112,7 +112,7 @@ impl Lend for Sampling {
     fn wire((sampling, _): &mut Self::Lent) -> Self::Wire {
         sampling
     }
-    unsafe fn keep(wire: Self::Wire) -> Result<Sampling> {
+    unsafe fn receive(wire: Self::Wire) -> Result<Sampling> {
         // SAFETY: as the caller promises.
         unsafe {
             let given = &*wire;

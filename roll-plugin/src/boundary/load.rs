@@ -1,7 +1,6 @@
 //! From a file to components that have names.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +10,6 @@ use crate::abi::{
 };
 
 use super::algorithm::ForeignAlgorithm;
-use super::communicator::Ranks;
 use super::data::{placement_number, take_json};
 use super::environment::ForeignEnvironment;
 use super::error::PluginError;
@@ -19,10 +17,10 @@ use super::foreign_model::ForeignModel;
 use super::memory::{list, text};
 use super::options::{OptionSpec, complete};
 use super::reward::ForeignReward;
-use super::served::answer;
 use super::source::{Origin, Source};
 use super::strategy::ForeignStrategy;
-use super::{log, object_file};
+use super::{communicator, log, object_file};
+use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::{
     Algorithm, BuildContext, Environment, Error, Factory, Key, Kind, Model, OptionKind, Options, Registration, Result,
     RewardScorer, Strategy,
@@ -130,13 +128,7 @@ fn host(label: String) -> &'static RollHost {
         state,
         log: Some(log::log),
         log_level: Some(log::log_level),
-        communicator: Some(communicator),
     }))
-}
-
-unsafe extern "C" fn communicator(_: *const c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
-    // SAFETY: P7.
-    unsafe { answer(out, error, || Ok(Ranks::Own(crate::communicator::current()).give())) }
 }
 
 #[cfg(unix)]
@@ -314,18 +306,48 @@ impl PluginComponent {
         let missing = || self.source.blame("make", Error::Misuse("it has no function `make`".into()));
         let make = make.ok_or_else(missing)?;
         let base_dir = context.base_dir.to_string_lossy();
+        // Other kinds call no collectives, so that those of a job keep one order.
+        let ranks = match self.kind {
+            Kind::Strategy | Kind::Algorithm => communicator::give(context.ranks.clone()),
+            Kind::Model | Kind::Reward | Kind::Environment => RollObject::default(),
+        };
         let context = RollContext {
             size: size_of::<RollContext>(),
             backend: RollStr::lend(&context.backend),
             base_dir: RollStr::lend(&base_dir),
             seed: context.seed,
             placement: placement_number(context.placement),
+            ranks,
         };
         let (mut out, mut error) = (RollObject::default(), RollError::default());
         let _entered = self.source.entered("make");
         // SAFETY: P1, P3 and P7.
         let status = unsafe { make(data, RollStr::lend(&options), &context, &mut out, &mut error) };
         self.source.outcome("make", status, out, error)
+    }
+
+    /// Asks the plugin for the needs of a run; the answer's type is that of its kind's [`crate::Planner`].
+    fn plan<T: serde::de::DeserializeOwned>(
+        &self,
+        options: &Options,
+        model: Option<(&PlanInput, &BuildContext)>,
+    ) -> Result<T> {
+        let RawComponent(RollComponent { data, plan, .. }) = self.raw;
+        let Some(plan) = plan else {
+            let (kind, name) = (self.kind, self.name());
+            let problem = format!("the {kind} `{name}` comes from a plugin and does not say what it needs");
+            return Err(Error::Unsupported(problem));
+        };
+        let options = self.complete("plan", options)?;
+        let input =
+            serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("writing the input of the plan: {e}")))?;
+        let (mut out, mut error) = (RollOwned::default(), RollError::default());
+        let _entered = self.source.entered("plan");
+        // SAFETY: P1, P3 and P7.
+        let status = unsafe { plan(data, RollStr::lend(&options), RollStr::lend(&input), &mut out, &mut error) };
+        let out = self.source.outcome("plan", status, out, error)?;
+        // SAFETY: P2.
+        unsafe { take_json(out, "the plan is") }.map_err(|e| self.source.blame("plan", e))
     }
 }
 
@@ -342,22 +364,16 @@ impl crate::LoadedComponent for PluginComponent {
         OptionSpec::defaults(&self.options)
     }
 
-    fn plan(&self, options: &Options, input: serde_json::Value) -> Result<serde_json::Value> {
-        let RawComponent(RollComponent { data, plan, .. }) = self.raw;
-        let Some(plan) = plan else {
-            let (kind, name) = (self.kind, self.name());
-            let problem = format!("the {kind} `{name}` comes from a plugin and does not say what it needs");
-            return Err(Error::Unsupported(problem));
-        };
-        let options = self.complete("plan", options)?;
-        let input = input.to_string();
-        let (mut out, mut error) = (RollOwned::default(), RollError::default());
-        let _entered = self.source.entered("plan");
-        // SAFETY: P1, P3 and P7.
-        let status = unsafe { plan(data, RollStr::lend(&options), RollStr::lend(&input), &mut out, &mut error) };
-        let out = self.source.outcome("plan", status, out, error)?;
-        // SAFETY: P2.
-        unsafe { take_json(out, "the plan is") }.map_err(|e| self.source.blame("plan", e))
+    fn passes(&self, options: &Options) -> Result<Passes> {
+        self.plan(options, None)
+    }
+
+    fn division(&self, options: &Options) -> Result<Division> {
+        self.plan(options, None)
+    }
+
+    fn needs(&self, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+        self.plan(options, Some((input, context)))
     }
 
     fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {

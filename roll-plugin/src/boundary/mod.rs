@@ -12,8 +12,8 @@
 //! |---|---|---|---|
 //! | `lend` | caller | Rust argument to a holder of its memory | caller, for the call (P1) |
 //! | `wire` | caller | holder to C argument | caller, for the call (P1) |
-//! | `keep` | callee | C argument to a Rust value | caller; the value ends with the call (P1) |
-//! | `given` | callee | Rust value to the argument of the method | callee's borrow, for the call |
+//! | `receive` | callee | C argument to a Rust value | caller; the value ends with the call (P1) |
+//! | `borrow` | callee | Rust value to the argument of the method | callee's borrow, for the call |
 //! | `give` | callee | Rust result to C result | passes to the caller (P2) |
 //! | `take` | caller | C result to Rust result | caller, who releases it once (P2) |
 //! | `own` | both | Rust list to C list with its `release` | passes to the other side (P2) |

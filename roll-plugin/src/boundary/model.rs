@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
 
 use crate::abi::{RollError, RollFile, RollList, RollModelFacts, RollObject, RollOwned, RollParts, RollStr};
 
@@ -13,13 +12,10 @@ use super::foreign_model::{ForeignModel, Target, own_parameters};
 use super::memory::{list, own, take, text};
 use super::served::{Served, serve};
 use super::source::Source;
-use super::tensor::{LentTensors, keep_tensors};
+use super::tensor::{LentTensors, receive_tensors};
 use super::wire::{Answer, Argument, Lend};
 use super::{diffusion, language, parts};
-use crate::{
-    DiffusionModel, GradientSink, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict,
-    WeightPlacement,
-};
+use crate::{DiffusionModel, Distribution, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
 crossing! {
     Model for ForeignModel, table RollModelTable of Target {
@@ -28,8 +24,7 @@ crossing! {
         mut fn take_gradients(add_into: &mut [f32]);
         ref fn export_adapter() -> BTreeMap<String, StateDict>;
         mut fn import_adapter(files: &BTreeMap<String, StateDict>);
-        mut fn deliver_gradients(sink: Option<Arc<dyn GradientSink>>) -> bool, or false, absent false;
-        ref fn weight_placement() -> Option<WeightPlacement>, or None, absent None;
+        ref fn distribution() -> Distribution, or Distribution::default(), absent Distribution::default();
     }
     by hand [facts, parts] {
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
@@ -99,20 +94,20 @@ impl LentModel {
 impl<'a> Argument for &'a mut (dyn Model + 'a) {
     type Wire = RollObject;
     type Lent = LentModel;
-    type Kept = ForeignModel;
-    type Given<'k> = &'k mut dyn Model;
+    type Received = ForeignModel;
+    type Borrowed<'k> = &'k mut dyn Model;
     fn lend(self) -> LentModel {
         LentModel::new(self)
     }
     fn wire(lent: &mut LentModel) -> RollObject {
         lent.object()
     }
-    unsafe fn keep(wire: RollObject) -> Result<ForeignModel> {
+    unsafe fn receive(wire: RollObject) -> Result<ForeignModel> {
         // SAFETY: as the caller promises; a loan has no release.
         unsafe { ForeignModel::new(wire, Source::Host) }
     }
-    fn given(kept: &mut ForeignModel) -> &mut dyn Model {
-        kept
+    fn borrow(received: &mut ForeignModel) -> &mut dyn Model {
+        received
     }
 }
 
@@ -132,24 +127,27 @@ impl LentFiles {
 
 /// # Safety
 /// P1 and P9.
-unsafe fn keep_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> {
+unsafe fn receive_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> {
     // SAFETY: as the caller promises.
-    files.iter().map(|file| unsafe { Ok((text(file.name)?.to_string(), keep_tensors(list(file.tensors)?)?)) }).collect()
+    files
+        .iter()
+        .map(|file| unsafe { Ok((text(file.name)?.to_string(), receive_tensors(list(file.tensors)?)?)) })
+        .collect()
 }
 
 impl Lend for BTreeMap<String, StateDict> {
     type Wire = RollList<RollFile>;
     type Lent = LentFiles;
-    type Kept = BTreeMap<String, StateDict>;
+    type Received = BTreeMap<String, StateDict>;
     fn lend(&self) -> LentFiles {
         LentFiles::new(self)
     }
     fn wire(lent: &mut LentFiles) -> RollList<RollFile> {
         RollList::lend(&lent.files)
     }
-    unsafe fn keep(wire: RollList<RollFile>) -> Result<BTreeMap<String, StateDict>> {
+    unsafe fn receive(wire: RollList<RollFile>) -> Result<BTreeMap<String, StateDict>> {
         // SAFETY: as the caller promises.
-        unsafe { keep_files(list(wire)?) }
+        unsafe { receive_files(list(wire)?) }
     }
 }
 
@@ -161,6 +159,6 @@ impl Answer for BTreeMap<String, StateDict> {
     }
     unsafe fn take(wire: RollOwned<RollFile>, _: &Source) -> Result<Self> {
         // SAFETY: as the caller promises.
-        unsafe { take(wire, |files| keep_files(files)) }
+        unsafe { take(wire, |files| receive_files(files)) }
     }
 }

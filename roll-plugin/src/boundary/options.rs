@@ -58,7 +58,7 @@ impl OptionSpec {
 pub(super) fn complete(prefix: &str, specs: &[OptionSpec], options: &Options) -> Result<Options> {
     for (name, value) in options {
         let Some(spec) = specs.iter().find(|s| s.name == *name) else {
-            let near = crate::error::nearest(name, specs.iter().map(|s| s.name.as_str()));
+            let near = crate::nearest(name, specs.iter().map(|s| s.name.as_str()));
             let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
             return Err(Error::config(format!("{prefix}.{name}"), format!("unknown key{hint}")));
         };

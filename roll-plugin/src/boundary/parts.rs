@@ -1,19 +1,21 @@
 //! [`ParameterParts`] across the boundary.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::abi::RollPartsTable;
 
 use super::crossing::{Calls, crossing};
 use super::foreign::Foreign;
 use super::foreign_model::{ForeignModel, Target};
-use crate::{Error, ParameterParts, Result};
+use crate::{Error, GradientSink, ParameterParts, Result};
 
 crossing! {
     ParameterParts for ForeignModel, table RollPartsTable of Target, through of {
         ref fn read_part(which: Range<usize>, out: &mut [f32]);
         mut fn write_part(which: Range<usize>, values: &[f32]);
         mut fn take_gradients_part(which: Range<usize>, add_into: &mut [f32]);
+        mut fn deliver_gradients(sink: Option<Arc<dyn GradientSink>>) -> bool, or false, absent false;
     }
     by hand [] {}
 }

@@ -20,7 +20,8 @@ unsafe extern "C" fn pull(
 ) -> u32 {
     let body = || {
         // SAFETY: P1; `state` came from `give` and is not released yet.
-        let (pullback, cotangent) = unsafe { (&*state.cast::<Mutex<Option<Pullback>>>(), tensor::keep(&*cotangent)?) };
+        let (pullback, cotangent) =
+            unsafe { (&*state.cast::<Mutex<Option<Pullback>>>(), tensor::receive(&*cotangent)?) };
         let pullback = pullback.lock().ok().and_then(|mut slot| slot.take());
         let pullback = pullback.ok_or_else(|| Error::Misuse("a pullback was called twice".into()))?;
         Ok(tensor::share(&pullback.pull(&cotangent)?))

@@ -198,8 +198,8 @@ impl Answer for Measure {
 impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     type Wire = RollObject;
     type Lent = Option<LentReward>;
-    type Kept = Option<ForeignReward>;
-    type Given<'k> = Option<&'k dyn RewardScorer>;
+    type Received = Option<ForeignReward>;
+    type Borrowed<'k> = Option<&'k dyn RewardScorer>;
     fn lend(self) -> Option<LentReward> {
         // SAFETY: P1: dropped at the end of the call; functions by `&self` are served as shared.
         self.map(|scorer| unsafe { LentReward::at(std::ptr::from_ref(scorer).cast_mut()) })
@@ -207,12 +207,12 @@ impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     fn wire(lent: &mut Option<LentReward>) -> RollObject {
         lent.as_ref().map(LentReward::object).unwrap_or_default()
     }
-    unsafe fn keep(wire: RollObject) -> Result<Option<ForeignReward>> {
+    unsafe fn receive(wire: RollObject) -> Result<Option<ForeignReward>> {
         // SAFETY: as the caller promises.
         unsafe { lent_reward(wire) }
     }
-    fn given(kept: &mut Option<ForeignReward>) -> Option<&dyn RewardScorer> {
-        kept.as_ref().map(|reward| reward as &dyn RewardScorer)
+    fn borrow(received: &mut Option<ForeignReward>) -> Option<&dyn RewardScorer> {
+        received.as_ref().map(|reward| reward as &dyn RewardScorer)
     }
 }
 
@@ -243,9 +243,6 @@ mod tests {
         fn differentiable(&self) -> bool {
             false
         }
-        fn prepare(&mut self, _: &Video) -> Result<Target> {
-            Ok(Target::default())
-        }
         fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
             Ok((Score::of(0.0), None))
         }
@@ -262,8 +259,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reward_of_version_2_3_is_no_sum() {
-        let shorter = RollRewardTable { size: std::mem::offset_of!(RollRewardTable, terms), ..TABLE };
+    fn a_reward_without_the_function_is_not_a_sum() {
+        let shorter = RollRewardTable { terms: None, ..TABLE };
         let object = RollObject { table: (&raw const shorter).cast(), ..give(Box::new(Sum)) };
         // SAFETY: as above; the table outlives the object.
         let theirs = unsafe { ForeignReward::new(object, Source::Host) }.unwrap();

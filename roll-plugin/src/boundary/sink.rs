@@ -36,19 +36,19 @@ impl Calls<RollGradientSinkTable> for ForeignSink {
     }
 }
 
-/// Given away (P2): a model keeps it for the pulls to come.
+/// Borrowed away (P2): a model keeps it for the pulls to come.
 impl Argument for Option<Sink> {
     type Wire = RollObject;
     type Lent = Option<Sink>;
-    type Kept = Option<Sink>;
-    type Given<'k> = Option<Sink>;
+    type Received = Option<Sink>;
+    type Borrowed<'k> = Option<Sink>;
     fn lend(self) -> Option<Sink> {
         self
     }
     fn wire(lent: &mut Option<Sink>) -> RollObject {
         lent.take().map(|sink| Served::give_part(Box::new(sink), &TABLE)).unwrap_or_default()
     }
-    unsafe fn keep(wire: RollObject) -> Result<Option<Sink>> {
+    unsafe fn receive(wire: RollObject) -> Result<Option<Sink>> {
         if wire.table.is_null() {
             return Ok(None);
         }
@@ -56,7 +56,7 @@ impl Argument for Option<Sink> {
         let (object, table) = unsafe { Foreign::new(wire, Source::Host) }?;
         Ok(Some(Arc::new(ForeignSink { object, table })))
     }
-    fn given(kept: &mut Option<Sink>) -> Option<Sink> {
-        kept.take()
+    fn borrow(received: &mut Option<Sink>) -> Option<Sink> {
+        received.take()
     }
 }

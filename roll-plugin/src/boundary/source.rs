@@ -24,7 +24,7 @@ pub(super) enum Source {
 pub(super) struct Origin {
     pub(super) plugin: String,
     pub(super) path: PathBuf,
-    /// Both, for messages of a process that is dying. Kept for ever, as the library is (P3).
+    /// Both, for messages of a process that is dying. Received for ever, as the library is (P3).
     pub(super) label: &'static str,
 }
 

@@ -12,7 +12,7 @@ use super::data::{json, own_numbers, take_numbers};
 use super::memory::{list, own, own_text, take, take_text, text};
 use super::panics::quietly;
 use super::source::Source;
-use super::tensor::{Lent, keep_option, keep_video};
+use super::tensor::{Lent, receive_option, receive_video};
 use super::wire::{Answer, Argument, Lend};
 use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, Video};
 
@@ -55,7 +55,7 @@ impl LentSamples {
 
 /// # Safety
 /// P1 and P9.
-pub(super) unsafe fn keep_samples(samples: RollList<RollSample>) -> Result<Vec<Sample>> {
+pub(super) unsafe fn receive_samples(samples: RollList<RollSample>) -> Result<Vec<Sample>> {
     // SAFETY: as the caller promises.
     unsafe {
         let sample = |s: &RollSample| {
@@ -63,9 +63,9 @@ pub(super) unsafe fn keep_samples(samples: RollList<RollSample>) -> Result<Vec<S
                 index: s.index,
                 origin: text(s.origin)?.into(),
                 prompt: text(s.prompt)?.into(),
-                video: Arc::new(keep_video(&s.video)?),
-                image: keep_option(&s.image)?,
-                end_image: keep_option(&s.end_image)?,
+                video: Arc::new(receive_video(&s.video)?),
+                image: receive_option(&s.image)?,
+                end_image: receive_option(&s.end_image)?,
                 path: (s.has_path == 1).then(|| text(s.path)).transpose()?.map(Into::into),
             })
         };
@@ -76,7 +76,7 @@ pub(super) unsafe fn keep_samples(samples: RollList<RollSample>) -> Result<Vec<S
 impl Lend for Noise {
     type Wire = RollNoise;
     type Lent = RollNoise;
-    type Kept = Noise;
+    type Received = Noise;
     fn lend(&self) -> RollNoise {
         let (seed, fixed) = self.keys();
         RollNoise { seed, has_fixed: fixed.is_some().into(), fixed: fixed.unwrap_or_default() }
@@ -84,7 +84,7 @@ impl Lend for Noise {
     fn wire(lent: &mut RollNoise) -> RollNoise {
         *lent
     }
-    unsafe fn keep(wire: RollNoise) -> Result<Noise> {
+    unsafe fn receive(wire: RollNoise) -> Result<Noise> {
         Ok(own_noise(wire))
     }
 }
@@ -132,19 +132,19 @@ impl Progress for ForeignProgress {
 impl<'a> Argument for &'a (dyn Progress + 'a) {
     type Wire = RollProgress;
     type Lent = &'a (dyn Progress + 'a);
-    type Kept = ForeignProgress;
-    type Given<'k> = &'k dyn Progress;
+    type Received = ForeignProgress;
+    type Borrowed<'k> = &'k dyn Progress;
     fn lend(self) -> Self::Lent {
         self
     }
     fn wire(lent: &mut Self::Lent) -> RollProgress {
         RollProgress { state: (&raw const *lent).cast(), phase, interrupted }
     }
-    unsafe fn keep(wire: RollProgress) -> Result<ForeignProgress> {
+    unsafe fn receive(wire: RollProgress) -> Result<ForeignProgress> {
         Ok(ForeignProgress(wire))
     }
-    fn given(kept: &mut ForeignProgress) -> &dyn Progress {
-        kept
+    fn borrow(received: &mut ForeignProgress) -> &dyn Progress {
+        received
     }
 }
 
@@ -203,7 +203,7 @@ impl Answer for StepReport {
         // SAFETY: as the caller promises; each is taken once, whatever happens to the others.
         let (metrics, skipped, videos, records) = unsafe {
             let skipped = |s: &RollSkipped| Ok((text(s.sample)?.to_string(), text(s.reason)?.to_string()));
-            let video = |v: &RollNamedVideo| Ok((text(v.name)?.to_string(), keep_video(&v.video)?));
+            let video = |v: &RollNamedVideo| Ok((text(v.name)?.to_string(), receive_video(&v.video)?));
             (
                 take_numbers(wire.metrics),
                 take(wire.skipped, |items| items.iter().map(skipped).collect()),
@@ -235,7 +235,7 @@ impl Answer for Option<Vec<Evaluated>> {
         let item = |e: &RollEvaluated| {
             // SAFETY: as the caller promises; the items live until the list is released.
             let (origin, scores, frames) =
-                unsafe { (text(e.video.name)?, list(e.scores)?, keep_option(&e.video.video.frames)?) };
+                unsafe { (text(e.video.name)?, list(e.scores)?, receive_option(&e.video.video.frames)?) };
             Ok(Evaluated {
                 origin: origin.into(),
                 scores: scores.iter().map(|s| (s.present == 1).then_some(s.value)).collect(),

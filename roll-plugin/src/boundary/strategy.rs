@@ -1,10 +1,11 @@
 //! [`Strategy`] across the boundary.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use crate::abi::{RollError, RollObject, RollOptimizer, RollStrategyReport, RollStrategyTable};
 
-use super::communicator::{ForeignCommunicator, Ranks};
+use super::communicator::{self, ForeignCommunicator};
 use super::crossing::{Calls, crossing};
 use super::foreign::Foreign;
 use super::foreign_model::ForeignModel;
@@ -13,7 +14,7 @@ use super::served::{Served, serve, serve_shared};
 use super::source::Source;
 use super::wire::{Answer, Lend};
 use crate::{
-    Communicator, Error, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyReport, WeightPlacement,
+    Error, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyRanks, StrategyReport, WeightPlacement,
 };
 
 type Target = dyn Strategy;
@@ -29,9 +30,9 @@ crossing! {
         mut fn before_last_pull(model: &mut dyn Model), absent ();
         ref fn weight_placement() -> Option<WeightPlacement>, or None, absent None;
     }
-    by hand [communicator, attach] {
+    by hand [ranks, attach] {
         fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
-            self.refuse_divided_weights(model)?;
+            self.refuse_sharded_weights(model)?;
             let (model, optimizer) = (LentModel::new(model), Lend::lend(optimizer));
             let attached = self.object.call("attach", self.table.attach, |attach, state, _: *mut (), error| {
                 // SAFETY: P1 and P7.
@@ -40,14 +41,14 @@ crossing! {
             self.object.must("attach", attached)
         }
 
-        fn communicator(&self) -> &dyn Communicator {
-            &self.communicator
+        fn ranks(&self) -> &StrategyRanks {
+            &self.ranks
         }
     }
 }
 
-unsafe extern "C" fn communicator(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
-    let body = |strategy: &Target| Ok(Ranks::Of(strategy).give());
+unsafe extern "C" fn ranks(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
+    let body = |strategy: &Target| Ok(communicator::give(strategy.ranks().data.clone()));
     // SAFETY: P4, P7 and P8.
     unsafe { serve_shared(state, out, error, body) }
 }
@@ -61,7 +62,7 @@ unsafe extern "C" fn attach(
     let body = |strategy: &mut Target| {
         // SAFETY: P1, P8 and P9.
         let (mut model, optimizer) =
-            unsafe { (ForeignModel::new(model, Source::Host)?, OptimizerConfig::keep(optimizer)?) };
+            unsafe { (ForeignModel::new(model, Source::Host)?, OptimizerConfig::receive(optimizer)?) };
         strategy.attach(&mut model, &optimizer)
     };
     // SAFETY: P4, P7 and P8.
@@ -89,8 +90,7 @@ impl LentStrategy {
 
 /// A strategy of the other side.
 pub(super) struct ForeignStrategy {
-    /// Released first.
-    communicator: ForeignCommunicator,
+    ranks: StrategyRanks,
     object: Foreign,
     table: RollStrategyTable,
 }
@@ -101,24 +101,24 @@ impl ForeignStrategy {
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
         let (object, table) = unsafe { Foreign::new::<RollStrategyTable>(object, source.clone()) }?;
-        let communicator = object.call("communicator", table.communicator, |communicator, state, out, error| {
+        let ranks = object.call("ranks", table.ranks, |ranks, state, out, error| {
             // SAFETY: P7.
-            unsafe { communicator(state, out, error) }
+            unsafe { ranks(state, out, error) }
         })?;
-        let communicator: RollObject = object.must("communicator", communicator)?;
+        let ranks: RollObject = object.must("ranks", ranks)?;
         // SAFETY: P2 and P8.
-        let communicator = unsafe { ForeignCommunicator::new(communicator, source) }?;
-        Ok(Self { communicator, object, table })
+        let ranks = unsafe { ForeignCommunicator::new(ranks, source) }?;
+        Ok(Self { ranks: StrategyRanks::new(Arc::new(ranks)), object, table })
     }
 }
 
 impl ForeignStrategy {
     /// Collectives of one job have one order, which the strategy and a model that gathers its weights have to share;
     /// a library cannot.
-    fn refuse_divided_weights(&self, model: &dyn Model) -> Result<()> {
-        let placements = [self.weight_placement(), model.weight_placement()];
-        let divided = placements.contains(&Some(WeightPlacement::Sharded)) && self.communicator.world_size() > 1;
-        match divided && self.object.source.is_plugin() {
+    fn refuse_sharded_weights(&self, model: &dyn Model) -> Result<()> {
+        let placements = [self.weight_placement(), model.distribution().weights];
+        let sharded = placements.contains(&Some(WeightPlacement::Sharded)) && self.ranks.all.world_size() > 1;
+        match sharded && self.object.source.is_plugin() {
             false => Ok(()),
             true => Err(Error::config(
                 "strategy.name",
@@ -137,7 +137,7 @@ impl Calls<RollStrategyTable> for ForeignStrategy {
 impl Lend for OptimizerConfig {
     type Wire = *const RollOptimizer;
     type Lent = RollOptimizer;
-    type Kept = OptimizerConfig;
+    type Received = OptimizerConfig;
     fn lend(&self) -> RollOptimizer {
         RollOptimizer {
             beta1: self.betas[0],
@@ -150,7 +150,7 @@ impl Lend for OptimizerConfig {
     fn wire(lent: &mut RollOptimizer) -> *const RollOptimizer {
         lent
     }
-    unsafe fn keep(wire: *const RollOptimizer) -> Result<OptimizerConfig> {
+    unsafe fn receive(wire: *const RollOptimizer) -> Result<OptimizerConfig> {
         // SAFETY: as the caller promises.
         let RollOptimizer { beta1, beta2, eps, weight_decay, max_grad_norm } = unsafe { *wire };
         Ok(OptimizerConfig { betas: [beta1, beta2], eps, weight_decay, max_grad_norm })

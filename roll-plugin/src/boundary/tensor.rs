@@ -101,7 +101,7 @@ pub(super) unsafe fn take_option(tensor: RollTensor) -> Result<Option<Tensor>> {
 ///
 /// # Safety
 /// P1 and P9.
-pub(super) unsafe fn keep(tensor: &RollTensor) -> Result<Tensor> {
+pub(super) unsafe fn receive(tensor: &RollTensor) -> Result<Tensor> {
     match tensor.retain {
         Some(retain) => {
             // SAFETY: the tensor is alive; from here on one owner is ours.
@@ -118,15 +118,15 @@ pub(super) unsafe fn keep(tensor: &RollTensor) -> Result<Tensor> {
     }
 }
 
-/// As [`keep`].
+/// As [`receive`].
 ///
 /// # Safety
 /// As there.
-pub(super) unsafe fn keep_option(tensor: &RollTensor) -> Result<Option<Tensor>> {
+pub(super) unsafe fn receive_option(tensor: &RollTensor) -> Result<Option<Tensor>> {
     match tensor.dtype {
         NO_TENSOR => Ok(None),
         // SAFETY: as the caller promises.
-        _ => unsafe { keep(tensor) }.map(Some),
+        _ => unsafe { receive(tensor) }.map(Some),
     }
 }
 
@@ -179,16 +179,16 @@ impl Drop for Lent {
 impl Lend for Tensor {
     type Wire = *const RollTensor;
     type Lent = Lent;
-    type Kept = Tensor;
+    type Received = Tensor;
     fn lend(&self) -> Lent {
         Lent::new(self)
     }
     fn wire(lent: &mut Lent) -> *const RollTensor {
         &raw const lent.0
     }
-    unsafe fn keep(wire: *const RollTensor) -> Result<Tensor> {
+    unsafe fn receive(wire: *const RollTensor) -> Result<Tensor> {
         // SAFETY: as the caller promises.
-        unsafe { keep(&*wire) }
+        unsafe { receive(&*wire) }
     }
 }
 
@@ -205,15 +205,15 @@ impl Answer for Tensor {
 
 /// # Safety
 /// P1 and P9.
-pub(super) unsafe fn keep_video(video: &RollVideo) -> Result<Video> {
+pub(super) unsafe fn receive_video(video: &RollVideo) -> Result<Video> {
     // SAFETY: as the caller promises.
-    Video::new(unsafe { keep(&video.frames) }?, video.fps)
+    Video::new(unsafe { receive(&video.frames) }?, video.fps)
 }
 
 impl Lend for Video {
     type Wire = *const RollVideo;
     type Lent = (Lent, RollVideo);
-    type Kept = Video;
+    type Received = Video;
     fn lend(&self) -> (Lent, RollVideo) {
         let lent = Lent::new(self.frames());
         let video = RollVideo { frames: lent.get(), fps: self.fps() };
@@ -222,9 +222,9 @@ impl Lend for Video {
     fn wire((_, video): &mut (Lent, RollVideo)) -> *const RollVideo {
         video
     }
-    unsafe fn keep(wire: *const RollVideo) -> Result<Video> {
+    unsafe fn receive(wire: *const RollVideo) -> Result<Video> {
         // SAFETY: as the caller promises.
-        unsafe { keep_video(&*wire) }
+        unsafe { receive_video(&*wire) }
     }
 }
 
@@ -248,9 +248,9 @@ impl LentTensors {
 
 /// # Safety
 /// P1 and P9.
-pub(super) unsafe fn keep_tensors(named: &[RollNamedTensor]) -> Result<StateDict> {
+pub(super) unsafe fn receive_tensors(named: &[RollNamedTensor]) -> Result<StateDict> {
     // SAFETY: as the caller promises.
-    named.iter().map(|n| unsafe { Ok((text(n.name)?.to_string(), keep(&n.tensor)?)) }).collect()
+    named.iter().map(|n| unsafe { Ok((text(n.name)?.to_string(), receive(&n.tensor)?)) }).collect()
 }
 
 fn own_tensors(named: StateDict) -> RollOwned<RollNamedTensor> {
@@ -270,7 +270,7 @@ macro_rules! named_tensors {
         impl Lend for $ty {
             type Wire = RollList<RollNamedTensor>;
             type Lent = LentTensors;
-            type Kept = $ty;
+            type Received = $ty;
             fn lend(&self) -> LentTensors {
                 let $value = self;
                 #[allow(clippy::needless_borrow)] // one of the two is a reference already
@@ -279,9 +279,9 @@ macro_rules! named_tensors {
             fn wire(lent: &mut LentTensors) -> RollList<RollNamedTensor> {
                 lent.list()
             }
-            unsafe fn keep(wire: RollList<RollNamedTensor>) -> Result<$ty> {
+            unsafe fn receive(wire: RollList<RollNamedTensor>) -> Result<$ty> {
                 // SAFETY: as the caller promises.
-                let $named = unsafe { keep_tensors(list(wire)?) }?;
+                let $named = unsafe { receive_tensors(list(wire)?) }?;
                 Ok($made)
             }
         }
@@ -293,7 +293,7 @@ macro_rules! named_tensors {
             }
             unsafe fn take(wire: RollOwned<RollNamedTensor>, _: &Source) -> Result<$ty> {
                 // SAFETY: as the caller promises; the items live until the list is released.
-                let $named = unsafe { take_list(wire, |items| keep_tensors(items)) }?;
+                let $named = unsafe { take_list(wire, |items| receive_tensors(items)) }?;
                 Ok($made)
             }
         }

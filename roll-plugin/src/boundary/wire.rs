@@ -13,9 +13,9 @@ pub(super) trait Argument: Sized {
     /// Caller: the owner of the memory that the C form points into.
     type Lent;
     /// Callee: the Rust value that the C form is converted to.
-    type Kept;
-    /// Callee: the argument that the method receives, borrowed from `Kept`.
-    type Given<'k>;
+    type Received;
+    /// Callee: the argument that the method receives, borrowed from `Received`.
+    type Borrowed<'k>;
 
     fn lend(self) -> Self::Lent;
 
@@ -23,10 +23,10 @@ pub(super) trait Argument: Sized {
     fn wire(lent: &mut Self::Lent) -> Self::Wire;
 
     /// # Safety
-    /// P1 and P9; the kept value ends with the call.
-    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
+    /// P1 and P9; the received value ends with the call.
+    unsafe fn receive(wire: Self::Wire) -> Result<Self::Received>;
 
-    fn given(kept: &mut Self::Kept) -> Self::Given<'_>;
+    fn borrow(received: &mut Self::Received) -> Self::Borrowed<'_>;
 }
 
 /// An [`Argument`] passed by reference, of which the callee makes a value of its own.
@@ -35,8 +35,8 @@ pub(super) trait Lend: 'static {
     type Wire: Copy;
     /// As [`Argument::Lent`].
     type Lent;
-    /// As [`Argument::Kept`].
-    type Kept: Borrow<Self>;
+    /// As [`Argument::Received`].
+    type Received: Borrow<Self>;
 
     fn lend(&self) -> Self::Lent;
 
@@ -44,27 +44,27 @@ pub(super) trait Lend: 'static {
     fn wire(lent: &mut Self::Lent) -> Self::Wire;
 
     /// # Safety
-    /// As [`Argument::keep`].
-    unsafe fn keep(wire: Self::Wire) -> Result<Self::Kept>;
+    /// As [`Argument::receive`].
+    unsafe fn receive(wire: Self::Wire) -> Result<Self::Received>;
 }
 
 impl<T: Lend + ?Sized> Argument for &T {
     type Wire = T::Wire;
     type Lent = T::Lent;
-    type Kept = T::Kept;
-    type Given<'k> = &'k T;
+    type Received = T::Received;
+    type Borrowed<'k> = &'k T;
     fn lend(self) -> T::Lent {
         T::lend(self)
     }
     fn wire(lent: &mut T::Lent) -> T::Wire {
         T::wire(lent)
     }
-    unsafe fn keep(wire: T::Wire) -> Result<T::Kept> {
+    unsafe fn receive(wire: T::Wire) -> Result<T::Received> {
         // SAFETY: as the caller promises.
-        unsafe { T::keep(wire) }
+        unsafe { T::receive(wire) }
     }
-    fn given(kept: &mut T::Kept) -> &T {
-        (*kept).borrow()
+    fn borrow(received: &mut T::Received) -> &T {
+        (*received).borrow()
     }
 }
 

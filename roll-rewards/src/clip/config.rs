@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use roll_core::registry::Options;
-use roll_core::{Error, Result};
+use roll_core::{Error, Options, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;

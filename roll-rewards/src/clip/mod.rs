@@ -18,11 +18,9 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_backends::{Chain, Memory, Segment};
-use roll_core::keys::check_ranges;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, ResultExt, RewardScorer,
-    Score, Target, Tensor, Video,
+    Score, Target, Tensor, Video, default_options, keys::check_ranges, parse_options,
 };
 use roll_external::Fingerprint;
 use schemars::JsonSchema;

@@ -14,7 +14,7 @@ fn data(name: &str) -> PathBuf {
 
 fn context() -> BuildContext {
     let backend = std::env::var("ROLL_TEST_BACKEND").unwrap_or("flex".into());
-    BuildContext { backend, seed: 0, base_dir: ".".into(), placement: None }
+    BuildContext::new(backend)
 }
 
 fn load(directory: &Path, change: impl FnOnce(&mut ClipRewardConfig)) -> Result<ClipReward> {

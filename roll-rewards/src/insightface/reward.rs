@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use rayon::prelude::*;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video,
+    Target, Tensor, Video, default_options, parse_options,
 };
 use roll_external::Fingerprint;
 

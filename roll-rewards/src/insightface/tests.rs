@@ -178,8 +178,7 @@ fn the_reward_is_registered_and_its_options_are_checked() {
     faces::write(&directory.path().join("faces"));
     let registry = Registry::linked().unwrap();
     let make = |options: serde_json::Value| -> Result<Box<dyn RewardScorer>> {
-        let context =
-            BuildContext { backend: "flex".into(), seed: 0, base_dir: directory.path().into(), placement: None };
+        let context = BuildContext { base_dir: directory.path().into(), ..BuildContext::new("flex") };
         registry.reward("insightface", &serde_json::from_value::<Options>(options).unwrap(), &context)
     };
     let scorer = make(serde_json::json!({

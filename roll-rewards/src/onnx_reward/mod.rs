@@ -8,10 +8,9 @@ pub mod reading;
 #[cfg(test)]
 mod tests;
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Fault, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video,
+    Target, Tensor, Video, default_options, parse_options,
 };
 use roll_external::Fingerprint;
 

@@ -30,10 +30,8 @@ fn noise(count: usize, seed: u32) -> Vec<f32> {
 
 fn make(options: Json) -> Result<Box<dyn RewardScorer>> {
     let context = BuildContext {
-        backend: std::env::var("ROLL_TEST_BACKEND").unwrap_or("flex".into()),
-        seed: 0,
         base_dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/exported"),
-        placement: None,
+        ..BuildContext::new(std::env::var("ROLL_TEST_BACKEND").unwrap_or("flex".into()))
     };
     let Json::Object(options) = options else { panic!("options are a map") };
     let options: Options = options;
@@ -192,7 +190,7 @@ fn a_network_on_the_first_frame_tells_how_perceptually_alike_it_is() {
         input: serde_json::from_value(json!({ "size": 16 })).unwrap(),
         ..Default::default()
     };
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let mut reward = crate::pixels::FirstFrame::new(config, &context).unwrap();
     crate::pixels::check(&mut reward);
     let video = Video::new(Tensor::new(noise(2 * 3 * 16 * 16, 3), [2, 3, 16, 16]).unwrap(), 8.0).unwrap();

@@ -171,10 +171,10 @@ macro_rules! register_amount {
                 summary: $summary,
                 origin: env!("CARGO_PKG_NAME"),
                 version: env!("CARGO_PKG_VERSION"),
-                defaults: roll_core::registry::default_options::<$crate::pixels::AmountConfig<$amount>>,
+                defaults: roll_core::default_options::<$crate::pixels::AmountConfig<$amount>>,
                 keys: roll_core::keys::of::<$crate::pixels::AmountConfig<$amount>>,
                 factory: roll_core::Factory::Reward(|options, _| {
-                    let config = roll_core::registry::parse_options("reward", options)?;
+                    let config = roll_core::parse_options("reward", options)?;
                     Ok(Box::new($crate::pixels::AmountReward::<$amount>::new(config)?))
                 }),
                 planner: None,

@@ -1,10 +1,9 @@
 //! The reward `first_frame`: similarity of frames to the reference picture.
 
 use rayon::prelude::*;
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     BuildContext, Error, Factory, Grad, Measure, OnMissing, Pullback, Registration, Result, RewardScorer, Score,
-    Target, Tensor, Video,
+    Target, Tensor, Video, default_options, parse_options,
 };
 use roll_external::Fingerprint;
 use schemars::JsonSchema;
@@ -211,7 +210,7 @@ mod tests {
     use crate::pixels::check;
 
     fn reward(measure: Likeness, frames: Frames) -> FirstFrame {
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         FirstFrame::new(FirstFrameConfig { measure, frames, ..FirstFrameConfig::default() }, &context).unwrap()
     }
 
@@ -246,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_file_without_perceptual_is_refused() {
-        let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+        let context = BuildContext::new("flex");
         let config = FirstFrameConfig { file: "a.onnx".into(), ..FirstFrameConfig::default() };
         assert!(FirstFrame::new(config, &context).unwrap_err().to_string().contains("reward.file"));
     }

@@ -6,8 +6,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
+use roll_core::{
+    Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor, check_seconds, default_options,
+    parse_options,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};

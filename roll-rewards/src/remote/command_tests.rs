@@ -125,7 +125,9 @@ fn what_a_program_started_ends_with_it() {
         let limits = |c: &mut CommandConfig| (c.timeout, c.restarts) = (5.0, 0);
         let Some(reward) = reward(&body, limits) else { return };
         let mut reward = reward.unwrap();
-        let _ = reward.score(&video(), "", &Target::default(), Grad::Skip);
+        let scored = reward.score(&video(), "", &Target::default(), Grad::Skip);
+        assert_eq!(scored.is_ok(), end.starts_with("answer"), "{end}");
+        drop(scored);
         drop(reward);
         let stat = format!("/proc/{}/stat", std::fs::read_to_string(&mark).unwrap());
         let begun = Instant::now();

@@ -11,8 +11,10 @@
 use std::io::BufReader;
 use std::time::Instant;
 
-use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_core::{Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor};
+use roll_core::{
+    Error, Factory, Fault, OnMissing, Options, Registration, Result, Tensor, check_seconds, default_options,
+    parse_options,
+};
 use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,11 @@
 //! A diffusion model whose encodings are kept.
 
+use std::collections::BTreeMap;
+
 use roll_core::{
-    ConditionInput, Conditioning, DiffusionModel, Error, Model, Result, ScheduleFacts, StateDict, Tensor, VideoUnit,
-    delegate_diffusion, delegate_model,
+    Adapter, ConditionInput, Conditioning, DiffusionModel, Distribution, Error, Grad, LanguageModel, Model,
+    ParameterParts, ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput,
+    VideoUnit,
 };
 use roll_external::Fingerprint;
 
@@ -51,7 +54,45 @@ fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
 
 #[deny(clippy::missing_trait_methods)]
 impl Model for CachedModel {
-    delegate_model!(self => self.inner; except as_diffusion);
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        self.inner.take_gradients(add_into)
+    }
+
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        self.inner.parts()
+    }
+
+    fn parameters(&self) -> &[ParameterSpec] {
+        self.inner.parameters()
+    }
+
+    fn parameter_count(&self) -> usize {
+        self.inner.parameter_count()
+    }
+
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.inner.read_parameters(out)
+    }
+
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.inner.write_parameters(values)
+    }
+
+    fn distribution(&self) -> Distribution {
+        self.inner.distribution()
+    }
+
+    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
+        self.inner.as_language()
+    }
+
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        self.inner.export_adapter()
+    }
+
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.inner.import_adapter(files)
+    }
 
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)
@@ -60,7 +101,35 @@ impl Model for CachedModel {
 
 #[deny(clippy::missing_trait_methods)]
 impl DiffusionModel for CachedModel {
-    delegate_diffusion!(self => diffusion(self.inner.as_mut())?; except schedule, video_unit, frame_rate, encode, encoding_key, encode_video);
+    fn expect_prompts(&mut self, prompts: &[String]) {
+        if let Some(inner) = self.inner.as_diffusion() {
+            inner.expect_prompts(prompts);
+        }
+    }
+
+    fn velocity(
+        &mut self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        diffusion(self.inner.as_mut())?.velocity(latents, timestep, conditioning, adapter, grad)
+    }
+
+    fn velocities(
+        &mut self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        diffusion(self.inner.as_mut())?.velocities(inputs, adapter, grad)
+    }
+
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        diffusion(self.inner.as_mut())?.decode(latents, grad)
+    }
 
     fn encoding_key(&self) -> Result<Option<String>> {
         Ok(Some(self.key.clone()))

@@ -74,7 +74,7 @@ struct Resolver<'a> {
 type Problem = String;
 
 impl Resolver<'_> {
-    /// `value`, which stands at `path`, with everything in it resolved.
+    /// `value`, which is at `path`, with everything in it resolved.
     fn resolve(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
         self.values =
             self.values.checked_sub(1).ok_or_else(|| format!("more than {MAX_VALUES} values after interpolation"))?;
@@ -225,7 +225,7 @@ fn absolute(key: &str, path: &[String]) -> std::result::Result<String, Problem> 
     }
 }
 
-/// Where the `}` of an interpolation stands, whose `${` was taken off.
+/// Finds the `}` of an interpolation whose `${` was removed.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, c) in text.char_indices() {

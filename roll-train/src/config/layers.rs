@@ -14,7 +14,7 @@ use super::schema::{self, DEFAULTS, KEYS};
 use super::yaml::{Document, Map, parse_value};
 use crate::on_finish;
 use roll_core::keys::suggest;
-use roll_core::{Error, Registry, Result, Variable, communicator, inventory};
+use roll_core::{Error, Registry, Result, Variable, inventory};
 
 /// Variables of this repository's tests and scripts. Those of components are [`Variable`]s.
 const TEST_VARIABLES: [&str; 7] = [
@@ -38,7 +38,7 @@ const MAX_DEPTH: usize = 16;
 pub struct ConfigLayers {
     layers: Vec<Layer>,
     notes: Vec<String>,
-    /// Of the job; that which runs, unless given.
+    /// Number of ranks of the job; by default, of the running job.
     ranks: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ impl Source for Layer {
     fn collect(&self) -> std::result::Result<HashMap<String, Value>, ConfigError> {
         Ok(self.0.iter().cloned().collect())
     }
-    // In order: of two `--set` of one key the later wins.
+    // Assignments in order: the later `--set` of one key wins.
     fn collect_to(&self, cache: &mut Value) -> std::result::Result<(), ConfigError> {
         for (key, value) in &self.0 {
             let one = Single(key.clone(), value.clone());
@@ -81,7 +81,8 @@ impl ConfigLayers {
         Self::default()
     }
 
-    /// For a job with this number of ranks instead of the running one; comes before the files.
+    /// For a job with this number of ranks instead of one, which the translation of ROLL's files depends on; comes
+    /// before the files.
     pub fn for_ranks(self, ranks: usize) -> Self {
         Self { ranks: Some(ranks), ..self }
     }
@@ -92,7 +93,7 @@ impl ConfigLayers {
         let path = path.as_ref();
         let mut map = compose(Document::read(path)?)?;
         if reference::is_reference(&map) {
-            let ranks = self.ranks.unwrap_or_else(|| communicator::current().world_size());
+            let ranks = self.ranks.unwrap_or(1);
             let (translated, notes) = reference::translate(path, map, ranks)?;
             map = translated;
             self.notes.extend(notes);
@@ -168,7 +169,7 @@ impl ConfigLayers {
         self.set_text(key.trim(), text, "--set")
     }
 
-    /// Sets `key` to `text`, as `origin` ("--model") will be told in messages and listings.
+    /// Sets `key` to `text`, as `origin` ("--model") is named in messages and listings.
     pub fn set_text(mut self, key: &str, text: &str, origin: &str) -> Result<Self> {
         let layer = vec![(expression(key, origin)?, value_for(key, text, origin)?)];
         self.layers.push(Layer(layer));
@@ -246,7 +247,7 @@ fn expression(key: &str, origin: &str) -> Result<String> {
     Ok(path)
 }
 
-/// The beginning of a key that is too long to be told.
+/// The beginning of a key that is too long for a message.
 fn shortened(key: &str) -> String {
     key.chars().take(60).chain("...".chars()).collect()
 }

@@ -89,8 +89,8 @@ pub struct LoadedConfig {
 }
 
 impl LoadedConfig {
-    /// All values as YAML, for `config.yaml` of the run directory; loading it gives the same configuration. A secret of
-    /// the environment stands in it as the name of its variable.
+    /// All values as YAML, for `config.yaml` of the run directory; loading it yields the same configuration. A secret
+    /// of the environment is written as the name of its variable.
     pub fn resolved_yaml(&self) -> Result<String> {
         let mut tree = self.tree()?;
         secrets::hide(
@@ -156,7 +156,7 @@ mod tests {
         on_missing: OnMissing,
     }
     fn options() -> Options {
-        roll_core::registry::default_options::<TestOptions>()
+        roll_core::default_options::<TestOptions>()
     }
     macro_rules! register {
         ($kind:ident, $name:literal) => {
@@ -170,7 +170,7 @@ mod tests {
             }
         };
     }
-    // Those that the default configuration names are linked in.
+    // The components that the default configuration names are linked in.
     register!(Model, "wan2_1");
     register!(Reward, "face_identity");
 

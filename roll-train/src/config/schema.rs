@@ -6,9 +6,10 @@ use serde_json::{Map, Value as Json};
 
 use super::RunConfig;
 use super::loaded::Provenance;
-use roll_core::keys::{self, Key};
-use roll_core::registry::Registry;
-use roll_core::{Error, Kind, Result};
+use roll_core::{
+    Error, Kind, Registry, Result,
+    keys::{self, Key},
+};
 
 /// Every key but the options of components, as the types describe them.
 pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(keys::of::<RunConfig>);

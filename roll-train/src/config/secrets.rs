@@ -9,7 +9,7 @@ const NAMES: [&str; 8] =
 const SHORTEST: usize = 8;
 
 /// Puts `${oc.env:NAME}` in the place of every secret among `variables` that occurs in a text of `value`; reading it
-/// again gives the same configuration where the variable is the same. What looks like an interpolation already is
+/// again yields the same configuration if the variable is the same. What looks like an interpolation already is
 /// escaped.
 pub(super) fn hide(value: &mut Json, variables: impl IntoIterator<Item = (String, String)>) {
     let mut secrets: Vec<(String, String)> = variables

@@ -1,11 +1,10 @@
 //! Every key of a configuration, section by section.
 
-use roll_core::keys;
-use roll_core::{Key, Kind, Registry};
+use roll_core::{Key, Kind, Registry, keys};
 use roll_data::DataConfig;
 
 use super::{EvaluationConfig, RunConfig, TrainingConfig};
-use roll_core::error::nearest;
+use roll_core::nearest;
 
 /// The keys of a section, or the options of one component.
 #[derive(Clone, Debug, PartialEq)]

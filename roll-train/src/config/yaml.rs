@@ -1,4 +1,4 @@
-//! YAML, with the line each value stands on.
+//! YAML, with the line of each value.
 //!
 //! Stricter than the `config` crate's own reader: duplicate keys, YAML 1.1 booleans, several documents, and documents
 //! that unfold beyond a configuration's size are errors.
@@ -107,7 +107,7 @@ fn parse(text: &str) -> std::result::Result<Located, String> {
     };
     let spanned: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
         let message = e.to_string();
-        // The parser speaks of its own options, which nobody who writes a configuration has.
+        // The parser names its own options, which a configuration does not have.
         let message = message.replace(", set DuplicateKeyPolicy in Options if acceptable", "");
         let message = message.replace(" rejected by the configured policy", ", expected a finite number");
         match e.location() {

@@ -17,9 +17,9 @@ pub const FALLING: &str = "eval/checks_falling";
 /// The gains since the evaluation before training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Of the trained reward, where it rises.
+    /// Gain of the trained reward, if it rises.
     pub rises: Option<Gain>,
-    /// Of the checks that fall, by their labels.
+    /// Losses of the checks that fall, by label.
     pub falling: Vec<(String, Gain)>,
 }
 
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::evaluation::Clip;
 
-    /// One set of clips with these scores each, told apart by a little.
+    /// One set of clips with these scores each, with small differences.
     fn results(set: SetName, clips: usize, scores: &[Option<f64>]) -> Results {
         let clip = |i: usize| Clip {
             origin: format!("row {i}"),
@@ -93,7 +93,7 @@ mod tests {
     fn a_reward_that_rises_while_a_check_falls_is_suspect() {
         let one = verdict(4, &[Some(0.75), Some(0.25)], &["motion"]);
         assert!(one.is_suspect() && one.falling.len() == 1);
-        // The sum stands before several checks, and is no check.
+        // The sum precedes several checks and is not a check.
         let several = verdict(4, &[Some(0.75), Some(0.0), Some(0.75), Some(0.25)], &["flicker", "motion"]);
         let told = several.told(50).unwrap_or_default();
         for part in ["has risen, +0.250", "`motion` -0.250 (95 % -0.250 to -0.250)", "step 50", "reward hacking"] {

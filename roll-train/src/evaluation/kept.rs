@@ -103,7 +103,7 @@ pub(crate) fn forget(dir: &RunDir, step: u64) -> Result<()> {
 }
 
 impl<'a> Kept<'a> {
-    /// Of `step`, with videos in the folders `moments`.
+    /// An evaluation of `step`, with videos in the folders `moments`.
     pub fn new(dir: &'a RunDir, step: u64, moments: Vec<String>, labels: &'a SetLabels, key: String) -> Self {
         Self { dir, step, moments, labels, key }
     }

@@ -24,7 +24,7 @@ pub fn written(dir: &RunDir) -> Option<PathBuf> {
 }
 
 impl Trajectories {
-    /// For the run in `dir`.
+    /// Opens the file of the run in `dir`.
     pub fn new(dir: Option<&RunDir>) -> Self {
         Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
     }

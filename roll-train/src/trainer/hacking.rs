@@ -53,6 +53,6 @@ impl Trainer {
     }
 
     fn is_first(&self) -> bool {
-        self.strategy.communicator().rank().0 == 0
+        self.strategy.ranks().all.rank().0 == 0
     }
 }

@@ -118,7 +118,7 @@ mod tests {
         record
     }
 
-    /// Of 100 steps, stopped after 5.
+    /// A run of 100 steps, stopped after 5.
     fn course(done: u64, batch: u64) -> Course {
         Course { done, steps: 100, batch, limit: 5, warms_up: false }
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use roll_backends::overlap::OverlappedRanks;
 use roll_core::{Error, Progress, Result, Validation, communicator};
 use roll_data::write_mp4;
 
@@ -19,7 +18,7 @@ impl Trainer {
     pub(super) fn evaluate(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<Option<Results>> {
         let may_stop = self.may_stop_within_steps();
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
-        let ranks = self.strategy.communicator();
+        let ranks = self.strategy.ranks().all.as_ref();
         let bar = Watch::begin(session, evaluator.clips() as u64, "clips", ranks.rank().0 == 0, may_stop);
         let clips = counted(evaluator.clips() as u64, "clip");
         match self.done {
@@ -59,7 +58,7 @@ impl Trainer {
     pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
         let may_stop = self.may_stop_within_steps();
         let Some(prompts) = &self.prompts else { return Ok(()) };
-        let ranks = self.strategy.communicator();
+        let ranks = self.strategy.ranks().all.as_ref();
         let bar = Watch::begin(session, prompts.count() as u64, "prompts", ranks.rank().0 == 0, may_stop);
         tracing::info!("generating {}", counted(prompts.count() as u64, "sample prompt"));
         let moments = moments(self.done, self.steps);
@@ -97,15 +96,11 @@ impl Trainer {
         // Only rank 0 has files.
         let bits = |(name, value): (&String, &f64)| (name.clone(), value.to_bits());
         let told: Option<Vec<_>> = found.as_ref().map(|validation| validation.metrics.iter().map(bits).collect());
-        if let Some(told) = communicator::join(self.strategy.communicator(), &told)?.swap_remove(0) {
+        if let Some(told) = communicator::join(self.strategy.ranks().all.as_ref(), &told)?.swap_remove(0) {
             let metrics = told.into_iter().map(|(name, value)| (name, f64::from_bits(value))).collect();
             return Ok(Some(Validation { metrics, records: found.map(|v| v.records).unwrap_or_default() }));
         }
-        // Ranks play different numbers of turns: one that is done must serve the others their part of divided weights
-        // until all are, which the ranks as they are do not.
-        let ranks = OverlappedRanks::of(communicator::current());
-        let (algorithm, model, noise) = (self.algorithm.as_mut(), self.model.as_mut(), &self.noise);
-        let found = communicator::within(ranks, || algorithm.validate(self.done, model, noise, bar))?;
+        let found = self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar)?;
         if let (Some(kept), Some(validation)) = (&kept, &found) {
             kept.keep_validation(validation)?;
         }

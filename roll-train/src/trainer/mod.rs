@@ -142,7 +142,7 @@ impl Trainer {
                 self.end_early(journal)?;
                 break;
             }
-            if bar.is_asked_to_stop(self.strategy.communicator())? {
+            if bar.is_asked_to_stop(self.strategy.ranks().all.as_ref())? {
                 return Err(Error::Interrupted);
             }
             let want_videos = journal.dir.is_some() && self.wants_samples();
@@ -269,7 +269,7 @@ impl Trainer {
 
     /// One process alone may leave a step in its middle; of several, all must do the same.
     fn may_stop_within_steps(&self) -> bool {
-        self.strategy.communicator().world_size() == 1
+        self.strategy.ranks().all.world_size() == 1
     }
 
     fn step(&mut self, step: u64, want_videos: bool, bar: &Watch) -> Result<(StepReport, f64)> {
@@ -298,7 +298,7 @@ impl Trainer {
             want_videos,
         };
         let mut report = self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))?;
-        let skipped = communicator::join(self.strategy.data_ranks(), &batch.skipped)?;
+        let skipped = communicator::join(self.strategy.ranks().data.as_ref(), &batch.skipped)?;
         let skipped: Vec<_> = skipped.into_iter().flatten().collect();
         if !skipped.is_empty() {
             report.metrics.insert("data/skipped".into(), skipped.len() as f64);

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use roll_core::{BuildContext, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy, communicator};
+use roll_backends::overlap::OverlappedRanks;
+use roll_core::{BuildContext, Communicator, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
 use roll_data::{Batches, Dataset, Metadata};
 use roll_rewards::WeightedSum;
 
@@ -15,15 +16,16 @@ use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
 
 impl Trainer {
-    /// Opens data and networks. With [`crate::config::RunConfig::ranks`] above 1 it belongs inside
-    /// [`crate::ranks::run`].
+    /// Opens data and networks, on the ranks of `context`. With [`crate::config::RunConfig::ranks`] above 1 it belongs
+    /// inside [`crate::ranks::run`].
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let ranks = context.ranks.as_ref();
         let notes = loaded.without_effect(registry)?;
-        if communicator::current().rank().0 == 0 {
+        if ranks.rank().0 == 0 {
             notes.iter().for_each(|note| tracing::warn!("{note}"));
         }
         let config = &loaded.config;
-        if config.ranks > 1 && communicator::current().world_size() == 1 {
+        if config.ranks > 1 && ranks.world_size() == 1 {
             let found = config.ranks;
             return Err(Error::Misuse(format!(
                 "`ranks: {found}`: a trainer of several ranks is opened by `ranks::run`"
@@ -33,7 +35,10 @@ impl Trainer {
         // Before the components, which open it too: an error is not theirs.
         roll_backends::device(&context.backend)?;
         let mut reward = reward(&loaded, registry, context)?;
-        let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, context)?;
+        // In a validation, ranks play different numbers of turns: one that is done must serve the others its part of
+        // sharded weights until all are.
+        let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
+        let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, &serving)?;
         let store = match algorithm.data_source() {
             DataSource::Clips => cache::open(&data_config)?,
             DataSource::Own { .. } => None,
@@ -44,20 +49,19 @@ impl Trainer {
             DataSource::Clips => Some(Metadata::open(&data_config)?),
             DataSource::Own { .. } => None,
         };
-        if communicator::current().rank().0 == 0 {
+        if ranks.rank().0 == 0 {
             unused_end_images(&loaded, metadata.as_ref()).iter().for_each(|note| tracing::warn!("{note}"));
         }
         if let Some(env) = &config.env {
             algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
         }
         let mut strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
-        trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), registry)?;
-        let placed = BuildContext { placement: strategy.weight_placement(), ..context.clone() };
-        let tokens = strategy.token_ranks();
-        let model = || registry.model(&config.model.name, &config.model.options, &placed);
-        let mut model = communicator::dividing_tokens(tokens.clone(), model)?;
-        if let Some(tokens) = &tokens {
-            works_with_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;
+        trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), ranks, registry)?;
+        let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
+        let placed = BuildContext { placement, token_ranks, ..context.clone() };
+        let mut model = registry.model(&config.model.name, &config.model.options, &placed)?;
+        if let Some(tokens) = &placed.token_ranks {
+            shards_tokens(&config.model.name, model.as_ref(), tokens.world_size())?;
             if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
                 let problem = "clips are not evaluated where several ranks work on one sample \
                                (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
@@ -69,7 +73,7 @@ impl Trainer {
         let unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
         let cut = dataset.as_ref().and_then(|_| data_config.unit_note(unit));
-        if let Some(note) = cut.filter(|_| communicator::current().rank().0 == 0) {
+        if let Some(note) = cut.filter(|_| ranks.rank().0 == 0) {
             tracing::warn!("{note}");
         }
         if let Some(store) = &store {
@@ -82,7 +86,7 @@ impl Trainer {
 
         let t = &config.training;
         let per_step = t.per_device_train_batch_size * t.gradient_accumulation_steps;
-        let communicator = strategy.communicator();
+        let communicator = strategy.ranks().all.as_ref();
         let noise = config.noise();
         let evaluator = match &dataset {
             Some(dataset) => Evaluator::open(&loaded, dataset, unit, registry, context, communicator)?,
@@ -100,7 +104,7 @@ impl Trainer {
             );
         }
         let data = dataset.map(|dataset| {
-            let ranks = strategy.data_ranks();
+            let ranks = strategy.ranks().data.as_ref();
             let data = Batches::new(dataset, noise.clone(), per_step, ranks.rank(), ranks.world_size());
             data.in_micro_batches(t.per_device_train_batch_size)
         });
@@ -176,8 +180,13 @@ pub fn reward(
 }
 
 /// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
-fn trains_on_all_ranks(name: &str, strategy: &dyn Strategy, registry: &Registry) -> Result<()> {
-    let (all, known) = (communicator::current().world_size(), strategy.communicator().world_size());
+fn trains_on_all_ranks(
+    name: &str,
+    strategy: &dyn Strategy,
+    ranks: &dyn Communicator,
+    registry: &Registry,
+) -> Result<()> {
+    let (all, known) = (ranks.world_size(), strategy.ranks().all.world_size());
     if all == known {
         return Ok(());
     }
@@ -193,8 +202,8 @@ fn trains_on_all_ranks(name: &str, strategy: &dyn Strategy, registry: &Registry)
 
 /// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum
 /// of their gradients would be several times the gradient.
-fn works_with_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
-    if model.token_ranks() == ranks {
+fn shards_tokens(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
+    if model.distribution().token_ranks == ranks {
         return Ok(());
     }
     let problem = format!("the model `{name}` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
@@ -203,7 +212,7 @@ fn works_with_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result
 
 /// Warns when the strategy wants frozen weights in a place that the model does not know.
 fn follows_placement(name: &str, model: &dyn Model, strategy: &dyn Strategy) {
-    if strategy.weight_placement().is_some() && model.weight_placement().is_none() {
+    if strategy.weight_placement().is_some() && model.distribution().weights.is_none() {
         tracing::warn!(
             "the model `{name}` cannot stream or divide its frozen weights: they stay where they are, whatever the \
              section `strategy` says"

@@ -18,7 +18,7 @@ impl Trainer {
         let config = &self.loaded.config;
         let mut lines = Vec::new();
         let mut add = |subject: &str, text: String| lines.push(overview_line(subject, &text));
-        let ranks = match self.strategy.communicator().world_size() {
+        let ranks = match self.strategy.ranks().all.world_size() {
             1 => String::new(),
             ranks => format!(", {ranks} ranks"),
         };
@@ -69,7 +69,7 @@ impl Trainer {
     }
 }
 
-/// With two digits that say something.
+/// Formats a number with two significant digits.
 pub fn epochs(epochs: f64) -> String {
     if epochs < 1.0 { format!("{epochs:.2}") } else { format!("{epochs:.1}") }
 }

@@ -1,4 +1,4 @@
-//! How long the rest of a run takes, told once the first steps are known.
+//! The remaining time of a run, logged once the first steps are known.
 
 use crate::progress::{counted, duration};
 

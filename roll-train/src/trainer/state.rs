@@ -84,7 +84,7 @@ impl Trainer {
         let exported =
             journal.dir.clone().map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
         // Weights that are divided are gathered for it: the other ranks help until that is done.
-        self.strategy.communicator().barrier()?;
+        self.strategy.ranks().all.barrier()?;
         let Some((dir, adapters)) = exported else {
             self.saved_step = Some(self.done);
             return Ok(());
@@ -140,7 +140,7 @@ impl Trainer {
             .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
         writer.bytes(RECORD_FILE, &record)?;
         let mut info = serde_json::json!({
-            "world_size": self.strategy.communicator().world_size(),
+            "world_size": self.strategy.ranks().all.world_size(),
             "global_batch": self.data.as_ref().map(Batches::global_batch),
         });
         // Most algorithms keep tensors, or nothing.
@@ -155,7 +155,7 @@ impl Trainer {
         journal.open(&self.loaded, &self.record, &self.labels)?;
         self.save(journal)?;
         // The others wait until it is written: `mpirun` ends the whole job with the first rank that leaves.
-        self.strategy.communicator().barrier()?;
+        self.strategy.ranks().all.barrier()?;
         if let Some(dir) = &journal.dir {
             let steps = counted(self.done, "step");
             tracing::warn!("stopped after {steps}; go on with: roll run --resume {}", quoted(dir.path()));
@@ -166,7 +166,7 @@ impl Trainer {
     /// Writes a checkpoint of the steps that were done before one failed: a reward that breaks in the night must not
     /// cost the training until then. Several ranks cannot: where one fails, the others are gone.
     pub(super) fn rescue(&mut self, journal: &mut Journal) {
-        let Some(dir) = journal.dir.clone().filter(|_| self.strategy.communicator().world_size() == 1) else { return };
+        let Some(dir) = journal.dir.clone().filter(|_| self.strategy.ranks().all.world_size() == 1) else { return };
         if self.done == 0 || self.saved_step == Some(self.done) {
             return;
         }

@@ -70,7 +70,7 @@ impl Trainer {
         if let Some([found, computed]) = encodings {
             tracing::info!("encodings: {found} read from the cache, {computed} computed");
         }
-        let peak_memory = peak_memory(self.strategy.communicator())?;
+        let peak_memory = peak_memory(self.strategy.ranks().all.as_ref())?;
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
         let mut summary = RunSummary {
             steps: self.done,

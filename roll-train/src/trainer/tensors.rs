@@ -19,7 +19,8 @@ pub(super) fn write(algorithm: &dyn Algorithm, checkpoint: &mut CheckpointWriter
     }
 }
 
-/// Gives `algorithm` the tensors of a checkpoint back. Fails, and gives it none, when they are not those that it keeps.
+/// Returns the tensors of a checkpoint to `algorithm`. Fails, and loads none, if they are not the tensors that it
+/// keeps.
 pub(super) fn restore(algorithm: &mut dyn Algorithm, from: &Checkpoint) -> Result<()> {
     let expected = algorithm.tensors()?;
     let (at, saved) = match from.manifest().files.contains_key(ALGORITHM_FILE) {

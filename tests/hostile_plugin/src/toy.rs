@@ -1,81 +1,70 @@
-//! One small component of every kind, to be used linked in and from the library: the numbers must be the same.
+//! The doubles of `roll-testing` with faults, and an algorithm and an environment: small components of every kind, to
+//! be used linked in and from the library. The numbers must be the same.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use roll_plugin::plan::{Division, Needs, Passes};
-use roll_plugin::serde::{Deserialize, Serialize};
 use roll_plugin::{
-    Adapter, Algorithm, BuildContext, Communicator, ConditionInput, Conditioning, DiffusionModel, Environment, Error,
-    Evaluated, EvaluationContext, Generation, Grad, GradientSink, Headline, HeadlineFormat, LanguageModel, Measure,
-    Model, Observation, OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer,
-    Sampling, ScheduleFacts, Score, Sigma, SigmaRange, StateDict, StepContext, StepReport, Strategy, StrategyReport,
-    Target, Tensor, Timestep, TokenStats, Transition, Video, VideoUnit, WeightPlacement, serde_json,
+    Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, DiffusionModel, Distribution, Environment, Error,
+    Evaluated, EvaluationContext, Grad, GradientSink, Headline, HeadlineFormat, Measure, Model, Observation, OnMissing,
+    OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer, ScheduleFacts, Score,
+    Sigma, SigmaRange, StateDict, StepContext, StepReport, Strategy, StrategyRanks, StrategyReport, Target, Tensor,
+    Timestep, Transition, Video, VideoUnit, WeightPlacement, flat, parse_options, serde_json,
 };
+use roll_testing::{Bigram, Descent, MockDiffusion, Sines};
 
-/// Options of each component.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(crate = "roll_plugin::serde", default)]
-pub struct Options {
-    /// The method that fails, and `panic` or `error` after a colon: `velocity:panic`.
-    pub fail: String,
-}
+use crate::Fault;
 
-impl Options {
-    fn at(&self, method: &str) -> Result<()> {
-        match self.fail.split_once(':') {
-            Some((at, "panic")) if at == method => panic!("a panic in {method}"),
-            Some((at, _)) if at == method => Err(Error::Misuse(format!("an error in {method}"))),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Weights of the velocity, their gradient, and who wants that at once.
-struct Weights {
-    values: Vec<f32>,
-    gradients: Vec<f32>,
-    sink: Option<Arc<dyn GradientSink>>,
-}
-
-impl Weights {
-    /// Hands over the accumulated gradients, each parameter on a thread of its own.
-    fn deliver(&mut self) {
-        let Some(sink) = self.sink.clone() else { return };
-        let (first, rest) = self.gradients.split_at_mut(1);
-        let deliver = |position: usize, gradient: &mut [f32]| {
-            if sink.deliver(position, gradient) {
-                gradient.fill(0.0);
-            }
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| deliver(1, rest));
-            deliver(0, first);
-        });
-    }
-}
-
-/// velocity = w * latents, w the first weight where the adapter is on and 1 elsewhere; frames = clamp-free copy.
+/// A [`MockDiffusion`] whose adapter is two parameters.
 pub struct ToyModel {
-    options: Options,
+    fault: Fault,
+    mock: MockDiffusion,
     specs: Vec<ParameterSpec>,
-    weights: Arc<Mutex<Weights>>,
+    sink: Arc<Mutex<Option<Arc<dyn GradientSink>>>>,
     placement: Option<WeightPlacement>,
 }
 
-fn lock(weights: &Mutex<Weights>) -> MutexGuard<'_, Weights> {
-    weights.lock().unwrap_or_else(PoisonError::into_inner)
+/// Makes the model.
+pub fn model(fault: Fault, context: &BuildContext) -> Result<ToyModel> {
+    fault.at("make")?;
+    let spec = |name: &str, rows: usize| ParameterSpec { name: name.into(), shape: vec![rows, 8] };
+    let trained = SigmaRange { low: Sigma(0.25), high: Sigma(0.75) };
+    let mut mock = MockDiffusion::new();
+    (mock.boundary, mock.trained, mock.rate) = (Some(0.9), trained, Some(12.0));
+    mock.adapter[0] += context.seed as f32;
+    let (specs, placement) = (vec![spec("first", 1), spec("rest", 7)], context.placement);
+    Ok(ToyModel { fault, mock, specs, sink: Arc::default(), placement })
 }
 
-/// Makes the model.
-pub fn model(options: Options, context: &BuildContext) -> Result<ToyModel> {
-    options.at("make")?;
-    let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
-    let first = 0.5 + context.seed as f32;
-    let weights = Weights { values: vec![first, 2.0, 3.0], gradients: vec![0.0; 3], sink: None };
-    let (specs, weights) = (vec![spec("w", &[1]), spec("rest", &[2])], Arc::new(Mutex::new(weights)));
-    Ok(ToyModel { options, specs, weights, placement: context.placement })
+/// Makes a language model without faults.
+pub fn bigram(_: Fault, _: &BuildContext) -> Result<Bigram> {
+    Ok(Bigram::of("xyz"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the parameters at these positions are in the flat layout.
+fn values(which: Range<usize>) -> Range<usize> {
+    let at = |position: usize| [0, 8, 64][position];
+    at(which.start)..at(which.end)
+}
+
+/// Hands over the accumulated gradients, each parameter on a thread of its own.
+fn deliver(sink: &dyn GradientSink, gradients: &mut [f32]) {
+    let (first, rest) = gradients.split_at_mut(values(0..1).end);
+    let deliver = |position: usize, gradient: &mut [f32]| {
+        if sink.deliver(position, gradient) {
+            gradient.fill(0.0);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| deliver(1, rest));
+        deliver(0, first);
+    });
 }
 
 impl Model for ToyModel {
@@ -83,101 +72,79 @@ impl Model for ToyModel {
         &self.specs
     }
     fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        self.options.at("read_parameters")?;
-        out.copy_from_slice(&lock(&self.weights).values);
-        Ok(())
+        self.fault.at("read_parameters")?;
+        self.mock.read_parameters(out)
     }
     fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.options.at("write_parameters")?;
-        lock(&self.weights).values.copy_from_slice(values);
-        Ok(())
+        self.fault.at("write_parameters")?;
+        self.mock.write_parameters(values)
     }
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        self.options.at("take_gradients")?;
-        let mut weights = lock(&self.weights);
-        add_into.iter_mut().zip(&mut weights.gradients).for_each(|(a, g)| *a += std::mem::take(g));
-        Ok(())
+        self.fault.at("take_gradients")?;
+        self.mock.take_gradients(add_into)
     }
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         Some(self)
     }
-    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        lock(&self.weights).sink = sink;
-        true
-    }
-    fn weight_placement(&self) -> Option<WeightPlacement> {
-        self.placement
+    fn distribution(&self) -> Distribution {
+        Distribution { weights: self.placement, ..Distribution::default() }
     }
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
         Some(self)
     }
-    fn as_language(&mut self) -> Option<&mut dyn LanguageModel> {
-        Some(self)
-    }
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        self.options.at("export_adapter")?;
-        let state = roll_plugin::model::flat::to_state(&self.specs, &lock(&self.weights).values)?;
-        Ok([("adapter".to_string(), state)].into())
+        self.fault.at("export_adapter")?;
+        Ok([("adapter".to_string(), flat::to_state(&self.specs, &self.mock.adapter)?)].into())
     }
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
-        self.options.at("import_adapter")?;
-        let state = files.get("adapter").ok_or_else(|| Error::Misuse("no file `adapter`".into()))?;
-        let values = roll_plugin::model::flat::from_state(&self.specs, state)?;
-        self.write_parameters(&values)
+        self.fault.at("import_adapter")?;
+        let state = files.get("adapter").ok_or_else(|| no("file `adapter`"))?;
+        self.mock.write_parameters(&flat::from_state(&self.specs, state)?)
     }
-}
-
-/// Where the parameters at these positions stand in the flat layout.
-fn flat(which: Range<usize>) -> Range<usize> {
-    let at = |position: usize| [0, 1, 3][position];
-    at(which.start)..at(which.end)
 }
 
 impl ParameterParts for ToyModel {
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
-        self.options.at("read_part")?;
-        out.copy_from_slice(&lock(&self.weights).values[flat(which)]);
+        self.fault.at("read_part")?;
+        out.copy_from_slice(&self.mock.adapter[values(which)]);
         Ok(())
     }
-    fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
-        self.options.at("write_part")?;
-        lock(&self.weights).values[flat(which)].copy_from_slice(values);
+    fn write_part(&mut self, which: Range<usize>, part: &[f32]) -> Result<()> {
+        self.fault.at("write_part")?;
+        self.mock.adapter[values(which)].copy_from_slice(part);
         Ok(())
     }
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
-        self.options.at("take_gradients_part")?;
-        let mut weights = lock(&self.weights);
-        let gradients = &mut weights.gradients[flat(which)];
+        self.fault.at("take_gradients_part")?;
+        let gradients = &mut lock(&self.mock.gradients)[values(which)];
         add_into.iter_mut().zip(gradients).for_each(|(a, g)| *a += std::mem::take(g));
         Ok(())
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        *lock(&self.sink) = sink;
+        true
     }
 }
 
 impl DiffusionModel for ToyModel {
     fn encoding_key(&self) -> Result<Option<String>> {
-        self.options.at("encoding_key")?;
-        Ok((self.options.fail != "no key").then(|| "toy model".to_string()))
+        self.fault.at("encoding_key")?;
+        Ok((self.fault.how != "no key").then(|| "toy model".to_string()))
     }
     fn schedule(&self) -> ScheduleFacts {
-        let trained = SigmaRange { low: Sigma(0.25), high: Sigma(0.75) };
-        ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained }
+        self.mock.schedule()
+    }
+    fn frame_rate(&self) -> Option<f64> {
+        self.mock.frame_rate()
     }
     fn video_unit(&self) -> VideoUnit {
-        match self.options.fail == "no unit" {
-            true => VideoUnit { height: 8, width: 0, frames: 4 },
-            false => VideoUnit { height: 8, width: 24, frames: 2 },
-        }
+        let width = if self.fault.how == "no unit" { 0 } else { 24 };
+        VideoUnit { height: 8, width, frames: 2 }
     }
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
-        self.options.at("encode")?;
-        let [h, w] = input.size;
-        Ok(Conditioning {
-            context: Tensor::full([1, 2], input.prompt.len() as f32),
-            channels: input.image.clone(),
-            image_tokens: input.end_image.clone(),
-            first_frame: None,
-            latent_shape: [3, input.frames, h, w],
-        })
+        self.fault.at("encode")?;
+        let (channels, image_tokens) = (input.image.clone(), input.end_image.clone());
+        Ok(Conditioning { channels, image_tokens, ..self.mock.encode(input)? })
     }
     fn velocity(
         &mut self,
@@ -187,165 +154,132 @@ impl DiffusionModel for ToyModel {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        self.options.at("velocity")?;
-        let weight = if adapter == Adapter::On { lock(&self.weights).values[0] } else { 1.0 };
-        let bias = conditioning.context.f32s()?[0] * timestep.0 as f32 * 1e-5;
-        let values: Vec<f32> = latents.f32s()?.iter().map(|x| weight * x + bias).collect();
-        let (x, shared, fail) = (latents.clone(), Arc::clone(&self.weights), self.options.clone());
-        let pullback = grad.is_on().then(|| {
-            Pullback::new(move |d_v| {
-                fail.at("pull")?;
-                let d = d_v.f32s()?;
-                if adapter == Adapter::On {
-                    let mut weights = lock(&shared);
-                    weights.gradients[0] += d.iter().zip(x.f32s()?).map(|(d, x)| d * x).sum::<f32>();
-                    weights.gradients[1] += 0.25;
-                    weights.deliver();
-                }
-                Tensor::new(d.iter().map(|d| d * weight).collect::<Vec<f32>>(), d_v.shape())
+        self.fault.at("velocity")?;
+        let (v, pullback) = self.mock.velocity(latents, timestep, conditioning, adapter, grad)?;
+        let (fault, gradients, sink) = (self.fault.clone(), self.mock.gradients.clone(), self.sink.clone());
+        let delivering = |pullback: Pullback| {
+            Pullback::new(move |d: &Tensor| {
+                fault.at("pull")?;
+                let pulled = pullback.pull(d)?;
+                let sink = lock(&sink).clone();
+                sink.iter().for_each(|sink| deliver(sink.as_ref(), &mut lock(&gradients)));
+                Ok(pulled)
             })
-        });
-        Ok((Tensor::new(values, latents.shape())?, pullback))
+        };
+        Ok((v, pullback.map(delivering)))
     }
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        self.options.at("decode")?;
-        let [c, t, h, w] = *latents.shape() else {
-            return Err(Error::shape("latents", "[3, T, H, W]", latents.shape()));
-        };
-        let frames = swap(latents, [c, t, h * w])?.reshape([t, c, h, w])?;
-        let pullback =
-            grad.is_on().then(|| Pullback::new(move |d: &Tensor| swap(d, [t, c, h * w])?.reshape([c, t, h, w])));
-        Ok((frames, pullback))
+        self.fault.at("decode")?;
+        self.mock.decode(latents, grad)
     }
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
-        self.options.at("encode_video")?;
-        let [t, c, h, w] = *frames.shape() else { return Err(Error::shape("frames", "[T, 3, H, W]", frames.shape())) };
-        swap(frames, [t, c, h * w])?.reshape([c, t, h, w])
+        self.fault.at("encode_video")?;
+        self.mock.encode_video(frames)
     }
 }
 
-/// Swaps the first two axes.
-fn swap(tensor: &Tensor, [a, b, n]: [usize; 3]) -> Result<Tensor> {
-    let values = tensor.f32s()?;
-    let moved = (0..b).flat_map(|j| (0..a).flat_map(move |i| values[(i * b + j) * n..][..n].iter().copied()));
-    Tensor::new(moved.collect::<Vec<f32>>(), [b, a, n])
+/// [`Sines`] with faults of its own.
+pub struct ToyReward {
+    fault: Fault,
+    sines: Sines,
+    scored: u64,
 }
-
-impl LanguageModel for ToyModel {
-    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        self.options.at("tokenize")?;
-        Ok(text.chars().map(u32::from).collect())
-    }
-    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-        self.options.at("detokenize")?;
-        Ok(tokens.iter().filter_map(|t| char::from_u32(*t)).collect())
-    }
-    fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
-        self.options.at("hidden_states")?;
-        let on = f32::from(u8::from(adapter == Adapter::On));
-        let states: Vec<f32> = tokens.to_f32_vec().iter().zip(mask.to_f32_vec()).map(|(t, m)| t * m + on).collect();
-        Tensor::new(states, [tokens.shape()[0], tokens.shape()[1], 1])
-    }
-    fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
-        self.options.at("generate")?;
-        let one = |(i, p): (usize, &Vec<u32>)| Generation {
-            tokens: p.iter().rev().take(sampling.limit(i)).copied().collect(),
-            log_probs: vec![sampling.temperature as f32 + sampling.stop.len() as f32; p.len().min(sampling.limit(i))],
-            ..Generation::default()
-        };
-        Ok(prompts.iter().enumerate().map(one).collect())
-    }
-    fn evaluate(
-        &mut self,
-        tokens: &Tensor,
-        mask: &Tensor,
-        _: Adapter,
-        grad: Grad,
-    ) -> Result<(TokenStats, Option<Pullback>)> {
-        self.options.at("evaluate")?;
-        let [b, l] = *tokens.shape() else { return Err(Error::shape("tokens", "[B, L]", tokens.shape())) };
-        let sum = tokens.as_slice::<i64>()?.iter().sum::<i64>() as f32 + mask.to_f32_vec().iter().sum::<f32>();
-        let shared = Arc::clone(&self.weights);
-        let pullback = grad.is_on().then(|| {
-            Pullback::new(move |d: &Tensor| {
-                lock(&shared).gradients[1] += d.f32s()?.iter().sum::<f32>();
-                Ok(Tensor::zeros([0]))
-            })
-        });
-        let stats = TokenStats { log_probs: Tensor::full([b, l - 1], -sum), entropy: Tensor::full([b, l - 1], sum) };
-        Ok((stats, pullback))
-    }
-}
-
-/// Minus the mean of squares.
-pub struct ToyReward(Options);
 
 /// Makes the reward.
-pub fn reward(options: Options, _: &BuildContext) -> Result<ToyReward> {
-    Ok(ToyReward(options))
+pub fn reward(fault: Fault, _: &BuildContext) -> Result<ToyReward> {
+    fault.at("make")?;
+    Ok(ToyReward { fault, sines: Sines::new(), scored: 0 })
+}
+
+impl Drop for ToyReward {
+    fn drop(&mut self) {
+        assert!(!self.fault.is("drop", "panic"), "a panic in drop");
+    }
+}
+
+/// Part of a pullback; panics when it is dropped if it holds true.
+struct Trap(bool);
+
+impl Drop for Trap {
+    fn drop(&mut self) {
+        assert!(!self.0, "a panic in the drop of a pullback");
+    }
 }
 
 impl RewardScorer for ToyReward {
-    fn target_key(&self) -> Result<Option<String>> {
-        self.0.at("target_key")?;
-        Ok((self.0.fail != "no key").then(|| "toy reward".to_string()))
-    }
     fn name(&self) -> &str {
-        "toy"
+        self.fault.at("name").map_or("broken", |()| "hostile")
+    }
+    fn differentiable(&self) -> bool {
+        self.fault.at("differentiable").is_ok()
+    }
+    fn on_missing(&self) -> OnMissing {
+        self.fault.at("on_missing").map_or(OnMissing::Error, |()| OnMissing::Value(-1.0))
+    }
+    fn target_key(&self) -> Result<Option<String>> {
+        self.fault.at("target_key")?;
+        Ok((self.fault.how != "no key").then(|| "toy reward".to_string()))
     }
     fn measures(&self) -> Measure {
         Measure { label: "toyness".into(), alias: Some("actor/toy_score".into()) }
     }
+    // Not in the order of the alphabet.
     fn terms(&self) -> Vec<(String, f64)> {
-        vec![("prompt".into(), 0.0), ("part".into(), 2.0)]
-    }
-    fn differentiable(&self) -> bool {
-        true
+        vec![("sine".into(), 2.0), ("prompt".into(), 0.0)]
     }
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        Ok(Target {
-            tensors: [("first".to_string(), Tensor::new(reference.frame(0).to_vec(), [reference.frame(0).len()])?)]
-                .into(),
-        })
+        self.fault.at("prepare")?;
+        self.sines.prepare(reference)
     }
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
-        self.0.at("score")?;
-        let (frames, goal) = (video.frames().clone(), target.tensors["first"].f32s()?[0]);
-        let n = frames.len() as f64;
-        let value = -frames.f32s()?.iter().map(|v| f64::from(v - goal).powi(2)).sum::<f64>() / n;
-        let pullback = grad.is_on().then(|| {
-            Pullback::new(move |d| {
-                let d = d.item()?;
-                let slope = |v: &f32| d * -2.0 * (v - goal) / n as f32;
-                Tensor::new(frames.f32s()?.iter().map(slope).collect::<Vec<f32>>(), frames.shape())
+        self.scored += 1;
+        if self.scored > self.fault.after {
+            self.fault.at("score")?;
+        }
+        if self.fault.is("score", "missing") {
+            return Ok((Score::Missing { reason: format!("nothing in {prompt}") }, None));
+        }
+        let prompt = if self.fault.is("score", "nan") { "nan" } else { prompt };
+        let (score, pullback) = self.sines.score(video, prompt, target, grad)?;
+        let (fault, shape) = (self.fault.clone(), video.frames().shape().to_vec());
+        let trap = Trap(self.fault.at == "drop_pullback");
+        let faulty = |pullback: Pullback| {
+            Pullback::new(move |d: &Tensor| {
+                let _trap = trap;
+                fault.at("pull")?;
+                match fault.how.as_str() {
+                    "shape" => Ok(Tensor::full([1, 2, 3], 1.0)),
+                    "dtype" => Tensor::new(vec![1i64; shape.iter().product()], shape),
+                    "nan" => Ok(Tensor::full(shape, f32::NAN)),
+                    _ => pullback.pull(d),
+                }
             })
-        });
-        let details = [("prompt".to_string(), prompt.len() as f64)].into();
-        Ok((Score::Value { value, details }, pullback))
+        };
+        Ok((score, pullback.filter(|_| !self.fault.is("score", "no_pullback")).map(faulty)))
     }
 }
 
-/// Gradient descent with momentum in the state.
+/// [`Descent`] that reads gradients part by part, and takes those that come during a pull.
 pub struct ToyStrategy {
-    options: Options,
-    momentum: Vec<f32>,
-    gradients: Vec<f32>,
-    beta: f32,
+    fault: Fault,
+    descent: Descent,
+    ranks: StrategyRanks,
+    /// Gradients that were taken, for the descent.
+    taken: Vec<f32>,
     arrived: Arc<Arrived>,
-    ranks: Arc<dyn Communicator>,
 }
 
 /// Gradients that came during a pull: the sums, and how often.
 struct Arrived {
-    options: Options,
+    fault: Fault,
     sums: Mutex<(Vec<f32>, u64)>,
 }
 
 impl GradientSink for Arrived {
     fn deliver(&self, position: usize, gradient: &[f32]) -> bool {
-        self.options.at("deliver").is_ok() && {
-            let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-            sums.0[flat(position..position + 1)].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+        self.fault.at("deliver").is_ok() && {
+            let mut sums = lock(&self.sums);
+            sums.0[values(position..position + 1)].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
             sums.1 += 1;
             true
         }
@@ -353,85 +287,75 @@ impl GradientSink for Arrived {
 }
 
 /// Makes the strategy.
-pub fn strategy(options: Options, _: &BuildContext) -> Result<ToyStrategy> {
-    let arrived = Arc::new(Arrived { options: options.clone(), sums: Mutex::new((vec![0.0; 3], 0)) });
-    let ranks = roll_plugin::communicator::current();
-    Ok(ToyStrategy { options, momentum: Vec::new(), gradients: Vec::new(), beta: 0.0, arrived, ranks })
+pub fn strategy(fault: Fault, context: &BuildContext) -> Result<ToyStrategy> {
+    let arrived = Arc::new(Arrived { fault: fault.clone(), sums: Mutex::new((vec![0.0; 64], 0)) });
+    let (ranks, descent) = (StrategyRanks::new(context.ranks.clone()), Descent::default());
+    Ok(ToyStrategy { fault, descent, ranks, taken: vec![0.0; 64], arrived })
 }
 
 impl Strategy for ToyStrategy {
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
-        self.options.at("attach")?;
-        let n = model.parameter_count();
-        self.beta = optimizer.betas[0] as f32;
-        (self.momentum, self.gradients) = (vec![0.0; n], vec![0.0; n]);
-        Ok(())
+        self.fault.at("attach")?;
+        assert_eq!(optimizer.betas, OptimizerConfig::default().betas);
+        self.descent.attach(model, optimizer)
     }
     fn weight_placement(&self) -> Option<WeightPlacement> {
         Some(WeightPlacement::Streamed)
     }
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
-        self.options.at("before_last_pull")?;
-        model.deliver_gradients(Some(self.arrived.clone()));
+        self.fault.at("before_last_pull")?;
+        if let Some(parts) = model.parts() {
+            parts.deliver_gradients(Some(self.arrived.clone()));
+        }
         Ok(())
     }
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
-        self.options.at("accumulate")?;
-        model.deliver_gradients(None);
-        let (arrived, _) = &mut *self.arrived.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        self.gradients.iter_mut().zip(arrived).for_each(|(sum, g)| *sum += std::mem::take(g));
-        match model.parts() {
-            Some(parts) => {
-                let (first, rest) = self.gradients.split_at_mut(1);
-                parts.take_gradients_part(1..2, rest)?;
-                parts.take_gradients_part(0..1, first)
-            }
-            None => model.take_gradients(&mut self.gradients),
+        self.fault.at("accumulate")?;
+        if let Some(parts) = model.parts() {
+            parts.deliver_gradients(None);
+            let (first, rest) = self.taken.split_at_mut(values(0..1).end);
+            parts.take_gradients_part(1..2, rest)?;
+            parts.take_gradients_part(0..1, first)?;
         }
+        let arrived = &mut lock(&self.arrived.sums).0;
+        self.taken.iter_mut().zip(arrived).for_each(|(sum, g)| *sum += std::mem::take(g));
+        Ok(())
     }
     fn discard(&mut self) {
-        self.gradients.fill(0.0);
+        self.taken.fill(0.0);
     }
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport> {
-        self.options.at("step")?;
-        let mut values = vec![0.0; model.parameter_count()];
-        model.read_parameters(&mut values)?;
-        let norm = self.gradients.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-        for ((v, m), g) in values.iter_mut().zip(&mut self.momentum).zip(&self.gradients) {
-            *m = self.beta * *m + g * scale as f32;
-            *v -= learning_rate as f32 * *m;
-        }
-        model.write_parameters(&values)?;
-        self.discard();
-        Ok(StrategyReport { grad_norm: norm, clipped: false, applied: true })
+        self.fault.at("step")?;
+        self.descent.sum = std::mem::replace(&mut self.taken, vec![0.0; 64]);
+        self.descent.step(model, learning_rate, scale)
     }
-    fn communicator(&self) -> &dyn Communicator {
-        &*self.ranks
+    fn ranks(&self) -> &StrategyRanks {
+        &self.ranks
     }
     fn state(&self) -> Result<StateDict> {
-        self.options.at("state")?;
-        let came = self.arrived.sums.lock().unwrap_or_else(PoisonError::into_inner).1;
-        let momentum = Tensor::new(self.momentum.clone(), [self.momentum.len()])?;
-        Ok([("momentum".to_string(), momentum), ("deliveries".to_string(), Tensor::scalar(came as f32))].into())
+        self.fault.at("state")?;
+        let came = Tensor::scalar(lock(&self.arrived.sums).1 as f32);
+        let gradient = Tensor::new(self.descent.gradient.clone(), [self.descent.gradient.len()])?;
+        Ok([("gradient".to_string(), gradient), ("deliveries".to_string(), came)].into())
     }
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
-        self.options.at("load_state")?;
-        self.momentum = state["momentum"].f32s()?.to_vec();
+        self.fault.at("load_state")?;
+        self.descent.gradient = state["gradient"].f32s()?.to_vec();
         Ok(())
     }
 }
 
 /// One velocity, decoded and scored, pulled back.
 pub struct ToyAlgorithm {
-    options: Options,
+    fault: Fault,
     steps: u64,
     /// Sum of the parameters after each step; empty before [`Algorithm::check`].
     sum: Vec<f32>,
 }
 
 /// Makes the algorithm.
-pub fn algorithm(options: Options, _: &BuildContext) -> Result<ToyAlgorithm> {
-    Ok(ToyAlgorithm { options, steps: 0, sum: Vec::new() })
+pub fn algorithm(fault: Fault, _: &BuildContext) -> Result<ToyAlgorithm> {
+    Ok(ToyAlgorithm { fault, steps: 0, sum: Vec::new() })
 }
 
 fn no(what: &str) -> Error {
@@ -440,16 +364,16 @@ fn no(what: &str) -> Error {
 
 impl Algorithm for ToyAlgorithm {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        self.options.at("check")?;
+        self.fault.at("check")?;
         self.sum = vec![0.0; model.parameter_count()];
         model.as_diffusion().ok_or_else(|| no("diffusion model"))?;
         match reward {
-            Some(reward) if reward.differentiable() && reward.name() == "toy" => Ok(()),
-            _ => Err(no("differentiable toy")),
+            Some(reward) if reward.differentiable() && reward.name() == "hostile" => Ok(()),
+            _ => Err(no("differentiable reward")),
         }
     }
     fn step(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        self.options.at("algorithm_step")?;
+        self.fault.at("algorithm_step")?;
         let mut report = StepReport { applied: true, ..Default::default() };
         for sample in ctx.samples {
             ctx.progress.phase("rollout");
@@ -476,7 +400,7 @@ impl Algorithm for ToyAlgorithm {
             let d_x = pull_v.ok_or_else(|| no("pullback"))?.pull(&d)?;
             ctx.strategy.accumulate(ctx.model)?;
             let mut total = [d_x.f32s()?.iter().sum::<f32>()];
-            ctx.strategy.communicator().all_reduce(&mut total)?;
+            ctx.strategy.ranks().all.all_reduce(&mut total)?;
             report.metrics.insert("score".into(), value);
             report.metrics.insert("d_x".into(), total[0].into());
             report.metrics.extend(details);
@@ -498,7 +422,7 @@ impl Algorithm for ToyAlgorithm {
         vec![score.validated_by("val/score", "held out", "samples that were not trained on")]
     }
     fn evaluate(&mut self, ctx: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        self.options.at("algorithm_evaluate")?;
+        self.fault.at("algorithm_evaluate")?;
         let one = |sample: &roll_plugin::Sample, rewards: &mut [&mut dyn RewardScorer]| -> Result<Evaluated> {
             let mut scores = Vec::new();
             for reward in rewards {
@@ -518,16 +442,16 @@ impl Algorithm for ToyAlgorithm {
         serde_json::json!({ "steps": self.steps })
     }
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
-        self.options.at("algorithm_load_state")?;
+        self.fault.at("algorithm_load_state")?;
         self.steps = state["steps"].as_u64().ok_or_else(|| no("number of steps"))?;
         Ok(())
     }
     fn tensors(&self) -> Result<StateDict> {
-        self.options.at("algorithm_tensors")?;
+        self.fault.at("algorithm_tensors")?;
         Ok([("sum".to_string(), Tensor::new(self.sum.clone(), [self.sum.len()])?)].into())
     }
     fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
-        self.options.at("algorithm_load_tensors")?;
+        self.fault.at("algorithm_load_tensors")?;
         self.sum = tensors["sum"].f32s()?.to_vec();
         Ok(())
     }
@@ -536,8 +460,8 @@ impl Algorithm for ToyAlgorithm {
 /// The toys' words on a run; the same linked in and from the library.
 pub const PLANNERS: [Planner; 3] = [
     Planner::Model(|options, input, context| {
-        let fail = options.get("fail").and_then(|f| f.as_str()).unwrap_or_default();
-        Options { fail: fail.into() }.at("plan")?;
+        let fault: Fault = parse_options("model", options)?;
+        fault.at("plan")?;
         let work = format!("{} frames on {} for {:?}", input.frames, context.backend, context.placement);
         let facts = [("flops".to_string(), input.speed.flops / 3.0)].into();
         Ok(Needs { work, facts, ..Needs::default() })
@@ -548,23 +472,23 @@ pub const PLANNERS: [Planner; 3] = [
 
 /// Counts down from the seed by the lengths of actions.
 pub struct ToyEnvironment {
-    options: Options,
+    fault: Fault,
     left: u64,
 }
 
 /// Makes the environment.
-pub fn environment(options: Options, _: &BuildContext) -> Result<ToyEnvironment> {
-    Ok(ToyEnvironment { options, left: 0 })
+pub fn environment(fault: Fault, _: &BuildContext) -> Result<ToyEnvironment> {
+    Ok(ToyEnvironment { fault, left: 0 })
 }
 
 impl Environment for ToyEnvironment {
     fn reset(&mut self, seed: u64) -> Result<Observation> {
-        self.options.at("reset")?;
+        self.fault.at("reset")?;
         self.left = seed;
         Ok(Observation { text: format!("{seed} left") })
     }
     fn step(&mut self, action: &str) -> Result<Transition> {
-        self.options.at("environment_step")?;
+        self.fault.at("environment_step")?;
         self.left = self.left.saturating_sub(action.chars().count() as u64);
         let observation = Observation { text: format!("{} left", self.left) };
         let terminated = self.left == 0;

@@ -62,7 +62,7 @@ static uint32_t make(const void *data, roll_str options, const roll_context *con
                      roll_error *error) {
     roll_object own = {NULL, &longer, NULL};
     (void)data, (void)options, (void)error;
-    if (!ROLL_HAS(context, roll_context, placement)) return ROLL_FAILED;
+    if (!ROLL_HAS(context, roll_context, ranks)) return ROLL_FAILED;
     *out = own;
     return ROLL_OK;
 }
@@ -92,7 +92,7 @@ const roll_abi roll_plugin_abi = {{'R', 'O', 'L', 'L', 'P', 'L', 'U', 'G'}, 1, M
 
 uint32_t roll_plugin_init(const roll_host *host, const roll_plugin **out, roll_error *error) {
     (void)error;
-    if (!ROLL_HAS(host, roll_host, communicator)) return ROLL_FAILED;
+    if (!ROLL_HAS(host, roll_host, log_level)) return ROLL_FAILED;
     *out = &plugin.plugin;
     return ROLL_OK;
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use roll_backends::optimizer::{AdamRule, AdamW, LrSchedule, LrSchedulerType, Moments, clip_coefficient, norm, scale};
+use roll_backends::optimizer::{AdamW, LrSchedule, LrSchedulerType, Moments, clip_coefficient, norm, scale};
 use roll_backends::{NdTensor, Parameters, Scope, Tape, Weights, vjp};
 use roll_core::{Error, Noise, OptimizerConfig, ParameterSpec, Purpose, Result};
 
@@ -75,7 +75,7 @@ impl Trainer {
         let config = OptimizerConfig { weight_decay: plan.weight_decay, ..Default::default() };
         Ok(Self {
             schedule: LrSchedule::new(LrSchedulerType::Cosine, plan.learning_rate, plan.warmup, plan.steps),
-            optimizer: AdamW::new(&config, AdamRule::Torch),
+            optimizer: AdamW::new(&config),
             moments: Moments::zeros(values.len()),
             gradients: vec![0.0; values.len()],
             plan,

@@ -24,7 +24,7 @@ impl Features {
     /// time.
     pub(super) fn of(ctx: &mut StepContext<'_>, samples: &[Sample], wanted: &Mask, at_once: usize) -> Result<Self> {
         let mut features = Self::default();
-        let own: Vec<usize> = share(ctx.strategy.communicator(), samples.len()).collect();
+        let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
         for part in by_episodes(samples, &own, at_once) {
             let chosen: Vec<&Sample> = part.iter().map(|i| &samples[*i]).collect();
             let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);

@@ -38,7 +38,7 @@ pub fn value_loss(
             kept.zip(returns, |v, r| (v - r).powi(2)).masked(mask)
         }
     };
-    // Where the clipped error is the larger one the value stands outside its range, and moving it changes nothing.
+    // If the clipped error is larger, the value lies outside its range, and moving it changes nothing.
     let decides = clipped.zip(&squares, |c, s| f64::from(u8::from(c > s)));
     ValueLoss {
         value: 0.5 * weights.dot(&squares.zip(&clipped, f64::max)),

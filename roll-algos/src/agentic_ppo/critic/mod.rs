@@ -76,7 +76,7 @@ impl Critic {
         wanted: &Mask,
     ) -> Result<ValueEstimates> {
         let features = Features::of(ctx, samples, wanted, config.micro_batch_size)?;
-        let ranks = ctx.strategy.communicator();
+        let ranks = ctx.strategy.ranks().all.as_ref();
         // A rank without samples of its own learns the width from the others.
         let widths = join_bits(ranks, vec![features.dim as f64])?;
         let dim = widths.into_iter().fold(0.0, f64::max) as usize;
@@ -108,7 +108,7 @@ impl Critic {
         metrics: &mut BTreeMap<String, f64>,
     ) -> Result<bool> {
         let Some(head) = &mut self.head else { return Ok(false) };
-        let ranks = ctx.strategy.communicator();
+        let ranks = ctx.strategy.ranks().all.as_ref();
         let mut logged: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..config.critic_epochs {
             let own = batch.loss_and_gradient(head, share(ranks, batch.mask.rows()), config.value_clip);

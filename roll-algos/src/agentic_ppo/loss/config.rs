@@ -57,7 +57,7 @@ pub struct LossConfig {
     pub pg_clip_high: f64,
     /// Whether the loss of bad actions is bounded too (<https://arxiv.org/abs/1912.09729>).
     pub dual_clip_loss: bool,
-    /// That bound, in units of the advantage; 1 + 2 pg_clip when absent, as the reference has it.
+    /// The bound, in units of the advantage; if absent 1 + 2 pg_clip, as in the reference.
     #[schemars(extend("exclusiveMinimum" = 1))]
     pub dual_clip: Option<f64>,
     /// Whether the KL to the reference policy is part of the loss.

@@ -11,9 +11,9 @@ use crate::agentic_ppo::statistics::{masked_mean, plain_mean, plain_std};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Token {
     value: f64,
-    /// In the log-probability itself.
+    /// A function of the log-probability itself.
     d_log_prob: f64,
-    /// In the ratio, where the ratio is no constant.
+    /// A function of the ratio, where the ratio is not constant.
     d_ratio: f64,
 }
 

@@ -6,8 +6,9 @@ use std::thread::JoinHandle;
 use roll_core::{Environment, Error, LanguageModel, Noise, Result, Silent};
 use serde::{Deserialize, Serialize};
 
-use super::{Episode, Plan, play};
+use super::{Plan, play};
 use crate::agentic_ppo::config::AgenticPpoConfig;
+use crate::agentic_ppo::episode::Episode;
 
 type Environments = Vec<Box<dyn Environment>>;
 
@@ -35,7 +36,7 @@ struct State {
 }
 
 impl Stage {
-    /// With these environments, and nothing played.
+    /// Makes a prefetcher with these environments; nothing is played yet.
     pub fn new(environments: Environments) -> Self {
         Self(Mutex::new(State { environments, ..State::default() }))
     }

@@ -20,7 +20,7 @@ pub struct Conversation {
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
     pub log_probs: Vec<f32>,
-    /// Those at temperature 1 over all tokens; the former where the model does not tell.
+    /// Log-probabilities at temperature 1 over all tokens; the former if the model does not know them.
     pub raw_log_probs: Vec<f32>,
 }
 

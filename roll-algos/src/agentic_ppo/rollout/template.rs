@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result};
 
-use super::Step;
+use crate::agentic_ppo::episode::Step;
 
 /// The reference's system message.
 pub const SYSTEM: &str = "You're a helpful assistant. You are a good game player. You are aiming to get high reward in \

@@ -111,7 +111,7 @@ fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
         history_length: Some(2),
         adv_estimator: crate::agentic_ppo::advantages::Estimator::Gigpo,
         agent_template: "{history_length}[{history}]{observation}".into(),
-        // Of a turn, not of the episode.
+        // The limit is per turn, not per episode.
         sequence_length: 130,
         ..config()
     };

@@ -82,7 +82,7 @@ struct Tool {
 }
 
 impl Tools {
-    /// With these options; nothing is started.
+    /// Makes the tools from their options; nothing is started yet.
     pub fn new(options: &[ToolOptions]) -> Result<Self> {
         let mut made = Self::default();
         for (i, tool) in options.iter().enumerate() {

@@ -58,7 +58,7 @@ impl Command {
         let most = self.most as u64;
         thread::spawn(move || {
             let mut output = Vec::new();
-            // One byte more than allowed tells too long an output from one that just fits.
+            // One byte more than allowed distinguishes an output that is too long from one that just fits.
             let read = stdout.take(most + 1).read_to_end(&mut output);
             let _ = told.send(read.map(|_| output));
         });

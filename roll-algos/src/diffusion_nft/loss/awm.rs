@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{Noised, Valued};
 use crate::policy_gradient::clip::{ClipRange, PolicyTerm, clipped};
 
-/// The stand-in for the log-probability, m being the loss of flow matching at the noise level t.
+/// The proxy of the log-probability, m being the loss of flow matching at the noise level t.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Matching {

@@ -41,7 +41,7 @@ pub struct Valued {
 }
 
 impl Noised<'_> {
-    /// Fails unless all tensors have as many elements.
+    /// Fails unless all tensors have the same number of elements.
     pub fn check(&self) -> Result<()> {
         for (what, tensor) in [("the sample", self.data), ("noise", self.noise), ("velocity", self.velocity)] {
             self.counted.fits(what, tensor.len())?;

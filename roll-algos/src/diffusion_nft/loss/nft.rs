@@ -17,9 +17,9 @@ pub enum AdvantageMode {
     /// All, as they are.
     #[default]
     All,
-    /// Those below 0 count as 0.
+    /// Advantages below 0 count as 0.
     PositiveOnly,
-    /// Those above 0 count as 0.
+    /// Advantages above 0 count as 0.
     NegativeOnly,
     /// 1 above 0, and 0 otherwise.
     OneOnly,

@@ -20,8 +20,10 @@ mod tests;
 use std::io::Read;
 use std::time::Instant;
 
-use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_core::{Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
+use roll_core::{
+    Environment, Error, Factory, Observation, Options, Registration, Result, Transition, check_seconds,
+    default_options, parse_options,
+};
 use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use serde_json::Value;
 

@@ -17,8 +17,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use roll_core::registry::{check_seconds, default_options, parse_options};
-use roll_core::{BuildContext, Environment, Error, Factory, Observation, Options, Registration, Result, Transition};
+use roll_core::{
+    BuildContext, Environment, Error, Factory, Observation, Options, Registration, Result, Transition, check_seconds,
+    default_options, parse_options,
+};
 
 use super::protocol::{self, Answer, Peer, Played, Told};
 use child::{Child, Start};

@@ -2,7 +2,7 @@
 use super::*;
 
 fn context() -> BuildContext {
-    BuildContext { backend: "flex".into(), seed: 0, base_dir: std::env::temp_dir(), placement: None }
+    BuildContext { base_dir: std::env::temp_dir(), ..BuildContext::new("flex") }
 }
 
 /// An environment that is a shell script.

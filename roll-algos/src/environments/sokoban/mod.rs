@@ -5,8 +5,9 @@ mod room;
 
 use std::collections::BTreeMap;
 
-use roll_core::registry::{default_options, parse_options};
-use roll_core::{Environment, Error, Factory, Observation, Registration, Result, Transition};
+use roll_core::{
+    Environment, Error, Factory, Observation, Registration, Result, Transition, default_options, parse_options,
+};
 
 use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 pub use room::{Position, Room};

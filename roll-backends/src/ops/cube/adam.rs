@@ -17,7 +17,7 @@ impl AdamKernel for Cube {
             let (cubes, dim) = elementwise(&p, count);
             let (client, width) = (p.client.clone(), p.required_address_type());
             let [p_to, m_to, v_to] = new.clone().map(|new| new.into_buffer_arg());
-            let AdamUpdate { products, scale, betas, rest, eps, step_size, root_correction, decay, keep } = *update;
+            let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
             forward::launch(
                 &client,
                 cubes,
@@ -33,16 +33,13 @@ impl AdamKernel for Cube {
                 count,
                 scale[0],
                 scale[1],
-                betas[0],
-                betas[1],
+                beta_2,
                 rest[0],
                 rest[1],
                 eps,
                 step_size,
                 root_correction,
-                decay,
                 keep,
-                products,
             );
         }
         new
@@ -63,30 +60,22 @@ fn forward(
     count: usize,
     scale: f32,
     clipping: f32,
-    beta_1: f32,
     beta_2: f32,
     rest_1: f32,
     rest_2: f32,
     eps: f32,
     step_size: f32,
     root_correction: f32,
-    decay: f32,
     keep: f32,
-    #[comptime] products: bool,
 ) {
     let i = ABSOLUTE_POS;
     if i >= count {
         terminate!();
     }
     let gradient = g[i] * scale * clipping;
-    let mut decayed = p[i] * keep;
-    let mut first = m[i] + rest_1 * (gradient - m[i]);
-    if comptime!(products) {
-        decayed = p[i] - decay * p[i];
-        first = beta_1 * m[i] + rest_1 * gradient;
-    }
+    let first = m[i] + rest_1 * (gradient - m[i]);
     let second = v[i] * beta_2 + rest_2 * gradient * gradient;
-    p_to[i] = decayed - step_size * (first / (second.sqrt() / root_correction + eps));
+    p_to[i] = p[i] * keep - step_size * (first / (second.sqrt() / root_correction + eps));
     m_to[i] = first;
     v_to[i] = second;
 }

@@ -5,13 +5,13 @@
 //!
 //! `std::simd` is not used because it needs nightly Rust. `pulp` is not used because it would replace only the run-time
 //! selection (one macro here), and every loop would have to be written in its vector types; the plain loops were
-//! measured against PyTorch (`benches/speed.rs` of roll-cli). The kernels are fused: one pass over memory replaces
+//! measured against PyTorch (`bench/src/bin/speed`). The kernels are fused: one pass over memory replaces
 //! several calls of a vector library.
 //!
 //! Matrix products use `gemm` ([`matrix`]), with two exceptions where operands are packed here: Winograd convolution
 //! ([`winograd`]) and linear layers ([`panel_products`]), which convert bf16 while packing; f32 uses the same code.
-//! Compared with `gemm` (`bench_ops linear`, AVX-512), it takes 0.2 to 1.0 of the time in most shapes, 1.1 to 1.3 for
-//! 18,900 rows of 128 numbers, and 1.8 for one row, for which `gemm` is used.
+//! Compared with `gemm` (`operators linear` of `bench`, AVX-512), it takes 0.2 to 1.0 of the time in most shapes, 1.1
+//! to 1.3 for 18,900 rows of 128 numbers, and 1.8 for one row, for which `gemm` is used.
 
 pub mod activation;
 pub mod attention;

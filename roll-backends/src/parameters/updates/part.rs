@@ -116,12 +116,12 @@ mod tests {
     use super::super::tests::{assert_near, devices, parts, specs, values};
     use super::*;
     use crate::Backend;
-    use crate::optimizer::{AdamRule, AdamW};
+    use crate::optimizer::AdamW;
 
     #[test]
     fn parts_of_any_length_are_updated_as_within_the_whole_and_on_flex_bit_for_bit() {
         let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
-        let optimizer = AdamW::new(&config, AdamRule::Torch);
+        let optimizer = AdamW::new(&config);
         let all = values(0).len();
         for (backend, device) in devices() {
             for cuts in [vec![0, all], vec![0, 2, 3, 50, 50, 89, 100, all], vec![0, 88, 89, all]] {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_a_part_is_refused_and_an_empty_part_has_nothing_to_do() {
-        let optimizer = AdamW::new(&OptimizerConfig::default(), AdamRule::Torch);
+        let optimizer = AdamW::new(&OptimizerConfig::default());
         let update = optimizer.coefficients(1, 1e-2, [1.0; 2]);
         for (_, device) in devices() {
             let parameters = Parameters::new(specs(), parts(&values(0)), &device);

@@ -30,7 +30,7 @@ fn optimizer() -> OptimizerConfig {
 
 /// Runs a rank's share of some steps; returns the gradient norms.
 fn train(strategy: &mut Zero, model: &mut OnDevice, steps: Range<usize>) -> Result<Vec<f64>> {
-    let (rank, world) = (strategy.communicator().rank().0, strategy.communicator().world_size());
+    let (rank, world) = (strategy.ranks().all.rank().0, strategy.ranks().all.world_size());
     let mut norms = Vec::new();
     for step in steps {
         for pull in rank * PULLS / world..(rank + 1) * PULLS / world {
@@ -74,13 +74,7 @@ fn everywhere(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Communicat
     let mut flat = [vec![0.0; count], vec![0.0; count]];
     let mut step = [0.0];
     if let Ok(saved) = Saved::check(specs, state) {
-        let mut at = 0;
-        for spec in specs {
-            for (flat, of) in flat.iter_mut().zip(saved.moments(spec)?) {
-                flat[at..at + spec.len()].copy_from_slice(&of);
-            }
-            at += spec.len();
-        }
+        flat = saved.flat(specs)?;
         step[0] = saved.step as f32;
     }
     let root = roll_core::Rank(0);
@@ -88,7 +82,7 @@ fn everywhere(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Communicat
     ranks.broadcast(&mut flat[1], root)?;
     ranks.broadcast(&mut step, root)?;
     let mut all = StateDict::new();
-    saved::save_part(&mut all, specs, &flat[0], &flat[1], false)?;
+    saved::save_part(&mut all, specs, &flat[0], &flat[1])?;
     saved::save_step(&mut all, step[0] as u64)?;
     Ok(all)
 }
@@ -177,7 +171,6 @@ fn a_device_that_cannot_be_had_is_an_error_of_the_configuration() {
     };
     for (options, said) in [
         (wanted.clone(), "in host memory alone"),
-        (ZeroOptions { bf16_optimizer_states: true, ..wanted.clone() }, "bf16_optimizer_states"),
         (ZeroOptions { offload_optimizer: cpu, ..wanted }, "strategy.offload_optimizer.device: cpu"),
     ] {
         let message = refused(&options);

@@ -37,17 +37,17 @@ impl Kept {
     /// Creates zero moments in the location that the options select.
     pub(super) fn zeros(
         options: &ZeroOptions,
-        model: &dyn Model,
+        model: &mut dyn Model,
         partition: &Partition,
         ranks: &dyn Communicator,
     ) -> Result<Self> {
         let (rank, world) = (ranks.rank().0, ranks.world_size());
         let whole = options.stage == 0 || world == 1;
-        let (all, bf16) = (model.parameter_count(), options.bf16_optimizer_states);
+        let all = model.parameter_count();
         let count = if whole { all } else { partition.shard() };
-        let Some(updates) = options.optimizer_place().updates(model, count, bf16)? else {
+        let Some(updates) = options.optimizer_place().updates(model, count)? else {
             let padded = if options.stage == 0 { partition.padded() } else { partition.shard() };
-            return Ok(Self::Host(Moments::zeros_as(padded, bf16)));
+            return Ok(Self::Host(Moments::zeros(padded)));
         };
         tracing::info!("AdamW updates {count} of the {all} parameters on the device they are on");
         if whole {
@@ -103,36 +103,27 @@ impl Kept {
         partition: &Partition,
         [rank, stage]: [usize; 2],
     ) -> Result<()> {
-        let whole_bucket = |bucket: &Bucket| -> Result<[Vec<f32>; 2]> {
-            let mut whole = [Vec::new(), Vec::new()];
-            for spec in &specs[bucket.specs.clone()] {
-                whole.iter_mut().zip(saved.moments(spec)?).for_each(|(whole, of)| whole.extend(of));
-            }
-            Ok(whole)
-        };
+        let whole_bucket = |bucket: &Bucket| saved.flat(&specs[bucket.specs.clone()]);
         let buckets = partition.buckets();
         match self {
             Self::Host(moments) => {
-                let mut new = Moments::zeros_as(moments.len(), moments.exp_avg.is_bf16());
+                let mut new = Moments::zeros(moments.exp_avg.len());
                 for bucket in buckets {
                     let places = [&mut new.exp_avg, &mut new.exp_avg_sq];
                     for (mut whole, own) in whole_bucket(bucket)?.into_iter().zip(places) {
                         whole.resize(bucket.part * partition.world(), 0.0);
-                        match stage {
-                            0 => own.write(bucket.padded_at, &whole),
-                            _ => own.write(bucket.shard_at, &whole[bucket.own(rank)]),
-                        }
+                        let (first, part) = match stage {
+                            0 => (bucket.padded_at, &whole[..]),
+                            _ => (bucket.shard_at, &whole[bucket.own(rank)]),
+                        };
+                        own[first..first + part.len()].copy_from_slice(part);
                     }
                 }
                 new.step = saved.step;
                 *moments = new;
             }
             Self::All { updates, step } => {
-                let mut all = [Vec::new(), Vec::new()];
-                for bucket in buckets {
-                    all.iter_mut().zip(whole_bucket(bucket)?).for_each(|(all, of)| all.extend(of));
-                }
-                updates.write_moments(all.each_ref().map(Vec::as_slice))?;
+                updates.write_moments(saved.flat(specs)?.each_ref().map(Vec::as_slice))?;
                 *step = saved.step;
             }
             Self::Parts { parts, step } => {
@@ -173,8 +164,7 @@ impl Turn<'_> {
             };
             let updated = &mut parameters[own.clone()];
             self.gradients.with(i, rank, self.whole, |gradients| {
-                let place = bucket.flat_at + own.start;
-                self.optimizer.update_part(self.learning_rate, updated, gradients, moments, kept, place);
+                self.optimizer.update_part(self.learning_rate, updated, gradients, moments, kept);
             });
             if !self.whole && world > 1 {
                 let part = parameters[own].to_vec();
@@ -229,7 +219,8 @@ impl Read<'_> {
     pub(super) fn of(&self, number: usize, bucket: &Bucket, divided: bool) -> Result<OfBucket> {
         Ok(match self {
             Self::Host(moments) => {
-                let of = |range: Range<usize>| [&moments.exp_avg, &moments.exp_avg_sq].map(|m| m.f32s(range.clone()));
+                let of =
+                    |range: Range<usize>| [&moments.exp_avg, &moments.exp_avg_sq].map(|m| m[range.clone()].to_vec());
                 match divided {
                     true => OfBucket::Own(of(bucket.in_shard())),
                     false => OfBucket::Whole(of(bucket.padded_at..bucket.padded_at + bucket.len)),

@@ -27,10 +27,9 @@ mod values;
 
 use std::sync::Arc;
 
-use roll_core::registry::{default_options, parse_options};
 use roll_core::{
     Communicator, Factory, Model, OptimizerConfig, ParameterSpec, Planner, Registration, Result, StateDict, Strategy,
-    StrategyReport, WeightPlacement, communicator,
+    StrategyRanks, StrategyReport, WeightPlacement, default_options, parse_options,
 };
 
 pub use options::{Offload, OffloadDevice, ZeroOptions};
@@ -43,7 +42,6 @@ use crate::overlap::OverlappedRanks;
 use arrivals::Arrivals;
 use gradients::Gradients;
 use kept::{Kept, OfBucket, Turn};
-use sequence::Sequence;
 
 const NAME: &str = "zero";
 
@@ -51,8 +49,7 @@ const NAME: &str = "zero";
 pub struct Zero {
     options: ZeroOptions,
     ranks: Arc<OverlappedRanks>,
-    /// The sequence groups, if several ranks work on one sample.
-    sequence: Option<Sequence>,
+    groups: StrategyRanks,
     attached: Option<Attached>,
 }
 
@@ -74,8 +71,8 @@ impl Zero {
         communicator.set_timeout(options.timeout());
         let ranks = OverlappedRanks::of(communicator);
         ranks.set_overlap(options.overlap_comm);
-        let sequence = Sequence::of(&ranks, options.sequence_parallel_size, options.stage)?;
-        Ok(Self { options, ranks, sequence, attached: None })
+        let groups = sequence::groups(&ranks, options.sequence_parallel_size, options.stage)?;
+        Ok(Self { options, ranks, groups, attached: None })
     }
 
     fn attached(&mut self) -> Result<&mut Attached> {
@@ -101,7 +98,7 @@ impl Strategy for Zero {
         let service = self.ranks.offer(gradients.clone());
         let arrivals = Arc::new(Arrivals::new(partition.clone(), &specs, self.ranks.clone(), service));
         self.attached = Some(Attached {
-            optimizer: AdamW::new(optimizer, self.options.adam_rule),
+            optimizer: AdamW::new(optimizer),
             max_grad_norm: optimizer.max_grad_norm,
             specs,
             partition,
@@ -116,7 +113,9 @@ impl Strategy for Zero {
         let overlaps = self.ranks.overlaps();
         let arrivals = self.attached()?.arrivals.clone();
         // The remaining gradients can only be taken bucket by bucket if the model has parts.
-        if overlaps && model.parts().is_some() && model.deliver_gradients(Some(arrivals.clone())) {
+        if let Some(parts) = model.parts().filter(|_| overlaps)
+            && parts.deliver_gradients(Some(arrivals.clone()))
+        {
             arrivals.open();
         }
         Ok(())
@@ -125,7 +124,9 @@ impl Strategy for Zero {
     /// Ranks may call this at different times, and a different number of times.
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
         let arrivals = self.attached()?.arrivals.clone();
-        model.deliver_gradients(None);
+        if let Some(parts) = model.parts() {
+            parts.deliver_gradients(None);
+        }
         arrivals.finish(model)
     }
 
@@ -160,19 +161,8 @@ impl Strategy for Zero {
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
 
-    fn communicator(&self) -> &dyn Communicator {
-        self.ranks.as_ref()
-    }
-
-    fn data_ranks(&self) -> &dyn Communicator {
-        match &self.sequence {
-            Some(sequence) => sequence.data_ranks(),
-            None => self.ranks.as_ref(),
-        }
-    }
-
-    fn token_ranks(&self) -> Option<Arc<dyn Communicator>> {
-        self.sequence.as_ref().map(Sequence::token_ranks)
+    fn ranks(&self) -> &StrategyRanks {
+        &self.groups
     }
 
     /// Must be called by all ranks. Rank 0 receives the complete state, in the layout of the strategy `single`, so that
@@ -194,7 +184,7 @@ impl Strategy for Zero {
             };
             if self.ranks.rank().0 == 0 {
                 let specs = &a.specs[bucket.specs.clone()];
-                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq, self.options.bf16_optimizer_states)?;
+                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq)?;
             }
         }
         if self.ranks.rank().0 == 0 {
@@ -220,8 +210,8 @@ roll_core::inventory::submit! {
         version: env!("CARGO_PKG_VERSION"),
         defaults: default_options::<ZeroOptions>,
         keys: roll_core::keys::of::<ZeroOptions>,
-        factory: Factory::Strategy(|options, _| {
-            Ok(Box::new(Zero::new(parse_options("strategy", options)?, communicator::current())?))
+        factory: Factory::Strategy(|options, context| {
+            Ok(Box::new(Zero::new(parse_options("strategy", options)?, context.ranks.clone())?))
         }),
         planner: Some(Planner::Strategy(|options| {
             let options: ZeroOptions = parse_options("strategy", options)?;

@@ -8,7 +8,6 @@ use roll_core::{Error, IdleKeys, Kind, OptionNotes, Result, WeightPlacement, Whe
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::optimizer::AdamRule;
 use crate::strategy::OptimizerPlace;
 
 /// Options of the strategy `zero`; names as in DeepSpeed's `zero_optimization`.
@@ -44,15 +43,10 @@ pub struct ZeroOptions {
     /// `auto`: on GPUs if a rank updates at most 268,435,456 parameters, which is enough for adapters; in host memory
     /// otherwise. Gradients are summed over the ranks in host memory in any case.
     pub optimizer_on: OptimizerPlace,
-    /// Formula of AdamW: `torch` or `deepspeed`; the same to rounding.
-    pub adam_rule: AdamRule,
-    /// Moments in bf16, rounded at random: half the memory of the optimizer's state.
-    /// Checkpoints keep them as they are; a run may go on with the other kind.
-    pub bf16_optimizer_states: bool,
-    /// Number of ranks that work on one sample, each on its share of the tokens of a pass (sequence parallelism as in
-    /// DeepSpeed Ulysses), for videos with too many tokens for one GPU. It must divide the number of ranks, the heads
-    /// of the transformer and the tokens. Adjacent ranks form a group, and every group has its own samples. 1: every
-    /// rank has its own samples.
+    /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many
+    /// for one GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of
+    /// the transformer and its tokens. Ranks that stand next to each other are a group; every group has samples of its
+    /// own. 1: every rank has.
     #[schemars(range(min = 1))]
     pub sequence_parallel_size: usize,
     /// Number of updates between comparisons of the parameters of all ranks; 0 never compares.
@@ -74,8 +68,6 @@ impl Default for ZeroOptions {
             offload_optimizer: Offload::default(),
             offload_param: Offload::default(),
             optimizer_on: OptimizerPlace::default(),
-            adam_rule: AdamRule::default(),
-            bf16_optimizer_states: false,
             sequence_parallel_size: 1,
             check_every: 50,
             timeout_seconds: 1800,
@@ -176,8 +168,7 @@ impl ZeroOptions {
             all_ranks: true,
             stage: self.stage,
             placement: self.weight_placement(),
-            state_bytes: if self.bf16_optimizer_states { 4 } else { 8 },
-            state_on_gpu: self.optimizer_place().most_on_gpu(self.bf16_optimizer_states),
+            state_on_gpu: self.optimizer_place().most_on_gpu(),
             overlap_comm: self.overlap_comm,
             copies_parameters: false,
             bucket: self.bucket_size(),

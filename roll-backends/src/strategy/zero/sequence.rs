@@ -13,15 +13,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use roll_core::{Communicator, Error, Rank, Result, SingleRank};
+use roll_core::{Communicator, Error, Rank, Result, SingleRank, StrategyRanks};
 
 use crate::overlap::OverlappedRanks;
-
-/// The group and the column of this rank.
-pub(super) struct Sequence {
-    tokens: Arc<dyn Communicator>,
-    column: Column,
-}
 
 /// The ranks over which the samples of a step are distributed. All ranks of the job must reach its collectives; until
 /// they have, each serves the requests of the others.
@@ -30,45 +24,35 @@ struct Column {
     own: Arc<dyn Communicator>,
 }
 
-impl Sequence {
-    /// Creates groups of `size` ranks; `None` for groups of one. Must be called by all ranks. Fails if groups of that
-    /// size are impossible.
-    pub(super) fn of(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<Option<Self>> {
-        let (rank, world) = (all.rank().0, all.world_size());
-        let refused = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
-        if size == 1 {
-            return Ok(None);
-        }
-        if size == 0 || !world.is_multiple_of(size) {
-            return refused(format!("expected a number that divides the {world} ranks of the job, found {size}"));
-        }
-        if size == world {
-            // All collectives of the job have the same order on all ranks, so these do too.
-            let column = Column { all: all.clone(), own: Arc::new(SingleRank) };
-            return Ok(Some(Self { tokens: all.clone(), column }));
-        }
-        if stage > 2 {
-            // A rank that waits for tokens of its group would not serve the other groups.
-            return refused(format!(
-                "at `strategy.stage: 3` all ranks work on one sample: expected 1 or {world}, found {size}"
-            ));
-        }
-        let groups = all.split(rank / size).and_then(|tokens| Ok((tokens, all.split(rank % size)?)));
-        match groups {
-            Ok((tokens, own)) => Ok(Some(Self { tokens, column: Column { all: all.clone(), own } })),
-            Err(Error::Unsupported(reason)) => refused(format!("expected 1 or {world}, found {size}: {reason}")),
-            Err(error) => Err(error),
-        }
+/// Creates token groups of `size` ranks. Must be called by all ranks. Fails if groups of that size are impossible.
+pub(super) fn groups(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<StrategyRanks> {
+    let (rank, world) = (all.rank().0, all.world_size());
+    let refused = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
+    let divided = |tokens: Arc<dyn Communicator>, own: Arc<dyn Communicator>| {
+        let data = Arc::new(Column { all: all.clone(), own });
+        Ok(StrategyRanks { all: all.clone(), data, tokens: Some(tokens) })
+    };
+    if size == 1 {
+        return Ok(StrategyRanks::new(all.clone()));
     }
-
-    /// The ranks over which tokens are sharded.
-    pub(super) fn token_ranks(&self) -> Arc<dyn Communicator> {
-        self.tokens.clone()
+    if size == 0 || !world.is_multiple_of(size) {
+        return refused(format!("expected a number that divides the {world} ranks of the job, found {size}"));
     }
-
-    /// The ranks over which samples are distributed.
-    pub(super) fn data_ranks(&self) -> &dyn Communicator {
-        &self.column
+    if size == world {
+        // All collectives of the job have the same order on all ranks, so these do too.
+        return divided(all.clone(), Arc::new(SingleRank));
+    }
+    if stage > 2 {
+        // A rank that waits for tokens of its group would not serve the other groups.
+        return refused(format!(
+            "at `strategy.stage: 3` all ranks work on one sample: expected 1 or {world}, found {size}"
+        ));
+    }
+    let ranks: &dyn Communicator = all.as_ref();
+    match ranks.split(rank / size).and_then(|tokens| Ok((tokens, ranks.split(rank % size)?))) {
+        Ok((tokens, own)) => divided(tokens, own),
+        Err(Error::Unsupported(reason)) => refused(format!("expected 1 or {world}, found {size}: {reason}")),
+        Err(error) => Err(error),
     }
 }
 
@@ -101,9 +85,6 @@ impl Communicator for Column {
     fn barrier(&self) -> Result<()> {
         self.settled()?.barrier()
     }
-    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        self.settled()?.all_to_all(values, out)
-    }
     fn set_timeout(&self, timeout: Duration) {
         self.own.set_timeout(timeout);
     }
@@ -133,10 +114,11 @@ mod tests {
             let results = ThreadRanks::run(world, LONG, |ranks| {
                 let own = ranks.rank().0;
                 let strategy = zero(size, 2, ranks)?;
-                let (tokens, data) = (strategy.token_ranks().unwrap(), strategy.data_ranks());
+                let StrategyRanks { all, data, tokens } = strategy.ranks().clone();
+                let tokens = tokens.unwrap();
                 assert_eq!((tokens.rank().0, tokens.world_size()), (own % size, size));
                 assert_eq!((data.rank().0, data.world_size()), (own / size, world / size));
-                assert_eq!(strategy.communicator().world_size(), world);
+                assert_eq!(all.world_size(), world);
                 let mut members = vec![0.0; size];
                 tokens.all_gather(&[own as f32], &mut members)?;
                 assert!(members.iter().enumerate().all(|(i, m)| *m == (own / size * size + i) as f32));

@@ -27,7 +27,7 @@ fn train(
     steps: Range<u64>,
     skips: impl Fn(u64, usize) -> bool,
 ) -> Result<Vec<StrategyReport>> {
-    let (rank, world) = (strategy.communicator().rank().0, strategy.communicator().world_size());
+    let (rank, world) = (strategy.ranks().all.rank().0, strategy.ranks().all.world_size());
     let mut reports = Vec::new();
     for step in steps {
         strategy.discard();
@@ -40,7 +40,7 @@ fn train(
                 counted[0] += 1.0;
             }
         }
-        strategy.communicator().all_reduce(&mut counted)?;
+        strategy.ranks().all.all_reduce(&mut counted)?;
         reports.push(strategy.step(model, 0.02, 1.0 / f64::from(counted[0]))?);
     }
     Ok(reports)
@@ -84,11 +84,6 @@ fn every_stage_gives_the_same_bits_at_one_number_of_ranks() {
         assert_eq!(after(ranks, &offloaded, true, none), expected);
         // The result is also independent of whether the model has parts.
         assert_eq!(after(ranks, &options(2, 50), false, none), expected);
-        let narrow = |stage| ZeroOptions { bf16_optimizer_states: true, ..options(stage, 50) };
-        let expected = after(ranks, &narrow(0), true, none);
-        for stage in 1..=3 {
-            assert_eq!(after(ranks, &narrow(stage), true, none), expected, "bf16, stage {stage}, {ranks} ranks");
-        }
     }
 }
 

@@ -125,7 +125,8 @@ fn random(
     })
 }
 
-/// Random numbers in eight bits, of which every matrix is made: rounding each matrix of a 14B transformer takes minutes.
+/// Random numbers in eight bits, of which every matrix is made: rounding each matrix of a 14B transformer takes
+/// minutes.
 struct Codes(ScaledRows);
 
 impl Codes {

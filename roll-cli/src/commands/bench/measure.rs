@@ -19,7 +19,7 @@ use super::step;
 pub struct Phase {
     /// Its name.
     pub name: &'static str,
-    /// Of one pass, the median.
+    /// Median seconds of one pass.
     pub seconds: f64,
     /// How often a step does it.
     pub passes: usize,
@@ -43,7 +43,7 @@ impl Phase {
 /// Time and memory of a step.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// In the order of a step.
+    /// Phases in the order of a step.
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<Whole>,

@@ -5,15 +5,16 @@ use roll_backends::device::{is_gpu, memory};
 
 /// Reads the peak memory of a phase.
 pub enum Meter {
-    /// Of this process, in host memory: the kernel's high-water mark.
+    /// Peak of this process in host memory: the kernel's high-water mark.
     Host,
-    /// Of GPU memory, as NVIDIA's driver counts it, less the memory in use before. Both allocators keep all memory that
+    /// Peak of GPU memory by the driver's count, less the memory in use before. Both allocators keep all memory that
     /// they once took, so use after a phase is its peak, or that of a phase before it.
     Gpu { number: usize, before: u64 },
 }
 
 impl Meter {
-    /// For the device that `backend` names. Made before the first tensor there, so that all of this process's counts.
+    /// Watches the device that `backend` names. Made before the first tensor there, so that all of this process's
+    /// counts.
     pub fn new(device: &Device, backend: &str) -> Self {
         // Checked when the device was opened.
         let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
-use roll_core::{Error, Options, Registry, Result, error};
+use roll_core::{Error, Options, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{Network, Networks, OnDevice, Plan, Tiles};
 use roll_models::wan2_2::vae::VaeConfig;
@@ -19,7 +19,7 @@ pub const RANK: usize = 32;
 pub struct Preset {
     /// As it is called on the command line.
     pub name: &'static str,
-    /// The networks, with as many blocks as are measured.
+    /// The networks, reduced to the measured number of blocks.
     pub networks: Networks,
     /// Blocks of the whole network.
     pub all_layers: usize,
@@ -65,7 +65,7 @@ impl Preset {
         let name = NAMES.into_iter().find(|name| *name == asked).ok_or_else(|| Error::UnknownName {
             kind: "preset",
             name: args.preset.clone(),
-            nearest: error::nearest(&args.preset, NAMES).map(Into::into),
+            nearest: nearest(&args.preset, NAMES).map(Into::into),
             known: NAMES.join(", "),
         })?;
         let (mut networks, dtype, frames, size, text_len) = match name {
@@ -174,7 +174,7 @@ impl Preset {
     }
 }
 
-/// Those of the algorithm with its default options, and guidance if that was asked for.
+/// The passes of the algorithm with its default options, and with guidance if requested.
 fn passes(args: &Bench) -> Result<Passes> {
     let mut options = Options::new();
     if args.guided {

@@ -183,7 +183,7 @@ fn pictures_are_there(paths: &[Option<&Path>]) -> Result<()> {
     Ok(())
 }
 
-/// In how many of the first references the reward finds something to compare with.
+/// Counts the first references in which the reward finds something to compare with.
 fn references(
     loaded: &LoadedConfig,
     dataset: &Dataset,

@@ -5,7 +5,7 @@ mod data;
 mod findings;
 
 use roll_core::plan::in_words;
-use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result, communicator};
+use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::ranks;
@@ -15,6 +15,7 @@ use self::findings::Findings;
 use super::plan::{Machine, cluster, estimate, gigabytes, machine, needed, totals};
 use crate::args::Check;
 use crate::configuration::{Configuration, build_context};
+use crate::ranks::process;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
@@ -72,7 +73,7 @@ pub fn check(args: Check) -> Result<()> {
     found.end()
 }
 
-/// Memory and time of a run in one line; `None` where they cannot be told.
+/// Memory and time of a run in one line; `None` if they are unknown.
 pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
     let machine = machine(&crate::args::Machine::default(), loaded).ok()?;
@@ -80,8 +81,9 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
     let [device, host] = totals(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
-    let together = gigabytes(needs.peak(|item| item.device + item.host).0) * ranks::of_process(config) as f64;
-    let each = if communicator::current().world_size() > 1 { " for each rank" } else { "" };
+    let together =
+        gigabytes(needs.peak(|item| item.device + item.host).0) * ranks::of_process(config, process().as_ref()) as f64;
+    let each = if process().world_size() > 1 { " for each rank" } else { "" };
     let memory = match on_the_host(config) {
         true => format!("{together:.1} of {:.1} GB{each}", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
@@ -148,7 +150,7 @@ fn time(needs: &roll_core::plan::Needs, steps: Option<u64>, found: &mut Findings
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     found.section("time");
     let all = steps.map(|steps| format!(", {} for {}", duration(seconds * steps as f64), counted(steps, "step")));
-    let ranks = communicator::current().world_size();
+    let ranks = process().world_size();
     let ranks = if ranks > 1 { format!(" on {ranks} ranks") } else { String::new() };
     found.good(format!(
         "{} a step{}{ranks}, by estimate, without rewards and evaluations",

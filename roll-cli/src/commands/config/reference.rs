@@ -6,7 +6,7 @@ use roll_train::config::Section;
 
 /// Columns of a terminal that nothing is known of.
 const COLUMNS: usize = 80;
-/// Characters of a default that stand in a line.
+/// Most characters of a default on one line.
 const DEFAULT: usize = 60;
 
 /// Prints sections for a terminal.

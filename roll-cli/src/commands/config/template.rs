@@ -57,7 +57,7 @@ impl<'a> Writer<'a> {
     fn map(&mut self, place: &Place<'_>, map: &Map<String, Json>) {
         let mut entries: Vec<_> = map.iter().collect();
         if place.component.is_some() {
-            // In the tree the keys that were given come first; here every key stands where its component has it.
+            // In the tree the keys that were given come first; here every key is in the order of its component.
             entries.sort_by_key(|(name, _)| (*name != "name", self.rank(place, name)));
         }
         for (name, value) in entries {
@@ -116,7 +116,7 @@ impl<'a> Writer<'a> {
         self.map(&Place { key, indent: indent + LEVEL, component }, &rest);
     }
 
-    /// The component that stands at a key.
+    /// The component at a key.
     fn component(&self, key: &str, value: &Json) -> Option<(Kind, String, String)> {
         let name = value.get("name")?.as_str()?;
         let kind = match general(key).as_str() {

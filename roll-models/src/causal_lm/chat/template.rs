@@ -14,7 +14,7 @@ const NAME: &str = "chat template";
 /// Steps after which a template is taken to hang.
 const FUEL: u64 = 2_000_000;
 
-/// A template as it stands in files.
+/// A template as files contain it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Source {
     pub source: String,

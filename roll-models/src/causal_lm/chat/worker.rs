@@ -88,7 +88,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts `program` for `source`, and gives the variables that the template reads.
+    /// Starts `program` for `source`, and returns the variables that the template reads.
     pub fn start(program: &Path, source: Source) -> Answer<(Self, Vec<String>)> {
         let mut worker = Self { program: program.into(), source, running: None };
         let reads = worker.begin()?;

@@ -10,7 +10,7 @@ use super::{Plan, RESERVE};
 
 /// Words of a token that the recomputation and the pull of one block hold, in units of the width of the residual
 /// stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
-/// (`roll-models/examples/dit_memory.rs`).
+/// (example `dit_memory` of commit ac7d28a).
 const BLOCK_WORDS: [usize; 2] = [10, 4];
 /// The process itself.
 const PROCESS: usize = 60 << 20;

@@ -205,7 +205,7 @@ impl Plan {
         allowed && [ranks, self.tokens(), heads].iter().all(|n| n.is_multiple_of(count))
     }
 
-    /// Those of them that a rank computes.
+    /// Tokens that a rank computes.
     pub fn own_tokens(&self) -> usize {
         self.tokens().div_ceil(self.input.division.token_ranks.max(1))
     }

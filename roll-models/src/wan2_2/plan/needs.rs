@@ -1,8 +1,9 @@
 //! From the options of a run to its plan, for `roll plan`.
 
-use roll_core::plan::{Needs, PlanInput};
-use roll_core::registry::parse_options;
-use roll_core::{BuildContext, Error, Kind, Options, Result, ResultExt, error};
+use roll_core::{
+    BuildContext, Error, Kind, Options, Result, ResultExt, nearest, parse_options,
+    plan::{Needs, PlanInput},
+};
 
 use super::super::components;
 use super::super::dit::{DitConfig, Trainable};
@@ -67,7 +68,7 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
         return found.map(Network::networks).ok_or_else(|| Error::UnknownName {
             kind: "network",
             name: name.into(),
-            nearest: error::nearest(name, known()).map(Into::into),
+            nearest: nearest(name, known()).map(Into::into),
             known: known().collect::<Vec<_>>().join(", "),
         });
     }
@@ -146,7 +147,6 @@ fn hints(plan: &Plan) -> Vec<String> {
         "model.weight_store=host keeps the frozen weights in host memory, and brings a block ahead",
     );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
-    hint(full && division.state_bytes >= 8, "strategy.bf16_optimizer_states=true halves the optimizer's state");
     let largest = plan.tiling().map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
     let smaller = match largest {
         35.. => "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles",

@@ -11,7 +11,8 @@ use super::Plan;
 const HOST_RATE: f64 = 10e9;
 
 impl Plan {
-    /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers and computation are taken to overlap where weights are brought a block ahead.
+    /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers and computation are
+    /// taken to overlap where weights are brought a block ahead.
     pub fn time(&self) -> Vec<PhaseCost> {
         let (input, speed) = (&self.input, self.input.speed);
         let (forward, pull) = (self.forward_flops(), self.pull_flops());
@@ -111,7 +112,7 @@ fn decoder_flops(vae: &VaeConfig) -> f64 {
     let mut positions = 1.0 / (patch * patch);
     for stage in 0..stages {
         let width = (vae.decoder_dim * vae.dim_mult[stage]) as f64;
-        // The middle of the network stands at the size of the latents.
+        // The middle of the network has the size of the latents.
         let count = if stage + 1 == stages { convolutions + 4.0 } else { convolutions };
         flops += positions * count * 54.0 * width * width;
         if stage + 1 < stages {

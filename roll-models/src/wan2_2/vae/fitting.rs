@@ -7,7 +7,7 @@ use super::tiling::Tiling;
 
 /// Memory of the decoder and its pullback: bytes per pixel of the current frame (with 96 channels in the last stage),
 /// and bytes per pixel of every frame. Measured at 128x128 with 17 and 65 frames
-/// (`roll-models/examples/vae_memory.rs`).
+/// (example `vae_memory` of commit ac7d28a).
 const PIXEL_BYTES: usize = 50_000;
 const PIXEL_FRAME_BYTES: usize = 478;
 /// Width of the last stage in that measurement.
@@ -39,7 +39,7 @@ impl Fitting {
 
     /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
     /// with this tiling and `each` bytes per number. The other half is a reserve for uncounted memory. The result is at
-    /// least [`FEWEST_CHECKPOINTS`], which [`decoder_bytes`] includes, and at most the number of chunks minus one.
+    /// least `FEWEST_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks minus one.
     pub fn checkpoints(
         &self,
         vae: &VaeConfig,

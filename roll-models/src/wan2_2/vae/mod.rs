@@ -1,13 +1,13 @@
 //! The Wan VAEs encode videos to latents and decode latents to videos. The memory of their pullbacks does not grow with
 //! the number of frames.
 //!
-//! Both networks are chains of causal layers ([`layer`]). A video passes through them in chunks of one latent frame;
+//! Both networks are chains of causal layers (`layer`). A video passes through them in chunks of one latent frame;
 //! convolutions read the last frames of the previous chunk from a feature cache. The result equals that of the whole
 //! video at once.
 //!
 //! The pullback visits the chunks in reverse order, with gradients flowing through the caches. Only
 //! [`Chunking::checkpoints`] of the caches at chunk borders are kept, on the device or in host memory; the others are
-//! recomputed ([`schedule`]). Within a chunk, one layer at a time is pulled back ([`chain`]). Names and order follow
+//! recomputed (`schedule`). Within a chunk, one layer at a time is pulled back (`chain`). Names and order follow
 //! the official `wan/modules/vae2_1.py` and `vae2_2.py`.
 
 mod chain;

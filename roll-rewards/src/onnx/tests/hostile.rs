@@ -113,22 +113,20 @@ fn inputs_that_do_not_fit_are_errors_when_run() {
 }
 
 #[test]
-fn every_truncation_and_flipped_bit_ends_in_an_error_or_a_model_and_never_in_a_panic() {
+fn truncated_files_and_flipped_bits_never_panic() {
     let file = File::new(11, &[1, 1, 2, 2]).floats("w", &[1, 1, 2, 2], &[1.; 4]).ints("s", &[1, -1]);
     let file = file.node("Conv", &["x", "w"], "c", vec![ints("pads", &[1, 1, 1, 1])]);
     let bytes = file.node("Reshape", &["c", "s"], "y", vec![]).bytes();
-    for end in 0..bytes.len() {
-        // A cut between two fields of the model may leave a valid model; it must not cause a panic.
-        if let Ok(model) = parse(&bytes[..end]) {
-            let _ = model.run(&tensor(&[1.; 4], &[1, 1, 2, 2]));
-        }
-    }
+    let run = |model: Model| drop(model.run(&tensor(&[1.; 4], &[1, 1, 2, 2])));
+    // A cut between two fields of the model leaves a whole one.
+    let whole = (0..bytes.len()).filter_map(|end| parse(&bytes[..end]).ok()).map(run).count();
+    assert!(whole <= 3, "{whole} of {} truncations are models", bytes.len());
     for i in 0..bytes.len() {
         for bit in 0..8 {
             let mut flipped = bytes.clone();
             flipped[i] ^= 1 << bit;
             if let Ok(model) = parse(&flipped) {
-                let _ = model.run(&tensor(&[1.; 4], &[1, 1, 2, 2]));
+                run(model);
             }
         }
     }

@@ -56,7 +56,7 @@ pub const NETWORK: &[(&str, &str)] = &[
     ("final_timestep", "algo.final_timestep"),
 ];
 
-/// Those of them that ROLL reads only when `lora_base_model` names the carrier of the LoRA.
+/// The keys that ROLL reads only when `lora_base_model` names the carrier of the LoRA.
 pub const LORA: &[&str] = &["lora_base_model", "lora_target_modules", "lora_rank", "lora_checkpoint"];
 
 /// Names that DeepSpeed's `zero_optimization` and the strategy `zero` share.

@@ -1,20 +1,18 @@
-// One AdamW update, appended to kernels.cu. roll_core::AdamUpdate has the formulas; `products` is the same for all
-// threads. Each thread updates four numbers, the last thread the remaining ones.
+// One update of AdamW, appended to kernels.cu. roll_core::AdamUpdate has the formulas. A thread takes four numbers, the last
+// one those that are left.
 DEVICE float adam_number(
-    float p, float g, float *m, float *v, int products, float beta_1, float beta_2, float rest_1, float rest_2, float eps,
-    float step_size, float root_correction, float decay, float keep)
+    float p, float g, float *m, float *v, float beta_2, float rest_1, float rest_2, float eps, float step_size,
+    float root_correction, float keep)
 {
-    const float decayed = products ? p - decay * p : p * keep;
-    *m = products ? beta_1 * *m + rest_1 * g : *m + rest_1 * (g - *m);
+    *m = *m + rest_1 * (g - *m);
     *v = *v * beta_2 + rest_2 * g * g;
-    return decayed - step_size * (*m / (ROOT(*v) / root_correction + eps));
+    return p * keep - step_size * (*m / (ROOT(*v) / root_correction + eps));
 }
 
 KERNEL(256) adam(
     const float *__restrict__ p, const float *__restrict__ g, const float *__restrict__ m, const float *__restrict__ v,
-    float *__restrict__ p_to, float *__restrict__ m_to, float *__restrict__ v_to, int count, int products, float scale,
-    float clipping, float beta_1, float beta_2, float rest_1, float rest_2, float eps, float step_size,
-    float root_correction, float decay, float keep)
+    float *__restrict__ p_to, float *__restrict__ m_to, float *__restrict__ v_to, int count, float scale, float clipping,
+    float beta_2, float rest_1, float rest_2, float eps, float step_size, float root_correction, float keep)
 {
     const int start = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     float p_four[4], g_four[4], m_four[4], v_four[4];
@@ -35,8 +33,8 @@ KERNEL(256) adam(
     }
     UNROLL for (int j = 0; j < 4; j++) {
         p_four[j] = adam_number(
-            p_four[j], g_four[j] * scale * clipping, &m_four[j], &v_four[j], products, beta_1, beta_2, rest_1, rest_2, eps,
-            step_size, root_correction, decay, keep);
+            p_four[j], g_four[j] * scale * clipping, &m_four[j], &v_four[j], beta_2, rest_1, rest_2, eps, step_size,
+            root_correction, keep);
     }
     if (whole) {
         write_f32(p_to + start, p_four); write_f32(m_to + start, m_four); write_f32(v_to + start, v_four);

@@ -88,7 +88,7 @@ static void run_channel_norm_pull_bf16(void **p) { channel_norm_pull_bf16(P(0), 
 
 static void run_adam(void **p)
 {
-    adam(P(0), P(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8), F(9), F(10), F(11), F(12), F(13), F(14), F(15), F(16), F(17), F(18), F(19));
+    adam(P(0), P(1), P(2), P(3), P(4), P(5), P(6), I(7), F(8), F(9), F(10), F(11), F(12), F(13), F(14), F(15), F(16));
 }
 
 static const struct { const char *name; void (*run)(void **); } KERNELS[] = {

@@ -298,12 +298,12 @@ impl<M: Machine + ?Sized> On<'_, M> {
             return None;
         }
         let new: [Tensor; 3] = std::array::from_fn(|_| Tensor::empty([*length], (Kind::Float, device)));
-        let AdamUpdate { products, scale, betas, rest, eps, step_size, root_correction, decay, keep } = *update;
+        let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
         let mut arguments: Vec<Argument> = operands.map(Argument::from).into();
         arguments.extend(new.each_ref().map(Argument::from));
-        arguments.extend([count, i32::from(products)].map(Argument::from));
-        let numbers = [scale, betas, rest].concat();
-        arguments.extend(numbers.into_iter().chain([eps, step_size, root_correction, decay, keep]).map(Argument::from));
+        arguments.push(count.into());
+        let numbers = [scale[0], scale[1], beta_2, rest[0], rest[1], eps, step_size, root_correction, keep];
+        arguments.extend(numbers.map(Argument::from));
         self.run(Kernel::Adam, Shape::in_a_line(count), arguments)?;
         Some(new)
     }

@@ -2,7 +2,7 @@
 //! of 480x480, with gradient.
 //!
 //! ```text
-//! cargo run --release -p roll-rewards --example python_overhead -- [PYTHON]      # a Python with torch
+//! cargo run --release --bin python_overhead -- [PYTHON]      # a Python with torch
 //! ```
 //!
 //! Reports the best of several runs: wall time, and CPU seconds of both processes.

@@ -1,18 +1,18 @@
 //! AdamW on 100 million parameters, beside the bandwidth of this machine's memory and PyTorch's fused AdamW.
 //!
-//!     cargo bench -p roll-backends --bench adamw
-//!     PYTHON=python-with-torch cargo bench -p roll-backends --bench adamw
+//!     cargo run --release --bin adamw
+//!     PYTHON=python-with-torch cargo run --release --bin adamw
 //!
-//! An update reads parameters, gradients and both moments and writes all but the gradients: 28 bytes a parameter, 20
-//! with moments in bf16. The limit is the time in which this machine copies half of that (a copy moves each byte
-//! twice). All take turns in one run, on the same number of threads; medians are shown.
+//! An update reads parameters, gradients and both moments and writes all but the gradients: 28 bytes a parameter. The
+//! limit is the time in which this machine copies half of that (a copy moves each byte twice). All take turns in one
+//! run, on the same number of threads; medians are shown.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rayon::prelude::*;
-use roll_backends::optimizer::{AdamRule, AdamW, Moments};
+use roll_backends::optimizer::{AdamW, Moments};
 use roll_core::OptimizerConfig;
 
 type Failure = Box<dyn std::error::Error>;
@@ -43,11 +43,9 @@ fn main() -> Result<(), Failure> {
     let (mut parameters, gradients) = (ramp(-1.0, 1.0), ramp(1.0, -1.0));
     let mut moments = Moments::zeros(PARAMETERS);
     let config = OptimizerConfig { weight_decay: 0.01, ..OptimizerConfig::default() };
-    let optimizer = AdamW::new(&config, AdamRule::Torch);
-    let mut narrow_moments = Moments::zeros_bf16(PARAMETERS);
-    // Both touch every page.
+    let optimizer = AdamW::new(&config);
+    // Touches every page.
     optimizer.update(&mut parameters, &gradients, &mut moments, 1e-3);
-    optimizer.update(&mut parameters, &gradients, &mut narrow_moments, 1e-3);
 
     let source = vec![1u8; BYTES / 2];
     let mut target = vec![2u8; BYTES / 2];
@@ -59,21 +57,18 @@ fn main() -> Result<(), Failure> {
         Some(python) => Some(Torch::start(Command::new(python))?),
         None => None,
     };
-    let (mut limit, mut ours, mut narrow, mut theirs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut limit, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         limit.push(seconds(&mut copy));
         ours.push(seconds(&mut || optimizer.update(&mut parameters, &gradients, &mut moments, 1e-3)));
-        narrow.push(seconds(&mut || optimizer.update(&mut parameters, &gradients, &mut narrow_moments, 1e-3)));
         if let Some(torch) = &mut torch {
             theirs.push(torch.step()?);
         }
     }
-    let [limit, ours, narrow] = [median(&mut limit), median(&mut ours), median(&mut narrow)];
+    let [limit, ours] = [median(&mut limit), median(&mut ours)];
     println!("{PARAMETERS} parameters, {} threads, median of {rounds}", rayon::current_num_threads());
     println!("copy of as many bytes  {limit:.4} s  ({:.1} GB/s)", BYTES as f64 / limit / 1e9);
     println!("AdamW                  {ours:.4} s  {:.2} of the limit", ours / limit);
-    let of_limit = narrow / (limit * 20.0 / 28.0);
-    println!("with bf16 moments      {narrow:.4} s  {of_limit:.2} of its limit, {:.2} of f32 moments", narrow / ours);
     if let Some(torch) = torch {
         let theirs = median(&mut theirs);
         println!("PyTorch {:<14} {theirs:.4} s  ours takes {:.2} of it", torch.version, ours / theirs);

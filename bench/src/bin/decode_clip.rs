@@ -1,7 +1,7 @@
 //! Writes the frames of a clip as raw RGB bytes, for a comparison with another decoder:
 //!
 //! ```sh
-//! cargo run --release -p roll-data --example decode_clip -- clip.mp4 ours.rgb
+//! cargo run --release --bin decode_clip -- clip.mp4 ours.rgb
 //! ffmpeg -i clip.mp4 -f rawvideo -pix_fmt rgb24 theirs.rgb
 //! ```
 

@@ -1,6 +1,6 @@
 //! Times of the fused operators and of a Wan DiT block made of them, for comparison with `bench/torch_ops.py`.
 //!
-//! Usage: `bench_ops [CASE_SUBSTRING] [SECONDS]`, prints `case, forward: wall, CPU; forward and backward: wall, CPU` in
+//! Usage: `operators [CASE_SUBSTRING] [SECONDS]`, prints `case, forward: wall, CPU; forward and backward: wall, CPU` in
 //! seconds, tab-separated, each the best of several runs. CPU time is that of all threads; on a busy machine it is the
 //! steadier of the two.
 

@@ -1,7 +1,7 @@
 //! Tokens a second of generation: 64 prompts in groups of 8, as a rollout has them.
 //!
 //! ```sh
-//! cargo run --release -p roll-models --example generation_speed -- SmolLM2-135M-Instruct.Q4_1.gguf \
+//! cargo run --release --bin generation_speed -- SmolLM2-135M-Instruct.Q4_1.gguf \
 //!     [PROMPT_TOKENS [NEW_TOKENS]]
 //! ```
 //!
@@ -22,7 +22,7 @@ fn main() -> Result<()> {
     let path = arguments.next();
     let mut number = |default: usize| arguments.next().and_then(|text| text.parse().ok()).unwrap_or(default);
     let (prompt_tokens, new_tokens) = (number(256), number(64));
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let context = BuildContext::new("flex");
     let mut model = open(&CausalLmOptions { model_path: path.map(Into::into), ..Default::default() }, &context)?;
     let vocabulary = model.network().config().vocab as u32;
     let prompt = |group: usize| -> Vec<u32> {

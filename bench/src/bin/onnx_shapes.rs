@@ -2,7 +2,7 @@
 //! and a vision transformer (ViT-B/16 without its class token), for one picture of 224 x 224.
 //!
 //! ```text
-//! cargo run --release -p roll-rewards --example onnx_shapes -- FOLDER
+//! cargo run --release --bin onnx_shapes -- FOLDER
 //! ```
 
 use std::path::Path;

@@ -1,15 +1,14 @@
 //! Files that are no plugins, plugins of another roll, and plugins of one name: each an error that names the file.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::path::Path;
 
-use common::{compile, library};
-use roll_core::one_line;
-use roll_core::{BuildContext, Options, Registry, Replaces};
+use roll_core::{
+    Finding, Grad, Options, Pullback, Replaces, Result, RewardScorer, Score, Target, Tensor, Verdict, Video,
+    check_reward, one_line,
+};
 use roll_plugin::{ABI_VERSION, discover, load};
+
+use super::{compile, context, library, names, plugin, registry};
 
 /// The message of loading `bytes` as a file called `name`.
 fn refused(name: &str, bytes: &[u8]) -> String {
@@ -38,7 +37,7 @@ fn with_version(major: u32, minor: u32) -> Vec<u8> {
 #[test]
 fn another_major_version_of_the_interface_is_refused_whichever_is_newer() {
     let [major, minor] = ABI_VERSION;
-    for found in [major + 1, major - 1, 0] {
+    for found in [major + 1, 0] {
         let told = refused("libother.so", &with_version(found, minor));
         assert!(told.contains(&format!("built for plugin ABI {found}.{minor}")) && told.contains("rebuild"), "{told}");
     }
@@ -47,13 +46,11 @@ fn another_major_version_of_the_interface_is_refused_whichever_is_newer() {
 #[test]
 fn another_minor_version_is_accepted_when_the_types_agree() {
     let [major, minor] = ABI_VERSION;
-    for minor in [minor + 1, minor - 1] {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("libother.so");
-        std::fs::write(&path, with_version(major, minor)).unwrap();
-        let plugin = load(&path).unwrap();
-        assert!(plugin.abi == [major, minor] && plugin.layout_checked);
-    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("libother.so");
+    std::fs::write(&path, with_version(major, minor + 1)).unwrap();
+    let plugin = load(&path).unwrap();
+    assert!(plugin.abi == [major, minor + 1] && plugin.layout_checked);
 }
 
 #[test]
@@ -132,17 +129,38 @@ fn two_plugins_of_one_name_are_an_error_that_names_both_files() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("libcopy.so");
     std::fs::copy(library("sharpness_reward"), &copy).unwrap();
-    let (first, second) = (load(library("sharpness_reward")).unwrap(), load(&copy).unwrap());
-    let registry = Registry::linked().unwrap().with_components(&first.registrations(), Replaces::Nothing).unwrap();
-    // The same file twice is the same plugin.
-    let registry = registry.with_components(&first.registrations(), Replaces::Nothing).unwrap();
-    let told = match registry.with_components(&second.registrations(), Replaces::LinkedIn) {
-        Err(error) => error.to_string(),
-        Ok(_) => panic!("two rewards are called edges"),
-    };
-    for part in ["reward `edges` is registered twice", "libsharpness_reward.so", "libcopy.so"] {
-        assert!(told.contains(part), "{told}");
+    let (first, second) = (plugin("sharpness_reward"), load(&copy).unwrap());
+    let error = registry(&first).with_components(&second.registrations(), Replaces::LinkedIn).err().unwrap();
+    names("copy", &error, &["reward `edges` is registered twice", "libsharpness_reward.so", "libcopy.so"]);
+}
+
+/// A reward whose gradient is too large.
+struct Steeper(Box<dyn RewardScorer>);
+
+impl RewardScorer for Steeper {
+    fn name(&self) -> &str {
+        "steeper"
     }
+    fn differentiable(&self) -> bool {
+        true
+    }
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let (score, pullback) = self.0.score(video, prompt, target, grad)?;
+        let steeper = |p: Pullback| Pullback::new(move |d: &Tensor| p.pull(&Tensor::scalar(1.1 * d.item()?)));
+        Ok((score, pullback.map(steeper)))
+    }
+}
+
+#[test]
+fn the_check_passes_good_rewards_and_finds_a_wrong_gradient() {
+    let make = |name, reward| registry(&plugin(name)).reward(reward, &Options::new(), &context()).unwrap();
+    for (name, reward) in [("sharpness_reward", "edges"), ("color_reward", "colors"), ("hostile_plugin", "hostile")] {
+        let findings = check_reward(make(name, reward).as_mut(), 1);
+        assert!(findings.iter().all(|f| f.verdict != Verdict::Broken), "{name}: {findings:#?}");
+    }
+    let findings = check_reward(&mut Steeper(make("sharpness_reward", "edges")), 1);
+    let broken = |f: &Finding| f.verdict == Verdict::Broken && f.promise.contains("differences");
+    assert!(findings.iter().any(broken), "{findings:#?}");
 }
 
 #[test]
@@ -156,7 +174,7 @@ fn a_search_path_gives_its_plugins_and_leaves_out_the_rest() {
     assert!(found[0].layout_checked && found[0].abi == ABI_VERSION);
 }
 
-const CONTRAST: &str = include_str!("../../../plugins/contrast_reward_c/contrast.c");
+const CONTRAST: &str = include_str!("../../../../plugins/contrast_reward_c/contrast.c");
 
 #[test]
 fn a_reward_in_c_is_a_reward() {
@@ -165,16 +183,14 @@ fn a_reward_in_c_is_a_reward() {
     let plugin = load(path).unwrap();
     assert!(!plugin.layout_checked && plugin.authors == "The authors of roll");
     assert_eq!(plugin.components[0].options()[0].about, "Factor of the score, above 0");
-    let registry = Registry::linked().unwrap().with_components(&plugin.registrations(), Replaces::Nothing).unwrap();
-    let context = BuildContext { backend: "flex".into(), seed: 0, base_dir: ".".into(), placement: None };
+    let registry = registry(&plugin);
     let make =
-        |gain: f64| registry.reward("contrast", &[("gain".to_string(), gain.into())].into_iter().collect(), &context);
-    let findings = roll_core::check_reward(make(3.0).unwrap().as_mut(), 0);
-    use roll_core::Verdict;
+        |gain: f64| registry.reward("contrast", &[("gain".to_string(), gain.into())].into_iter().collect(), &context());
+    let findings = check_reward(make(3.0).unwrap().as_mut(), 0);
     assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
     let told = one_line(&make(-1.0).map(drop).unwrap_err());
     assert!(told.contains("`gain` must be above 0") && told.contains("libcontrast.so"), "{told}");
-    assert!(registry.reward("contrast", &Options::new(), &context).is_ok());
+    assert!(registry.reward("contrast", &Options::new(), &context()).is_ok());
 }
 
 /// Name in C, size and offsets of each structure that the header has; a member that is left out does not compile.
@@ -206,20 +222,20 @@ fn the_header_says_the_same_as_the_rust_types() {
         roll_error = RollError { fault, text }
         roll_object = RollObject { state, table, release }
         roll_pullback = RollPullback { state, pull, release }
-        roll_context = RollContext { size, backend, base_dir, seed, placement }
+        roll_context = RollContext { size, backend, base_dir, seed, placement, ranks }
         roll_option = RollOption { name, kind, default_json, about }
         roll_option_list = RollList<roll_plugin::abi::RollOption> { items, len }
         roll_component = RollComponent { size, kind, name, summary, options, data, make, plan }
         roll_component_list = RollList<*const roll_plugin::abi::RollComponent> { items, len }
         roll_plugin = RollPlugin { size, name, version, authors, about, components }
-        roll_host = RollHost { size, state, log, log_level, communicator }
+        roll_host = RollHost { size, state, log, log_level }
         roll_reward_facts = RollRewardFacts { name, differentiable, on_missing, missing_value }
         roll_video = RollVideo { frames, fps }
         roll_score = RollScore { missing, value, details, reason, pullback }
         roll_measure = RollMeasure { label, alias }
         roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures, terms }
     };
-    let header = include_str!("../../../roll-plugin/include/roll_plugin.h");
+    let header = include_str!("../../../../roll-plugin/include/roll_plugin.h");
     let told = header.lines().filter(|line| line.starts_with("} roll_")).count();
     assert_eq!(told, structures.len(), "the list above has another number of structures than the header");
     let [major, minor] = ABI_VERSION;

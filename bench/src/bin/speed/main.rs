@@ -1,11 +1,11 @@
 //! Speed beside PyTorch on the CPU: same shapes, same machine, same run, every backend of the build and PyTorch taking
 //! turns.
 //!
-//!     cargo bench --bench speed                    # ours alone
-//!     PYTHON=path/to/python cargo bench --bench speed   # beside PyTorch, which that python must have
+//!     cargo run --release --bin speed                          # roll alone
+//!     PYTHON=path/to/python cargo run --release --bin speed    # beside PyTorch, which that Python must have
 //!
 //! Prints the median seconds of each and their ratio. `ROLL_BENCH_ROUNDS` sets the rounds (default 5); arguments choose
-//! cases: `cargo bench --bench speed -- block reward_fl_step`.
+//! cases: `-- block reward_fl_step`.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -17,17 +17,15 @@ use burn::tensor::DType;
 use roll_algos::reward_fl::Loss;
 use roll_core::{Noise, Purpose, Tensor};
 
-#[path = "speed/block.rs"]
 mod block;
-#[path = "../../tests/parity/case.rs"]
+#[path = "../../../../tests/parity/case.rs"]
 #[allow(dead_code)]
 mod case;
-#[path = "speed/decode.rs"]
 mod decode;
-#[path = "../../tests/parity/dit.rs"]
+#[path = "../../../../tests/parity/dit.rs"]
 #[allow(dead_code)]
 mod dit;
-#[path = "../../tests/parity/reward_fl_step.rs"]
+#[path = "../../../../tests/parity/reward_fl_step.rs"]
 #[allow(dead_code)]
 mod reward_fl_step;
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! eval "$(scripts/setup-onnxruntime)"
-//! RAYON_NUM_THREADS=2 cargo run --release -p roll-rewards --features onnxruntime --example onnx_speed -- FILE.onnx...
+//! RAYON_NUM_THREADS=2 cargo run --release --features onnxruntime --bin onnx_speed -- FILE.onnx...
 //! ```
 //!
 //! Both compute on the CPU with the same number of threads; without ONNX Runtime in the build its columns are empty.

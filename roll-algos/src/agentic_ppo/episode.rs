@@ -1,0 +1,106 @@
+//! A played episode: tokens, turns and ending.
+
+use super::tools::Call;
+
+/// One answer of the agent, and its result.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Step {
+    /// The text before the agent.
+    pub observation: String,
+    /// Its answer.
+    pub response: String,
+    /// The reward.
+    pub reward: f64,
+    /// Whether the environment could read an action.
+    pub valid: bool,
+    /// The tokens it wrote, as a range of the episode's.
+    pub tokens: std::ops::Range<usize>,
+    /// Where the conversation that its answer ends begins in the episode's tokens: 0, but where turns have prompts of
+    /// their own.
+    #[serde(default)]
+    pub begins: usize,
+    /// Calls of tools that the agent made before it answered; `tokens` holds them and their results too.
+    #[serde(default)]
+    pub calls: Vec<Call>,
+}
+
+/// Why an episode ended.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// Solved or lost.
+    Terminated,
+    /// The environment cut it off.
+    Truncated,
+    /// All turns were used.
+    TurnLimit,
+    /// The next answer would not fit.
+    TokenLimit,
+    /// The environment failed.
+    Failed(String),
+}
+
+/// One episode.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Episode {
+    /// Episodes of one group had the same start.
+    pub group: usize,
+    /// World of the environment, where it has several; empty otherwise.
+    pub tag: String,
+    /// Seed of the start.
+    pub seed: u64,
+    /// All tokens.
+    pub tokens: Vec<u32>,
+    /// Which of them the agent wrote.
+    pub response: Vec<bool>,
+    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
+    pub log_probs: Vec<f32>,
+    /// Log-probabilities at temperature 1 over all tokens; the former if the model does not know them.
+    pub raw_log_probs: Vec<f32>,
+    /// The agent's turns.
+    pub steps: Vec<Step>,
+    /// Whether the task was solved.
+    pub solved: bool,
+    /// Why it ended.
+    pub ending: Ending,
+}
+
+impl Episode {
+    /// Sum of its rewards.
+    pub fn score(&self) -> f64 {
+        self.steps.iter().map(|s| s.reward).sum()
+    }
+
+    /// Whether there is something to learn from.
+    pub fn is_usable(&self) -> bool {
+        !matches!(self.ending, Ending::Failed(_)) && !self.steps.is_empty()
+    }
+
+    /// A line for people.
+    pub fn record(&self, step: u64, what: &str) -> serde_json::Value {
+        let turns = self.steps.iter().map(|s| {
+            let mut turn = serde_json::json!({
+                "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
+            });
+            if !s.calls.is_empty() {
+                turn["calls"] = serde_json::json!(s.calls);
+            }
+            turn
+        });
+        let mut record = serde_json::json!({
+            "step": step,
+            "kind": what,
+            "group": self.group,
+            "seed": self.seed,
+            "score": self.score(),
+            "solved": self.solved,
+            "ending": self.ending,
+            "tokens": self.tokens.len(),
+            "turns": turns.collect::<Vec<_>>(),
+        });
+        if !self.tag.is_empty() {
+            record["tag"] = self.tag.as_str().into();
+        }
+        record
+    }
+}

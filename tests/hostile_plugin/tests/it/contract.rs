@@ -1,0 +1,633 @@
+//! The contract of the boundary, P1 to P9 of `roll_plugin::abi`: a test for each rule.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hostile_plugin::{Fault, toy};
+use roll_core::plan::{PlanInput, Planner, Speed};
+use roll_core::{
+    Adapter, Algorithm, BuildContext, ConditionInput, Environment, Error, EvaluationContext, Fault as Whose, Grad,
+    GradientSink, Measure, Model, Noise, OnMissing, OptimizerConfig, Options, ParameterParts, ParameterSpec, Progress,
+    Result, RewardScorer, Sample, Sampling, Score, Silent, StateDict, StepContext, StepReport, Strategy, Tensor,
+    ThreadRanks, Timestep, VideoUnit, WeightPlacement,
+};
+use roll_plugin::{Plugin, load};
+use roll_testing::{Bigram, sample};
+
+use super::{compile, context, hostile, library, names, options, plugin, registry, video};
+
+/// What every error of the plugin names.
+const WHOSE: [&str; 2] = ["`hostile_plugin`", "libhostile_plugin.so"];
+
+/// A fault such as `velocity:panic`; an empty text means no fault.
+fn fault(text: &str) -> (Fault, Options) {
+    let (at, how) = text.split_once(':').unwrap_or((text, ""));
+    (Fault { at: at.into(), how: how.into(), after: 0 }, options(&[("at", at), ("how", how)]))
+}
+
+/// A function that makes a component linked in, or of the library.
+macro_rules! makers {
+    ($( $kind:ident: $trait:ident $name:literal )*) => {$(
+        fn $kind(loaded: bool, faulty: &str) -> Box<dyn $trait> {
+            let (own, options) = fault(faulty);
+            match loaded {
+                true => registry(&plugin("hostile_plugin")).$kind($name, &options, &context()).unwrap(),
+                false => Box::new(toy::$kind(own, &context()).unwrap()),
+            }
+        }
+    )*};
+}
+makers! {
+    model: Model "toy"
+    reward: RewardScorer "hostile"
+    strategy: Strategy "toy"
+    algorithm: Algorithm "toy"
+    environment: Environment "toy"
+}
+
+fn samples() -> Vec<Sample> {
+    let image = Some(Tensor::full([3, 4, 4], 0.5));
+    vec![sample(1, "a prompt"), Sample { image, path: Some("clip.mp4".into()), ..sample(2, "another") }]
+}
+
+/// Model, reward, strategy, algorithm.
+struct World {
+    model: Box<dyn Model>,
+    reward: Box<dyn RewardScorer>,
+    strategy: Box<dyn Strategy>,
+    algorithm: Box<dyn Algorithm>,
+}
+
+impl World {
+    /// From the library where a bit is set.
+    fn new(bits: u32, faulty: &str) -> Self {
+        let bit = |n: u32| bits & (1 << n) != 0;
+        let (model, reward) = (model(bit(0), faulty), reward(bit(1), faulty));
+        Self { model, reward, strategy: strategy(bit(2), faulty), algorithm: algorithm(bit(3), faulty) }
+    }
+
+    fn step(&mut self, step: u64, progress: &dyn Progress) -> Result<StepReport> {
+        self.algorithm.step(&mut StepContext {
+            step,
+            samples: &samples(),
+            model: self.model.as_mut(),
+            reward: Some(self.reward.as_mut()),
+            strategy: self.strategy.as_mut(),
+            learning_rate: 0.1,
+            noise: &Noise::new(7),
+            progress,
+            want_videos: step == 1,
+        })
+    }
+
+    /// Two steps, a save and a load between them, and an evaluation; everything that can be seen as text.
+    fn run(&mut self) -> Result<String> {
+        self.algorithm.check(self.model.as_mut(), Some(self.reward.as_ref()))?;
+        self.strategy.attach(self.model.as_mut(), &OptimizerConfig::default())?;
+        let mut seen = String::new();
+        for step in 0..2 {
+            let report = self.step(step, &Silent)?;
+            let videos: Vec<_> = report.videos.iter().map(|(n, v)| (n, v.frames().to_f32_vec(), v.fps())).collect();
+            seen += &format!("{:?} {:?} {videos:?} {}\n", report.metrics, report.skipped, report.applied);
+            let state = self.strategy.state()?;
+            let deliveries = state["deliveries"].f32s()?;
+            seen += &format!("{:?} {deliveries:?} {:?}\n", state["gradient"].f32s()?, self.algorithm.state());
+            self.strategy.load_state(&state)?;
+            self.algorithm.load_state(&self.algorithm.state())?;
+            let tensors = self.algorithm.tensors()?;
+            seen += &format!("sum {:?}\n", tensors["sum"].f32s()?);
+            self.algorithm.load_tensors(&tensors)?;
+        }
+        let adapter = self.model.export_adapter()?;
+        self.model.import_adapter(&adapter)?;
+        let adapter: Vec<_> = adapter["adapter"].iter().map(|(k, t)| (k, t.shape().to_vec(), t.to_f32_vec())).collect();
+        let evaluated = self.algorithm.evaluate(&mut EvaluationContext {
+            samples: &samples(),
+            model: self.model.as_mut(),
+            rewards: vec![self.reward.as_mut()],
+            noise: &Noise::new(7),
+            progress: &Silent,
+        })?;
+        let evaluated = evaluated.unwrap().into_iter().map(|e| (e.origin, e.scores, e.kl, e.video.map(|v| v.dims())));
+        Ok(format!("{seen}{adapter:?} {:?}", evaluated.collect::<Vec<_>>()))
+    }
+}
+
+/// The error of making a reward, preparing, scoring and pulling.
+fn scored(at: &str, how: &str) -> Result<Tensor> {
+    let mut scorer = hostile(at, how)?;
+    let target = scorer.prepare(&video())?;
+    let (score, pullback) = scorer.score(&video(), "a prompt", &target, Grad::Record)?;
+    match (score, pullback) {
+        (Score::Value { .. }, Some(pullback)) => pullback.pull(&Tensor::scalar(2.0)),
+        (other, _) => panic!("no pullback of {other:?}"),
+    }
+}
+
+#[test]
+fn p1_arguments_cross_with_the_same_bits_in_all_sixteen_mixes_of_linked_and_loaded_components() {
+    let linked = World::new(0, "").run().unwrap();
+    assert!(linked.contains("sample-2") && linked.contains("row 1"), "{linked}");
+    // Two parameters of two samples in each step came while the pull went on.
+    assert!(linked.contains(" [4.0] ") && linked.contains(" [8.0] "), "{linked}");
+    for bits in 1..16 {
+        assert_eq!(World::new(bits, "").run().unwrap(), linked, "mix {bits:04b}");
+    }
+}
+
+/// Everything that a language model answers, as text.
+fn language(loaded: bool) -> String {
+    let mut model: Box<dyn Model> = match loaded {
+        true => registry(&plugin("hostile_plugin")).model("bigram", &Options::new(), &context()).unwrap(),
+        false => Box::new(Bigram::of("xyz")),
+    };
+    let language = model.as_language().unwrap();
+    let tokens = language.tokenize("green").unwrap();
+    let text = language.detokenize(&tokens).unwrap();
+    let (stop, numbers, limits) = (vec!["\n".into(), "end".into()], vec![4, 5, 9], vec![2, 3, 1]);
+    let sampling = Sampling { temperature: 0.5, limits, stop, seed: 3, numbers, ..Sampling::greedy(3) };
+    let made = language.generate(&[tokens, vec![120], vec![121]], &sampling).unwrap();
+    let given = Tensor::new(vec![120i64, 121, 122, 121, 120, 36], [2, 3]).unwrap();
+    let mask = Tensor::new(vec![1u8, 1, 1, 1, 1, 0], [2, 3]).unwrap();
+    let (stats, pullback) = language.evaluate(&given, &mask, Adapter::On, Grad::Record).unwrap();
+    assert_eq!(pullback.unwrap().pull(&Tensor::full([2, 2, 2], 0.5)).unwrap().shape(), [0]);
+    let mut gradients = vec![0.0; model.parameter_count()];
+    model.take_gradients(&mut gradients).unwrap();
+    assert!(gradients.iter().any(|g| *g != 0.0));
+    let states = model.as_language().unwrap().hidden_states(&given, &mask, Adapter::Off).unwrap();
+    let stats = [&stats.log_probs, &stats.entropy, &states].map(|x| (x.shape().to_vec(), x.to_f32_vec()));
+    format!("{text} {made:?} {stats:?} {gradients:?}")
+}
+
+/// Conditions, velocity, frames, latents and facts of a diffusion model, as text.
+fn diffusion(loaded: bool) -> String {
+    let mut model = model(loaded, "");
+    let diffusion = model.as_diffusion().unwrap();
+    let image = Some(Tensor::full([3, 4, 4], 0.25));
+    let input = ConditionInput { prompt: "p".into(), image, end_image: None, frames: 2, size: [1, 2] };
+    let c = diffusion.encode(&input).unwrap();
+    let x = Tensor::full(c.latent_shape, 0.5);
+    let (v, none) = diffusion.velocity(&x, Timestep(500.0), &c, Adapter::Off, Grad::Skip).unwrap();
+    assert!(none.is_none() && c.image_tokens.is_none() && c.channels.is_some());
+    let frames = diffusion.decode(&v, Grad::Skip).unwrap().0;
+    let back = diffusion.encode_video(&frames).unwrap();
+    let facts = (diffusion.schedule(), diffusion.video_unit(), diffusion.frame_rate());
+    format!("{facts:?} {:?} {:?} {:?}", c.latent_shape, c.channels.unwrap().f32s(), back.f32s())
+}
+
+/// Parameters by part, places and descriptions of all kinds, as text.
+fn descriptions(loaded: bool) -> String {
+    let mut model = model(loaded, "");
+    let (mut first, mut all) = ([0.0; 8], [0.0; 64]);
+    let parts = model.parts().unwrap();
+    parts.write_part(1..2, &[9.0; 56]).unwrap();
+    parts.read_part(0..1, &mut first).unwrap();
+    model.read_parameters(&mut all).unwrap();
+    assert!(all[..8] == first && all[8..] == [9.0; 56]);
+    let (reward, strategy, algorithm) = (reward(loaded, ""), strategy(loaded, ""), algorithm(loaded, ""));
+    let placements = (model.distribution(), strategy.weight_placement());
+    let reward = (reward.measures(), reward.terms(), reward.on_missing(), reward.differentiable());
+    format!("{first:?} {placements:?} {reward:?} {:?}", algorithm.headlines())
+}
+
+/// An episode, as text.
+fn episode(loaded: bool) -> String {
+    let mut environment = environment(loaded, "");
+    let first = environment.reset(3).unwrap().text;
+    let [next, last] = ["ün", "x"].map(|action| environment.step(action).unwrap());
+    format!("{first} {next:?} {last:?} {:?}", environment.kinds())
+}
+
+/// A score, its details and its gradient, as text; and a video in which there is nothing to score.
+fn score(loaded: bool) -> String {
+    let target = reward(loaded, "").prepare(&video()).unwrap();
+    let (score, pullback) = reward(loaded, "").score(&video(), "a cat", &target, Grad::Record).unwrap();
+    let gradient = pullback.unwrap().pull(&Tensor::scalar(-0.7)).unwrap();
+    let missing = reward(loaded, "score:missing").score(&video(), "a cat", &target, Grad::Skip).unwrap().0;
+    format!("{:?} {score:?} {:?} {missing:?}", target.tensors, gradient.as_bytes())
+}
+
+#[test]
+fn p1_answers_of_each_kind_are_those_of_the_component_linked_in() {
+    let cases: [(fn(bool) -> String, &[&str]); 5] = [
+        (language, &["green", "tokens: ["]),
+        (diffusion, &["shift: 5.0", "width: 24", "Some(12.0)"]),
+        (
+            descriptions,
+            &["toyness", "[(\"sine\", 2.0), (\"prompt\", 0.0)]", "held out", "Some(Streamed)", "Value(-1.0)"],
+        ),
+        (episode, &["3 left", "1 left", "0.25", "terminated: true", "ödd"]),
+        (score, &["\"sine\": ", "nothing in a cat"]),
+    ];
+    for (all, parts) in cases {
+        let linked = all(false);
+        assert!(parts.iter().all(|part| linked.contains(part)), "{linked}");
+        assert_eq!(all(true), linked);
+    }
+    for placement in [WeightPlacement::Resident, WeightPlacement::Streamed, WeightPlacement::Sharded] {
+        let context = BuildContext { placement: Some(placement), ..context() };
+        let model = registry(&plugin("hostile_plugin")).model("toy", &Options::new(), &context).unwrap();
+        assert_eq!(model.distribution().weights, Some(placement));
+    }
+}
+
+/// A model that keeps every sink it gets.
+struct Keeps(Box<dyn Model>, Vec<Arc<dyn GradientSink>>);
+
+impl Model for Keeps {
+    fn parameters(&self) -> &[ParameterSpec] {
+        self.0.parameters()
+    }
+    fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
+        self.0.read_parameters(out)
+    }
+    fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
+        self.0.write_parameters(values)
+    }
+    fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
+        self.0.take_gradients(add_into)
+    }
+    fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+        Some(self)
+    }
+    fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
+        self.0.export_adapter()
+    }
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        self.0.import_adapter(files)
+    }
+}
+
+impl ParameterParts for Keeps {
+    fn read_part(&self, _: Range<usize>, _: &mut [f32]) -> Result<()> {
+        Err(Error::Misuse("nothing is read".into()))
+    }
+    fn write_part(&mut self, _: Range<usize>, _: &[f32]) -> Result<()> {
+        Err(Error::Misuse("nothing is written".into()))
+    }
+    fn take_gradients_part(&mut self, _: Range<usize>, _: &mut [f32]) -> Result<()> {
+        Ok(())
+    }
+    fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
+        self.1.extend(sink);
+        true
+    }
+}
+
+/// A strategy before its last pull, and the model that has its sink.
+fn delivering(loaded: bool, faulty: &str) -> (Keeps, Box<dyn Strategy>) {
+    let (mut model, mut strategy) = (Keeps(model(false, ""), Vec::new()), strategy(loaded, faulty));
+    strategy.attach(&mut model, &OptimizerConfig::default()).unwrap();
+    strategy.before_last_pull(&mut model).unwrap();
+    (model, strategy)
+}
+
+#[test]
+fn p2_answers_outlive_the_object_that_made_them() {
+    let (target, pullback) = {
+        let mut scorer = hostile("", "").unwrap();
+        let target = scorer.prepare(&video()).unwrap();
+        let pullback = scorer.score(&video(), "", &target, Grad::Record).unwrap().1.unwrap();
+        (target, pullback)
+    };
+    let gradient = pullback.pull(&Tensor::scalar(1.0)).unwrap();
+    assert_eq!(target.tensors["level"].item().unwrap(), video().frame(0)[0]);
+    drop(target);
+    assert_eq!(gradient.shape(), [2, 3, 8, 8]);
+    for loaded in [false, true] {
+        let (model, strategy) = delivering(loaded, "");
+        let ranks = strategy.ranks().all.clone();
+        drop(strategy);
+        assert!(model.1[0].deliver(0, &[1.0; 8]) && ranks.world_size() == 1);
+    }
+}
+
+#[test]
+fn p3_a_library_is_loaded_once_and_stays() {
+    let (first, again) = (plugin("sharpness_reward"), load(library("sharpness_reward")).unwrap());
+    // The same component twice is no conflict.
+    let registry = registry(&first).with_components(&again.registrations(), Default::default()).unwrap();
+    assert!(std::ptr::eq(first.registrations()[0], again.registrations()[0]));
+    drop((first, again));
+    assert!(registry.reward("edges", &Options::new(), &context()).is_ok());
+}
+
+#[test]
+fn p4_sinks_and_communicators_are_called_from_many_threads() {
+    for loaded in [false, true] {
+        let (mut model, mut strategy) = delivering(loaded, "");
+        let sink = model.1[0].clone();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..100).for_each(|_| assert!(sink.deliver(0, &[1.0; 8]))));
+            }
+        });
+        strategy.accumulate(&mut model).unwrap();
+        let report = strategy.step(&mut model, 0.0, 1.0).unwrap();
+        assert_eq!(report.grad_norm, (8.0 * 800.0f64.powi(2)).sqrt());
+    }
+    let sums = ThreadRanks::run(3, Duration::from_secs(60), |ranks| {
+        let rank = ranks.rank().0 as f32;
+        let context = BuildContext { ranks, ..context() };
+        let strategy = registry(&plugin("hostile_plugin")).strategy("toy", &Options::new(), &context)?;
+        let ranks = strategy.ranks().all.as_ref();
+        assert_eq!(ranks.world_size(), 3);
+        let mut values = [rank, 1.0];
+        ranks.all_reduce(&mut values)?;
+        let mut joined = values.to_vec();
+        joined.extend(ranks.all_gather_f64(f64::from(rank) / 3.0)?.into_iter().map(|v| v as f32));
+        ranks.barrier()?;
+        Ok(joined)
+    });
+    assert!(sums.iter().all(|s| s.as_ref().unwrap()[..] == [3.0, 3.0, 0.0, 1.0 / 3.0, 2.0 / 3.0]), "{sums:?}");
+}
+
+#[test]
+fn p4_progress_reaches_the_host_and_an_interrupt_the_plugin() {
+    struct Stop(Mutex<Vec<String>>);
+    impl Progress for Stop {
+        fn phase(&self, phase: &str) {
+            self.0.lock().unwrap().push(phase.into());
+        }
+        fn interrupted(&self) -> bool {
+            true
+        }
+    }
+    let stop = Stop(Mutex::new(Vec::new()));
+    let error = World::new(15, "").step(0, &stop).unwrap_err();
+    assert!(matches!(error, Error::Interrupted), "{error}");
+    assert_eq!(*stop.0.lock().unwrap(), ["rollout"]);
+}
+
+/// Bit of the component in [`World::new`], the method that fails, and the function that the error names.
+const METHODS: [(u32, &str, &str); 22] = [
+    (1, "encode", "encode"),
+    (1, "velocity", "velocity"),
+    (1, "pull", "pull"),
+    (1, "decode", "decode"),
+    (1, "take_gradients_part", "take_gradients_part"),
+    (1, "read_parameters", "read_parameters"),
+    (1, "write_parameters", "write_parameters"),
+    (1, "export_adapter", "export_adapter"),
+    (1, "import_adapter", "import_adapter"),
+    (2, "score", "score"),
+    (4, "before_last_pull", "before_last_pull"),
+    (4, "attach", "attach"),
+    (4, "accumulate", "accumulate"),
+    (4, "step", "step"),
+    (4, "state", "state"),
+    (4, "load_state", "load_state"),
+    (8, "check", "check"),
+    (8, "algorithm_step", "step"),
+    (8, "algorithm_evaluate", "evaluate"),
+    (8, "algorithm_load_state", "load_state"),
+    (8, "algorithm_tensors", "tensors"),
+    (8, "algorithm_load_tensors", "load_tensors"),
+];
+
+#[test]
+fn p5_a_panic_or_error_in_any_method_is_an_error_that_names_plugin_file_and_method() {
+    for how in ["panic", "error"] {
+        for (bits, at, call) in METHODS {
+            // All from the library, and only the failing one.
+            for bits in [15, bits] {
+                let error = World::new(bits, &format!("{at}:{how}")).run().unwrap_err();
+                let parts = [WHOSE[0], WHOSE[1], &format!("`{call}`"), &format!("{how} in {at}")];
+                names(&format!("{at} {how} {bits}"), &error, &parts);
+            }
+        }
+    }
+    // With the place in the code.
+    let rewards = ["make", "name", "differentiable", "on_missing", "prepare", "score", "pull"];
+    for (at, call) in rewards.into_iter().zip(["make", "name", "name", "name", "prepare", "score", "pull"]) {
+        let parts = [WHOSE[0], WHOSE[1], &format!("`{call}`"), &format!("a panic in {at}"), "lib.rs:"];
+        names(at, &scored(at, "panic").unwrap_err(), &parts);
+    }
+    for (at, call) in [("reset", "reset"), ("environment_step", "step")] {
+        let mut environment = environment(true, &format!("{at}:panic"));
+        let error = environment.reset(1).and_then(|_| environment.step("")).unwrap_err();
+        names(at, &error, &[WHOSE[1], &format!("`{call}`")]);
+    }
+}
+
+#[test]
+fn p5_a_panic_poisons_the_object_and_no_other() {
+    let mut scorer = hostile("prepare", "panic").unwrap();
+    scorer.prepare(&video()).unwrap_err();
+    let target = hostile("", "").unwrap().prepare(&video()).unwrap();
+    let error = scorer.score(&video(), "", &target, Grad::Skip).unwrap_err();
+    names("poisoned", &error, &["not called again", "a panic in prepare"]);
+    // A sink that panicked takes nothing, and is a part of its strategy.
+    let (mut model, mut strategy) = delivering(true, "deliver:panic");
+    assert!(!model.1[0].deliver(0, &[1.0; 8]) && !model.1[0].deliver(0, &[1.0; 8]));
+    let error = strategy.accumulate(&mut model).unwrap_err();
+    names("sink", &error, &[WHOSE[0], "`accumulate`", "not called again", "a panic in deliver"]);
+    // An object of the host panics in a plugin's step.
+    names("host", &World::new(8, "velocity:panic").run().unwrap_err(), &["a panic in velocity"]);
+}
+
+#[test]
+fn p5_panics_with_odd_payloads_in_other_threads_and_in_drops_end_nothing() {
+    names("payload", &scored("score", "panic_value").unwrap_err(), &["panicked"]);
+    names("thread", &scored("score", "panic_thread").unwrap_err(), &["the thread ended: true"]);
+    drop(hostile("drop", "panic").unwrap());
+    let mut scorer = hostile("drop_pullback", "").unwrap();
+    let target = scorer.prepare(&video()).unwrap();
+    drop(scorer.score(&video(), "", &target, Grad::Record).unwrap());
+    assert!(scored("", "").is_ok());
+}
+
+/// `sizes.c` with these definitions; `None` without a C compiler.
+fn sizes(definitions: &[&str]) -> Option<Result<Plugin>> {
+    let dir = tempfile::tempdir().unwrap();
+    let arguments: Vec<String> = definitions.iter().map(|d| format!("-D{d}")).collect();
+    Some(load(compile(&dir, "sizes", include_str!("../sizes.c"), &arguments)?))
+}
+
+fn size_reward(plugin: &Plugin) -> Result<Box<dyn RewardScorer>> {
+    registry(plugin).reward("sizes", &Options::new(), &context())
+}
+
+fn size_score(reward: &mut dyn RewardScorer) -> Result<Score> {
+    Ok(reward.score(&video(), "", &Default::default(), Grad::Skip)?.0)
+}
+
+#[test]
+fn p6_structures_of_a_newer_minor_version_may_be_longer_than_ours() {
+    let longer =
+        ["MINOR=7", "TABLE_SIZE=sizeof(longer)", "COMPONENT_SIZE=sizeof(component)", "PLUGIN_SIZE=sizeof(plugin)"];
+    let Some(plugin) = sizes(&longer) else { return };
+    let mut reward = size_reward(&plugin.unwrap()).unwrap();
+    assert_eq!((size_score(reward.as_mut()).unwrap(), reward.measures()), (Score::of(8.0), Measure::new("size")));
+}
+
+#[test]
+fn p6_sizes_that_no_version_has_are_errors_that_name_the_file() {
+    let cases = [
+        ("TABLE_SIZE", "0", "at least"),
+        ("TABLE_SIZE", "8", "at least"),
+        ("TABLE_SIZE", "sizeof(roll_reward_table)-8", "at least"),
+        ("TABLE_SIZE", "(size_t)-8", "more than"),
+        ("TABLE_SIZE", "(size_t)1<<40", "more than"),
+        ("TABLE_SIZE", "sizeof(roll_reward_table)+4", "in the middle of a member"),
+        ("TABLE_SIZE", "sizeof(roll_reward_table)+1", "in the middle of a member"),
+        ("COMPONENT_SIZE", "0", "at least"),
+        ("COMPONENT_SIZE", "8", "at least"),
+        ("COMPONENT_SIZE", "(size_t)-8", "more than"),
+        ("COMPONENT_SIZE", "77777", "more than"),
+        ("PLUGIN_SIZE", "0", "at least"),
+        ("PLUGIN_SIZE", "8", "at least"),
+        ("PLUGIN_SIZE", "(size_t)-8", "more than"),
+        ("PLUGIN_SIZE", "77777", "more than"),
+    ];
+    for (name, size, part) in cases {
+        let Some(plugin) = sizes(&[&format!("{name}={size}")]) else { return };
+        let what = match name {
+            "TABLE_SIZE" => "`RollRewardTable`",
+            "COMPONENT_SIZE" => "`RollComponent`",
+            _ => "`RollPlugin`",
+        };
+        let error = plugin.and_then(|plugin| size_reward(&plugin)).map(drop).unwrap_err();
+        names(&format!("{name}={size}"), &error, &[part, what, "libsizes.so"]);
+    }
+}
+
+#[test]
+fn p7_errors_keep_their_causes_and_their_fault() {
+    let error = scored("prepare", "error").unwrap_err();
+    assert_eq!(error.fault(), Whose::Failure);
+    names("error", &error, &["doing prepare: an error in prepare"]);
+    let error = scored("make", "user_error").unwrap_err();
+    assert_eq!(error.fault(), Whose::User);
+    names("user", &error, &["`reward.how`"]);
+    assert!(matches!(scored("score", "interrupt").unwrap_err(), Error::Interrupted));
+}
+
+#[test]
+fn p7_answers_that_cannot_be_are_errors_that_name_the_plugin() {
+    for (at, how, part) in [
+        ("pull", "shape", "[2, 3, 8, 8]"),
+        ("pull", "dtype", "f32"),
+        ("score", "nan", "not finite"),
+        ("score", "no_pullback", "no pullback"),
+    ] {
+        names(how, &scored(at, how).unwrap_err(), &[part, WHOSE[1]]);
+    }
+    let Some(plugin) = sizes(&["SCORE=NULL"]) else { return };
+    let error = size_score(size_reward(&plugin.unwrap()).unwrap().as_mut()).unwrap_err();
+    names("missing", &error, &["it has no function `score`", "libsizes.so"]);
+    for plan in ["\"no json\"", "\"\"", "\"[1]\"", "\"{}\"", "\"{\\\"forward\\\": -1, \\\"pulled\\\": 0}\""] {
+        let plugin = sizes(&[&format!("PLAN={plan}"), "KIND=4"]).unwrap().unwrap();
+        let error = registry(&plugin).passes("sizes", &Options::new()).unwrap_err();
+        names(plan, &error, &["the plan", "libsizes.so"]);
+    }
+    let right = sizes(&["PLAN=\"{\\\"forward\\\": 4, \\\"pulled\\\": 2}\"", "KIND=4"]).unwrap().unwrap();
+    let passes = registry(&right).passes("sizes", &Options::new()).unwrap();
+    assert_eq!((passes.forward, passes.pulled), (4, 2));
+}
+
+#[test]
+fn p7_a_library_plans_as_what_is_linked_in() {
+    let registry = registry(&plugin("hostile_plugin"));
+    let input = PlanInput {
+        network: Some("toy".into()),
+        frames: 9,
+        size: Some([32, 48]),
+        memory: None,
+        samples: 2,
+        ranks: 1,
+        passes: registry.passes("toy", &Options::new()).unwrap(),
+        division: registry.division("toy", &Options::new()).unwrap(),
+        speed: Speed { flops: 1e13, link: 5e9, read: 2e9 },
+    };
+    let context = BuildContext { placement: Some(WeightPlacement::Sharded), ..context() };
+    let [Planner::Model(needs), Planner::Strategy(division), Planner::Algorithm(passes)] = toy::PLANNERS else {
+        panic!("the toys plan for three kinds")
+    };
+    assert_eq!(input.passes, passes(&Options::new()).unwrap());
+    assert_eq!(input.division, division(&Options::new()).unwrap());
+    let own = needs(&Options::new(), &input, &context).unwrap();
+    assert_eq!(registry.needs("toy", &Options::new(), &input, &context).unwrap(), own);
+    assert!(own.work.contains("9 frames on flex for Some(Sharded)"), "{}", own.work);
+    for how in ["panic", "error"] {
+        let error = registry.needs("toy", &fault(&format!("plan:{how}")).1, &input, &context).unwrap_err();
+        names(how, &error, &["`plan`", &format!("{how} in plan")]);
+    }
+    // The reward says nothing, and no other kind is asked for.
+    assert!(registry.division("nothing", &Options::new()).is_err());
+}
+
+#[test]
+fn p8_lists_and_kinds_that_cannot_be_are_errors_that_name_the_file() {
+    for (definition, part) in [
+        ("COMPONENTS=0", "offers nothing"),
+        ("COMPONENTS=100000", "100000 components"),
+        // The second entry is null.
+        ("COMPONENTS=2", "`RollComponent` is at 0x0"),
+        ("KIND=99", "kind 99"),
+        ("KIND=0x100000001", "kind 4294967297"),
+    ] {
+        let Some(plugin) = sizes(&[definition]) else { return };
+        names(definition, &plugin.unwrap_err(), &[part, "libsizes.so"]);
+    }
+}
+
+#[test]
+fn p9_values_are_checked_where_they_arrive() {
+    // Options, before the plugin sees them.
+    let make = |name: &str, value: roll_core::serde_json::Value| {
+        let options = [(name.to_string(), value)].into_iter().collect();
+        registry(&plugin("sharpness_reward")).reward("edges", &options, &context()).map(drop).unwrap_err()
+    };
+    names("name", &make("scael", 1.0.into()), &["`reward.scael`", "did you mean `scale`"]);
+    names("type", &make("scale", "wide".into()), &["`reward.scale`: expected a number, found \"wide\""]);
+    let defaults = registry(&plugin("color_reward")).find(roll_core::Kind::Reward, "colors").unwrap().options();
+    assert_eq!(defaults["bins"], 8);
+    // A unit of videos that cannot be is the default one.
+    let unit = |loaded: bool, how: &str| model(loaded, how).as_diffusion().unwrap().video_unit();
+    assert_eq!(unit(true, ""), VideoUnit { height: 8, width: 24, frames: 2 });
+    assert_eq!((unit(false, ":no unit").width, unit(true, ":no unit")), (0, VideoUnit::default()));
+    assert_eq!(reward(true, "").on_missing(), OnMissing::Value(-1.0));
+}
+
+#[test]
+fn p9_keys_of_caches_cross_and_depend_on_the_library() {
+    let keys = |loaded: bool, how: &str| {
+        let mut model = model(loaded, how);
+        [model.as_diffusion().unwrap().encoding_key(), reward(loaded, how).target_key()]
+    };
+    assert_eq!(keys(false, "").map(|key| key.unwrap().unwrap()), ["toy model", "toy reward"]);
+    let found = keys(true, "").map(|key| key.unwrap().unwrap());
+    assert!(found.iter().all(|key| key.len() == 64) && found[0] != found[1], "{found:?}");
+    assert_eq!(keys(true, "").map(|key| key.unwrap().unwrap()), found);
+    for loaded in [false, true] {
+        assert_eq!(keys(loaded, ":no key").map(|key| key.unwrap()), [None, None]);
+    }
+    for (at, which) in [("encoding_key", 0), ("target_key", 1)] {
+        let error = keys(true, &format!("{at}:panic")).into_iter().nth(which).unwrap().unwrap_err();
+        names(at, &error, &[&format!("`{at}`"), WHOSE[1]]);
+    }
+}
+
+#[test]
+fn p9_events_of_a_plugin_reach_the_tracing_of_the_host() {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    roll_core::tracing::subscriber::with_default(subscriber, || scored("score", "log").unwrap());
+    let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(said.contains("INFO plugin: hostile_plugin: a message from score answer=42"), "{said}");
+}
