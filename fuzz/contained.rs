@@ -2,8 +2,8 @@
 
 use std::sync::Once;
 
-/// cargo-fuzz ends the process at every panic. Those on the thread `contained` (`roll_external::contain`) become errors
-/// in `roll`, so from the first call on they pass.
+/// Keeps cargo-fuzz from ending the process at panics on the thread `contained`. `roll_external::contain` turns these
+/// panics of other crates into errors. All other panics still end the process.
 pub fn panics_pass() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -16,7 +16,7 @@ use roll_train::config::ConfigLayers;
 /// Type of a reader.
 pub type Entry = fn(&[u8]);
 
-/// Every reader by the name of its corpus.
+/// All readers by the name of their corpus.
 pub const ENTRIES: [(&str, Entry); 12] = [
     ("safetensors", safetensors),
     ("pth", pth),
@@ -157,7 +157,7 @@ pub fn picture(bytes: &[u8]) {
     });
 }
 
-/// `tokenizer.json`, a text with it, and back.
+/// Reads `tokenizer.json`, encodes a text with it and decodes the ids.
 pub fn tokenizer_json(bytes: &[u8]) {
     let Ok(tokenizer) = Tokenizer::parse(bytes) else { return };
     if let Ok(ids) = tokenizer.encode("A man, \u{fdfa}, and a dog \u{1f415}.") {

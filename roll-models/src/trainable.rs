@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use roll_backends::layers::{lora_a, lora_b};
 use roll_core::{Error, IdleKeys, Noise, ParameterSpec, Purpose, Result, When};
 
-/// Options of both models that have no effect beside others.
+/// Options of both models that have no effect in combination with others.
 pub(crate) const IDLE: &[IdleKeys] = &[
     IdleKeys {
         keys: &["model.lora_alpha", "model.lora_target_modules"],

@@ -3,7 +3,7 @@
 //!
 //! - *Purpose*: rewards that a configuration names, and [`onnx`], an executor that differentiates ONNX networks. A
 //!   reward of your own needs only the trait `roll_core::RewardScorer`, not this crate.
-//! - *Dependencies*: `roll-core` and `roll-backends`. A reward knows no model and no algorithm.
+//! - *Dependencies*: `roll-core`, `roll-external` and `roll-backends`. A reward knows no model and no algorithm.
 //! - *Where to start*: [`brightness`] is the smallest complete reward. [`onnx`] explains the executor, [`insightface`]
 //!   the reward that is built on it.
 //!

@@ -1,4 +1,4 @@
-//! `demo-world all`: everything in `demo/assets`, in order.
+//! `demo-world all`: makes everything in `demo/assets`, in order.
 
 use std::path::Path;
 

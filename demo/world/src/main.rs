@@ -24,7 +24,7 @@ use roll_core::Result;
 /// Makes the world of the embedded demo.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where everything is written.
+    /// Output directory.
     #[arg(long, global = true, default_value = "demo/assets")]
     out: PathBuf,
     #[command(subcommand)]
@@ -70,7 +70,7 @@ enum Command {
         /// Directory of clips and run.
         #[arg(long, default_value = "target/demo-world")]
         work: PathBuf,
-        /// How they are trained.
+        /// Configuration of the training.
         #[arg(long, default_value = "demo/world/experts.yaml")]
         config: PathBuf,
     },
@@ -96,7 +96,7 @@ enum Command {
         /// Directory of the clips and the run of the transformers.
         #[arg(long, default_value = "target/demo-world")]
         work: PathBuf,
-        /// How the transformers are trained.
+        /// Configuration of the transformers' training.
         #[arg(long, default_value = "demo/world/experts.yaml")]
         config: PathBuf,
     },

@@ -1,5 +1,5 @@
-//! Downloads into the Hugging Face cache: lists of files and their places by the crate `hf-hub`, the files by
-//! [`Fetcher`].
+//! Downloads into the Hugging Face cache. The crate `hf-hub` lists the files and their URLs; [`Fetcher`] downloads
+//! them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,34 +13,34 @@ use roll_external::contain::contain;
 use super::fetch::{Fetcher, SILENCE};
 use super::{HubError, Remote, snapshot, stays_inside};
 
-/// Attempts at a file, each of which goes on where the last one ended.
+/// Attempts per file. Each attempt resumes the previous one.
 const ATTEMPTS: usize = 5;
-/// File names that an error lists.
+/// Maximal number of file names in an error.
 const LISTED: usize = 20;
-/// Files smaller than this are downloaded without a word on how far they are.
+/// Progress is logged for files of at least this size, in bytes.
 const TOLD_FROM: u64 = 50_000_000;
 
-/// The files of a model that are to be in a cache.
+/// A download of a model's files into a cache.
 pub(super) struct Download<'a> {
     pub(super) remote: &'a Remote,
     pub(super) cache: &'a Path,
     /// `ORG/NAME`.
     pub(super) model: &'a str,
-    /// Patterns, each of which some file matches.
+    /// Patterns that must match at least one file each.
     pub(super) needed: &'a [&'a str],
-    /// Patterns of files that not every model has.
+    /// Patterns of optional files.
     pub(super) also: &'a [&'a str],
 }
 
 impl Download<'_> {
-    /// Whether an earlier download of these files did not end.
+    /// Returns whether an earlier download of these patterns is incomplete.
     pub(super) fn is_unfinished(&self) -> bool {
         let unfinished = self.unfinished();
         self.needed.iter().any(|pattern| unfinished.iter().any(|line| line == pattern))
     }
 
-    /// Downloads the files that the cache lacks, of the snapshot that is there or of the newest. Other processes wait,
-    /// and then find the files: `done` says whether that is so.
+    /// Downloads the files that the cache lacks, from the revision of the cached snapshot, or from `main`. Only one
+    /// process downloads at a time; the others wait and then return if `done` returns true.
     pub(super) fn run(&self, done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
         let local = |e: std::io::Error| self.failed(self.model, e.into());
         fs::create_dir_all(self.repository()).map_err(local)?;
@@ -79,13 +79,13 @@ impl Download<'_> {
             });
         }
 
-        // A new snapshot has only the files that are asked for now, which are not the whole model.
+        // A new snapshot contains only the files requested now, so it is marked as incomplete for `**`.
         let whole = present.is_none().then_some("**");
         self.write_unfinished(
             self.unfinished().into_iter().chain(self.needed.iter().chain(&whole).map(|p| p.to_string())),
         )
         .map_err(local)?;
-        // All files are of one commit, also when the branch moves on meanwhile.
+        // All files are from one commit, even if the branch changes meanwhile.
         let repo = api.repo(self.at(&info.sha));
         let cached = Cache::new(self.cache.into()).repo(self.at(&info.sha)).pointer_path(&info.sha);
         let wanted = |name: &str| self.needed.iter().chain(self.also).any(|pattern| matches(pattern, name));
@@ -99,7 +99,7 @@ impl Download<'_> {
         self.write_unfinished(self.unfinished().into_iter().filter(|line| !ended(line))).map_err(local)
     }
 
-    /// Downloads one file, on from where an earlier attempt left it.
+    /// Downloads one file, with retries that resume the download.
     fn fetch(&self, fetcher: &Fetcher, repo: &ApiRepo, commit: &str, name: &str) -> Result<(), ApiError> {
         let mut attempt = 1;
         loop {
@@ -124,7 +124,7 @@ impl Download<'_> {
         self.cache.join(Repo::model(self.model.into()).folder_name())
     }
 
-    /// The patterns whose download was begun and did not end.
+    /// Returns the patterns whose download is incomplete.
     fn unfinished(&self) -> Vec<String> {
         let text = fs::read_to_string(self.repository().join(UNFINISHED)).unwrap_or_default();
         text.lines().map(Into::into).collect()
@@ -170,17 +170,17 @@ impl Download<'_> {
     }
 }
 
-/// File of a repository in the cache that lists the patterns whose download did not end.
+/// Name of the file in a model's cache directory that lists the patterns whose download is incomplete.
 const UNFINISHED: &str = ".roll-unfinished";
 
-/// Whether `pattern` is for the file `name`; `*` stays within a folder, `**` does not.
+/// Returns whether `pattern` matches the file `name`. `*` matches within a folder, `**` across folders.
 fn matches(pattern: &str, name: &str) -> bool {
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
     let pattern = pattern.trim_start_matches("./");
     pattern == name || glob::Pattern::new(pattern).is_ok_and(|p| p.matches_with(name, options))
 }
 
-/// The status of an answer that is an error.
+/// Returns the HTTP status of an error response.
 fn status(error: &ApiError) -> Option<u16> {
     match error {
         ApiError::RequestError(e) => match **e {
@@ -191,7 +191,7 @@ fn status(error: &ApiError) -> Option<u16> {
     }
 }
 
-/// Logs how far a download is.
+/// Logs the progress of a download.
 struct Told<'a> {
     model: &'a str,
     file: &'a str,

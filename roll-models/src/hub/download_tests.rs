@@ -1,4 +1,4 @@
-//! Downloads from a server on this machine that answers as the Hugging Face hub does.
+//! Downloads from a local server that answers like the Hugging Face hub.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -11,30 +11,30 @@ use super::*;
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 const MODEL: &str = "org/name";
 
-/// How the server answers.
+/// Behaviour of the server.
 #[derive(Clone, Default)]
 struct Manner {
-    /// Requires this token.
+    /// Token that requests must have.
     token: Option<String>,
-    /// Sends the whole file for every range.
+    /// Whether ranges are ignored and the whole file is sent.
     ignores_ranges: bool,
-    /// Number of bytes of a file after which it closes the connection, the first time.
+    /// Number of bytes of a file after which the connection is closed, the first time.
     breaks_after: Option<usize>,
-    /// Its name of every file, instead of the file's own.
+    /// ETag of every file, instead of the file's own.
     etag: Option<&'static str>,
-    /// Sends on to this address, with the path of the file.
+    /// Address that requests for files are redirected to.
     sends_to: Option<String>,
-    /// Adds this many bytes to every file.
+    /// Number of bytes that are appended to every file.
     adds: usize,
 }
 
-/// A request: its path, and the range that it asks for.
+/// A request: its path and its range.
 type Asked = (String, Option<String>);
 
 struct Server {
     endpoint: String,
     asked: Arc<Mutex<Vec<Asked>>>,
-    /// The tokens that it saw.
+    /// The tokens of the requests.
     tokens: Arc<Mutex<Vec<String>>>,
 }
 
@@ -52,7 +52,7 @@ impl Server {
         let log = asked.clone();
         let tokens = Arc::new(Mutex::new(Vec::new()));
         let seen = tokens.clone();
-        // It ends with the process of the tests.
+        // The thread ends with the test process.
         std::thread::spawn(move || {
             let mut manner = manner;
             for stream in listener.incoming().flatten() {
@@ -67,7 +67,7 @@ impl Server {
         Hub { caches: vec![cache.into()], folders: Vec::new(), remote: Some(remote) }
     }
 
-    /// Paths of the files that were asked for, without the requests that only ask for their size.
+    /// Returns the paths of downloaded files. Requests for the size are left out.
     fn downloads(&self) -> Vec<String> {
         let asked = locked(&self.asked);
         let bodies = asked.iter().filter(|(_, range)| range.as_deref().is_some_and(|r| r != "bytes=0-0"));
@@ -173,7 +173,7 @@ fn missing_files_are_downloaded_once_into_the_layout_of_the_cache() {
     assert_eq!(offline.files(MODEL, "high/a*.safetensors").unwrap(), found);
     assert_eq!(locked(&server.asked).len(), requests);
 
-    // The rest of the same snapshot, and nothing twice.
+    // The rest of the same snapshot is downloaded, and no file twice.
     assert_eq!(hub.directory(MODEL, &["**"], &[]).unwrap(), snapshot);
     assert_eq!(server.downloads().len(), 4);
     assert_eq!(fs::read(snapshot.join("low/a-1.safetensors")).unwrap(), bytes(3));
@@ -224,7 +224,7 @@ fn a_part_that_is_whole_or_does_not_fit_begins_anew() {
         let found = server.hub(cache.path()).files(MODEL, "low/a-1.safetensors").unwrap();
         assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
     }
-    // This server sends everything again: the sum would be a file that is too long.
+    // This server sends everything again. Appending it would make the file too long.
     let cache = tempfile::tempdir().unwrap();
     fs::create_dir_all(blob(cache.path(), "")).unwrap();
     fs::write(blob(cache.path(), "etag2.part"), &bytes(3)[..700]).unwrap();
@@ -310,7 +310,7 @@ fn what_a_server_calls_its_files_and_commits_leads_nowhere() {
         let server = Server::start(&files(), Manner { etag: Some(etag), ..Manner::default() });
         let found = server.hub(&inside).files(MODEL, "low/a-1.safetensors").unwrap();
         assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
-        // The file is one of the blobs, whatever it is called, and nothing else was made.
+        // The file is one of the blobs, whatever the ETag is, and no other file was created.
         let real = found[0].canonicalize().unwrap();
         assert_eq!(real.parent().unwrap(), inside.join("models--org--name/blobs").canonicalize().unwrap());
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "{etag}");

@@ -1,8 +1,8 @@
-//! One file of a published model, from the server into the cache.
+//! Downloads one file of a published model from the server into the cache.
 //!
-//! The crate `hf-hub` would name files of the cache as the server does, and hand the token on where it is sent. Here no
-//! word of the server becomes a path, the token goes to the endpoint alone, and a server that says nothing for
-//! [`SILENCE`] is given up.
+//! The crate `hf-hub` would name files in the cache as the server asks, and send the token along with redirects. Here,
+//! nothing that the server sends becomes a path, the token is sent to the endpoint only, and a connection without data
+//! for [`SILENCE`] is closed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,33 +14,33 @@ use roll_external::Fingerprint;
 use ureq::Body;
 use ureq::http::Response;
 
-/// A server that sends nothing for so long has hung.
+/// A server that sends no data for this time counts as hung.
 pub(super) const SILENCE: Duration = Duration::from_secs(60);
-/// Names of blobs are at most so long; an ETag is a hash.
+/// Maximal length of a blob's name. An ETag is a hash.
 const MAX_NAME: usize = 128;
-/// Redirects within the endpoint, as from a model's old name to its new one.
+/// Maximal number of redirects within the endpoint, such as from a model's old name to its new one.
 const MAX_MOVES: usize = 5;
-/// Bytes between two reports of how far it is.
+/// Bytes between two progress reports.
 const PIECE: usize = 1 << 20;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// How files are asked for.
+/// Downloads files into one repository of the cache.
 pub(super) struct Fetcher {
-    /// Follows redirects, without the token.
+    /// Follows redirects. The token is not sent to their targets.
     free: ureq::Agent,
-    /// Follows none.
+    /// Does not follow redirects.
     bound: ureq::Agent,
     token: Option<String>,
     /// The model's directory in the cache.
     repository: PathBuf,
 }
 
-/// Facts of a file that the server reports.
+/// Metadata of a file on the server.
 struct About {
-    /// Where it is, after redirects within the endpoint.
+    /// The URL, after redirects within the endpoint.
     url: String,
-    /// The name of its blob.
+    /// The name of the file's blob in the cache.
     blob: String,
     size: u64,
 }
@@ -59,8 +59,9 @@ impl Fetcher {
         Self { free: agent(10), bound: agent(0), token: token.map(Into::into), repository }
     }
 
-    /// Downloads the file at `url`, on from where an earlier attempt left it, and gives it the name `name` in the
-    /// snapshot `commit`; both stay inside the cache. `told` hears the size, and how many bytes are there.
+    /// Downloads the file at `url` and links it as `name` in the snapshot `commit`. An earlier partial download is
+    /// resumed. `commit` and `name` must be relative paths that stay inside the cache. `told` receives the file's size
+    /// and the number of bytes downloaded so far.
     pub fn fetch(&self, url: &str, commit: &str, name: &str, told: impl FnMut(u64, u64)) -> Result<()> {
         let about = self.about(url)?;
         let blobs = self.repository.join("blobs");
@@ -77,7 +78,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Asks for the first byte: with it the server tells the facts of the file.
+    /// Requests the first byte; the headers of the response contain the file's metadata.
     fn about(&self, url: &str) -> Result<About> {
         let mut url = url.to_string();
         for _ in 0..MAX_MOVES {
@@ -99,7 +100,7 @@ impl Fetcher {
         Err(ApiError::InvalidHeader("location"))
     }
 
-    /// An answer that is no error.
+    /// Sends a request. Fails if the status is an error.
     fn ask(&self, agent: &ureq::Agent, url: &str, range: &str, with_token: bool) -> Result<Response<Body>> {
         let mut request = agent.get(url).header("Range", range);
         if let Some(token) = self.token.as_ref().filter(|_| with_token) {
@@ -114,7 +115,7 @@ impl Fetcher {
         }
     }
 
-    /// Adds to the file `part` the bytes that it lacks.
+    /// Appends the missing bytes to the file `part`.
     fn complete(&self, about: &About, part: &Path, mut told: impl FnMut(u64, u64)) -> Result<()> {
         let mut there = fs::metadata(part).map_or(0, |found| found.len());
         if there > about.size {
@@ -123,12 +124,12 @@ impl Fetcher {
         let file =
             |append: bool| OpenOptions::new().create(true).append(append).write(true).truncate(!append).open(part);
         if there == about.size {
-            // Whole already, or empty.
+            // The file is complete, or empty.
             file(there > 0)?;
             return Ok(());
         }
         let mut response = self.ask(&self.free, &about.url, &format!("bytes={there}-"), true)?;
-        // A server that does not know ranges sends everything.
+        // A server without support for ranges sends the whole file.
         let begins =
             header(&response, "content-range").and_then(|range| range.strip_prefix("bytes ")?.split('-').next());
         let goes_on = response.status() == 206 && begins.and_then(|b| b.parse().ok()) == Some(there);
@@ -140,7 +141,7 @@ impl Fetcher {
         }
         let mut file = file(there > 0)?;
         told(about.size, there);
-        // One byte more than it should send is enough to know.
+        // At most one byte more than expected is read, which is enough to detect an excess.
         let mut body = response.body_mut().as_reader().take(about.size - there + 1);
         let mut piece = vec![0; PIECE];
         loop {
@@ -168,13 +169,13 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// The bytes of the whole, of an answer with a part of it.
+/// Returns the size of the whole file from a response with a part of it.
 fn size(response: &Response<Body>) -> Result<u64> {
     let range = header(response, "content-range").and_then(|range| range.rsplit_once('/')?.1.parse().ok());
     range.ok_or(ApiError::InvalidHeader("content-range"))
 }
 
-/// Name of an ETag's blob: the ETag, as everybody does, where that is a plain name, else its hash.
+/// Returns the name of the blob for an ETag: the ETag itself, as in `hf-hub`, if it is a plain name, else its hash.
 fn blob_name(etag: &str) -> String {
     let name = etag.trim_start_matches("W/").trim_matches('"');
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -184,12 +185,13 @@ fn blob_name(etag: &str) -> String {
     }
 }
 
-/// Makes `place` a link to the blob, `depth` names below its snapshot; where links cannot be made the blob moves there.
+/// Creates the link `place` to the blob. `place` lies `depth` path components below its snapshot. On systems where
+/// links cannot be created, the blob is moved to `place`.
 fn link(blob: &Path, place: &Path, depth: usize) -> io::Result<()> {
     if place.exists() {
         return Ok(());
     }
-    // A link to a blob that is gone.
+    // This removes a dangling link.
     let _ = fs::remove_file(place);
     let target = PathBuf::from("../".repeat(depth + 1)).join("blobs").join(blob.file_name().unwrap_or_default());
     #[cfg(unix)]

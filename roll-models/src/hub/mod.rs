@@ -1,7 +1,7 @@
-//! Published models: in the Hugging Face cache, in DiffSynth's folder, and on the Hugging Face hub.
+//! Locates the files of published models in the Hugging Face cache, in DiffSynth's folder, and on the Hugging Face hub.
 //!
-//! A model that is on this machine is used as it is, without a request. With the cargo feature `hub` the files that are
-//! missing are downloaded into the cache, unless `HF_HUB_OFFLINE` is set.
+//! A model that is on this machine is used without a request to the server. If the cargo feature `hub` is on and
+//! `HF_HUB_OFFLINE` is not set, missing files are downloaded into the cache.
 
 #[cfg(feature = "hub")]
 mod download;
@@ -17,30 +17,30 @@ use roll_external::files;
 
 use crate::weights::expand_glob;
 
-/// The server of models, where the environment names no other.
+/// The default server of models.
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// Where the files of published models are.
+/// The places of published models' files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hub {
-    /// Hugging Face caches: each holds `models--ORG--NAME/{refs/main, snapshots/HASH/...}`.
+    /// Hugging Face caches. Each contains `models--ORG--NAME/{refs/main, snapshots/HASH/...}`.
     pub caches: Vec<PathBuf>,
-    /// Plain folders: each holds `ORG/NAME/...`.
+    /// Plain folders. Each contains `ORG/NAME/...`.
     pub folders: Vec<PathBuf>,
-    /// Where missing files are downloaded from, into the first of the caches; `None` downloads nothing.
+    /// Server that missing files are downloaded from, into the first cache. `None` disables downloads.
     pub remote: Option<Remote>,
 }
 
 /// A server of models.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Remote {
-    /// Its address, such as `https://huggingface.co`.
+    /// The server's address, such as `https://huggingface.co`.
     pub endpoint: String,
-    /// Sent with every request; models with a licence to accept need it.
+    /// Access token, which is sent with every request to `endpoint`. Models with a licence to accept require one.
     pub token: Option<String>,
 }
 
-// A token does not belong in a log.
+// Debug output does not contain the token, because it may be logged.
 impl std::fmt::Debug for Remote {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Remote").field("endpoint", &self.endpoint).field("token", &self.token.is_some()).finish()
@@ -56,7 +56,7 @@ pub enum HubError {
     Identifier {
         /// The identifier.
         id: String,
-        /// Its fault.
+        /// What is wrong with the identifier.
         problem: String,
     },
     /// No file of the model matches.
@@ -69,35 +69,35 @@ pub enum HubError {
     NotFound {
         /// `ORG/NAME`.
         model: String,
-        /// The files that are needed.
+        /// Pattern of the files.
         pattern: String,
-        /// Every place that was looked at.
+        /// Directories that were searched.
         looked: Vec<PathBuf>,
-        /// Where the user may put the files.
+        /// Folder into which the user may copy the files.
         folder: PathBuf,
     },
-    /// The model has no file that is asked for.
+    /// The model on the server has no file that matches.
     #[error("the model `{model}` at {endpoint} has no file `{pattern}`; it has: {}", found.join(", "))]
     NoSuchFile {
         /// `ORG/NAME`.
         model: String,
-        /// The server that was asked.
+        /// The server's address.
         endpoint: String,
-        /// The files that were asked for.
+        /// Pattern of the files.
         pattern: String,
-        /// Its files, the first of them where there are many.
+        /// The model's files; only the first of a long list.
         found: Vec<String>,
     },
-    /// A file was not downloaded whole.
+    /// A download failed.
     #[error("cannot download {what}: {hint}")]
     Download {
         /// The model, or one of its files.
         what: String,
         /// The remedy.
         hint: String,
-        /// Who can put it right.
+        /// Whether the user or the server is at fault.
         fault: Fault,
-        /// The fault.
+        /// The error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -108,12 +108,12 @@ fn list(paths: &[PathBuf]) -> String {
 }
 
 impl Hub {
-    /// Reads the places from the environment.
-    /// - Cache: `HF_HUB_CACHE`, else `HF_HOME/hub`, else `XDG_CACHE_HOME/huggingface/hub`, else
-    ///   `~/.cache/huggingface/hub`.
+    /// Reads the places from environment variables.
+    /// - Cache: `HF_HUB_CACHE`, else `HUGGINGFACE_HUB_CACHE`, else `HF_HOME/hub`, else
+    ///   `XDG_CACHE_HOME/huggingface/hub`, else `~/.cache/huggingface/hub`.
     /// - Folder: `DIFFSYNTH_MODEL_BASE_PATH`, else `./models`.
-    /// - Downloads: from `HF_ENDPOINT`, else <https://huggingface.co>, with `HF_TOKEN`, else with the token of
-    ///   `hf auth login`; none where `HF_HUB_OFFLINE` is `1`.
+    /// - Server: `HF_ENDPOINT`, else <https://huggingface.co>; token: `HF_TOKEN`, else the token of `hf auth login`.
+    ///   `HF_HUB_OFFLINE` (`1`, `true`, `yes` or `on`) disables downloads.
     pub fn from_env() -> Self {
         Self::from_lookup(|name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
     }
@@ -138,8 +138,8 @@ impl Hub {
         Self { caches: cache.into_iter().collect(), folders: vec![folder], remote }
     }
 
-    /// The weight files of `model` (`ORG/NAME`) that match `pattern`, sorted: those of the first place that has any.
-    /// Where no place has, or an earlier download of them did not end, they are downloaded.
+    /// Returns the files of `model` (`ORG/NAME`) that match `pattern`, sorted, from the first place that has any. Files
+    /// are downloaded if no place has any, or if an earlier download of this pattern is incomplete.
     pub fn files(&self, model: &str, pattern: &str) -> Result<Vec<PathBuf>, HubError> {
         if !stays_inside(pattern) {
             return Err(HubError::Identifier {
@@ -154,18 +154,18 @@ impl Hub {
         self.found(model, &[pattern], &[], find)
     }
 
-    /// The directory of `model` (`ORG/NAME`): that of the first place that has files for all patterns of `needed`.
-    /// Where no place has, those that match `needed` and `also` are downloaded. `**` matches any folders.
+    /// Returns the directory of `model` (`ORG/NAME`) in the first place that has files for all patterns of `needed`. If
+    /// no place has, files that match `needed` or `also` are downloaded. `**` matches any folders.
     pub fn directory(&self, model: &str, needed: &[&str], also: &[&str]) -> Result<PathBuf, HubError> {
         let whole = |root: &Path| has(root, needed).then(|| root.to_path_buf());
         self.found(model, needed, also, whole).or_else(|e| {
-            // Nothing could be downloaded: a directory that lacks something is still the best answer.
+            // An incomplete directory is returned if downloads are disabled; its reader names the missing file.
             let roots = self.roots(model)?;
             roots.into_iter().find(|root| self.remote.is_none() && root.is_dir()).ok_or(e)
         })
     }
 
-    /// The result of `find` at the first place where it has one, before or after a download.
+    /// Returns the result of `find` for the first place that has one, before or after a download.
     fn found<T>(
         &self,
         model: &str,
@@ -173,7 +173,7 @@ impl Hub {
         also: &[&str],
         find: impl Fn(&Path) -> Option<T>,
     ) -> Result<T, HubError> {
-        // Anew each time: a download makes a new snapshot.
+        // Places are listed again for each search, because a download may create a snapshot.
         let here = || Ok::<_, HubError>(self.roots(model)?.iter().find_map(|root| find(root)));
         #[cfg(feature = "hub")]
         if let (Some(remote), Some(cache)) = (&self.remote, self.caches.first()) {
@@ -197,7 +197,7 @@ impl Hub {
         HubError::NotFound { model: model.into(), pattern: pattern.into(), looked, folder }
     }
 
-    /// Every directory that may hold the files of `model`, whether it exists or not.
+    /// Returns every directory that may contain the files of `model`, existing or not.
     fn roots(&self, model: &str) -> Result<Vec<PathBuf>, HubError> {
         let bad = |problem: &str| HubError::Identifier { id: model.into(), problem: problem.into() };
         let (org, name) = model.split_once('/').ok_or_else(|| bad("there is no `/`"))?;
@@ -214,7 +214,7 @@ impl Hub {
     }
 }
 
-/// The snapshot that `refs/main` names, or the only one there is.
+/// Returns the snapshot that `refs/main` names, or the only snapshot.
 fn snapshot(repository: &Path) -> Option<PathBuf> {
     let snapshots = repository.join("snapshots");
     if let Ok(hash) = files::read_text(&repository.join("refs/main"), files::MAX_TEXT) {
@@ -228,7 +228,7 @@ fn snapshot(repository: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Whether `root` is a directory with files for all patterns of `needed`.
+/// Returns whether `root` is a directory with files for all patterns of `needed`.
 fn has(root: &Path, needed: &[&str]) -> bool {
     let escaped = glob::Pattern::escape(&root.to_string_lossy());
     let any = |pattern: &&str| {
@@ -238,7 +238,7 @@ fn has(root: &Path, needed: &[&str]) -> bool {
     root.is_dir() && needed.iter().all(any)
 }
 
-/// Whether a path of a file or an identifier stays below the directory it is joined to.
+/// Returns whether a relative path stays below the directory that it is joined to.
 fn stays_inside(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir))
 }

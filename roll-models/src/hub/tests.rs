@@ -1,4 +1,4 @@
-//! Models that are on this machine.
+//! Lookup of models on this machine.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -97,6 +97,7 @@ fn a_directory_counts_where_it_has_what_is_needed() {
     let hub = hub(dir.path());
     assert!(has(&snapshot, &["**/tokenizer.json"]) && has(&snapshot, &["**"]));
     assert!(!has(&snapshot, &["tokenizer.json"]) && !has(&snapshot, &["**", "config.json"]));
-    // Without downloads the directory is returned as it is; its reader names the missing file.
+    // The directory is returned although a file is missing, because downloads are disabled. Its reader names the
+    // missing file.
     assert_eq!(hub.directory("o/n", &["config.json"], &[]).unwrap(), snapshot);
 }

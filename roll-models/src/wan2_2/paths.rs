@@ -25,7 +25,7 @@ pub struct ComponentFiles {
     pub vae_kind: Component,
     /// CLIP image encoder of Wan2.1 I2V.
     pub clip: Option<Checkpoint>,
-    /// The `tokenizer.json` that lies beside the weights as in the official and the diffusers repositories.
+    /// A `tokenizer.json` next to the weights, as in the official and the diffusers repositories.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -193,7 +193,7 @@ const FOLDERS: &[(&str, &str)] = &[
 /// Files at the top level of official repositories.
 const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
 
-/// Where tokenizers lie in the official and the diffusers layout. `spiece.model` alone is an error when it is opened.
+/// Paths of tokenizers in the official and the diffusers layout. Opening a `spiece.model` is an error.
 const TOKENIZERS: &[&str] = &[
     "google/umt5-xxl/tokenizer.json",
     "tokenizer/tokenizer.json",

@@ -1,4 +1,4 @@
-//! Prompts to token ids, with the `tokenizer.json` of the text encoder.
+//! Converts prompts into token ids with the `tokenizer.json` of the text encoder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::text::clean;
 use crate::hub::Hub;
 
 const FILE: &str = "tokenizer.json";
-/// SentencePiece's form of the same, which is not read.
+/// SentencePiece's format of the tokenizer, which is not supported.
 const SPIECE: &str = "spiece.model";
 const END: &str = "</s>";
 
@@ -30,9 +30,9 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`. `place` is that file, a directory that holds it (itself, or in `google/umt5-xxl` or
-    /// `tokenizer`), or a model's name (`google/umt5-xxl`), which is looked up on this machine and downloaded if it is
-    /// missing.
+    /// Loads `tokenizer.json`. `place` is that file, a directory with it (directly or in `google/umt5-xxl` or
+    /// `tokenizer`), or a model's name (`google/umt5-xxl`). A model is searched for on this machine and downloaded if
+    /// it is missing.
     pub fn load(place: impl AsRef<Path>) -> Result<Self> {
         Self::load_with(place.as_ref(), &Hub::from_env())
     }
@@ -46,7 +46,7 @@ impl Tokenizer {
         let growth = Growth::of(&bytes).map_err(fails)?;
         let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(fails)?;
         let mut inner = inner.map_err(|e| fails(e.to_string()))?;
-        // Length is handled here; a file that pads or cuts by itself would hide the end of the prompt.
+        // The length is handled here; a tokenizer that pads or cuts by itself would remove the end of the prompt.
         inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
         inner.with_padding(None);
         let end = inner.token_to_id(END).ok_or_else(|| {
@@ -86,7 +86,7 @@ impl Tokenizer {
     }
 }
 
-/// The `tokenizer.json` that `place` means.
+/// Finds the `tokenizer.json` for `place`. Fails if there is only a `spiece.model`.
 fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
     if place.is_file() {
         return match place.file_name().is_some_and(|name| name == SPIECE) {
