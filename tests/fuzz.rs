@@ -1,4 +1,4 @@
-//! Every reader of foreign files over mutations of its corpus, the same ones each time. `FUZZ_TIMES` tries as many
+//! Runs every reader of untrusted files on deterministic mutations of its seed corpus. `FUZZ_TIMES` tries as many
 //! times more of them, `FUZZ_SECONDS` as many as take so long; `fuzz/README.md` says how cargo-fuzz tries them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -203,7 +203,7 @@ fn answers_of_rewards_are_read_or_refused() {
     try_out("frame");
 }
 
-/// Mutations of files that are refused anyway would try little.
+/// If the seeds themselves were refused, their mutations would test little.
 #[test]
 fn the_gguf_seeds_are_read_to_their_end() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/gguf");

@@ -117,8 +117,8 @@ impl Factory {
     }
 }
 
-/// The options of one registered component: a struct whose fields are its keys. [`register!`](crate::register) implements
-/// it.
+/// The options of one registered component: a struct whose fields are its keys. [`register!`](crate::register)
+/// implements it.
 pub trait ComponentOptions: serde::Serialize + serde::de::DeserializeOwned + Default {
     /// The kind of the component.
     const KIND: Kind;
@@ -126,8 +126,8 @@ pub trait ComponentOptions: serde::Serialize + serde::de::DeserializeOwned + Def
     const NAME: &'static str;
 }
 
-/// Registers a component of this crate: kind, name, type of its options, summary, and how to make it of these options and
-/// the [`BuildContext`]; after `plan:` its [`Planner`].
+/// Registers a component of this crate: kind, name, type of its options, summary, and how to make it of these options
+/// and the [`BuildContext`]; after `plan:` its [`Planner`].
 #[cfg(feature = "schema")]
 #[macro_export]
 macro_rules! register {
@@ -254,8 +254,8 @@ impl Registry {
         Ok(Self { entries })
     }
 
-    /// Adds a reward of this program: `make` makes it of its options, a struct whose fields are its keys. Fails if another
-    /// reward has this name. The registration is never freed.
+    /// Adds a reward of this program: `make` makes it of its options, a struct whose fields are its keys. Fails if
+    /// another reward has this name. The registration is never freed.
     ///
     /// ```
     /// # use roll_core::{Grad, Pullback, Registry, Result, RewardScorer, Score, Target, Video};

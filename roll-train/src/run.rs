@@ -61,7 +61,8 @@ impl<'a> Run<'a> {
         self.train_in(|_| Ok(RunSession::default()))
     }
 
-    /// As [`Run::train`]; `session`, called on every rank before the first step, shows the progress and may stop the run.
+    /// As [`Run::train`]; `session`, called on every rank before the first step, shows the progress and may stop the
+    /// run.
     pub fn train_in(&self, session: impl Fn(&dyn Communicator) -> Result<RunSession> + Sync) -> Result<RunSummary> {
         let ended =
             ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| self.train_rank(ranks, &session));
@@ -125,8 +126,8 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 
 /// Describes a run; [`RunBuilder::build`] checks it as a configuration file is checked.
 ///
-/// A component is set by the struct of its options, or by its kind, its name and anything that serialises to its options.
-/// Relative paths start from the working directory.
+/// A component is set by the struct of its options, or by its kind, its name and anything that serialises to its
+/// options. Relative paths start from the working directory.
 ///
 /// ```
 /// use roll_algos::reward_fl::RewardFlConfig;
@@ -212,8 +213,8 @@ impl<'a> RunBuilder<'a> {
         self.component(O::KIND, O::NAME, options)
     }
 
-    /// A component by its name, such as one of a plugin. Another reward joins those before it, any other component takes
-    /// the place of the one before it.
+    /// A component by its name, such as one of a plugin. Another reward joins those before it, any other component
+    /// takes the place of the one before it.
     pub fn component(mut self, kind: Kind, name: &str, options: impl Serialize) -> Self {
         let mut component = self.json(kind.section(), options);
         component["name"] = name.into();

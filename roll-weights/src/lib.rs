@@ -1,8 +1,8 @@
 //! Weight files: safetensors (single, sharded, mapped) and torch checkpoints, read lazily; safetensors written whole or
 //! not at all.
 //!
-//! *What it is for*: [`Checkpoint`] opens the weights of a network, [`save_safetensors`] writes tensors. *What it is not*:
-//! a place for networks (`roll-models`), which say which tensors they need.
+//! *What it is for*: [`Checkpoint`] opens the weights of a network, [`save_safetensors`] writes tensors. *What it is
+//! not*: a place for networks (`roll-models`), which say which tensors they need.
 
 mod checkpoint;
 mod eight_bits;

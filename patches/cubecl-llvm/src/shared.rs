@@ -1,11 +1,11 @@
-//! What belongs to all GPUs.
+//! Stub of `cubecl-llvm`'s module for code that all GPU targets share.
 
 pub mod lowered_features {
     //! Which features of a device LLVM can use.
 
     use cubecl_core::ir::DeviceProperties;
 
-    /// The target whose features are meant.
+    /// The GPU target that LLVM would compile for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum GpuTarget {
         /// NVIDIA GPUs.

@@ -28,7 +28,7 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
         at_once: config.infer_batch_size,
         tokens: Some(length),
         generated: config.max_tokens_per_step,
-        // Every episode of a validation has a start of its own.
+        // Validation episodes all start differently, so they share no prompt.
         shared_prompt: answers == 1 && config.val_batch_size == 0,
         continues: answers > 1,
         ahead: config.is_asynchronous(),
@@ -48,7 +48,7 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
             true => length,
             false => answers.saturating_mul(config.max_tokens_per_step).min(length),
         };
-        // The critic keeps a hidden state and a mean of earlier ones per token.
+        // Per token, the critic stores two vectors: the hidden state, and the mean of the hidden states before it.
         let critic =
             TextPass { rows: samples, at_once: config.micro_batch_size, hidden_states: 2, ..TextPass::default() };
         texts.push(TextPass { phase: "update".into(), tokens: Some(tokens), ..critic });

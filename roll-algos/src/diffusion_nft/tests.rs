@@ -12,7 +12,7 @@ use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::test_training::{assert_same_on_all_ranks, gain, two};
 
-/// The algorithm with a reward that is a value, and nothing more unless more is asked for.
+/// The algorithm with a reward that has a gradient only if `config.reward_gradient` uses it.
 fn set_up(config: DiffusionNftConfig) -> Bench<DiffusionNft> {
     let differentiable = config.reward_gradient.weight > 0.0;
     Bench::new(DiffusionNft::new(config), Sines { differentiable, ..Sines::new() })
@@ -222,7 +222,7 @@ fn the_gradient_is_that_of_the_loss_with_distances_clips_and_the_rewards_own_gra
     for first_frame in [None, Some(&known)] {
         for max_timestep_boundary in [1.0, 0.9] {
             let config = DiffusionNftConfig {
-                // Without weights that are held.
+                // A loss without stop-gradient weights, so that finite differences apply.
                 loss: Regression::Awm,
                 matching: Matching::Uniform,
                 clip_range: 1.0,

@@ -1,4 +1,4 @@
-//! The options that policy gradients share, by the names that they have in each configuration.
+//! Options shared by the policy-gradient algorithms, under the same names as in their configurations.
 
 use crate::Sampler;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
@@ -87,7 +87,7 @@ macro_rules! shared_options {
 pub(crate) use shared_options;
 
 impl Shared {
-    /// Fails on numbers that are out of range, naming the key. `data_weight` is checked by its term.
+    /// Fails on numbers that are out of range, naming the key. `data_weight` is checked by `DataTerm`.
     pub fn check(&self) -> Result<()> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
         if self.group_size < 2 {
@@ -128,7 +128,7 @@ impl Shared {
         SamplingOptions { sampler, ..self.sampling.clone() }.sampling(facts).in_section("algo")
     }
 
-    /// Steps of a video, and the velocities that each of them takes.
+    /// Denoising steps per video, and model evaluations per step.
     pub fn steps(&self) -> [usize; 2] {
         let SamplingOptions { timesteps, num_inference_steps, guidance_scale, .. } = &self.sampling;
         let steps = timesteps.as_ref().map_or(*num_inference_steps, Vec::len);

@@ -3,7 +3,7 @@
 //!
 //! A sample contributes a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents),
 //! score = reward(frames), loss = -(score - mean) / std * weight + kl_weight * kl ([`loss`]), and the discrete adjoint
-//! back to the parameters. A flow-matching loss on the clip may be added against forgetting. The gradients of all
+//! back to the parameters. A flow-matching loss on the clip may be added to prevent forgetting. The gradients of all
 //! samples with a score are averaged into one update.
 
 pub mod config;
@@ -237,7 +237,7 @@ impl RewardFl {
         Ok((conditions, starts))
     }
 
-    /// The gradient of the KL alone.
+    /// Computes the gradient of the weighted KL alone and takes it from the model; repeats the rollouts.
     fn kl_gradient(
         &self,
         ctx: &mut StepContext<'_>,

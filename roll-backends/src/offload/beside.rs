@@ -1,4 +1,4 @@
-//! Offloading from libtorch's GPUs on copy streams of their own ([`crate::side_copies`]).
+//! Offloading from CUDA tensors of libtorch, on separate copy streams ([`crate::side_copies`]).
 
 use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;

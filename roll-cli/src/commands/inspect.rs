@@ -10,7 +10,7 @@ use crate::args::Inspect;
 /// Longest piece of a file's metadata that is printed.
 const SHOWN: usize = 100;
 
-/// Prints it.
+/// Prints a summary of each weight file that `args.file` names.
 pub fn print(args: Inspect) -> Result<()> {
     let about = inspect(&args.file)?;
     if args.json {

@@ -1,7 +1,7 @@
 //! Every random choice of a run, drawn on the host and keyed by its purpose.
 //!
 //! A draw depends on (seed, step, sample, purpose) alone: not on the backend, the number of ranks, the order of work,
-//! or whether the run was resumed. The draws themselves are the cargo feature `noise`.
+//! or whether the run was resumed. The methods that draw need the cargo feature `noise`.
 
 #[cfg(feature = "noise")]
 mod draws;
@@ -25,13 +25,13 @@ pub enum Purpose {
     Evaluation = 6,
     /// Tokens of a language model.
     Tokens = 7,
-    /// Worlds of environments.
+    /// Initial states of environments.
     Environments = 8,
     /// Noise of stochastic denoising steps.
     Steps = 9,
     /// Noise that generated samples are mixed with, to train on them.
     Noising = 10,
-    /// Noise levels and steps that are trained at, of policy gradients and of Reward-FL.
+    /// The noise levels and denoising steps that policy gradients and Reward-FL train at.
     Levels = 11,
     /// Noise that clips are mixed with, to train on them beside generated samples.
     Clips = 12,

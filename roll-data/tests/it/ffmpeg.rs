@@ -1,4 +1,4 @@
-//! Files of ffmpeg, read by both readers.
+//! Files written by ffmpeg, read by this crate's own reader and through the program ffmpeg.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

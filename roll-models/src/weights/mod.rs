@@ -1,5 +1,5 @@
-//! Weights as models hold them: GGUF files, and weights that are streamed, on the device or in host memory. The files are
-//! those of `roll-weights`.
+//! Weights as models hold them: GGUF files, and weights that are streamed, on the device or in host memory. The files
+//! are those of `roll-weights`.
 
 pub mod gguf;
 mod streamed;

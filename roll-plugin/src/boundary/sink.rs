@@ -21,7 +21,7 @@ crossing! {
     by hand [] {}
 }
 
-/// A sink of the other side.
+/// A sink that lives on the other side of the boundary; calls go through its table.
 pub(super) struct ForeignSink {
     object: Foreign,
     table: RollGradientSinkTable,

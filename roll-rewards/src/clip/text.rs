@@ -99,7 +99,7 @@ impl TextTower {
             let problem = format!("its tokenizer gave {odd}, but the vocabulary has {} tokens", self.config.vocab_size);
             return Err(Error::Unsupported(format!("the text tower: {problem}")));
         }
-        // The end token is CLIP's embedding, and attention is causal, so later tokens have no effect on it.
+        // CLIP's embedding is read at the end token, and attention is causal, so later tokens have no effect on it.
         if self.padding.is_none() {
             ids.truncate(self.end(&ids)? + 1);
         }

@@ -1,4 +1,4 @@
-//! Networks exported by PyTorch, and the options.
+//! Tests of the `onnx` reward: exported networks against PyTorch, and errors in options.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};

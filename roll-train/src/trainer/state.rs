@@ -166,8 +166,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Returns `outcome`; if it is an error, writes a checkpoint of the steps done first: a reward that breaks in the night
-    /// must not cost the training until then. Several ranks cannot: where one fails, the others are gone.
+    /// Returns `outcome`; if it is an error, writes a checkpoint of the steps done first: a reward that breaks in the
+    /// night must not cost the training until then. Several ranks cannot: where one fails, the others are gone.
     pub(super) fn rescue_on<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
         if outcome.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
             self.rescue(journal);

@@ -1,4 +1,4 @@
-//! The critic of generalized advantage estimation: it estimates the value of a state of the conversation.
+//! The critic for generalized advantage estimation (GAE): it estimates the value of a state of the conversation.
 //!
 //! It is a linear head on hidden states: the last one and a running mean of the earlier ones. The last state alone does
 //! not explain the returns, because it encodes the next token. The mean encodes the words that the agent read and
@@ -48,7 +48,7 @@ pub(super) struct ValueEstimates {
 pub(super) struct FitBatch<'a> {
     pub(super) estimates: &'a ValueEstimates,
     pub(super) returns: &'a Grid,
-    /// The tokens that count.
+    /// The response tokens that enter the loss.
     pub(super) mask: &'a Mask,
 }
 

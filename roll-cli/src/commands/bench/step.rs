@@ -1,4 +1,4 @@
-//! The timed work: each phase of a step once, or steps as training makes them.
+//! The timed work: either each phase of a step once, or whole steps as in training.
 
 use roll_core::{Adapter, DiffusionModel, Error, Grad, Pullback, Result, Strategy, Tensor};
 

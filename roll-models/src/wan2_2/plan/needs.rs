@@ -1,4 +1,4 @@
-//! From the options of a run to its plan, for `roll plan`.
+//! Computes the plan of a run from its options, for `roll plan`.
 
 use roll_core::{
     BuildContext, Error, Kind, Options, Result, ResultExt, nearest, parse_options,
@@ -17,7 +17,7 @@ use crate::precision::WeightsDType;
 /// Tokens of a prompt, padding included.
 const TEXT_TOKENS: usize = 512;
 
-/// Bytes and seconds of a run with these options. Only the headers of the model's files are read.
+/// Estimates the memory and time of a run with these options. Only the headers of the model's files are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: WanOptions = parse_options(Kind::Model.section(), options)?;
     if !input.passes.texts.is_empty() {

@@ -32,7 +32,7 @@ fn context() -> BuildContext {
     BuildContext { seed: 1, ..BuildContext::new("flex") }
 }
 
-/// Options that are texts.
+/// Options with string values.
 fn options(pairs: &[(&str, &str)]) -> Options {
     pairs.iter().map(|(key, value)| (key.to_string(), (*value).into())).collect()
 }
