@@ -386,7 +386,9 @@ impl Algorithm for ToyAlgorithm {
             let model = ctx.model.as_diffusion().ok_or_else(|| no("diffusion model"))?;
             let conditioning = model.encode(&input)?;
             let x = ctx.noise.latents(ctx.step, sample.index, &conditioning.latent_shape)?;
-            let timestep = Timestep(1000.0 * model.schedule().trained.high.0);
+            // The middle of the trained range: its upper end is outside.
+            let trained = model.schedule().trained;
+            let timestep = Timestep(500.0 * (trained.low.0 + trained.high.0));
             let (v, pull_v) = model.velocity(&x, timestep, &conditioning, Adapter::On, Grad::Record)?;
             let (frames, pull_frames) = model.decode(&v, Grad::Record)?;
             let video = Video::new(frames, sample.video.fps())?;
