@@ -109,7 +109,7 @@ fn the_tensors_of_an_algorithm_from_a_library_are_in_the_checkpoint_and_a_run_go
     let world = World::new(2);
     let library = library("hostile_plugin");
     let toys = ["--plugin", &library, "--algo", "toy", "--model", "toy"];
-    let settings = ["reward.name=toy", "strategy.name=toy", "training.learning_rate=0.1", "sample_steps=0"];
+    let settings = ["reward.name=hostile", "strategy.name=toy", "training.learning_rate=0.1", "sample_steps=0"];
     let size =
         ["data.metadata=metadata.csv", "data.height=64", "data.width=72", "data.num_frames=5", "evaluation.every=0"];
     let train = |out: &str, more: &[&str]| {
@@ -153,7 +153,7 @@ fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
     let world = World::new(2);
     let library = library("hostile_plugin");
     for (i, (how, parts)) in
-        [("panic", ["a panic in score", "failed in `score`"]), ("error", ["a failure of its own", "failed in `score`"])]
+        [("panic", ["a panic in score", "failed in `score`"]), ("error", ["an error in score", "failed in `score`"])]
             .into_iter()
             .enumerate()
     {

@@ -159,7 +159,7 @@ impl DiffusionModel for ToyModel {
         let (fault, gradients, sink) = (self.fault.clone(), self.mock.gradients.clone(), self.sink.clone());
         let delivering = |pullback: Pullback| {
             Pullback::new(move |d: &Tensor| {
-                fault.at("pull")?;
+                fault.at("velocity_pull")?;
                 let pulled = pullback.pull(d)?;
                 let sink = lock(&sink).clone();
                 sink.iter().for_each(|sink| deliver(sink.as_ref(), &mut lock(&gradients)));

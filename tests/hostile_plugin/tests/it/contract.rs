@@ -148,7 +148,9 @@ fn language(loaded: bool) -> String {
     let text = language.detokenize(&tokens).unwrap();
     let (stop, numbers, limits) = (vec!["\n".into(), "end".into()], vec![4, 5, 9], vec![2, 3, 1]);
     let sampling = Sampling { temperature: 0.5, limits, stop, seed: 3, numbers, ..Sampling::greedy(3) };
-    let made = language.generate(&[tokens, vec![120], vec![121]], &sampling).unwrap();
+    let mut made = language.generate(&[tokens, vec![120], vec![121]], &sampling).unwrap();
+    // Log-probabilities at temperature 1 do not cross the boundary.
+    made.iter_mut().for_each(|generation| generation.raw_log_probs.clear());
     let given = Tensor::new(vec![120i64, 121, 122, 121, 120, 36], [2, 3]).unwrap();
     let mask = Tensor::new(vec![1u8, 1, 1, 1, 1, 0], [2, 3]).unwrap();
     let (stats, pullback) = language.evaluate(&given, &mask, Adapter::On, Grad::Record).unwrap();
@@ -365,7 +367,7 @@ fn p4_progress_reaches_the_host_and_an_interrupt_the_plugin() {
 const METHODS: [(u32, &str, &str); 22] = [
     (1, "encode", "encode"),
     (1, "velocity", "velocity"),
-    (1, "pull", "pull"),
+    (1, "velocity_pull", "pull"),
     (1, "decode", "decode"),
     (1, "take_gradients_part", "take_gradients_part"),
     (1, "read_parameters", "read_parameters"),
