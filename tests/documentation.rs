@@ -4,7 +4,7 @@
 //! Fenced blocks that begin with `sh run` are run, those of a page in their order and in one directory, in which the
 //! repository's folders are found under their names. Other `sh` blocks need a network, foreign models or minutes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -298,4 +298,44 @@ fn every_command_of_the_program_has_a_row() {
             assert!(page.contains(&format!("roll {command}")), "no `roll {command}`");
         }
     }
+}
+
+/// The crates of the workspace that each crate depends on, by cargo.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let output =
+        cargo.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]).current_dir(root()).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let package = |package: &serde_json::Value| {
+        let all = package["dependencies"].as_array().unwrap().iter();
+        let own = all.filter(|d| d["kind"].is_null() && d["path"].is_string());
+        let names = own.map(|d| d["name"].as_str().unwrap().to_string());
+        (package["name"].as_str().unwrap().to_string(), names.collect())
+    };
+    metadata["packages"].as_array().unwrap().iter().map(package).collect()
+}
+
+#[test]
+fn the_table_of_crates_is_what_cargo_knows() {
+    let page = std::fs::read_to_string(root().join("docs/src/design.md")).unwrap();
+    let table = page.lines().skip_while(|line| !line.starts_with("| crate |")).skip(2);
+    let found = dependencies();
+    let mut named = BTreeSet::new();
+    for row in table.take_while(|line| line.starts_with('|')) {
+        let [name, _, uses] = row.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("{row}")
+        };
+        let name = name.trim_matches('`');
+        named.insert(name.to_string());
+        let uses: BTreeSet<String> = match uses {
+            "all" => continue,
+            "nothing" => BTreeSet::new(),
+            uses => uses.split(", ").map(|short| format!("roll-{short}")).collect(),
+        };
+        assert_eq!(found[name], uses, "{name}");
+    }
+    let crates: BTreeSet<String> = found.into_keys().filter(|name| name.starts_with("roll-")).collect();
+    assert_eq!(named, crates);
 }
