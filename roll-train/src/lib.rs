@@ -24,6 +24,10 @@
 //! [`Run::builder`] describes a run without a file; `examples/own_reward.rs` trains so with a reward that the program
 //! defines. To show progress or to stop a run, see [`Run::train_in`] and [`RunSession`].
 
+// The tests load configurations that name these components.
+#[cfg(test)]
+use {roll_algos as _, roll_models as _, roll_rewards as _};
+
 pub mod cache;
 pub mod checkpoint;
 pub mod config;
