@@ -101,11 +101,11 @@ impl Nccl {
 
     /// Fails unless `code` is `ncclSuccess`.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        // SAFETY: returns a constant string for every code.
         check(code, || NcclError::Call {
             library: "NCCL",
             call,
             code,
+            // SAFETY: the library returns a constant text for every code.
             text: unsafe { text((self.get_error_string)(code)) },
         })
     }
@@ -120,11 +120,11 @@ impl Cuda {
 
     /// Fails unless `code` is `cudaSuccess`.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        // SAFETY: returns a constant string for every code.
         check(code, || NcclError::Call {
             library: "CUDA",
             call,
             code,
+            // SAFETY: the library returns a constant text for every code.
             text: unsafe { text((self.get_error_string)(code)) },
         })
     }
