@@ -79,7 +79,6 @@ fn work(jobs: &Receiver<Job>) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::Error;
 

@@ -205,7 +205,6 @@ impl ScaledMatrix {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -325,7 +325,6 @@ pub fn in_words(bytes: usize) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

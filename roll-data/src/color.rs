@@ -216,7 +216,6 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -113,7 +113,6 @@ pub(crate) fn fit(picture: Picture, sizing: Sizing) -> Result<Picture, String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -75,7 +75,6 @@ impl From<image::metadata::Orientation> for Orientation {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -81,7 +81,6 @@ pub(crate) fn check_size(width: usize, height: usize) -> Result<(), String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -122,7 +122,6 @@ fn resize_columns(picture: &Picture, height: usize) -> Picture {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -143,7 +143,6 @@ pub(crate) fn png(picture: &Picture) -> Result<Vec<u8>, String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -26,7 +26,6 @@ pub fn contain<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Se
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

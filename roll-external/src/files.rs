@@ -87,7 +87,6 @@ pub fn sync_directory(directory: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -332,7 +332,6 @@ pub fn parse_step_name(name: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

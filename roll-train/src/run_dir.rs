@@ -181,7 +181,6 @@ impl RunDir {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

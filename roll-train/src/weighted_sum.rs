@@ -281,7 +281,6 @@ fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) 
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_rewards::Brightness;
     use roll_rewards::brightness::BrightnessConfig;

@@ -130,7 +130,6 @@ impl TrainedSteps {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::{ScheduleFacts, Sigma, SigmaRange};
 

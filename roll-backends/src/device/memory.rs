@@ -100,7 +100,6 @@ pub fn host_peak() -> Option<u64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::process::Command;
 

@@ -289,7 +289,6 @@ pub(crate) fn libtorch_gpu(device: &Device) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

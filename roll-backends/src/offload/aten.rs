@@ -59,7 +59,6 @@ pub(super) fn failed(e: TchError) -> BackendError {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use burn::tensor::DType;
 

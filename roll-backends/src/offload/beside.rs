@@ -76,7 +76,6 @@ fn given(values: Tensor, shape: &[usize]) -> NdTensor {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use burn::tensor::{DType, TensorData};
 

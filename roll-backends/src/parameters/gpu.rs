@@ -195,7 +195,6 @@ fn failed(e: TchError) -> BackendError {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

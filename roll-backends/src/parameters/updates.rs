@@ -230,7 +230,6 @@ fn zeros(count: usize, device: &Device) -> Tensor<1> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::OptimizerConfig;
 

@@ -78,7 +78,6 @@ impl Drop for Pages {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

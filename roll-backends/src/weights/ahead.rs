@@ -77,7 +77,6 @@ fn arrived<T>(name: &str, coming: Coming<T>) -> Result<T> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, mpsc};

@@ -109,7 +109,6 @@ impl WeightStore for FromHost {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use burn::tensor::DType;
     use roll_core::Tensor;

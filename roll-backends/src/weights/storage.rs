@@ -47,7 +47,6 @@ pub(super) fn narrowed(tensor: &Tensor) -> Vec<bf16> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -321,7 +321,6 @@ impl Cluster {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

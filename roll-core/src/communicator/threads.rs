@@ -266,7 +266,6 @@ impl Drop for ThreadRanks {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::SingleRank;

@@ -154,7 +154,6 @@ fn ratio(text: &str, between: char) -> Option<[u32; 2]> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

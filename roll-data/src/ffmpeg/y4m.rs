@@ -70,7 +70,6 @@ fn line(stream: &mut impl BufRead) -> Result<Option<String>, String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -249,7 +249,6 @@ fn picture(frame: &DecodedYUV, stream: (u8, bool), container: Option<(u8, bool)>
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::io::Write;
 

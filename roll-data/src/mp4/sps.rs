@@ -155,7 +155,6 @@ fn skip_scaling_list(bits: &mut Bits, size: u32) -> Option<()> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

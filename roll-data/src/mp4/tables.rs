@@ -238,7 +238,6 @@ fn orientation(mut tkhd: Cursor<'_>) -> Option<Orientation> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

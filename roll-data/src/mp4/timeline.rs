@@ -129,7 +129,6 @@ fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Res
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

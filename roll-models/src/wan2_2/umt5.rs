@@ -378,6 +378,5 @@ pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 #[path = "umt5_tests.rs"]
 mod tests;

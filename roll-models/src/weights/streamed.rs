@@ -165,7 +165,6 @@ pub fn stored_dtype(tensor: &roll_core::Tensor) -> DType {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeMap;
 

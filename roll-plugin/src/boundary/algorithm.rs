@@ -268,7 +268,6 @@ impl<'a> Argument for Make<'a> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::Tensor;

@@ -229,7 +229,6 @@ pub(super) unsafe fn lent_reward(reward: RollObject) -> Result<Option<ForeignRew
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

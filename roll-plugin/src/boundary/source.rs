@@ -126,7 +126,6 @@ impl Source {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::served::answer;
     use super::*;

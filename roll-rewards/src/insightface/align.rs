@@ -109,7 +109,6 @@ impl Crop {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::gradient_check::{dot, noise};

@@ -98,7 +98,6 @@ impl Letterbox {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

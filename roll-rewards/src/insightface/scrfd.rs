@@ -56,7 +56,6 @@ pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

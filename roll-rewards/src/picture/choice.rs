@@ -77,7 +77,6 @@ pub fn check_common(frames_per_batch: usize, on_missing: OnMissing) -> Result<()
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

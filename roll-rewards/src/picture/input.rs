@@ -306,7 +306,6 @@ impl Prepared {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::gradient_check::{dot, noise};

@@ -194,7 +194,6 @@ roll_core::register! {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::pixels::check;

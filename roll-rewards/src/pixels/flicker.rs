@@ -38,7 +38,6 @@ register_amount!(
 );
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::pixels::{AmountConfig, AmountReward, check};

@@ -33,7 +33,6 @@ impl Amount for Motion {
 register_amount!(Motion, "Change from frame to frame: more of it, less of it, a given level, or that of the reference");
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::pixels::{AmountConfig, AmountReward, check};

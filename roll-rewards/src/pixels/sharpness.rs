@@ -42,7 +42,6 @@ impl Amount for Sharpness {
 register_amount!(Sharpness, "Sharpness of frames: more of it, less of it, a given level, or that of the reference");
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::{Grad, RewardScorer, Score, Tensor, Video};
 

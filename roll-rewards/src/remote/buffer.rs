@@ -66,7 +66,6 @@ pub fn scaled(tensor: &Tensor, factor: f32) -> roll_core::Result<Tensor> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -187,7 +187,6 @@ fn no_frame(start: &[u8]) -> FrameError {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -102,7 +102,6 @@ fn checksum(state: &StateDict) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::Tensor;
 

@@ -106,7 +106,6 @@ pub(super) fn settle(tree: &mut Json) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::ConfigLayers;
     use super::*;

@@ -240,7 +240,6 @@ fn closing(text: &str) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::yaml::Document;
     use super::*;

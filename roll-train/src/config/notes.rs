@@ -67,7 +67,6 @@ fn object(config: &RunConfig) -> Options {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::ConfigLayers;
     use super::*;

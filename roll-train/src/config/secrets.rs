@@ -38,7 +38,6 @@ fn hide_in(value: &mut Json, secrets: &[(String, String)]) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::json;
 

@@ -45,7 +45,6 @@ pub(super) fn settle(tree: &mut Json) -> Option<String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::ConfigLayers;
     use super::*;

@@ -221,7 +221,6 @@ impl<'de> Visitor<'de> for NodeVisitor {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -45,7 +45,6 @@ impl Checks {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_rewards::Brightness;
 

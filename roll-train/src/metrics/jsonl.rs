@@ -81,7 +81,6 @@ pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

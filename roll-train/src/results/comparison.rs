@@ -71,7 +71,6 @@ fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::Arc;
 

@@ -160,7 +160,6 @@ fn smoothed(points: &[[f64; 2]], width: usize) -> Vec<[f64; 2]> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

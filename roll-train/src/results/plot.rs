@@ -263,7 +263,6 @@ fn label(value: f64, ticks: &[f64]) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::collections::BTreeSet;
 

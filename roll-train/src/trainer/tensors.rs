@@ -63,7 +63,6 @@ fn compare(expected: &StateDict, saved: &StateDict) -> std::result::Result<(), S
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::{Model, RewardScorer, StepContext, StepReport};
 

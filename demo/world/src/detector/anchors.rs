@@ -114,7 +114,6 @@ fn all() -> impl Iterator<Item = Anchor> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_rewards::insightface::scrfd::{Level, decode};
 

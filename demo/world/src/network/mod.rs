@@ -3,7 +3,6 @@
 
 mod forward;
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests;
 
 use roll_core::ParameterSpec;

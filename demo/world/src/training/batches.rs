@@ -33,7 +33,6 @@ pub fn for_each_batch<B: Send>(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -230,7 +230,6 @@ pub fn upload<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Devi
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -36,7 +36,6 @@ fn initial(key: &str, tensor: Tensor) -> Result<Tensor> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::{Noise, Purpose};
     use roll_models::wan2_2::vae::{LatentStatistics, Vae};

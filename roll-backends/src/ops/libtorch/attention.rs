@@ -189,7 +189,6 @@ fn together(x: &Tensor) -> TchTensor {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use tch::Kind;
 

@@ -62,7 +62,6 @@ fn in_eights(x_thwc: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]:
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use tch::{Device, Kind};
 

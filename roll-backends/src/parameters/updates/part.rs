@@ -109,7 +109,6 @@ impl DevicePart for Part {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::OptimizerConfig;
 

@@ -94,7 +94,6 @@ impl Communicator for Column {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_core::{Strategy, ThreadRanks};
 

@@ -208,7 +208,6 @@ fn tiny() -> Networks {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use clap::Parser;
 

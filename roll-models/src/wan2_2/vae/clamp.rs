@@ -52,7 +52,6 @@ const WORD: usize = 64;
 const WORDS_PER_TASK: usize = 1024;
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -169,7 +169,6 @@ impl<'a> Sum<'a> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -130,7 +130,6 @@ fn from_thwc(x: Tensor<4>) -> Tensor<4> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use roll_backends::to_host;
     use roll_core::{Noise, Purpose};

@@ -307,5 +307,4 @@ fn official(key: &str) -> &str {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests;

@@ -86,7 +86,6 @@ fn run(chain: &CausalChain, x: Burn<4>, chunks: usize, stride: usize) -> Result<
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::Arc;
 

@@ -119,7 +119,6 @@ fn ramps(length: usize, border: usize, bound: [bool; 2]) -> Vec<f32> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

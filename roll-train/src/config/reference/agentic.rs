@@ -367,7 +367,6 @@ fn place(value: &Value) -> String {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::super::ConfigLayers;
     use super::*;

@@ -293,7 +293,6 @@ fn is_auto(value: &Value) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::path::PathBuf;
 

@@ -167,7 +167,6 @@ fn differences(runs: &[Source]) -> Vec<figures::Row> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
