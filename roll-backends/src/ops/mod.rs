@@ -76,7 +76,7 @@ pub use channel_norm::{
     ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull,
 };
 pub use conv::{ConvKernel, ConvOps, conv3d, conv3d_pull};
-pub use conv2d::{Conv2d, Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dOps, Conv2dSteps, Packed, Then};
+pub use conv2d::{Conv2d, Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dOps, Conv2dSteps, Epilogue, Packed};
 pub use cotangent::{SeedOps, seed};
 pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};
 pub use exchange::{Exchange, ExchangeOps, To, TokenRanks, exchange};
@@ -88,6 +88,6 @@ pub use max_pool::{MaxPoolKernel, MaxPoolOps, MaxPoolWindow, max_pool};
 pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, layer_norm_as, rms_norm};
 pub use product::{ProductKernel, ProductOps, product};
 pub use record::Cotangents;
-pub use rms_rope::{RmsRopeKernel, RmsRopeOps, SavedRmsRope, Turn, rms_rope};
+pub use rms_rope::{RmsRopeKernel, RmsRopeOps, Rotation, SavedRmsRope, rms_rope};
 pub use rope::{RopeKernel, RopeOps, rope};
 pub use scaled::{Scaled, ScaledKernel, ScaledOps, linear_scaled};

@@ -49,7 +49,7 @@ pub trait RmsRopeOps: Backend {
 
 /// The rotation of a call.
 #[derive(Clone, Debug)]
-pub struct Turn<T> {
+pub struct Rotation<T> {
     /// Cosine and sine of the angles, `[L, d / 2]`.
     pub angles: [T; 2],
     /// Number of heads, which lie side by side in each row.
@@ -66,7 +66,7 @@ pub struct SavedRmsRope<T> {
     /// The moments of each row (in a layout of the backend).
     pub moments: T,
     /// The rotation, if any.
-    pub turn: Option<Turn<T>>,
+    pub rotation: Option<Rotation<T>>,
     /// Epsilon.
     pub eps: f64,
 }
@@ -77,10 +77,10 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
     fn rms_rope_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
-        turn: Option<Turn<FloatTensor<Self>>>,
+        rotation: Option<Rotation<FloatTensor<Self>>>,
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        composed_forward::<Self>(x, gain, turn, eps)
+        composed_forward::<Self>(x, gain, rotation, eps)
     }
 
     /// Returns the gradients of x (in its dtype) and gain that are `wanted`. `d_y` has the dtype of x.
@@ -97,13 +97,13 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
 pub(super) fn composed_forward<B: RmsRopeKernel>(
     x: FloatTensor<B>,
     gain: FloatTensor<B>,
-    turn: Option<Turn<FloatTensor<B>>>,
+    rotation: Option<Rotation<FloatTensor<B>>>,
     eps: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let dtype = x.dtype();
     let (y, moments) = B::norm_forward(Expression::<B>(x).cast(DType::F32).0, gain, None, eps);
-    let y = match turn {
-        Some(Turn { angles, heads }) => B::rotate(y, angles, heads, false),
+    let y = match rotation {
+        Some(Rotation { angles, heads }) => B::rotate(y, angles, heads, false),
         None => y,
     };
     (Expression::<B>(y).cast(dtype).0, moments)
@@ -115,11 +115,11 @@ pub(super) fn composed_backward<B: RmsRopeKernel>(
     d_y: FloatTensor<B>,
     wanted: [bool; 2],
 ) -> Cotangents<B, 2> {
-    let SavedRmsRope { x, gain, moments, turn, eps } = saved;
+    let SavedRmsRope { x, gain, moments, rotation, eps } = saved;
     let dtype = x.dtype();
     let d_y = Expression::<B>(d_y).cast(DType::F32).0;
-    let d_y = match turn {
-        Some(Turn { angles, heads }) => B::rotate(d_y, angles, heads, true),
+    let d_y = match rotation {
+        Some(Rotation { angles, heads }) => B::rotate(d_y, angles, heads, true),
         None => d_y,
     };
     let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
@@ -136,7 +136,7 @@ impl<B: RmsRopeKernel> RmsRopeOps for B {
         heads: usize,
         eps: f64,
     ) -> FloatTensor<B> {
-        B::rms_rope_forward(x, gain, Some(Turn { angles: [cos, sin], heads }), eps).0
+        B::rms_rope_forward(x, gain, Some(Rotation { angles: [cos, sin], heads }), eps).0
     }
 
     fn rms_alone(x: FloatTensor<B>, gain: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
@@ -154,7 +154,7 @@ impl<B: RmsRopeKernel, C: CheckpointStrategy> RmsRopeOps for Autodiff<B, C> {
         eps: f64,
     ) -> FloatTensor<Self> {
         let angles = [cos, sin].map(|angle| angle.into_primitive());
-        recorded::<B, C>([x, gain], Some(Turn { angles, heads }), eps)
+        recorded::<B, C>([x, gain], Some(Rotation { angles, heads }), eps)
     }
 
     fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
@@ -164,12 +164,12 @@ impl<B: RmsRopeKernel, C: CheckpointStrategy> RmsRopeOps for Autodiff<B, C> {
 
 fn recorded<B: RmsRopeKernel, C: CheckpointStrategy>(
     operands: [FloatTensor<Autodiff<B, C>>; 2],
-    turn: Option<Turn<FloatTensor<B>>>,
+    rotation: Option<Rotation<FloatTensor<B>>>,
     eps: f64,
 ) -> FloatTensor<Autodiff<B, C>> {
     record::<B, C, _, 2>(operands, |[x, gain]| {
-        let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), turn.clone(), eps);
-        let saved = SavedRmsRope { x, gain, moments, turn, eps };
+        let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), rotation.clone(), eps);
+        let saved = SavedRmsRope { x, gain, moments, rotation, eps };
         (y, move |d_y, wanted| B::rms_rope_backward(saved, d_y, wanted))
     })
 }

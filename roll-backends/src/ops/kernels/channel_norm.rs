@@ -17,7 +17,7 @@ const SMALLEST: f32 = 1e-12;
 
 /// The epilogue of the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum Epilogue {
     /// The identity.
     Nothing,
     /// `y * sigmoid(y)`.
@@ -26,7 +26,7 @@ pub enum Then {
 
 /// Returns `x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, after the epilogue, and the factor
 /// `sqrt(C) / max(|x|, 1e-12)` of each position.
-pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(x: &[f32], gain: &[f32], epilogue: Epilogue) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
     let positions = x.len() / channels.max(1);
     let mut y = vec![0.0; x.len()];
@@ -37,9 +37,9 @@ pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
         (0..channels).for_each(|c| add_square(part(c), factors));
         factors_of_squares(factors, (channels as f32).sqrt());
         for c in 0..channels {
-            match then {
-                Then::Nothing => scale(part(c), factors, gain[c], y.row(c)),
-                Then::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
+            match epilogue {
+                Epilogue::Nothing => scale(part(c), factors, gain[c], y.row(c)),
+                Epilogue::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
             }
         }
     });
@@ -52,7 +52,7 @@ pub fn backward(
     gain: &[f32],
     factors: &[f32],
     d_y: &[f32],
-    then: Then,
+    epilogue: Epilogue,
     wanted: [bool; 2],
 ) -> [Option<Vec<f32>>; 2] {
     let channels = gain.len();
@@ -75,9 +75,9 @@ pub fn backward(
             let mut products = [0.0; STRETCH];
             let mut d_pre = [0.0; STRETCH];
             let mut d_gain = vec![0.0; if wanted[1] { channels } else { 0 }];
-            let before = |c: usize, d_pre: &mut [f32]| match then {
-                Then::Nothing => d_pre.copy_from_slice(&d_y[at(c)]),
-                Then::Silu => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
+            let before = |c: usize, d_pre: &mut [f32]| match epilogue {
+                Epilogue::Nothing => d_pre.copy_from_slice(&d_y[at(c)]),
+                Epilogue::Silu => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
             };
             for c in 0..channels {
                 before(c, &mut d_pre[..n]);

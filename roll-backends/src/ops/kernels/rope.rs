@@ -8,7 +8,7 @@ use super::simd::{MulAdd, vectorised};
 
 /// The direction of the rotation. The gradient of a rotation is the inverse rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Direction {
     /// Rotates by the angle.
     Forward,
     /// Rotates by minus the angle.
@@ -17,14 +17,14 @@ pub enum Turn {
 
 /// Rotates the adjacent pairs of each head of `x` `[rows, heads * 2 * half]` by angles with the given cosines and
 /// sines, `[rows, half]`.
-pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, turn: Turn) -> Vec<f32> {
+pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, turn: Direction) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let width = x.len() / rows.max(1);
     let half = width / heads.max(1) / 2;
     if half == 0 {
         return y;
     }
-    let sign = if turn == Turn::Forward { 1.0 } else { -1.0 };
+    let sign = if turn == Direction::Forward { 1.0 } else { -1.0 };
     let step = rows_per_task(width);
     let tasks = y.par_chunks_mut(step * width).enumerate();
     tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, y)| {

@@ -6,9 +6,9 @@
 
 use rayon::prelude::*;
 
+use super::epilogue::Epilogue;
 use super::passes::Pass;
 use super::place::Place;
-use super::then::Then;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 
 /// Positions that are accumulated at once: four registers of eight.
@@ -37,7 +37,7 @@ pub struct Call<'a, 'p> {
     /// If `x` is a cotangent of outputs: those outputs (or sums), for the pullback of `pulled`, which is applied to `x`
     /// first.
     pub kept: Option<&'a [f32]>,
-    pub pulled: Then<'a>,
+    pub pulled: Epilogue<'a>,
     pub read: [usize; 2],
     pub y: &'a Place<'p>,
     pub written: [usize; 2],
@@ -45,7 +45,7 @@ pub struct Call<'a, 'p> {
     pub weight: &'a [f32],
     pub bias: Option<&'a [f32]>,
     pub added: Option<&'a [f32]>,
-    pub then: Then<'a>,
+    pub epilogue: Epilogue<'a>,
     pub sums: Option<&'a Place<'p>>,
 }
 
@@ -211,7 +211,7 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
         }
         // Not on `values` above: they would have to leave their registers.
         if at_once {
-            call.then.apply::<M>(channel, &mut sums[..length]);
+            call.epilogue.apply::<M>(channel, &mut sums[..length]);
         }
         for (row, sums) in sums.chunks_mut(pitch).take(height).enumerate() {
             let sums = &mut sums[..columns];
@@ -230,7 +230,7 @@ fn one_body<M: MulAdd>(call: &Call, copy: &Copy, placed: &Placed, plane: usize, 
                 unsafe { place.write(to, sums) };
             }
             if !at_once {
-                call.then.apply::<M>(channel, sums);
+                call.epilogue.apply::<M>(channel, sums);
             }
             // SAFETY: as above.
             unsafe { call.y.write(to, sums) };

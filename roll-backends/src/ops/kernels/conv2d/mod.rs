@@ -6,10 +6,10 @@
 
 mod block;
 mod depthwise;
+mod epilogue;
 mod passes;
 mod patches;
 mod place;
-mod then;
 mod tiles;
 mod winograd;
 
@@ -21,8 +21,8 @@ use self::tiles::Packed;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::winograd::Kernels;
 
+pub use self::epilogue::Epilogue;
 pub use self::passes::Shape;
-pub use self::then::Then;
 
 /// The weight of a convolution, packed for the forward pass.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl BackwardWeights {
     }
 }
 
-/// A result and, if wanted, the sums before [`Then`].
+/// A result and, if wanted, the sums before [`Epilogue`].
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
@@ -100,11 +100,11 @@ pub fn forward(
     weights: &Weights,
     bias: &[f32],
     added: Option<&[f32]>,
-    then: Then,
+    epilogue: Epilogue,
     sums_wanted: bool,
 ) -> Outputs {
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
-    let call = Forward { shape, x, weights, bias, added, then };
+    let call = Forward { shape, x, weights, bias, added, epilogue };
     let mut sums = None;
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task; the same holds for
     // sums.
@@ -124,13 +124,13 @@ struct Forward<'a> {
     weights: &'a Weights,
     bias: &'a [f32],
     added: Option<&'a [f32]>,
-    then: Then<'a>,
+    epilogue: Epilogue<'a>,
 }
 
 impl Forward<'_> {
     /// Writes every output and, if given, every sum.
     fn fill(&self, y: &Place, sums: Option<&Place>) {
-        let Self { shape, x, bias, added, then, .. } = *self;
+        let Self { shape, x, bias, added, epilogue, .. } = *self;
         let pass = shape.forward();
         let call = tiles::Call {
             items: shape.items,
@@ -143,7 +143,7 @@ impl Forward<'_> {
             written: shape.output,
             bias: Some(bias),
             added,
-            then,
+            epilogue,
             sums,
         };
         match self.weights {
@@ -157,14 +157,14 @@ impl Forward<'_> {
                     channels: shape.outputs,
                     x,
                     kept: None,
-                    pulled: Then::Nothing,
+                    pulled: Epilogue::Nothing,
                     read: shape.size,
                     y,
                     written: shape.output,
                     weight,
                     bias: Some(bias),
                     added,
-                    then,
+                    epilogue,
                     sums,
                 };
                 depthwise::correlate(&call, vec![pass], shape.taps());
@@ -180,7 +180,7 @@ pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
             match depthwise::fits(&passes, shape.output) {
-                true => each_backward(shape, passes, weight, Then::Nothing, None, d_sums),
+                true => each_backward(shape, passes, weight, Epilogue::Nothing, None, d_sums),
                 false => backward(shape, &BackwardWeights::together(shape, weight), d_sums),
             }
         }
@@ -214,23 +214,29 @@ fn gradient(shape: Shape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -
                 written: shape.size,
                 bias: None,
                 added: None,
-                then: Then::Nothing,
+                epilogue: Epilogue::Nothing,
                 sums: None,
             });
         })
     }
 }
 
-/// Returns the gradient of x, given the gradient `d_y` of the result and the `kept` tensor of [`Then::pull`].
-pub fn backward_then(shape: Shape, weights: &BackwardWeights, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
+/// Returns the gradient of x, given the gradient `d_y` of the result and the `kept` tensor of [`Epilogue::pull`].
+pub fn backward_fused(
+    shape: Shape,
+    weights: &BackwardWeights,
+    epilogue: Epilogue,
+    kept: &[f32],
+    d_y: &[f32],
+) -> Vec<f32> {
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {
-            return each_backward(shape, passes, weight, then, Some(kept), d_y);
+            return each_backward(shape, passes, weight, epilogue, Some(kept), d_y);
         }
     }
     let plane = shape.output[0] * shape.output[1];
-    backward(shape, weights, &pull(shape.outputs, plane, then, kept, d_y))
+    backward(shape, weights, &pull(shape.outputs, plane, epilogue, kept, d_y))
 }
 
 /// The gradient of x of a depthwise convolution.
@@ -238,7 +244,7 @@ fn each_backward(
     shape: Shape,
     passes: Vec<Pass>,
     weight: &[f32],
-    pulled: Then,
+    pulled: Epilogue,
     kept: Option<&[f32]>,
     d_y: &[f32],
 ) -> Vec<f32> {
@@ -257,7 +263,7 @@ fn each_backward(
                 weight,
                 bias: None,
                 added: None,
-                then: Then::Nothing,
+                epilogue: Epilogue::Nothing,
                 sums: None,
             };
             depthwise::correlate(&call, passes, shape.taps());
@@ -266,7 +272,7 @@ fn each_backward(
 }
 
 /// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.
-pub fn pull(channels: usize, plane: usize, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
+pub fn pull(channels: usize, plane: usize, epilogue: Epilogue, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
     assert_eq!(kept.len(), d_y.len(), "the outputs of a convolution and their cotangents");
     // SAFETY: every plane belongs to a task.
     unsafe {
@@ -276,7 +282,7 @@ pub fn pull(channels: usize, plane: usize, then: Then, kept: &[f32], d_y: &[f32]
                 Vec::new,
                 |line: &mut Vec<f32>, (i, (d_y, kept))| {
                     line.resize(plane, 0.0);
-                    pulled(then, i % channels, kept, d_y, line);
+                    pulled(epilogue, i % channels, kept, d_y, line);
                     d_z.write(i * plane, line);
                 },
             );
@@ -285,12 +291,12 @@ pub fn pull(channels: usize, plane: usize, then: Then, kept: &[f32], d_y: &[f32]
 }
 
 vectorised! {
-    fn pulled(then: Then, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) = pulled_body
+    fn pulled(epilogue: Epilogue, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) = pulled_body
 }
 
 #[inline(always)]
-fn pulled_body<M: MulAdd>(then: Then, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
-    then.pull::<M>(channel, kept, d_y, d_z);
+fn pulled_body<M: MulAdd>(epilogue: Epilogue, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
+    epilogue.pull::<M>(channel, kept, d_y, d_z);
 }
 
 #[cfg(test)]

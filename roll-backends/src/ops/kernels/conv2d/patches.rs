@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 
+use super::epilogue::Epilogue;
 use super::passes::Shape;
 use super::place::filled;
-use super::then::Then;
 use super::tiles::{self, Packed};
 
 /// Whether the windows of `shape` tile the input without overlap.
@@ -50,7 +50,7 @@ pub fn backward(shape: Shape, packed: &Packed, d_sums: &[f32]) -> Vec<f32> {
                 written: inner.output,
                 bias: None,
                 added: None,
-                then: Then::Nothing,
+                epilogue: Epilogue::Nothing,
                 sums: None,
             };
             tiles::correlate(&call, &inner.forward(), packed);

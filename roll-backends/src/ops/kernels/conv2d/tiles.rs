@@ -11,9 +11,9 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::block::{self, Cut, Line, Lists, cuts, floats};
+use super::epilogue::Epilogue;
 use super::passes::{Pass, Shape};
 use super::place::Place;
-use super::then::Then;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::tile::{COLUMNS as WIDE, ROWS as OUT, SUMS, accumulate};
 
@@ -82,7 +82,7 @@ pub struct Call<'a, 'p> {
     pub bias: Option<&'a [f32]>,
     pub added: Option<&'a [f32]>,
     /// The activation, and where the sums before it are written, if anywhere.
-    pub then: Then<'a>,
+    pub epilogue: Epilogue<'a>,
     pub sums: Option<&'a Place<'p>>,
 }
 
@@ -274,7 +274,7 @@ pub fn settle<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f
         // SAFETY: no other task writes these positions of this channel.
         unsafe { sums.write(to, values) };
     }
-    call.then.apply::<M>(channel, values);
+    call.epilogue.apply::<M>(channel, values);
     // SAFETY: as above.
     unsafe { call.y.write(to, values) };
 }
