@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::matrix::ViewMut;
 use super::parallel::{ELEMENT, least};
-use super::simd::{MulAdd, sigmoid, vectorised};
+use super::simd::{sigmoid, vectorised};
 
 /// Positions per task.
 const STRETCH: usize = 256;
@@ -113,105 +113,59 @@ fn stretches(data: &mut [f32], channels: usize, positions: usize) -> Vec<ViewMut
 }
 
 vectorised! {
-    fn add_square(x: &[f32], sum: &mut [f32]) = add_square_body
-}
-
-#[inline(always)]
-fn add_square_body<M: MulAdd>(x: &[f32], sum: &mut [f32]) {
-    for (sum, &x) in sum.iter_mut().zip(x) {
-        *sum = M::mul_add(x, x, *sum);
+    fn add_square<M>(x: &[f32], sum: &mut [f32]) {
+        for (sum, &x) in sum.iter_mut().zip(x) {
+            *sum = M::mul_add(x, x, *sum);
+        }
     }
-}
 
-vectorised! {
     /// Turns sums of squares into `root / max(norm, SMALLEST)`.
-    fn factors_of_squares(sums: &mut [f32], root: f32) = factors_of_squares_body
-}
-
-#[inline(always)]
-fn factors_of_squares_body<M: MulAdd>(sums: &mut [f32], root: f32) {
-    for sum in sums {
-        *sum = root / sum.sqrt().max(SMALLEST);
+    fn factors_of_squares<M>(sums: &mut [f32], root: f32) {
+        for sum in sums {
+            *sum = root / sum.sqrt().max(SMALLEST);
+        }
     }
-}
 
-vectorised! {
-    fn scale(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) = scale_body
-}
-
-#[inline(always)]
-fn scale_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
-    for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
-        *y = x * factor * gain;
+    fn scale<M>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
+        for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
+            *y = x * factor * gain;
+        }
     }
-}
 
-vectorised! {
-    fn scale_silu(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) = scale_silu_body
-}
-
-#[inline(always)]
-fn scale_silu_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
-    for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
-        let pre = x * factor * gain;
-        *y = pre * sigmoid::<M>(pre);
+    fn scale_silu<M>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
+        for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
+            let pre = x * factor * gain;
+            *y = pre * sigmoid::<M>(pre);
+        }
     }
-}
 
-vectorised! {
-    fn silu_cotangent(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) = silu_cotangent_body
-}
-
-#[inline(always)]
-fn silu_cotangent_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) {
-    for (((d_pre, &x), &factor), &d_y) in d_pre.iter_mut().zip(x).zip(factors).zip(d_y) {
-        let pre = x * factor * gain;
-        let (s, rest) = (sigmoid::<M>(pre), sigmoid::<M>(-pre));
-        *d_pre = d_y * M::mul_add(pre, s * rest, s);
+    fn silu_cotangent<M>(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) {
+        for (((d_pre, &x), &factor), &d_y) in d_pre.iter_mut().zip(x).zip(factors).zip(d_y) {
+            let pre = x * factor * gain;
+            let (s, rest) = (sigmoid::<M>(pre), sigmoid::<M>(-pre));
+            *d_pre = d_y * M::mul_add(pre, s * rest, s);
+        }
     }
-}
 
-vectorised! {
     /// Adds `x * y * factor` to `sum`.
-    fn add_product(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) = add_product_body
-}
-
-#[inline(always)]
-fn add_product_body<M: MulAdd>(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) {
-    for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
-        *sum = M::mul_add(x * factor, y, *sum);
+    fn add_product<M>(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) {
+        for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
+            *sum = M::mul_add(x * factor, y, *sum);
+        }
     }
-}
 
-vectorised! {
     /// Turns `sum(x d_hat)` into the factor of `x` in its gradient: `sum * factor^3 / C`, or 0 if the norm was clamped.
-    fn radial(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) = radial_body
-}
-
-#[inline(always)]
-fn radial_body<M: MulAdd>(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) {
-    for (product, &factor) in products.iter_mut().zip(factors) {
-        let factor = if factor < clamped { factor } else { 0.0 };
-        *product = *product * factor / channels * factor * factor;
+    fn radial<M>(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) {
+        for (product, &factor) in products.iter_mut().zip(factors) {
+            let factor = if factor < clamped { factor } else { 0.0 };
+            *product = *product * factor / channels * factor * factor;
+        }
     }
-}
 
-vectorised! {
-    fn scale_backward(x: &[f32], factors: &[f32], gain: f32, d_pre: &[f32], radial: &[f32], d_x: &mut [f32])
-        = scale_backward_body
-}
-
-#[inline(always)]
-fn scale_backward_body<M: MulAdd>(
-    x: &[f32],
-    factors: &[f32],
-    gain: f32,
-    d_pre: &[f32],
-    radial: &[f32],
-    d_x: &mut [f32],
-) {
-    for ((((d_x, &x), &factor), &d_pre), &radial) in d_x.iter_mut().zip(x).zip(factors).zip(d_pre).zip(radial) {
-        *d_x = M::mul_add(d_pre * gain, factor, -(x * radial));
+    fn scale_backward<M>(x: &[f32], factors: &[f32], gain: f32, d_pre: &[f32], radial: &[f32], d_x: &mut [f32]) {
+        for ((((d_x, &x), &factor), &d_pre), &radial) in d_x.iter_mut().zip(x).zip(factors).zip(d_pre).zip(radial) {
+            *d_x = M::mul_add(d_pre * gain, factor, -(x * radial));
+        }
     }
 }
 

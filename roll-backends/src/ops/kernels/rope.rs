@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
 use super::rows::rows_per_task;
-use super::simd::{MulAdd, vectorised};
+use super::simd::vectorised;
 
 /// The direction of the rotation. The gradient of a rotation is the inverse rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,17 +38,14 @@ pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, tu
 }
 
 vectorised! {
-    fn rotate_row(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) = rotate_row_body
-}
-
-#[inline(always)]
-fn rotate_row_body<M: MulAdd>(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) {
-    let width = 2 * cos.len();
-    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
-        let pairs = x.as_chunks::<2>().0.iter().zip(y.as_chunks_mut::<2>().0);
-        for (((x, y), &cos), &sin) in pairs.zip(cos).zip(sin) {
-            let sin = sin * sign;
-            *y = [M::mul_add(x[0], cos, -(x[1] * sin)), M::mul_add(x[0], sin, x[1] * cos)];
+    fn rotate_row<M>(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) {
+        let width = 2 * cos.len();
+        for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+            let pairs = x.as_chunks::<2>().0.iter().zip(y.as_chunks_mut::<2>().0);
+            for (((x, y), &cos), &sin) in pairs.zip(cos).zip(sin) {
+                let sin = sin * sign;
+                *y = [M::mul_add(x[0], cos, -(x[1] * sin)), M::mul_add(x[0], sin, x[1] * cos)];
+            }
         }
     }
 }

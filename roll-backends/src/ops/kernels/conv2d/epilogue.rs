@@ -3,9 +3,10 @@
 use crate::ops::kernels::simd::{MulAdd, sigmoid};
 
 /// An activation, applied to each sum `z`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Epilogue<'a> {
     /// The identity.
+    #[default]
     Nothing,
     /// `max(z, 0)`.
     Relu,
