@@ -57,7 +57,7 @@ impl Shape {
     }
 
     /// The keys that a query attends to.
-    fn seen(&self, query: usize) -> Range<usize> {
+    fn visible(&self, query: usize) -> Range<usize> {
         let end = match self.causal {
             true => (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
             false => self.keys,
@@ -66,8 +66,8 @@ impl Shape {
     }
 
     /// The keys that at least one of the queries attends to.
-    fn seen_by(&self, queries: Range<usize>) -> Range<usize> {
-        self.seen(queries.start).start..self.seen(queries.end - 1).end
+    fn visible_to(&self, queries: Range<usize>) -> Range<usize> {
+        self.visible(queries.start).start..self.visible(queries.end - 1).end
     }
 
     /// Computes the scores of the rows of `q` for the keys `k`, row-major.
@@ -116,7 +116,7 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
         || vec![0.0; block * shape.keys],
         |scores, (head, first, mut out, softmax)| {
             let rows = out.rows();
-            let part = shape.seen_by(first..first + rows);
+            let part = shape.visible_to(first..first + rows);
             let keys = part.len();
             let q = shape.head(q, shape.queries, head).rows(first..first + rows);
             let k = shape.head(k, shape.keys, head).rows(part.clone());
@@ -124,10 +124,10 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
             let scores = &mut scores[..rows * keys];
             shape.scores([q, k], scores, rows);
             for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
-                let seen = only(row, shape.seen(first + i), part.start);
-                if !seen.is_empty() {
-                    let max = maximum(seen);
-                    softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(seen, max, 1.0) };
+                let visible = mask(row, shape.visible(first + i), part.start);
+                if !visible.is_empty() {
+                    let max = maximum(visible);
+                    softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, 1.0) };
                 }
             }
             out.product(View::new(scores, rows, keys), v, 1.0, false, Threads::One);
@@ -244,7 +244,7 @@ impl Task<'_> {
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
         for start in (first..end).step_by(block) {
             let stop = (start + block).min(end);
-            let part = shape.seen_by(start..stop);
+            let part = shape.visible_to(start..stop);
             let (rows, keys) = (stop - start, part.len());
             let dq = dq_blocks.next();
             if keys == 0 {
@@ -264,12 +264,12 @@ impl Task<'_> {
                 slopes.for_each(|(slope, score)| *slope = 1.0 - (score / cap) * (score / cap));
             }
             for (i, row) in p.chunks_exact_mut(keys).enumerate() {
-                let seen = only(row, shape.seen(start + i), part.start);
-                exp_minus(seen, softmax[i].max, softmax[i].inverse_sum);
+                let visible = mask(row, shape.visible(start + i), part.start);
+                exp_minus(visible, softmax[i].max, softmax[i].inverse_sum);
             }
             let p = View::new(p, rows, keys);
             if let Some(dv) = &mut dv {
-                dv.part(part.clone()).product(p.t(), d_out, 1.0, true, Threads::One);
+                dv.rows_mut(part.clone()).product(p.t(), d_out, 1.0, true, Threads::One);
             }
             if dq.is_none() && dk.is_none() {
                 continue;
@@ -287,18 +287,18 @@ impl Task<'_> {
                 dq.product(ds, k, 1.0, false, Threads::One);
             }
             if let Some(dk) = &mut dk {
-                dk.part(part.clone()).product(ds.t(), q, 1.0, true, Threads::One);
+                dk.rows_mut(part.clone()).product(ds.t(), q, 1.0, true, Threads::One);
             }
         }
     }
 }
 
 /// Zeroes the masked scores of a row, whose first key is `first`, and returns the rest.
-fn only(row: &mut [f32], seen: Range<usize>, first: usize) -> &mut [f32] {
-    let seen = seen.start.saturating_sub(first)..seen.end.saturating_sub(first);
-    row[..seen.start].fill(0.0);
-    row[seen.end..].fill(0.0);
-    &mut row[seen]
+fn mask(row: &mut [f32], visible: Range<usize>, first: usize) -> &mut [f32] {
+    let visible = visible.start.saturating_sub(first)..visible.end.saturating_sub(first);
+    row[..visible.start].fill(0.0);
+    row[visible.end..].fill(0.0);
+    &mut row[visible]
 }
 
 vectorised! {

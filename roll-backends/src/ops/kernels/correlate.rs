@@ -80,7 +80,7 @@ pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>
         .into_iter()
         .enumerate()
         .flat_map(|(t, frame)| {
-            let stretches = frame.stretches(height * columns).into_iter().enumerate();
+            let stretches = frame.split_columns(height * columns).into_iter().enumerate();
             stretches.map(move |(i, part)| (t, i * height, part)).collect::<Vec<_>>()
         })
         .collect();

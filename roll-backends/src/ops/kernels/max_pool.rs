@@ -76,13 +76,13 @@ vectorised! {
                     let (y, x) = (&mut y[range], &x[from..]);
                     // Common strides as constants, so that the compiler uses vector registers.
                     match shape.stride[1] {
-                        1 => larger(y, x.iter()),
+                        1 => max_into(y, x.iter()),
                         2 => {
                             let (last, pairs) = (y.len() - 1, x.as_chunks::<2>().0);
-                            larger(&mut y[..last], pairs.iter().map(|pair| &pair[0]));
-                            larger(&mut y[last..], x[2 * last..].iter());
+                            max_into(&mut y[..last], pairs.iter().map(|pair| &pair[0]));
+                            max_into(&mut y[last..], x[2 * last..].iter());
                         }
-                        step => larger(y, x.iter().step_by(step)),
+                        step => max_into(y, x.iter().step_by(step)),
                     }
                 }
             }
@@ -91,7 +91,7 @@ vectorised! {
 }
 
 #[inline(always)]
-fn larger<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
+fn max_into<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
     for (y, x) in y.iter_mut().zip(x) {
         // `NaN <= y` is false, so a NaN of x is taken; a NaN of y is kept explicitly.
         let more = if *x <= *y { *y } else { *x };
@@ -109,40 +109,40 @@ pub fn backward(shape: Shape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
     if !x.is_empty() && !y.is_empty() {
         let outputs = y.par_chunks(high * wide).zip(d_y.par_chunks(high * wide));
         let planes = d_x.par_chunks_mut(rows * columns).zip(x.par_chunks(rows * columns)).zip(outputs);
-        planes.with_min_len(shape.planes_per_task()).for_each_init(Vec::new, |places, ((d_x, x), (y, d_y))| {
+        planes.with_min_len(shape.planes_per_task()).for_each_init(Vec::new, |argmax, ((d_x, x), (y, d_y))| {
             for row in 0..high {
                 let part = row * wide..(row + 1) * wide;
-                row_backward(shape, row, x, &y[part.clone()], &d_y[part], places, d_x);
+                row_backward(shape, row, x, &y[part.clone()], &d_y[part], argmax, d_x);
             }
         });
     }
     d_x
 }
 
-/// Adds the cotangents of an output row to the inputs that are the maxima; `places` is scratch memory.
+/// Adds the cotangents of an output row to the inputs that are the maxima; `argmax` is scratch memory.
 fn row_backward(
     shape: Shape,
     row: usize,
     x: &[f32],
     y: &[f32],
     d_y: &[f32],
-    places: &mut Vec<Option<usize>>,
+    argmax: &mut Vec<Option<usize>>,
     d_x: &mut [f32],
 ) {
-    places.clear();
-    places.resize(y.len(), None);
+    argmax.clear();
+    argmax.resize(y.len(), None);
     for row in shape.rows(row) {
         for tap in 0..shape.kernel[1] {
             let (range, from) = shape.columns(tap);
             let seen = (row * shape.size[1] + from..).step_by(shape.stride[1]);
-            for ((place, y), at) in places[range.clone()].iter_mut().zip(&y[range]).zip(seen) {
+            for ((place, y), at) in argmax[range.clone()].iter_mut().zip(&y[range]).zip(seen) {
                 if place.is_none() && x[at] == *y || x[at].is_nan() {
                     *place = Some(at);
                 }
             }
         }
     }
-    for (place, d_y) in places.iter().zip(d_y) {
+    for (place, d_y) in argmax.iter().zip(d_y) {
         if let Some(place) = place {
             d_x[*place] += d_y;
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     /// The index of each output's maximum, by a direct search of its window.
-    fn places(s: Shape, x: &[f32]) -> Vec<Option<usize>> {
+    fn argmax(s: Shape, x: &[f32]) -> Vec<Option<usize>> {
         let one = |i: usize| {
             let (plane, row, column) =
                 (i / (s.output[0] * s.output[1]), i / s.output[1] % s.output[0], i % s.output[1]);
@@ -191,18 +191,18 @@ mod tests {
     }
 
     #[test]
-    fn every_window_has_its_largest_number_and_gives_it_the_gradient() {
+    fn outputs_and_gradients_match_a_direct_search() {
         for shape in shapes() {
             let count = shape.planes * shape.size[0] * shape.size[1];
             // Few distinct numbers, so that windows contain ties, and one NaN.
             let mut x: Vec<f32> = (0..count).map(|i| (i * 7919 % 13) as f32 - 6.0).collect();
             x[count / 2] = f32::NAN;
-            let (y, places) = (forward(shape, &x), places(shape, &x));
-            let expected = places.iter().map(|place| place.map_or(f32::NEG_INFINITY, |place| x[place]).to_bits());
+            let (y, argmax) = (forward(shape, &x), argmax(shape, &x));
+            let expected = argmax.iter().map(|place| place.map_or(f32::NEG_INFINITY, |place| x[place]).to_bits());
             assert!(y.iter().map(|y| y.to_bits()).eq(expected), "{shape:?}");
             let d_y: Vec<f32> = (0..y.len()).map(|i| i as f32 + 1.0).collect();
             let mut d_x = vec![0.0; count];
-            places.iter().zip(&d_y).for_each(|(place, d)| place.iter().for_each(|place| d_x[*place] += d));
+            argmax.iter().zip(&d_y).for_each(|(place, d)| place.iter().for_each(|place| d_x[*place] += d));
             assert_eq!(backward(shape, &x, &y, &d_y), d_x, "{shape:?}");
         }
     }

@@ -29,7 +29,7 @@ pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
 }
 
-/// The operands of a call: what is read, and how sums are written.
+/// The operands of a call.
 pub struct Call<'a, 'p> {
     /// Number of planes: items times channels.
     pub planes: usize,

@@ -23,7 +23,7 @@ pub enum Epilogue<'a> {
 }
 
 impl Epilogue<'_> {
-    /// Applies the activation to a stretch of channel `channel`.
+    /// Applies the activation to values of channel `channel`.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
         match self {

@@ -229,8 +229,8 @@ pub fn backward_fused(
     backward(shape, weights, &pull(shape.outputs, plane, epilogue, kept, d_y))
 }
 
-/// The gradient of x of a depthwise convolution, given the gradient `d_y` of the result if `pulled` has the epilogue and
-/// the tensor that it kept, else of the sums.
+/// The gradient of x of a depthwise convolution. `d_y` is the gradient of the sums, or of the result if `pulled` has
+/// the epilogue and the tensor that it kept.
 fn depthwise_backward(
     shape: Shape,
     passes: Vec<Pass>,

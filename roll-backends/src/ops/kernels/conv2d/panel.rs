@@ -1,4 +1,4 @@
-//! im2col panel: the input that the taps of a stretch of positions read, packed for the micro-kernel.
+//! im2col panel: the input that the taps of a block of positions read, packed for the micro-kernel.
 
 use std::ops::Range;
 

@@ -90,8 +90,8 @@ fn check(s: Shape) {
     let found_sums = found.sums.unwrap_or_default();
     assert_near(&what, &found.y, &y);
     assert_near(&format!("sums of {what}"), &found_sums, &sums);
-    let alone = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, false);
-    assert!(alone.y == found.y, "{what}: the result depends on whether the sums are stored");
+    let without_sums = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, false);
+    assert!(without_sums.y == found.y, "{what}: the result depends on whether the sums are stored");
 
     let mut d_x = vec![0.0; case.x.len()];
     products(s, |x, w, y| {
@@ -118,7 +118,7 @@ const BASE: Shape = Shape {
 };
 
 #[test]
-fn convolutions_of_every_kind_are_those_of_a_direct_loop() {
+fn convolutions_match_f64() {
     // Depthwise; groups; more inputs than a panel is deep; fewer outputs than a tile.
     for [inputs, outputs, groups] in [[1, 1, 1], [3, 8, 1], [8, 13, 1], [5, 5, 5], [8, 4, 4], [4, 8, 4]] {
         for size in [[1, 1], [1, 7], [5, 6], [9, 17]] {
@@ -137,7 +137,7 @@ fn convolutions_of_every_kind_are_those_of_a_direct_loop() {
 }
 
 #[test]
-fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
+fn convolutions_of_several_blocks_match_f64() {
     let wide = Shape { inputs: 70, outputs: 20, size: [14, 15], kernel: [3, 3], ..BASE };
     let flat = Shape { items: 3, inputs: 600, outputs: 7, size: [7, 7], ..BASE };
     let picture = Shape { inputs: 3, outputs: 6, size: [60, 70], kernel: [3, 3], stride: [2, 2], ..BASE };
@@ -154,7 +154,7 @@ fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
 }
 
 #[test]
-fn windows_of_three_by_three_with_many_channels_are_exact_too() {
+fn winograd_convolutions_match_f64() {
     // Channels that do not fill a block and channels that exceed the depth block; rows of tiles that fill no panel,
     // several panels and exactly one; more padding than the kernel reaches.
     let base = Shape { items: 2, inputs: 17, outputs: 19, kernel: [3, 3], ..BASE };
@@ -172,7 +172,7 @@ fn windows_of_three_by_three_with_many_channels_are_exact_too() {
 }
 
 #[test]
-fn positions_of_several_rows_and_items_share_a_tile() {
+fn tiles_across_rows_and_items_match_f64() {
     // Short rows with strides of one, two and three, so that a line is assembled from many rows.
     for (size, stride) in [([9, 3], [1, 1]), ([5, 5], [2, 2]), ([12, 7], [1, 2]), ([10, 10], [3, 3]), ([4, 18], [2, 1])]
     {
@@ -187,7 +187,7 @@ fn positions_of_several_rows_and_items_share_a_tile() {
 }
 
 #[test]
-fn windows_that_are_far_apart_or_far_spread_need_no_memory_for_what_is_between() {
+fn large_strides_and_dilations_match_f64() {
     let each = Shape { inputs: 3, outputs: 3, groups: 3, ..BASE };
     let apart = Shape { size: [5, 300], stride: [300, 250], ..each };
     let spread = Shape { size: [2, 3], kernel: [2, 2], dilation: [300, 400], ..each };
@@ -199,7 +199,7 @@ fn windows_that_are_far_apart_or_far_spread_need_no_memory_for_what_is_between()
 
 #[test]
 #[allow(clippy::unwrap_used)]
-fn weights_packed_for_one_padding_serve_another() {
+fn packed_weights_do_not_depend_on_padding() {
     let shape = Shape { inputs: 3, outputs: 4, size: [7, 8], kernel: [3, 3], stride: [2, 2], ..BASE };
     let [first, second] = [[[0, 1]; 2], [[1, 0]; 2]].map(|padding| padded(shape, padding).unwrap());
     let case = Case::new(second);
@@ -208,7 +208,7 @@ fn weights_packed_for_one_padding_serve_another() {
 }
 
 #[test]
-fn a_stride_that_leaves_positions_out_gives_them_no_gradient() {
+fn positions_outside_of_all_windows_have_zero_gradient() {
     // Rows 1 and 3 are outside of all windows.
     let shape = Shape { size: [5, 5], stride: [2, 2], output: [3, 3], ..BASE };
     let weights = BackwardWeights::new(shape, &[2.0]);
@@ -222,7 +222,7 @@ fn a_stride_that_leaves_positions_out_gives_them_no_gradient() {
 
 #[test]
 #[allow(clippy::unwrap_used)]
-fn one_thread_and_several_give_the_same_bits() {
+fn bits_do_not_depend_on_threads() {
     let shapes = [
         Shape { items: 2, inputs: 40, outputs: 50, size: [20, 21], kernel: [3, 3], ..BASE },
         Shape { inputs: 40, outputs: 50, size: [40, 50], kernel: [2, 3], ..BASE },
@@ -250,7 +250,7 @@ fn one_thread_and_several_give_the_same_bits() {
 }
 
 #[test]
-fn functions_and_their_slopes_are_those_of_their_formulas() {
+fn epilogues_and_their_derivatives_match_f64() {
     let z: Vec<f32> = (-40..=40).map(|i| i as f32 / 8.0 + 0.01).collect();
     let sigmoid = |z: f64| 1.0 / (1.0 + (-z).exp());
     let slopes = [-0.25];
@@ -281,7 +281,7 @@ fn functions_and_their_slopes_are_those_of_their_formulas() {
 }
 
 #[test]
-fn what_is_no_number_stays_so() {
+fn epilogues_propagate_nan() {
     let shape = Shape { size: [1, 2], output: [1, 2], ..BASE };
     for epilogue in [
         Epilogue::Relu,
@@ -300,7 +300,7 @@ fn what_is_no_number_stays_so() {
 }
 
 #[test]
-fn the_positions_inside_are_those_that_are_counted() {
+fn inside_matches_a_direct_count() {
     for at in -7..7isize {
         for step in 1..4usize {
             for length in 1..8usize {

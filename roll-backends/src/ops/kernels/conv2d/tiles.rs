@@ -1,9 +1,9 @@
 //! Convolutions with several channels per group: im2col panels multiplied by packed weights in a micro-kernel.
 //!
-//! A task computes a stretch of positions for some output channels. The input of these positions is packed into a panel
+//! A task computes a block of positions for some output channels. The input of these positions is packed into a panel
 //! (`panel`) that stays in the L2 cache. Positions are counted over all items, so that small planes share tiles. `gemm`
 //! is not used: it would pack the weight in each call, and its sums would pass through memory once more for the
-//! epilogue. A sum always runs over inputs and taps in the same order, whatever the tasks are.
+//! epilogue. A sum always runs over inputs and taps in the same order for any division into tasks.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -65,7 +65,7 @@ impl PackedWeight {
     }
 }
 
-/// The operands of a call: what is read, and how sums are written.
+/// The operands of a call.
 pub struct Call<'a, 'p> {
     /// Batch size and number of channel groups.
     pub items: usize,
@@ -98,21 +98,21 @@ fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     let (columns, tiles) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     // A small number of tasks that is not a multiple of the threads would leave threads idle.
-    let stretches = match columns.div_ceil(NC) {
+    let position_blocks = match columns.div_ceil(NC) {
         some @ 2.. if some < 8 * threads => some.next_multiple_of(threads).min(columns),
         any => any.max(1),
     };
     // If there are few positions, output channels are divided too; the same panels are then packed several times.
     let wanted = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
-    let parts = wanted.div_ceil(stretches * call.groups.max(1)).clamp(1, tiles.max(1));
+    let parts = wanted.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tiles.max(1));
     let high = tiles.div_ceil(parts).max(1);
     let mut tasks = vec![];
     for group in 0..call.groups {
-        for stretch in 0..stretches {
-            let at = |stretch: usize| (stretch * columns / stretches * NR).min(positions);
+        for block in 0..position_blocks {
+            let at = |block: usize| (block * columns / position_blocks * NR).min(positions);
             for tile in (0..tiles).step_by(high) {
                 let tiles = tile..(tile + high).min(tiles);
-                tasks.push(Task { group, positions: at(stretch)..at(stretch + 1), tiles });
+                tasks.push(Task { group, positions: at(block)..at(block + 1), tiles });
             }
         }
     }

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::launch::{Kernel, Launch, Machine};
+use super::launch::{Kernel, Launch, Launcher};
 use super::nvrtc::{Nvrtc, Output, SOURCE, open, symbol, text};
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
@@ -174,7 +174,7 @@ impl Gpu {
             for kernel in Kernel::ALL {
                 let mut function = null_mut();
                 // SAFETY: the module stays loaded.
-                let found = unsafe { (driver.function)(&mut function, module, kernel.name().as_ptr()) };
+                let found = unsafe { (driver.function)(&mut function, module, kernel.0.as_ptr()) };
                 driver.check("cuModuleGetFunction", found)?;
                 kernels.push((kernel, function));
             }
@@ -201,7 +201,7 @@ impl Gpu {
 
     fn function(&self, kernel: Kernel) -> Result<Handle, String> {
         let found = self.kernels.iter().find(|(found, _)| *found == kernel);
-        found.map(|(_, function)| *function).ok_or_else(|| format!("{kernel:?} is not loaded"))
+        found.map(|(_, function)| *function).ok_or_else(|| format!("{:?} is not loaded", kernel.0))
     }
 
     fn queue(&self, launch: &mut Launch) -> Result<(), String> {
@@ -231,13 +231,13 @@ impl Gpu {
     }
 }
 
-impl Machine for Gpu {
+impl Launcher for Gpu {
     fn launch(&self, launch: &mut Launch) -> Result<(), String> {
         let result = self.queue(launch);
         if let Err(reason) = &result
             && !self.has_failed.swap(true, Ordering::Relaxed)
         {
-            warn(self.number, &format!("{:?}: {reason}", launch.kernel));
+            warn(self.number, &format!("{:?}: {reason}", launch.kernel.0));
         }
         result
     }

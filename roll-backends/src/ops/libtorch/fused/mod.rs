@@ -23,18 +23,18 @@ use std::sync::Arc;
 use roll_core::AdamUpdate;
 use tch::{Device, Kind, Tensor};
 
-use launch::{Argument, Kernel, Launch, MOST_ROWS, Machine, Shape, WIDEST};
+use launch::{Argument, Kernel, Launch, LaunchShape, Launcher, MAX_ROWS, MAX_WIDTH};
 
 /// Layer norm: `(x - mean) / sqrt(variance + eps) * gain + shift`. Operands: x `[L, D]` f32, gain and shift `[1, D]` or
 /// `[L, D]` f32. Returns `[L, D]` bf16, and mean and `1 / sqrt(variance + eps)` of each row, `[L, 2]` f32.
 pub(super) fn layer_norm(x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
-    On(&*machine(x)?).layer_norm(x, gain, shift, eps)
+    FusedOps(&*gpu_of(x)?).layer_norm(x, gain, shift, eps)
 }
 
 /// The gradient of x, `[L, D]` f32, given the gradient of the result, `[L, D]` bf16, and the moments that
 /// [`layer_norm`] returned.
 pub(super) fn layer_norm_pull(x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
-    On(&*machine_of_narrow(d_y)?).layer_norm_pull(x, gain, moments, d_y)
+    FusedOps(&*gpu_of_bf16(d_y)?).layer_norm_pull(x, gain, moments, d_y)
 }
 
 /// RMS norm over whole rows, `x / sqrt(mean of x^2 + eps) * gain`, followed by rotary embedding of the adjacent pairs
@@ -47,7 +47,7 @@ pub(super) fn rms_rope(
     rotation: Option<[&Tensor; 2]>,
     heads: i64,
 ) -> Option<(Tensor, Tensor)> {
-    On(&*machine_of_narrow(x)?).rms_rope(x, gain, eps, rotation, heads)
+    FusedOps(&*gpu_of_bf16(x)?).rms_rope(x, gain, eps, rotation, heads)
 }
 
 /// The gradient of x, `[L, H * d]` bf16, given the gradient of the result (same shape and dtype) and the `inverse` that
@@ -60,64 +60,64 @@ pub(super) fn rms_rope_pull(
     heads: i64,
     d_y: &Tensor,
 ) -> Option<Tensor> {
-    On(&*machine_of_narrow(x)?).rms_rope_pull(x, gain, inverse, rotation, heads, d_y)
+    FusedOps(&*gpu_of_bf16(x)?).rms_rope_pull(x, gain, inverse, rotation, heads, d_y)
 }
 
 /// Returns `x + gate * y` as f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32 (ones by default).
 pub(super) fn gated_add(x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
-    On(&*machine_of_narrow(y)?).gated_add(x, y, gate)
+    FusedOps(&*gpu_of_bf16(y)?).gated_add(x, y, gate)
 }
 
 /// The gradient of y of [`gated_add`], `d_z * gate` as bf16, given the gradient of the result, `[L, D]` f32.
 pub(super) fn gate_pull(d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
-    On(&*machine(d_z)?).gate_pull(d_z, gate)
+    FusedOps(&*gpu_of(d_z)?).gate_pull(d_z, gate)
 }
 
 /// SiLU of a row-wise RMS norm: `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, where `|x|` is the
 /// norm of a row. Operands: x `[L, C]` f32 or bf16, gain `[1, C]` f32. Writes to `y`, which has the shape and dtype of
 /// x.
 pub(super) fn channel_norm_silu(x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
-    On(&*machine_of_rows(x)?).channel_norm_silu(x, gain, least, y)
+    FusedOps(&*gpu_of_matrix(x)?).channel_norm_silu(x, gain, least, y)
 }
 
 /// The gradient of x, given the gradient of [`channel_norm_silu`]'s result; both have the shape and dtype of x.
 pub(super) fn channel_norm_silu_pull(x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
-    On(&*machine_of_rows(x)?).channel_norm_silu_pull(x, gain, least, d_y)
+    FusedOps(&*gpu_of_matrix(x)?).channel_norm_silu_pull(x, gain, least, d_y)
 }
 
 /// One AdamW update. Operands: parameters, gradient, first and second moment, all f32, one-dimensional, of one length.
 /// Returns the new parameters, first and second moments.
 pub(super) fn adam(operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
-    On(&*machine(operands[0])?).adam(operands, update)
+    FusedOps(&*gpu_of(operands[0])?).adam(operands, update)
 }
 
 /// The GPU of a tensor; `None` if it is on the CPU or its GPU cannot run the kernels.
-fn machine(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
+fn gpu_of(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
     match tensor.device() {
         Device::Cuda(number) => driver::gpu(number),
         _ => None,
     }
 }
 
-/// Returns [`machine`] for bf16 operands only. In pure f32 runs the kernels are neither compiled nor is their absence
+/// Returns [`gpu_of`] for bf16 operands only. In pure f32 runs the kernels are neither compiled nor is their absence
 /// logged.
-fn machine_of_narrow(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
-    (tensor.kind() == Kind::BFloat16).then(|| machine(tensor)).flatten()
+fn gpu_of_bf16(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
+    (tensor.kind() == Kind::BFloat16).then(|| gpu_of(tensor)).flatten()
 }
 
-/// Returns [`machine`] for matrices only: nothing is compiled for volumes in another layout.
-fn machine_of_rows(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
-    (tensor.dim() == 2).then(|| machine(tensor)).flatten()
+/// Returns [`gpu_of`] for matrices only: nothing is compiled for volumes in another layout.
+fn gpu_of_matrix(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
+    (tensor.dim() == 2).then(|| gpu_of(tensor)).flatten()
 }
 
-/// The functions above, on one machine.
-struct On<'a, M: Machine + ?Sized>(&'a M);
+/// The functions above, on one launcher.
+struct FusedOps<'a, M: Launcher + ?Sized>(&'a M);
 
-impl<M: Machine + ?Sized> On<'_, M> {
+impl<M: Launcher + ?Sized> FusedOps<'_, M> {
     fn layer_norm(&self, x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
-        let rows = Rows::of(x, Kind::Float)?.with_sums()?;
+        let rows = Rows::of(x, Kind::Float)?.in_registers()?;
         let (gain_stride, shift_stride) = (rows.stride(gain)?, rows.stride(shift)?);
-        let (y, moments) = (rows.empty(Kind::BFloat16), rows.column(2));
+        let (y, moments) = (rows.empty(Kind::BFloat16), rows.empty_columns(2));
         let arguments = [
             x.into(),
             gain.into(),
@@ -131,12 +131,12 @@ impl<M: Machine + ?Sized> On<'_, M> {
             shift_stride.into(),
             Argument::from(eps as f32),
         ];
-        self.run(Kernel::LayerNorm, rows.along(), arguments)?;
+        self.run(Kernel::LAYER_NORM, rows.row_reduction(), arguments)?;
         Some((y, moments))
     }
 
     fn layer_norm_pull(&self, x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
-        let rows = Rows::of(x, Kind::Float)?.with_sums()?;
+        let rows = Rows::of(x, Kind::Float)?.in_registers()?;
         rows.expect_same(d_y, Kind::BFloat16)?;
         rows.expect_columns(moments, 2)?;
         let gain_stride = rows.stride(gain)?;
@@ -152,7 +152,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
             rows.per_width(),
             Argument::from(gain_stride),
         ];
-        self.run(Kernel::LayerNormPull, rows.along(), arguments)?;
+        self.run(Kernel::LAYER_NORM_PULL, rows.row_reduction(), arguments)?;
         Some(d_x)
     }
 
@@ -164,10 +164,10 @@ impl<M: Machine + ?Sized> On<'_, M> {
         rotation: Option<[&Tensor; 2]>,
         heads: i64,
     ) -> Option<(Tensor, Tensor)> {
-        let rows = Rows::of(x, Kind::BFloat16)?.with_sums()?;
+        let rows = Rows::of(x, Kind::BFloat16)?.in_registers()?;
         rows.expect_one_row(gain)?;
         let ([cosines, sines], half) = rows.angles(rotation, heads)?;
-        let (y, inverses) = (rows.empty(Kind::BFloat16), rows.column(1));
+        let (y, inverses) = (rows.empty(Kind::BFloat16), rows.empty_columns(1));
         let arguments = [
             x.into(),
             gain.into(),
@@ -181,7 +181,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
             half.into(),
             Argument::from(eps as f32),
         ];
-        self.run(Kernel::RmsRope, rows.along(), arguments)?;
+        self.run(Kernel::RMS_ROPE, rows.row_reduction(), arguments)?;
         Some((y, inverses))
     }
 
@@ -194,7 +194,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
         heads: i64,
         d_y: &Tensor,
     ) -> Option<Tensor> {
-        let rows = Rows::of(x, Kind::BFloat16)?.with_sums()?;
+        let rows = Rows::of(x, Kind::BFloat16)?.in_registers()?;
         rows.expect_same(d_y, Kind::BFloat16)?;
         rows.expect_one_row(gain)?;
         rows.expect_columns(inverse, 1)?;
@@ -213,7 +213,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
             rows.per_width(),
             Argument::from(half),
         ];
-        self.run(Kernel::RmsRopePull, rows.along(), arguments)?;
+        self.run(Kernel::RMS_ROPE_PULL, rows.row_reduction(), arguments)?;
         Some(d_x)
     }
 
@@ -224,7 +224,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
         let z = rows.empty(Kind::Float);
         let arguments =
             [x.into(), y.into(), gate.into(), (&z).into(), rows.rows.into(), rows.width.into(), Argument::from(stride)];
-        self.run(Kernel::GatedAdd, rows.by_number(), arguments)?;
+        self.run(Kernel::GATED_ADD, rows.elementwise_2d(), arguments)?;
         Some(z)
     }
 
@@ -234,7 +234,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
         let d_y = rows.empty(Kind::BFloat16);
         let arguments =
             [d_z.into(), gate.into(), (&d_y).into(), rows.rows.into(), rows.width.into(), Argument::from(stride)];
-        self.run(Kernel::GatePull, rows.by_number(), arguments)?;
+        self.run(Kernel::GATE_PULL, rows.elementwise_2d(), arguments)?;
         Some(d_y)
     }
 
@@ -243,11 +243,11 @@ impl<M: Machine + ?Sized> On<'_, M> {
         rows.expect_same(y, x.kind())?;
         rows.expect_one_row(gain)?;
         let kernel = match x.kind() {
-            Kind::Float => Kernel::ChannelNormF32,
-            Kind::BFloat16 => Kernel::ChannelNormBf16,
+            Kind::Float => Kernel::CHANNEL_NORM_F32,
+            Kind::BFloat16 => Kernel::CHANNEL_NORM_BF16,
             _ => return None,
         };
-        let (shape, lanes) = Shape::along_short_rows(rows.rows, rows.width)?;
+        let (shape, lanes) = LaunchShape::short_row_reduction(rows.rows, rows.width)?;
         let root = (rows.width as f32).sqrt();
         let arguments = [
             x.into(),
@@ -267,11 +267,11 @@ impl<M: Machine + ?Sized> On<'_, M> {
         rows.expect_same(d_y, x.kind())?;
         rows.expect_one_row(gain)?;
         let kernel = match x.kind() {
-            Kind::Float => Kernel::ChannelNormPullF32,
-            Kind::BFloat16 => Kernel::ChannelNormPullBf16,
+            Kind::Float => Kernel::CHANNEL_NORM_PULL_F32,
+            Kind::BFloat16 => Kernel::CHANNEL_NORM_PULL_BF16,
             _ => return None,
         };
-        let (shape, lanes) = Shape::along_short_rows(rows.rows, rows.width)?;
+        let (shape, lanes) = LaunchShape::short_row_reduction(rows.rows, rows.width)?;
         let (d_x, root) = (rows.empty(x.kind()), (rows.width as f32).sqrt());
         let arguments = [
             x.into(),
@@ -292,9 +292,9 @@ impl<M: Machine + ?Sized> On<'_, M> {
     fn adam(&self, operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
         let (device, size) = (operands[0].device(), operands[0].size());
         let [length] = size.as_slice() else { return None };
-        let count = i32::try_from(*length).ok().filter(|count| (1..=MOST_ROWS).contains(count))?;
-        let served = |x: &&Tensor| x.size() == size && can_be_read(x, Kind::Float, device);
-        if !operands.iter().all(served) {
+        let count = i32::try_from(*length).ok().filter(|count| (1..=MAX_ROWS).contains(count))?;
+        let is_supported = |x: &&Tensor| x.size() == size && can_be_read(x, Kind::Float, device);
+        if !operands.iter().all(is_supported) {
             return None;
         }
         let new: [Tensor; 3] = std::array::from_fn(|_| Tensor::empty([*length], (Kind::Float, device)));
@@ -304,12 +304,12 @@ impl<M: Machine + ?Sized> On<'_, M> {
         arguments.push(count.into());
         let numbers = [scale[0], scale[1], beta_2, rest[0], rest[1], eps, step_size, root_correction, keep];
         arguments.extend(numbers.map(Argument::from));
-        self.run(Kernel::Adam, Shape::in_a_line(count), arguments)?;
+        self.run(Kernel::ADAM, LaunchShape::elementwise_1d(count), arguments)?;
         Some(new)
     }
 
-    /// Launches a kernel. `None` if the launch failed; nothing is written then, and the machine has logged why.
-    fn run(&self, kernel: Kernel, shape: Shape, arguments: impl Into<Vec<Argument>>) -> Option<()> {
+    /// Launches a kernel. `None` if the launch failed; nothing is written then, and the launcher has logged why.
+    fn run(&self, kernel: Kernel, shape: LaunchShape, arguments: impl Into<Vec<Argument>>) -> Option<()> {
         self.0.launch(&mut Launch::new(kernel, shape, arguments)).ok()
     }
 }
@@ -335,22 +335,22 @@ impl Rows {
         let size = x.size();
         let [rows, width] = size.as_slice() else { return None };
         let (rows, width) = (i32::try_from(*rows).ok()?, i32::try_from(*width).ok()?);
-        let known = (1..=MOST_ROWS).contains(&rows) && width > 0 && width % 8 == 0;
+        let known = (1..=MAX_ROWS).contains(&rows) && width > 0 && width % 8 == 0;
         let found = Self { rows, width, device: x.device() };
-        (known && found.is_served(x, kind)).then_some(found)
+        (known && found.supports(x, kind)).then_some(found)
     }
 
-    /// Checks the width for kernels that hold a row in registers.
-    fn with_sums(self) -> Option<Self> {
-        (self.width <= WIDEST).then_some(self)
+    /// Checks that the kernels can hold a row in registers.
+    fn in_registers(self) -> Option<Self> {
+        (self.width <= MAX_WIDTH).then_some(self)
     }
 
-    fn is_served(&self, tensor: &Tensor, kind: Kind) -> bool {
+    fn supports(&self, tensor: &Tensor, kind: Kind) -> bool {
         can_be_read(tensor, kind, self.device)
     }
 
     fn expect(&self, tensor: &Tensor, size: [i64; 2], kind: Kind) -> Option<()> {
-        (tensor.size() == size && self.is_served(tensor, kind)).then_some(())
+        (tensor.size() == size && self.supports(tensor, kind)).then_some(())
     }
 
     fn expect_same(&self, tensor: &Tensor, kind: Kind) -> Option<()> {
@@ -401,15 +401,15 @@ impl Rows {
         Tensor::empty([i64::from(self.rows), i64::from(self.width)], (kind, self.device))
     }
 
-    fn column(&self, columns: i64) -> Tensor {
+    fn empty_columns(&self, columns: i64) -> Tensor {
         Tensor::empty([i64::from(self.rows), columns], (Kind::Float, self.device))
     }
 
-    fn along(&self) -> Shape {
-        Shape::along_rows(self.rows, self.width)
+    fn row_reduction(&self) -> LaunchShape {
+        LaunchShape::row_reduction(self.rows, self.width)
     }
 
-    fn by_number(&self) -> Shape {
-        Shape::by_number(self.rows, self.width)
+    fn elementwise_2d(&self) -> LaunchShape {
+        LaunchShape::elementwise_2d(self.rows, self.width)
     }
 }
