@@ -8,15 +8,15 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use roll_core::{DeviceUpdates, GradientSink, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
-use crate::{Backend, Parameters};
+use crate::Parameters;
 
-pub(super) struct OnDevice {
+pub(super) struct DeviceModel {
     pub(super) parameters: Parameters,
     /// Whether the model offers device updates.
     pub(super) updates: bool,
 }
 
-impl OnDevice {
+impl DeviceModel {
     /// A model with the tensors `a` `[4, 8]` and `b` `[3]`.
     pub(super) fn new(device: &Device) -> Self {
         Self::of(&[("a", &[4, 8]), ("b", &[3])], device)
@@ -45,7 +45,7 @@ impl OnDevice {
     }
 }
 
-impl Model for OnDevice {
+impl Model for DeviceModel {
     fn parameters(&self) -> &[ParameterSpec] {
         self.parameters.specs()
     }
@@ -69,7 +69,7 @@ impl Model for OnDevice {
     }
 }
 
-impl ParameterParts for OnDevice {
+impl ParameterParts for DeviceModel {
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
         self.parameters.read_part(which, out)
     }
@@ -86,15 +86,4 @@ impl ParameterParts for OnDevice {
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
         Parameters::device_updates([&self.parameters]).filter(|_| self.updates)
     }
-}
-
-/// Devices of this build that work on this machine and are selected by ROLL_TEST_BACKENDS.
-pub(super) fn devices() -> impl Iterator<Item = (Backend, Device)> {
-    let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()) && b.usable(0).is_ok());
-    tested.map(|backend| (backend, crate::device(backend.name()).unwrap()))
-}
-
-pub(super) fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
-    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * b.abs().max(5e-2);
-    assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{what}");
 }
