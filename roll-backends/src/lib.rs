@@ -66,7 +66,7 @@ pub mod vjp;
 pub mod weights;
 
 #[cfg(test)]
-mod test_support;
+mod tests;
 
 /// A toy model that is shared with the integration tests under MPI.
 #[cfg(test)]

@@ -31,8 +31,6 @@
 
 #[cfg(feature = "libtorch")]
 mod cuda;
-#[cfg(test)]
-mod fake;
 #[cfg(target_os = "linux")]
 mod pages;
 mod pool;

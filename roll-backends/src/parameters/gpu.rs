@@ -100,7 +100,7 @@ impl Gpu {
             let (at, bytes) = (values.data_ptr().expose_provenance(), 4 * values.numel());
             // SAFETY: the values were just concatenated, in unshared memory of that size.
             match unsafe { copy_streams.begin_d2h(values.shallow_clone(), at, bytes) } {
-                Ok(leaving) => return Ok(PieceCopy::InFlight(copy)),
+                Ok(copy) => return Ok(PieceCopy::InFlight(copy)),
                 Err(reason) => disable(number, &reason),
             }
         }

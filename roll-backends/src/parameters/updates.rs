@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     use crate::Backend;
     use crate::optimizer::{AdamW, Moments};
-    use crate::test_support::{assert_near, devices};
+    use crate::tests::{assert_near, devices};
 
     pub(super) fn specs() -> Vec<ParameterSpec> {
         let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };

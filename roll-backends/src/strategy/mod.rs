@@ -1,8 +1,6 @@
 //! Strategies: they accumulate gradients, reduce them over ranks, and update the parameters. `single` is one process,
 //! [`zero`] several.
 
-#[cfg(test)]
-mod device_model;
 mod optimizer_location;
 mod saved;
 mod single;

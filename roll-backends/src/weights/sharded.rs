@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
     use crate::Resident;
-    use crate::test_support::CountingRanks;
+    use crate::tests::CountingRanks;
     use crate::weights::Value;
 
     fn state() -> StateDict {

@@ -114,7 +114,7 @@ mod tests {
     use super::super::tests::{parts, specs, values};
     use super::*;
     use crate::optimizer::AdamW;
-    use crate::test_support::{assert_near, devices};
+    use crate::tests::{assert_near, devices};
     use crate::{Backend, Parameters};
 
     #[test]

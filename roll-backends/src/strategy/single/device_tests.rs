@@ -6,8 +6,8 @@ use burn::tensor::{Tensor, TensorData};
 use super::*;
 use crate::Backend;
 use crate::flat_model::FlatModel;
-use crate::strategy::device_model::DeviceModel;
-use crate::test_support::{assert_near, devices};
+use crate::tests::device_model::DeviceModel;
+use crate::tests::{assert_near, devices};
 
 fn attached(model: &mut DeviceModel, optimizer_on: OptimizerLocation, max_grad_norm: f64) -> Single {
     let mut strategy = Single::new(SingleOptions { optimizer_on });

@@ -11,8 +11,8 @@ use super::*;
 use crate::Backend;
 use crate::flat_model::FlatModel;
 use crate::strategy::OptimizerLocation;
-use crate::strategy::device_model::DeviceModel;
-use crate::test_support::{assert_near, devices};
+use crate::tests::device_model::DeviceModel;
+use crate::tests::{assert_near, devices};
 
 const LONG: Duration = Duration::from_secs(60);
 /// Tensors that are not aligned with the shards of the ranks.

@@ -9,7 +9,7 @@ use roll_core::{Error, SingleRank, Tensor, ThreadRanks};
 use super::*;
 use crate::flat_model::{BATCH, FlatModel};
 use crate::strategy::{Single, SingleOptions};
-use crate::test_support::CountingRanks;
+use crate::tests::CountingRanks;
 
 const LONG: Duration = Duration::from_secs(60);
 const STEPS: u64 = 10;

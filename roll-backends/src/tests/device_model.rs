@@ -10,19 +10,19 @@ use roll_core::{DeviceUpdates, GradientSink, Model, ParameterParts, ParameterSpe
 
 use crate::Parameters;
 
-pub(super) struct DeviceModel {
-    pub(super) parameters: Parameters,
+pub(crate) struct DeviceModel {
+    pub(crate) parameters: Parameters,
     /// Whether the model offers device updates.
-    pub(super) updates: bool,
+    pub(crate) updates: bool,
 }
 
 impl DeviceModel {
     /// A model with the tensors `a` `[4, 8]` and `b` `[3]`.
-    pub(super) fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         Self::of(&[("a", &[4, 8]), ("b", &[3])], device)
     }
 
-    pub(super) fn of(shapes: &[(&str, &[usize])], device: &Device) -> Self {
+    pub(crate) fn of(shapes: &[(&str, &[usize])], device: &Device) -> Self {
         let spec = |(name, shape): &(&str, &[usize])| ParameterSpec { name: (*name).into(), shape: shape.to_vec() };
         let specs: Vec<_> = shapes.iter().map(spec).collect();
         let values = specs.iter().map(|s| (0..s.len()).map(|i| (i as f32 * 0.37).sin()).collect()).collect();
@@ -30,7 +30,7 @@ impl DeviceModel {
     }
 
     /// Adds the gradients of one backward pass; as in a network, the last tensor comes first.
-    pub(super) fn pull(&self, number: usize) {
+    pub(crate) fn pull(&self, number: usize) {
         for (index, spec) in self.parameters.specs().iter().enumerate().rev() {
             let values: Vec<f32> = (0..spec.len()).map(|i| ((i + 7 * number) as f32 * 0.61).cos()).collect();
             let data = TensorData::new(values, [spec.len()]);
@@ -38,7 +38,7 @@ impl DeviceModel {
         }
     }
 
-    pub(super) fn values(&self) -> Vec<f32> {
+    pub(crate) fn values(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.parameter_count()];
         self.read_parameters(&mut values).unwrap();
         values

@@ -5,7 +5,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Runtime, RuntimeError, Stream};
+use super::super::{Runtime, RuntimeError, Stream};
 
 /// Size of each tensor in bytes.
 pub(super) const SIZE: usize = 16;

@@ -1,10 +1,12 @@
 #![allow(clippy::unwrap_used)]
 
+mod fake;
+
 use std::sync::Arc;
 
-use super::fake::{FailingCalls, Fake, FakeRuntime, Memory, SIZE, Schedule};
 use super::{CopyStreams, D2hCopy, H2dCopy, RuntimeError, Stream};
 use crate::sync::lock;
+use fake::{FailingCalls, Fake, FakeRuntime, Memory, SIZE, Schedule};
 
 type Streams = Arc<CopyStreams<FakeRuntime>>;
 type ToHost = D2hCopy<FakeRuntime, Memory>;

@@ -1,4 +1,7 @@
 //! Helpers that unit tests of several modules share.
+#![allow(clippy::unwrap_used)]
+
+pub(crate) mod device_model;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
