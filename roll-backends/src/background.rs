@@ -4,11 +4,13 @@
 //! for every operating-system thread, and they outlive the thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 use roll_core::Result;
+
+use crate::sync::lock;
 
 /// What a thread does. Jobs of one purpose run one after the other; jobs of different purposes run at the same time,
 /// because a GPU copies in both directions at once.
@@ -40,30 +42,29 @@ pub fn begin<T: Send + 'static>(
     purpose: Purpose,
     job: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Receiver<Result<T>> {
-    let (send, coming) = mpsc::channel();
+    let (send, pending) = mpsc::channel();
     // Sending fails if the receiver was dropped: the result is no longer needed.
     let job: Job = Box::new(move || send.send(job()).unwrap_or(()));
     if let Err(job) = queue(device, purpose, job) {
         job();
     }
-    coming
+    pending
 }
 
-/// Returns the job if the operating system cannot start a thread for it.
+/// Queues a job for the thread of `purpose`. Returns the job if the operating system cannot start a thread for it.
 fn queue(device: &Device, purpose: Purpose, job: Job) -> std::result::Result<(), Job> {
-    // A panic cannot leave the list half-changed: threads are added in one step.
-    let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut threads = lock(&THREADS);
     if let Some(thread) = threads.iter().find(|thread| thread.purpose == purpose && thread.device == *device) {
         return thread.jobs.send(job).map_err(|refused| refused.0);
     }
-    let (jobs, coming) = mpsc::channel();
+    let (jobs, pending) = mpsc::channel();
     let name = match purpose {
         Purpose::ToHost => "roll-to-host",
         Purpose::ToDevice => "roll-to-device",
         Purpose::Weights => "roll-weights",
     };
-    if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(move || work(&coming)) {
-        tracing::warn!("no thread for copies beside the computation, which now waits for them: {error}");
+    if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(move || work(&pending)) {
+        tracing::warn!("no thread can be started for copies, and the computation now waits for them: {error}");
         return Err(job);
     }
     let sent = jobs.send(job).map_err(|refused| refused.0);
@@ -85,17 +86,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_jobs_of_a_purpose_are_done_by_one_thread_in_order_and_others_by_another() {
+    fn each_purpose_has_one_thread() {
         let device = crate::device("flex").unwrap();
         let here = || Ok(std::thread::current().id());
         let one: Vec<_> = (0..50).map(|_| begin(&device, Purpose::ToHost, here)).collect();
         let other = begin(&device, Purpose::ToDevice, here).recv().unwrap().unwrap();
-        let one: Vec<_> = one.into_iter().map(|coming| coming.recv().unwrap().unwrap()).collect();
+        let one: Vec<_> = one.into_iter().map(|pending| pending.recv().unwrap().unwrap()).collect();
         assert!(one.iter().all(|id| *id == one[0] && *id != other && *id != std::thread::current().id()));
     }
 
     #[test]
-    fn a_job_that_fails_or_panics_or_is_not_waited_for_does_not_end_the_thread() {
+    fn threads_survive_failed_and_abandoned_jobs() {
         let device = crate::device("flex").unwrap();
         drop(begin(&device, Purpose::Weights, || Ok(1)));
         let failed = begin::<u8>(&device, Purpose::Weights, || Err(Error::Misuse("no such file".into())));

@@ -1,4 +1,4 @@
-//! The directory of files that are kept between runs and could be computed again.
+//! The directory of cached files: kept between runs, and recomputed if they are missing.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_is_that_of_the_environment() {
+    fn the_environment_selects_the_directory() {
         let at = |variables: &[(&str, &str)]| {
             of(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
         };

@@ -18,7 +18,7 @@ pub trait Segment: Send + Sync {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor>;
 }
 
-/// What a recorded chain keeps between its forward and backward pass.
+/// The checkpoints of a recorded chain between its forward and backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
     /// Every activation, as plain autodiff does: nothing is recomputed.
@@ -33,33 +33,37 @@ pub enum Memory {
 /// A network as a list of segments.
 pub struct Chain {
     segments: Vec<Arc<dyn Segment>>,
-    kept: DType,
+    input_dtype: DType,
 }
 
-/// The tensors that [`Chain::forward`] kept for the backward pass.
+/// The checkpoints of [`Chain::forward`] for the backward pass.
 pub struct ChainRecord {
-    steps: Vec<(Arc<dyn Segment>, Kept)>,
+    steps: Vec<(Arc<dyn Segment>, Checkpointed)>,
     shared: Vec<NdTensor>,
     track_shared: bool,
     parameters: Option<Parameters>,
 }
 
-enum Kept {
+/// The checkpoint of one segment.
+enum Checkpointed {
+    /// The whole graph: nothing is recomputed.
     Graph(vjp::Recorded),
+    /// The segment's input, on the device.
     Input(NdTensor),
+    /// The segment's input, in host memory.
     Host(Offloaded),
 }
 
 impl Chain {
     /// Creates a chain that runs `segments` in order.
     pub fn new(segments: Vec<Arc<dyn Segment>>) -> Self {
-        Self { segments, kept: DType::F32 }
+        Self { segments, input_dtype: DType::F32 }
     }
 
     /// Stores segment inputs as `dtype` (default f32). bf16 halves their memory; the backward pass then recomputes from
     /// inputs that were rounded once, which matters little if products round their operands to bf16 anyway.
-    pub fn keeping(self, dtype: DType) -> Self {
-        Self { kept: dtype, ..self }
+    pub fn with_input_dtype(self, dtype: DType) -> Self {
+        Self { input_dtype: dtype, ..self }
     }
 
     /// Runs the chain and returns its last state. If `grad` is [`Grad::Record`], also returns the record for the
@@ -79,19 +83,19 @@ impl Chain {
         for segment in &self.segments {
             if grad.is_on() && memory == Memory::Hold {
                 let (next, recorded) = record(segment.as_ref(), &state, &shared, track_shared, parameters.is_some())?;
-                steps.push((segment.clone(), Kept::Graph(recorded)));
+                steps.push((segment.clone(), Checkpointed::Graph(recorded)));
                 state = next;
                 continue;
             }
             if grad.is_on() {
-                if let Some((_, Kept::Host(before))) = steps.last_mut() {
-                    before.settle()?;
+                if let Some((_, Checkpointed::Host(before))) = steps.last_mut() {
+                    before.release()?;
                 }
-                let kept = match memory {
-                    Memory::Offload => Kept::Host(Offloaded::new(state.cast(self.kept))?),
-                    _ => Kept::Input(state.cast(self.kept)),
+                let checkpointed = match memory {
+                    Memory::Offload => Checkpointed::Host(Offloaded::new(state.cast(self.input_dtype))?),
+                    _ => Checkpointed::Input(state.cast(self.input_dtype)),
                 };
-                steps.push((segment.clone(), kept));
+                steps.push((segment.clone(), checkpointed));
             }
             state = segment.forward(&state, &shared, &Tape::off())?.untracked();
         }
@@ -106,20 +110,16 @@ impl ChainRecord {
     pub fn pull(mut self, cotangent: NdTensor) -> Result<(NdTensor, Vec<Option<NdTensor>>)> {
         let mut cotangent = cotangent;
         let mut shared_cotangents: Vec<Option<NdTensor>> = self.shared.iter().map(|_| None).collect();
-        let trains = self.parameters.is_some();
-        while let Some((segment, kept)) = self.steps.pop() {
-            let recorded = match kept {
-                Kept::Graph(recorded) => recorded,
-                Kept::Input(input) => {
-                    let input = input.cast(DType::F32);
-                    record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1
-                }
-                Kept::Host(input) => {
-                    let input = input.back()?.cast(DType::F32);
-                    if let Some((_, Kept::Host(next))) = self.steps.last_mut() {
-                        next.begin_return()?;
+        while let Some((segment, checkpointed)) = self.steps.pop() {
+            let recorded = match checkpointed {
+                Checkpointed::Graph(recorded) => recorded,
+                Checkpointed::Input(input) => self.recompute(segment.as_ref(), &input.cast(DType::F32))?,
+                Checkpointed::Host(input) => {
+                    let input = input.into_device()?.cast(DType::F32);
+                    if let Some((_, Checkpointed::Host(next))) = self.steps.last_mut() {
+                        next.prefetch()?;
                     }
-                    record(segment.as_ref(), &input, &self.shared, self.track_shared, trains)?.1
+                    self.recompute(segment.as_ref(), &input)?
                 }
             };
             let mut pulled = recorded.pull(vec![Some(cotangent.clone())], self.parameters.as_ref()).into_iter();
@@ -136,6 +136,11 @@ impl ChainRecord {
             }
         }
         Ok((cotangent, shared_cotangents))
+    }
+
+    fn recompute(&self, segment: &dyn Segment, input: &NdTensor) -> Result<vjp::Recorded> {
+        let trains = self.parameters.is_some();
+        Ok(record(segment, input, &self.shared, self.track_shared, trains)?.1)
     }
 }
 

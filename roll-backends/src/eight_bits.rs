@@ -116,7 +116,9 @@ impl ScaledRows {
         });
         // `f32::max` ignores NaN, so `most` does not show it.
         if !values.iter().all(|value| value.is_finite()) {
-            return Err(Error::Misuse("a matrix with numbers that are not finite has no eight bits for them".into()));
+            return Err(Error::Misuse(
+                "a matrix with numbers that are not finite cannot be stored in eight bits".into(),
+            ));
         }
         Ok(Self { kind, codes, scales, shape: [rows, columns] })
     }
@@ -211,7 +213,7 @@ mod tests {
     const KINDS: [EightBits; 3] = [EightBits::Int8, EightBits::E4m3, EightBits::E5m2];
 
     #[test]
-    fn codes_stand_for_the_numbers_of_the_standard() {
+    fn decoded_codes_match_the_standards() {
         let e4m3 = |code| EightBits::E4m3.value(code);
         assert_eq!([e4m3(0x7e), e4m3(0x38), e4m3(0x08), e4m3(0x01)], [448.0, 1.0, 0.015_625, 0.001_953_125]);
         assert_eq!((e4m3(0xfe), e4m3(0xb8)), (-448.0, -1.0));
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_has_its_code_and_those_between_that_of_the_nearest() {
+    fn encoding_rounds_to_the_nearest_code() {
         for kind in KINDS {
             let used = |code: &u8| kind.value(*code).abs() <= kind.largest();
             let mut numbers: Vec<f32> = (0..=255).filter(used).map(|code| kind.value(code)).collect();
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn bf16_has_every_number_exactly() {
+    fn every_code_is_exact_in_bf16() {
         for kind in KINDS {
             let exact = |value: &f32| value.is_nan() || half::bf16::from_f32(*value).to_f32() == *value;
             assert!(kind.table().iter().all(exact), "{kind:?}");
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_is_near_its_original_and_the_same_on_the_device() {
+    fn quantised_matrices_are_close_and_equal_on_the_device() {
         let device = crate::device("flex").unwrap();
         let values: Vec<f32> = (0..6 * 40).map(|i| (i as f32 * 0.7).sin() * (1.0 + (i / 40) as f32)).collect();
         let tensor = roll_core::Tensor::new(values.clone(), [6, 40]).unwrap();
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn rejects_wrong_sizes_and_non_finite_values() {
         assert!(ScaledRows::new(EightBits::Int8, vec![0; 6], vec![1.0; 3], [2, 3]).is_err());
         assert!(ScaledRows::new(EightBits::Int8, vec![0; 5], vec![1.0], [2, 3]).is_err());
         assert_eq!(ScaledRows::new(EightBits::Int8, vec![0; 6], vec![0.5], [2, 3]).unwrap().scales(), [0.5; 2]);

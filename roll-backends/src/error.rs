@@ -33,7 +33,7 @@ pub enum BackendError {
     /// A tensor could not be moved between a GPU and pinned host memory.
     #[error(
         "a tensor could not be copied between the GPU and the host's memory ({reason}): is there memory for it on both \
-         sides (`roll plan` says how much)?"
+         sides (`roll plan` reports how much)?"
     )]
     Offload {
         /// The message of libtorch or CUDA.
@@ -42,8 +42,8 @@ pub enum BackendError {
     /// A kernel or an allocation on the device failed. Devices compute asynchronously, so the error surfaces when a
     /// result is read.
     #[error(
-        "computing on the device failed ({reason}): if its memory is full, `roll plan` says what a run needs and `nvidia-smi` \
-         who has it"
+        "computing on the device failed ({reason}): if its memory is full, `roll plan` reports what a run needs, and \
+         `nvidia-smi` which processes use it"
     )]
     Device {
         /// The message of the device's library.
@@ -66,8 +66,8 @@ pub enum BackendError {
     },
     /// A pullback was called after the sharded parameters it was recorded with had been updated.
     #[error(
-        "parameters that are divided among the ranks were asked for as they were {behind} writes ago: a pullback that was \
-         recorded before an update cannot be pulled after it"
+        "parameters that are sharded over the ranks were requested as they were {behind} writes ago: a pullback that was \
+         recorded before an update cannot be called after it"
     )]
     OldParameters {
         /// Updates since the pullback was recorded.
@@ -96,14 +96,11 @@ pub enum BackendError {
 impl From<BackendError> for Error {
     fn from(e: BackendError) -> Self {
         let fault = match e {
-            BackendError::Backend { .. }
-            | BackendError::MissingWeight { .. }
-            | BackendError::Rank { .. }
-            | BackendError::OtherParameters { .. } => Fault::User,
             BackendError::Offload { .. }
             | BackendError::Device { .. }
             | BackendError::OldParameters { .. }
             | BackendError::Drift { .. } => Fault::Failure,
+            _ => Fault::User,
         };
         Error::component(fault, e)
     }

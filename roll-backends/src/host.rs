@@ -33,7 +33,7 @@ pub(crate) fn upload<E: Element + bytemuck::Pod, const D: usize>(
     if !device.is_autodiff()
         && let Some(number) = crate::device::libtorch_gpu(device)
         && let Some(kind) = libtorch_kind(dtype)
-        && let Some(tensor) = crate::side_copies::upload::<E>(&values, kind, number)
+        && let Some(tensor) = crate::async_copies::upload::<E>(&values, kind, number)
     {
         use burn::backend::{LibTorch, libtorch::TchTensor};
         return Burn::<1>::from_primitive::<LibTorch>(TchTensor::new(tensor)).reshape(shape);

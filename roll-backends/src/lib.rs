@@ -38,6 +38,8 @@
 // burn-tch is deprecated upstream, but it is the only way to libtorch.
 #![cfg_attr(feature = "libtorch", allow(deprecated))]
 
+#[cfg(any(feature = "libtorch", test))]
+mod async_copies;
 pub mod background;
 pub mod blocks;
 pub mod cache_directory;
@@ -57,12 +59,14 @@ pub mod ops;
 pub mod optimizer;
 pub mod overlap;
 pub mod parameters;
-#[cfg(any(feature = "libtorch", test))]
-mod side_copies;
 mod speed;
 pub mod strategy;
+mod sync;
 pub mod vjp;
 pub mod weights;
+
+#[cfg(test)]
+mod tests;
 
 /// A toy model that is shared with the integration tests under MPI.
 #[cfg(test)]

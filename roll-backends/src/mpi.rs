@@ -8,7 +8,7 @@
 //! aborts the job. If a rank is killed, the launcher ends the job.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mpi::ffi;
@@ -16,6 +16,7 @@ use roll_core::communicator::{check_lengths, sum_in_order};
 use roll_core::{Communicator, Groups, Rank, RanksError, Result};
 
 use crate::BackendError;
+use crate::sync::lock;
 
 /// Values that each rank sends to each other rank in one message: MPI's counts are `i32`, and staging buffers must be
 /// bounded.
@@ -32,9 +33,9 @@ mod tag {
     /// A rank failed; carries the reason.
     pub const FAILED: i32 = 101;
     /// Asks whether a rank is alive; empty.
-    pub const ASK: i32 = 102;
-    /// Answers `ASK`: this rank waits in the same collective; empty.
-    pub const HERE: i32 = 103;
+    pub const PING: i32 = 102;
+    /// Answers `PING`: this rank waits in the same collective; empty.
+    pub const PONG: i32 = 103;
 }
 
 /// One process of an MPI job.
@@ -47,8 +48,8 @@ pub struct MpiRanks {
     /// The failure after which no further collective is started.
     lost: Mutex<Option<RanksError>>,
     /// Serialises calls to MPI (MPI_THREAD_SERIALIZED).
-    turn: Mutex<()>,
-    /// Why this rank failed. Set before `turn` is locked: another thread of this rank may hold that lock while it waits
+    exclusive: Mutex<()>,
+    /// Why this rank failed. Set before `exclusive` is locked: another thread of this rank may hold that lock while it waits
     /// for other ranks.
     failing: Mutex<Option<String>>,
 }
@@ -90,7 +91,7 @@ impl MpiRanks {
             timeout: Mutex::new(Duration::from_secs(1800)),
             calls: AtomicU64::new(0),
             lost: Mutex::new(None),
-            turn: Mutex::new(()),
+            exclusive: Mutex::new(()),
             failing: Mutex::new(None),
         }))
     }
@@ -120,7 +121,7 @@ impl MpiRanks {
         receive: usize,
         start: impl FnOnce(*const f32, *mut f32, *mut ffi::MPI_Request),
     ) -> Result<Vec<f32>> {
-        let _turn = lock(&self.turn);
+        let _exclusive = lock(&self.exclusive);
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
@@ -160,12 +161,12 @@ impl MpiRanks {
             if let Some((rank, reason)) = self.receive(tag::FAILED) {
                 return Err(RanksError::Failed { rank, reason });
             }
-            while let Some((rank, _)) = self.receive(tag::ASK) {
-                self.send(rank, tag::HERE, &[]);
+            while let Some((rank, _)) = self.receive(tag::PING) {
+                self.send(rank, tag::PONG, &[]);
             }
             if since.elapsed() > timeout {
                 let lost = RanksError::Absent { absent: self.absent(), what: what.into(), waited: timeout };
-                self.tell(&lost.to_string());
+                self.notify_failure(&lost.to_string());
                 return Err(lost);
             }
             match polls < 2000 {
@@ -178,26 +179,26 @@ impl MpiRanks {
     /// The ranks that do not answer. A rank that waits in a collective, as this one does, would answer.
     fn absent(&self) -> Vec<usize> {
         let mut silent: Vec<usize> = self.others().collect();
-        silent.iter().for_each(|rank| self.send(*rank, tag::ASK, &[]));
+        silent.iter().for_each(|rank| self.send(*rank, tag::PING, &[]));
         let since = Instant::now();
         while since.elapsed() < GRACE / 2 && !silent.is_empty() {
-            while let Some((rank, _)) = self.receive(tag::HERE) {
+            while let Some((rank, _)) = self.receive(tag::PONG) {
                 silent.retain(|r| *r != rank);
             }
-            while let Some((rank, _)) = self.receive(tag::ASK) {
-                self.send(rank, tag::HERE, &[]);
+            while let Some((rank, _)) = self.receive(tag::PING) {
+                self.send(rank, tag::PONG, &[]);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         silent
     }
 
-    fn tell(&self, reason: &str) {
+    fn notify_failure(&self, reason: &str) {
         let end = (0..=reason.len().min(LONGEST_REASON)).rev().find(|i| reason.is_char_boundary(*i)).unwrap_or(0);
         self.others().for_each(|rank| self.send(rank, tag::FAILED, &reason.as_bytes()[..end]));
         // Small messages are sent eagerly, as soon as the library makes progress.
         for _ in 0..100 {
-            let _ = self.receive(tag::HERE);
+            let _ = self.receive(tag::PONG);
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -242,7 +243,7 @@ impl MpiRanks {
     }
 
     /// All-gather: every rank's `part`, in the order of the ranks.
-    fn gather(&self, what: &str, part: &[f32]) -> Result<Vec<f32>> {
+    fn all_gather_owned(&self, what: &str, part: &[f32]) -> Result<Vec<f32>> {
         let n = part.len() as i32;
         self.collective(what, part.to_vec(), part.len() * self.size, |send, receive, request| {
             // SAFETY: the buffers hold `n` and `size * n` values, and outlive the request.
@@ -255,7 +256,7 @@ impl MpiRanks {
 
     /// All-to-all: sends the i-th of `parts` (equal lengths) to rank i and returns the received parts in the order of
     /// their senders.
-    fn exchange(&self, what: &str, parts: Vec<f32>) -> Result<Vec<f32>> {
+    fn all_to_all_owned(&self, what: &str, parts: Vec<f32>) -> Result<Vec<f32>> {
         let (length, n) = (parts.len(), (parts.len() / self.size) as i32);
         self.collective(what, parts, length, |send, receive, request| {
             // SAFETY: the buffers hold `size * n` values each, and outlive the request.
@@ -279,7 +280,7 @@ impl Communicator for MpiRanks {
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
         const WHAT: &str = "all_reduce";
         if values.len() <= SMALL {
-            let all = self.gather(WHAT, values)?;
+            let all = self.all_gather_owned(WHAT, values)?;
             if !values.is_empty() {
                 sum_in_order(values, all.chunks_exact(values.len()));
             }
@@ -290,10 +291,10 @@ impl Communicator for MpiRanks {
             let n = chunk.len().div_ceil(self.size);
             let mut padded = chunk.to_vec();
             padded.resize(n * self.size, 0.0);
-            let received = self.exchange(WHAT, padded)?;
+            let received = self.all_to_all_owned(WHAT, padded)?;
             let mut part = vec![0.0; n];
             sum_in_order(&mut part, received.chunks_exact(n));
-            let all = self.gather(WHAT, &part)?;
+            let all = self.all_gather_owned(WHAT, &part)?;
             chunk.copy_from_slice(&all[..chunk.len()]);
         }
         Ok(())
@@ -306,7 +307,7 @@ impl Communicator for MpiRanks {
         for (i, out) in out.chunks_mut(at_once).enumerate() {
             let start = i * at_once;
             let parts = (0..self.size).flat_map(|rank| &values[rank * part + start..][..out.len()]).copied().collect();
-            let received = self.exchange("reduce_scatter", parts)?;
+            let received = self.all_to_all_owned("reduce_scatter", parts)?;
             sum_in_order(out, received.chunks_exact(out.len()));
         }
         Ok(())
@@ -316,7 +317,7 @@ impl Communicator for MpiRanks {
         check_lengths("all_gather", out.len(), part.len(), self.size)?;
         let at_once = (CHUNK / self.size).max(1);
         for (i, chunk) in part.chunks(at_once).enumerate() {
-            let all = self.gather("all_gather", chunk)?;
+            let all = self.all_gather_owned("all_gather", chunk)?;
             for (rank, theirs) in all.chunks_exact(chunk.len()).enumerate() {
                 out[rank * part.len() + i * at_once..][..chunk.len()].copy_from_slice(theirs);
             }
@@ -367,13 +368,13 @@ impl Communicator for MpiRanks {
 
     fn fail(&self, reason: &str) {
         lock(&self.failing).get_or_insert_with(|| reason.into());
-        let _turn = lock(&self.turn);
+        let _exclusive = lock(&self.exclusive);
         let mut lost = lock(&self.lost);
         // If another rank failed first, that rank has already notified everyone.
         let own = |lost: &RanksError| matches!(lost, RanksError::Failed { rank, .. } if *rank == self.rank);
         if lost.as_ref().is_none_or(own) {
             *lost = Some(RanksError::Failed { rank: self.rank, reason: reason.into() });
-            self.tell(reason);
+            self.notify_failure(reason);
         }
     }
 }
@@ -385,15 +386,11 @@ impl Groups for MpiRanks {
         for start in (0..part).step_by(at_once) {
             let count = at_once.min(part - start);
             let parts = (0..self.size).flat_map(|rank| &values[rank * part + start..][..count]).copied().collect();
-            let received = self.exchange("all_to_all", parts)?;
+            let received = self.all_to_all_owned("all_to_all", parts)?;
             for (rank, theirs) in received.chunks_exact(count).enumerate() {
                 out[rank * part + start..][..count].copy_from_slice(theirs);
             }
         }
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device};
 use roll_backends::EightBits;
 use roll_backends::device::is_gpu;
-use roll_backends::weights::{Matrices, Storage};
+use roll_backends::weights::{MatrixStorage, Storage};
 use roll_core::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -44,13 +44,13 @@ impl WeightsDType {
         let dtype = self.of(stored, device)?;
         let bytes = device.supports_dtype(DType::U8);
         let matrices = match self.eight_bits() {
-            Some(kind) if bytes => Matrices::Eight(kind),
+            Some(kind) if bytes => MatrixStorage::Eight(kind),
             Some(_) => {
                 let problem = "expected auto, f32 or bf16: the device of this backend has no integers of eight bits";
                 return Err(Error::config("model.weights_dtype", problem));
             }
-            None if self == Self::Auto && bytes => Matrices::AsInFile,
-            None => Matrices::Dense,
+            None if self == Self::Auto && bytes => MatrixStorage::AsInFile,
+            None => MatrixStorage::Dense,
         };
         let exact = if matches!(self, Self::F32 | Self::Bf16) { &[] } else { exact };
         Ok(Storage { dtype, exact, matrices })

@@ -97,20 +97,20 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_those_of_the_whole() {
+    fn decoded_parts_match_the_whole() {
         let matrix = sample();
         let whole = matrix.decode(0..3);
         assert_eq!(whole[64..], matrix.decode(1..3));
         let mut part = vec![0.0; 64];
         matrix.decode_part(1..3, 32..64, &mut part);
         assert_eq!((&part[..32], &part[32..]), (&whole[96..128], &whole[160..]));
-        let turned = matrix.reordered(&[2, 0]);
-        assert_eq!((turned.shape(), turned.decode(0..1)), ([2, 64], whole[128..].to_vec()));
+        let reordered = matrix.reordered(&[2, 0]);
+        assert_eq!((reordered.shape(), reordered.decode(0..1)), ([2, 64], whole[128..].to_vec()));
         assert_eq!(matrix.size(), 3 * 2 * 34);
     }
 
     #[test]
-    fn blocks_that_do_not_fill_the_matrix_are_refused() {
+    fn rejects_blocks_that_do_not_fill_the_matrix() {
         for (length, shape) in [(68, [2, 64]), (68, [1, 48]), (34, [1, 64])] {
             assert!(BlockMatrix::new(BlockType::Q8_0, vec![0; length], shape).is_err());
         }

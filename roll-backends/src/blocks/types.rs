@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_numbers_are_widened_as_the_standard_says() {
+    fn half_precision_is_widened_exactly() {
         for bits in 0..=u16::MAX {
             let (found, expected) = (half_at(&bits.to_le_bytes(), 0), f16::from_bits(bits).to_f32());
             assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()), "{bits:04x}");

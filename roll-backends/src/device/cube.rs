@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_kept_beside_what_else_is_kept_unless_switched_off() {
+    fn kernels_are_cached_unless_switched_off() {
         let at = |variables: &[(&str, &str)]| {
             kernel_directory(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
         };

@@ -7,18 +7,18 @@ use std::ffi::c_int;
 use cubecl::config::memory::CudaAllocator;
 use libloading::Library;
 
-const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+use super::memory::{DRIVER, first_library};
 
 /// Fails, with the name of the missing part, unless device `number` can run kernels. Checks the driver, the device,
 /// NVRTC and its headers.
 pub fn usable(number: usize) -> Result<(), String> {
-    let driver = find(&DRIVER).ok_or_else(|| {
+    let driver = first_library(&DRIVER).ok_or_else(|| {
         let names = DRIVER.join(" or ");
         format!("NVIDIA's driver is not installed: {names} is not found (`nvidia-smi` lists the GPUs where it is)")
     })?;
     match devices(&driver)? {
         count if number < count => {}
-        count => return Err(super::too_few(number, count)),
+        count => return Err(super::no_such_device(number, count)),
     }
     compiler::usable()
 }
@@ -36,11 +36,6 @@ pub fn set_up() {
 
 /// One stream for kernels, the rest for copies.
 const STREAMS: u8 = 4;
-
-fn find(names: &[&str]) -> Option<Library> {
-    // SAFETY: the initialisers of these libraries have no effect outside of the libraries.
-    names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
-}
 
 /// The number of devices that the driver reports.
 fn devices(driver: &Library) -> Result<usize, String> {

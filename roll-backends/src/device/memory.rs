@@ -11,27 +11,33 @@ use super::{Backend, parse};
 /// `nvidia-smi` answers.
 pub fn total(backend: &str) -> Option<u64> {
     let (kind, number) = parse(backend).ok()?;
-    let driver = || Driver::open(&NAMES)?.total(number);
-    matches!(kind, Backend::LibTorchCuda | Backend::Cuda).then(|| driver().or_else(|| ask("memory.total", number)))?
+    let driver = || Driver::open(&DRIVER)?.total(number);
+    matches!(kind, Backend::LibTorchCuda | Backend::Cuda)
+        .then(|| driver().or_else(|| query_nvidia_smi("memory.total", number)))?
 }
 
 /// Bytes in use on NVIDIA's GPU `number` of those that this process sees, by all processes; `None` if neither
-/// `nvidia-smi` nor the driver answers. `nvidia-smi` is asked first: the driver answers only in a CUDA context, which
+/// `nvidia-smi` nor the driver answers. `nvidia-smi` is queried first: the driver answers only in a CUDA context, which
 /// takes memory itself.
 pub fn used(number: usize) -> Option<u64> {
-    ask("memory.used", number).or_else(|| Driver::open(&NAMES)?.used(number))
+    query_nvidia_smi("memory.used", number).or_else(|| Driver::open(&DRIVER)?.used(number))
 }
 
-/// The driver's library. Containers may have it without `nvidia-smi`: the capability `compute` alone.
-const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// File names of NVIDIA's driver library. Containers may have it without `nvidia-smi`: the capability `compute` alone.
+pub(super) const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+/// The first of these libraries of NVIDIA that is found.
+pub(super) fn first_library(names: &[&str]) -> Option<Library> {
+    // SAFETY: the initialisers of these libraries have no effect outside of the libraries.
+    names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
+}
 
 /// NVIDIA's driver, with its functions as `cuda.h` declares them. It numbers GPUs as CUDA_VISIBLE_DEVICES does.
 struct Driver(Library);
 
 impl Driver {
     fn open(names: &[&str]) -> Option<Self> {
-        // SAFETY: the library does nothing when it is loaded but set itself up.
-        let library = names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
+        let library = first_library(names)?;
         // SAFETY: the signature is that of `cuda.h`.
         let code = unsafe { library.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0").ok()?(0) };
         (code == 0).then_some(Self(library))
@@ -53,7 +59,7 @@ impl Driver {
         (code == 0).then_some(bytes as u64)
     }
 
-    /// Asks in the context that libtorch and CubeCL compute in, which is made if it is not there, and kept.
+    /// Queries in the primary context, in which libtorch and CubeCL compute; it is created if necessary, and kept.
     fn used(&self, number: usize) -> Option<u64> {
         type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
         type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -62,7 +68,7 @@ impl Driver {
         let device = self.device(number)?;
         let mut context = std::ptr::null_mut();
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the signatures are those of `cuda.h`; the context is current during the question alone.
+        // SAFETY: the signatures are those of `cuda.h`; the context is current during the query only.
         let code = unsafe {
             let retain = self.0.get::<Retain>(b"cuDevicePrimaryCtxRetain\0").ok()?;
             let push = self.0.get::<Push>(b"cuCtxPushCurrent_v2\0").ok()?;
@@ -79,7 +85,7 @@ impl Driver {
     }
 }
 
-fn ask(what: &str, number: usize) -> Option<u64> {
+fn query_nvidia_smi(what: &str, number: usize) -> Option<u64> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let name = match visible.is_empty() {
         true => number.to_string(),
@@ -106,7 +112,7 @@ mod tests {
     use super::{Driver, host_peak};
 
     /// A driver of one GPU of 150 GB, of which 1 GB is free in a context that is current.
-    const STAND_IN: &str = "#include <stddef.h>
+    const FAKE_DRIVER: &str = "#include <stddef.h>
         static int current;
         int cuInit(unsigned flags) { return flags; }
         int cuDeviceGet(int *device, int number) { *device = 7; return number ? 101 : 0; }
@@ -119,10 +125,10 @@ mod tests {
         }";
 
     #[test]
-    fn the_driver_knows_the_memory_of_a_gpu_where_there_is_no_program_to_ask() {
+    fn the_driver_reports_gpu_memory_without_nvidia_smi() {
         let directory = tempfile::tempdir().unwrap();
         let [source, library] = ["driver.c", "libcuda.so.1"].map(|name| directory.path().join(name));
-        std::fs::write(&source, STAND_IN).unwrap();
+        std::fs::write(&source, FAKE_DRIVER).unwrap();
         let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
         if !compiled.is_ok_and(|status| status.success()) {
             roll_testing::skip!("there is no C compiler", needs = "cc");
@@ -133,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_includes_memory_that_is_free_again() {
+    fn the_peak_includes_freed_memory() {
         if host_peak().is_none() {
             roll_testing::skip!("this system has no counter of the memory's peak");
         }

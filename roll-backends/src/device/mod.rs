@@ -95,11 +95,16 @@ impl Backend {
                 names(Self::is_compiled)
             ));
         }
+        // Only devices with a number are checked.
+        let _ = number;
         match self {
-            Self::Flex | Self::LibTorch => Ok(()),
+            #[cfg(feature = "libtorch")]
             Self::LibTorchCuda => libtorch_cuda(number),
-            Self::Cuda => cuda(number),
-            Self::Wgpu => wgpu(number),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda::usable(number),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => wgpu::open(number).map(drop),
+            _ => Ok(()),
         }
     }
 }
@@ -189,37 +194,12 @@ fn libtorch_cuda(number: usize) -> std::result::Result<(), String> {
     }
     match usize::try_from(tch::Cuda::device_count()).unwrap_or(0) {
         count if number < count => Ok(()),
-        count => Err(too_few(number, count)),
+        count => Err(no_such_device(number, count)),
     }
 }
 
-#[cfg(not(feature = "libtorch"))]
-fn libtorch_cuda(_: usize) -> std::result::Result<(), String> {
-    Ok(())
-}
-
-#[cfg(feature = "cuda")]
-fn cuda(number: usize) -> std::result::Result<(), String> {
-    cuda::usable(number)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: usize) -> std::result::Result<(), String> {
-    Ok(())
-}
-
-#[cfg(feature = "wgpu")]
-fn wgpu(number: usize) -> std::result::Result<(), String> {
-    wgpu::open(number).map(|_| ())
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn wgpu(_: usize) -> std::result::Result<(), String> {
-    Ok(())
-}
-
 #[cfg(any(feature = "libtorch", feature = "cuda"))]
-fn too_few(number: usize, count: usize) -> String {
+fn no_such_device(number: usize, count: usize) -> String {
     format!("there is no device {number}: {count} found, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)")
 }
 
@@ -232,23 +212,26 @@ pub fn product_dtype(device: &Device, dtype: DType) -> DType {
 /// The dtype of activations between operators, if products are taken in `products`: bf16 on libtorch's GPUs with bf16
 /// products, whose operators read and write it natively; f32 elsewhere. Residual streams and parameters are always f32.
 pub fn activation_dtype(device: &Device, products: DType) -> DType {
-    if products == DType::BF16 && is_libtorch_gpu(device) { DType::BF16 } else { DType::F32 }
+    if products == DType::BF16 && libtorch_gpu(device).is_some() { DType::BF16 } else { DType::F32 }
 }
 
-/// Whether the device is a GPU of libtorch.
+/// The device number, if the device is a GPU of libtorch.
 #[cfg(feature = "libtorch")]
-fn is_libtorch_gpu(device: &Device) -> bool {
-    matches!(device.clone().without_autodiff().as_dispatch(), DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)))
+pub(crate) fn libtorch_gpu(device: &Device) -> Option<usize> {
+    match device.clone().without_autodiff().as_dispatch() {
+        DispatchDevice::LibTorch(LibTorchDevice::Cuda(number)) => Some(*number),
+        _ => None,
+    }
 }
 
 #[cfg(not(feature = "libtorch"))]
-fn is_libtorch_gpu(_: &Device) -> bool {
-    false
+fn libtorch_gpu(_: &Device) -> Option<usize> {
+    None
 }
 
 /// Whether the device is a GPU, with memory of its own.
 pub fn is_gpu(device: &Device) -> bool {
-    if is_libtorch_gpu(device) {
+    if libtorch_gpu(device).is_some() {
         return true;
     }
     #[cfg(feature = "cube")]
@@ -270,22 +253,7 @@ pub fn is_flex(device: &Device) -> bool {
 
 /// Whether convolutions on the device are fastest with channels innermost (channels-last). True for libtorch's GPUs.
 pub fn channels_innermost(device: &Device) -> bool {
-    let device = device.clone().without_autodiff();
-    #[cfg(feature = "libtorch")]
-    if let DispatchDevice::LibTorch(LibTorchDevice::Cuda(_)) = device.as_dispatch() {
-        return true;
-    }
-    let _ = device;
-    false
-}
-
-/// The device number, if the device is a GPU of libtorch.
-#[cfg(feature = "libtorch")]
-pub(crate) fn libtorch_gpu(device: &Device) -> Option<usize> {
-    match device.clone().without_autodiff().as_dispatch() {
-        DispatchDevice::LibTorch(LibTorchDevice::Cuda(number)) => Some(*number),
-        _ => None,
-    }
+    libtorch_gpu(device).is_some()
 }
 
 #[cfg(test)]
@@ -297,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_numbers_are_read() {
+    fn parses_names_and_numbers() {
         assert_eq!(parse("cpu").unwrap(), (Backend::Flex, 0));
         assert_eq!(parse("cuda").unwrap(), (Backend::Cuda, 0));
         assert_eq!(parse("libtorch-cuda:3").unwrap(), (Backend::LibTorchCuda, 3));
@@ -308,16 +276,16 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_is_not_compiled_in_names_its_feature() {
+    fn missing_backends_name_their_feature() {
         for backend in Backend::ALL.into_iter().filter(|b| !b.is_compiled()) {
-            let said = refusal(backend.name());
-            assert!(said.contains(&format!("--features {}", backend.feature())), "{said}");
-            assert!(said.contains("this build has flex"), "{said}");
+            let message = refusal(backend.name());
+            assert!(message.contains(&format!("--features {}", backend.feature())), "{message}");
+            assert!(message.contains("this build has flex"), "{message}");
         }
     }
 
     #[test]
-    fn a_backend_that_is_compiled_in_works_or_says_what_is_missing() {
+    fn compiled_backends_work_or_name_what_is_missing() {
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
             match (device(backend.name()), backend.usable(0)) {
                 (Ok(device), Ok(())) => {
@@ -336,7 +304,7 @@ mod tests {
 
     #[cfg(any(feature = "libtorch", feature = "cube"))]
     #[test]
-    fn a_device_beyond_the_last_is_an_error() {
+    fn rejects_device_numbers_beyond_the_last() {
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled() && b.is_numbered()) {
             assert!(device(&format!("{backend}:4096")).is_err());
         }

@@ -1,17 +1,18 @@
 //! Devices of wgpu: Vulkan, Metal or Direct3D 12.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use burn::tensor::{Device, DeviceKind};
+
+use crate::sync::lock;
 
 /// Opens device `number`: 0 is the fastest device found (or the one that `CUBECL_WGPU_DEFAULT_DEVICE` names), N is the
 /// N-th further discrete GPU. The device is started at the first call; later calls return the same device or the same
 /// error.
 pub fn open(number: usize) -> Result<Device, String> {
     static OPENED: Mutex<BTreeMap<usize, Result<Device, String>>> = Mutex::new(BTreeMap::new());
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    opened.entry(number).or_insert_with(|| start(number)).clone()
+    lock(&OPENED).entry(number).or_insert_with(|| start(number)).clone()
 }
 
 fn start(number: usize) -> Result<Device, String> {

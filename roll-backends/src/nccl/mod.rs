@@ -14,12 +14,13 @@
 mod library;
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use roll_core::communicator::check_lengths;
 use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
 
+use crate::sync::lock;
 use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
 
 /// Collectives of at most this many values use the host communicator: staging through the device takes longer.
@@ -55,7 +56,7 @@ pub enum NcclError {
         source: libloading::Error,
     },
     /// The requested device does not exist.
-    #[error("device {wanted} was asked for, and this machine has {found} CUDA device(s)")]
+    #[error("device {wanted} was requested, but this machine has {found} CUDA device(s)")]
     NoDevice {
         /// The requested device number.
         wanted: usize,
@@ -63,7 +64,7 @@ pub enum NcclError {
         found: usize,
     },
     /// A library call failed.
-    #[error("{library}: `{call}` gave {code} ({text})")]
+    #[error("{library}: `{call}` returned {code} ({text})")]
     Call {
         /// The library.
         library: &'static str,
@@ -98,23 +99,26 @@ pub struct NcclRanks {
     cuda: Cuda,
     device: c_int,
     comm: Handle,
-    state: Mutex<State>,
+    state: Mutex<DeviceState>,
     timeout: Mutex<Duration>,
     /// The failure after which no further collective is started.
     lost: Mutex<Option<RanksError>>,
 }
 
-struct State {
+struct DeviceState {
     stream: Handle,
     /// Staging buffers on the device: one to send from, one to receive into.
     buffers: [Buffer; 2],
 }
 
+/// A device buffer of `values` f32.
 #[derive(Clone, Copy)]
 struct Buffer {
     at: *mut c_void,
     values: usize,
 }
+
+const NO_BUFFER: Buffer = Buffer { at: std::ptr::null_mut(), values: 0 };
 
 // SAFETY: any thread may use NCCL's and CUDA's handles, one thread at a time; the lock of `state` ensures that.
 unsafe impl Send for NcclRanks {}
@@ -134,7 +138,7 @@ impl NcclRanks {
             let reason = String::from_utf8_lossy(&all[rank]).into_owned();
             return Err(NcclError::Rank { rank, reason }.into());
         }
-        let id = Self::agree(host.as_ref(), &nccl)?;
+        let id = Self::share_unique_id(host.as_ref(), &nccl)?;
         let (mut comm, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
         let (size, rank) = (host.world_size() as c_int, host.rank().0 as c_int);
         // SAFETY: the device is this thread's; both write one handle.
@@ -142,14 +146,13 @@ impl NcclRanks {
             cuda.check("cudaStreamCreate", (cuda.stream_create)(&mut stream))?;
             nccl.check("ncclCommInitRank", (nccl.comm_init_rank)(&mut comm, size, id, rank))?;
         }
-        let empty = Buffer { at: std::ptr::null_mut(), values: 0 };
         Ok(Arc::new(Self {
             host,
             nccl,
             cuda,
             device: device as c_int,
             comm,
-            state: Mutex::new(State { stream, buffers: [empty; 2] }),
+            state: Mutex::new(DeviceState { stream, buffers: [NO_BUFFER; 2] }),
             timeout: Mutex::new(Duration::from_secs(1800)),
             lost: Mutex::default(),
         }))
@@ -171,7 +174,7 @@ impl NcclRanks {
     }
 
     /// The job's `ncclUniqueId`, made by rank 0 and sent to every rank.
-    fn agree(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
+    fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
         let mut made = Ok(());
         if host.rank().0 == 0 {
@@ -179,11 +182,11 @@ impl NcclRanks {
             made = nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) });
         }
         // Sent even after a failure: the other ranks wait for it.
-        let told = host.all_gather_bytes(if made.is_ok() { &id.0 } else { &[] })?;
+        let ids = host.all_gather_bytes(if made.is_ok() { &id.0 } else { &[] })?;
         made?;
-        match told.first().and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes.as_slice()).ok()) {
+        match ids.first().and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes.as_slice()).ok()) {
             Some(bytes) => Ok(UniqueId(bytes)),
-            None => Err(NcclError::Rank { rank: 0, reason: "it could not name the job".into() }.into()),
+            None => Err(NcclError::Rank { rank: 0, reason: "it could not create the job's identifier".into() }.into()),
         }
     }
 
@@ -203,8 +206,8 @@ impl NcclRanks {
         let cuda = &self.cuda;
         // SAFETY: the device exists; the current device is per thread.
         cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(self.device) })?;
-        let out = state.buffers[0].of(cuda, send.len())?;
-        let back = state.buffers[1].of(cuda, receive.len())?;
+        let out = state.buffers[0].reserve(cuda, send.len())?;
+        let back = state.buffers[1].reserve(cuda, receive.len())?;
         // SAFETY: the buffers hold at least the number of values that is copied.
         unsafe {
             cuda.check("cudaMemcpy", (cuda.memcpy)(out, send.as_ptr().cast(), 4 * send.len(), TO_DEVICE))?;
@@ -216,7 +219,7 @@ impl NcclRanks {
         }
         if let Err(error) = self.wait(what, state.stream) {
             // NCCL may still access the buffers: they are leaked.
-            state.buffers = [Buffer { at: std::ptr::null_mut(), values: 0 }; 2];
+            state.buffers = [NO_BUFFER; 2];
             return Err(error);
         }
         // SAFETY: as above, and NCCL has written its result.
@@ -251,12 +254,12 @@ impl NcclRanks {
 
 impl Buffer {
     /// Returns a device pointer to at least `values` f32; reallocates if the buffer is too small.
-    fn of(&mut self, cuda: &Cuda, values: usize) -> Result<*mut c_void, NcclError> {
+    fn reserve(&mut self, cuda: &Cuda, values: usize) -> Result<*mut c_void, NcclError> {
         if self.values < values {
             // SAFETY: nothing uses the old buffer any more; the pointer is written before it is read.
             unsafe {
                 cuda.check("cudaFree", (cuda.free)(self.at))?;
-                *self = Self { at: std::ptr::null_mut(), values: 0 };
+                *self = NO_BUFFER;
                 cuda.check("cudaMalloc", (cuda.malloc)(&mut self.at, 4 * values))?;
             }
             self.values = values;
@@ -355,8 +358,4 @@ impl Drop for NcclRanks {
             (self.cuda.stream_destroy)(state.stream);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -36,7 +36,7 @@ impl Pinned {
     }
 
     /// Starts the copy back to the GPU.
-    pub(super) fn back(&self) -> Result<NdTensor> {
+    pub(super) fn upload(&self) -> Result<NdTensor> {
         let pieces = self.pieces.iter().map(|piece| copy(piece, self.device)).collect::<Result<Vec<_>>>()?;
         // A single piece is not copied again.
         let values = match pieces.as_slice() {
@@ -65,20 +65,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tensor_comes_back_as_it_was() {
+    fn a_small_tensor_round_trips() {
         let values = Tensor::from_slice(&[1.5_f32, -2.0, 0.0, 3.25, 4.0, 5.0]).to_kind(tch::Kind::BFloat16);
-        let back = Pinned::of(&values, vec![2, 3]).unwrap().back().unwrap();
+        let back = Pinned::of(&values, vec![2, 3]).unwrap().upload().unwrap();
         assert_eq!((back.shape(), back.flat().dtype()), (&[2, 3][..], DType::BF16));
         assert_eq!(crate::host::to_host_nd(&back).unwrap().to_f32_vec(), [1.5, -2.0, 0.0, 3.25, 4.0, 5.0]);
     }
 
     #[test]
-    fn a_tensor_of_several_pieces_comes_back_as_it_was() {
+    fn a_tensor_of_several_pieces_round_trips() {
         let values = Tensor::arange(PIECE + 5, (tch::Kind::Float, Device::Cpu));
         let pinned = Pinned::of(&values, vec![PIECE as usize + 5]).unwrap();
         let lengths: Vec<i64> = pinned.pieces.iter().map(|piece| piece.size()[0]).collect();
         assert_eq!(lengths, [PIECE, 5]);
-        let back = crate::host::to_host_nd(&pinned.back().unwrap()).unwrap().to_f32_vec();
+        let back = crate::host::to_host_nd(&pinned.upload().unwrap()).unwrap().to_f32_vec();
         assert!(back.iter().enumerate().all(|(i, v)| *v == i as f32));
     }
 }

@@ -3,13 +3,13 @@
 //! if copying takes longer than computing.
 //!
 //! Copies run on one background thread per direction. libtorch's threads share one stream per GPU, so copies from its
-//! GPUs are queued on copy streams instead, to and from pinned memory, and the host never waits (`beside.rs`). If the
+//! GPUs are queued on copy streams instead, to and from pinned memory, and the host never waits (`overlapped.rs`). If the
 //! CUDA runtime cannot be used, they are queued on the kernels' stream (`aten.rs`).
 
 #[cfg(feature = "libtorch")]
 mod aten;
 #[cfg(feature = "libtorch")]
-mod beside;
+mod overlapped;
 
 use std::sync::mpsc::Receiver;
 
@@ -17,35 +17,43 @@ use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
 use half::bf16;
 use roll_core::{Error, Result, Tensor};
 
+#[cfg(feature = "libtorch")]
+use crate::async_copies::{Cuda, H2dCopy};
 use crate::background::{Purpose, begin};
 use crate::host::{to_device_nd, to_host_nd};
 use crate::{BackendError, NdTensor};
+#[cfg(feature = "libtorch")]
+use overlapped::Overlapped;
 
 /// A tensor in host memory, or in flight to or from it.
 pub struct Offloaded {
-    place: Place,
+    location: TensorLocation,
     device: Device,
 }
 
-enum Place {
-    Leaving(Receiver<Result<Tensor>>),
+enum TensorLocation {
+    /// In flight to host memory, on a background thread.
+    ToHost(Receiver<Result<Tensor>>),
     Host(Tensor),
     #[cfg(feature = "libtorch")]
-    Beside(beside::Beside),
+    Overlapped(Overlapped),
     #[cfg(feature = "libtorch")]
     Pinned(aten::Pinned),
-    Returning(Returning),
+    ToDevice(InFlight),
 }
 
 /// A tensor in flight back to the device.
-pub struct Returning(Way);
+pub struct InFlight(Transfer);
 
-enum Way {
-    Copied(Receiver<Result<NdTensor>>),
+enum Transfer {
+    /// By a background thread.
+    Background(Receiver<Result<NdTensor>>),
+    /// On a copy stream.
     #[cfg(feature = "libtorch")]
-    Beside(beside::OnItsWay),
+    Overlapped(H2dCopy<Cuda, NdTensor>),
+    /// On the kernels' stream: later kernels find the values.
     #[cfg(feature = "libtorch")]
-    Here(NdTensor),
+    Queued(NdTensor),
 }
 
 impl Offloaded {
@@ -53,71 +61,70 @@ impl Offloaded {
     pub fn new(tensor: NdTensor) -> Result<Self> {
         let device = tensor.device();
         #[cfg(feature = "libtorch")]
-        if let Some(beside) = beside::Beside::new(&tensor) {
-            return Ok(Self { place: Place::Beside(beside), device });
+        if let Some(overlapped) = Overlapped::new(&tensor) {
+            return Ok(Self { location: TensorLocation::Overlapped(overlapped), device });
         }
         #[cfg(feature = "libtorch")]
         if let Some(pinned) = aten::Pinned::new(&tensor)? {
-            return Ok(Self { place: Place::Pinned(pinned), device });
+            return Ok(Self { location: TensorLocation::Pinned(pinned), device });
         }
-        let leaving = begin(&device, Purpose::ToHost, move || to_host(&tensor));
-        Ok(Self { place: Place::Leaving(leaving), device })
+        let pending = begin(&device, Purpose::ToHost, move || to_host(&tensor));
+        Ok(Self { location: TensorLocation::ToHost(pending), device })
     }
 
     /// Frees the device memory: waits until the copy has finished, or makes later kernels wait for it.
-    pub fn settle(&mut self) -> Result<()> {
-        match &mut self.place {
-            Place::Leaving(leaving) => self.place = Place::Host(arrived(leaving)?),
+    pub fn release(&mut self) -> Result<()> {
+        match &mut self.location {
+            TensorLocation::ToHost(pending) => self.location = TensorLocation::Host(received(pending)?),
             #[cfg(feature = "libtorch")]
-            Place::Beside(beside) => beside.release()?,
+            TensorLocation::Overlapped(overlapped) => overlapped.release()?,
             _ => {}
         }
         Ok(())
     }
 
     /// Starts the copy back to the device; a second call has no effect.
-    pub fn begin_return(&mut self) -> Result<()> {
-        if !matches!(self.place, Place::Returning(_)) {
-            self.place = Place::Returning(self.send_back()?);
+    pub fn prefetch(&mut self) -> Result<()> {
+        if !matches!(self.location, TensorLocation::ToDevice(_)) {
+            self.location = TensorLocation::ToDevice(self.begin_upload()?);
         }
         Ok(())
     }
 
     /// Returns the tensor on the device. Waits for the copy, which is started unless it is in flight.
-    pub fn back(mut self) -> Result<NdTensor> {
-        self.begin_return()?;
-        match self.place {
-            Place::Returning(returning) => returning.take(),
-            _ => Err(given_up()),
+    pub fn into_device(mut self) -> Result<NdTensor> {
+        match self.location {
+            TensorLocation::ToDevice(in_flight) => in_flight.into_tensor(),
+            _ => self.begin_upload()?.into_tensor(),
         }
     }
 
     /// Starts a copy to the device and keeps the tensor in host memory, so that it can be copied again.
-    pub fn send_back(&mut self) -> Result<Returning> {
-        self.settle()?;
-        Ok(Returning(match &mut self.place {
-            Place::Host(tensor) => {
+    pub fn begin_upload(&mut self) -> Result<InFlight> {
+        self.release()?;
+        Ok(InFlight(match &mut self.location {
+            TensorLocation::Host(tensor) => {
                 let (tensor, device) = (tensor.clone(), self.device.clone());
-                Way::Copied(begin(&self.device, Purpose::ToDevice, move || to_device(&tensor, &device)))
+                Transfer::Background(begin(&self.device, Purpose::ToDevice, move || to_device(&tensor, &device)))
             }
             #[cfg(feature = "libtorch")]
-            Place::Beside(beside) => Way::Beside(beside.back()?),
+            TensorLocation::Overlapped(overlapped) => Transfer::Overlapped(overlapped.upload()?),
             #[cfg(feature = "libtorch")]
-            Place::Pinned(pinned) => Way::Here(pinned.back()?),
-            _ => return Err(given_up()),
+            TensorLocation::Pinned(pinned) => Transfer::Queued(pinned.upload()?),
+            _ => return Err(copy_panicked()),
         }))
     }
 }
 
-impl Returning {
-    /// The tensor, on the device.
-    pub fn take(self) -> Result<NdTensor> {
+impl InFlight {
+    /// Returns the tensor on the device; waits for the copy, or makes later kernels wait for it.
+    pub fn into_tensor(self) -> Result<NdTensor> {
         match self.0 {
-            Way::Copied(coming) => arrived(&coming),
+            Transfer::Background(pending) => received(&pending),
             #[cfg(feature = "libtorch")]
-            Way::Beside(coming) => coming.take(),
+            Transfer::Overlapped(copy) => Ok(copy.into_tensor()?),
             #[cfg(feature = "libtorch")]
-            Way::Here(tensor) => Ok(tensor),
+            Transfer::Queued(tensor) => Ok(tensor),
         }
     }
 }
@@ -141,11 +148,11 @@ fn to_device(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
     Ok(NdTensor::from_flat(Burn::from_data(values, (device, DType::BF16)), tensor.shape()))
 }
 
-fn arrived<T>(coming: &Receiver<Result<T>>) -> Result<T> {
-    coming.recv().unwrap_or_else(|_| Err(given_up()))
+fn received<T>(pending: &Receiver<Result<T>>) -> Result<T> {
+    pending.recv().unwrap_or_else(|_| Err(copy_panicked()))
 }
 
 /// The error after a panic of the copying thread, whose message is already printed.
-fn given_up() -> Error {
-    Error::Misuse("copying a segment's input between device and host was given up".into())
+fn copy_panicked() -> Error {
+    Error::Misuse("the thread that copies tensors between device and host panicked".into())
 }

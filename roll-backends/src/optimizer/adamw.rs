@@ -4,7 +4,6 @@ use rayon::prelude::*;
 use roll_core::{AdamUpdate, OptimizerConfig};
 
 use super::BLOCK;
-use super::moments::Moments;
 
 /// AdamW with decoupled weight decay and bias correction, with the bits of `torch.optim.AdamW` (PyTorch 2.9):
 /// `p <- p (1 - lr wd)`, `p <- p - lr/bc1 * m / (sqrt(v)/sqrt(bc2) + eps)`.
@@ -13,6 +12,24 @@ pub struct AdamW {
     betas: [f64; 2],
     eps: f64,
     weight_decay: f64,
+}
+
+/// Moments of a flat slice of parameters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Moments {
+    /// Running mean of the gradient.
+    pub exp_avg: Vec<f32>,
+    /// Running mean of its square.
+    pub exp_avg_sq: Vec<f32>,
+    /// Updates so far.
+    pub step: u64,
+}
+
+impl Moments {
+    /// Zero moments of `n` parameters.
+    pub fn zeros(n: usize) -> Self {
+        Self { exp_avg: vec![0.0; n], exp_avg_sq: vec![0.0; n], step: 0 }
+    }
 }
 
 impl AdamW {
@@ -122,12 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_threads_changes_no_bit() {
+    fn updates_do_not_depend_on_the_number_of_threads() {
         assert_eq!(run(1), run(3));
     }
 
     #[test]
-    fn a_shard_is_updated_as_its_part_of_the_whole() {
+    fn shards_are_updated_like_the_whole() {
         let config = OptimizerConfig::default();
         let optimizer = AdamW::new(&config);
         let (mut whole, g) = (vec![1.0f32, -2.0, 3.0, 0.5], [0.1f32, 0.2, -0.3, 0.0]);

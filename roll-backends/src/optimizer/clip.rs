@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn clipping_only_ever_shrinks_and_zero_turns_it_off() {
+    fn clipping_only_shrinks_and_zero_disables_it() {
         assert_eq!(clip_coefficient(0.5, 1.0), 1.0);
         assert!((clip_coefficient(4.0, 1.0) - 0.25).abs() < 1e-6);
         assert_eq!(clip_coefficient(1e9, 0.0), 1.0);

@@ -121,13 +121,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn constant_ignores_warm_up_and_constant_with_warmup_does_not() {
+    fn only_constant_ignores_warm_up() {
         assert_eq!(LrSchedule::new(LrSchedulerType::Constant, 2.0, 10, 50).at(0), 2.0);
         assert_eq!(LrSchedule::new(LrSchedulerType::ConstantWithWarmup, 2.0, 10, 50).at(5), 1.0);
     }
 
     #[test]
-    fn decaying_schedules_end_at_zero_even_when_warm_up_is_the_whole_run() {
+    fn decaying_schedules_end_at_zero_after_any_warm_up() {
         for shape in [LrSchedulerType::Linear, LrSchedulerType::Cosine] {
             assert!(LrSchedule::new(shape, 2.0, 10, 50).at(50).abs() < 1e-12);
             assert!(LrSchedule::new(shape, 2.0, 50, 50).at(60).is_finite());
@@ -148,7 +148,7 @@ mod tests {
     // Expected values are computed by hand from transformers' formulas, for base rate 2, 10 steps of warm-up and 50
     // steps in all.
     #[test]
-    fn restarts_fall_from_the_base_rate_to_zero_in_each_cycle() {
+    fn cosine_restarts_decay_in_each_cycle() {
         let restarts = LrSchedule::new(LrSchedulerType::CosineWithRestarts, 2.0, 10, 50);
         // One cycle; cos(pi / 4) = 0.7071..., cos(pi / 2) = 0.
         follows(restarts.clone(), &[(5, 1.0), (10, 2.0), (20, 1.0 + 0.5_f64.sqrt()), (30, 1.0), (50, 0.0), (60, 0.0)]);
@@ -158,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_wave_of_the_cosine_is_back_at_its_end() {
+    fn a_whole_cosine_wave_returns_to_the_base_rate() {
         let whole = LrSchedulerOptions { num_cycles: Some(1.0), ..LrSchedulerOptions::default() };
         let cosine = LrSchedule::new(LrSchedulerType::Cosine, 2.0, 10, 50).with_options(whole);
         follows(cosine, &[(10, 2.0), (20, 1.0), (30, 0.0), (50, 2.0)]);
     }
 
     #[test]
-    fn a_polynomial_falls_to_its_end_and_stays_there() {
+    fn a_polynomial_decays_to_its_end() {
         let options = |power, lr_end| LrSchedulerOptions { power, lr_end, ..LrSchedulerOptions::default() };
         let polynomial = LrSchedule::new(LrSchedulerType::Polynomial, 2.0, 10, 50);
         // Power 2 and end 1: halfway the rate is (2 - 1) * 0.25 + 1.
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inverse_square_root_is_a_half_after_three_times_its_timescale() {
+    fn an_inverse_square_root_halves_after_three_timescales() {
         let root = LrSchedule::new(LrSchedulerType::InverseSqrt, 2.0, 10, 50);
         // The timescale is the warm-up: sqrt(10 / 40).
         follows(root.clone(), &[(5, 1.0), (10, 2.0), (40, 1.0), (90, 2.0 / 3.0)]);

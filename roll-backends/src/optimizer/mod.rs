@@ -6,12 +6,10 @@
 mod adamw;
 mod clip;
 mod lr_schedule;
-mod moments;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, Moments};
 pub use clip::{clear, clip_coefficient, norm, scale, sum_of_squares};
 pub use lr_schedule::{LrSchedule, LrSchedulerOptions, LrSchedulerType};
-pub use moments::Moments;
 
 /// Elements per block. Part of the definition of [`norm`]: another size rounds differently.
 const BLOCK: usize = 1 << 14;

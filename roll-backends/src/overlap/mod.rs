@@ -23,19 +23,20 @@
 mod thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use roll_core::{Communicator, Error, Groups, Rank, Result};
 
-pub use thread::Then;
-use thread::{Queue, Waiting};
+use crate::sync::lock;
+use thread::{Queue, QueuedRequest};
 
 /// A kind of work that all ranks do together when any of them requests it.
 pub trait Service: Send + Sync {
-    /// Does the work that `what` names, with every rank; called on all ranks with the same `what`. `offer` is this
-    /// rank's contribution if it requested the work, else `None`. The result is used on requesting ranks only.
-    fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>>;
+    /// Does the requested work with every rank; called on all ranks with the same `operands`. `contribution` is `None` on
+    /// ranks that did not request the work. The result is used on requesting ranks only.
+    fn serve(&self, ranks: &dyn Communicator, operands: [u32; 2], contribution: Option<&[f32]>) -> Result<Vec<f32>>;
 }
 
 /// The ranks of a job, with the services that they do for one another.
@@ -43,23 +44,23 @@ pub trait Service: Send + Sync {
 /// As a [`Communicator`], waits until every rank has reached the same collective, and serves the requests of the ranks
 /// that have not.
 pub struct OverlappedRanks {
-    line: Arc<Line>,
+    sequencer: Arc<Sequencer>,
     queue: Arc<Queue>,
     overlap: AtomicBool,
 }
 
 /// The sequence of collectives of a rank; shared with the background thread.
-struct Line {
+struct Sequencer {
     ranks: Arc<dyn Communicator>,
     services: Mutex<Vec<Arc<dyn Service>>>,
     /// Serialises the requests of a rank's threads.
-    turn: Mutex<()>,
+    exclusive: Mutex<()>,
 }
 
 /// A rank's next request: a service (from 1 on) and its two operands. Service 0 means no request.
-type Wish = [u32; 3];
+type Request = [u32; 3];
 
-const NOTHING: Wish = [0; 3];
+const NO_REQUEST: Request = [0; 3];
 
 impl OverlappedRanks {
     /// Returns the overlapped ranks over `ranks`. Calls with the same communicator return the same object, because all
@@ -68,22 +69,22 @@ impl OverlappedRanks {
         static KNOWN: Mutex<Vec<Weak<OverlappedRanks>>> = Mutex::new(Vec::new());
         let mut known = lock(&KNOWN);
         known.retain(|overlapped| overlapped.strong_count() > 0);
-        let same = |other: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&other.line.ranks), Arc::as_ptr(&ranks));
+        let same = |other: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&other.sequencer.ranks), Arc::as_ptr(&ranks));
         // A single rank waits for no other; sharing would only mix unrelated jobs.
         if ranks.world_size() > 1
             && let Some(overlapped) = known.iter().filter_map(Weak::upgrade).find(same)
         {
             return overlapped;
         }
-        let line = Arc::new(Line { ranks, services: Mutex::default(), turn: Mutex::default() });
-        let overlapped = Arc::new(Self { line, queue: Arc::default(), overlap: AtomicBool::new(true) });
+        let sequencer = Arc::new(Sequencer { ranks, services: Mutex::default(), exclusive: Mutex::default() });
+        let overlapped = Arc::new(Self { sequencer, queue: Arc::default(), overlap: AtomicBool::new(true) });
         known.push(Arc::downgrade(&overlapped));
         overlapped
     }
 
     /// Registers a service and returns its number. Must be called in the same order on every rank.
-    pub fn offer(&self, service: Arc<dyn Service>) -> u32 {
-        let mut services = lock(&self.line.services);
+    pub fn register(&self, service: Arc<dyn Service>) -> u32 {
+        let mut services = lock(&self.sequencer.services);
         services.push(service);
         services.len() as u32
     }
@@ -98,51 +99,68 @@ impl OverlappedRanks {
         self.overlap.store(overlap, Ordering::Relaxed);
     }
 
-    /// Does `what` of service `number` together with the other ranks, after the requests that precede it, and waits for
-    /// the result.
-    pub fn ask(&self, number: u32, what: [u32; 2], offer: &[f32]) -> Result<Vec<f32>> {
-        self.queue.idle()?;
-        self.line.ask([number, what[0], what[1]], offer)
+    /// Requests work of service `number`, after the requests that precede it, and waits for the result.
+    pub fn request(&self, number: u32, operands: [u32; 2], contribution: &[f32]) -> Result<Vec<f32>> {
+        self.queue.wait_idle()?;
+        self.sequencer.request([number, operands[0], operands[1]], contribution)
     }
 
-    /// Queues the work that [`OverlappedRanks::ask`] does, behind everything queued before. `then` receives the result,
-    /// on the background thread. Without `then`, an error is returned by the next call. Blocks while the queue is full.
-    pub fn begin(&self, number: u32, what: [u32; 2], offer: Vec<f32>, then: Option<Then>) -> Result<()> {
-        let waiting = Waiting { wish: [number, what[0], what[1]], offer, then };
+    /// Queues a request behind everything queued before. Its error is returned by the next call. Blocks while the queue
+    /// is full.
+    pub fn begin(&self, number: u32, operands: [u32; 2], contribution: Vec<f32>) -> Result<()> {
+        self.enqueue(QueuedRequest {
+            request: [number, operands[0], operands[1]],
+            contribution,
+            on_result: Box::new(|result| result.map(drop)),
+        })
+    }
+
+    /// Queues a request like [`OverlappedRanks::begin`], without a contribution. The returned channel receives the
+    /// result of `convert`, which runs on the background thread.
+    pub fn begin_with<T: Send + 'static>(
+        &self,
+        number: u32,
+        operands: [u32; 2],
+        convert: impl FnOnce(Vec<f32>) -> Result<T> + Send + 'static,
+    ) -> Result<Receiver<Result<T>>> {
+        let (send, pending) = mpsc::channel();
+        // Sending fails if the receiver was dropped: the result is no longer needed.
+        let on_result = move |result: Result<Vec<f32>>| {
+            let _ = send.send(result.and_then(convert));
+            Ok(())
+        };
+        let request = [number, operands[0], operands[1]];
+        self.enqueue(QueuedRequest { request, contribution: Vec::new(), on_result: Box::new(on_result) })?;
+        Ok(pending)
+    }
+
+    fn enqueue(&self, queued: QueuedRequest) -> Result<()> {
         if self.overlaps() {
-            return self.queue.push(&self.line, waiting);
+            return self.queue.push(&self.sequencer, queued);
         }
-        let Waiting { wish, offer, then } = waiting;
-        self.queue.idle()?;
-        let result = self.line.ask(wish, &offer);
-        match then {
-            Some(then) => {
-                then(result);
-                Ok(())
-            }
-            None => result.map(drop),
-        }
+        self.queue.wait_idle()?;
+        queued.run(&self.sequencer)
     }
 
     /// Serves the other ranks until no rank has a request.
     pub fn settle(&self) -> Result<()> {
-        self.settled(|_| Ok(()))
+        self.when_settled(|_| Ok(()))
     }
 
     /// Runs a collective once all ranks have reached it.
-    fn settled<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
-        self.queue.idle()?;
-        let line = self.line.as_ref();
-        let _turn = lock(&line.turn);
-        if line.ranks.world_size() > 1 {
+    fn when_settled<T>(&self, collective: impl FnOnce(&dyn Communicator) -> Result<T>) -> Result<T> {
+        self.queue.wait_idle()?;
+        let sequencer = self.sequencer.as_ref();
+        let _exclusive = lock(&sequencer.exclusive);
+        if sequencer.ranks.world_size() > 1 {
             loop {
-                match line.next(NOTHING)? {
-                    NOTHING => break,
-                    wish => drop(line.perform(wish, None)?),
+                match sequencer.next(NO_REQUEST)? {
+                    NO_REQUEST => break,
+                    request => drop(sequencer.perform(request, None)?),
                 }
             }
         }
-        collective(line.ranks.as_ref())
+        collective(sequencer.ranks.as_ref())
     }
 }
 
@@ -152,31 +170,31 @@ impl Drop for OverlappedRanks {
     }
 }
 
-impl Line {
-    fn ask(&self, wish: Wish, offer: &[f32]) -> Result<Vec<f32>> {
-        let _turn = lock(&self.turn);
+impl Sequencer {
+    fn request(&self, request: Request, contribution: &[f32]) -> Result<Vec<f32>> {
+        let _exclusive = lock(&self.exclusive);
         if self.ranks.world_size() == 1 {
-            return self.perform(wish, Some(offer));
+            return self.perform(request, Some(contribution));
         }
         loop {
-            let next = self.next(wish)?;
-            let mine = next == wish;
-            let done = self.perform(next, mine.then_some(offer))?;
-            if mine {
+            let next = self.next(request)?;
+            let is_own = next == request;
+            let done = self.perform(next, is_own.then_some(contribution))?;
+            if is_own {
                 return Ok(done);
             }
         }
     }
 
     /// Returns the next work of all ranks, given this rank's request.
-    fn next(&self, wish: Wish) -> Result<Wish> {
-        let mut all = vec![0f32; wish.len() * self.ranks.world_size()];
-        self.ranks.all_gather(&wish.map(f32::from_bits), &mut all)?;
-        let wishes = all.as_chunks::<3>().0.iter().map(|wish| wish.map(f32::to_bits));
-        Ok(wishes.into_iter().find(|wish| *wish != NOTHING).unwrap_or(NOTHING))
+    fn next(&self, request: Request) -> Result<Request> {
+        let mut all = vec![0f32; request.len() * self.ranks.world_size()];
+        self.ranks.all_gather(&request.map(f32::from_bits), &mut all)?;
+        let requests = all.as_chunks::<3>().0.iter().map(|request| request.map(f32::to_bits));
+        Ok(requests.into_iter().find(|request| *request != NO_REQUEST).unwrap_or(NO_REQUEST))
     }
 
-    fn perform(&self, [number, a, b]: Wish, offer: Option<&[f32]>) -> Result<Vec<f32>> {
+    fn perform(&self, [number, a, b]: Request, contribution: Option<&[f32]>) -> Result<Vec<f32>> {
         let service = lock(&self.services).get((number as usize).wrapping_sub(1)).cloned();
         let service = service.ok_or_else(|| {
             Error::Misuse(format!(
@@ -184,55 +202,50 @@ impl Line {
                  version and configuration?"
             ))
         })?;
-        service.serve(self.ranks.as_ref(), [a, b], offer)
+        service.serve(self.ranks.as_ref(), [a, b], contribution)
     }
 }
 
 impl Communicator for OverlappedRanks {
     fn rank(&self) -> Rank {
-        self.line.ranks.rank()
+        self.sequencer.ranks.rank()
     }
     fn world_size(&self) -> usize {
-        self.line.ranks.world_size()
+        self.sequencer.ranks.world_size()
     }
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-        self.settled(|ranks| ranks.all_reduce(values))
+        self.when_settled(|ranks| ranks.all_reduce(values))
     }
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        self.settled(|ranks| ranks.reduce_scatter(values, out))
+        self.when_settled(|ranks| ranks.reduce_scatter(values, out))
     }
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
-        self.settled(|ranks| ranks.all_gather(part, out))
+        self.when_settled(|ranks| ranks.all_gather(part, out))
     }
     fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
-        self.settled(|ranks| ranks.broadcast(values, root))
+        self.when_settled(|ranks| ranks.broadcast(values, root))
     }
     fn barrier(&self) -> Result<()> {
-        self.settled(|ranks| ranks.barrier())
+        self.when_settled(|ranks| ranks.barrier())
     }
     fn as_groups(&self) -> Option<&dyn Groups> {
-        self.line.ranks.as_groups().map(|_| self as &dyn Groups)
+        self.sequencer.ranks.as_groups().map(|_| self as &dyn Groups)
     }
     fn set_timeout(&self, timeout: Duration) {
-        self.line.ranks.set_timeout(timeout);
+        self.sequencer.ranks.set_timeout(timeout);
     }
     fn fail(&self, reason: &str) {
-        self.line.ranks.fail(reason);
+        self.sequencer.ranks.fail(reason);
     }
 }
 
 impl Groups for OverlappedRanks {
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
-        self.settled(|ranks| ranks.split(color))
+        self.when_settled(|ranks| ranks.split(color))
     }
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        self.settled(|ranks| ranks.all_to_all(values, out))
+        self.when_settled(|ranks| ranks.all_to_all(values, out))
     }
-}
-
-/// Locks a mutex, even if it is poisoned: the data is consistent at every moment.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -243,28 +256,33 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// A service that sums the offers under each name.
+    /// A service that sums the contributions by their first operand.
     #[derive(Default)]
     struct Sums(Mutex<[f32; 4]>);
 
     impl Service for Sums {
-        fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
-            let mut value = [offer.map_or(0.0, |offer| offer[0])];
+        fn serve(
+            &self,
+            ranks: &dyn Communicator,
+            operands: [u32; 2],
+            contribution: Option<&[f32]>,
+        ) -> Result<Vec<f32>> {
+            let mut value = [contribution.map_or(0.0, |own| own[0])];
             ranks.all_reduce(&mut value)?;
-            self.0.lock().unwrap()[what[0] as usize] += value[0];
+            self.0.lock().unwrap()[operands[0] as usize] += value[0];
             Ok(value.to_vec())
         }
     }
 
     #[test]
-    fn ranks_may_ask_for_different_things_any_number_of_times() {
-        let asked: [&[u32]; 4] = [&[0, 1, 2], &[], &[2, 2, 2, 0], &[1]];
+    fn ranks_may_request_different_work_any_number_of_times() {
+        let requested: [&[u32]; 4] = [&[0, 1, 2], &[], &[2, 2, 2, 0], &[1]];
         let results = ThreadRanks::run(4, LONG, |ranks| {
             let rank = ranks.rank().0;
             let (ranks, sums) = (OverlappedRanks::of(ranks.clone()), Arc::new(Sums::default()));
-            let number = ranks.offer(sums.clone());
-            for name in asked[rank] {
-                ranks.ask(number, [*name, 0], &[1.0])?;
+            let number = ranks.register(sums.clone());
+            for name in requested[rank] {
+                ranks.request(number, [*name, 0], &[1.0])?;
             }
             let mut done = [1.0];
             ranks.all_reduce(&mut done)?;
@@ -278,18 +296,18 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_want_the_same_get_it_at_once() {
+    fn ranks_that_request_the_same_work_share_one_collective() {
         for result in ThreadRanks::run(3, LONG, |ranks| {
             let (ranks, sums) = (OverlappedRanks::of(ranks), Arc::new(Sums::default()));
-            let number = ranks.offer(sums);
-            ranks.ask(number, [1, 0], &[2.0])
+            let number = ranks.register(sums);
+            ranks.request(number, [1, 0], &[2.0])
         }) {
             assert_eq!(result.unwrap(), [6.0]);
         }
     }
 
     #[test]
-    fn a_communicator_has_one_order_of_collectives_and_one_rank_alone_its_own() {
+    fn overlapped_ranks_are_shared_per_communicator_except_for_a_single_rank() {
         for ranks in ThreadRanks::group(2, LONG) {
             let ranks: Arc<dyn Communicator> = Arc::new(ranks);
             let overlapped = OverlappedRanks::of(ranks.clone());

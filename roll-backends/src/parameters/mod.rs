@@ -1,29 +1,30 @@
 //! The trainable tensors of a model, and the gradients that pullbacks accumulate.
 //!
-//! The types that hold values, for replicated and sharded parameters (`divided.rs`):
+//! The types that hold values, for replicated and sharded parameters (`sharded.rs`):
 //!
-//! | type       | values of                              | replicated            | sharded                                      |
-//! |------------|----------------------------------------|-----------------------|----------------------------------------------|
-//! | `Home`     | [`Parameters`], now                    | tensors on the device | `Divided`, which all-gathers them            |
-//! | `Own`      | one rank, now                          | -                     | its shard of each tensor, in host memory     |
-//! | `Held`     | [`Snapshot`], at one instant           | the tensors of then   | only the number of writes until then         |
-//! | `OnDevice` | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device          |
+//! | type               | values of                              | replicated            | sharded                                  |
+//! |--------------------|----------------------------------------|-----------------------|------------------------------------------|
+//! | `ParameterStorage` | [`Parameters`], now                    | tensors on the device | `ShardedParameters`, which gathers them  |
+//! | `Shards`           | one rank, now                          | -                     | its shard of each tensor, in host memory |
+//! | `SnapshotValues`   | [`Snapshot`], at one instant           | the tensors of then   | only the number of writes until then     |
+//! | `SegmentValues`    | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device      |
 //!
 //! A segment of a sharded snapshot is an error once the parameters have been written again: the old values are gone.
 
-mod divided;
 #[cfg(feature = "libtorch")]
 mod gpu;
+mod sharded;
 mod updates;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use roll_core::{Communicator, Error, GradientSink, ParameterSpec, Result};
 
-use divided::Divided;
+use crate::sync::lock;
+use sharded::ShardedParameters;
 
 /// Trainable tensors on a device, f32. Clones share values and gradients.
 #[derive(Clone)]
@@ -35,18 +36,18 @@ struct Shared {
     specs: Vec<ParameterSpec>,
     index: HashMap<String, usize>,
     device: Device,
-    home: Home,
+    storage: ParameterStorage,
     gradients: Mutex<Vec<Option<Tensor<1>>>>,
     /// The sink of gradients, and the position there of the first parameter.
     sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
 }
 
 /// The storage of the values.
-enum Home {
+enum ParameterStorage {
     /// All values, on the device.
-    Device(Mutex<Arc<Vec<Tensor<1>>>>),
+    Replicated(Mutex<Arc<Vec<Tensor<1>>>>),
     /// Sharded over the ranks.
-    Ranks(Arc<Divided>),
+    Sharded(Arc<ShardedParameters>),
 }
 
 /// The values at one instant. A forward pass and its pullback read them whatever is written meanwhile, segment by
@@ -54,26 +55,26 @@ enum Home {
 #[derive(Clone)]
 pub struct Snapshot {
     parameters: Parameters,
-    values: Held,
+    values: SnapshotValues,
 }
 
 /// The values of a snapshot.
 #[derive(Clone)]
-enum Held {
+enum SnapshotValues {
     All(Arc<Vec<Tensor<1>>>),
     /// Sharded, as of this number of writes.
-    Divided(Arc<Divided>, u32),
+    Sharded(Arc<ShardedParameters>, u32),
 }
 
 /// Some parameters of a [`Snapshot`], on the device. Gathered values are freed when the segment is dropped.
 pub struct ParameterSegment {
     parameters: Parameters,
     prefix: String,
-    values: OnDevice,
+    values: SegmentValues,
 }
 
 /// The values of a segment.
-enum OnDevice {
+enum SegmentValues {
     /// All parameters, by position; the segment is the subset with its prefix.
     All(Arc<Vec<Tensor<1>>>),
     /// The gathered parameters, by position.
@@ -84,27 +85,27 @@ impl Parameters {
     /// Uploads `values`, one flat tensor per spec, in order.
     pub fn new(specs: Vec<ParameterSpec>, values: Vec<Vec<f32>>, device: &Device) -> Self {
         let values: Vec<_> = values.into_iter().map(|v| upload(v, device)).collect();
-        Self::at_home(specs, Home::Device(Mutex::new(Arc::new(values))), device)
+        Self::with_storage(specs, ParameterStorage::Replicated(Mutex::new(Arc::new(values))), device)
     }
 
     /// Shards the values over the ranks: each rank stores an equal part of every tensor in host memory, and a segment
     /// is all-gathered when a pass needs it. `values` returns one tensor at a time, the same on every rank.
     ///
     /// Reading also all-gathers; ranks may read at different times. All ranks must write the same parameters.
-    pub fn divided(
+    pub fn sharded(
         specs: Vec<ParameterSpec>,
         values: impl FnMut(&ParameterSpec) -> Result<Vec<f32>>,
         device: &Device,
         ranks: Arc<dyn Communicator>,
     ) -> Result<Self> {
-        let divided = Divided::new(&specs, values, ranks)?;
-        Ok(Self::at_home(specs, Home::Ranks(Arc::new(divided)), device))
+        let sharded = ShardedParameters::new(&specs, values, ranks)?;
+        Ok(Self::with_storage(specs, ParameterStorage::Sharded(Arc::new(sharded)), device))
     }
 
-    fn at_home(specs: Vec<ParameterSpec>, home: Home, device: &Device) -> Self {
+    fn with_storage(specs: Vec<ParameterSpec>, storage: ParameterStorage, device: &Device) -> Self {
         let index = specs.iter().enumerate().map(|(i, s)| (s.name.clone(), i)).collect();
         let gradients = Mutex::new(vec![None; specs.len()]);
-        let shared = Shared { specs, index, device: device.clone(), home, gradients, sink: Mutex::default() };
+        let shared = Shared { specs, index, device: device.clone(), storage, gradients, sink: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -125,18 +126,18 @@ impl Parameters {
 
     /// Takes a snapshot of the values.
     pub fn snapshot(&self) -> Snapshot {
-        let values = match &self.shared.home {
-            Home::Device(values) => Held::All(lock(values).clone()),
-            Home::Ranks(divided) => Held::Divided(divided.clone(), divided.version()),
+        let values = match &self.shared.storage {
+            ParameterStorage::Replicated(values) => SnapshotValues::All(lock(values).clone()),
+            ParameterStorage::Sharded(sharded) => SnapshotValues::Sharded(sharded.clone(), sharded.version()),
         };
         Snapshot { parameters: self.clone(), values }
     }
 
     /// Size in bytes of the values that this process stores.
     pub fn bytes(&self) -> usize {
-        match &self.shared.home {
-            Home::Device(_) => 4 * self.specs().iter().map(ParameterSpec::len).sum::<usize>(),
-            Home::Ranks(divided) => divided.bytes(),
+        match &self.shared.storage {
+            ParameterStorage::Replicated(_) => 4 * self.specs().iter().map(ParameterSpec::len).sum::<usize>(),
+            ParameterStorage::Sharded(sharded) => sharded.bytes(),
         }
     }
 
@@ -148,9 +149,8 @@ impl Parameters {
 
     /// Adds to the gradient of parameter `index`, and delivers the sum if a sink accepts it.
     pub fn add_gradient(&self, index: usize, gradient: Tensor<1>) {
-        let before = lock(&self.shared.gradients)[index].take();
-        let sum = match before {
-            Some(before) => before + gradient,
+        let sum = match self.take_gradient(index) {
+            Some(sum) => sum + gradient,
             None => gradient,
         };
         let sink = lock(&self.shared.sink).clone();
@@ -172,9 +172,9 @@ impl Parameters {
     /// is wrong.
     pub fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
         self.check_len(&which, out.len())?;
-        let values = match &self.shared.home {
-            Home::Device(values) => lock(values).clone(),
-            Home::Ranks(divided) => return divided.read(which, out),
+        let values = match &self.shared.storage {
+            ParameterStorage::Replicated(values) => lock(values).clone(),
+            ParameterStorage::Sharded(sharded) => return sharded.read(which, out),
         };
         #[cfg(feature = "libtorch")]
         if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
@@ -198,10 +198,10 @@ impl Parameters {
     pub fn write_part(&self, which: Range<usize>, values: &[f32]) -> Result<()> {
         self.check_len(&which, values.len())?;
         let mut rest = values;
-        let mut shared = match &self.shared.home {
-            Home::Device(values) => lock(values),
-            Home::Ranks(divided) => {
-                divided.write(which, values);
+        let mut shared = match &self.shared.storage {
+            ParameterStorage::Replicated(values) => lock(values),
+            ParameterStorage::Sharded(sharded) => {
+                sharded.write(which, values);
                 return Ok(());
             }
         };
@@ -237,8 +237,7 @@ impl Parameters {
             return gpu.download(gradients, &lens, add_into, add);
         }
         for (index, out) in which.clone().zip(self.split_mut(which, add_into)) {
-            let gradient = lock(&self.shared.gradients)[index].take();
-            if let Some(gradient) = gradient {
+            if let Some(gradient) = self.take_gradient(index) {
                 out.iter_mut().zip(download(gradient)?).for_each(|(o, g)| *o += g);
             }
         }
@@ -248,6 +247,10 @@ impl Parameters {
     /// Clears the gradients.
     pub fn clear_gradients(&self) {
         lock(&self.shared.gradients).fill(None);
+    }
+
+    fn take_gradient(&self, index: usize) -> Option<Tensor<1>> {
+        lock(&self.shared.gradients)[index].take()
     }
 
     #[cfg(feature = "libtorch")]
@@ -287,10 +290,10 @@ impl Snapshot {
     pub fn segment(&self, prefix: &str) -> Result<ParameterSegment> {
         let device = self.parameters.device();
         let values = match &self.values {
-            Held::All(values) => OnDevice::All(values.clone()),
-            Held::Divided(divided, version) => {
-                let gathered = divided.segment(prefix, *version)?;
-                OnDevice::Gathered(gathered.into_iter().map(|(i, values)| (i, upload(values, device))).collect())
+            SnapshotValues::All(values) => SegmentValues::All(values.clone()),
+            SnapshotValues::Sharded(sharded, version) => {
+                let gathered = sharded.segment(prefix, *version)?;
+                SegmentValues::Gathered(gathered.into_iter().map(|(i, values)| (i, upload(values, device))).collect())
             }
         };
         Ok(ParameterSegment { parameters: self.parameters.clone(), prefix: prefix.into(), values })
@@ -317,9 +320,11 @@ impl ParameterSegment {
 
     fn value(&self, index: usize) -> Option<&Tensor<1>> {
         match &self.values {
-            OnDevice::All(values) if self.parameters.specs()[index].name.starts_with(&self.prefix) => values.get(index),
-            OnDevice::All(_) => None,
-            OnDevice::Gathered(values) => values.get(&index),
+            SegmentValues::All(values) if self.parameters.specs()[index].name.starts_with(&self.prefix) => {
+                values.get(index)
+            }
+            SegmentValues::All(_) => None,
+            SegmentValues::Gathered(values) => values.get(&index),
         }
     }
 }
@@ -329,15 +334,14 @@ fn upload(values: Vec<f32>, device: &Device) -> Tensor<1> {
     Tensor::from_data(TensorData::new(values, [n]), (device, DType::F32))
 }
 
+/// Removes the tensor from any autodiff graph.
+fn detached(tensor: Tensor<1>) -> Tensor<1> {
+    if tensor.device().is_autodiff() { tensor.inner() } else { tensor }
+}
+
 fn download(tensor: Tensor<1>) -> Result<Vec<f32>> {
-    let tensor = if tensor.device().is_autodiff() { tensor.inner() } else { tensor };
-    tensor
+    detached(tensor)
         .into_data()
         .try_into_vec::<f32>()
         .map_err(|e| Error::Misuse(format!("reading a parameter back from its device: {e:?}")))
-}
-
-/// Locks a mutex, even if it is poisoned: the values behind it are complete tensors whatever panicked.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,19 +10,20 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Tensor};
 use roll_core::{AdamUpdate, DevicePart, DeviceUpdates, Error, ParameterSpec, Result};
 
-use super::{Home, Parameters, download, lock, upload};
+use super::{ParameterStorage, Parameters, detached, download, upload};
 use crate::device::is_gpu;
 use crate::ops::adam;
 use crate::optimizer::sum_of_squares;
+use crate::sync::lock;
 
 /// Device updates of several sets of parameters as one flat layout.
-struct Updates<F> {
-    tensors: Vec<Updated>,
-    before: F,
+struct ParameterUpdates<F> {
+    tensors: Vec<UpdatedTensor>,
+    before_update: F,
 }
 
 /// One tensor of the flat layout.
-struct Updated {
+struct UpdatedTensor {
     parameters: Parameters,
     index: usize,
     len: usize,
@@ -39,18 +40,18 @@ impl Parameters {
         Self::device_updates_after(|| {}, sets)
     }
 
-    /// [`Parameters::device_updates`] with a callback `before` each update, in which an owner drops results of the old
+    /// [`Parameters::device_updates`] with the callback `before_update`, in which an owner drops results of the old
     /// values.
     pub fn device_updates_after<'a>(
-        before: impl FnMut() + Send + 'static,
+        before_update: impl FnMut() + Send + 'static,
         sets: impl IntoIterator<Item = &'a Self>,
     ) -> Option<Box<dyn DeviceUpdates>> {
         let mut tensors = Vec::new();
         for set in sets {
-            if matches!(set.shared.home, Home::Ranks(_)) {
+            if matches!(set.shared.storage, ParameterStorage::Sharded(_)) {
                 return None;
             }
-            let updated = |(index, spec): (usize, &ParameterSpec)| Updated {
+            let updated = |(index, spec): (usize, &ParameterSpec)| UpdatedTensor {
                 parameters: set.clone(),
                 index,
                 len: spec.len(),
@@ -59,32 +60,26 @@ impl Parameters {
             };
             tensors.extend(set.specs().iter().enumerate().map(updated));
         }
-        (!tensors.is_empty()).then(|| Box::new(Updates { tensors, before }) as Box<dyn DeviceUpdates>)
-    }
-
-    fn take_gradient(&self, index: usize) -> Option<Tensor<1>> {
-        lock(&self.shared.gradients)[index].take()
+        (!tensors.is_empty()).then(|| Box::new(ParameterUpdates { tensors, before_update }) as Box<dyn DeviceUpdates>)
     }
 
     /// The value of a parameter that is on the device.
     fn value(&self, index: usize) -> Option<Tensor<1>> {
-        match &self.shared.home {
-            Home::Device(values) => lock(values).get(index).cloned(),
-            Home::Ranks(_) => None,
+        match &self.shared.storage {
+            ParameterStorage::Replicated(values) => lock(values).get(index).cloned(),
+            ParameterStorage::Sharded(_) => None,
         }
     }
 
     /// Replaces the value of a parameter that is on the device. A snapshot keeps the old value.
     fn replace(&self, index: usize, value: Tensor<1>) {
-        if let Home::Device(values) = &self.shared.home
-            && let Some(place) = std::sync::Arc::make_mut(&mut lock(values)).get_mut(index)
-        {
-            *place = value;
+        if let ParameterStorage::Replicated(values) = &self.shared.storage {
+            std::sync::Arc::make_mut(&mut lock(values))[index] = value;
         }
     }
 }
 
-impl Updated {
+impl UpdatedTensor {
     fn device(&self) -> &Device {
         self.parameters.device()
     }
@@ -100,7 +95,7 @@ impl Updated {
     /// The current value.
     fn value(&self) -> Result<Tensor<1>> {
         let value = self.parameters.value(self.index);
-        value.ok_or_else(|| Error::Misuse("parameters that are divided among ranks have no device".into()))
+        value.ok_or_else(|| Error::Misuse("parameters that are sharded over the ranks have no device".into()))
     }
 
     fn zeros(&self) -> Tensor<1> {
@@ -112,14 +107,14 @@ impl Updated {
         // Without a gradient the moments decay all the same.
         let gradient = self.gradient.take().unwrap_or_else(|| self.zeros());
         let moments = self.moments.take().unwrap_or_else(|| [self.zeros(), self.zeros()]);
-        let (value, moments) = adam(plain(value), gradient, moments, *update);
+        let (value, moments) = adam(detached(value), gradient, moments, *update);
         self.parameters.replace(self.index, value);
         self.moments = Some(moments);
         Ok(())
     }
 }
 
-impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
+impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
     fn has_own_memory(&self) -> bool {
         self.tensors.iter().all(|tensor| is_gpu(tensor.device()))
     }
@@ -127,14 +122,14 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
     fn accumulate(&mut self) -> Result<()> {
         for tensor in &mut self.tensors {
             if let Some(gradient) = tensor.parameters.take_gradient(tensor.index) {
-                tensor.add(plain(gradient));
+                tensor.add(detached(gradient));
             }
         }
         Ok(())
     }
 
     fn add(&mut self, gradients: &[f32]) -> Result<()> {
-        for (tensor, part) in cut(&mut self.tensors, gradients)? {
+        for (tensor, part) in split_by_tensor(&mut self.tensors, gradients)? {
             let part = upload(part.to_vec(), &plain_device(tensor.device()));
             tensor.add(part);
         }
@@ -148,25 +143,25 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
     /// The sum of squares of each tensor is f32 on a GPU, with rounding errors in the last digits; sums of tensors are
     /// added in f64.
     fn sum_of_squares(&mut self) -> Result<f64> {
-        let there: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|tensor| tensor.gradient.as_ref()).collect();
-        if there.is_empty() {
+        let gradients: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|tensor| tensor.gradient.as_ref()).collect();
+        if gradients.is_empty() {
             return Ok(0.0);
         }
         if !self.has_own_memory() {
-            return there.into_iter().map(|gradient| Ok(sum_of_squares(&download(gradient.clone())?))).sum();
+            return gradients.into_iter().map(|gradient| Ok(sum_of_squares(&download(gradient.clone())?))).sum();
         }
-        let sums = there.iter().map(|gradient| ((*gradient).clone() * (*gradient).clone()).sum()).collect();
+        let sums = gradients.iter().map(|gradient| ((*gradient).clone() * (*gradient).clone()).sum()).collect();
         let sums = download(Tensor::cat(sums, 0))?;
         let exact = |(sum, gradient): (f32, &Tensor<1>)| match sum.is_finite() {
             true => Ok(f64::from(sum)),
             // Squares of finite numbers may overflow f32, but never f64.
             false => Ok(sum_of_squares(&download(gradient.clone())?)),
         };
-        sums.into_iter().zip(there).map(exact).sum()
+        sums.into_iter().zip(gradients).map(exact).sum()
     }
 
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
-        (self.before)();
+        (self.before_update)();
         self.tensors.iter_mut().try_for_each(|tensor| tensor.update(update))
     }
 
@@ -184,11 +179,12 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
     }
 
     fn write_moments(&mut self, [first, second]: [&[f32]; 2]) -> Result<()> {
-        let mut at = 0;
-        let ends: Vec<usize> = cut(&mut self.tensors, second)?.map(|(_, part)| part.len()).collect();
-        for ((tensor, first), len) in cut(&mut self.tensors, first)?.zip(ends) {
-            let second = &second[at..at + len];
-            at += len;
+        // Checks the length.
+        drop(split_by_tensor(&mut self.tensors, second)?);
+        let mut rest = second;
+        for (tensor, first) in split_by_tensor(&mut self.tensors, first)? {
+            let (second, tail) = rest.split_at(tensor.len);
+            rest = tail;
             let device = plain_device(tensor.device());
             tensor.moments = Some([first, second].map(|part| upload(part.to_vec(), &device)));
         }
@@ -196,15 +192,15 @@ impl<F: FnMut() + Send> DeviceUpdates for Updates<F> {
     }
 
     fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>> {
-        Ok(Box::new(part::Part::of(&self.tensors, which)?))
+        Ok(Box::new(part::UpdatedPart::of(&self.tensors, which)?))
     }
 }
 
 /// Pairs each tensor with its part of the flat layout. Fails if the length differs.
-fn cut<'a>(
-    tensors: &'a mut [Updated],
+fn split_by_tensor<'a>(
+    tensors: &'a mut [UpdatedTensor],
     mut flat: &'a [f32],
-) -> Result<impl Iterator<Item = (&'a mut Updated, &'a [f32])>> {
+) -> Result<impl Iterator<Item = (&'a mut UpdatedTensor, &'a [f32])>> {
     let expected: usize = tensors.iter().map(|tensor| tensor.len).sum();
     if flat.len() != expected {
         return Err(Error::shape("flat parameters", format!("[{expected}]"), &[flat.len()]));
@@ -214,11 +210,6 @@ fn cut<'a>(
         flat = tail;
         (tensor, head)
     }))
-}
-
-/// Detaches the tensor: updates are not differentiated.
-fn plain(tensor: Tensor<1>) -> Tensor<1> {
-    if tensor.device().is_autodiff() { tensor.inner() } else { tensor }
 }
 
 fn plain_device(device: &Device) -> Device {
@@ -236,6 +227,7 @@ mod tests {
     use super::*;
     use crate::Backend;
     use crate::optimizer::{AdamW, Moments};
+    use crate::tests::{assert_near, devices};
 
     pub(super) fn specs() -> Vec<ParameterSpec> {
         let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
@@ -258,7 +250,7 @@ mod tests {
     }
 
     /// Adds gradients as pullbacks do; the third tensor has none in odd steps.
-    fn give(parameters: &Parameters, step: usize) -> Vec<f32> {
+    fn add_gradients(parameters: &Parameters, step: usize) -> Vec<f32> {
         let mut all = parts(&values(step));
         for (index, gradient) in all.iter_mut().enumerate() {
             if index == 2 && step % 2 == 1 {
@@ -270,19 +262,8 @@ mod tests {
         all.concat()
     }
 
-    pub(super) fn devices() -> impl Iterator<Item = (Backend, Device)> {
-        let tested = Backend::ALL.into_iter().filter(|backend| roll_testing::is_tested(backend.name()));
-        let usable = tested.filter(|backend| backend.usable(0).is_ok());
-        usable.map(|backend| (backend, crate::device(backend.name()).unwrap()))
-    }
-
-    pub(super) fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
-        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * b.abs().max(5e-2);
-        assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{what}");
-    }
-
     #[test]
-    fn updates_on_every_device_are_those_in_host_memory_and_on_flex_bit_for_bit() {
+    fn device_updates_match_host_updates() {
         let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
         for (backend, device) in devices() {
             let optimizer = AdamW::new(&config);
@@ -291,8 +272,8 @@ mod tests {
             let parameters = Parameters::new(specs(), parts(&host), &device);
             let mut updates = Parameters::device_updates([&parameters]).unwrap();
             for step in 1..=5 {
-                let before = parameters.snapshot();
-                let gradients = give(&parameters, step);
+                let before_update = parameters.snapshot();
+                let gradients = add_gradients(&parameters, step);
                 updates.accumulate().unwrap();
                 let scaled: Vec<f32> = gradients.iter().map(|g| g * 0.5).collect();
                 let (found, expected) = (updates.sum_of_squares().unwrap(), sum_of_squares(&gradients));
@@ -313,7 +294,7 @@ mod tests {
                     }
                 }
                 // A pass recorded before still reads the old values.
-                let segment = before.segment("").unwrap();
+                let segment = before_update.segment("").unwrap();
                 let (_, _, old) = segment.get("a").unwrap();
                 assert_ne!(download(old.clone()).unwrap(), device_values[..3]);
                 assert_eq!(updates.sum_of_squares().unwrap(), 0.0);
@@ -322,11 +303,11 @@ mod tests {
     }
 
     #[test]
-    fn gradients_of_the_host_add_to_those_of_the_device_and_are_forgotten_with_them() {
+    fn host_gradients_are_added_and_discarded() {
         for (backend, device) in devices() {
             let parameters = Parameters::new(specs(), parts(&values(0)), &device);
             let mut updates = Parameters::device_updates([&parameters]).unwrap();
-            let gradients = give(&parameters, 2);
+            let gradients = add_gradients(&parameters, 2);
             updates.accumulate().unwrap();
             updates.add(&gradients).unwrap();
             let expected = 4.0 * sum_of_squares(&gradients);
@@ -339,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_whose_squares_overflow_f32_has_a_finite_norm_and_one_that_is_not_finite_has_none() {
+    fn norms_are_finite_exactly_for_finite_gradients() {
         for (backend, device) in devices() {
             let parameters = Parameters::new(specs(), parts(&values(0)), &device);
             let mut updates = Parameters::device_updates([&parameters]).unwrap();
@@ -354,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_that_are_written_are_read_and_continued_with() {
+    fn training_resumes_from_written_moments() {
         let optimizer = AdamW::new(&OptimizerConfig::default());
         for (backend, device) in devices() {
             let run = |stopped: bool| {
@@ -370,7 +351,7 @@ mod tests {
                         assert!(updates.write_moments([&first[1..], &second]).is_err());
                         updates.write_moments([&first, &second]).unwrap();
                     }
-                    give(&parameters, step);
+                    add_gradients(&parameters, step);
                     updates.accumulate().unwrap();
                     updates.update(&optimizer.coefficients(step as u64, 1e-2, [1.0; 2])).unwrap();
                 }

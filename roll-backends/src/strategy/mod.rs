@@ -1,16 +1,14 @@
 //! Strategies: they accumulate gradients, reduce them over ranks, and update the parameters. `single` is one process,
 //! [`zero`] several.
 
-#[cfg(test)]
-mod device_model;
-mod place;
+mod optimizer_location;
 mod saved;
 mod single;
 pub mod zero;
 
 use roll_core::{Error, Model, OptimizerConfig, Result};
 
-pub use place::OptimizerPlace;
+pub use optimizer_location::OptimizerLocation;
 pub use single::{Single, SingleOptions};
 pub use zero::{Offload, OffloadDevice, Zero, ZeroOptions};
 

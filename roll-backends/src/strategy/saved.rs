@@ -4,28 +4,13 @@
 
 use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor, flat};
 
-use crate::optimizer::Moments;
-
 const STEP: &str = "step";
 const EXP_AVG: &str = "exp_avg.";
 const EXP_AVG_SQ: &str = "exp_avg_sq.";
 
-/// The state as tensors: moments in the flat layout of `specs`.
-pub(super) fn save(specs: &[ParameterSpec], moments: &Moments) -> Result<StateDict> {
-    let mut state = StateDict::new();
-    save_part(&mut state, specs, &moments.exp_avg, &moments.exp_avg_sq)?;
-    save_step(&mut state, moments.step)?;
-    Ok(state)
-}
-
-/// Adds the moments of some parameters.
-pub(super) fn save_part(
-    state: &mut StateDict,
-    specs: &[ParameterSpec],
-    exp_avg: &[f32],
-    exp_avg_sq: &[f32],
-) -> Result<()> {
-    for (kind, values) in [(EXP_AVG, exp_avg), (EXP_AVG_SQ, exp_avg_sq)] {
+/// Adds the first and second moments of some parameters, in their flat layout.
+pub(super) fn save_part(state: &mut StateDict, specs: &[ParameterSpec], moments: [&[f32]; 2]) -> Result<()> {
+    for (kind, values) in [EXP_AVG, EXP_AVG_SQ].into_iter().zip(moments) {
         for (name, tensor) in flat::to_state(specs, values)? {
             state.insert(format!("{kind}{name}"), tensor);
         }
@@ -41,12 +26,12 @@ pub(super) fn save_step(state: &mut StateDict, step: u64) -> Result<()> {
 }
 
 /// A checked optimizer state, whose tensors match the parameters.
-pub(super) struct Saved<'a> {
+pub(super) struct SavedOptimizerState<'a> {
     state: &'a StateDict,
     pub(super) step: u64,
 }
 
-impl<'a> Saved<'a> {
+impl<'a> SavedOptimizerState<'a> {
     /// Checks a state. Fails if a tensor is missing, unexpected, misshapen, or holds values that are invalid for a
     /// moment.
     pub(super) fn check(specs: &[ParameterSpec], state: &'a StateDict) -> Result<Self> {

@@ -5,8 +5,8 @@ use roll_core::{
     parse_options, plan::Division,
 };
 
-use super::place::OptimizerPlace;
-use super::saved::{self, Saved};
+use super::optimizer_location::OptimizerLocation;
+use super::saved::{self, SavedOptimizerState};
 use super::{check, check_step, not_attached};
 use crate::optimizer::{AdamW, Moments, clear, clip_coefficient, norm, scale};
 
@@ -19,7 +19,7 @@ pub struct SingleOptions {
     /// Where AdamW keeps its moments and updates the parameters. `device`: where the parameters are, so that neither
     /// they nor their gradients go through host memory. `host`: in host memory, which leaves the GPU eight bytes more a
     /// parameter. `auto`: on GPUs up to 268,435,456 parameters, enough for adapters; in host memory otherwise.
-    pub optimizer_on: OptimizerPlace,
+    pub optimizer_on: OptimizerLocation,
 }
 
 /// The single-process strategy.
@@ -35,11 +35,11 @@ struct Attached {
     optimizer: AdamW,
     max_grad_norm: f64,
     specs: Vec<ParameterSpec>,
-    place: Place,
+    state: OptimizerState,
 }
 
 /// Gradients and moments; every vector has the model's flat layout.
-enum Place {
+enum OptimizerState {
     Host {
         parameters: Vec<f32>,
         gradients: Vec<f32>,
@@ -67,43 +67,45 @@ impl Strategy for Single {
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
         check(model, optimizer)?;
         let n = model.parameter_count();
-        let place = match self.options.optimizer_on.updates(model, n)? {
+        let state = match self.options.optimizer_on.updates(model, n)? {
             Some(updates) => {
                 tracing::info!("AdamW updates the {n} parameters on the device they are on");
-                Place::Device { updates, step: 0 }
+                OptimizerState::Device { updates, step: 0 }
             }
             None => {
                 let mut parameters = vec![0.0; n];
                 model.read_parameters(&mut parameters)?;
-                Place::Host { parameters, gradients: vec![0.0; n], moments: Moments::zeros(n) }
+                OptimizerState::Host { parameters, gradients: vec![0.0; n], moments: Moments::zeros(n) }
             }
         };
         self.attached = Some(Attached {
             optimizer: AdamW::new(optimizer),
             max_grad_norm: optimizer.max_grad_norm,
             specs: model.parameters().to_vec(),
-            place,
+            state,
         });
         Ok(())
     }
 
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
-        match &mut self.attached()?.place {
-            Place::Host { gradients, .. } => model.take_gradients(gradients),
+        match &mut self.attached()?.state {
+            OptimizerState::Host { gradients, .. } => model.take_gradients(gradients),
             // A wrapper of the model may keep gradients in host memory.
-            Place::Device { updates, .. } if model.parts().and_then(|parts| parts.device_updates()).is_none() => {
+            OptimizerState::Device { updates, .. }
+                if model.parts().and_then(|parts| parts.device_updates()).is_none() =>
+            {
                 let mut gradients = vec![0.0; model.parameter_count()];
                 model.take_gradients(&mut gradients)?;
                 updates.add(&gradients)
             }
-            Place::Device { updates, .. } => updates.accumulate(),
+            OptimizerState::Device { updates, .. } => updates.accumulate(),
         }
     }
 
     fn discard(&mut self) {
-        match self.attached.as_mut().map(|attached| &mut attached.place) {
-            Some(Place::Host { gradients, .. }) => clear(gradients),
-            Some(Place::Device { updates, .. }) => updates.discard(),
+        match self.attached.as_mut().map(|attached| &mut attached.state) {
+            Some(OptimizerState::Host { gradients, .. }) => clear(gradients),
+            Some(OptimizerState::Device { updates, .. }) => updates.discard(),
             None => {}
         }
     }
@@ -111,27 +113,27 @@ impl Strategy for Single {
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale_by: f64) -> Result<StrategyReport> {
         let a = self.attached()?;
         check_step(learning_rate, scale_by)?;
-        let grad_norm = match &mut a.place {
-            Place::Host { gradients, .. } => {
+        let grad_norm = match &mut a.state {
+            OptimizerState::Host { gradients, .. } => {
                 scale(gradients, scale_by);
                 norm(gradients)
             }
-            Place::Device { updates, .. } => updates.sum_of_squares()?.sqrt() * scale_by.abs(),
+            OptimizerState::Device { updates, .. } => updates.sum_of_squares()?.sqrt() * scale_by.abs(),
         };
         if !grad_norm.is_finite() {
             self.discard();
             return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
         }
         let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
-        match &mut a.place {
-            Place::Host { parameters, gradients, moments } => {
+        match &mut a.state {
+            OptimizerState::Host { parameters, gradients, moments } => {
                 scale(gradients, coefficient);
                 // Read again: a checkpoint or an import may have replaced the parameters since the last step.
                 model.read_parameters(parameters)?;
                 a.optimizer.update(parameters, gradients, moments, learning_rate);
                 model.write_parameters(parameters)?;
             }
-            Place::Device { updates, step } => {
+            OptimizerState::Device { updates, step } => {
                 *step += 1;
                 updates.update(&a.optimizer.coefficients(*step, learning_rate, [scale_by, coefficient]))?;
             }
@@ -146,30 +148,33 @@ impl Strategy for Single {
 
     fn state(&self) -> Result<StateDict> {
         let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
-        match &a.place {
-            Place::Host { moments, .. } => saved::save(&a.specs, moments),
-            Place::Device { updates, step } => {
-                let [exp_avg, exp_avg_sq] = updates.read_moments()?;
-                let mut state = StateDict::new();
-                saved::save_part(&mut state, &a.specs, &exp_avg, &exp_avg_sq)?;
-                saved::save_step(&mut state, *step)?;
-                Ok(state)
+        let mut state = StateDict::new();
+        let step = match &a.state {
+            OptimizerState::Host { moments, .. } => {
+                saved::save_part(&mut state, &a.specs, [&moments.exp_avg, &moments.exp_avg_sq])?;
+                moments.step
             }
-        }
+            OptimizerState::Device { updates, step } => {
+                saved::save_part(&mut state, &a.specs, updates.read_moments()?.each_ref().map(Vec::as_slice))?;
+                *step
+            }
+        };
+        saved::save_step(&mut state, step)?;
+        Ok(state)
     }
 
     /// Fails, without changing anything, if a tensor is missing, unexpected, misshapen, or holds values that are
     /// invalid for a moment.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
         let a = self.attached()?;
-        let saved = Saved::check(&a.specs, state)?;
-        match &mut a.place {
-            Place::Host { moments, .. } => {
-                let [exp_avg, exp_avg_sq] = saved.flat(&a.specs)?;
+        let saved = SavedOptimizerState::check(&a.specs, state)?;
+        let [exp_avg, exp_avg_sq] = saved.flat(&a.specs)?;
+        match &mut a.state {
+            OptimizerState::Host { moments, .. } => {
                 *moments = Moments { exp_avg, exp_avg_sq, step: saved.step };
             }
-            Place::Device { updates, step } => {
-                updates.write_moments(saved.flat(&a.specs)?.each_ref().map(Vec::as_slice))?;
+            OptimizerState::Device { updates, step } => {
+                updates.write_moments([&exp_avg, &exp_avg_sq])?;
                 *step = saved.step;
             }
         }
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_add_up_until_the_step_and_are_gone_after_it() {
+    fn gradients_accumulate_until_the_step() {
         let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         for _ in 0..2 {
@@ -227,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_that_is_not_finite_changes_neither_parameters_nor_state() {
+    fn non_finite_gradients_change_nothing() {
         let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         step(&mut strategy, &mut model, &[1.0; 4]);
@@ -241,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_strategy_continues_bit_for_bit() {
+    fn resume_is_bit_exact() {
         let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         step(&mut strategy, &mut model, &[1.0, -2.0, 0.5, 0.1]);
@@ -260,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    fn rejects_a_state_that_does_not_fit_and_changes_nothing() {
         let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         step(&mut strategy, &mut model, &[1.0; 4]);
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_can_only_be_mistakes_are_refused() {
+    fn rejects_invalid_settings() {
         let mut model = FlatModel::two();
         for (key, config) in [
             ("training.betas", OptimizerConfig { betas: [1.0, 0.9], ..Default::default() }),
@@ -300,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_learning_rate_that_is_not_finite_is_an_error_of_the_configuration() {
+    fn rejects_a_non_finite_learning_rate() {
         let mut model = FlatModel::two();
         let mut strategy = attached(&mut model);
         let error = strategy.step(&mut model, f64::NAN, 1.0).unwrap_err();

@@ -17,7 +17,7 @@ pub enum HostWeight {
 
 /// The storage format of matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Matrices {
+pub enum MatrixStorage {
     /// Dense, like all other weights.
     #[default]
     Dense,
@@ -27,7 +27,7 @@ pub enum Matrices {
     Eight(EightBits),
 }
 
-/// Prefix of the weights that [`Matrices::Eight`] applies to: the transformer blocks.
+/// Prefix of the weights that [`MatrixStorage::Eight`] applies to: the transformer blocks.
 const BLOCKS: &str = "blocks.";
 
 impl HostWeight {
@@ -40,13 +40,13 @@ impl HostWeight {
         wide: impl FnOnce() -> Result<Tensor>,
     ) -> Result<Self> {
         match (storage.matrices, scaled) {
-            (Matrices::AsInFile, Some(rows)) => return Ok(Self::Scaled(rows)),
-            (Matrices::Eight(kind), Some(rows)) if rows.kind() == kind => return Ok(Self::Scaled(rows)),
+            (MatrixStorage::AsInFile, Some(rows)) => return Ok(Self::Scaled(rows)),
+            (MatrixStorage::Eight(kind), Some(rows)) if rows.kind() == kind => return Ok(Self::Scaled(rows)),
             _ => {}
         }
         let tensor = wide()?;
         match storage.matrices {
-            Matrices::Eight(kind) if key.starts_with(BLOCKS) && tensor.shape().len() == 2 => {
+            MatrixStorage::Eight(kind) if key.starts_with(BLOCKS) && tensor.shape().len() == 2 => {
                 Ok(Self::Scaled(ScaledRows::quantised(&tensor, kind)?))
             }
             _ => Ok(Self::Dense(tensor)),

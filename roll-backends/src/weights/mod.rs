@@ -1,12 +1,12 @@
 //! Weight stores: they hold the weights of a network on the device, in host memory, streamed from files, or sharded
 //! over the ranks, behind one interface, [`WeightStore`].
 
-mod ahead;
-mod from_host;
 mod host;
+mod host_store;
+mod prefetch;
 mod sharded;
 mod storage;
-mod turns;
+mod swapped;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,14 +15,15 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
-pub use ahead::{Ahead, Coming};
-pub use from_host::FromHost;
-pub use host::{HostWeight, Matrices};
+pub use host::{HostWeight, MatrixStorage};
+pub use host_store::HostStore;
+pub use prefetch::{Pending, Prefetcher};
 pub use sharded::Sharded;
 pub use storage::Storage;
-pub use turns::{Turn, Turns};
+pub use swapped::{DeviceSlot, Swapped};
 
 use crate::host::{upload, values};
+use crate::sync::lock;
 use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, ScaledMatrix, Tape};
 
 /// The weights of one segment of a network, by checkpoint key.
@@ -203,7 +204,7 @@ impl Resident {
 
 impl WeightStore for Resident {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let mut segments = self.segments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut segments = lock(&self.segments);
         if let Some(found) = segments.get(prefix) {
             return Ok(found.clone());
         }

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_core::{Communicator, Error, Result, StateDict, Tensor};
 
-use super::{Ahead, Storage, Weight, WeightStore, Weights};
+use super::{Prefetcher, Storage, Weight, WeightStore, Weights};
 use crate::overlap::{OverlappedRanks, Service};
 
 /// A store in which every rank holds an equal shard of every weight in host memory. A segment is assembled when it is
@@ -20,7 +20,7 @@ pub struct Sharded {
     ranks: Arc<OverlappedRanks>,
     service: u32,
     shards: Arc<Shards>,
-    ahead: Ahead<Weights>,
+    prefetcher: Prefetcher<Weights>,
 }
 
 /// The shards of one rank.
@@ -58,12 +58,12 @@ impl Sharded {
         let (mut entries, mut own) = (Vec::with_capacity(state.len()), Vec::new());
         for (key, tensor) in state {
             // Sharded in the stored dtype: f32 wherever the resident store would have f32.
-            let kept = match (tensor.dtype(), storage.of(key, tensor.dtype())) {
+            let stored = match (tensor.dtype(), storage.of(key, tensor.dtype())) {
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
                 (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
                 _ => tensor.to_float(roll_core::DType::F32)?,
             };
-            let bytes = kept.as_bytes();
+            let bytes = stored.as_bytes();
             let part = bytes.len().div_ceil(4 * world);
             let start = own.len();
             let cut = (4 * part * rank).min(bytes.len())..(4 * part * (rank + 1)).min(bytes.len());
@@ -77,15 +77,15 @@ impl Sharded {
             entries.push(Entry {
                 key: key.clone(),
                 shape: tensor.shape().to_vec(),
-                dtype: kept.dtype(),
+                dtype: stored.dtype(),
                 bytes: bytes.len(),
                 words: start..start + part,
             });
         }
         own.shrink_to_fit();
         let shards = Arc::new(Shards { device: device.clone(), entries, own, world });
-        let service = ranks.offer(shards.clone());
-        Ok(Self { ranks, service, shards, ahead: Ahead::default() })
+        let service = ranks.register(shards.clone());
+        Ok(Self { ranks, service, shards, prefetcher: Prefetcher::default() })
     }
 
     /// Size of this rank's shards in bytes.
@@ -96,17 +96,11 @@ impl Sharded {
 
 impl WeightStore for Sharded {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        self.ahead.segment(prefix, self.ranks.overlaps(), |prefix| {
-            let (send, coming) = mpsc::channel();
+        self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
             let (range, shards) = (self.shards.range(prefix), self.shards.clone());
-            let what = [range.start as u32, range.end as u32];
+            let operands = [range.start as u32, range.end as u32];
             // Assembled by the thread that gathered it, so that the network does not wait for the assembly either.
-            let then = move |gathered: Result<Vec<f32>>| {
-                // Sending fails if the store was dropped: then there is no receiver.
-                let _ = send.send(gathered.and_then(|gathered| shards.assemble(range, &gathered)));
-            };
-            self.ranks.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
-            Ok(coming)
+            self.ranks.begin_with(self.service, operands, move |gathered| shards.assemble(range, &gathered))
         })
     }
 
@@ -132,8 +126,8 @@ impl Shards {
     /// Assembles the weights of some entries from the shards of all ranks.
     fn assemble(&self, range: Range<usize>, gathered: &[f32]) -> Result<Weights> {
         let entries = &self.entries[range];
-        let base = entries.first().map_or(0, |e| e.words.start);
-        let length = entries.last().map_or(0, |e| e.words.end) - base;
+        let Range { start: base, end } = words_of(entries);
+        let length = end - base;
         let mut weights = HashMap::with_capacity(entries.len());
         for entry in entries {
             let at = entry.words.start - base..entry.words.end - base;
@@ -147,25 +141,29 @@ impl Shards {
     }
 }
 
+/// The range of adjacent entries in [`Shards::own`].
+fn words_of(entries: &[Entry]) -> Range<usize> {
+    entries.first().map_or(0, |e| e.words.start)..entries.last().map_or(0, |e| e.words.end)
+}
+
 impl Service for Shards {
-    /// All-gathers the entries `what[0]..what[1]`: the shards of rank 0, then those of rank 1, and so on.
-    fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
-        let entries = self.entries.get(what[0] as usize..what[1] as usize).ok_or_else(|| {
+    /// All-gathers the entries `first..end`: the shards of rank 0, then those of rank 1, and so on.
+    fn serve(
+        &self,
+        ranks: &dyn Communicator,
+        [first, end]: [u32; 2],
+        contribution: Option<&[f32]>,
+    ) -> Result<Vec<f32>> {
+        let entries = self.entries.get(first as usize..end as usize).ok_or_else(|| {
             Error::Misuse(format!(
-                "another rank asks for the weights {} to {} of {}: do all ranks read the same files?",
-                what[0],
-                what[1],
+                "another rank requests the weights {first} to {end} of {}: do all ranks read the same files?",
                 self.entries.len()
             ))
         })?;
-        let words = match entries {
-            [] => 0..0,
-            [one] => one.words.clone(),
-            [first, .., last] => first.words.start..last.words.end,
-        };
+        let words = words_of(entries);
         let mut all = vec![0.0; words.len() * self.world];
         ranks.all_gather(&self.own[words], &mut all)?;
-        Ok(if offer.is_some() { all } else { Vec::new() })
+        Ok(if contribution.is_some() { all } else { Vec::new() })
     }
 }
 
@@ -183,13 +181,14 @@ impl AsRef<[u8]> for Words {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
-    use roll_core::{Rank, ThreadRanks};
+    use roll_core::ThreadRanks;
 
     use super::*;
     use crate::Resident;
+    use crate::tests::CountingRanks;
     use crate::weights::Value;
 
     fn state() -> StateDict {
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_has_the_bits_of_the_resident_store_whoever_asks_for_it() {
+    fn sharded_segments_have_the_bits_of_resident_ones() {
         let device = crate::device("flex").unwrap();
         for dtype in [DType::F32, DType::BF16] {
             let resident = Resident::new(&state(), dtype, &device);
@@ -247,36 +246,8 @@ mod tests {
         }
     }
 
-    /// Counts the all-gathers of weights; those of requests are shorter.
-    struct Counting(Arc<dyn Communicator>, AtomicUsize);
-
-    impl Communicator for Counting {
-        fn rank(&self) -> Rank {
-            self.0.rank()
-        }
-        fn world_size(&self) -> usize {
-            self.0.world_size()
-        }
-        fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-            self.0.all_reduce(values)
-        }
-        fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-            self.0.reduce_scatter(values, out)
-        }
-        fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
-            self.1.fetch_add(usize::from(part.len() > 3), Ordering::SeqCst);
-            self.0.all_gather(part, out)
-        }
-        fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
-            self.0.broadcast(values, root)
-        }
-        fn barrier(&self) -> Result<()> {
-            self.0.barrier()
-        }
-    }
-
     #[test]
-    fn the_next_segment_is_gathered_while_this_one_is_used_and_hardly_one_in_vain() {
+    fn the_next_segment_is_prefetched() {
         const BLOCKS: usize = 6;
         const PASSES: usize = 4;
         let tensor = |i: usize| Tensor::new(vec![i as f32; 64], [64]).unwrap();
@@ -284,7 +255,7 @@ mod tests {
         let device = crate::device("flex").unwrap();
         for overlap in [true, false] {
             let results = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
-                let ranks = Arc::new(Counting(ranks, AtomicUsize::new(0)));
+                let ranks = CountingRanks::new(ranks);
                 let overlapped = OverlappedRanks::of(ranks.clone());
                 overlapped.set_overlap(overlap);
                 let store = Sharded::new(&state, DType::F32, &device, ranks.clone())?;
@@ -298,14 +269,14 @@ mod tests {
                         // Once the order is known, the next segment is fetched without a request. The time is not
                         // measured: the limit only ends a test in which it is never fetched.
                         let since = std::time::Instant::now();
-                        while overlap && pass > 1 && ranks.1.load(Ordering::SeqCst) <= used {
+                        while overlap && pass > 1 && ranks.gathered.load(Ordering::SeqCst) <= used {
                             assert!(since.elapsed() < Duration::from_secs(30), "block {i} of pass {pass}");
                             std::thread::yield_now();
                         }
                     }
                 }
                 overlapped.settle()?;
-                Ok(ranks.1.load(Ordering::SeqCst))
+                Ok(ranks.gathered.load(Ordering::SeqCst))
             });
             for gathered in results {
                 let (gathered, needed) = (gathered.unwrap(), PASSES * 2 * BLOCKS);

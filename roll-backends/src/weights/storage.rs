@@ -5,7 +5,7 @@ use half::bf16;
 use rayon::prelude::*;
 use roll_core::Tensor;
 
-use super::Matrices;
+use super::MatrixStorage;
 
 /// The storage of a network's weights: one dtype, with exceptions for weights that need f32 and for eight-bit matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,12 @@ pub struct Storage {
     /// Prefixes of weights that stay f32 if the file stores them as f32.
     pub exact: &'static [&'static str],
     /// The storage format of matrices.
-    pub matrices: Matrices,
+    pub matrices: MatrixStorage,
 }
 
 impl From<DType> for Storage {
     fn from(dtype: DType) -> Self {
-        Self { dtype, exact: &[], matrices: Matrices::Dense }
+        Self { dtype, exact: &[], matrices: MatrixStorage::Dense }
     }
 }
 
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_rounded_on_the_host_as_the_device_rounds_them() {
+    fn host_and_device_round_to_bf16_alike() {
         let device = crate::device("flex").unwrap();
         let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -1.0 - 1.0 / 256.0, 1e-40, f32::MAX, 0.0];
         let values: Vec<f32> = (0..70_000).map(|i| (i as f32 * 0.37).sin() * 10.0).chain(ties).collect();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_exact_stays_f32_where_the_file_has_it_so() {
+    fn exact_weights_stay_f32() {
         let storage = Storage { exact: &["time_", "head."], ..Storage::from(DType::BF16) };
         assert_eq!(storage.of("blocks.0.q.weight", roll_core::DType::F32), DType::BF16);
         assert_eq!(storage.of("time_embedding.0.weight", roll_core::DType::F32), DType::F32);

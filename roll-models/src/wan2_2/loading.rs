@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
-use roll_backends::weights::{HostWeight, Matrices, Storage, Turns};
+use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, Storage};
 use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
 use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 
@@ -149,9 +149,11 @@ impl Precision {
         let precision = || -> Result<Self> {
             let storage = options.weights_dtype.storage(stored, &EXACT, device)?;
             let eight_bits = match storage.matrices {
-                Matrices::Dense => false,
-                Matrices::AsInFile => components::in_eight_bits(file) && options.weight_store != Placement::Sharded,
-                Matrices::Eight(_) => true,
+                MatrixStorage::Dense => false,
+                MatrixStorage::AsInFile => {
+                    components::in_eight_bits(file) && options.weight_store != Placement::Sharded
+                }
+                MatrixStorage::Eight(_) => true,
             };
             Ok(Self { stored, storage, products: options.compute_dtype.of(storage.dtype, device)?, eight_bits })
         };
@@ -169,7 +171,7 @@ impl Precision {
         let (weights, products) = (name(self.storage.dtype), name(self.products));
         let matrices = match (self.eight_bits, self.storage.matrices) {
             (false, _) => "",
-            (true, Matrices::Eight(_)) => "; matrices of the blocks rounded to eight bits",
+            (true, MatrixStorage::Eight(_)) => "; matrices of the blocks rounded to eight bits",
             (true, _) => "; matrices of the blocks in eight bits, as in the files",
         };
         tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{idle}");
@@ -182,7 +184,7 @@ struct Experts {
     storage: Storage,
     products: DType,
     /// Swaps the experts on the device, if only one is resident at a time.
-    turns: Arc<Turns>,
+    turns: Arc<DeviceSlot>,
     idle: IdleExpert,
     /// Bytes of frozen weights on the device.
     resident: usize,
@@ -201,7 +203,7 @@ impl Experts {
         let bytes = |file: &Checkpoint| plan::weight_bytes(&file.shapes(), size, eight_bits);
         let each: Vec<usize> = [Some(&files.dit), files.dit2.as_ref()].into_iter().flatten().map(bytes).collect();
         let (all, largest) = (each.iter().sum::<usize>(), each.iter().max().copied().unwrap_or(0));
-        let converted = stored != storage.dtype || matches!(storage.matrices, Matrices::Eight(_));
+        let converted = stored != storage.dtype || matches!(storage.matrices, MatrixStorage::Eight(_));
         let whole = matches!(options.weight_store, Placement::Auto | Placement::Resident);
         let idle = match whole && each.len() > 1 {
             true => options.idle_expert.chosen(all, is_gpu(&device), memory, converted),
@@ -237,12 +239,12 @@ impl Experts {
                     };
                     Ok(Resident::from_weights(state.iter().map(weight).collect(), &device))
                 };
-                Arc::new(self.turns.turn(number, file.shapes(), &self.device, bring))
+                Arc::new(self.turns.store(number, file.shapes(), &self.device, bring))
             }
             IdleExpert::Drop => {
                 let own = file.clone();
                 let bring = move || weights::resident(&own, storage, &device);
-                Arc::new(self.turns.turn(number, file.shapes(), &self.device, bring))
+                Arc::new(self.turns.store(number, file.shapes(), &self.device, bring))
             }
         })
     }
@@ -278,7 +280,7 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
                 Dit::with_store(config, Arc::new(store))
             }
             Placement::Host => {
-                if matches!(storage.matrices, Matrices::Eight(_)) {
+                if matches!(storage.matrices, MatrixStorage::Eight(_)) {
                     let problem = "weights in eight bits do not wait in host memory: expected auto, f32 or bf16 beside \
                                    `model.weight_store: host`, or another `model.weight_store`";
                     return Err(Error::config("weights_dtype", problem));
@@ -287,7 +289,7 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
                 Dit::with_store(config, Arc::new(store))
             }
             Placement::Sharded => {
-                if matches!(storage.matrices, Matrices::Eight(_)) {
+                if matches!(storage.matrices, MatrixStorage::Eight(_)) {
                     let problem = "weights in eight bits are not divided among the ranks: expected auto, f32 or bf16 \
                                    beside `model.weight_store: sharded`, or another `model.weight_store`";
                     return Err(Error::config("weights_dtype", problem));

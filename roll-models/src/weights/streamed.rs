@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::background::{Purpose, begin};
-use roll_backends::weights::{Ahead, FromHost, HostWeight, Matrices, Storage};
+use roll_backends::weights::{HostStore, HostWeight, MatrixStorage, Prefetcher, Storage};
 use roll_backends::{Resident, Weight, WeightStore, Weights};
 use roll_core::{Result, ResultExt, Tensor};
 
@@ -20,7 +20,7 @@ use crate::precision::storable;
 /// long as the system has room.
 pub struct Streamed {
     source: Arc<Source>,
-    ahead: Option<Ahead<Weights>>,
+    ahead: Option<Prefetcher<Weights>>,
 }
 
 struct Source {
@@ -47,14 +47,14 @@ impl Streamed {
     /// Prefetches the next segment on a thread during the computation. This takes the memory of one more segment and
     /// avoids the wait, for networks that run through the same segments again and again.
     pub fn reading_ahead(mut self) -> Self {
-        self.ahead = Some(Ahead::default());
+        self.ahead = Some(Prefetcher::default());
         self
     }
 
     /// Prefetches like [`Streamed::reading_ahead`], for a network that runs through the segments in this order, but
     /// rarely: the first pass is prefetched, too, and no segment waits in memory for the next pass.
     pub fn reading_ahead_through(mut self, order: Vec<String>) -> Self {
-        self.ahead = Some(Ahead::through(order));
+        self.ahead = Some(Prefetcher::in_order(order));
         self
     }
 }
@@ -108,13 +108,13 @@ pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> R
 
 /// Creates a store that keeps the weights of `checkpoint` in host memory in the dtypes of `storage`, as far as `device`
 /// supports them. Fails on eight-bit weights.
-pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<FromHost> {
+pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<HostStore> {
     let weights = checkpoint.keys().map(|key| {
         let weight = uploaded(checkpoint, key, storage, device)?;
         checkpoint.release(key);
         Ok::<_, roll_core::Error>((key.to_string(), weight))
     });
-    FromHost::new(weights, device)
+    HostStore::new(weights, device)
 }
 
 /// Copies the weights of `checkpoint` to host memory in the dtypes of `storage`.
@@ -149,8 +149,8 @@ fn uploaded(checkpoint: &Checkpoint, key: &str, storage: Storage, device: &Devic
 /// Reads the weight `key`: dense, or in eight bits if `storage` says so.
 fn held(checkpoint: &Checkpoint, key: &str, storage: Storage) -> Result<HostWeight> {
     let scaled = match storage.matrices {
-        Matrices::Dense => None,
-        Matrices::AsInFile | Matrices::Eight(_) => checkpoint.scaled(key)?,
+        MatrixStorage::Dense => None,
+        MatrixStorage::AsInFile | MatrixStorage::Eight(_) => checkpoint.scaled(key)?,
     };
     let weight = HostWeight::new(storage, key, scaled, || Ok(checkpoint.tensor(key)?));
     weight.while_doing(|| format!("`{key}` of {}", checkpoint.path().display()))

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use super::find;
+use crate::device::memory::first_library;
 
 /// The file names that cudarc looks for (`.cargo/config.toml` sets the version). cudarc panics if it finds no such
 /// file.
@@ -33,7 +33,7 @@ pub fn usable() -> Result<(), String> {
 }
 
 fn tried() -> Result<(), String> {
-    let Some(library) = find(&KNOWN) else { return Err(missing()) };
+    let Some(library) = first_library(&KNOWN) else { return Err(missing()) };
     let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
     if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {
         return Err(format!(
@@ -42,19 +42,19 @@ fn tried() -> Result<(), String> {
             path.display()
         ));
     }
-    compiled(&library, &path).map_err(|said| {
+    compiled(&library, &path).map_err(|problem| {
         format!(
             "CUDA's run-time compiler does not work with the headers in {}: {} (its libraries, libnvrtc-builtins too, \
              belong in LD_LIBRARY_PATH; `eval \"$(scripts/setup-cuda)\"` sets that up)",
             path.display(),
-            said.split_whitespace().collect::<Vec<_>>().join(" ")
+            problem.split_whitespace().collect::<Vec<_>>().join(" ")
         )
     })
 }
 
 fn missing() -> String {
     let names = KNOWN.join(" or ");
-    match OTHERS.into_iter().find(|name| find(&[*name]).is_some()) {
+    match OTHERS.into_iter().find(|name| first_library(&[*name]).is_some()) {
         Some(name) => format!(
             "CUDA's run-time compiler is here as {name}, and looked for as {names}: `eval \"$(scripts/setup-cuda \
              --installed)\"` gives it that name"
@@ -99,18 +99,18 @@ fn compiled(library: &Library, headers: &Path) -> Result<(), String> {
         }
         let options = [ARCHITECTURE.as_ptr(), include.as_ptr()];
         let code = compile(program, options.len() as c_int, options.as_ptr());
-        let mut said = Vec::new();
+        let mut log_text = Vec::new();
         let mut size = 0;
         if code != 0 && log_size(program, &mut size) == 0 {
-            said = vec![0u8; size.max(1)];
-            log(program, said.as_mut_ptr().cast());
+            log_text = vec![0u8; size.max(1)];
+            log(program, log_text.as_mut_ptr().cast());
         }
         destroy(&mut program);
         match code {
             0 => Ok(()),
             _ => {
-                let text =
-                    CStr::from_bytes_until_nul(&said).map_or_else(|_| String::new(), |s| s.to_string_lossy().into());
+                let text = CStr::from_bytes_until_nul(&log_text)
+                    .map_or_else(|_| String::new(), |s| s.to_string_lossy().into());
                 Err(format!("error {code}: {}", text.lines().take(4).collect::<Vec<_>>().join(" ")))
             }
         }

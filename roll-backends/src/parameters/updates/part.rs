@@ -5,14 +5,14 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 use roll_core::{AdamUpdate, DevicePart, Error, Result};
 
-use super::super::{Parameters, download, upload};
-use super::{Updated, plain, plain_device, zeros};
+use super::super::{detached, download, upload};
+use super::{UpdatedTensor, plain_device, zeros};
 use crate::ops::adam;
 
 /// The elements of several tensors, concatenated: one kernel updates them, with one copy in for gradients and one out
 /// for values.
-pub(super) struct Part {
-    stretches: Vec<Stretch>,
+pub(super) struct UpdatedPart {
+    ranges: Vec<TensorRange>,
     len: usize,
     device: Device,
     /// First and second moment; `None` means zeros.
@@ -20,27 +20,27 @@ pub(super) struct Part {
 }
 
 /// A non-empty range of elements of a tensor.
-struct Stretch {
-    tensor: Updated,
+struct TensorRange {
+    tensor: UpdatedTensor,
     elements: Range<usize>,
 }
 
-impl Part {
+impl UpdatedPart {
     /// The elements `which` of the concatenated `tensors`. Fails if the range is out of bounds.
-    pub(super) fn of(tensors: &[Updated], which: Range<usize>) -> Result<Self> {
+    pub(super) fn of(tensors: &[UpdatedTensor], which: Range<usize>) -> Result<Self> {
         let all = tensors.iter().map(|tensor| tensor.len).sum();
         let Some(first) = tensors.first().filter(|_| which.start <= which.end && which.end <= all) else {
             return Err(Error::shape("a part of the flat parameters", format!("[{all}]"), &[which.start, which.end]));
         };
-        let (mut stretches, mut at) = (Vec::new(), 0);
+        let (mut ranges, mut at) = (Vec::new(), 0);
         for tensor in tensors {
             let [start, end] = [which.start, which.end].map(|bound| bound.clamp(at, at + tensor.len) - at);
             at += tensor.len;
             if start < end {
-                stretches.push(Stretch { tensor: tensor.of_same(), elements: start..end });
+                ranges.push(TensorRange { tensor: tensor.without_state(), elements: start..end });
             }
         }
-        Ok(Self { stretches, len: which.len(), device: plain_device(first.device()), moments: None })
+        Ok(Self { ranges, len: which.len(), device: plain_device(first.device()), moments: None })
     }
 
     fn check_len(&self, found: usize) -> Result<()> {
@@ -52,7 +52,7 @@ impl Part {
 
     /// The current values, concatenated.
     fn value(&self) -> Result<Tensor<1>> {
-        let mut values = self.stretches.iter().map(Stretch::value).collect::<Result<Vec<_>>>()?;
+        let mut values = self.ranges.iter().map(TensorRange::value).collect::<Result<Vec<_>>>()?;
         Ok(match values.len() {
             1 => values.remove(0),
             _ => Tensor::cat(values, 0),
@@ -60,9 +60,9 @@ impl Part {
     }
 }
 
-impl Stretch {
+impl TensorRange {
     fn value(&self) -> Result<Tensor<1>> {
-        let value = plain(self.tensor.value()?);
+        let value = detached(self.tensor.value()?);
         Ok(match self.elements.len() == self.tensor.len {
             true => value,
             false => value.narrow(0, self.elements.start, self.elements.len()),
@@ -70,15 +70,14 @@ impl Stretch {
     }
 }
 
-impl Updated {
+impl UpdatedTensor {
     /// The same tensor, without gradient and moments.
-    fn of_same(&self) -> Self {
-        let parameters: Parameters = self.parameters.clone();
-        Self { parameters, index: self.index, len: self.len, gradient: None, moments: None }
+    fn without_state(&self) -> Self {
+        Self { parameters: self.parameters.clone(), index: self.index, len: self.len, gradient: None, moments: None }
     }
 }
 
-impl DevicePart for Part {
+impl DevicePart for UpdatedPart {
     fn updated(&mut self, gradients: &[f32], update: &AdamUpdate) -> Result<Vec<f32>> {
         self.check_len(gradients.len())?;
         if self.len == 0 {
@@ -100,9 +99,9 @@ impl DevicePart for Part {
     }
 
     fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()> {
-        moments.iter().try_for_each(|of| self.check_len(of.len()))?;
+        moments.iter().try_for_each(|values| self.check_len(values.len()))?;
         if self.len > 0 {
-            self.moments = Some(moments.map(|of| upload(of.to_vec(), &self.device)));
+            self.moments = Some(moments.map(|values| upload(values.to_vec(), &self.device)));
         }
         Ok(())
     }
@@ -112,34 +111,35 @@ impl DevicePart for Part {
 mod tests {
     use roll_core::OptimizerConfig;
 
-    use super::super::tests::{assert_near, devices, parts, specs, values};
+    use super::super::tests::{parts, specs, values};
     use super::*;
-    use crate::Backend;
     use crate::optimizer::AdamW;
+    use crate::tests::{assert_near, devices};
+    use crate::{Backend, Parameters};
 
     #[test]
-    fn parts_of_any_length_are_updated_as_within_the_whole_and_on_flex_bit_for_bit() {
+    fn parts_are_updated_like_the_whole() {
         let config = OptimizerConfig { weight_decay: 0.1, ..OptimizerConfig::default() };
         let optimizer = AdamW::new(&config);
         let all = values(0).len();
         for (backend, device) in devices() {
             for cuts in [vec![0, all], vec![0, 2, 3, 50, 50, 89, 100, all], vec![0, 88, 89, all]] {
                 let whole = Parameters::new(specs(), parts(&values(0)), &device);
-                let divided = Parameters::new(specs(), parts(&values(0)), &device);
+                let sharded = Parameters::new(specs(), parts(&values(0)), &device);
                 let mut updates = Parameters::device_updates([&whole]).unwrap();
-                let of = Parameters::device_updates([&divided]).unwrap();
-                let cut = |bounds: &[usize]| of.part(bounds[0]..bounds[1]).unwrap();
-                let mut divided_updates: Vec<Box<dyn DevicePart>> = cuts.windows(2).map(cut).collect();
+                let split_updates = Parameters::device_updates([&sharded]).unwrap();
+                let cut = |bounds: &[usize]| split_updates.part(bounds[0]..bounds[1]).unwrap();
+                let mut part_updates: Vec<Box<dyn DevicePart>> = cuts.windows(2).map(cut).collect();
                 for step in 1..=3 {
                     let gradients = values(step);
                     let update = optimizer.coefficients(step as u64, 1e-2, [1.0; 2]);
                     updates.add(&gradients).unwrap();
                     updates.update(&update).unwrap();
                     let mut found = Vec::new();
-                    for (part, bounds) in divided_updates.iter_mut().zip(cuts.windows(2)) {
+                    for (part, bounds) in part_updates.iter_mut().zip(cuts.windows(2)) {
                         found.extend(part.updated(&gradients[bounds[0]..bounds[1]], &update).unwrap());
                     }
-                    divided.write(&found).unwrap();
+                    sharded.write(&found).unwrap();
                     let mut expected = vec![0.0; all];
                     whole.read(&mut expected).unwrap();
                     let moments = updates.read_moments().unwrap();
@@ -147,7 +147,7 @@ mod tests {
                         let read = |part: &mut Box<dyn DevicePart>| part.read_moments().unwrap()[which].clone();
                         let found = match which {
                             2 => found.clone(),
-                            _ => divided_updates.iter_mut().flat_map(read).collect(),
+                            _ => part_updates.iter_mut().flat_map(read).collect(),
                         };
                         match backend {
                             Backend::Flex => assert_eq!(&found, expected, "{cuts:?}, step {step}"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_a_part_is_refused_and_an_empty_part_has_nothing_to_do() {
+    fn rejects_wrong_lengths_and_accepts_empty_parts() {
         let optimizer = AdamW::new(&OptimizerConfig::default());
         let update = optimizer.coefficients(1, 1e-2, [1.0; 2]);
         for (_, device) in devices() {

@@ -6,9 +6,10 @@ use burn::tensor::{Tensor, TensorData};
 use super::*;
 use crate::Backend;
 use crate::flat_model::FlatModel;
-use crate::strategy::device_model::{OnDevice, assert_near, devices};
+use crate::tests::device_model::DeviceModel;
+use crate::tests::{assert_near, devices};
 
-fn attached(model: &mut OnDevice, optimizer_on: OptimizerPlace, max_grad_norm: f64) -> Single {
+fn attached(model: &mut DeviceModel, optimizer_on: OptimizerLocation, max_grad_norm: f64) -> Single {
     let mut strategy = Single::new(SingleOptions { optimizer_on });
     let config = OptimizerConfig { max_grad_norm, weight_decay: 0.1, ..OptimizerConfig::default() };
     strategy.attach(model, &config).unwrap();
@@ -16,7 +17,7 @@ fn attached(model: &mut OnDevice, optimizer_on: OptimizerPlace, max_grad_norm: f
 }
 
 /// One step with two backward passes.
-fn step(strategy: &mut Single, model: &mut OnDevice, number: usize) -> StrategyReport {
+fn step(strategy: &mut Single, model: &mut DeviceModel, number: usize) -> StrategyReport {
     for pull in 0..2 {
         model.pull(2 * number + pull);
         strategy.accumulate(model).unwrap();
@@ -24,20 +25,20 @@ fn step(strategy: &mut Single, model: &mut OnDevice, number: usize) -> StrategyR
     strategy.step(model, 1e-2, 0.5).unwrap()
 }
 
-fn steps(strategy: &mut Single, model: &mut OnDevice, numbers: std::ops::Range<usize>) {
+fn steps(strategy: &mut Single, model: &mut DeviceModel, numbers: std::ops::Range<usize>) {
     for number in numbers {
         assert!(step(strategy, model, number).applied);
     }
 }
 
 #[test]
-fn steps_on_the_device_are_those_in_host_memory_and_without_clipping_on_flex_bit_for_bit() {
+fn device_steps_match_host_steps() {
     for (backend, device) in devices() {
         for max_grad_norm in [0.0, 0.5] {
-            let mut models = [OnDevice::new(&device), OnDevice::new(&device)];
+            let mut models = [DeviceModel::new(&device), DeviceModel::new(&device)];
             let [here, there] = &mut models;
-            let mut host = attached(here, OptimizerPlace::Host, max_grad_norm);
-            let mut on_device = attached(there, OptimizerPlace::Device, max_grad_norm);
+            let mut host = attached(here, OptimizerLocation::Host, max_grad_norm);
+            let mut on_device = attached(there, OptimizerLocation::Device, max_grad_norm);
             for number in 0..4 {
                 let reports = [step(&mut host, here, number), step(&mut on_device, there, number)];
                 assert!((reports[0].grad_norm - reports[1].grad_norm).abs() < 1e-6 * reports[0].grad_norm);
@@ -58,14 +59,14 @@ fn steps_on_the_device_are_those_in_host_memory_and_without_clipping_on_flex_bit
 }
 
 #[test]
-fn a_state_of_the_device_is_continued_in_host_memory_and_the_other_way_round() {
+fn training_resumes_on_the_device_and_in_host_memory() {
     for (backend, device) in devices() {
-        for from in [OptimizerPlace::Device, OptimizerPlace::Host] {
-            for to in [OptimizerPlace::Device, OptimizerPlace::Host] {
-                let mut model = OnDevice::new(&device);
+        for from in [OptimizerLocation::Device, OptimizerLocation::Host] {
+            for to in [OptimizerLocation::Device, OptimizerLocation::Host] {
+                let mut model = DeviceModel::new(&device);
                 let mut strategy = attached(&mut model, from, 1.0);
                 steps(&mut strategy, &mut model, 0..2);
-                let mut resumed = OnDevice::new(&device);
+                let mut resumed = DeviceModel::new(&device);
                 resumed.write_parameters(&model.values()).unwrap();
                 let mut continued = attached(&mut resumed, to, 1.0);
                 continued.load_state(&strategy.state().unwrap()).unwrap();
@@ -81,11 +82,11 @@ fn a_state_of_the_device_is_continued_in_host_memory_and_the_other_way_round() {
 }
 
 #[test]
-fn gradients_that_a_wrapper_keeps_to_itself_reach_the_device_through_host_memory() {
+fn gradients_of_a_model_without_device_updates_pass_through_host_memory() {
     for (_, device) in devices() {
         let run = |wrapped: bool| {
-            let mut model = OnDevice::new(&device);
-            let mut strategy = attached(&mut model, OptimizerPlace::Device, 1.0);
+            let mut model = DeviceModel::new(&device);
+            let mut strategy = attached(&mut model, OptimizerLocation::Device, 1.0);
             model.updates = !wrapped;
             steps(&mut strategy, &mut model, 0..3);
             model.values()
@@ -95,10 +96,10 @@ fn gradients_that_a_wrapper_keeps_to_itself_reach_the_device_through_host_memory
 }
 
 #[test]
-fn a_gradient_on_the_device_that_is_not_finite_changes_neither_parameters_nor_state() {
+fn non_finite_gradients_on_the_device_change_nothing() {
     for (_, device) in devices() {
-        let mut model = OnDevice::new(&device);
-        let mut strategy = attached(&mut model, OptimizerPlace::Device, 1.0);
+        let mut model = DeviceModel::new(&device);
+        let mut strategy = attached(&mut model, OptimizerLocation::Device, 1.0);
         step(&mut strategy, &mut model, 0);
         let (values, state) = (model.values(), strategy.state().unwrap());
         model.parameters.add_gradient(1, Tensor::from_data(TensorData::new(vec![f32::NAN; 3], [3]), &device));
@@ -112,8 +113,8 @@ fn a_gradient_on_the_device_that_is_not_finite_changes_neither_parameters_nor_st
 }
 
 #[test]
-fn a_device_that_cannot_be_had_is_an_error_of_the_configuration() {
-    let options = SingleOptions { optimizer_on: OptimizerPlace::Device };
+fn rejects_a_device_that_the_model_does_not_support() {
+    let options = SingleOptions { optimizer_on: OptimizerLocation::Device };
     let refused = Single::new(options).attach(&mut FlatModel::two(), &OptimizerConfig::default());
     let message = refused.unwrap_err().to_string();
     assert!(message.contains("strategy.optimizer_on") && message.contains("in host memory alone"), "{message}");

@@ -10,8 +10,9 @@ use roll_core::{SingleRank, ThreadRanks};
 use super::*;
 use crate::Backend;
 use crate::flat_model::FlatModel;
-use crate::strategy::OptimizerPlace;
-use crate::strategy::device_model::{OnDevice, assert_near, devices};
+use crate::strategy::OptimizerLocation;
+use crate::tests::device_model::DeviceModel;
+use crate::tests::{assert_near, devices};
 
 const LONG: Duration = Duration::from_secs(60);
 /// Tensors that are not aligned with the shards of the ranks.
@@ -19,7 +20,7 @@ const SHAPES: [(&str, &[usize]); 5] = [("a", &[3, 7]), ("b", &[5]), ("c", &[1]),
 /// Backward passes of a step, over all ranks.
 const PULLS: usize = 4;
 
-fn options(optimizer_on: OptimizerPlace, stage: u8, bucket: usize) -> ZeroOptions {
+fn options(optimizer_on: OptimizerLocation, stage: u8, bucket: usize) -> ZeroOptions {
     ZeroOptions { stage, reduce_bucket_size: bucket, optimizer_on, check_every: 1, ..ZeroOptions::default() }
 }
 
@@ -29,7 +30,7 @@ fn optimizer() -> OptimizerConfig {
 }
 
 /// Runs a rank's share of some steps; returns the gradient norms.
-fn train(strategy: &mut Zero, model: &mut OnDevice, steps: Range<usize>) -> Result<Vec<f64>> {
+fn train(strategy: &mut Zero, model: &mut DeviceModel, steps: Range<usize>) -> Result<Vec<f64>> {
     let (rank, world) = (strategy.ranks().all.rank().0, strategy.ranks().all.world_size());
     let mut norms = Vec::new();
     for step in steps {
@@ -49,14 +50,14 @@ type After = (Vec<f32>, Vec<f64>, StateDict);
 /// Trains with different options for each range of steps, on ranks that must agree.
 fn run(ranks: usize, device: &Device, parts: &[(ZeroOptions, Range<usize>)]) -> After {
     let results = ThreadRanks::run(ranks, LONG, |ranks| {
-        let mut model = OnDevice::of(&SHAPES, device);
+        let mut model = DeviceModel::of(&SHAPES, device);
         let (mut norms, mut state) = (Vec::new(), None);
         for (options, steps) in parts {
             let mut strategy = Zero::new(options.clone(), ranks.clone())?;
             strategy.attach(&mut model, &optimizer())?;
             // Only rank 0 receives the state; a real run reads it from a file.
             if let Some(state) = &state {
-                strategy.load_state(&everywhere(state, model.parameters(), ranks.as_ref())?)?;
+                strategy.load_state(&broadcast_state(state, model.parameters(), ranks.as_ref())?)?;
             }
             norms.extend(train(&mut strategy, &mut model, steps.clone())?);
             state = Some(strategy.state()?);
@@ -69,11 +70,11 @@ fn run(ranks: usize, device: &Device, parts: &[(ZeroOptions, Range<usize>)]) -> 
 }
 
 /// Broadcasts the state of rank 0 to every rank.
-fn everywhere(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<StateDict> {
+fn broadcast_state(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<StateDict> {
     let count: usize = specs.iter().map(ParameterSpec::len).sum();
     let mut flat = [vec![0.0; count], vec![0.0; count]];
     let mut step = [0.0];
-    if let Ok(saved) = Saved::check(specs, state) {
+    if let Ok(saved) = SavedOptimizerState::check(specs, state) {
         flat = saved.flat(specs)?;
         step[0] = saved.step as f32;
     }
@@ -82,7 +83,7 @@ fn everywhere(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Communicat
     ranks.broadcast(&mut flat[1], root)?;
     ranks.broadcast(&mut step, root)?;
     let mut all = StateDict::new();
-    saved::save_part(&mut all, specs, &flat[0], &flat[1])?;
+    saved::save_part(&mut all, specs, flat.each_ref().map(Vec::as_slice))?;
     saved::save_step(&mut all, step[0] as u64)?;
     Ok(all)
 }
@@ -102,14 +103,14 @@ fn assert_same(what: &str, backend: Backend, found: &After, expected: &After) {
 }
 
 #[test]
-fn updates_on_the_device_are_those_in_host_memory_and_on_flex_bit_for_bit_at_every_stage_and_number_of_ranks() {
+fn device_updates_match_host_updates_at_every_stage_and_number_of_ranks() {
     for (backend, device) in devices() {
         for ranks in [1, 2, 4] {
             for stage in 0..=3 {
                 for bucket in [1, 40, 1 << 20] {
-                    let at = |place| run(ranks, &device, &[(options(place, stage, bucket), 0..4)]);
+                    let at = |location| run(ranks, &device, &[(options(location, stage, bucket), 0..4)]);
                     let what = format!("{backend}, {ranks} ranks, stage {stage}, buckets of {bucket}");
-                    assert_same(&what, backend, &at(OptimizerPlace::Device), &at(OptimizerPlace::Host));
+                    assert_same(&what, backend, &at(OptimizerLocation::Device), &at(OptimizerLocation::Host));
                 }
             }
         }
@@ -117,8 +118,8 @@ fn updates_on_the_device_are_those_in_host_memory_and_on_flex_bit_for_bit_at_eve
 }
 
 #[test]
-fn a_run_goes_on_with_its_state_on_the_device_or_in_host_memory_at_any_stage() {
-    let (device, host) = (OptimizerPlace::Device, OptimizerPlace::Host);
+fn training_resumes_on_the_device_and_in_host_memory_at_any_stage() {
+    let (device, host) = (OptimizerLocation::Device, OptimizerLocation::Host);
     for (backend, on) in devices() {
         for ranks in [1, 2, 4] {
             let expected = run(ranks, &on, &[(options(host, 1, 40), 0..6)]);
@@ -134,13 +135,13 @@ fn a_run_goes_on_with_its_state_on_the_device_or_in_host_memory_at_any_stage() {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_on_any_device() {
+fn a_non_finite_gradient_on_one_rank_changes_nothing_on_any_device() {
     for (_, device) in devices() {
         for stage in [0, 2] {
             let results = ThreadRanks::run(2, LONG, |ranks| {
                 let rank = ranks.rank().0;
-                let mut model = OnDevice::of(&SHAPES, &device);
-                let mut strategy = Zero::new(options(OptimizerPlace::Device, stage, 40), ranks)?;
+                let mut model = DeviceModel::of(&SHAPES, &device);
+                let mut strategy = Zero::new(options(OptimizerLocation::Device, stage, 40), ranks)?;
                 strategy.attach(&mut model, &optimizer())?;
                 train(&mut strategy, &mut model, 0..1)?;
                 let before = model.values();
@@ -162,28 +163,28 @@ fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_on_any_device() {
 }
 
 #[test]
-fn a_device_that_cannot_be_had_is_an_error_of_the_configuration() {
-    let wanted = options(OptimizerPlace::Device, 2, 40);
+fn rejects_a_device_that_the_model_does_not_support() {
+    let wanted = options(OptimizerLocation::Device, 2, 40);
     let cpu = Offload { device: OffloadDevice::Cpu, ..Offload::default() };
     let refused = |options: &ZeroOptions| -> String {
         let strategy = Zero::new(options.clone(), Arc::new(SingleRank));
         strategy.and_then(|mut s| s.attach(&mut FlatModel::two(), &optimizer())).unwrap_err().to_string()
     };
-    for (options, said) in [
+    for (options, part) in [
         (wanted.clone(), "in host memory alone"),
         (ZeroOptions { offload_optimizer: cpu, ..wanted }, "strategy.offload_optimizer.device: cpu"),
     ] {
         let message = refused(&options);
-        assert!(message.contains("strategy.optimizer_on") && message.contains(said), "{message}");
+        assert!(message.contains("strategy.optimizer_on") && message.contains(part), "{message}");
     }
 }
 
 #[test]
-fn a_plan_has_the_state_where_the_strategy_keeps_it() {
+fn plans_account_for_the_optimizer_location() {
     let cpu = Offload { device: OffloadDevice::Cpu, ..Offload::default() };
     let most = |options: ZeroOptions| options.division().state_on_gpu;
     assert!(most(ZeroOptions::default()) > 0);
     assert_eq!(most(ZeroOptions { offload_optimizer: cpu, ..ZeroOptions::default() }), 0);
-    assert_eq!(most(options(OptimizerPlace::Host, 2, 40)), 0);
-    assert_eq!(most(options(OptimizerPlace::Device, 2, 40)), usize::MAX);
+    assert_eq!(most(options(OptimizerLocation::Host, 2, 40)), 0);
+    assert_eq!(most(options(OptimizerLocation::Device, 2, 40)), usize::MAX);
 }

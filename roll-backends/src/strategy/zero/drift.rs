@@ -2,9 +2,9 @@
 
 use roll_core::{Communicator, Model, ParameterSpec, Result};
 
-use super::values::Values;
+use super::parameter_access::ParameterAccess;
+use super::partition::Partition;
 use crate::BackendError;
-use crate::strategy::zero::partition::Partition;
 
 /// Fails unless every rank trains the same parameters, by name and shape.
 pub(super) fn same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<()> {
@@ -20,18 +20,18 @@ pub(super) fn same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator)
     }
 }
 
-/// Fails unless the parameters of all ranks are bit-identical. `when` is the number of updates so far.
+/// Fails unless the parameters of all ranks are bit-identical, after `updates` updates.
 pub(super) fn same_values(
     model: &mut dyn Model,
     specs: &[ParameterSpec],
     partition: &Partition,
     ranks: &dyn Communicator,
-    when: u64,
+    updates: u64,
 ) -> Result<()> {
     if ranks.world_size() == 1 {
         return Ok(());
     }
-    let mut values = Values::open(model)?;
+    let mut values = ParameterAccess::open(model)?;
     let mut own = Vec::with_capacity(8 * specs.len());
     for bucket in partition.buckets() {
         let read = values.read(bucket)?;
@@ -50,7 +50,7 @@ pub(super) fn same_values(
         None => Ok(()),
         Some((spec, rank)) => {
             let (name, count) = (specs[*spec].name.clone(), differing.len());
-            Err(BackendError::Drift { updates: when, rank: *rank, name, count, of: specs.len() }.into())
+            Err(BackendError::Drift { updates, rank: *rank, name, count, of: specs.len() }.into())
         }
     }
 }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checksum_sees_every_bit_and_every_place() {
+    fn checksums_depend_on_every_bit_and_position() {
         let words = [1u32, 2, 3, 0x8000_0000];
         let sum = |words: &[u32]| checksum(words.iter().copied());
         for i in 0..4 {

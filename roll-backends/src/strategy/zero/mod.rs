@@ -1,29 +1,29 @@
 //! ZeRO: optimizer state (stage 1), gradients (stage 2) and frozen weights (stage 3) are sharded over the ranks.
 //!
-//! The trainable parameters are a flat vector. It is divided into buckets of whole tensors, and each bucket into one
+//! The trainable parameters are a flat vector. It is split into buckets of whole tensors, and each bucket into one
 //! shard per rank. Gradients are reduced bucket by bucket to the rank that owns the shard. That rank holds the moments
 //! of the shard and updates it; the shards of all ranks are all-gathered and written to the model. The frozen weights
 //! of stage 3 are sharded by the weight store ([`crate::Sharded`]) and all-gathered block by block.
 //!
 //! A backward pass runs through the network in reverse, so buckets fill from the last to the first. Reductions are
-//! started in that order, whether during the pass or after it (`arrivals.rs`).
+//! started in that order, whether during the pass or after it (`reducer.rs`).
 //!
 //! Every stage computes the same bits: sums run over the ranks in their order whichever rank holds them, AdamW is
 //! elementwise, and the gradient norm is summed shard by shard. Another number of ranks sums in another order and
 //! differs by rounding.
 
-mod arrivals;
 #[cfg(test)]
 mod device_tests;
 mod drift;
 mod gradients;
-mod kept;
+mod optimizer_state;
 mod options;
+mod parameter_access;
 mod partition;
-mod sequence;
+mod reducer;
+mod sequence_parallel;
 #[cfg(test)]
 mod tests;
-mod values;
 
 use std::sync::Arc;
 
@@ -35,13 +35,13 @@ use roll_core::{
 pub use options::{Offload, OffloadDevice, ZeroOptions};
 pub use partition::{Bucket, Partition};
 
-use super::saved::{self, Saved};
+use super::saved::{self, SavedOptimizerState};
 use super::{check, check_step, not_attached};
 use crate::optimizer::{AdamW, clip_coefficient};
 use crate::overlap::OverlappedRanks;
-use arrivals::Arrivals;
 use gradients::Gradients;
-use kept::{Kept, OfBucket, Turn};
+use optimizer_state::{OptimizerState, UpdateContext};
+use reducer::GradientReducer;
 
 const NAME: &str = "zero";
 
@@ -60,8 +60,8 @@ struct Attached {
     specs: Vec<ParameterSpec>,
     partition: Arc<Partition>,
     gradients: Arc<Gradients>,
-    arrivals: Arc<Arrivals>,
-    kept: Kept,
+    reducer: Arc<GradientReducer>,
+    optimizer_state: OptimizerState,
 }
 
 impl Zero {
@@ -71,7 +71,7 @@ impl Zero {
         communicator.set_timeout(options.timeout());
         let ranks = OverlappedRanks::of(communicator);
         ranks.set_overlap(options.overlap_comm);
-        let groups = sequence::groups(&ranks, options.sequence_parallel_size, options.stage)?;
+        let groups = sequence_parallel::strategy_ranks(&ranks, options.sequence_parallel_size, options.stage)?;
         Ok(Self { options, ranks, groups, attached: None })
     }
 
@@ -94,45 +94,45 @@ impl Strategy for Zero {
         drift::same_parameters(&specs, ranks)?;
         drift::same_values(model, &specs, &partition, ranks, 0)?;
         let gradients = Arc::new(Gradients::new(partition.clone(), self.options.stage < 2));
-        let kept = Kept::zeros(&self.options, model, &partition, ranks)?;
-        let service = self.ranks.offer(gradients.clone());
-        let arrivals = Arc::new(Arrivals::new(partition.clone(), &specs, self.ranks.clone(), service));
+        let optimizer_state = OptimizerState::zeros(&self.options, model, &partition, ranks)?;
+        let service = self.ranks.register(gradients.clone());
+        let reducer = Arc::new(GradientReducer::new(partition.clone(), &specs, self.ranks.clone(), service));
         self.attached = Some(Attached {
             optimizer: AdamW::new(optimizer),
             max_grad_norm: optimizer.max_grad_norm,
             specs,
             partition,
             gradients,
-            arrivals,
-            kept,
+            reducer,
+            optimizer_state,
         });
         Ok(())
     }
 
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
         let overlaps = self.ranks.overlaps();
-        let arrivals = self.attached()?.arrivals.clone();
+        let reducer = self.attached()?.reducer.clone();
         // The remaining gradients can only be taken bucket by bucket if the model has parts.
         if let Some(parts) = model.parts().filter(|_| overlaps)
-            && parts.deliver_gradients(Some(arrivals.clone()))
+            && parts.deliver_gradients(Some(reducer.clone()))
         {
-            arrivals.open();
+            reducer.open();
         }
         Ok(())
     }
 
     /// Ranks may call this at different times, and a different number of times.
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
-        let arrivals = self.attached()?.arrivals.clone();
+        let reducer = self.attached()?.reducer.clone();
         if let Some(parts) = model.parts() {
             parts.deliver_gradients(None);
         }
-        arrivals.finish(model)
+        reducer.finish(model)
     }
 
     fn discard(&mut self) {
         if let Some(attached) = &self.attached {
-            attached.arrivals.close();
+            attached.reducer.close();
             attached.gradients.clear();
         }
     }
@@ -149,12 +149,19 @@ impl Strategy for Zero {
             return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
         }
         let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
-        let Attached { optimizer, specs, partition, gradients, kept, .. } = a;
+        let Attached { optimizer, specs, partition, gradients, optimizer_state, .. } = a;
         gradients.scale(coefficient);
-        let turn = Turn { optimizer, partition, gradients, ranks: ranks.as_ref(), whole: stage == 0, learning_rate };
-        kept.update(model, &turn)?;
+        let context = UpdateContext {
+            optimizer,
+            partition,
+            gradients,
+            ranks: ranks.as_ref(),
+            replicated: stage == 0,
+            learning_rate,
+        };
+        optimizer_state.update(model, &context)?;
         gradients.clear();
-        let updates = kept.step();
+        let updates = optimizer_state.step();
         if check_every > 0 && updates.is_multiple_of(check_every) {
             drift::same_values(model, specs, partition, ranks.as_ref(), updates)?;
         }
@@ -170,25 +177,22 @@ impl Strategy for Zero {
     fn state(&self) -> Result<StateDict> {
         let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
         let mut state = StateDict::new();
-        let moments = a.kept.read()?;
+        let moments = a.optimizer_state.read()?;
         for (number, bucket) in a.partition.buckets().iter().enumerate() {
-            let gathered = |own: Vec<f32>| -> Result<Vec<f32>> {
+            let gather = |own: Vec<f32>| -> Result<Vec<f32>> {
                 let mut whole = vec![0.0; bucket.part * a.partition.world()];
                 self.ranks.all_gather(&own, &mut whole)?;
                 whole.truncate(bucket.len);
                 Ok(whole)
             };
-            let [exp_avg, exp_avg_sq] = match moments.of(number, bucket, self.options.stage > 0)? {
-                OfBucket::Whole(whole) => whole,
-                OfBucket::Own([exp_avg, exp_avg_sq]) => [gathered(exp_avg)?, gathered(exp_avg_sq)?],
-            };
+            let moments = moments.of_bucket(number, bucket, self.options.stage > 0, gather)?;
             if self.ranks.rank().0 == 0 {
                 let specs = &a.specs[bucket.specs.clone()];
-                saved::save_part(&mut state, specs, &exp_avg, &exp_avg_sq)?;
+                saved::save_part(&mut state, specs, moments.each_ref().map(Vec::as_slice))?;
             }
         }
         if self.ranks.rank().0 == 0 {
-            saved::save_step(&mut state, a.kept.step())?;
+            saved::save_step(&mut state, a.optimizer_state.step())?;
         }
         Ok(state)
     }
@@ -196,9 +200,9 @@ impl Strategy for Zero {
     /// Takes the complete state on every rank and keeps this rank's shards. Fails, without changing anything, if a
     /// tensor is missing, unexpected, misshapen, or holds values that are invalid for a moment.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
-        let place = [self.ranks.rank().0, usize::from(self.options.stage)];
-        let Attached { specs, partition, kept, .. } = self.attached()?;
-        kept.load(&Saved::check(specs, state)?, specs, partition, place)
+        let (rank, stage) = (self.ranks.rank().0, self.options.stage);
+        let Attached { specs, partition, optimizer_state, .. } = self.attached()?;
+        optimizer_state.load(&SavedOptimizerState::check(specs, state)?, specs, partition, rank, stage)
     }
 }
 

@@ -8,7 +8,7 @@ use roll_core::{Error, IdleKeys, Kind, OptionNotes, Result, WeightPlacement, Whe
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::strategy::OptimizerPlace;
+use crate::strategy::OptimizerLocation;
 
 /// Options of the strategy `zero`; names as in DeepSpeed's `zero_optimization`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,7 +42,7 @@ pub struct ZeroOptions {
     /// Location of AdamW's moments and updates on each rank. `device`: the parameters' device. `host`: host memory.
     /// `auto`: on GPUs if a rank updates at most 268,435,456 parameters, which is enough for adapters; in host memory
     /// otherwise. Gradients are summed over the ranks in host memory in any case.
-    pub optimizer_on: OptimizerPlace,
+    pub optimizer_on: OptimizerLocation,
     /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many
     /// for one GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of
     /// the transformer and its tokens. Ranks that stand next to each other are a group; every group has samples of its
@@ -67,7 +67,7 @@ impl Default for ZeroOptions {
             contiguous_gradients: true,
             offload_optimizer: Offload::default(),
             offload_param: Offload::default(),
-            optimizer_on: OptimizerPlace::default(),
+            optimizer_on: OptimizerLocation::default(),
             sequence_parallel_size: 1,
             check_every: 50,
             timeout_seconds: 1800,
@@ -136,7 +136,7 @@ impl ZeroOptions {
             let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
             return key("offload_optimizer.device", problem.into());
         }
-        if self.optimizer_on == OptimizerPlace::Device && self.optimizer_place() == OptimizerPlace::Host {
+        if self.optimizer_on == OptimizerLocation::Device && self.optimizer_location() == OptimizerLocation::Host {
             let problem = "`strategy.offload_optimizer.device: cpu` keeps the optimizer's state in host memory: expected \
                            `host` or `auto`, found `device`";
             return key("optimizer_on", problem.into());
@@ -145,10 +145,10 @@ impl ZeroOptions {
     }
 
     /// The location of the optimizer state.
-    pub(super) fn optimizer_place(&self) -> OptimizerPlace {
+    pub(super) fn optimizer_location(&self) -> OptimizerLocation {
         match self.offload_optimizer.device {
             OffloadDevice::None => self.optimizer_on,
-            OffloadDevice::Cpu | OffloadDevice::Nvme => OptimizerPlace::Host,
+            OffloadDevice::Cpu | OffloadDevice::Nvme => OptimizerLocation::Host,
         }
     }
 
@@ -162,13 +162,13 @@ impl ZeroOptions {
         }
     }
 
-    /// How memory is divided, for a plan.
+    /// The division of memory over the ranks, for a plan.
     pub(super) fn division(&self) -> Division {
         Division {
             all_ranks: true,
             stage: self.stage,
             placement: self.weight_placement(),
-            state_on_gpu: self.optimizer_place().most_on_gpu(),
+            state_on_gpu: self.optimizer_location().most_on_gpu(),
             overlap_comm: self.overlap_comm,
             copies_parameters: false,
             bucket: self.bucket_size(),
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_offloaded_at_stage_3_only_as_in_deepspeed() {
+    fn weights_are_offloaded_only_at_stage_3() {
         let cpu = Offload { device: OffloadDevice::Cpu, pin_memory: true };
         let at = |stage: u8, offload_param: &Offload| {
             let options = ZeroOptions { stage, offload_param: offload_param.clone(), ..ZeroOptions::default() };

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_is_in_one_bucket_and_every_element_has_one_owner() {
+    fn buckets_partition_the_parameters() {
         let specs = specs(&[5, 1, 100, 3, 3, 3, 0, 7]);
         for (size, world) in [(1, 1), (8, 2), (8, 3), (1000, 4), (6, 7)] {
             let partition = Partition::new(&specs, size, world);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn no_parameters_are_no_buckets() {
+    fn an_empty_model_has_no_buckets() {
         assert_eq!(Partition::new(&[], 8, 2).padded(), 0);
     }
 }

@@ -4,14 +4,16 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use roll_core::{Error, Rank, SingleRank, Tensor, ThreadRanks};
+use roll_core::{Error, SingleRank, Tensor, ThreadRanks};
 
 use super::*;
 use crate::flat_model::{BATCH, FlatModel};
 use crate::strategy::{Single, SingleOptions};
+use crate::tests::CountingRanks;
 
 const LONG: Duration = Duration::from_secs(60);
 const STEPS: u64 = 10;
+
 fn options(stage: u8, bucket: usize) -> ZeroOptions {
     ZeroOptions { stage, reduce_bucket_size: bucket, ..ZeroOptions::default() }
 }
@@ -73,7 +75,7 @@ fn assert_near(a: &[f32], b: &[f32]) {
 }
 
 #[test]
-fn every_stage_gives_the_same_bits_at_one_number_of_ranks() {
+fn all_stages_compute_the_same_bits() {
     for ranks in [1, 2, 4] {
         let expected = after(ranks, &options(0, 50), true, none);
         for stage in 1..=3 {
@@ -88,7 +90,7 @@ fn every_stage_gives_the_same_bits_at_one_number_of_ranks() {
 }
 
 #[test]
-fn overlap_changes_no_bit_whoever_skips_what() {
+fn overlap_changes_no_bit() {
     fn some(step: u64, sample: usize) -> bool {
         (step + sample as u64).is_multiple_of(3) || (step == 4 && sample != 1)
     }
@@ -103,56 +105,23 @@ fn overlap_changes_no_bit_whoever_skips_what() {
     }
 }
 
-/// A communicator that counts its reductions.
-struct Counting {
-    ranks: Arc<dyn Communicator>,
-    reduced: Arc<AtomicUsize>,
-}
-
-impl Communicator for Counting {
-    fn rank(&self) -> Rank {
-        self.ranks.rank()
-    }
-    fn world_size(&self) -> usize {
-        self.ranks.world_size()
-    }
-    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-        self.ranks.all_reduce(values)
-    }
-    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        self.ranks.reduce_scatter(values, out)?;
-        self.reduced.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }
-    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
-        self.ranks.all_gather(part, out)
-    }
-    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
-        self.ranks.broadcast(values, root)
-    }
-    fn barrier(&self) -> Result<()> {
-        self.ranks.barrier()
-    }
-}
-
 /// Returns the number of reductions that finished before the gradient of the first tensor was ready: the backward pass
 /// waits for `wanted` of them, for at most `patience`.
 fn reduced_before_the_end(overlap_comm: bool, wanted: usize, patience: Duration) -> Vec<usize> {
     let results = ThreadRanks::run(2, LONG, |ranks| {
-        let reduced = Arc::new(AtomicUsize::new(0));
-        let ranks = Arc::new(Counting { ranks, reduced: reduced.clone() });
-        let mut strategy = Zero::new(ZeroOptions { overlap_comm, ..options(2, 40) }, ranks)?;
+        let ranks = CountingRanks::new(ranks);
+        let mut strategy = Zero::new(ZeroOptions { overlap_comm, ..options(2, 40) }, ranks.clone())?;
         let mut model = FlatModel::springs();
         strategy.attach(&mut model, &optimizer())?;
-        let (seen, done) = (Arc::new(AtomicUsize::new(0)), reduced.clone());
+        let (seen, done) = (Arc::new(AtomicUsize::new(0)), ranks.clone());
         let at_the_end = seen.clone();
         model.during_pull = Some(Box::new(move |position| {
             let since = Instant::now();
-            while position == 1 && done.load(Ordering::SeqCst) < wanted && since.elapsed() < patience {
+            while position == 1 && done.reduced.load(Ordering::SeqCst) < wanted && since.elapsed() < patience {
                 std::thread::yield_now();
             }
             if position == 1 {
-                at_the_end.store(done.load(Ordering::SeqCst), Ordering::SeqCst);
+                at_the_end.store(done.reduced.load(Ordering::SeqCst), Ordering::SeqCst);
             }
         }));
         strategy.before_last_pull(&mut model)?;
@@ -160,20 +129,20 @@ fn reduced_before_the_end(overlap_comm: bool, wanted: usize, patience: Duration)
         strategy.accumulate(&mut model)?;
         strategy.step(&mut model, 0.1, 0.5)?;
         // Buckets: tensors 0 to 2, 3, and 4 to 5.
-        assert_eq!(reduced.load(Ordering::SeqCst), 3);
+        assert_eq!(ranks.reduced.load(Ordering::SeqCst), 3);
         Ok(seen.load(Ordering::SeqCst))
     });
     results.into_iter().map(Result::unwrap).collect()
 }
 
 #[test]
-fn buckets_are_reduced_while_the_pull_goes_on() {
+fn buckets_are_reduced_during_the_backward_pass() {
     assert_eq!(reduced_before_the_end(true, 2, LONG), [2, 2]);
     assert_eq!(reduced_before_the_end(false, 1, Duration::from_millis(50)), [0, 0]);
 }
 
 #[test]
-fn a_parameter_that_is_used_twice_counts_twice() {
+fn gradients_of_a_parameter_used_twice_add_up() {
     for overlap_comm in [true, false] {
         let results = ThreadRanks::run(2, LONG, |ranks| {
             let mut strategy = Zero::new(ZeroOptions { overlap_comm, ..options(2, 40) }, ranks)?;
@@ -202,7 +171,7 @@ fn a_parameter_that_is_used_twice_counts_twice() {
 }
 
 #[test]
-fn what_is_discarded_during_a_pull_is_gone() {
+fn discard_during_a_backward_pass_drops_its_gradients() {
     let results = ThreadRanks::run(2, LONG, |ranks| {
         let mut strategy = Zero::new(options(2, 1 << 20), ranks)?;
         let mut model = FlatModel::springs();
@@ -220,7 +189,7 @@ fn what_is_discarded_during_a_pull_is_gone() {
 }
 
 #[test]
-fn the_number_of_ranks_changes_no_more_than_rounding() {
+fn the_number_of_ranks_changes_only_rounding() {
     let (alone, _) = after(1, &options(2, 50), true, none);
     for ranks in [2, 4] {
         for stage in 0..=3 {
@@ -230,7 +199,7 @@ fn the_number_of_ranks_changes_no_more_than_rounding() {
 }
 
 #[test]
-fn the_size_of_buckets_changes_no_more_than_rounding() {
+fn the_bucket_size_changes_only_rounding() {
     let (whole, _) = after(2, &options(2, 1 << 20), true, none);
     for size in [1, 7, 600] {
         assert_near(&after(2, &options(2, size), true, none).0, &whole);
@@ -238,7 +207,7 @@ fn the_size_of_buckets_changes_no_more_than_rounding() {
 }
 
 #[test]
-fn one_rank_is_the_strategy_single_bit_for_bit() {
+fn one_rank_matches_the_strategy_single_bit_for_bit() {
     let mut single = Single::new(SingleOptions::default());
     let mut model = FlatModel::springs();
     single.attach(&mut model, &optimizer()).unwrap();
@@ -249,7 +218,7 @@ fn one_rank_is_the_strategy_single_bit_for_bit() {
 }
 
 #[test]
-fn samples_that_are_skipped_on_some_ranks_stall_nobody_and_count_nowhere() {
+fn ranks_may_skip_samples() {
     // Skips all samples of rank 1 of 2, some of rank 0, and in some steps all but one of four ranks' samples.
     let skips = |step: u64, sample: usize| sample >= 2 || (step % 3 == 1 && sample == 0);
     let expected = after(1, &options(2, 50), true, skips).0;
@@ -261,7 +230,7 @@ fn samples_that_are_skipped_on_some_ranks_stall_nobody_and_count_nowhere() {
 }
 
 #[test]
-fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
+fn training_resumes_with_another_number_of_ranks_stage_and_bucket_size() {
     let expected = after(1, &options(1, 50), true, none).0;
     let half = ThreadRanks::run(4, LONG, |ranks| {
         let mut strategy = Zero::new(options(2, 50), ranks)?;
@@ -294,7 +263,7 @@ fn a_run_goes_on_with_another_number_of_ranks_stage_and_bucket_size() {
 }
 
 #[test]
-fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+fn rejects_a_state_that_does_not_fit_and_changes_nothing() {
     let mut strategy = Zero::new(options(2, 50), Arc::new(SingleRank)).unwrap();
     let mut model = FlatModel::springs();
     strategy.attach(&mut model, &optimizer()).unwrap();
@@ -302,13 +271,13 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     let good = strategy.state().unwrap();
     let mut bad = good.clone();
     bad.insert("exp_avg.layer3".into(), Tensor::zeros([9, 64]));
-    let said = strategy.load_state(&bad).unwrap_err().to_string();
-    assert!(said.contains("exp_avg.layer3") && said.contains("[64, 9]"), "{said}");
+    let message = strategy.load_state(&bad).unwrap_err().to_string();
+    assert!(message.contains("exp_avg.layer3") && message.contains("[64, 9]"), "{message}");
     assert!(good.iter().zip(strategy.state().unwrap()).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()));
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_on_any() {
+fn a_non_finite_gradient_on_one_rank_changes_nothing_on_any() {
     for stage in 0..=3 {
         let results = ThreadRanks::run(2, LONG, |ranks| {
             let rank = ranks.rank().0;
@@ -336,7 +305,7 @@ fn a_gradient_that_is_not_finite_on_one_rank_changes_nothing_on_any() {
 }
 
 #[test]
-fn ranks_that_drift_apart_stop_and_say_where() {
+fn drift_between_ranks_is_an_error_that_names_the_tensor() {
     let results = ThreadRanks::run(3, LONG, |ranks| {
         let rank = ranks.rank().0;
         let mut strategy = Zero::new(ZeroOptions { check_every: 2, ..options(0, 50) }, ranks)?;
@@ -350,13 +319,13 @@ fn ranks_that_drift_apart_stop_and_say_where() {
         train(&mut strategy, &mut model, 1..2, none)
     });
     for result in results {
-        let said = result.unwrap_err().to_string();
-        assert!(said.contains("after 2 updates") && said.contains("`layer1` of rank 2"), "{said}");
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains("after 2 updates") && message.contains("`layer1` of rank 2"), "{message}");
     }
 }
 
 #[test]
-fn ranks_with_other_models_or_initial_values_are_refused_at_once() {
+fn rejects_ranks_with_different_models_or_initial_values() {
     let attach = |change: fn(&mut FlatModel)| -> String {
         let results = ThreadRanks::run(2, LONG, |ranks| {
             let mut model = FlatModel::springs();
@@ -367,10 +336,10 @@ fn ranks_with_other_models_or_initial_values_are_refused_at_once() {
         });
         results.into_iter().next().unwrap().unwrap_err().to_string()
     };
-    let said = attach(|model| model.specs[3].name = "other".into());
-    assert!(said.contains("rank 1 trains 6 tensors that are not the 6 of rank 0"), "{said}");
-    let said = attach(|model| model.values[0] += 1.0);
-    assert!(said.contains("after 0 updates `layer0` of rank 1"), "{said}");
+    let message = attach(|model| model.specs[3].name = "other".into());
+    assert!(message.contains("rank 1 trains 6 tensors that are not the 6 of rank 0"), "{message}");
+    let message = attach(|model| model.values[0] += 1.0);
+    assert!(message.contains("after 0 updates `layer0` of rank 1"), "{message}");
 }
 
 #[test]
@@ -392,7 +361,7 @@ fn a_rank_that_fails_in_a_step_fails_the_others() {
 }
 
 #[test]
-fn settings_that_can_only_be_mistakes_are_refused() {
+fn rejects_invalid_settings() {
     for options in [
         ZeroOptions { stage: 4, ..ZeroOptions::default() },
         ZeroOptions { reduce_bucket_size: 0, ..ZeroOptions::default() },

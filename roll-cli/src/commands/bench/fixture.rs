@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
 use roll_backends::device::is_gpu;
 use roll_backends::strategy::Single;
-use roll_backends::weights::FromHost;
+use roll_backends::weights::HostStore;
 use roll_backends::{
     EightBits, Memory, NdTensor, Resident, ScaledMatrix, ScaledRows, Weight, WeightStore, product_dtype,
 };
@@ -35,7 +35,7 @@ impl Fixture {
         let codes = preset.eight_bits.map(Codes::new).transpose()?;
         let weights = random(dit.weights(), preset.dtype, codes, device);
         let store: Arc<dyn WeightStore> = match preset.weights_on_host {
-            true => Arc::new(FromHost::new(weights, device)?),
+            true => Arc::new(HostStore::new(weights, device)?),
             false => Arc::new(Resident::from_weights(weights.collect::<Result<_>>()?, device)),
         };
         let memory = if preset.offload { Memory::Offload } else { Memory::Recompute };

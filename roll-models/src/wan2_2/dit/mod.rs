@@ -134,7 +134,7 @@ impl Dit {
         self
     }
 
-    /// Shards the weights between `ranks` if all of them are trained ([`Parameters::divided`]). Adapters are small and
+    /// Shards the weights between `ranks` if all of them are trained ([`Parameters::sharded`]). Adapters are small and
     /// are replicated on every rank.
     pub fn dividing_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.ranks = Some(ranks);
@@ -180,7 +180,7 @@ impl Dit {
                 };
                 let device = self.store.device();
                 self.parameters = Some(match &self.ranks {
-                    Some(ranks) => Parameters::divided(specs, value, device, ranks.clone())?,
+                    Some(ranks) => Parameters::sharded(specs, value, device, ranks.clone())?,
                     None => {
                         let values = specs.iter().map(value).collect::<Result<_>>()?;
                         Parameters::new(specs, values, device)
@@ -365,7 +365,7 @@ fn chain(pass: &Arc<Pass>) -> Chain {
         segments.push(Arc::new(Block { index, pass: pass.clone() }));
     }
     segments.push(Arc::new(Head(pass.clone())));
-    Chain::new(segments).keeping(pass.products)
+    Chain::new(segments).with_input_dtype(pass.products)
 }
 
 /// Computes the shared tensors of the chain, in the order of [`block::shared`].

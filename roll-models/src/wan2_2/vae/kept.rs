@@ -22,12 +22,12 @@ impl Kept {
 
     /// Waits for the copy and frees the state's memory on the device.
     pub fn settle(&mut self) -> Result<()> {
-        self.each(Offloaded::settle)
+        self.each(Offloaded::release)
     }
 
     /// Starts the copy back to the device.
     pub fn begin_return(&mut self) -> Result<()> {
-        self.each(Offloaded::begin_return)
+        self.each(Offloaded::prefetch)
     }
 
     /// Returns the state on the device.
@@ -35,7 +35,7 @@ impl Kept {
         match self {
             Self::Here(state) => Ok(state),
             Self::Away { first, caches } => {
-                let caches = caches.into_iter().map(|cache| cache.map(Offloaded::back).transpose());
+                let caches = caches.into_iter().map(|cache| cache.map(Offloaded::into_device).transpose());
                 Ok(State { first, caches: caches.collect::<Result<_>>()? })
             }
         }

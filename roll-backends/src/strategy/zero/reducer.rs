@@ -1,40 +1,41 @@
 //! Collects gradients during a backward pass and starts their reduction.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use roll_core::{Error, GradientSink, Model, ParameterSpec, Result};
 
 use super::partition::Partition;
 use crate::overlap::OverlappedRanks;
+use crate::sync::lock;
 
 /// Collects gradients into buckets and starts the reduction of each bucket when it is complete.
 ///
 /// Reductions always start from the last bucket to the first, even if an earlier bucket is complete first. If the order
 /// differed between ranks, other buckets would be paired, and sums over several samples would round differently from
 /// run to run.
-pub(super) struct Arrivals {
+pub(super) struct GradientReducer {
     partition: Arc<Partition>,
     /// The bucket of each parameter, and its offset and length there.
-    places: Vec<Place>,
+    slots: Vec<BucketSlot>,
     ranks: Arc<OverlappedRanks>,
     /// Number of the gradient service among the services of the ranks.
     service: u32,
-    state: Mutex<State>,
+    state: Mutex<ReducerState>,
 }
 
-struct Place {
+struct BucketSlot {
     bucket: usize,
     start: usize,
     len: usize,
 }
 
 #[derive(Default)]
-struct State {
+struct ReducerState {
     /// Whether gradients are accepted.
     open: bool,
     /// Incomplete buckets, by number.
-    filling: BTreeMap<usize, Filling>,
+    filling: BTreeMap<usize, PartialBucket>,
     /// Buckets with smaller numbers have not been started.
     next: usize,
     /// Gradients that arrive after their bucket's reduction was started: of parameters that are used more than once.
@@ -42,44 +43,45 @@ struct State {
     failed: Option<Error>,
 }
 
-struct Filling {
+struct PartialBucket {
     values: Vec<f32>,
     /// The parameters whose gradients have arrived.
-    came: Vec<bool>,
+    received: Vec<bool>,
 }
 
-impl Arrivals {
+impl GradientReducer {
     pub(super) fn new(
         partition: Arc<Partition>,
         specs: &[ParameterSpec],
         ranks: Arc<OverlappedRanks>,
         service: u32,
     ) -> Self {
-        let mut places = Vec::with_capacity(specs.len());
+        let mut slots = Vec::with_capacity(specs.len());
         for (number, bucket) in partition.buckets().iter().enumerate() {
             let mut start = 0;
             for spec in &specs[bucket.specs.clone()] {
-                places.push(Place { bucket: number, start, len: spec.len() });
+                slots.push(BucketSlot { bucket: number, start, len: spec.len() });
                 start += spec.len();
             }
         }
-        Self { partition, places, ranks, service, state: Mutex::default() }
+        Self { partition, slots, ranks, service, state: Mutex::default() }
     }
 
     /// Accepts gradients from now on: they are the last ones of their parameters in this step.
     pub(super) fn open(&self) {
-        *self.lock() = State { open: true, next: self.partition.buckets().len(), ..State::default() };
+        *lock(&self.state) =
+            ReducerState { open: true, next: self.partition.buckets().len(), ..ReducerState::default() };
     }
 
     /// Drops the gradients that have arrived and accepts no more.
     pub(super) fn close(&self) {
-        *self.lock() = State::default();
+        *lock(&self.state) = ReducerState::default();
     }
 
     /// Takes the remaining gradients out of the model, and starts the reductions that have not been started. Fails with
     /// the first error of a reduction.
     pub(super) fn finish(&self, model: &mut dyn Model) -> Result<()> {
-        let State { open, mut filling, next, late, failed } = std::mem::take(&mut *self.lock());
+        let ReducerState { open, mut filling, next, late, failed } = std::mem::take(&mut *lock(&self.state));
         if let Some(error) = failed {
             return Err(error);
         }
@@ -110,23 +112,19 @@ impl Arrivals {
     }
 
     fn reduce(&self, bucket: usize, values: Vec<f32>) -> Result<()> {
-        self.ranks.begin(self.service, [bucket as u32, 0], values, None)
+        self.ranks.begin(self.service, [bucket as u32, 0], values)
     }
 
     /// Zeros of the size of a padded bucket.
     fn empty(&self, bucket: usize) -> Vec<f32> {
         vec![0.0; self.partition.buckets()[bucket].part * self.partition.world()]
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-impl GradientSink for Arrivals {
+impl GradientSink for GradientReducer {
     fn deliver(&self, position: usize, gradient: &[f32]) -> bool {
-        let mut state = self.lock();
-        let Some(Place { bucket, start, len }) = self.places.get(position) else { return false };
+        let mut state = lock(&self.state);
+        let Some(BucketSlot { bucket, start, len }) = self.slots.get(position) else { return false };
         if !state.open || gradient.len() != *len {
             return false;
         }
@@ -138,12 +136,12 @@ impl GradientSink for Arrivals {
             return true;
         }
         let specs = &self.partition.buckets()[*bucket].specs;
-        let new = || Filling { values: self.empty(*bucket), came: vec![false; specs.len()] };
+        let new = || PartialBucket { values: self.empty(*bucket), received: vec![false; specs.len()] };
         let filling = state.filling.entry(*bucket).or_insert_with(new);
         add(&mut filling.values);
-        filling.came[position - specs.start] = true;
+        filling.received[position - specs.start] = true;
         while let Some(next) = state.next.checked_sub(1)
-            && state.filling.get(&next).is_some_and(|f| f.came.iter().all(|came| *came))
+            && state.filling.get(&next).is_some_and(|f| f.received.iter().all(|received| *received))
             && let Some(whole) = state.filling.remove(&next)
         {
             state.next = next;

@@ -7,13 +7,14 @@
 #[cfg(target_os = "linux")]
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use libloading::Library;
 
 #[cfg(target_os = "linux")]
 use super::pages::Pages;
-use super::{Failed, Lines, Runtime, Stream};
+use super::{CopyStreams, Runtime, RuntimeError, Stream};
+use crate::sync::lock;
 
 /// `cudaStream_t` and `cudaEvent_t`.
 type Handle = *mut c_void;
@@ -72,7 +73,7 @@ pub(crate) struct Cuda {
     device: c_int,
     to_host: usize,
     to_device: usize,
-    /// Memory that was page-locked after allocation (not by `cudaHostAlloc`), by address.
+    /// Memory that was page-locked after its allocation (not by `cudaHostAlloc`), by address.
     #[cfg(target_os = "linux")]
     locked: Mutex<HashMap<usize, Pages>>,
 }
@@ -97,7 +98,7 @@ impl Functions {
         found.as_ref().map_err(String::clone)
     }
 
-    fn check(&self, call: &'static str, code: c_int) -> Result<(), Failed> {
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), RuntimeError> {
         if code == 0 {
             return Ok(());
         }
@@ -108,7 +109,7 @@ impl Functions {
             let text = (self.get_error_string)(code);
             if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
         };
-        Err(Failed { call, reason: format!("{text} (error {code})") })
+        Err(RuntimeError { call, reason: format!("{text} (error {code})") })
     }
 }
 
@@ -145,8 +146,8 @@ fn mapped(maps: &str) -> Vec<&str> {
 }
 
 impl Cuda {
-    fn new(device: usize) -> Result<Self, Failed> {
-        let unusable = |reason| Failed { call: "looking for the CUDA runtime", reason };
+    fn new(device: usize) -> Result<Self, RuntimeError> {
+        let unusable = |reason| RuntimeError { call: "looking for the CUDA runtime", reason };
         let functions = Functions::of_process().map_err(unusable)?;
         let device = c_int::try_from(device).map_err(|e| unusable(e.to_string()))?;
         let mut cuda = Self {
@@ -170,7 +171,7 @@ impl Cuda {
     }
 
     /// Runs `call` with this GPU as the thread's current device, and restores the previous device.
-    fn on_device<T>(&self, call: impl FnOnce() -> Result<T, Failed>) -> Result<T, Failed> {
+    fn on_device<T>(&self, call: impl FnOnce() -> Result<T, RuntimeError>) -> Result<T, RuntimeError> {
         let mut before = self.device;
         // SAFETY: writes a number.
         self.functions.check("cudaGetDevice", unsafe { (self.functions.get_device)(&mut before) })?;
@@ -183,32 +184,32 @@ impl Cuda {
         result
     }
 
-    fn set_device(&self, device: c_int) -> Result<(), Failed> {
+    fn set_device(&self, device: c_int) -> Result<(), RuntimeError> {
         // SAFETY: takes any number.
         self.functions.check("cudaSetDevice", unsafe { (self.functions.set_device)(device) })
     }
 
     /// Allocates memory and page-locks it; `None` if that fails.
     #[cfg(target_os = "linux")]
-    fn lock(&self, bytes: usize) -> Option<usize> {
+    fn lock_pages(&self, bytes: usize) -> Option<usize> {
         let pages = Pages::new(bytes)?;
         let at = pages.address();
         let pointer = std::ptr::with_exposed_provenance_mut(at);
         // SAFETY: the memory is alive, and is kept until it is unlocked.
         let code = unsafe { (self.functions.host_register)(pointer, pages.size(), DEFAULT) };
         self.functions.check("cudaHostRegister", code).ok()?;
-        self.locked.lock().unwrap_or_else(PoisonError::into_inner).insert(at, pages);
+        lock(&self.locked).insert(at, pages);
         Some(at)
     }
 
-    /// Unlocks and frees memory of [`Cuda::lock`]; returns false for any other address.
+    /// Unlocks and frees memory of [`Cuda::lock_pages`]; returns false for any other address.
     #[cfg(target_os = "linux")]
-    fn unlock(&self, at: usize) -> bool {
-        let Some(pages) = self.locked.lock().unwrap_or_else(PoisonError::into_inner).remove(&at) else { return false };
+    fn unlock_pages(&self, at: usize) -> bool {
+        let Some(pages) = lock(&self.locked).remove(&at) else { return false };
         // SAFETY: the memory is page-locked, and no copy uses it.
         let code = unsafe { (self.functions.host_unregister)(std::ptr::with_exposed_provenance_mut(at)) };
         if let Err(failed) = self.functions.check("cudaHostUnregister", code) {
-            tracing::warn!("memory could not be unlocked, and is kept: {failed}");
+            tracing::warn!("memory could not be unlocked and is leaked: {failed}");
             std::mem::forget(pages);
         }
         true
@@ -241,7 +242,7 @@ impl Drop for Event {
 impl Runtime for Cuda {
     type Event = Event;
 
-    fn record(&self, stream: Stream) -> Result<Event, Failed> {
+    fn record_event(&self, stream: Stream) -> Result<Event, RuntimeError> {
         self.on_device(|| {
             let mut handle: Handle = std::ptr::null_mut();
             // SAFETY: writes a handle.
@@ -255,7 +256,7 @@ impl Runtime for Cuda {
         })
     }
 
-    fn wait(&self, stream: Stream, event: &Event) -> Result<(), Failed> {
+    fn stream_wait_event(&self, stream: Stream, event: &Event) -> Result<(), RuntimeError> {
         self.on_device(|| {
             // SAFETY: both handles are alive; the stream keeps the event's state, not the handle.
             let code = unsafe { (self.functions.stream_wait_event)(self.handle(stream), event.handle(), 0) };
@@ -263,7 +264,7 @@ impl Runtime for Cuda {
         })
     }
 
-    unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), Failed> {
+    unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), RuntimeError> {
         let kind = if stream == Stream::ToHost { TO_HOST } else { TO_DEVICE };
         self.on_device(|| {
             let (to, from) = (std::ptr::with_exposed_provenance_mut(to), std::ptr::with_exposed_provenance(from));
@@ -273,13 +274,13 @@ impl Runtime for Cuda {
         })
     }
 
-    fn reach(&self, event: &Event) -> Result<(), Failed> {
+    fn synchronize_event(&self, event: &Event) -> Result<(), RuntimeError> {
         // SAFETY: the handle is alive.
         let code = unsafe { (self.functions.event_synchronize)(event.handle()) };
         self.functions.check("cudaEventSynchronize", code)
     }
 
-    fn drain(&self, stream: Stream) -> Result<(), Failed> {
+    fn synchronize_stream(&self, stream: Stream) -> Result<(), RuntimeError> {
         self.on_device(|| {
             // SAFETY: the handle is alive.
             let code = unsafe { (self.functions.stream_synchronize)(self.handle(stream)) };
@@ -287,11 +288,11 @@ impl Runtime for Cuda {
         })
     }
 
-    fn pin(&self, bytes: usize) -> Result<usize, Failed> {
+    fn pin(&self, bytes: usize) -> Result<usize, RuntimeError> {
         self.on_device(|| {
             #[cfg(target_os = "linux")]
-            if bytes >= LARGE
-                && let Some(at) = self.lock(bytes)
+            if bytes >= REGISTERED_FROM
+                && let Some(at) = self.lock_pages(bytes)
             {
                 return Ok(at);
             }
@@ -305,52 +306,53 @@ impl Runtime for Cuda {
 
     unsafe fn unpin(&self, at: usize, _: usize) {
         #[cfg(target_os = "linux")]
-        if self.unlock(at) {
+        if self.unlock_pages(at) {
             return;
         }
         // SAFETY: as the caller promises.
         let code = unsafe { (self.functions.free_host)(std::ptr::with_exposed_provenance_mut(at)) };
         if let Err(failed) = self.functions.check("cudaFreeHost", code) {
-            tracing::warn!("page-locked memory could not be given back: {failed}");
+            tracing::warn!("page-locked memory could not be freed: {failed}");
         }
     }
 }
 
-/// Size from which memory is allocated first and page-locked then.
+/// Size from which memory is allocated first and then page-locked.
 #[cfg(target_os = "linux")]
-const LARGE: usize = 1 << 22;
+const REGISTERED_FROM: usize = 1 << 22;
 
 /// Extra pinned memory for the pieces in which parameters are copied, in addition to the segment inputs.
 const SPARE: usize = 1 << 29;
 
 /// The copy streams of each GPU that was requested; `None` if they cannot be used.
-static KNOWN: Mutex<Vec<(usize, Option<Arc<Lines<Cuda>>>)>> = Mutex::new(Vec::new());
+static KNOWN: Mutex<Vec<(usize, Option<Arc<CopyStreams<Cuda>>>)>> = Mutex::new(Vec::new());
 
 /// The copy streams of a GPU, in libtorch's numbering. `None` if they cannot be used, which was logged.
-pub(crate) fn lines(device: usize) -> Option<Arc<Lines<Cuda>>> {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, lines)) = known.iter().find(|(number, _)| *number == device) {
-        return lines.clone();
+pub(crate) fn copy_streams(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
+    let mut known = lock(&KNOWN);
+    if let Some((_, copy_streams)) = known.iter().find(|(number, _)| *number == device) {
+        return copy_streams.clone();
     }
-    let lines = Cuda::new(device).map(|cuda| Lines::new(cuda, SPARE)).map_err(|failed| say(&failed)).ok();
-    known.push((device, lines.clone()));
-    lines
+    let copy_streams =
+        Cuda::new(device).map(|cuda| CopyStreams::new(cuda, SPARE)).map_err(|failed| warn_unusable(&failed)).ok();
+    known.push((device, copy_streams.clone()));
+    copy_streams
 }
 
 /// Disables the copy streams of this GPU after a failure.
-pub(crate) fn give_up(device: usize, failed: &Failed) {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, lines)) = known.iter_mut().find(|(number, _)| *number == device)
-        && lines.take().is_some()
+pub(crate) fn disable(device: usize, failed: &RuntimeError) {
+    let mut known = lock(&KNOWN);
+    if let Some((_, copy_streams)) = known.iter_mut().find(|(number, _)| *number == device)
+        && copy_streams.take().is_some()
     {
-        say(failed);
+        warn_unusable(failed);
     }
 }
 
-fn say(failed: &Failed) {
+fn warn_unusable(failed: &RuntimeError) {
     tracing::warn!(
-        "copies between GPU and host go through libtorch's own stream, and kernels wait for them: a stream beside it \
-         cannot be used ({failed})"
+        "copies between GPU and host go through libtorch's own stream, and kernels wait for them: a separate \
+         stream cannot be used ({failed})"
     );
 }
 
@@ -359,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_runtime_is_found_where_it_is_mapped_under_whatever_name() {
+    fn mapped_runtimes_are_found_under_any_file_name() {
         let maps = "7f00-7f01 r--p 00000000 fe:00 12   /opt/torch/lib/libcudart-d0da41ae.so.11.0\n\
                     7f01-7f02 r-xp 00001000 fe:00 12   /opt/torch/lib/libcudart-d0da41ae.so.11.0\n\
                     7f02-7f03 r--p 00000000 fe:00 13   /opt/torch lib/libcudart.so.13\n\

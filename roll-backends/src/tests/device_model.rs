@@ -8,21 +8,21 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 use roll_core::{DeviceUpdates, GradientSink, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
-use crate::{Backend, Parameters};
+use crate::Parameters;
 
-pub(super) struct OnDevice {
-    pub(super) parameters: Parameters,
+pub(crate) struct DeviceModel {
+    pub(crate) parameters: Parameters,
     /// Whether the model offers device updates.
-    pub(super) updates: bool,
+    pub(crate) updates: bool,
 }
 
-impl OnDevice {
+impl DeviceModel {
     /// A model with the tensors `a` `[4, 8]` and `b` `[3]`.
-    pub(super) fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         Self::of(&[("a", &[4, 8]), ("b", &[3])], device)
     }
 
-    pub(super) fn of(shapes: &[(&str, &[usize])], device: &Device) -> Self {
+    pub(crate) fn of(shapes: &[(&str, &[usize])], device: &Device) -> Self {
         let spec = |(name, shape): &(&str, &[usize])| ParameterSpec { name: (*name).into(), shape: shape.to_vec() };
         let specs: Vec<_> = shapes.iter().map(spec).collect();
         let values = specs.iter().map(|s| (0..s.len()).map(|i| (i as f32 * 0.37).sin()).collect()).collect();
@@ -30,7 +30,7 @@ impl OnDevice {
     }
 
     /// Adds the gradients of one backward pass; as in a network, the last tensor comes first.
-    pub(super) fn pull(&self, number: usize) {
+    pub(crate) fn pull(&self, number: usize) {
         for (index, spec) in self.parameters.specs().iter().enumerate().rev() {
             let values: Vec<f32> = (0..spec.len()).map(|i| ((i + 7 * number) as f32 * 0.61).cos()).collect();
             let data = TensorData::new(values, [spec.len()]);
@@ -38,14 +38,14 @@ impl OnDevice {
         }
     }
 
-    pub(super) fn values(&self) -> Vec<f32> {
+    pub(crate) fn values(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.parameter_count()];
         self.read_parameters(&mut values).unwrap();
         values
     }
 }
 
-impl Model for OnDevice {
+impl Model for DeviceModel {
     fn parameters(&self) -> &[ParameterSpec] {
         self.parameters.specs()
     }
@@ -69,7 +69,7 @@ impl Model for OnDevice {
     }
 }
 
-impl ParameterParts for OnDevice {
+impl ParameterParts for DeviceModel {
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
         self.parameters.read_part(which, out)
     }
@@ -86,15 +86,4 @@ impl ParameterParts for OnDevice {
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
         Parameters::device_updates([&self.parameters]).filter(|_| self.updates)
     }
-}
-
-/// Devices of this build that work on this machine and are selected by ROLL_TEST_BACKENDS.
-pub(super) fn devices() -> impl Iterator<Item = (Backend, Device)> {
-    let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()) && b.usable(0).is_ok());
-    tested.map(|backend| (backend, crate::device(backend.name()).unwrap()))
-}
-
-pub(super) fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
-    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * b.abs().max(5e-2);
-    assert!(found.len() == expected.len() && found.iter().zip(expected).all(near), "{what}");
 }

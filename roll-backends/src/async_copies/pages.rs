@@ -8,9 +8,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
 /// Size of a huge page.
-const LARGE: usize = 1 << 21;
+const HUGE_PAGE: usize = 1 << 21;
 /// Size of the smallest page.
-const SMALL: usize = 1 << 12;
+const PAGE: usize = 1 << 12;
 /// Threads that populate pages: enough to saturate memory bandwidth.
 const THREADS: usize = 8;
 /// `MADV_HUGEPAGE` of `sys/mman.h` on Linux.
@@ -32,29 +32,29 @@ unsafe impl Send for Pages {}
 impl Pages {
     /// Allocates and populates memory; `None` if the allocation fails.
     pub(super) fn new(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(1).checked_next_multiple_of(LARGE)?, LARGE).ok()?;
+        let layout = Layout::from_size_align(bytes.max(1).checked_next_multiple_of(HUGE_PAGE)?, HUGE_PAGE).ok()?;
         // SAFETY: the size is not 0.
         let pages = Self { at: NonNull::new(unsafe { alloc(layout) })?, layout };
         // SAFETY: the memory is owned. A failure to get huge pages does not matter.
         unsafe { madvise(pages.at.as_ptr().cast(), layout.size(), MADV_HUGEPAGE) };
-        pages.touch();
+        pages.populate();
         Some(pages)
     }
 
-    fn touch(&self) {
-        let part = self.layout.size().div_ceil(THREADS).next_multiple_of(LARGE);
+    fn populate(&self) {
+        let part = self.layout.size().div_ceil(THREADS).next_multiple_of(HUGE_PAGE);
         let start = self.address();
         std::thread::scope(|scope| {
             for from in (0..self.layout.size()).step_by(part) {
                 let to = (from + part).min(self.layout.size());
-                let touch = move || {
-                    for at in (from..to).step_by(SMALL) {
+                let populate = move || {
+                    for at in (from..to).step_by(PAGE) {
                         // SAFETY: in bounds, and each page is written by one thread.
                         unsafe { std::ptr::with_exposed_provenance_mut::<u8>(start + at).write_volatile(0) };
                     }
                 };
                 // A page that is not populated here is populated when it is locked.
-                let _ = std::thread::Builder::new().name("roll-pages".into()).spawn_scoped(scope, touch);
+                let _ = std::thread::Builder::new().name("roll-pages".into()).spawn_scoped(scope, populate);
             }
         });
     }
@@ -82,11 +82,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_hold_what_was_asked_for_and_can_be_written_to_the_end() {
-        for bytes in [0, 1, LARGE, 5 * LARGE + 1, 40 * LARGE] {
+    fn pages_have_the_requested_size_and_are_writable() {
+        for bytes in [0, 1, HUGE_PAGE, 5 * HUGE_PAGE + 1, 40 * HUGE_PAGE] {
             let pages = Pages::new(bytes).unwrap();
-            assert!(pages.size() >= bytes && pages.size() < bytes + LARGE + 1);
-            assert_eq!(pages.address() % LARGE, 0);
+            assert!(pages.size() >= bytes && pages.size() < bytes + HUGE_PAGE + 1);
+            assert_eq!(pages.address() % HUGE_PAGE, 0);
             let last = std::ptr::with_exposed_provenance_mut::<u8>(pages.address() + pages.size() - 1);
             // SAFETY: the last byte.
             unsafe { last.write(7) };

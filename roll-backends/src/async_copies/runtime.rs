@@ -14,12 +14,12 @@ pub(crate) enum Stream {
 /// A failed call of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {reason}")]
-pub(crate) struct Failed {
+pub(crate) struct RuntimeError {
     pub(crate) call: &'static str,
     pub(crate) reason: String,
 }
 
-/// The runtime of one GPU. All calls but `reach`, `drain` and `pin` return before the work that they queue is done.
+/// The runtime of one GPU. All calls but `synchronize_event`, `synchronize_stream` and `pin` return before the work that they queue is done.
 ///
 /// Addresses are numbers: this process never dereferences addresses of the GPU.
 pub(crate) trait Runtime: Send + Sync + 'static {
@@ -28,26 +28,26 @@ pub(crate) trait Runtime: Send + Sync + 'static {
     type Event: Send + Sync;
 
     /// Records an event at the current end of `stream`.
-    fn record(&self, stream: Stream) -> Result<Self::Event, Failed>;
+    fn record_event(&self, stream: Stream) -> Result<Self::Event, RuntimeError>;
 
     /// Makes work that is queued in `stream` from now on wait for `event`.
-    fn wait(&self, stream: Stream, event: &Self::Event) -> Result<(), Failed>;
+    fn stream_wait_event(&self, stream: Stream, event: &Self::Event) -> Result<(), RuntimeError>;
 
     /// Queues a copy of `bytes` in a copy stream, in the direction of the stream.
     ///
     /// # Safety
     /// Both memories must stay allocated until the copy is done; one must be on the GPU, the other from
     /// [`Runtime::pin`]. Until then nothing may write `from`, and nothing may read or write `to`.
-    unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), Failed>;
+    unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), RuntimeError>;
 
     /// Blocks this thread until `event` is reached.
-    fn reach(&self, event: &Self::Event) -> Result<(), Failed>;
+    fn synchronize_event(&self, event: &Self::Event) -> Result<(), RuntimeError>;
 
     /// Blocks this thread until all work in `stream` is done.
-    fn drain(&self, stream: Stream) -> Result<(), Failed>;
+    fn synchronize_stream(&self, stream: Stream) -> Result<(), RuntimeError>;
 
     /// Allocates pinned host memory of exactly this size. Slow: some tenths of a second per GB.
-    fn pin(&self, bytes: usize) -> Result<usize, Failed>;
+    fn pin(&self, bytes: usize) -> Result<usize, RuntimeError>;
 
     /// Frees memory of [`Runtime::pin`].
     ///

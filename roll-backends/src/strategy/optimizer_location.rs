@@ -5,7 +5,7 @@ use roll_core::{DeviceUpdates, Error, Model, Result};
 /// The location of the optimizer's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum OptimizerPlace {
+pub enum OptimizerLocation {
     /// The GPU, if the state is small; else host memory.
     #[default]
     Auto,
@@ -16,14 +16,14 @@ pub enum OptimizerPlace {
 }
 
 /// Maximum number of parameters that `auto` updates on a GPU (2 GiB of moments).
-const FEW: usize = 1 << 28;
+const AUTO_LIMIT: usize = 1 << 28;
 
-impl OptimizerPlace {
+impl OptimizerLocation {
     /// Parameters up to which a GPU updates them itself, and has their moments.
     pub(super) fn most_on_gpu(self) -> usize {
         match self {
             Self::Host => 0,
-            Self::Auto => FEW,
+            Self::Auto => AUTO_LIMIT,
             Self::Device => usize::MAX,
         }
     }
@@ -34,15 +34,13 @@ impl OptimizerPlace {
         let mut on_device = || model.parts().and_then(|parts| parts.device_updates());
         match self {
             Self::Host => Ok(None),
-            Self::Auto if count > FEW => Ok(None),
+            Self::Auto if count > AUTO_LIMIT => Ok(None),
             Self::Auto => Ok(on_device().filter(|updates| updates.has_own_memory())),
-            Self::Device => match on_device() {
-                None => Err(Error::config(
-                    "strategy.optimizer_on",
-                    "this model's parameters can be updated in host memory alone: expected `host` or `auto`, found `device`",
-                )),
-                updates => Ok(updates),
-            },
+            Self::Device => on_device().map(Some).ok_or_else(|| {
+                let problem = "this model's parameters can be updated in host memory alone: expected `host` or `auto`, \
+                               found `device`";
+                Error::config("strategy.optimizer_on", problem)
+            }),
         }
     }
 }

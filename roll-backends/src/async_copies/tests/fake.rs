@@ -5,7 +5,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Failed, Runtime, Stream};
+use super::super::{Runtime, RuntimeError, Stream};
 
 /// Size of each tensor in bytes.
 pub(super) const SIZE: usize = 16;
@@ -32,7 +32,7 @@ const STREAMS: [Stream; 3] = [Stream::Compute, Stream::ToHost, Stream::ToDevice]
 
 /// Calls that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refuse {
+pub(super) enum FailingCalls {
     None,
     /// One call, by its index.
     One(usize),
@@ -61,15 +61,15 @@ enum Work {
 }
 
 pub(super) struct Fake {
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     schedule: Schedule,
-    refuse: Refuse,
+    failing: FailingCalls,
     /// A pair of streams whose ordering is dropped: the first does not wait for the second.
-    pub(super) forgets: Option<[Stream; 2]>,
+    pub(super) missing_wait: Option<[Stream; 2]>,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeState {
     queues: [VecDeque<Work>; 3],
     /// The stream of each event.
     events: Vec<Stream>,
@@ -79,7 +79,7 @@ struct State {
     free: Vec<usize>,
     calls: usize,
     seed: u64,
-    wrong: Vec<String>,
+    faults: Vec<String>,
 }
 
 /// The memory of a tensor. When dropped, it is reused at once.
@@ -89,18 +89,18 @@ pub(super) struct Memory {
 }
 
 /// The fake is shared with the test.
-pub(super) struct Shared(pub(super) Arc<Fake>);
+pub(super) struct FakeRuntime(pub(super) Arc<Fake>);
 
 impl Fake {
-    pub(super) fn new(schedule: Schedule, refuse: Refuse) -> Arc<Self> {
+    pub(super) fn new(schedule: Schedule, failing: FailingCalls) -> Arc<Self> {
         let seed = if let Schedule::Random(seed) = schedule { seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { 0 };
-        let state = Mutex::new(State { seed, ..State::default() });
-        Arc::new(Self { state, schedule, refuse, forgets: None })
+        let state = Mutex::new(FakeState { seed, ..FakeState::default() });
+        Arc::new(Self { state, schedule, failing, missing_wait: None })
     }
 
-    pub(super) fn forgetting(self: Arc<Self>, pair: [Stream; 2]) -> Arc<Self> {
+    pub(super) fn without_wait(self: Arc<Self>, pair: [Stream; 2]) -> Arc<Self> {
         let Ok(fake) = Arc::try_unwrap(self) else { panic!("it is not shared yet") };
-        Arc::new(Self { forgets: Some(pair), ..fake })
+        Arc::new(Self { missing_wait: Some(pair), ..fake })
     }
 
     pub(super) fn memory(self: &Arc<Self>) -> Memory {
@@ -123,9 +123,9 @@ impl Fake {
         let mut state = self.lock();
         while STREAMS.into_iter().any(|stream| state.advance(stream)) {}
         if state.queues.iter().any(|queue| !queue.is_empty()) {
-            state.wrong.push("streams wait for each other".into());
+            state.faults.push("streams wait for each other".into());
         }
-        (std::mem::take(&mut state.wrong), state.calls)
+        (std::mem::take(&mut state.faults), state.calls)
     }
 
     /// Number of pinned buffers.
@@ -147,24 +147,24 @@ impl Fake {
         }
     }
 
-    fn call(&self, call: &'static str) -> Result<MutexGuard<'_, State>, Failed> {
+    fn call(&self, call: &'static str) -> Result<MutexGuard<'_, FakeState>, RuntimeError> {
         self.progress();
         let mut state = self.lock();
         let number = state.calls;
         state.calls += 1;
-        match self.refuse {
-            Refuse::One(n) if n == number => Err(Failed { call, reason: "refused".into() }),
-            Refuse::From(n) if n <= number => Err(Failed { call, reason: "refused".into() }),
+        match self.failing {
+            FailingCalls::One(n) if n == number => Err(RuntimeError { call, reason: "refused".into() }),
+            FailingCalls::From(n) if n <= number => Err(RuntimeError { call, reason: "refused".into() }),
             _ => Ok(state),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().unwrap()
     }
 }
 
-impl State {
+impl FakeState {
     fn push(&mut self, stream: Stream, work: Work) {
         self.queues[stream as usize].push_back(work);
     }
@@ -192,14 +192,14 @@ impl State {
                 let host = if stream == Stream::ToHost { to } else { from };
                 match self.pinned.contains(&host) {
                     true => write(to, &read(from, bytes)),
-                    false => self.wrong.push(format!("{stream:?}: a copy of memory that is not pinned")),
+                    false => self.faults.push(format!("{stream:?}: a copy of memory that is not pinned")),
                 }
             }
             Some(Work::Fill { at, value }) => write(at, &[value; SIZE]),
             Some(Work::Expect { at, value }) => {
                 let found = read(at, SIZE);
                 if found != [value; SIZE] {
-                    self.wrong.push(format!("expected {value}, found {found:?}"));
+                    self.faults.push(format!("expected {value}, found {found:?}"));
                 }
             }
         }
@@ -207,7 +207,7 @@ impl State {
     }
 
     /// Executes the work that precedes an event, and no more.
-    fn reach(&mut self, event: usize) {
+    fn synchronize_event(&mut self, event: usize) {
         let stream = self.events[event];
         while !self.reached.contains(&event) {
             let waits = match self.queues[stream as usize].front() {
@@ -215,17 +215,17 @@ impl State {
                 _ => None,
             };
             match waits {
-                Some(other) => self.reach(other),
+                Some(other) => self.synchronize_event(other),
                 None => assert!(self.advance(stream), "the event is queued"),
             }
         }
     }
 }
 
-impl Runtime for Shared {
+impl Runtime for FakeRuntime {
     type Event = usize;
 
-    fn record(&self, stream: Stream) -> Result<usize, Failed> {
+    fn record_event(&self, stream: Stream) -> Result<usize, RuntimeError> {
         let mut state = self.0.call("record")?;
         let event = state.events.len();
         state.events.push(stream);
@@ -233,34 +233,34 @@ impl Runtime for Shared {
         Ok(event)
     }
 
-    fn wait(&self, stream: Stream, event: &usize) -> Result<(), Failed> {
+    fn stream_wait_event(&self, stream: Stream, event: &usize) -> Result<(), RuntimeError> {
         let mut state = self.0.call("wait")?;
-        if self.0.forgets != Some([stream, state.events[*event]]) {
+        if self.0.missing_wait != Some([stream, state.events[*event]]) {
             state.push(stream, Work::Wait(*event));
         }
         Ok(())
     }
 
-    unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), Failed> {
+    unsafe fn copy(&self, stream: Stream, to: usize, from: usize, bytes: usize) -> Result<(), RuntimeError> {
         self.0.call("copy")?.push(stream, Work::Copy { to, from, bytes });
         Ok(())
     }
 
-    fn reach(&self, event: &usize) -> Result<(), Failed> {
-        self.0.call("reach")?.reach(*event);
+    fn synchronize_event(&self, event: &usize) -> Result<(), RuntimeError> {
+        self.0.call("reach")?.synchronize_event(*event);
         Ok(())
     }
 
-    fn drain(&self, stream: Stream) -> Result<(), Failed> {
+    fn synchronize_stream(&self, stream: Stream) -> Result<(), RuntimeError> {
         let mut state = self.0.call("drain")?;
         let event = state.events.len();
         state.events.push(stream);
         state.push(stream, Work::Record(event));
-        state.reach(event);
+        state.synchronize_event(event);
         Ok(())
     }
 
-    fn pin(&self, bytes: usize) -> Result<usize, Failed> {
+    fn pin(&self, bytes: usize) -> Result<usize, RuntimeError> {
         let at = leaked(bytes);
         self.0.call("pin")?.pinned.insert(at);
         Ok(at)

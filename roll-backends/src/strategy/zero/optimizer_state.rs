@@ -6,14 +6,14 @@ use roll_core::{AdamUpdate, Communicator, DevicePart, DeviceUpdates, Model, Para
 
 use super::ZeroOptions;
 use super::gradients::Gradients;
+use super::parameter_access::ParameterAccess;
 use super::partition::{Bucket, Partition};
-use super::values::Values;
 use crate::optimizer::{AdamW, Moments};
-use crate::strategy::saved::Saved;
+use crate::strategy::saved::SavedOptimizerState;
 
 /// The state, and the number of updates so far. It covers all parameters at stage 0, else the rank's shard of each
 /// bucket.
-pub(super) enum Kept {
+pub(super) enum OptimizerState {
     /// Host memory, padded like the buckets.
     Host(Moments),
     /// Device memory, for all parameters.
@@ -23,17 +23,17 @@ pub(super) enum Kept {
 }
 
 /// The context of an update on one rank.
-pub(super) struct Turn<'a> {
+pub(super) struct UpdateContext<'a> {
     pub(super) optimizer: &'a AdamW,
     pub(super) partition: &'a Partition,
     pub(super) gradients: &'a Gradients,
     pub(super) ranks: &'a dyn Communicator,
     /// Whether the state is replicated rather than sharded.
-    pub(super) whole: bool,
+    pub(super) replicated: bool,
     pub(super) learning_rate: f64,
 }
 
-impl Kept {
+impl OptimizerState {
     /// Creates zero moments in the location that the options select.
     pub(super) fn zeros(
         options: &ZeroOptions,
@@ -45,7 +45,7 @@ impl Kept {
         let whole = options.stage == 0 || world == 1;
         let all = model.parameter_count();
         let count = if whole { all } else { partition.shard() };
-        let Some(updates) = options.optimizer_place().updates(model, count)? else {
+        let Some(updates) = options.optimizer_location().updates(model, count)? else {
             let padded = if options.stage == 0 { partition.padded() } else { partition.shard() };
             return Ok(Self::Host(Moments::zeros(padded)));
         };
@@ -69,39 +69,40 @@ impl Kept {
     }
 
     /// Updates the parameters of `model`, bucket by bucket.
-    pub(super) fn update(&mut self, model: &mut dyn Model, turn: &Turn<'_>) -> Result<()> {
+    pub(super) fn update(&mut self, model: &mut dyn Model, context: &UpdateContext<'_>) -> Result<()> {
         match self {
             Self::Host(moments) => {
                 moments.step += 1;
-                turn.in_host_memory(model, moments)
+                context.update_in_host_memory(model, moments)
             }
             Self::All { updates, step } => {
                 *step += 1;
-                turn.where_they_are(updates.as_mut(), &turn.coefficients(*step))
+                context.update_on_device(updates.as_mut(), &context.coefficients(*step))
             }
             Self::Parts { parts, step } => {
                 *step += 1;
-                turn.in_parts(model, parts, &turn.coefficients(*step))
+                context.update_parts_on_device(model, parts, &context.coefficients(*step))
             }
         }
     }
 
     /// The moments, to be read bucket by bucket in host memory.
-    pub(super) fn read(&self) -> Result<Read<'_>> {
+    pub(super) fn read(&self) -> Result<ReadMoments<'_>> {
         Ok(match self {
-            Self::Host(moments) => Read::Host(moments),
-            Self::All { updates, .. } => Read::All(updates.read_moments()?),
-            Self::Parts { parts, .. } => Read::Parts(parts),
+            Self::Host(moments) => ReadMoments::Host(moments),
+            Self::All { updates, .. } => ReadMoments::All(updates.read_moments()?),
+            Self::Parts { parts, .. } => ReadMoments::Parts(parts),
         })
     }
 
     /// Replaces the state; a rank keeps its part.
     pub(super) fn load(
         &mut self,
-        saved: &Saved<'_>,
+        saved: &SavedOptimizerState<'_>,
         specs: &[ParameterSpec],
         partition: &Partition,
-        [rank, stage]: [usize; 2],
+        rank: usize,
+        stage: u8,
     ) -> Result<()> {
         let whole_bucket = |bucket: &Bucket| saved.flat(&specs[bucket.specs.clone()]);
         let buckets = partition.buckets();
@@ -109,8 +110,8 @@ impl Kept {
             Self::Host(moments) => {
                 let mut new = Moments::zeros(moments.exp_avg.len());
                 for bucket in buckets {
-                    let places = [&mut new.exp_avg, &mut new.exp_avg_sq];
-                    for (mut whole, own) in whole_bucket(bucket)?.into_iter().zip(places) {
+                    let moments = [&mut new.exp_avg, &mut new.exp_avg_sq];
+                    for (mut whole, own) in whole_bucket(bucket)?.into_iter().zip(moments) {
                         whole.resize(bucket.part * partition.world(), 0.0);
                         let (first, part) = match stage {
                             0 => (bucket.padded_at, &whole[..]),
@@ -129,7 +130,7 @@ impl Kept {
             Self::Parts { parts, step } => {
                 for (part, bucket) in parts.iter_mut().zip(buckets) {
                     let whole = whole_bucket(bucket)?;
-                    part.write_moments(whole.each_ref().map(|of| &of[own(bucket, rank)]))?;
+                    part.write_moments(whole.each_ref().map(|moments| &moments[own(bucket, rank)]))?;
                 }
                 *step = saved.step;
             }
@@ -144,29 +145,29 @@ fn own(bucket: &Bucket, rank: usize) -> Range<usize> {
     start.min(bucket.len)..end.min(bucket.len)
 }
 
-impl Turn<'_> {
+impl UpdateContext<'_> {
     fn coefficients(&self, step: u64) -> AdamUpdate {
         // Gradients have been scaled already, when they were summed.
         self.optimizer.coefficients(step, self.learning_rate, [1.0; 2])
     }
 
-    fn in_host_memory(&self, model: &mut dyn Model, moments: &mut Moments) -> Result<()> {
+    fn update_in_host_memory(&self, model: &mut dyn Model, moments: &mut Moments) -> Result<()> {
         let (rank, world) = (self.ranks.rank().0, self.ranks.world_size());
         // Read again: a checkpoint or an import may have replaced the parameters since the last step.
-        let mut values = Values::open(model)?;
+        let mut values = ParameterAccess::open(model)?;
         for (i, bucket) in self.partition.buckets().iter().enumerate() {
             let mut parameters = values.read(bucket)?;
             parameters.resize(bucket.part * world, 0.0);
             // Every rank updates everything if the state is replicated, else its own shard.
-            let (own, kept) = match self.whole {
+            let (own, moments_at) = match self.replicated {
                 true => (0..parameters.len(), bucket.padded_at),
                 false => (bucket.own(rank), bucket.shard_at),
             };
             let updated = &mut parameters[own.clone()];
-            self.gradients.with(i, rank, self.whole, |gradients| {
-                self.optimizer.update_part(self.learning_rate, updated, gradients, moments, kept);
+            self.gradients.with(i, rank, self.replicated, |gradients| {
+                self.optimizer.update_part(self.learning_rate, updated, gradients, moments, moments_at);
             });
-            if !self.whole && world > 1 {
+            if !self.replicated && world > 1 {
                 let part = parameters[own].to_vec();
                 self.ranks.all_gather(&part, &mut parameters)?;
             }
@@ -176,19 +177,24 @@ impl Turn<'_> {
     }
 
     /// Every rank updates all parameters, or there is only one rank.
-    fn where_they_are(&self, updates: &mut dyn DeviceUpdates, update: &AdamUpdate) -> Result<()> {
+    fn update_on_device(&self, updates: &mut dyn DeviceUpdates, update: &AdamUpdate) -> Result<()> {
         let mut all = Vec::new();
         for (i, bucket) in self.partition.buckets().iter().enumerate() {
-            self.gradients.with(i, 0, self.whole, |sums| all.extend_from_slice(&sums[..bucket.len]));
+            self.gradients.with(i, 0, self.replicated, |sums| all.extend_from_slice(&sums[..bucket.len]));
         }
         updates.discard();
         updates.add(&all)?;
         updates.update(update)
     }
 
-    fn in_parts(&self, model: &mut dyn Model, parts: &mut [Box<dyn DevicePart>], update: &AdamUpdate) -> Result<()> {
+    fn update_parts_on_device(
+        &self,
+        model: &mut dyn Model,
+        parts: &mut [Box<dyn DevicePart>],
+        update: &AdamUpdate,
+    ) -> Result<()> {
         let rank = self.ranks.rank().0;
-        let mut values = Values::open(model)?;
+        let mut values = ParameterAccess::open(model)?;
         for (i, (bucket, part)) in self.partition.buckets().iter().zip(parts).enumerate() {
             let count = own(bucket, rank).len();
             let mut updated = self.gradients.with(i, rank, false, |sums| part.updated(&sums[..count], update))?;
@@ -202,39 +208,38 @@ impl Turn<'_> {
 }
 
 /// The moments of a rank, read for a checkpoint.
-pub(super) enum Read<'a> {
+pub(super) enum ReadMoments<'a> {
     Host(&'a Moments),
     All([Vec<f32>; 2]),
     Parts(&'a [Box<dyn DevicePart>]),
 }
 
-/// The moments of a bucket: complete, or this rank's padded shard.
-pub(super) enum OfBucket {
-    Whole([Vec<f32>; 2]),
-    Own([Vec<f32>; 2]),
-}
-
-impl Read<'_> {
-    /// The moments of bucket `number`. `divided` says whether moments in host memory are sharded.
-    pub(super) fn of(&self, number: usize, bucket: &Bucket, divided: bool) -> Result<OfBucket> {
-        Ok(match self {
+impl ReadMoments<'_> {
+    /// The moments of bucket `number`, without padding. `sharded` says whether moments in host memory are sharded;
+    /// `gather` assembles a bucket from the padded shards of all ranks.
+    pub(super) fn of_bucket(
+        &self,
+        number: usize,
+        bucket: &Bucket,
+        sharded: bool,
+        gather: impl Fn(Vec<f32>) -> Result<Vec<f32>>,
+    ) -> Result<[Vec<f32>; 2]> {
+        let slices = |moments: [&Vec<f32>; 2], range: Range<usize>| moments.map(|m| m[range.clone()].to_vec());
+        let [exp_avg, exp_avg_sq] = match self {
             Self::Host(moments) => {
-                let of =
-                    |range: Range<usize>| [&moments.exp_avg, &moments.exp_avg_sq].map(|m| m[range.clone()].to_vec());
-                match divided {
-                    true => OfBucket::Own(of(bucket.in_shard())),
-                    false => OfBucket::Whole(of(bucket.padded_at..bucket.padded_at + bucket.len)),
+                let both = [&moments.exp_avg, &moments.exp_avg_sq];
+                if !sharded {
+                    return Ok(slices(both, bucket.padded_at..bucket.padded_at + bucket.len));
                 }
+                slices(both, bucket.in_shard())
             }
-            Self::All(all) => {
-                let range = bucket.flat_at..bucket.flat_at + bucket.len;
-                OfBucket::Whole(all.each_ref().map(|of| of[range.clone()].to_vec()))
-            }
+            Self::All(all) => return Ok(slices(all.each_ref(), bucket.flat_at..bucket.flat_at + bucket.len)),
             Self::Parts(parts) => {
-                let mut own = parts[number].read_moments()?;
-                own.iter_mut().for_each(|of| of.resize(bucket.part, 0.0));
-                OfBucket::Own(own)
+                let mut shard = parts[number].read_moments()?;
+                shard.iter_mut().for_each(|moments| moments.resize(bucket.part, 0.0));
+                shard
             }
-        })
+        };
+        Ok([gather(exp_avg)?, gather(exp_avg_sq)?])
     }
 }

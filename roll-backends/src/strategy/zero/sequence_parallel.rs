@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A group shards the tokens of its sample; its ranks have the same inputs, noise and scores. The samples of a step are
-//! distributed over a column, which contains one rank of every group. Gradients are summed over all ranks: over a group
+//! distributed over the ranks of equal position in their groups (the data-parallel ranks). Gradients are summed over all ranks: over a group
 //! to the gradient of its sample, and over the groups to the gradient of the step.
 
 use std::sync::Arc;
@@ -19,51 +19,51 @@ use crate::overlap::OverlappedRanks;
 
 /// The ranks over which the samples of a step are distributed. All ranks of the job must reach its collectives; until
 /// they have, each serves the requests of the others.
-struct Column {
+struct DataParallelRanks {
     all: Arc<OverlappedRanks>,
     own: Arc<dyn Communicator>,
 }
 
 /// Creates token groups of `size` ranks. Must be called by all ranks. Fails if groups of that size are impossible.
-pub(super) fn groups(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<StrategyRanks> {
+pub(super) fn strategy_ranks(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<StrategyRanks> {
     let (rank, world) = (all.rank().0, all.world_size());
-    let refused = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
-    let divided = |tokens: Arc<dyn Communicator>, own: Arc<dyn Communicator>| {
-        let data = Arc::new(Column { all: all.clone(), own });
+    let invalid = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
+    let with_tokens = |tokens: Arc<dyn Communicator>, own: Arc<dyn Communicator>| {
+        let data = Arc::new(DataParallelRanks { all: all.clone(), own });
         Ok(StrategyRanks { all: all.clone(), data, tokens: Some(tokens) })
     };
     if size == 1 {
         return Ok(StrategyRanks::new(all.clone()));
     }
     if size == 0 || !world.is_multiple_of(size) {
-        return refused(format!("expected a number that divides the {world} ranks of the job, found {size}"));
+        return invalid(format!("expected a number that divides the {world} ranks of the job, found {size}"));
     }
     if size == world {
         // All collectives of the job have the same order on all ranks, so these do too.
-        return divided(all.clone(), Arc::new(SingleRank));
+        return with_tokens(all.clone(), Arc::new(SingleRank));
     }
     if stage > 2 {
         // A rank that waits for tokens of its group would not serve the other groups.
-        return refused(format!(
+        return invalid(format!(
             "at `strategy.stage: 3` all ranks work on one sample: expected 1 or {world}, found {size}"
         ));
     }
     let ranks: &dyn Communicator = all.as_ref();
     match ranks.split(rank / size).and_then(|tokens| Ok((tokens, ranks.split(rank % size)?))) {
-        Ok((tokens, own)) => divided(tokens, own),
-        Err(Error::Unsupported(reason)) => refused(format!("expected 1 or {world}, found {size}: {reason}")),
+        Ok((tokens, own)) => with_tokens(tokens, own),
+        Err(Error::Unsupported(reason)) => invalid(format!("expected 1 or {world}, found {size}: {reason}")),
         Err(error) => Err(error),
     }
 }
 
-impl Column {
+impl DataParallelRanks {
     fn settled(&self) -> Result<&dyn Communicator> {
         self.all.settle()?;
         Ok(self.own.as_ref())
     }
 }
 
-impl Communicator for Column {
+impl Communicator for DataParallelRanks {
     fn rank(&self) -> Rank {
         self.own.rank()
     }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_share_a_sample_and_a_column_divides_the_samples() {
+    fn neighbouring_ranks_share_samples() {
         for (size, world) in [(2, 4), (4, 4), (2, 2), (2, 6)] {
             let results = ThreadRanks::run(world, LONG, |ranks| {
                 let own = ranks.rank().0;
@@ -131,13 +131,13 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_do_not_divide_the_job_are_refused_by_name() {
-        for (size, stage, world, said) in
+    fn rejects_sizes_that_do_not_divide_the_job() {
+        for (size, stage, world, part) in
             [(3, 2, 4, "divides the 4 ranks"), (0, 2, 2, "sequence_parallel_size"), (2, 3, 4, "expected 1 or 4")]
         {
             for result in ThreadRanks::run(world, LONG, |ranks| zero(size, stage, ranks).map(drop)) {
                 let message = result.unwrap_err().to_string();
-                assert!(message.contains("strategy.sequence_parallel_size") && message.contains(said), "{message}");
+                assert!(message.contains("strategy.sequence_parallel_size") && message.contains(part), "{message}");
             }
         }
         assert!(zero(2, 2, Arc::new(SingleRank)).is_err());

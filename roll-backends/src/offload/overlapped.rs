@@ -1,4 +1,4 @@
-//! Offloading from CUDA tensors of libtorch, on separate copy streams ([`crate::side_copies`]).
+//! Offloading from CUDA tensors of libtorch, on separate copy streams ([`crate::async_copies`]).
 
 use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
@@ -8,38 +8,35 @@ use tch::{Device, Kind, Tensor};
 
 use super::aten::failed;
 use crate::NdTensor;
-use crate::side_copies::{Cuda, Leaving, Returning, give_up, lines};
+use crate::async_copies::{Cuda, D2hCopy, H2dCopy, copy_streams, disable};
 
 /// A tensor in pinned host memory, or in flight to it.
-pub(super) struct Beside {
-    copy: Leaving<Cuda, NdTensor>,
+pub(super) struct Overlapped {
+    copy: D2hCopy<Cuda, NdTensor>,
     shape: Vec<usize>,
     kind: Kind,
     device: Device,
 }
 
-/// A tensor in flight back to the GPU.
-pub(super) struct OnItsWay(Returning<Cuda, NdTensor>);
-
-impl Beside {
+impl Overlapped {
     /// Starts the copy of a tensor to the host. `None` unless the tensor is on a GPU of libtorch that has copy streams.
     pub(super) fn new(tensor: &NdTensor) -> Option<Self> {
         let TchTensor { tensor: values, .. } = tensor.flat().clone().try_into_primitive::<LibTorch>().ok()?;
         let (device, kind) = (values.device(), values.kind());
         let Device::Cuda(number) = device else { return None };
-        let lines = lines(number)?;
+        let copy_streams = copy_streams(number)?;
         let source = match values.is_contiguous() {
             true => tensor.clone(),
-            false => given(values.f_contiguous().ok()?, tensor.shape()),
+            false => nd_tensor(values.f_contiguous().ok()?, tensor.shape()),
         };
         let values = source.flat().clone().try_into_primitive::<LibTorch>().ok()?.tensor;
         let bytes = values.numel() * kind.elt_size_in_bytes();
         // SAFETY: `source` is a handle of Burn on contiguous memory of that size. No operation writes to memory that
         // has two handles.
-        match unsafe { lines.leave(source, values.data_ptr().expose_provenance(), bytes) } {
+        match unsafe { copy_streams.begin_d2h(source, values.data_ptr().expose_provenance(), bytes) } {
             Ok(copy) => Some(Self { copy, shape: tensor.shape().to_vec(), kind, device }),
             Err(reason) => {
-                give_up(number, &reason);
+                disable(number, &reason);
                 None
             }
         }
@@ -52,24 +49,17 @@ impl Beside {
     }
 
     /// Starts the copy back to the GPU.
-    pub(super) fn back(&mut self) -> Result<OnItsWay> {
+    pub(super) fn upload(&mut self) -> Result<H2dCopy<Cuda, NdTensor>> {
         let count: usize = self.shape.iter().product();
         let values = Tensor::f_empty([count as i64], (self.kind, self.device)).map_err(failed)?;
         let at = values.data_ptr().expose_provenance();
         // SAFETY: the memory was just allocated, has that number of elements, and is not shared before the copy
         // arrives.
-        Ok(OnItsWay(unsafe { self.copy.back(given(values, &self.shape), at)? }))
+        Ok(unsafe { self.copy.begin_h2d(nd_tensor(values, &self.shape), at)? })
     }
 }
 
-impl OnItsWay {
-    /// Makes kernels launched from now on wait for the copy, and returns the tensor. The host does not wait.
-    pub(super) fn take(self) -> Result<NdTensor> {
-        Ok(self.0.take()?)
-    }
-}
-
-fn given(values: Tensor, shape: &[usize]) -> NdTensor {
+fn nd_tensor(values: Tensor, shape: &[usize]) -> NdTensor {
     let count: usize = shape.iter().product();
     let flat = values.reshape([count as i64]);
     NdTensor::from_flat(Burn::from_primitive::<LibTorch>(TchTensor::new(flat)), shape)
@@ -84,14 +74,14 @@ mod tests {
 
     /// Runs on machines with a GPU: tensors are offloaded and return while kernels use, free and reuse their memory.
     #[test]
-    fn on_a_gpu_what_returns_is_what_left_whatever_the_kernels_do_meanwhile() {
+    fn offloaded_tensors_survive_concurrent_kernels_on_a_gpu() {
         if !tch::Cuda::is_available() {
             return;
         }
         let device = crate::device("libtorch-cuda").unwrap();
         let (count, rounds) = (1 << 22, 24);
         for dtype in [DType::F32, DType::BF16] {
-            let mut gone = Vec::new();
+            let mut offloaded = Vec::new();
             for round in 0..rounds {
                 let start: Vec<f32> = (0..count).map(|i| ((i + round) % 251) as f32).collect();
                 let start = Burn::<1>::from_data(TensorData::new(start, [count]), (&device, DType::F32));
@@ -99,19 +89,19 @@ mod tests {
                 let square = start.clone().narrow(0, 0, 1 << 22).reshape([2048, 2048]);
                 let late = square.clone().matmul(square).mean().reshape([1]) * 0.0;
                 let tensor = NdTensor::from_flat((start + late).cast(dtype), [count]);
-                let mut leaving = Beside::new(&tensor).expect("the CUDA runtime of libtorch is found");
-                leaving.release().unwrap();
+                let mut copy = Overlapped::new(&tensor).expect("the CUDA runtime of libtorch is found");
+                copy.release().unwrap();
                 drop(tensor);
-                gone.push(leaving);
+                offloaded.push(copy);
                 // Reuses the memory that was just freed.
                 drop(Burn::<1>::ones([count], (&device, dtype)) * -1.0);
             }
-            for (round, mut leaving) in gone.into_iter().enumerate().rev() {
+            for (round, mut copy) in offloaded.into_iter().enumerate().rev() {
                 let used_before = Burn::<1>::ones([count], (&device, dtype)) * -2.0;
                 drop(used_before);
-                let returning = leaving.back().unwrap();
-                drop(leaving);
-                let found = to_host_nd(&returning.take().unwrap()).unwrap().to_f32_vec();
+                let in_flight = copy.upload().unwrap();
+                drop(copy);
+                let found = to_host_nd(&in_flight.into_tensor().unwrap()).unwrap().to_f32_vec();
                 assert!(found.iter().enumerate().all(|(i, v)| *v == ((i + round) % 251) as f32), "{round}");
             }
         }

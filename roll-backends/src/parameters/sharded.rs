@@ -1,28 +1,28 @@
 //! Trainable values that are sharded over the ranks.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex};
 
 use roll_core::{Communicator, Error, ParameterSpec, Result};
 
 use crate::BackendError;
 use crate::overlap::{OverlappedRanks, Service};
-use crate::weights::Ahead;
+use crate::sync::lock;
+use crate::weights::Prefetcher;
 
-/// Maximum number of values that are all-gathered at a time when many are read.
+/// Maximum number of values that a read all-gathers at a time.
 const AT_ONCE: usize = 1 << 22;
 
 /// This rank's shard of every tensor. A segment is all-gathered when a pass needs it, and the next one is prefetched.
-pub(super) struct Divided {
+pub(super) struct ShardedParameters {
     ranks: Arc<OverlappedRanks>,
     service: u32,
-    layout: Arc<Layout>,
-    own: Arc<Own>,
-    ahead: Ahead<Gathered>,
+    shards: Arc<Shards>,
+    prefetcher: Prefetcher<Gathered>,
 }
 
 /// The positions of each tensor in the flat layout and in a rank's shard.
-struct Layout {
+struct ShardLayout {
     names: Vec<String>,
     /// Elements of each tensor.
     lens: Vec<usize>,
@@ -33,12 +33,13 @@ struct Layout {
 }
 
 /// The shards of one rank.
-struct Own {
-    layout: Arc<Layout>,
-    values: Mutex<Values>,
+struct Shards {
+    layout: ShardLayout,
+    values: Mutex<ShardValues>,
 }
 
-struct Values {
+struct ShardValues {
+    /// The shards of all tensors, concatenated.
     parts: Vec<f32>,
     /// Number of writes so far; the same on every rank.
     version: u32,
@@ -50,7 +51,7 @@ struct Gathered {
     tensors: Vec<(usize, Vec<f32>)>,
 }
 
-impl Divided {
+impl ShardedParameters {
     pub(super) fn new(
         specs: &[ParameterSpec],
         mut values: impl FnMut(&ParameterSpec) -> Result<Vec<f32>>,
@@ -64,46 +65,42 @@ impl Divided {
             *at += len.div_ceil(world);
             Some(*at)
         }));
-        let layout =
-            Arc::new(Layout { names: specs.iter().map(|s| s.name.clone()).collect(), lens, starts, rank, world });
+        let names = specs.iter().map(|s| s.name.clone()).collect();
+        let layout = ShardLayout { names, lens, starts, rank, world };
         let mut parts = vec![0.0; layout.starts[specs.len()]];
         for (index, spec) in specs.iter().enumerate() {
             let whole = values(spec)?;
             if whole.len() != spec.len() {
                 return Err(Error::shape(&spec.name, format!("{:?}", spec.shape), &[whole.len()]));
             }
-            layout.keep(index, &whole, &mut parts);
+            layout.store_shard(index, &whole, &mut parts);
         }
-        let own = Arc::new(Own { layout: layout.clone(), values: Mutex::new(Values { parts, version: 0 }) });
-        let service = ranks.offer(own.clone());
-        Ok(Self { ranks, service, layout, own, ahead: Ahead::default() })
+        let shards = Arc::new(Shards { layout, values: Mutex::new(ShardValues { parts, version: 0 }) });
+        let service = ranks.register(shards.clone());
+        Ok(Self { ranks, service, shards, prefetcher: Prefetcher::default() })
     }
 
     pub(super) fn version(&self) -> u32 {
-        self.own.lock().version
+        lock(&self.shards.values).version
     }
 
     pub(super) fn bytes(&self) -> usize {
-        4 * self.own.lock().parts.len()
+        4 * lock(&self.shards.values).parts.len()
     }
 
     /// The tensors whose names start with `prefix`, by position, as of `version` writes. Fails with
     /// [`BackendError::OldParameters`] if they were written since.
     pub(super) fn segment(&self, prefix: &str, version: u32) -> Result<Vec<(usize, Vec<f32>)>> {
-        let found = self.ahead.segment(prefix, self.ranks.overlaps(), |prefix| {
-            let (send, coming) = mpsc::channel();
-            let range = self.layout.range(prefix)?;
-            let (what, layout) = ([range.start as u32, range.end as u32], self.layout.clone());
-            // Sending fails if the parameters were dropped: then there is no receiver.
-            let then = move |all: Result<Vec<f32>>| drop(send.send(all.and_then(|all| layout.assemble(range, &all))));
-            self.ranks.begin(self.service, what, Vec::new(), Some(Box::new(then)))?;
-            Ok(coming)
+        let found = self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
+            let (range, shards) = (self.shards.layout.range(prefix)?, self.shards.clone());
+            let operands = [range.start as u32, range.end as u32];
+            self.ranks.begin_with(self.service, operands, move |all| shards.layout.assemble(range, &all))
         })?;
         if found.version == Some(version) {
             return Ok(found.tensors);
         }
         // The prefetched values are from before an update.
-        let found = self.gather(self.layout.range(prefix)?)?;
+        let found = self.gather(self.shards.layout.range(prefix)?)?;
         match found.version.unwrap_or(version) {
             now if now == version => Ok(found.tensors),
             now => Err(BackendError::OldParameters { behind: now.wrapping_sub(version) }.into()),
@@ -114,10 +111,10 @@ impl Divided {
     pub(super) fn read(&self, which: Range<usize>, mut out: &mut [f32]) -> Result<()> {
         let mut first = which.start;
         while first < which.end {
-            let mut elements = self.layout.lens[first];
+            let mut elements = self.shards.layout.lens[first];
             let mut end = first + 1;
-            while end < which.end && elements + self.layout.lens[end] <= AT_ONCE {
-                elements += self.layout.lens[end];
+            while end < which.end && elements + self.shards.layout.lens[end] <= AT_ONCE {
+                elements += self.shards.layout.lens[end];
                 end += 1;
             }
             for (_, tensor) in self.gather(first..end)?.tensors {
@@ -132,28 +129,29 @@ impl Divided {
 
     /// Stores this rank's shard of tensors, given their part of the flat layout.
     pub(super) fn write(&self, which: Range<usize>, mut values: &[f32]) {
-        let mut own = self.own.lock();
+        let mut own = lock(&self.shards.values);
         for index in which {
-            let (head, tail) = values.split_at(self.layout.lens[index]);
-            self.layout.keep(index, head, &mut own.parts);
+            let (head, tail) = values.split_at(self.shards.layout.lens[index]);
+            self.shards.layout.store_shard(index, head, &mut own.parts);
             values = tail;
         }
         own.version = own.version.wrapping_add(1);
     }
 
     fn gather(&self, which: Range<usize>) -> Result<Gathered> {
-        let all = self.ranks.ask(self.service, [which.start as u32, which.end as u32], &[])?;
-        let gathered = self.layout.assemble(which, &all)?;
+        let all = self.ranks.request(self.service, [which.start as u32, which.end as u32], &[])?;
+        let gathered = self.shards.layout.assemble(which, &all)?;
         match gathered.version {
             Some(_) => Ok(gathered),
             None => Err(Error::Misuse(
-                "the ranks wrote their parameters differently often: do all of them load the same files?".into(),
+                "the ranks wrote their parameters a different number of times: do all of them load the same files?"
+                    .into(),
             )),
         }
     }
 }
 
-impl Layout {
+impl ShardLayout {
     /// The range of tensors whose names start with `prefix`. Fails unless they are adjacent.
     fn range(&self, prefix: &str) -> Result<Range<usize>> {
         let has = |name: &String| name.starts_with(prefix);
@@ -162,14 +160,14 @@ impl Layout {
         match self.names[start + count..].iter().find(|name| has(name)) {
             None => Ok(start..start + count),
             Some(name) => Err(Error::Misuse(format!(
-                "parameters that are divided among ranks must stand segment by segment; `{name}` is apart from the \
-                 others of `{prefix}*`"
+                "parameters that are sharded over the ranks must be listed segment by segment; `{name}` is apart from \
+                 the others of `{prefix}*`"
             ))),
         }
     }
 
     /// Copies this rank's shard of a tensor to `parts`.
-    fn keep(&self, index: usize, whole: &[f32], parts: &mut [f32]) {
+    fn store_shard(&self, index: usize, whole: &[f32], parts: &mut [f32]) {
         let part = &mut parts[self.starts[index]..self.starts[index + 1]];
         let start = (self.rank * part.len()).min(whole.len());
         let end = (start + part.len()).min(whole.len());
@@ -185,7 +183,7 @@ impl Layout {
         let Some(first) = ranks.first().filter(|_| ranks.len() == self.world) else {
             return Err(Error::Misuse(format!("gathering {length} values of {} ranks gave {}", self.world, all.len())));
         };
-        let together = ranks.iter().all(|values| version(values) == version(first));
+        let same_version = ranks.iter().all(|values| version(values) == version(first));
         let tensor = |index: usize| {
             let at = self.starts[index] - base..self.starts[index + 1] - base;
             let mut whole = Vec::with_capacity(at.len() * self.world);
@@ -193,35 +191,34 @@ impl Layout {
             whole.truncate(self.lens[index]);
             (index, whole)
         };
-        Ok(Gathered { version: together.then(|| version(first)), tensors: which.map(tensor).collect() })
+        Ok(Gathered { version: same_version.then(|| version(first)), tensors: which.map(tensor).collect() })
     }
 }
 
-impl Service for Own {
-    /// All-gathers the tensors `what[0]..what[1]`: every rank's shards, followed by its number of writes.
-    fn serve(&self, ranks: &dyn Communicator, what: [u32; 2], offer: Option<&[f32]>) -> Result<Vec<f32>> {
-        let (first, end, count) = (what[0] as usize, what[1] as usize, self.layout.lens.len());
+impl Service for Shards {
+    /// All-gathers the tensors `first..end`: every rank's shards, followed by its number of writes.
+    fn serve(
+        &self,
+        ranks: &dyn Communicator,
+        [first, end]: [u32; 2],
+        contribution: Option<&[f32]>,
+    ) -> Result<Vec<f32>> {
+        let (first, end, count) = (first as usize, end as usize, self.layout.lens.len());
         if first > end || end > count {
             return Err(Error::Misuse(format!(
-                "another rank asks for the parameters {first} to {end} of {count}: do all ranks train the same model?"
+                "another rank requests the parameters {first} to {end} of {count}: do all ranks train the same model?"
             )));
         }
         // Copied, so that the lock is not held while waiting for other ranks.
         let own = {
-            let values = self.lock();
+            let values = lock(&self.values);
             let mut own = values.parts[self.layout.starts[first]..self.layout.starts[end]].to_vec();
             own.push(f32::from_bits(values.version));
             own
         };
         let mut all = vec![0.0; own.len() * self.layout.world];
         ranks.all_gather(&own, &mut all)?;
-        Ok(if offer.is_some() { all } else { Vec::new() })
-    }
-}
-
-impl Own {
-    fn lock(&self) -> MutexGuard<'_, Values> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(if contribution.is_some() { all } else { Vec::new() })
     }
 }
 
@@ -246,17 +243,17 @@ mod tests {
     }
 
     #[test]
-    fn segments_reads_and_writes_are_those_of_whole_parameters_and_each_rank_has_its_part() {
+    fn sharded_parameters_have_the_bits_of_replicated_ones_and_an_equal_part_per_rank() {
         let device = crate::device("flex").unwrap();
         for world in [1, 2, 3] {
             let results = ThreadRanks::run(world, LONG, |ranks| {
                 let rank = ranks.rank().0;
                 let whole = Parameters::new(specs(), specs().iter().map(|s| values(s, 0.0)).collect(), &device);
-                let divided = Parameters::divided(specs(), |s| Ok(values(s, 0.0)), &device, ranks.clone())?;
+                let sharded = Parameters::sharded(specs(), |s| Ok(values(s, 0.0)), &device, ranks.clone())?;
                 let all: usize = specs().iter().map(ParameterSpec::len).sum();
-                assert!(divided.bytes() >= 4 * all / world && divided.bytes() < 4 * (all / world + specs().len()));
+                assert!(sharded.bytes() >= 4 * all / world && sharded.bytes() < 4 * (all / world + specs().len()));
                 for round in 0..3 {
-                    let (a, b) = (whole.snapshot(), divided.snapshot());
+                    let (a, b) = (whole.snapshot(), sharded.snapshot());
                     // Ranks read different segments, a different number of times.
                     for prefix in ["in.", "b.0.", "b.1.", "out", "b.0."].iter().skip(rank) {
                         let (expected, found) = (a.segment(prefix)?, b.segment(prefix)?);
@@ -269,12 +266,12 @@ mod tests {
                     }
                     let mut read = [vec![0.0; all], vec![0.0; all]];
                     whole.read(&mut read[0])?;
-                    divided.read(&mut read[1])?;
+                    sharded.read(&mut read[1])?;
                     assert_eq!(read[0], read[1]);
                     OverlappedRanks::of(ranks.clone()).settle()?;
                     let new: Vec<f32> = specs()[1..4].iter().flat_map(|s| values(s, round as f32)).collect();
                     whole.write_part(1..4, &new)?;
-                    divided.write_part(1..4, &new)?;
+                    sharded.write_part(1..4, &new)?;
                 }
                 OverlappedRanks::of(ranks).settle()
             });
@@ -283,28 +280,28 @@ mod tests {
     }
 
     #[test]
-    fn a_pullback_from_before_an_update_is_refused_after_it() {
+    fn a_snapshot_from_before_an_update_is_rejected() {
         let device = crate::device("flex").unwrap();
         let results = ThreadRanks::run(2, LONG, |ranks| {
-            let divided = Parameters::divided(specs(), |s| Ok(values(s, 0.0)), &device, ranks)?;
-            let before = divided.snapshot();
-            divided.write_part(4..5, &[1.0, 2.0])?;
+            let sharded = Parameters::sharded(specs(), |s| Ok(values(s, 0.0)), &device, ranks)?;
+            let before = sharded.snapshot();
+            sharded.write_part(4..5, &[1.0, 2.0])?;
             before.segment("b.0.").map(drop)
         });
         for result in results {
-            let said = result.unwrap_err().to_string();
-            assert!(said.contains("1 writes ago"), "{said}");
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains("1 writes ago"), "{message}");
         }
     }
 
     #[test]
-    fn a_segment_that_lies_apart_is_refused() {
+    fn a_segment_that_is_not_contiguous_is_rejected() {
         let device = crate::device("flex").unwrap();
         let mut specs = specs();
         specs.swap(0, 1);
         let ranks: Arc<dyn Communicator> = Arc::new(roll_core::SingleRank);
-        let divided = Parameters::divided(specs, |s| Ok(values(s, 0.0)), &device, ranks).unwrap();
-        let said = divided.snapshot().segment("b.0.").err().unwrap().to_string();
-        assert!(said.contains("`b.0.w` is apart") || said.contains("`b.0.x` is apart"), "{said}");
+        let sharded = Parameters::sharded(specs, |s| Ok(values(s, 0.0)), &device, ranks).unwrap();
+        let message = sharded.snapshot().segment("b.0.").err().unwrap().to_string();
+        assert!(message.contains("`b.0.w` is apart") || message.contains("`b.0.x` is apart"), "{message}");
     }
 }

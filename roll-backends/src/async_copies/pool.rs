@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::runtime::{Failed, Runtime, Stream};
+use super::runtime::{Runtime, RuntimeError, Stream};
 
 /// A buffer of pinned host memory.
 pub(super) struct Buffer<R: Runtime> {
@@ -18,28 +18,28 @@ pub(super) struct Pool<R: Runtime> {
     idle: Vec<Buffer<R>>,
     pinned: usize,
     used: usize,
-    most: usize,
-    /// Bytes that may be pinned in addition to `most`.
+    peak: usize,
+    /// Bytes that may be pinned in addition to `peak`.
     spare: usize,
 }
 
 impl<R: Runtime> Pool<R> {
     pub(super) fn new(spare: usize) -> Self {
-        Self { idle: Vec::new(), pinned: 0, used: 0, most: 0, spare }
+        Self { idle: Vec::new(), pinned: 0, used: 0, peak: 0, spare }
     }
 
     /// Returns a buffer of `bytes`, or an idle one of up to twice the size.
-    pub(super) fn take(&mut self, runtime: &R, bytes: usize) -> Result<Buffer<R>, Failed> {
+    pub(super) fn take(&mut self, runtime: &R, bytes: usize) -> Result<Buffer<R>, RuntimeError> {
         let bytes = bytes.max(1);
         let fits = |buffer: &Buffer<R>| (bytes..=bytes.saturating_mul(2)).contains(&buffer.capacity);
         let best = (0..self.idle.len()).filter(|i| fits(&self.idle[*i])).min_by_key(|i| self.idle[*i].capacity);
         if let Some(best) = best {
             let buffer = self.idle.remove(best);
             self.used += buffer.capacity;
-            self.most = self.most.max(self.used);
+            self.peak = self.peak.max(self.used);
             return Ok(buffer);
         }
-        let room = self.most.max(self.used + bytes);
+        let room = self.peak.max(self.used + bytes);
         self.shrink(runtime, (room + self.spare).saturating_sub(bytes))?;
         let at = match runtime.pin(bytes) {
             Ok(at) => at,
@@ -51,7 +51,7 @@ impl<R: Runtime> Pool<R> {
         };
         self.pinned += bytes;
         self.used += bytes;
-        self.most = room;
+        self.peak = room;
         Ok(Buffer { at, capacity: bytes, last: None })
     }
 
@@ -61,13 +61,13 @@ impl<R: Runtime> Pool<R> {
     }
 
     /// Frees idle buffers until at most `bytes` are pinned or none is idle.
-    pub(super) fn shrink(&mut self, runtime: &R, bytes: usize) -> Result<(), Failed> {
+    pub(super) fn shrink(&mut self, runtime: &R, bytes: usize) -> Result<(), RuntimeError> {
         if self.pinned <= bytes || self.idle.is_empty() {
             return Ok(());
         }
         // Draining both streams is acceptable: little is in flight then, and it happens once per kind of sample.
-        runtime.drain(Stream::ToHost)?;
-        runtime.drain(Stream::ToDevice)?;
+        runtime.synchronize_stream(Stream::ToHost)?;
+        runtime.synchronize_stream(Stream::ToDevice)?;
         while self.pinned > bytes && !self.idle.is_empty() {
             let Buffer { at, capacity, .. } = self.idle.remove(0);
             // SAFETY: the buffer is idle, and all copies have finished.

@@ -7,11 +7,11 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 use tch::{Device, Kind, Tensor};
 
-use super::{give_up, lines};
+use super::{copy_streams, disable};
 
 /// Size of a staging buffer in bytes.
 const PIECE: usize = 1 << 26;
-/// Size below which the driver's copy is as fast.
+/// Size in bytes below which the driver's copy is as fast.
 const SMALL: usize = 1 << 20;
 /// Number of staging buffers that are filled or copied at the same time.
 const BUFFERS: usize = 3;
@@ -26,13 +26,13 @@ pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<
     if bytes.len() < SMALL {
         return None;
     }
-    let lines = lines(number)?;
+    let copy_streams = copy_streams(number)?;
     let tensor = Tensor::f_empty([values.len() as i64], (kind, Device::Cuda(number))).ok()?;
     let mut at = tensor.data_ptr().expose_provenance();
     if bytes.len() > PIECE
-        && let Err(failed) = lines.reserve(PIECE, BUFFERS)
+        && let Err(failed) = copy_streams.reserve(PIECE, BUFFERS)
     {
-        give_up(number, &failed);
+        disable(number, &failed);
         return None;
     }
     for piece in bytes.chunks(PIECE) {
@@ -40,9 +40,9 @@ pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<
             to.par_chunks_mut(CHUNK).zip(piece.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
         };
         // SAFETY: the memory was just allocated, has that size, and is not shared before all pieces have arrived.
-        let brought = unsafe { lines.bring(piece.len(), fill, tensor.shallow_clone(), at) };
-        if let Err(failed) = brought.and_then(|returning| returning.take()) {
-            give_up(number, &failed);
+        let copy = unsafe { copy_streams.fill_and_begin_h2d(piece.len(), fill, tensor.shallow_clone(), at) };
+        if let Err(failed) = copy.and_then(|copy| copy.into_tensor()) {
+            disable(number, &failed);
             return None;
         }
         at += piece.len();
@@ -56,7 +56,7 @@ mod tests {
 
     /// Runs on machines with a GPU.
     #[test]
-    fn on_a_gpu_values_of_several_pieces_arrive_as_they_are() {
+    fn uploads_of_several_pieces_are_exact_on_a_gpu() {
         if !tch::Cuda::is_available() {
             return;
         }

@@ -5,26 +5,27 @@ use roll_core::{Model, ParameterParts, Result};
 use super::partition::Bucket;
 
 /// Access to parameters, in parts if the model supports it, else through a copy of all of them.
-pub(super) enum Values<'a> {
+pub(super) enum ParameterAccess<'a> {
     Parts(&'a mut dyn ParameterParts),
-    Copy { model: &'a mut dyn Model, values: Vec<f32>, starts: Vec<usize>, changed: bool },
+    /// `values` has the flat layout; `changed` says whether it differs from the model.
+    Copy {
+        model: &'a mut dyn Model,
+        values: Vec<f32>,
+        changed: bool,
+    },
 }
 
-impl<'a> Values<'a> {
+impl<'a> ParameterAccess<'a> {
     /// Opens the parameters. Reads all of them if the model has no parts.
     pub(super) fn open(model: &'a mut dyn Model) -> Result<Self> {
         // `parts` is called twice because a returned borrow would also extend into the other branch.
         if model.parts().is_none() {
             let mut values = vec![0.0; model.parameter_count()];
             model.read_parameters(&mut values)?;
-            let start = |at: &mut usize, n: usize| Some(std::mem::replace(at, *at + n));
-            let starts = model.parameters().iter().map(|s| s.len()).scan(0, start).collect();
-            return Ok(Self::Copy { model, values, starts, changed: false });
+            return Ok(Self::Copy { model, values, changed: false });
         }
-        match model.parts() {
-            Some(parts) => Ok(Self::Parts(parts)),
-            None => Err(roll_core::Error::Misuse("the model gave its parts once, and then not".into())),
-        }
+        let parts = model.parts();
+        parts.map(Self::Parts).ok_or_else(|| roll_core::Error::Misuse("the model offered parts only once".into()))
     }
 
     /// The parameters of a bucket, without padding.
@@ -35,20 +36,16 @@ impl<'a> Values<'a> {
                 parts.read_part(bucket.specs.clone(), &mut out)?;
                 Ok(out)
             }
-            Self::Copy { values, starts, .. } => {
-                let start = starts[bucket.specs.start];
-                Ok(values[start..start + bucket.len].to_vec())
-            }
+            Self::Copy { values, .. } => Ok(values[bucket.flat_at..bucket.flat_at + bucket.len].to_vec()),
         }
     }
 
-    /// Replaces the parameters of a bucket; a copy is written to the model by [`Values::close`].
+    /// Replaces the parameters of a bucket; a copy is written to the model by [`ParameterAccess::close`].
     pub(super) fn write(&mut self, bucket: &Bucket, new: &[f32]) -> Result<()> {
         match self {
             Self::Parts(parts) => parts.write_part(bucket.specs.clone(), new),
-            Self::Copy { values, starts, changed, .. } => {
-                let start = starts[bucket.specs.start];
-                values[start..start + bucket.len].copy_from_slice(new);
+            Self::Copy { values, changed, .. } => {
+                values[bucket.flat_at..bucket.flat_at + bucket.len].copy_from_slice(new);
                 *changed = true;
                 Ok(())
             }
@@ -58,7 +55,7 @@ impl<'a> Values<'a> {
     /// Writes a changed copy to the model.
     pub(super) fn close(self) -> Result<()> {
         match self {
-            Self::Copy { model, values, changed: true, .. } => model.write_parameters(&values),
+            Self::Copy { model, values, changed: true } => model.write_parameters(&values),
             _ => Ok(()),
         }
     }

@@ -1,5 +1,4 @@
-//! Asynchronous copies between a GPU of libtorch and pinned host memory. Neither the kernels nor the host wait for
-//! them.
+//! Asynchronous copies between a GPU of libtorch and pinned host memory: neither kernels nor the host wait for them.
 //!
 //! libtorch queues every kernel in one stream, the legacy default stream. Copies use two further streams, one per
 //! direction, because PCI Express transfers in both directions at once:
@@ -13,17 +12,18 @@
 //! Two streams are ordered by events only, by the following rules. Each is implemented below, and a test fails without
 //! it (`tests.rs`):
 //!
-//! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then. 2. The
-//!    tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped
+//! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then.
+//! 2. The tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped
 //!    tensor at once, in the order of *its own stream*, so a later kernel would overwrite memory that the copy still
-//!    reads. Burn's handle is held, because Burn's operations write into an operand that has no second handle. 3.
-//!    Memory for a returning tensor comes from libtorch, and earlier kernels may still use its former content: the copy
-//!    into it begins after all kernel work that was queued when the memory was allocated. Before the tensor is handed
-//!    out, kernels are made to wait for the copy. If the tensor is dropped instead, they are made to wait before its
-//!    memory is freed. 4. A buffer returns to the pool together with the event after its last copy. The next user makes
-//!    its stream wait for that event or, if the host itself reads or writes the buffer, makes the host wait. 5. If a
-//!    call fails, the host waits for the copies that may have been queued before memory is freed. If that fails too,
-//!    the memory is leaked.
+//!    reads. Burn's handle is held, because Burn's operations write into an operand that has no second handle.
+//! 3. Memory for a tensor that is copied to the GPU comes from libtorch, and earlier kernels may still use its former
+//!    content: the copy into it begins after all kernel work that was queued when the memory was allocated. Before the
+//!    tensor is handed out, kernels are made to wait for the copy. If the tensor is dropped instead, they are made to
+//!    wait before its memory is freed.
+//! 4. A buffer returns to the pool together with the event after its last copy. The next user makes its stream wait for
+//!    that event or, if the host itself reads or writes the buffer, makes the host wait.
+//! 5. If a call fails, the host waits for the copies that may have been queued before memory is freed. If that fails
+//!    too, the memory is leaked.
 //!
 //! Page-locking is slow (tenths of a second per GB) and is therefore done once: the pool keeps its buffers over the
 //! steps, and the process frees them. The pool is hardly larger than its peak use. Buffers have the exact size, whereas
@@ -31,8 +31,6 @@
 
 #[cfg(feature = "libtorch")]
 mod cuda;
-#[cfg(test)]
-mod fake;
 #[cfg(target_os = "linux")]
 mod pages;
 mod pool;
@@ -43,53 +41,56 @@ mod tests;
 mod upload;
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "libtorch")]
-pub(crate) use cuda::{Cuda, give_up, lines};
+pub(crate) use cuda::{Cuda, copy_streams, disable};
 use pool::{Buffer, Pool};
-pub(crate) use runtime::{Failed, Runtime, Stream};
+pub(crate) use runtime::{Runtime, RuntimeError, Stream};
 #[cfg(feature = "libtorch")]
 pub(crate) use upload::upload;
 
 use crate::BackendError;
+use crate::sync::lock;
 
 /// The copy streams of one GPU, and its pool of pinned memory.
-pub(crate) struct Lines<R: Runtime> {
+pub(crate) struct CopyStreams<R: Runtime> {
     runtime: R,
     pool: Mutex<Pool<R>>,
 }
 
 /// A tensor in pinned host memory, or in flight to it. `T` owns the device memory that is copied.
-pub(crate) struct Leaving<R: Runtime, T> {
-    lines: Arc<Lines<R>>,
+pub(crate) struct D2hCopy<R: Runtime, T> {
+    copy_streams: Arc<CopyStreams<R>>,
     buffer: Option<Buffer<R>>,
     bytes: usize,
-    left: Arc<R::Event>,
+    /// Reached when the copy has finished.
+    done: Arc<R::Event>,
     source: Option<T>,
 }
 
-/// A tensor in flight back to the GPU.
-pub(crate) struct Returning<R: Runtime, T> {
-    lines: Arc<Lines<R>>,
-    arrived: Arc<R::Event>,
+/// A tensor in flight to the GPU.
+pub(crate) struct H2dCopy<R: Runtime, T> {
+    copy_streams: Arc<CopyStreams<R>>,
+    /// Reached when the copy has finished.
+    done: Arc<R::Event>,
     tensor: Option<T>,
 }
 
-impl From<Failed> for BackendError {
-    fn from(failed: Failed) -> Self {
+impl From<RuntimeError> for BackendError {
+    fn from(failed: RuntimeError) -> Self {
         Self::Offload { reason: failed.to_string() }
     }
 }
 
-impl From<Failed> for roll_core::Error {
-    fn from(failed: Failed) -> Self {
+impl From<RuntimeError> for roll_core::Error {
+    fn from(failed: RuntimeError) -> Self {
         BackendError::from(failed).into()
     }
 }
 
-impl<R: Runtime> Lines<R> {
-    /// Creates the streams' state. The pool may exceed its peak use by `spare` bytes, so that tensors of one size are
+impl<R: Runtime> CopyStreams<R> {
+    /// Creates the streams. The pool may exceed its peak use by `spare` bytes, so that tensors of one size are
     /// not evicted for a few of another in every step.
     pub(crate) fn new(runtime: R, spare: usize) -> Arc<Self> {
         Arc::new(Self { runtime, pool: Mutex::new(Pool::new(spare)) })
@@ -99,33 +100,33 @@ impl<R: Runtime> Lines<R> {
     ///
     /// # Safety
     /// `source` must keep that memory alive, on this GPU, and nothing may write to it while `source` lives.
-    pub(crate) unsafe fn leave<T>(
+    pub(crate) unsafe fn begin_d2h<T>(
         self: &Arc<Self>,
         source: T,
         at: usize,
         bytes: usize,
-    ) -> Result<Leaving<R, T>, Failed> {
-        let buffer = self.lock().take(&self.runtime, bytes)?;
+    ) -> Result<D2hCopy<R, T>, RuntimeError> {
+        let buffer = lock(&self.pool).take(&self.runtime, bytes)?;
         let queued = || {
-            let complete = self.runtime.record(Stream::Compute)?;
-            self.runtime.wait(Stream::ToHost, &complete)?;
+            let complete = self.runtime.record_event(Stream::Compute)?;
+            self.runtime.stream_wait_event(Stream::ToHost, &complete)?;
             if let Some(last) = &buffer.last {
-                self.runtime.wait(Stream::ToHost, last)?;
+                self.runtime.stream_wait_event(Stream::ToHost, last)?;
             }
             // SAFETY: as the caller promises; the stream waits for the last use of the buffer, and both memories are
             // held until the copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToHost, buffer.at, at, bytes)? };
-            self.runtime.record(Stream::ToHost)
+            self.runtime.record_event(Stream::ToHost)
         };
         match queued() {
-            Ok(left) => {
-                let left = Arc::new(left);
-                let buffer = Some(Buffer { last: Some(left.clone()), ..buffer });
-                Ok(Leaving { lines: self.clone(), buffer, bytes, left, source: Some(source) })
+            Ok(done) => {
+                let done = Arc::new(done);
+                let buffer = Some(Buffer { last: Some(done.clone()), ..buffer });
+                Ok(D2hCopy { copy_streams: self.clone(), buffer, bytes, done, source: Some(source) })
             }
             Err(failed) => {
-                match self.runtime.drain(Stream::ToHost) {
-                    Ok(()) => self.lock().put(buffer),
+                match self.runtime.synchronize_stream(Stream::ToHost) {
+                    Ok(()) => lock(&self.pool).put(buffer),
                     Err(_) => mem::forget(source),
                 }
                 Err(failed)
@@ -137,38 +138,32 @@ impl<R: Runtime> Lines<R> {
     /// must have been allocated before this call.
     ///
     /// # Safety
-    /// The requirements of [`Leaving::back`].
-    pub(crate) unsafe fn bring<T>(
+    /// The requirements of [`D2hCopy::begin_h2d`].
+    pub(crate) unsafe fn fill_and_begin_h2d<T>(
         self: &Arc<Self>,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]),
         to: T,
         at: usize,
-    ) -> Result<Returning<R, T>, Failed> {
-        let mut buffer = self.lock().take(&self.runtime, bytes)?;
-        if let Some(last) = buffer.last.take()
-            && let Err(failed) = self.runtime.reach(&last)
-        {
-            // The buffer may be in use and is leaked.
-            return Err(failed);
+    ) -> Result<H2dCopy<R, T>, RuntimeError> {
+        let mut buffer = lock(&self.pool).take(&self.runtime, bytes)?;
+        if let Some(last) = buffer.last.take() {
+            // If this fails, the buffer may be in use and is leaked.
+            self.runtime.synchronize_event(&last)?;
         }
         // SAFETY: `buffer` is unshared memory of at least that size, and no copy uses it.
         fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
+        // If this fails, the copy may be in flight, and the buffer is leaked.
         // SAFETY: as the caller promises.
-        match unsafe { self.queue_return(&buffer, bytes, to, at) } {
-            Ok(returning) => {
-                buffer.last = Some(returning.arrived.clone());
-                self.lock().put(buffer);
-                Ok(returning)
-            }
-            // The copy may be in flight: the buffer is leaked.
-            Err(failed) => Err(failed),
-        }
+        let copy = unsafe { self.queue_h2d(&buffer, bytes, to, at) }?;
+        buffer.last = Some(copy.done.clone());
+        lock(&self.pool).put(buffer);
+        Ok(copy)
     }
 
     /// Ensures that `count` buffers of `bytes` are idle, so that one can be filled while others are copied.
-    pub(crate) fn reserve(&self, bytes: usize, count: usize) -> Result<(), Failed> {
-        let mut pool = self.lock();
+    pub(crate) fn reserve(&self, bytes: usize, count: usize) -> Result<(), RuntimeError> {
+        let mut pool = lock(&self.pool);
         let taken: Vec<_> = (0..count).map(|_| pool.take(&self.runtime, bytes)).collect();
         let mut result = Ok(());
         for buffer in taken {
@@ -181,41 +176,36 @@ impl<R: Runtime> Lines<R> {
     }
 
     /// # Safety
-    /// The requirements of [`Leaving::back`]; `buffer` must hold the bytes at the latest when all currently queued
+    /// The requirements of [`D2hCopy::begin_h2d`]; `buffer` must hold the bytes at the latest when all currently queued
     /// kernel work has finished.
-    unsafe fn queue_return<T>(
+    unsafe fn queue_h2d<T>(
         self: &Arc<Self>,
         buffer: &Buffer<R>,
         bytes: usize,
         to: T,
         at: usize,
-    ) -> Result<Returning<R, T>, Failed> {
+    ) -> Result<H2dCopy<R, T>, RuntimeError> {
         let queued = || {
-            let free = self.runtime.record(Stream::Compute)?;
-            self.runtime.wait(Stream::ToDevice, &free)?;
+            let free = self.runtime.record_event(Stream::Compute)?;
+            self.runtime.stream_wait_event(Stream::ToDevice, &free)?;
             // SAFETY: the stream waits until the memory is free and the buffer is full, and both are held until the
             // copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, at, buffer.at, bytes)? };
-            self.runtime.record(Stream::ToDevice)
+            self.runtime.record_event(Stream::ToDevice)
         };
         match queued() {
-            Ok(arrived) => Ok(Returning { lines: self.clone(), arrived: Arc::new(arrived), tensor: Some(to) }),
+            Ok(done) => Ok(H2dCopy { copy_streams: self.clone(), done: Arc::new(done), tensor: Some(to) }),
             Err(failed) => {
-                if self.runtime.drain(Stream::ToDevice).is_err() {
+                if self.runtime.synchronize_stream(Stream::ToDevice).is_err() {
                     mem::forget(to);
                 }
                 Err(failed)
             }
         }
     }
-
-    /// Locks the pool, even if it is poisoned: a buffer that a panic lost is only lost.
-    fn lock(&self) -> MutexGuard<'_, Pool<R>> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-impl<R: Runtime> Drop for Lines<R> {
+impl<R: Runtime> Drop for CopyStreams<R> {
     fn drop(&mut self) {
         let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Memory that cannot be waited for is leaked.
@@ -223,11 +213,11 @@ impl<R: Runtime> Drop for Lines<R> {
     }
 }
 
-impl<R: Runtime, T> Leaving<R, T> {
+impl<R: Runtime, T> D2hCopy<R, T> {
     /// Frees the device memory: makes kernels queued from now on wait for the copy.
-    pub(crate) fn release(&mut self) -> Result<(), Failed> {
+    pub(crate) fn release(&mut self) -> Result<(), RuntimeError> {
         if self.source.is_some() {
-            self.lines.runtime.wait(Stream::Compute, &self.left)?;
+            self.copy_streams.runtime.stream_wait_event(Stream::Compute, &self.done)?;
             self.source = None;
         }
         Ok(())
@@ -238,21 +228,21 @@ impl<R: Runtime, T> Leaving<R, T> {
     ///
     /// # Safety
     /// The memory must have the same size and be on this GPU, and work queued later must not use it before
-    /// [`Returning::take`].
-    pub(crate) unsafe fn back<U>(&mut self, to: U, at: usize) -> Result<Returning<R, U>, Failed> {
+    /// [`H2dCopy::into_tensor`].
+    pub(crate) unsafe fn begin_h2d<U>(&mut self, to: U, at: usize) -> Result<H2dCopy<R, U>, RuntimeError> {
         self.release()?;
         let Some(buffer) = &mut self.buffer else {
-            return Err(Failed { call: "a copy to the GPU", reason: "its buffer is gone".into() });
+            return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
-        // SAFETY: as the caller promises; the kernels, or this thread, wait for `left` and so for the full buffer.
-        let returning = unsafe { self.lines.queue_return(buffer, self.bytes, to, at)? };
-        buffer.last = Some(returning.arrived.clone());
-        Ok(returning)
+        // SAFETY: as the caller promises; the kernels, or this thread, wait for `done` and so for the full buffer.
+        let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, at)? };
+        buffer.last = Some(copy.done.clone());
+        Ok(copy)
     }
 
     /// Waits until the copy has finished and returns its bytes.
-    pub(crate) fn bytes(&mut self) -> Result<&[u8], Failed> {
-        self.lines.runtime.reach(&self.left)?;
+    pub(crate) fn bytes(&mut self) -> Result<&[u8], RuntimeError> {
+        self.copy_streams.runtime.synchronize_event(&self.done)?;
         self.source = None;
         let Some(buffer) = &self.buffer else { return Ok(&[]) };
         // SAFETY: the buffer is unshared, has at least that size, and is initialised.
@@ -260,30 +250,32 @@ impl<R: Runtime, T> Leaving<R, T> {
     }
 }
 
-impl<R: Runtime, T> Drop for Leaving<R, T> {
+impl<R: Runtime, T> Drop for D2hCopy<R, T> {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
-        if self.release().is_err() && self.lines.runtime.drain(Stream::ToHost).is_err() {
+        if self.release().is_err() && self.copy_streams.runtime.synchronize_stream(Stream::ToHost).is_err() {
             mem::forget(self.source.take());
             return;
         }
-        self.lines.lock().put(buffer);
+        lock(&self.copy_streams.pool).put(buffer);
     }
 }
 
-impl<R: Runtime, T> Returning<R, T> {
+impl<R: Runtime, T> H2dCopy<R, T> {
     /// Makes kernels queued from now on wait for the copy, and returns the tensor.
-    pub(crate) fn take(mut self) -> Result<T, Failed> {
-        self.lines.runtime.wait(Stream::Compute, &self.arrived)?;
-        self.tensor.take().ok_or(Failed { call: "a copy to the GPU", reason: "it was taken before".into() })
+    pub(crate) fn into_tensor(mut self) -> Result<T, RuntimeError> {
+        self.copy_streams.runtime.stream_wait_event(Stream::Compute, &self.done)?;
+        self.tensor.take().ok_or(RuntimeError { call: "a copy to the GPU", reason: "it was taken before".into() })
     }
 }
 
-impl<R: Runtime, T> Drop for Returning<R, T> {
+impl<R: Runtime, T> Drop for H2dCopy<R, T> {
     fn drop(&mut self) {
         let Some(tensor) = self.tensor.take() else { return };
-        let runtime = &self.lines.runtime;
-        if runtime.wait(Stream::Compute, &self.arrived).is_err() && runtime.drain(Stream::ToDevice).is_err() {
+        let runtime = &self.copy_streams.runtime;
+        if runtime.stream_wait_event(Stream::Compute, &self.done).is_err()
+            && runtime.synchronize_stream(Stream::ToDevice).is_err()
+        {
             mem::forget(tensor);
         }
     }

@@ -1,13 +1,14 @@
 //! A weight store in host memory.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use burn::tensor::Device;
 use roll_core::{Error, Result};
 
-use super::{Ahead, Value, Weight, WeightStore, Weights};
-use crate::offload::{Offloaded, Returning};
+use super::{Prefetcher, Value, Weight, WeightStore, Weights};
+use crate::offload::{InFlight, Offloaded};
+use crate::sync::lock;
 
 /// Weights of fewer bytes stay on the device: norms and biases are too small to be worth a copy each.
 const SMALL: usize = 1 << 20;
@@ -17,86 +18,70 @@ const SMALL: usize = 1 << 20;
 ///
 /// The host memory of libtorch's GPUs is pinned, and copies overlap with kernels: a network waits only if a segment
 /// computes faster than it is copied (a block of 0.7 GB takes about 15 ms over PCI Express 5).
-pub struct FromHost {
+pub struct HostStore {
     device: Device,
-    kept: BTreeMap<String, Kept>,
-    ahead: Ahead<Vec<(String, Way)>>,
+    /// Weights that stay on the device.
+    small: BTreeMap<String, Weight>,
+    offloaded: BTreeMap<String, OffloadedWeight>,
+    prefetcher: Prefetcher<Vec<(String, InFlight)>>,
 }
 
-struct Kept {
+struct OffloadedWeight {
     shape: Vec<usize>,
-    place: Place,
+    tensor: Mutex<Offloaded>,
 }
 
-enum Place {
-    Device(Weight),
-    Host(Mutex<Offloaded>),
-}
-
-/// A weight on the device, or in flight to it.
-enum Way {
-    Here(Weight),
-    Coming(Returning),
-}
-
-impl FromHost {
+impl HostStore {
     /// Takes weights that are on `device`, one at a time, and copies each to host memory. Fails on weights that are not
     /// dense.
     pub fn new(weights: impl IntoIterator<Item = Result<(String, Weight)>>, device: &Device) -> Result<Self> {
-        let mut kept = BTreeMap::new();
+        let (mut small, mut offloaded) = (BTreeMap::new(), BTreeMap::new());
         for found in weights {
             let (key, weight) = found?;
-            let shape = weight.shape().to_vec();
-            let place = match (weight.size() < SMALL, &weight.value) {
-                (true, _) => Place::Device(weight),
-                (false, Value::Dense(tensor)) => {
-                    let mut offloaded = Offloaded::new(tensor.clone())?;
-                    drop(weight);
-                    offloaded.settle()?;
-                    Place::Host(Mutex::new(offloaded))
-                }
-                (false, _) => {
-                    return Err(Error::Unsupported(format!(
-                        "`{key}` is in blocks or in eight bits: such weights do not wait in host memory; \
-                         `model.weight_store: streamed` leaves them in their files"
-                    )));
-                }
+            if weight.size() < SMALL {
+                small.insert(key, weight);
+                continue;
+            }
+            let Value::Dense(tensor) = weight.value else {
+                return Err(Error::Unsupported(format!(
+                    "`{key}` is in blocks or in eight bits: such weights cannot be kept in host memory; \
+                     `model.weight_store: streamed` leaves them in their files"
+                )));
             };
-            kept.insert(key, Kept { shape, place });
+            let shape = tensor.shape().to_vec();
+            let mut tensor = Offloaded::new(tensor)?;
+            tensor.release()?;
+            offloaded.insert(key, OffloadedWeight { shape, tensor: Mutex::new(tensor) });
         }
-        Ok(Self { device: device.clone(), kept, ahead: Ahead::default() })
+        Ok(Self { device: device.clone(), small, offloaded, prefetcher: Prefetcher::default() })
     }
 
-    fn send(&self, prefix: &str) -> Result<Vec<(String, Way)>> {
-        let segment = self.kept.range(prefix.to_string()..).take_while(|(key, _)| key.starts_with(prefix));
-        let sent = segment.map(|(key, kept)| {
-            let way = match &kept.place {
-                Place::Device(weight) => Way::Here(weight.clone()),
-                // A panic leaves the state complete; at most its buffer in the pool is lost.
-                Place::Host(tensor) => Way::Coming(tensor.lock().unwrap_or_else(PoisonError::into_inner).send_back()?),
-            };
-            Ok((key.clone(), way))
-        });
-        sent.collect()
+    fn begin_uploads(&self, prefix: &str) -> Result<Vec<(String, InFlight)>> {
+        let begin =
+            |(key, weight): (&String, &OffloadedWeight)| Ok((key.clone(), lock(&weight.tensor).begin_upload()?));
+        with_prefix(&self.offloaded, prefix).map(begin).collect()
     }
 }
 
-impl WeightStore for FromHost {
+/// The entries whose key starts with `prefix`.
+fn with_prefix<'a, T>(map: &'a BTreeMap<String, T>, prefix: &'a str) -> impl Iterator<Item = (&'a String, &'a T)> {
+    map.range(prefix.to_string()..).take_while(move |(key, _)| key.starts_with(prefix))
+}
+
+impl WeightStore for HostStore {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let sent = self.ahead.segment(prefix, true, |prefix| {
-            let (send, coming) = mpsc::channel();
+        let in_flight = self.prefetcher.segment(prefix, true, |prefix| {
+            let (send, pending) = mpsc::channel();
             // Cannot fail: the receiver is alive.
-            send.send(self.send(prefix)).unwrap_or(());
-            Ok(coming)
+            send.send(self.begin_uploads(prefix)).unwrap_or(());
+            Ok(pending)
         })?;
-        let arrived = sent.into_iter().map(|(key, way)| {
-            let weight = match way {
-                Way::Here(weight) => weight,
-                Way::Coming(returning) => Weight::from_tensor(returning.take()?),
-            };
-            Ok((key, weight))
-        });
-        Ok(Arc::new(arrived.collect::<Result<HashMap<_, _>>>()?))
+        let small = with_prefix(&self.small, prefix).map(|(key, weight)| (key.clone(), weight.clone()));
+        let mut weights: HashMap<_, _> = small.collect();
+        for (key, copy) in in_flight {
+            weights.insert(key, Weight::from_tensor(copy.into_tensor()?));
+        }
+        Ok(Arc::new(weights))
     }
 
     fn device(&self) -> &Device {
@@ -104,7 +89,8 @@ impl WeightStore for FromHost {
     }
 
     fn shape(&self, key: &str) -> Option<Vec<usize>> {
-        self.kept.get(key).map(|kept| kept.shape.clone())
+        let small = self.small.get(key).map(Weight::shape);
+        small.or_else(|| Some(&self.offloaded.get(key)?.shape)).map(<[usize]>::to_vec)
     }
 }
 
@@ -116,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_come_as_they_were_in_any_order_and_again_and_again() {
+    fn weights_round_trip_in_any_order() {
         let device = crate::device("flex").unwrap();
         let value = |i: usize, large: bool| match large {
             true => vec![i as f32 + 0.5; SMALL / 2 + 3],
@@ -131,7 +117,7 @@ mod tests {
                     Ok::<_, Error>((format!("blocks.{i}.{name}"), Weight::new(&tensor, dtype, device)))
                 })
             });
-            let store = FromHost::new(weights, &device).unwrap();
+            let store = HostStore::new(weights, &device).unwrap();
             assert_eq!(store.shape("blocks.1.norm"), Some(vec![3]));
             for i in [0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3, 3, 2, 1, 0, 2, 0, 3, 1] {
                 let prefix = format!("blocks.{i}.");
