@@ -7,7 +7,7 @@ use std::path::Path;
 
 use roll_core::{BuildContext, StateDict};
 use roll_models::causal_lm::{self, CausalLmOptions, Tokenizer};
-use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, Written};
+use roll_models::lora::{Convention, EncodedLora, LoraFile, Names, WriteOptions};
 use roll_models::wan2_2::components;
 use roll_models::weights::Checkpoint;
 use roll_models::weights::gguf::GgufFile;
@@ -108,7 +108,7 @@ pub fn lora_keys(bytes: &[u8]) {
     for lora in &file.adapters {
         for convention in Convention::ALL {
             let options = WriteOptions { convention, names: Names::Official };
-            if let Ok(written) = Written::new(lora, options, &file.metadata) {
+            if let Ok(written) = EncodedLora::new(lora, options, &file.metadata) {
                 let _ = LoraFile::read(path, &written.state, written.metadata, None);
             }
         }
@@ -133,7 +133,7 @@ pub fn lora_metadata(bytes: &[u8]) {
             for lora in &file.adapters {
                 for convention in Convention::ALL {
                     let options = WriteOptions { convention, names: Names::Official };
-                    let _ = Written::new(lora, options, &file.metadata);
+                    let _ = EncodedLora::new(lora, options, &file.metadata);
                 }
             }
         }

@@ -15,7 +15,7 @@ use super::parts::{Parts, decode};
 use super::source;
 use crate::comma_list::{self, split};
 use crate::hub::Hub;
-use crate::lora::{AdapterSources, Asked, Start};
+use crate::lora::{AdapterSources, InitialAdapter, LoraRequest};
 use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::{Trainable, check_alpha};
 use crate::weights::stored_dtype;
@@ -168,7 +168,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
     let dtype = options.weights_dtype.of(stored, &device)?;
     let start = start(options, context, &config)?;
-    let trainable = start.as_ref().map_or_else(|| options.trainable(&config), Start::trainable);
+    let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
     let stay = options.keeps_blocks(Backend::of(&context.backend)?);
     if !stay || trainable == Trainable::Full {
         decode(&mut state, &blocks)?;
@@ -190,10 +190,14 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
 }
 
 /// What `lora_checkpoint` holds.
-pub(super) fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<Start>> {
+pub(super) fn start(
+    options: &CausalLmOptions,
+    context: &BuildContext,
+    config: &LmConfig,
+) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
-    if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.by_name_alone) {
+    if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {
         let problem = "is an adapter for one of two experts: a language model has none";
         return Err(Error::bad_file(&adapter.path, problem));
     }
@@ -201,8 +205,8 @@ pub(super) fn start(options: &CausalLmOptions, context: &BuildContext, config: &
     let layers = weights.iter().filter(|(name, shape)| name.starts_with("model.layers.") && shape.len() == 2);
     let layers: Vec<String> = layers.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.into())).collect();
     let targets = options.lora_target_modules.as_deref().map(split);
-    let asked = Asked { rank: options.lora_rank, alpha: options.lora_alpha, targets: targets.as_deref() };
-    Start::new(adapters, asked, &layers).in_section("model").map(Some)
+    let request = LoraRequest { rank: options.lora_rank, alpha: options.lora_alpha, targets };
+    InitialAdapter::new(adapters, &request, &layers).in_section("model").map(Some)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::memory::Rollout;
 use super::{gguf, network, source};
 use crate::headers::has_all;
 use crate::hub::Hub;
-use crate::lora::Start;
+use crate::lora::InitialAdapter;
 use crate::trainable::Trainable;
 use crate::weights::stored_dtype;
 
@@ -103,7 +103,7 @@ impl<'a> Plan<'a> {
         let config = options.checked(config)?;
         let gpu = input.memory.is_some();
         let start = start(options, context, &config)?;
-        let trainable = start.as_ref().map_or_else(|| options.trainable(&config), Start::trainable);
+        let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
         let full = trainable == Trainable::Full;
         let weights = config.weights();
         let specs = match &trainable {

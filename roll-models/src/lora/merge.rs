@@ -31,7 +31,7 @@ impl Default for MergeOptions {
 
 /// Result of a merge.
 #[derive(Clone, Debug)]
-pub struct Merged {
+pub struct MergeResult {
     /// The written files.
     pub files: Vec<PathBuf>,
     /// Number of changed tensors.
@@ -55,7 +55,7 @@ pub fn merge_lora(
     out: &Path,
     options: &MergeOptions,
     progress: &mut dyn FnMut(u64),
-) -> Result<Merged, LoraError> {
+) -> Result<MergeResult, LoraError> {
     let mut deltas = Deltas::find(base, lora, options)?;
     let is_file = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
     let outputs = match is_file {
@@ -67,7 +67,7 @@ pub fn merge_lora(
         metadata.extend(said_beside(base));
     }
     let files = rewrite(base, &outputs, options.dtype, &mut deltas, &metadata, progress)?;
-    Ok(Merged { files, changed: deltas.of.len(), missing: deltas.missing })
+    Ok(MergeResult { files, changed: deltas.of.len(), missing: deltas.missing })
 }
 
 /// Facts in the `config.json` next to the base that cannot be derived from its weights. They go into the header of a

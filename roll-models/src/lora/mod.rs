@@ -20,13 +20,13 @@
 
 pub mod about;
 mod error;
+mod initial;
 mod keys;
 mod layer_names;
 mod merge;
 mod peft;
 mod read;
 mod sources;
-mod start;
 mod write;
 
 #[cfg(test)]
@@ -41,14 +41,14 @@ use roll_core::{StateDict, Tensor, header};
 use crate::weights::Checkpoint;
 
 pub use error::LoraError;
+pub use initial::{InitialAdapter, LoraRequest};
 pub use keys::is_lora_key;
 pub use layer_names::Names;
-pub use merge::{MergeOptions, Merged, merge_lora};
+pub use merge::{MergeOptions, MergeResult, merge_lora};
 pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;
-pub use sources::{AdapterSources, Opened, OpenedAdapter, files as adapter_files, newest_checkpoint};
-pub use start::{Asked, Start};
-pub use write::{WriteOptions, Written, write_lora};
+pub use sources::{AdapterSources, AdapterWeights, OpenedAdapter, files as adapter_files, newest_checkpoint};
+pub use write::{EncodedLora, WriteOptions, write_lora};
 
 /// A program's scheme for the tensor names of a LoRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,7 +96,7 @@ pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
     match (file.adapters.pop(), file.adapters.is_empty()) {
         (Some(lora), true) => {
             let options = WriteOptions { convention: Convention::ComfyUi, names: Names::Official };
-            Ok(Written::new(&lora, options, &BTreeMap::new())?.state)
+            Ok(EncodedLora::new(&lora, options, &BTreeMap::new())?.state)
         }
         _ => Ok(Checkpoint::open(&file.path)?.all()?),
     }
@@ -108,7 +108,7 @@ pub(crate) fn put_peft_config(file: &mut StateDict) -> roll_core::Result<()> {
     let words = header::take(&mut tensors)?;
     let lora = LoraFile::read(Path::new("the adapter"), &tensors, words, None)?.one(None)?;
     let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
-    match Written::new(&lora, options, &BTreeMap::new())?.adapter_config {
+    match EncodedLora::new(&lora, options, &BTreeMap::new())?.adapter_config {
         Some(config) => {
             let name = format!("{}{PEFT_CONFIG}", header::BESIDE);
             header::put(file, BTreeMap::from([(name, format!("{config:#}\n"))]))

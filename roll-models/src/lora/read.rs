@@ -90,7 +90,7 @@ impl LoraFile {
             true => Names::Diffusers,
             false => Names::Official,
         };
-        let mut adapters: BTreeMap<Option<Expert>, Raw> = BTreeMap::new();
+        let mut adapters: BTreeMap<Option<Expert>, RawAdapter> = BTreeMap::new();
         for (full, key) in &keys {
             adapters.entry(key.expert).or_default().add(path, full, key, convention, &state[*full])?;
         }
@@ -189,7 +189,7 @@ fn object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, L
 
 /// An adapter whose keys are being collected, by the official name of the layer.
 #[derive(Default)]
-struct Raw {
+struct RawAdapter {
     layers: BTreeMap<String, RawLayer>,
     undotted: Vec<String>,
     convention: Option<Convention>,
@@ -210,7 +210,7 @@ impl RawLayer {
     }
 }
 
-impl Raw {
+impl RawAdapter {
     fn add(
         &mut self,
         path: &Path,

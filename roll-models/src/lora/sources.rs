@@ -80,18 +80,18 @@ pub struct OpenedAdapter {
     /// The transformer that the adapter is for, from the configuration, the tensor names, the header or the file name.
     pub expert: Option<Expert>,
     /// Whether only the file name contains the transformer.
-    pub by_name_alone: bool,
+    pub expert_from_file_name: bool,
     /// Factor of the adapter's additions.
     pub strength: f64,
     /// The contents.
-    pub holds: Opened,
+    pub weights: AdapterWeights,
     /// The header's entries.
     pub header: BTreeMap<String, String>,
 }
 
 /// Contents of an adapter file.
 #[derive(Clone, Debug)]
-pub enum Opened {
+pub enum AdapterWeights {
     /// Adapters of layers.
     Lora(Lora),
     /// All weights of a network, from full fine-tuning.
@@ -242,19 +242,20 @@ fn of_one_adapter(place: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
 
 fn open(path: &Path, given_for: Option<Expert>, strength: f64) -> Result<Vec<OpenedAdapter>> {
     let checkpoint = Checkpoint::open(path)?;
-    let read: Vec<(Option<Expert>, Opened, BTreeMap<String, String>)> = match checkpoint.keys().any(is_lora_key) {
+    let read: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)> = match checkpoint.keys().any(is_lora_key)
+    {
         true => {
             let file = LoraFile::open(path)?;
             let header = file.metadata;
-            file.adapters.into_iter().map(|lora| (lora.is_for(), Opened::Lora(lora), header.clone())).collect()
+            file.adapters.into_iter().map(|lora| (lora.is_for(), AdapterWeights::Lora(lora), header.clone())).collect()
         }
         false => {
             let header = checkpoint.metadata();
-            vec![(about::expert(path, &header)?, Opened::Full(checkpoint.all()?), header)]
+            vec![(about::expert(path, &header)?, AdapterWeights::Full(checkpoint.all()?), header)]
         }
     };
     let (mut opened, for_both) = (Vec::new(), read.len() > 1);
-    for (said, holds, header) in read {
+    for (said, weights, header) in read {
         if let (Some(given), Some(said)) = (given_for, said)
             && given != said
         {
@@ -268,9 +269,9 @@ fn open(path: &Path, given_for: Option<Expert>, strength: f64) -> Result<Vec<Ope
         opened.push(OpenedAdapter {
             path: path.into(),
             expert: given_for.or(said).or(by_name),
-            by_name_alone: given_for.or(said).is_none() && by_name.is_some(),
+            expert_from_file_name: given_for.or(said).is_none() && by_name.is_some(),
             strength,
-            holds,
+            weights,
             header,
         });
     }

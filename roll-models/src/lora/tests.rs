@@ -116,7 +116,7 @@ fn a_16_bit_lora_keeps_its_bits_where_the_scale_stands_in_the_matrix() {
 fn keys_are_those_that_the_programs_expect() {
     let lora = lora(|_| Some(2.0));
     let keys = |convention, names| {
-        let written = Written::new(&lora, WriteOptions { convention, names }, &BTreeMap::new()).unwrap();
+        let written = EncodedLora::new(&lora, WriteOptions { convention, names }, &BTreeMap::new()).unwrap();
         written.state.into_keys().collect::<Vec<_>>().join("\n")
     };
     let official = Names::Official;
@@ -143,7 +143,7 @@ fn both_experts_in_a_file_are_two_adapters() {
     let low = file.one(Some(Expert::Low)).unwrap();
     assert_eq!(bits(&low.layers["blocks.0.self_attn.q"].down), bits(&matrix(2, 4, 2)));
     let options = WriteOptions { convention: Convention::Diffusers, names: Names::Official };
-    let written = Written::new(&low, options, &BTreeMap::new()).unwrap();
+    let written = EncodedLora::new(&low, options, &BTreeMap::new()).unwrap();
     assert!(written.state.contains_key("transformer_2.blocks.0.attn1.to_q.lora_A.weight"));
     let again = read(&written.state);
     assert!(matches!(again.one(Some(Expert::High)), Err(LoraError::NoExpert { .. })));
@@ -208,10 +208,10 @@ fn names_with_underscores_are_resolved_by_the_model_they_are_for() {
     .into();
     let mut lora = LoraFile::read(Path::new("x"), &state, BTreeMap::new(), None).unwrap().one(None).unwrap();
     let comfy = WriteOptions { convention: Convention::ComfyUi, names: Names::Official };
-    let refused = Written::new(&lora, comfy, &BTreeMap::new()).unwrap_err();
+    let refused = EncodedLora::new(&lora, comfy, &BTreeMap::new()).unwrap_err();
     assert!(refused.to_string().contains("double_blocks_0_img_attn"), "{refused}");
     lora.resolve(["double_blocks.0.img_attn.weight", "other.weight"]);
-    let written = Written::new(&lora, comfy, &BTreeMap::new()).unwrap();
+    let written = EncodedLora::new(&lora, comfy, &BTreeMap::new()).unwrap();
     assert!(written.state.contains_key("diffusion_model.double_blocks.0.img_attn.lora_A.weight"));
 }
 

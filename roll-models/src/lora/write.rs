@@ -26,7 +26,7 @@ pub struct WriteOptions {
 
 /// The contents of a LoRA file.
 #[derive(Clone, Debug, Default)]
-pub struct Written {
+pub struct EncodedLora {
     /// The tensors.
     pub state: StateDict,
     /// The header's entries.
@@ -35,7 +35,7 @@ pub struct Written {
     pub adapter_config: Option<Value>,
 }
 
-impl Written {
+impl EncodedLora {
     /// Names the tensors of `lora`. `metadata`, of the file it came from, is kept. Fails if the convention cannot
     /// represent the LoRA.
     pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
@@ -138,7 +138,7 @@ pub fn write_lora(
     metadata: &BTreeMap<String, String>,
     out: &Path,
 ) -> Result<PathBuf, LoraError> {
-    let written = Written::new(lora, options, metadata)?;
+    let written = EncodedLora::new(lora, options, metadata)?;
     let is_file = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
     let file = match (options.convention, is_file) {
         (_, true) => out.to_path_buf(),

@@ -8,7 +8,7 @@ use crate::lora::{self, about};
 
 use super::adapter;
 use super::expert::Expert;
-use super::starts::Base;
+use super::initial_adapters::BaseNetwork;
 
 /// Name, without extension, of a transformer's weight file in the official repositories.
 pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
@@ -65,7 +65,7 @@ fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
     if of_two {
         words.insert(about::EXPERT.into(), which(expert).to_string());
     }
-    words.extend(expert.base.iter().flat_map(Base::words));
+    words.extend(expert.base.iter().flat_map(BaseNetwork::metadata));
     words
 }
 

@@ -5,6 +5,7 @@ use burn::tensor::DType;
 use crate::lora::is_lora_key;
 use crate::weights::{Checkpoint, WeightsError, is_beside};
 
+use super::dit::DitConfig;
 use super::names::{self, Direction};
 
 /// A kind of network in the Wan family.
@@ -89,15 +90,22 @@ pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), Weig
     }
 }
 
+/// The sizes of a transformer. Without `heads`, the number of attention heads is that of [`heads`](self::heads).
+pub fn dit_config(checkpoint: &Checkpoint, heads: Option<usize>) -> roll_core::Result<DitConfig> {
+    DitConfig::from_shapes(&checkpoint.shapes(), heads.or_else(|| self::heads(checkpoint)))
+}
+
 /// The number of attention heads of a transformer: `num_heads` (official) or `num_attention_heads` (diffusers) in the
 /// `config.json` next to the file, or `num_heads` in its metadata. The weights themselves do not contain it.
 pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
+    number(checkpoint, &["num_heads", "num_attention_heads"])
+}
+
+/// The number under one of `keys` in the `config.json` next to the file, or under the first in its metadata.
+fn number(checkpoint: &Checkpoint, keys: &[&str]) -> Option<usize> {
     let config = checkpoint.config_json();
-    let said = |key: &str| config.as_ref()?.get(key)?.as_u64();
-    said("num_heads")
-        .or_else(|| said("num_attention_heads"))
-        .and_then(|n| usize::try_from(n).ok())
-        .or_else(|| checkpoint.metadata().get("num_heads")?.parse().ok())
+    let in_config = |key: &&str| usize::try_from(config.as_ref()?.get(*key)?.as_u64()?).ok();
+    keys.iter().find_map(in_config).or_else(|| checkpoint.metadata().get(keys[0])?.parse().ok())
 }
 
 /// The dtype of a transformer's dense weights on the device: bf16 if the file has bf16, f32 otherwise.
@@ -115,9 +123,7 @@ pub fn in_eight_bits(checkpoint: &Checkpoint) -> bool {
 
 /// The number of rows of the text embedding: `text_len` in the `config.json` next to the file or in its metadata.
 pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
-    let config = checkpoint.config_json();
-    let said = config.as_ref().and_then(|c| c.get("text_len")?.as_u64()).and_then(|n| usize::try_from(n).ok());
-    said.or_else(|| checkpoint.metadata().get("text_len")?.parse().ok()).filter(|n| *n > 0)
+    number(checkpoint, &["text_len"]).filter(|n| *n > 0)
 }
 
 fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
@@ -130,8 +136,8 @@ fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
 
 /// Removes the scales of eight-bit weights: [`Checkpoint`] finds the scale of a weight by itself.
 fn without_scales(checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
-    let beside = checkpoint.keys().any(is_beside);
-    match beside {
+    let has_scales = checkpoint.keys().any(is_beside);
+    match has_scales {
         true => checkpoint.rename(|key| (!is_beside(key)).then(|| key.to_string())),
         false => Ok(checkpoint),
     }

@@ -20,7 +20,7 @@ pub fn image_channels(
     chunking: &Chunking,
 ) -> Result<Tensor> {
     let [h, w] = picture_size("image", image)?;
-    let latent_frames = vae.facts().latent_frames(frames)?;
+    let latent_frames = vae.config().latent_frames(frames)?;
     let mut video = vec![0f32; frames * 3 * h * w];
     video[..3 * h * w].copy_from_slice(image.f32s()?);
     if let Some(end_image) = end_image {
@@ -37,7 +37,7 @@ pub fn image_channels(
     let &[channels, _, lh, lw] = latents.shape() else {
         return Err(Error::shape("image latents", "[C, T, H, W]", latents.shape()));
     };
-    let stride = vae.facts().temporal_stride;
+    let stride = vae.config().temporal_stride();
     let plane = lh * lw;
     let mut values = vec![0f32; stride * latent_frames * plane];
     for channel in 0..stride {

@@ -3,7 +3,7 @@
 use roll_core::{ParameterSpec, Sigma, SigmaRange};
 
 use super::dit::Dit;
-use super::starts::Base;
+use super::initial_adapters::BaseNetwork;
 
 /// A transformer and its trained part.
 pub(super) struct Expert {
@@ -13,7 +13,7 @@ pub(super) struct Expert {
     /// Whether the trained parameters are adapters.
     pub(super) lora: bool,
     /// The base model, if it is known.
-    pub(super) base: Option<Base>,
+    pub(super) base: Option<BaseNetwork>,
 }
 
 impl Expert {

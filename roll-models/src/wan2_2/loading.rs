@@ -10,21 +10,21 @@ use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
 use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 
 use crate::hub::Hub;
-use crate::lora::{OpenedAdapter, Start};
+use crate::lora::{InitialAdapter, OpenedAdapter};
 use crate::weights::{self, Checkpoint, Streamed};
 
 use super::clip::Clip;
 use super::components;
-use super::dit::{Dit, DitConfig, EXACT, Trainable};
-use super::model::{Parts, Room, Settings, Sources, Wan};
+use super::dit::{Dit, EXACT, Trainable};
+use super::initial_adapters::{self, BaseNetwork};
+use super::model::{CheckpointMemory, EncodingSources, Parts, Settings, Wan};
 use super::options::{Checkpoints, IdleExpert, Placement, TileSize, WanOptions};
 use super::paths::ComponentFiles;
 use super::plan;
 use super::prompts::TextEncoder;
-use super::starts::{self, Base};
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
-use super::vae::{Chunking, Fitting, Vae};
+use super::vae::{Chunking, MemoryBudget, Vae};
 
 roll_core::register! {
     Model, "wan2_2", WanOptions,
@@ -35,60 +35,39 @@ roll_core::register! {
 
 /// Opens the model that `options` describe. Fails if a file is missing or does not fit the options.
 pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
-    let placed = WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
-    let options = &placed;
-    let device = roll_backends::device(&context.backend)?;
-    let model_paths = options.model_paths.as_ref().map(|p| context.resolve(p));
-    let ids = options.model_id_with_origin_paths.as_deref();
-    if model_paths.is_none() && ids.is_none() {
-        return Err(Error::config(
-            "model.model_paths",
-            "no weights are named: give a wan22_paths.json, or `model.model_id_with_origin_paths`; \
-             `roll init-tiny DIR` writes a small checkpoint to try things with",
-        ));
-    }
+    let options = &WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
     options.check()?;
-    let files = ComponentFiles::resolve(model_paths.as_deref(), ids, &Hub::from_env()).in_section("model")?;
-    let present: Vec<&str> = if files.dit2.is_some() { vec!["dit", "dit2"] } else { vec!["dit"] };
-    let adapters = match &options.lora_checkpoint {
-        Some(sources) => sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?,
-        None => Vec::new(),
-    };
-    let mut starts = starts::assign(adapters, options, &present)?;
-    let trained = options.trained_experts(&present, &starts.keys().copied().collect::<Vec<_>>())?;
+    let device = roll_backends::device(&context.backend)?;
+    let files = ComponentFiles::open(options, context, &Hub::from_env())?;
+    let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
     let precision = Precision::of(&files.dit, options, &device)?;
-    let experts = Experts::of(&files, options, context, &precision)?;
-    precision.tell(experts.idle);
-    let mut bases = Vec::new();
-    let mut open_expert = |name: &'static str, file: &Checkpoint| -> Result<Dit> {
-        let mut dit = open_dit(name, file, options, &experts)?;
-        let base = Base::of(file, dit.config()).while_doing(|| reading(file))?;
-        let own = starts.remove(name).unwrap_or_default();
-        own.iter().for_each(|adapter| base.compare(adapter));
+    let experts = ExpertStorage::of(&files, options, context, precision)?;
+    experts.precision.log(experts.idle);
+    let (mut dits, mut bases) = (Vec::new(), Vec::new());
+    for (name, file) in files.experts() {
+        let mut dit = open_dit(name, file, options, context, &experts)?;
+        let base = BaseNetwork::of(file, dit.config()).while_doing(|| reading(file))?;
+        let adapters = adapters.remove(name).unwrap_or_default();
+        adapters.iter().for_each(|adapter| base.compare(adapter));
+        train(&mut dit, name, file, options, &trained, adapters, context.seed)?;
+        dits.push(dit);
         bases.push(base);
-        train(&mut dit, name, file, options, &trained, own, context.seed)?;
-        Ok(dit)
-    };
-    let dit = open_expert("dit", &files.dit)?;
-    let dit2 = files.dit2.as_ref().map(|file| open_expert("dit2", file)).transpose()?;
+    }
     let vae_dtype = options.vae_dtype.of(&device)?;
     let vae = Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?.decoding_in(vae_dtype)?;
-    let text = match &files.text_encoder {
-        Some(file) => Some(open_text(file, &files, options, context, &device)?),
-        None => None,
-    };
+    let text =
+        files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
     let clip = match &files.clip {
         Some(file) => Some(Clip::streamed(file, None, &device).while_doing(|| reading(file))?),
         None => None,
     };
-    let tiling = options.tiling()?;
-    let left = experts.memory.map(|memory| experts.fitting(memory, dit.config(), &vae, options));
-    let fitting = left.filter(|_| options.vae_tile_size == TileSize::Auto);
+    let budget = experts.memory.map(|memory| experts.vae_budget(memory, &dits[0], &vae, options));
+    let tiling_budget = budget.filter(|_| options.vae_tile_size == TileSize::Auto);
     let offload = options.use_gradient_checkpointing_offload && is_gpu(&device);
-    let (checkpoints, room) = match (options.vae_checkpoints, offload) {
+    let (checkpoints, checkpoint_memory) = match (options.vae_checkpoints, offload) {
         (Checkpoints::Of(count), _) => (count, None),
-        (Checkpoints::Auto, true) => (Chunking::default().checkpoints, Some(Room::Host)),
-        (Checkpoints::Auto, false) => (Chunking::default().checkpoints, left.map(Room::Device)),
+        (Checkpoints::Auto, true) => (Chunking::default().checkpoints, Some(CheckpointMemory::Host)),
+        (Checkpoints::Auto, false) => (Chunking::default().checkpoints, budget.map(CheckpointMemory::Device)),
     };
     if options.shift.is_some() {
         tracing::warn!(
@@ -99,9 +78,9 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         shift: options.shift,
         boundary: options.boundary,
         end_image: options.wants("end_image"),
-        chunking: Chunking { tiling, checkpoints, offload },
+        chunking: Chunking { tiling: options.tiling()?, checkpoints, offload },
     };
-    let sources = Sources {
+    let encoding_sources = EncodingSources {
         files: std::iter::once(&files.vae)
             .chain(&files.text_encoder)
             .chain(&files.clip)
@@ -113,19 +92,21 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
             kernels(&context.backend)?,
             text.as_ref().map(|text| text.length),
             settings.end_image,
-            (settings.chunking.tiling, fitting),
+            (settings.chunking.tiling, tiling_budget),
         ),
     };
-    let model = Wan::new(Parts { dit, dit2, vae, text, clip }, settings)
-        .with_sources(sources)
-        .with_bases(bases)
-        .fitting(fitting)
-        .keeping(room)
-        .placed(options.weight_store.chosen());
+    let mut dits = dits.into_iter();
+    let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
+    let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
+    model.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
+    model.tiling_budget = tiling_budget;
+    model.checkpoint_memory = checkpoint_memory;
+    model.encoding_sources = Some(encoding_sources);
+    model.placement = Some(options.weight_store.chosen());
     Ok(model)
 }
 
-fn reading(file: &Checkpoint) -> String {
+pub(super) fn reading(file: &Checkpoint) -> String {
     format!("reading {}", file.path().display())
 }
 
@@ -136,6 +117,7 @@ fn kernels(backend: &str) -> Result<&'static str> {
 
 /// Storage of frozen weights and dtype of matrix products.
 struct Precision {
+    /// Dtype of dense weights in the file.
     stored: DType,
     storage: Storage,
     products: DType,
@@ -157,10 +139,10 @@ impl Precision {
             };
             Ok(Self { stored, storage, products: options.compute_dtype.of(storage.dtype, device)?, eight_bits })
         };
-        precision().while_doing(|| format!("reading {}", file.path().display()))
+        precision().while_doing(|| reading(file))
     }
 
-    fn tell(&self, idle: IdleExpert) {
+    fn log(&self, idle: IdleExpert) {
         let name = |dtype: DType| if dtype == DType::BF16 { "bf16" } else { "f32" };
         let as_stored = if self.stored == self.storage.dtype { "as in the files" } else { "converted from the files'" };
         let idle = match idle {
@@ -178,11 +160,10 @@ impl Precision {
     }
 }
 
-/// Settings that the experts of a checkpoint share.
-struct Experts {
+/// Storage of the weights of all experts.
+struct ExpertStorage {
     device: Device,
-    storage: Storage,
-    products: DType,
+    precision: Precision,
     /// Swaps the experts on the device, if only one is resident at a time.
     turns: Arc<DeviceSlot>,
     idle: IdleExpert,
@@ -190,18 +171,15 @@ struct Experts {
     resident: usize,
     /// Bytes of the GPU's memory, if the device is a GPU and they are known.
     memory: Option<u64>,
-    ranks: Arc<dyn Communicator>,
-    token_ranks: Option<Arc<dyn Communicator>>,
 }
 
-impl Experts {
-    fn of(files: &ComponentFiles, options: &WanOptions, context: &BuildContext, precision: &Precision) -> Result<Self> {
+impl ExpertStorage {
+    fn of(files: &ComponentFiles, options: &WanOptions, context: &BuildContext, precision: Precision) -> Result<Self> {
         let device = roll_backends::device(&context.backend)?;
-        let Precision { stored, storage, products, eight_bits } = *precision;
+        let Precision { stored, storage, eight_bits, .. } = precision;
         let memory = roll_backends::device::memory::total(&context.backend);
-        let size = if storage.dtype == DType::BF16 { 2 } else { 4 };
-        let bytes = |file: &Checkpoint| plan::weight_bytes(&file.shapes(), size, eight_bits);
-        let each: Vec<usize> = [Some(&files.dit), files.dit2.as_ref()].into_iter().flatten().map(bytes).collect();
+        let bytes = |file: &Checkpoint| plan::weight_bytes(file.shapes(), storage.dtype.size(), eight_bits);
+        let each: Vec<usize> = files.experts().map(|(_, file)| bytes(file)).collect();
         let (all, largest) = (each.iter().sum::<usize>(), each.iter().max().copied().unwrap_or(0));
         let converted = stored != storage.dtype || matches!(storage.matrices, MatrixStorage::Eight(_));
         let whole = matches!(options.weight_store, Placement::Auto | Placement::Resident);
@@ -221,13 +199,12 @@ impl Experts {
             (true, _) => largest,
             (false, _) => 0,
         };
-        let (ranks, token_ranks) = (context.ranks.clone(), context.token_ranks.clone());
-        Ok(Self { device, storage, products, turns: Arc::default(), idle, resident, memory, ranks, token_ranks })
+        Ok(Self { device, precision, turns: Arc::default(), idle, resident, memory })
     }
 
     /// The weight store of one expert whose weights are all on the device while it is used.
     fn store(&self, name: &str, file: &Checkpoint) -> Result<Arc<dyn WeightStore>> {
-        let (storage, device) = (self.storage, self.device.clone());
+        let (storage, device) = (self.precision.storage, self.device.clone());
         let number = usize::from(name == "dit2");
         Ok(match self.idle {
             IdleExpert::Auto | IdleExpert::Keep => Arc::new(weights::resident(file, storage, &device)?),
@@ -250,71 +227,59 @@ impl Experts {
     }
 
     /// The part of `memory` that is left for the VAE, computed as in `roll plan`.
-    fn fitting(&self, memory: u64, config: &DitConfig, vae: &Vae, options: &WanOptions) -> Fitting {
-        let vae_elements: usize = vae.config().weights().iter().map(|(_, s)| s.iter().product::<usize>()).sum();
-        plan::fitting(
-            memory as usize,
-            self.resident + 4 * vae_elements,
-            config,
-            plan::kept_bytes(self.products),
-            options,
-        )
+    fn vae_budget(&self, memory: u64, dit: &Dit, vae: &Vae, options: &WanOptions) -> MemoryBudget {
+        let resident = self.resident + 4 * plan::elements(&vae.config().weights());
+        plan::vae_budget(memory, resident, dit.config(), self.precision.products.size(), options)
     }
 }
 
 /// Opens the transformer `name`, with nothing trained yet.
-fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Experts) -> Result<Dit> {
-    let Experts { device, storage, products, .. } = experts;
-    let heads = options.num_heads.or_else(|| components::heads(file));
+fn open_dit(
+    name: &str,
+    file: &Checkpoint,
+    options: &WanOptions,
+    context: &BuildContext,
+    experts: &ExpertStorage,
+) -> Result<Dit> {
+    let (device, storage) = (&experts.device, experts.precision.storage);
     let memory = match (options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload) {
         (_, true) => Memory::Offload,
         (true, false) => Memory::Recompute,
         (false, false) => Memory::Hold,
     };
     let opened = || -> Result<Dit> {
-        let config = DitConfig::from_shapes(&file.shapes(), heads)?;
-        let dit = match options.weight_store {
-            Placement::Auto | Placement::Resident => Dit::with_store(config, experts.store(name, file)?),
-            Placement::Streamed => {
-                let store = Streamed::new(file.clone(), device).stored_as(*storage).reading_ahead();
-                Dit::with_store(config, Arc::new(store))
-            }
-            Placement::Host => {
-                if matches!(storage.matrices, MatrixStorage::Eight(_)) {
-                    let problem = "weights in eight bits do not wait in host memory: expected auto, f32 or bf16 beside \
-                                   `model.weight_store: host`, or another `model.weight_store`";
-                    return Err(Error::config("weights_dtype", problem));
-                }
-                let store = weights::from_host(file, *storage, device)?;
-                Dit::with_store(config, Arc::new(store))
-            }
-            Placement::Sharded => {
-                if matches!(storage.matrices, MatrixStorage::Eight(_)) {
-                    let problem = "weights in eight bits are not divided among the ranks: expected auto, f32 or bf16 \
-                                   beside `model.weight_store: sharded`, or another `model.weight_store`";
-                    return Err(Error::config("weights_dtype", problem));
-                }
-                let ranks = experts.ranks.clone();
-                let store = Sharded::new(&file.all()?, *storage, device, ranks.clone())?;
-                file.keys().for_each(|key| file.release(key));
-                let dit = Dit::with_store(config, Arc::new(store));
-                if ranks.world_size() > 1 { dit.dividing_weights(ranks) } else { dit }
-            }
+        let config = components::dit_config(file, options.num_heads)?;
+        if let (Placement::Host | Placement::Sharded, MatrixStorage::Eight(_)) = (options.weight_store, storage.matrices) {
+            let problem = "weights in eight bits are neither kept in host memory nor sharded: expected auto, f32 or bf16 \
+                           with this `model.weight_store`, or another `model.weight_store`";
+            return Err(Error::config("weights_dtype", problem));
         }
-        .with_memory(memory)
-        .with_products(*products);
-        match experts.token_ranks.clone() {
-            Some(ranks) => dividing_tokens(dit, ranks),
+        let store: Arc<dyn WeightStore> = match options.weight_store {
+            Placement::Auto | Placement::Resident => experts.store(name, file)?,
+            Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).reading_ahead()),
+            Placement::Host => Arc::new(weights::from_host(file, storage, device)?),
+            Placement::Sharded => {
+                let store = Sharded::new(&file.all()?, storage, device, context.ranks.clone())?;
+                file.keys().for_each(|key| file.release(key));
+                Arc::new(store)
+            }
+        };
+        let mut dit = Dit::with_store(config, store).with_memory(memory).with_products(experts.precision.products);
+        if options.weight_store == Placement::Sharded && context.ranks.world_size() > 1 {
+            dit = dit.sharding_weights(context.ranks.clone());
+        }
+        match context.token_ranks.clone() {
+            Some(ranks) => sharding_tokens(dit, ranks),
             None => Ok(dit),
         }
     };
     opened().in_section("model").while_doing(|| reading(file))
 }
 
-fn dividing_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
+fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     let (heads, count) = (dit.config().heads, ranks.world_size());
     match heads.is_multiple_of(count) {
-        true => Ok(dit.dividing_tokens(ranks)),
+        true => Ok(dit.sharding_tokens(ranks)),
         false => Err(Error::Unsupported(format!(
             "{count} ranks cannot divide the {heads} heads of the transformer into equal parts: \
              `strategy.sequence_parallel_size` must divide them"
@@ -336,19 +301,18 @@ fn train(
     let layers =
         weights.iter().filter(|(_, shape)| shape.len() == 2).filter_map(|(key, _)| key.strip_suffix(".weight"));
     let layers: Vec<String> = layers.map(Into::into).collect();
-    let targets = options.lora_target_modules.as_ref().map(|_| options.lora_targets());
-    let start = match adapters.is_empty() {
+    let initial = match adapters.is_empty() {
         true => None,
-        false => Some(Start::new(adapters, options.asked(targets.as_deref()), &layers).in_section("model")?),
+        false => Some(InitialAdapter::new(adapters, &options.lora_request(), &layers).in_section("model")?),
     };
-    let trainable = start.as_ref().map_or_else(|| options.trainable(trained, name), Start::trainable);
+    let trainable = initial.as_ref().map_or_else(|| options.trainable(trained, name), InitialAdapter::trainable);
     // The name of the expert is part of the seed, so that new adapters of the two experts differ.
     let noise = Noise::new(seed ^ u64::from(name == "dit2"));
     let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
     dit.train(&trainable, &noise, &base).in_section("model")?;
-    match (start, dit.parameters()) {
-        (Some(start), Some(parameters)) => {
-            let values = flat::from_state(parameters.specs(), start.parameters());
+    match (initial, dit.parameters()) {
+        (Some(initial), Some(parameters)) => {
+            let values = flat::from_state(parameters.specs(), initial.parameters());
             parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)
         }
         _ => Ok(()),
@@ -362,26 +326,35 @@ fn open_text(
     context: &BuildContext,
     device: &Device,
 ) -> Result<TextEncoder> {
-    let given = options.tokenizer_path.as_ref().map(|p| context.resolve(p));
-    let place: &Path = given.as_deref().or(files.tokenizer.as_deref()).ok_or_else(|| {
-        Error::config(
-            "model.tokenizer_path",
-            "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json",
-        )
-    })?;
-    let tokenizer = Tokenizer::load(place).in_section("model")?;
-    let encoder = Umt5::streamed(file, device).while_doing(|| format!("reading {}", file.path().display()))?;
-    if tokenizer.vocabulary() > encoder.config().vocab {
-        return Err(Error::bad_file(
-            place,
-            format!(
-                "the tokenizer has {} ids, the text encoder {} embeddings: they do not belong together",
-                tokenizer.vocabulary(),
-                encoder.config().vocab
-            ),
-        ));
-    }
+    let encoder = Umt5::streamed(file, device).while_doing(|| reading(file))?;
+    let tokenizer = open_tokenizer(files, encoder.config().vocab, options, context, &Hub::from_env())?;
     Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
+}
+
+/// Loads the tokenizer of the options, or the one next to the weights. Fails if it has more ids than the text encoder
+/// has embeddings.
+pub(super) fn open_tokenizer(
+    files: &ComponentFiles,
+    embeddings: usize,
+    options: &WanOptions,
+    context: &BuildContext,
+    hub: &Hub,
+) -> Result<Tokenizer> {
+    let path = options.tokenizer_path.as_ref().map(|path| context.resolve(path)).or_else(|| files.tokenizer.clone());
+    let Some(path) = path else {
+        let problem = "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json";
+        return Err(Error::config("model.tokenizer_path", problem));
+    };
+    let tokenizer = Tokenizer::load_with(&path, hub).in_section("model")?;
+    match tokenizer.vocabulary() {
+        ids if ids > embeddings => Err(Error::bad_file(
+            path,
+            format!(
+                "the tokenizer has {ids} ids, the text encoder {embeddings} embeddings: they do not belong together"
+            ),
+        )),
+        _ => Ok(tokenizer),
+    }
 }
 
 /// Greatest plausible number of text rows. A larger number is a mistake in the file, and attention over that number of
@@ -416,11 +389,11 @@ mod tests {
     use super::*;
     use crate::precision::WeightsDType;
 
-    fn refused(spoil: impl FnOnce(&mut WanOptions)) -> String {
-        opened(TinyKind::T2v, spoil).err().unwrap().chain()
+    fn refused(change: impl FnOnce(&mut WanOptions)) -> String {
+        opened(TinyKind::T2v, change).err().unwrap().chain()
     }
 
-    fn opened(kind: TinyKind, spoil: impl FnOnce(&mut WanOptions)) -> Result<Wan> {
+    fn opened(kind: TinyKind, change: impl FnOnce(&mut WanOptions)) -> Result<Wan> {
         let dir = tempfile::tempdir().unwrap();
         let files = init_tiny(dir.path(), kind, 0).unwrap();
         let mut options = WanOptions {
@@ -429,13 +402,13 @@ mod tests {
             lora_rank: Some(2),
             ..WanOptions::default()
         };
-        spoil(&mut options);
+        change(&mut options);
         let context = BuildContext { base_dir: dir.path().into(), ..BuildContext::new("flex") };
         open(&options, &context)
     }
 
     #[test]
-    fn shift_and_frame_rate_are_those_of_the_official_inference() {
+    fn default_shift_and_frame_rate_are_official() {
         let facts = |kind, shift: Option<f64>| {
             let model = opened(kind, |options| options.shift = shift).unwrap();
             (DiffusionModel::schedule(&model).shift, model.frame_rate())
@@ -449,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_key_with_its_section() {
+    fn errors_name_keys_with_their_section() {
         let targets = refused(|o| o.lora_target_modules = Some("nosuch".into()));
         assert!(targets.contains("`model.lora_target_modules`"), "{targets}");
         let heads = refused(|o| o.num_heads = Some(7));
@@ -483,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_expert_that_is_away_changes_no_bit() {
+    fn location_of_the_idle_expert_changes_no_bit() {
         let dir = tempfile::tempdir().unwrap();
         let options = tiny(dir.path(), TinyKind::T2v);
         let bits = |idle_expert: IdleExpert, weights_dtype: WeightsDType| {
@@ -512,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn encodings_are_keyed_by_kernels_and_not_by_the_number_of_the_device() {
+    fn encoding_keys_depend_on_the_backend_and_not_on_the_device_number() {
         assert_eq!(kernels("cuda:0").unwrap(), kernels("cuda:1").unwrap());
         assert_eq!(kernels("libtorch-cuda").unwrap(), kernels("libtorch-cuda:7").unwrap());
         let all = ["flex", "libtorch", "libtorch-cuda:1", "cuda:1", "wgpu"].map(|name| kernels(name).unwrap());

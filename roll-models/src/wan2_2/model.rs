@@ -14,11 +14,10 @@ use roll_external::Fingerprint;
 use super::adapter_io;
 use super::clip::Clip;
 use super::conditioning;
-use super::dit::Dit;
+use super::dit::{Dit, DitConfig};
 use super::expert::{Expert, trained_levels};
 use super::prompts::{Prompts, TextEncoder};
-use super::starts::Base;
-use super::vae::{Chunking, Fitting, Vae, checkpoints_in_host_memory, state_bytes};
+use super::vae::{Chunking, MemoryBudget, Vae, VaeConfig, checkpoints_in_host_memory, state_bytes};
 
 /// Noise level at which I2V models switch experts.
 const I2V_BOUNDARY: f64 = 0.9;
@@ -69,32 +68,35 @@ pub struct Wan {
     schedule: ScheduleFacts,
     end_image: bool,
     chunking: Chunking,
-    fitting: Option<Fitting>,
-    room: Option<Room>,
-    /// Number of checkpoints by the shape of the latents, as `room` determined it the first time. Later answers would
-    /// differ, because an allocator may keep freed memory reserved.
+    /// If set, the tiles of the VAE are the largest that fit, instead of those of `chunking`.
+    pub(super) tiling_budget: Option<MemoryBudget>,
+    /// If set, it determines the number of checkpoints in the VAE's decoder, instead of `chunking`.
+    pub(super) checkpoint_memory: Option<CheckpointMemory>,
+    /// Number of checkpoints by the shape of the latents, as `checkpoint_memory` determined it the first time. Later
+    /// results would differ, because an allocator may keep freed memory reserved.
     checkpoints: Mutex<BTreeMap<[usize; 3], usize>>,
     pub(super) specs: Vec<ParameterSpec>,
-    sources: Option<Sources>,
-    placement: Option<WeightPlacement>,
+    /// If set, encodings can be cached.
+    pub(super) encoding_sources: Option<EncodingSources>,
+    /// Location of the experts' frozen weights.
+    pub(super) placement: Option<WeightPlacement>,
 }
 
-/// The memory that limits the number of checkpoints in the VAE's decoder, unless the options set it.
+/// The memory that limits the number of checkpoints in the VAE's decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
-    /// Device memory; [`Fitting`] says how much is free.
-    Device(Fitting),
+pub(super) enum CheckpointMemory {
+    /// Device memory.
+    Device(MemoryBudget),
     /// Host memory.
     Host,
 }
 
 /// Files and settings that encodings depend on.
-#[derive(Clone, Debug)]
-pub struct Sources {
+pub(super) struct EncodingSources {
     /// Files of the VAE, text encoder, tokenizer and image encoder.
-    pub files: Vec<PathBuf>,
+    pub(super) files: Vec<PathBuf>,
     /// A description of all settings that encodings depend on.
-    pub settings: String,
+    pub(super) settings: String,
 }
 
 impl Wan {
@@ -122,39 +124,13 @@ impl Wan {
             schedule: ScheduleFacts { shift, boundary, trained },
             end_image: settings.end_image,
             chunking: settings.chunking,
-            fitting: None,
-            room: None,
+            tiling_budget: None,
+            checkpoint_memory: None,
             checkpoints: Mutex::default(),
             specs,
-            sources: None,
+            encoding_sources: None,
             placement: None,
         }
-    }
-
-    /// Sets where the frozen weights of the experts are stored.
-    pub fn placed(self, placement: WeightPlacement) -> Self {
-        Self { placement: Some(placement), ..self }
-    }
-
-    /// Sets the base models of the experts, in the order of the experts, for the headers of adapters.
-    pub fn with_bases(mut self, bases: Vec<Base>) -> Self {
-        self.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
-        self
-    }
-
-    /// Derives the tiles of the VAE from the available memory instead of the settings.
-    pub fn fitting(self, fitting: Option<Fitting>) -> Self {
-        Self { fitting, ..self }
-    }
-
-    /// Derives the checkpoints of the VAE's decoder from the available memory instead of the settings.
-    pub fn keeping(self, room: Option<Room>) -> Self {
-        Self { room, ..self }
-    }
-
-    /// Adds the files and settings that encodings depend on, so that encodings can be cached.
-    pub fn with_sources(self, sources: Sources) -> Self {
-        Self { sources: Some(sources), ..self }
     }
 
     /// Index of the expert for `timestep`: the first at or above the boundary, the second below.
@@ -165,23 +141,23 @@ impl Wan {
 
     /// Tiling and checkpoints of the VAE for latents of shape [T, H, W].
     fn chunking(&self, latents: [usize; 3]) -> Chunking {
-        let frames = 1 + latents[0].saturating_sub(1) * self.vae.facts().temporal_stride;
-        let (config, each) = (self.vae.config(), self.vae.decoding_bytes());
-        let tiling = match &self.fitting {
-            Some(fitting) => fitting.tiling(config, frames, latents),
+        let (config, element_size) = (self.vae.config(), self.vae.decoder_element_bytes());
+        let frames = 1 + latents[0].saturating_sub(1) * config.temporal_stride();
+        let tiling = match &self.tiling_budget {
+            Some(budget) => budget.tiling(config, frames, latents),
             None => self.chunking.tiling,
         };
-        let by_room = |room| match room {
-            Room::Device(fitting) => fitting.checkpoints(config, tiling, frames, latents, each),
-            Room::Host => {
+        let fitting = |memory| match memory {
+            CheckpointMemory::Device(budget) => budget.checkpoints(config, tiling, frames, latents, element_size),
+            CheckpointMemory::Host => {
                 let [t, h, w] = latents;
-                checkpoints_in_host_memory(t, state_bytes(config, tiling, [h, w], each))
+                checkpoints_in_host_memory(t, state_bytes(config, tiling, [h, w], element_size))
             }
         };
-        let checkpoints = match self.room {
-            Some(room) => {
+        let checkpoints = match self.checkpoint_memory {
+            Some(memory) => {
                 let mut known = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner);
-                *known.entry(latents).or_insert_with(|| by_room(room))
+                *known.entry(latents).or_insert_with(|| fitting(memory))
             }
             None => self.chunking.checkpoints,
         };
@@ -190,8 +166,8 @@ impl Wan {
 
     /// Shape of the latents of a video, [C, T, H, W]. Fails unless the model can represent its size and length.
     fn latent_shape(&self, frames: usize, [height, width]: [usize; 2]) -> Result<[usize; 4]> {
-        let facts = self.vae.facts();
-        let frames = facts.latent_frames(frames)?;
+        let config = self.vae.config();
+        let frames = config.latent_frames(frames)?;
         let unit = self.video_unit();
         if !unit.has_size([height, width]) {
             return Err(Error::Unsupported(format!(
@@ -199,8 +175,8 @@ impl Wan {
                 unit.width, unit.height
             )));
         }
-        let [height, width] = facts.latent_size([height, width])?;
-        Ok([facts.z_channels, frames, height, width])
+        let [height, width] = config.latent_size([height, width])?;
+        Ok([config.z_dim, frames, height, width])
     }
 
     /// Names of the files that [`Model::export_adapter`] returns.
@@ -250,7 +226,7 @@ impl Model for Wan {
 
 impl DiffusionModel for Wan {
     fn encoding_key(&self) -> Result<Option<String>> {
-        let Some(Sources { files, settings }) = &self.sources else { return Ok(None) };
+        let Some(EncodingSources { files, settings }) = &self.encoding_sources else { return Ok(None) };
         // The number of input channels determines which conditioning a transformer receives.
         let channels = self.experts[0].dit.config().in_channels;
         let key = Fingerprint::new("wan").text("settings", settings).text("channels", channels);
@@ -262,14 +238,12 @@ impl DiffusionModel for Wan {
     }
 
     fn video_unit(&self) -> VideoUnit {
-        let (facts, [_, height, width]) = (self.vae.facts(), self.experts[0].dit.config().patch);
-        let stride = facts.spatial_stride;
-        VideoUnit { height: stride * height, width: stride * width, frames: facts.temporal_stride }
+        video_unit(self.vae.config(), self.experts[0].dit.config())
     }
 
     fn frame_rate(&self) -> Option<f64> {
         // TI2V-5B has the 48-channel VAE, with a spatial stride of 16.
-        Some(if self.vae.facts().spatial_stride == 16 { 24.0 } else { 16.0 })
+        Some(if self.vae.config().spatial_stride() == 16 { 24.0 } else { 16.0 })
     }
 
     fn expect_prompts(&mut self, prompts: &[String]) {
@@ -313,7 +287,7 @@ impl DiffusionModel for Wan {
         // A model without conditioning channels uses the image as its first latent frame if it has the 48-channel VAE
         // (TI2V). The 16-channel text-to-video models use no image.
         let first_frame = match (extra, &input.image) {
-            (0, Some(image)) if self.vae.facts().spatial_stride == 16 => {
+            (0, Some(image)) if self.vae.config().spatial_stride() == 16 => {
                 Some(conditioning::first_frame_latents(&self.vae, image, &chunking)?)
             }
             _ => None,
@@ -346,25 +320,25 @@ impl DiffusionModel for Wan {
         let experts: Vec<usize> = inputs.iter().map(|input| self.expert(input.timestep)).collect();
         let (mut values, mut pullbacks) = (vec![None; inputs.len()], Vec::new());
         for (number, expert) in self.experts.iter().enumerate() {
-            let places: Vec<usize> = (0..inputs.len()).filter(|i| experts[*i] == number).collect();
-            if places.is_empty() {
+            let positions: Vec<usize> = (0..inputs.len()).filter(|i| experts[*i] == number).collect();
+            if positions.is_empty() {
                 continue;
             }
-            let own: Vec<VelocityInput<'_>> = places.iter().map(|i| inputs[*i]).collect();
+            let own: Vec<VelocityInput<'_>> = positions.iter().map(|i| inputs[*i]).collect();
             let (value, pullback) = expert.dit.velocities(&own, adapter, grad)?;
-            scatter(&mut values, &places, value)?;
-            pullbacks.extend(pullback.map(|pullback| (places, pullback)));
+            scatter(&mut values, &positions, value)?;
+            pullbacks.extend(pullback.map(|pullback| (positions, pullback)));
         }
         let count = inputs.len();
         let pull = move |cotangents: &Tensor| {
             let (cotangents, mut pulled) = (cotangents.unstack()?, vec![None; count]);
-            for (places, pullback) in pullbacks {
-                let own: Vec<Tensor> = places.iter().map(|i| cotangents[*i].clone()).collect();
-                scatter(&mut pulled, &places, pullback.pull(&Tensor::stack(&own)?)?)?;
+            for (positions, pullback) in pullbacks {
+                let own: Vec<Tensor> = positions.iter().map(|i| cotangents[*i].clone()).collect();
+                scatter(&mut pulled, &positions, pullback.pull(&Tensor::stack(&own)?)?)?;
             }
-            gathered(pulled)
+            stack_all(pulled)
         };
-        Ok((gathered(values)?, grad.is_on().then(|| Pullback::new(pull))))
+        Ok((stack_all(values)?, grad.is_on().then(|| Pullback::new(pull))))
     }
 
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
@@ -379,9 +353,9 @@ impl DiffusionModel for Wan {
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
         let chunking = match *frames.shape() {
             [count, _, height, width] => {
-                let facts = self.vae.facts();
-                let [h, w] = facts.latent_size([height, width])?;
-                self.chunking([facts.latent_frames(count)?, h, w])
+                let config = self.vae.config();
+                let [h, w] = config.latent_size([height, width])?;
+                self.chunking([config.latent_frames(count)?, h, w])
             }
             _ => self.chunking,
         };
@@ -389,14 +363,20 @@ impl DiffusionModel for Wan {
     }
 }
 
-/// Stores the tensors of a stack in the slots `places`.
-fn scatter(slots: &mut [Option<Tensor>], places: &[usize], stack: Tensor) -> Result<()> {
-    for (place, part) in places.iter().zip(stack.unstack()?) {
-        slots[*place] = Some(part);
+/// The unit of the video sizes that a VAE and a transformer can process.
+pub(super) fn video_unit(vae: &VaeConfig, dit: &DitConfig) -> VideoUnit {
+    let ([_, height, width], stride) = (dit.patch, vae.spatial_stride());
+    VideoUnit { height: stride * height, width: stride * width, frames: vae.temporal_stride() }
+}
+
+/// Stores the tensors of a stack in the slots `positions`.
+fn scatter(slots: &mut [Option<Tensor>], positions: &[usize], stack: Tensor) -> Result<()> {
+    for (position, part) in positions.iter().zip(stack.unstack()?) {
+        slots[*position] = Some(part);
     }
     Ok(())
 }
 
-fn gathered(slots: Vec<Option<Tensor>>) -> Result<Tensor> {
+fn stack_all(slots: Vec<Option<Tensor>>) -> Result<Tensor> {
     Tensor::stack(&slots.into_iter().flatten().collect::<Vec<_>>())
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value as Json;
 
 use crate::comma_list::{self, split};
-use crate::lora::{AdapterSources, Asked};
+use crate::lora::{AdapterSources, LoraRequest};
 use crate::precision::{ComputeDType, WeightsDType};
 use crate::trainable::{Trainable, check_alpha};
 
@@ -387,17 +387,17 @@ impl WanOptions {
         }
     }
 
-    /// Names of the experts to train. `present` are the experts of the checkpoint, `started` those that
-    /// `lora_checkpoint` is for.
-    pub fn trained_experts(&self, present: &[&str], started: &[&str]) -> Result<Vec<String>> {
+    /// Names of the experts to train. `has_dit2` says whether the checkpoint has a second expert; `with_adapter` are the
+    /// experts that `lora_checkpoint` is for.
+    pub fn trained_experts(&self, has_dit2: bool, with_adapter: &[&str]) -> Result<Vec<String>> {
         let Some((key, names)) = self.named_experts()? else {
-            return Ok(match (started, present.contains(&"dit2")) {
+            return Ok(match (with_adapter, has_dit2) {
                 ([], true) => vec!["dit2".into()],
                 ([], false) => vec!["dit".into()],
-                (started, _) => started.iter().map(|name| name.to_string()).collect(),
+                (experts, _) => experts.iter().map(|name| name.to_string()).collect(),
             });
         };
-        if names.iter().any(|n| n == "dit2") && !present.contains(&"dit2") {
+        if names.iter().any(|n| n == "dit2") && !has_dit2 {
             if names.len() > 1 {
                 return Err(Error::config(key, "this checkpoint has one expert, `dit`; `dit2` is not there"));
             }
@@ -424,10 +424,10 @@ impl WanOptions {
         split(self.lora_target_modules.as_deref().unwrap_or(TARGETS))
     }
 
-    /// The keys about the LoRA, to compare with its file. `targets` are the entries of `lora_target_modules`, if it is
-    /// set.
-    pub(super) fn asked<'a>(&self, targets: Option<&'a [String]>) -> Asked<'a> {
-        Asked { rank: self.lora_rank, alpha: self.lora_alpha, targets }
+    /// The keys about the LoRA, to compare with its file.
+    pub(super) fn lora_request(&self) -> LoraRequest {
+        let targets = self.lora_target_modules.as_deref().map(split);
+        LoraRequest { rank: self.lora_rank, alpha: self.lora_alpha, targets }
     }
 
     /// The tiles of the VAE in the options; `None` for `auto` and for whole frames.
@@ -473,10 +473,10 @@ mod tests {
         }));
         let (text, list) = (text.unwrap(), list.unwrap());
         assert_eq!(text, list);
-        assert_eq!(list.trained_experts(&["dit", "dit2"], &[]).unwrap(), ["dit", "dit2"]);
+        assert_eq!(list.trained_experts(true, &[]).unwrap(), ["dit", "dit2"]);
         assert_eq!((list.lora_targets(), list.wants("end_image")), (vec!["q".into(), "k".into()], true));
         let base = parsed(json!({"lora_base_model": ["dit"]})).unwrap();
-        assert_eq!(base.trained_experts(&["dit", "dit2"], &[]).unwrap(), ["dit"]);
+        assert_eq!(base.trained_experts(true, &[]).unwrap(), ["dit"]);
     }
 
     #[test]
@@ -551,12 +551,12 @@ mod tests {
     fn experts_are_those_that_are_named_or_those_of_the_file_or_the_second() {
         let both = ["dit", "dit2"];
         let options = WanOptions::default();
-        assert_eq!(options.trained_experts(&both, &[]).unwrap(), ["dit2"]);
-        assert_eq!(options.trained_experts(&["dit"], &[]).unwrap(), ["dit"]);
-        assert_eq!(options.trained_experts(&both, &["dit"]).unwrap(), ["dit"]);
+        assert_eq!(options.trained_experts(true, &[]).unwrap(), ["dit2"]);
+        assert_eq!(options.trained_experts(false, &[]).unwrap(), ["dit"]);
+        assert_eq!(options.trained_experts(true, &["dit"]).unwrap(), ["dit"]);
         let named = WanOptions { trainable_models: Some("dit,dit2".into()), ..options };
-        assert_eq!(named.trained_experts(&both, &["dit"]).unwrap(), both);
-        assert!(named.trained_experts(&["dit"], &[]).is_err());
+        assert_eq!(named.trained_experts(true, &["dit"]).unwrap(), both);
+        assert!(named.trained_experts(false, &[]).is_err());
     }
 
     #[test]

@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt};
+use roll_core::{BuildContext, Error, Result, ResultExt};
 use roll_external::files;
 
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, WeightsError, expand_glob};
 
 use super::components::{Component, recognise};
+use super::options::WanOptions;
 
 /// The networks of a pipeline under official key names. No tensor has been read.
 #[derive(Clone, Debug)]
@@ -30,9 +31,9 @@ pub struct ComponentFiles {
 }
 
 /// One entry of `wan22_paths.json`.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(serde::Deserialize)]
 #[serde(untagged)]
-pub enum PathEntry {
+enum PathEntry {
     /// A file, an index of shards, a glob, or a directory of the official or the diffusers layout.
     One(String),
     /// The shards of one network.
@@ -40,39 +41,53 @@ pub enum PathEntry {
 }
 
 impl ComponentFiles {
+    /// Opens the files of `model_paths` and `model_id_with_origin_paths`. Fails if neither is set.
+    pub(super) fn open(options: &WanOptions, context: &BuildContext, hub: &Hub) -> Result<Self> {
+        let paths = options.model_paths.as_ref().map(|path| context.resolve(path));
+        Self::resolve(paths.as_deref(), options.model_id_with_origin_paths.as_deref(), hub).in_section("model")
+    }
+
     /// Resolves the two options of the model; like the reference implementation, it combines the entries of both.
     /// Errors name the options without their section, which the caller adds.
+    ///
+    /// `model_paths` is `wan22_paths.json`: a JSON list whose entries are a file, a list of shards, or a glob.
+    /// Components are recognised by their keys; the first of two transformers is the high-noise expert. Paths are
+    /// relative to the directory of the JSON file or, if they do not exist there, to the working directory. A directory
+    /// in the official or the diffusers layout is accepted instead of the JSON file.
+    ///
+    /// `model_ids` are `ORG/NAME:PATTERN` entries, separated by commas, which are searched for on this machine or
+    /// downloaded. An entry without a pattern means the whole model.
     pub fn resolve(model_paths: Option<&Path>, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
-        let mut found = Vec::new();
-        if let Some(path) = model_paths {
-            found.extend(from_json(path)?);
-        }
-        if let Some(ids) = model_ids {
-            found.extend(from_ids(ids, hub)?);
-        }
         let origin = match (model_paths, model_ids) {
             (Some(path), None) => path.display().to_string(),
             (None, Some(_)) => "model_id_with_origin_paths".into(),
             (Some(path), Some(_)) => format!("{} and model_id_with_origin_paths", path.display()),
             (None, None) => {
-                return Err(Error::config("model_paths", "expected a JSON list of weight files, found nothing"));
+                return Err(Error::config(
+                    "model_paths",
+                    "no weights are named: give a wan22_paths.json, or `model.model_id_with_origin_paths`; \
+                     `roll init-tiny DIR` writes a small checkpoint to try things with",
+                ));
             }
         };
+        let mut found = PipelineFiles::default();
+        if let Some(path) = model_paths {
+            found.add_json(path)?;
+        }
+        if let Some(ids) = model_ids {
+            found.add_ids(ids, hub)?;
+        }
         assemble(found, &origin)
     }
 
-    /// Reads `wan22_paths.json`: a JSON list whose entries are a file, a list of shards, or a glob. Components are
-    /// recognised by their keys; the first of two transformers is the high-noise expert. Paths are relative to the
-    /// directory of the JSON file or, if they do not exist there, to the working directory. A directory in the official
-    /// or the diffusers layout is accepted instead of the JSON file.
+    /// Opens the files of `wan22_paths.json`; see [`ComponentFiles::resolve`].
     pub fn from_json(path: impl AsRef<Path>) -> Result<Self> {
         Self::resolve(Some(path.as_ref()), None, &Hub::default())
     }
 
-    /// Resolves `ORG/NAME:PATTERN` entries, separated by commas, on this machine or by a download. An entry without a
-    /// pattern means the whole model.
-    pub fn from_ids(ids: &str, hub: &Hub) -> Result<Self> {
-        Self::resolve(None, Some(ids), hub)
+    /// The transformers with the names of their experts, the high-noise expert first.
+    pub fn experts(&self) -> impl Iterator<Item = (&'static str, &Checkpoint)> {
+        std::iter::once(("dit", &self.dit)).chain(self.dit2.as_ref().map(|file| ("dit2", file)))
     }
 
     /// All files of the networks, for a manifest.
@@ -86,52 +101,100 @@ impl ComponentFiles {
     }
 }
 
-/// A file of an entry.
-enum Found {
-    Weights(Checkpoint),
-    Tokenizer(PathBuf),
+/// The files of a pipeline before their networks are recognised.
+#[derive(Default)]
+struct PipelineFiles {
+    weights: Vec<Checkpoint>,
+    /// The tokenizer that was found first.
+    tokenizer: Option<PathBuf>,
 }
 
-fn from_json(path: &Path) -> Result<Vec<Found>> {
-    if path.is_dir() {
-        return from_directory(path);
+impl PipelineFiles {
+    fn add_json(&mut self, path: &Path) -> Result<()> {
+        if path.is_dir() {
+            return self.add_directory(path);
+        }
+        let text = files::read_text(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
+        let entries: Vec<PathEntry> = serde_json::from_str(&text).map_err(|e| {
+            Error::bad_file(path, format!("expected a JSON list whose entries are a path or a list of shards: {e}"))
+        })?;
+        if entries.is_empty() {
+            return Err(Error::bad_file(path, "expected a list of weight files, found an empty list"));
+        }
+        let directory = path.parent().unwrap_or(Path::new(""));
+        for (number, entry) in entries.iter().enumerate() {
+            self.add_entry(entry, directory).while_doing(|| format!("{}: entry {}", path.display(), number + 1))?;
+        }
+        Ok(())
     }
-    let text = files::read_text(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
-    let entries: Vec<PathEntry> = serde_json::from_str(&text).map_err(|e| {
-        Error::bad_file(path, format!("expected a JSON list whose entries are a path or a list of shards: {e}"))
-    })?;
-    if entries.is_empty() {
-        return Err(Error::bad_file(path, "expected a list of weight files, found an empty list"));
-    }
-    let directory = path.parent().unwrap_or(Path::new(""));
-    let mut found = Vec::new();
-    for (number, entry) in entries.iter().enumerate() {
-        let opened =
-            open_entry(entry, directory).while_doing(|| format!("{}: entry {}", path.display(), number + 1))?;
-        found.extend(opened);
-    }
-    Ok(found)
-}
 
-fn open_entry(entry: &PathEntry, directory: &Path) -> Result<Vec<Found>> {
-    let shards = match entry {
-        PathEntry::Shards(shards) => {
-            let mut files = Vec::new();
-            for shard in shards {
-                files.extend(locate(shard, directory)?);
+    fn add_entry(&mut self, entry: &PathEntry, directory: &Path) -> Result<()> {
+        let mut shards = Vec::new();
+        match entry {
+            PathEntry::Shards(entries) => {
+                for shard in entries {
+                    shards.extend(locate(shard, directory)?);
+                }
             }
-            files
+            PathEntry::One(path) => shards = locate(path, directory)?,
         }
-        PathEntry::One(path) => {
-            let found = locate(path, directory)?;
-            match found.as_slice() {
-                [one] if one.is_dir() => return from_directory(one),
-                [one] => return Ok(vec![Found::Weights(Checkpoint::open(one)?)]),
-                _ => found,
+        self.weights.push(match (entry, shards.as_slice()) {
+            (PathEntry::One(_), [one]) if one.is_dir() => return self.add_directory(one),
+            (PathEntry::One(_), [one]) => Checkpoint::open(one)?,
+            (_, shards) => Checkpoint::open_shards(shards)?,
+        });
+        Ok(())
+    }
+
+    fn add_ids(&mut self, ids: &str, hub: &Hub) -> Result<()> {
+        for id in ids.split(',').map(str::trim).filter(|id| !id.is_empty()) {
+            match id.split_once(':') {
+                Some((model, pattern)) if !matches!(pattern, "" | "./") => {
+                    self.weights.push(Checkpoint::open_shards(&hub.files(model, pattern)?)?);
+                }
+                _ => {
+                    let model = id.trim_end_matches("./").trim_end_matches(':');
+                    self.add_directory(&hub.directory(model, &["**"], &[])?)?;
+                }
             }
         }
-    };
-    Ok(vec![Found::Weights(Checkpoint::open_shards(&shards)?)])
+        Ok(())
+    }
+
+    /// Adds all weights and the tokenizer in a directory of the official or the diffusers layout, or in one component's
+    /// directory of the latter.
+    fn add_directory(&mut self, directory: &Path) -> Result<()> {
+        let escaped = glob::Pattern::escape(&directory.to_string_lossy());
+        let count = self.weights.len();
+        for (folder, stem) in FOLDERS {
+            let index = directory.join(folder).join(format!("{stem}.safetensors.index.json"));
+            if index.is_file() {
+                self.weights.push(Checkpoint::open(index)?);
+                continue;
+            }
+            let inside = match folder.is_empty() {
+                true => escaped.clone(),
+                false => format!("{escaped}/{folder}"),
+            };
+            self.weights.extend(open_glob(&format!("{inside}/{stem}*.safetensors"), folder.is_empty())?);
+        }
+        for name in TOP {
+            self.weights.extend(open_glob(&format!("{escaped}/{name}"), false)?);
+        }
+        let tokenizer = TOKENIZERS.iter().map(|t| directory.join(t)).find(|t| t.is_file());
+        self.tokenizer = self.tokenizer.take().or(tokenizer);
+        if self.weights.len() == count {
+            return Err(WeightsError::Directory {
+                path: directory.into(),
+                hint:
+                    " without weights in the official layout (high_noise_model/, models_t5_*, Wan2.1_VAE.*) or in that \
+                       of diffusers (transformer/, vae/, text_encoder/)"
+                        .into(),
+            }
+            .into());
+        }
+        Ok(())
+    }
 }
 
 /// The files that match a path or glob of the JSON file.
@@ -157,24 +220,6 @@ fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
     }
     let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
     Err(WeightsError::io("read", &places[0])(missing).into())
-}
-
-fn from_ids(ids: &str, hub: &Hub) -> Result<Vec<Found>> {
-    let mut found = Vec::new();
-    for id in ids.split(',').map(str::trim).filter(|id| !id.is_empty()) {
-        match id.split_once(':') {
-            Some((model, pattern)) if !matches!(pattern, "" | "./") => {
-                let files = hub.files(model, pattern)?;
-                found.push(Found::Weights(Checkpoint::open_shards(&files)?));
-            }
-            _ => found.extend(from_directory(&hub.directory(
-                id.trim_end_matches("./").trim_end_matches(':'),
-                &["**"],
-                &[],
-            )?)?),
-        }
-    }
-    Ok(found)
 }
 
 /// Folders of a whole model and the stem of the files in them, the high-noise expert first. An empty folder is the
@@ -212,47 +257,14 @@ pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
             return found.into_iter().map(|file| Ok(Checkpoint::open(file)?)).collect();
         }
     }
-    let found = from_directory(directory)?.into_iter();
-    Ok(found.filter_map(|found| if let Found::Weights(weights) = found { Some(weights) } else { None }).collect())
-}
-
-/// All weights and tokenizers in a directory of the official or the diffusers layout, or in one component's directory
-/// of the latter.
-fn from_directory(directory: &Path) -> Result<Vec<Found>> {
-    let escaped = glob::Pattern::escape(&directory.to_string_lossy());
-    let mut found = Vec::new();
-    for (folder, stem) in FOLDERS {
-        let place = directory.join(folder);
-        let index = place.join(format!("{stem}.safetensors.index.json"));
-        if index.is_file() {
-            found.push(Found::Weights(Checkpoint::open(index)?));
-            continue;
-        }
-        let inside = match folder.is_empty() {
-            true => escaped.clone(),
-            false => format!("{escaped}/{folder}"),
-        };
-        found.extend(weights(&format!("{inside}/{stem}*.safetensors"), folder.is_empty())?);
-    }
-    for name in TOP {
-        found.extend(weights(&format!("{escaped}/{name}"), false)?);
-    }
-    found.extend(TOKENIZERS.iter().map(|t| directory.join(t)).find(|t| t.is_file()).map(Found::Tokenizer));
-    if !found.iter().any(|f| matches!(f, Found::Weights(_))) {
-        return Err(WeightsError::Directory {
-            path: directory.into(),
-            hint: " without weights in the official layout (high_noise_model/, models_t5_*, Wan2.1_VAE.*) or in that \
-                   of diffusers (transformer/, vae/, text_encoder/)"
-                .into(),
-        }
-        .into());
-    }
-    Ok(found)
+    let mut found = PipelineFiles::default();
+    found.add_directory(directory)?;
+    Ok(found.weights)
 }
 
 /// The checkpoint whose shards match `pattern`; `None` without a match. A `loose` pattern may also match the files of
 /// another network (`model*` matches `models_t5_*`); files with a pattern of their own are excluded.
-fn weights(pattern: &str, loose: bool) -> Result<Option<Found>> {
+fn open_glob(pattern: &str, loose: bool) -> Result<Option<Checkpoint>> {
     let mut files = match expand_glob(pattern) {
         Err(WeightsError::NoMatch { .. }) => return Ok(None),
         files => files?,
@@ -266,25 +278,18 @@ fn weights(pattern: &str, loose: bool) -> Result<Option<Found>> {
     }
     match files.is_empty() {
         true => Ok(None),
-        false => Ok(Some(Found::Weights(Checkpoint::open_shards(&files)?))),
+        false => Ok(Some(Checkpoint::open_shards(&files)?)),
     }
 }
 
 /// Assigns every network to its role. Fails if a network is missing or appears too often.
-fn assemble(found: Vec<Found>, origin: &str) -> Result<ComponentFiles> {
+fn assemble(found: PipelineFiles, origin: &str) -> Result<ComponentFiles> {
     let mut dits: Vec<Checkpoint> = Vec::new();
-    let (mut text_encoder, mut vae, mut clip, mut tokenizer) = (None, None, None, None);
-    for item in found {
-        let checkpoint = match item {
-            Found::Tokenizer(path) => {
-                tokenizer.get_or_insert(path);
-                continue;
-            }
-            Found::Weights(checkpoint) => checkpoint,
-        };
+    let (mut text_encoder, mut vae, mut clip) = (None, None, None);
+    for checkpoint in found.weights {
         let (component, checkpoint) = recognise(checkpoint)?;
         let path = checkpoint.path().to_path_buf();
-        let before: Option<Checkpoint> = match component {
+        let previous: Option<Checkpoint> = match component {
             Component::Dit => {
                 dits.push(checkpoint);
                 (dits.len() > 2).then(|| dits[0].clone())
@@ -300,7 +305,7 @@ fn assemble(found: Vec<Found>, origin: &str) -> Result<ComponentFiles> {
                 ));
             }
         };
-        if let Some(before) = before {
+        if let Some(previous) = previous {
             let (at_most, what) = match component {
                 Component::Dit => ("two transformers", "a third".into()),
                 other => ("one of each network", format!("a second {other}")),
@@ -310,7 +315,7 @@ fn assemble(found: Vec<Found>, origin: &str) -> Result<ComponentFiles> {
                 format!(
                     "expected at most {at_most}, found {what} ({}; the first is {})",
                     path.display(),
-                    before.path().display()
+                    previous.path().display()
                 ),
             ));
         }
@@ -325,14 +330,14 @@ fn assemble(found: Vec<Found>, origin: &str) -> Result<ComponentFiles> {
         warn_of_order(&dit, second);
     }
     let (vae_kind, vae) = vae.ok_or_else(|| missing("Wan VAE (keys `encoder.conv1.weight`, `conv2.weight`)"))?;
-    let tokenizer = tokenizer.or_else(|| beside(text_encoder.as_ref()?));
+    let tokenizer = found.tokenizer.or_else(|| tokenizer_next_to(text_encoder.as_ref()?));
     Ok(ComponentFiles { dit, dit2, text_encoder, vae, vae_kind, clip, tokenizer })
 }
 
 /// Warns if the file names contradict the order in the list, which determines the experts.
 fn warn_of_order(first: &Checkpoint, second: &Checkpoint) {
-    let says = |c: &Checkpoint, word: &str| c.path().to_string_lossy().to_lowercase().contains(word);
-    if says(first, "low_noise") || says(second, "high_noise") {
+    let contains = |c: &Checkpoint, word: &str| c.path().to_string_lossy().to_lowercase().contains(word);
+    if contains(first, "low_noise") || contains(second, "high_noise") {
         tracing::warn!(
             high = %first.path().display(),
             low = %second.path().display(),
@@ -342,7 +347,7 @@ fn warn_of_order(first: &Checkpoint, second: &Checkpoint) {
 }
 
 /// The tokenizer next to the text encoder's file.
-fn beside(text_encoder: &Checkpoint) -> Option<PathBuf> {
+fn tokenizer_next_to(text_encoder: &Checkpoint) -> Option<PathBuf> {
     let directory = text_encoder.path().parent()?;
     let places = [Some(directory), directory.parent()];
     let mut candidates = places.into_iter().flatten().flat_map(|d| TOKENIZERS.iter().map(move |t| d.join(t)));

@@ -48,7 +48,7 @@ fn assert_user_error(result: Result<ComponentFiles>, words: &[&str]) {
 }
 
 #[test]
-fn components_are_recognised_in_any_order_and_the_first_transformer_is_the_high_noise_one() {
+fn components_are_recognised_in_any_order_and_the_first_transformer_is_high_noise() {
     let dir = model(TinyKind::I2v);
     let files = list(dir.path(), &format!(r#"["{VAE}", "{HIGH}", "{T5}", "{LOW}"]"#)).unwrap();
     assert!(files.dit.path().ends_with(HIGH) && files.dit2.unwrap().path().ends_with(LOW));
@@ -75,7 +75,7 @@ fn an_entry_may_be_shards_a_glob_or_a_directory() {
 }
 
 #[test]
-fn directories_of_the_official_layout_are_found_whole() {
+fn official_directories_have_all_components() {
     for (kind, experts) in [(TinyKind::T2v, 2), (TinyKind::Ti2v, 1)] {
         let dir = model(kind);
         let files = ComponentFiles::from_json(dir.path()).unwrap();
@@ -107,7 +107,7 @@ fn as_diffusers(dir: &Path, to: &Path, kind: TinyKind) {
 }
 
 #[test]
-fn a_diffusers_directory_gives_the_same_weights_as_the_official_one() {
+fn diffusers_and_official_directories_have_the_same_weights() {
     for kind in [TinyKind::I2v, TinyKind::Ti2v] {
         let (dir, to) = (model(kind), tempfile::tempdir().unwrap());
         as_diffusers(dir.path(), to.path(), kind);
@@ -157,18 +157,18 @@ fn models_are_found_in_the_local_caches() {
         "{id}:high_noise_model/diffusion_pytorch_model*.safetensors,{id}:low_noise_model/diffusion_pytorch_model*.safetensors,\
          {id}:models_t5_umt5-xxl-enc-bf16.safetensors, {id}:Wan2.1_VAE.safetensors"
     );
-    let files = ComponentFiles::from_ids(&ids, &hub).unwrap();
+    let files = ComponentFiles::resolve(None, Some(&ids), &hub).unwrap();
     assert_eq!(files.paths().len(), 4);
     assert!(files.dit2.is_some() && files.tokenizer.is_some());
-    assert_eq!(ComponentFiles::from_ids(id, &hub).unwrap().paths(), files.paths());
+    assert_eq!(ComponentFiles::resolve(None, Some(id), &hub).unwrap().paths(), files.paths());
     assert_user_error(
-        ComponentFiles::from_ids(&format!("{id}:Wan2.1_VAE.pth"), &hub),
+        ComponentFiles::resolve(None, Some(&format!("{id}:Wan2.1_VAE.pth")), &hub),
         &["Wan2.1_VAE.pth", "hf download Wan-AI/Wan2.2-I2V-A14B", "0123abc"],
     );
 }
 
 #[test]
-fn mistakes_in_the_list_are_named() {
+fn errors_name_the_mistake_in_the_list() {
     let dir = model(TinyKind::I2v);
     let at = dir.path();
     assert_user_error(ComponentFiles::from_json(at.join("none.json")), &["none.json"]);

@@ -247,13 +247,13 @@ impl Umt5 {
         let table = scope.weight::<2>(&name("pos_embedding.embedding.weight"))?;
         let mixed = attention([q, k, v], table, positions, self.store.device());
         let attended = scope.linear(mixed, &name("attn.o"))?;
-        self.see(|| name("attn"), &attended);
+        self.probe_value(|| name("attn"), &attended);
         let x = x + attended;
         let normed = ops::rms_norm(x.clone(), scope.weight(&name("norm2.weight"))?, EPS);
         let gate = ops::gelu_tanh(scope.linear(normed.clone(), &name("ffn.gate.0"))?);
         let wide = scope.linear(normed, &name("ffn.fc1"))? * gate;
         let x = x + scope.linear(wide, &name("ffn.fc2"))?;
-        self.see(|| format!("blocks.{i}"), &x);
+        self.probe_value(|| format!("blocks.{i}"), &x);
         Ok(x)
     }
 
@@ -289,7 +289,7 @@ impl Umt5 {
         Tensor::from_bytes(table.dtype(), [ids.len(), dim], Arc::new(bytes))?.to_float(roll_core::DType::F32)
     }
 
-    fn see(&self, name: impl FnOnce() -> String, value: &Burn<2>) {
+    fn probe_value(&self, name: impl FnOnce() -> String, value: &Burn<2>) {
         if let Some(probe) = &self.probe {
             probe(&name(), value);
         }

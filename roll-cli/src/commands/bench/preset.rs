@@ -5,7 +5,7 @@ use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Options, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
-use roll_models::wan2_2::plan::{Network, Networks, OnDevice, Plan, Tiles};
+use roll_models::wan2_2::plan::{DeviceStorage, Network, Networks, Plan};
 use roll_models::wan2_2::vae::VaeConfig;
 use roll_models::wan2_2::{IdleExpert, Placement};
 
@@ -153,14 +153,14 @@ impl Preset {
             placement: if self.weights_on_host { Placement::Host } else { Placement::Resident },
             trainable: self.trainable(),
             trained_experts: 1,
-            tiles: Tiles::Fixed(None),
+            tiling: None,
             offload_inputs: self.offload,
             text_len: self.text_len,
-            storage: OnDevice {
+            storage: DeviceStorage {
                 weight_bytes: self.networks.stored.size(),
                 eight_bits: self.eight_bits.is_some(),
-                kept_bytes: self.networks.stored.size(),
-                decoding_bytes: self.vae_dtype.size(),
+                block_input_bytes: self.networks.stored.size(),
+                decoder_element_bytes: self.vae_dtype.size(),
                 idle: IdleExpert::Keep,
             },
         }

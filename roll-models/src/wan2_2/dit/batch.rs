@@ -8,7 +8,7 @@ use super::rope::rotary_tables;
 
 /// The checked inputs of a pass, in host memory.
 pub(super) struct Batch {
-    pub(super) shape: Shape,
+    pub(super) shape: BatchShape,
     /// Patches of the latents and the conditioning channels, `[B * tokens, in_channels * patch]`.
     pub(super) tokens: Tensor,
     /// One timestep per group of tokens.
@@ -25,7 +25,7 @@ pub(super) struct Batch {
 
 /// Number of samples, and the patch grid of each.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct Shape {
+pub(super) struct BatchShape {
     samples: usize,
     grid: Grid,
 }
@@ -38,7 +38,7 @@ impl Batch {
         let latents: Result<Vec<Tensor>> =
             inputs.iter().map(|input| with_channels(config, input.latents, input.conditioning)).collect();
         let latents = Tensor::stack(&latents?)?;
-        let shape = Shape { samples: inputs.len(), grid: Grid::new(&latents.shape()[1..], config.patch)? };
+        let shape = BatchShape { samples: inputs.len(), grid: Grid::new(&latents.shape()[1..], config.patch)? };
 
         // The tokens of a known first frame (TI2V) come first and have timestep zero.
         let known = |input: &VelocityInput<'_>| input.conditioning.first_frame.is_some();
@@ -74,7 +74,7 @@ impl Batch {
     }
 }
 
-impl Shape {
+impl BatchShape {
     /// Number of samples.
     pub(super) fn samples(&self) -> usize {
         self.samples

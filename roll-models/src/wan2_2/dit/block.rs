@@ -64,7 +64,7 @@ impl Pass {
 
     /// Like [`Pass::scoped`], but with products in f32. Embeddings and head use it, because they are cheap and all
     /// modulations depend on the embedded time: its angles reach 1000, of which bf16 keeps eight bits.
-    pub fn scoped_exactly<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
+    pub fn scoped_f32<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         self.scoped_in(DType::F32, prefix, tape, f)
     }
 
@@ -148,7 +148,7 @@ impl Pass {
         each.narrow(1, start, count).reshape([self.samples * count, width])
     }
 
-    fn see(&self, name: impl FnOnce() -> String, value: &Tensor<2>) {
+    fn probe_value(&self, name: impl FnOnce() -> String, value: &Tensor<2>) {
         if let Some(probe) = &self.probe {
             probe(&name(), value);
         }
@@ -167,7 +167,7 @@ impl Segment for PatchEmbedding {
             let weight = weight.reshape([pass.config.dim, pass.config.patch_in()]);
             let bias = scope.weight::<1>("patch_embedding.bias")?;
             let x = ops::linear(state.rank::<2>()?, weight, Some(bias));
-            pass.see(|| "patch_embedding".into(), &x);
+            pass.probe_value(|| "patch_embedding".into(), &x);
             Ok(x.into())
         })
     }
@@ -218,7 +218,7 @@ impl Block {
         let h = ops::gelu_tanh(scope.linear(h, &format!("{name}.ffn.0"))?);
         let h = scope.linear(h, &format!("{name}.ffn.2"))?;
         let x = ops::gated_add(x, h, Some(shift_or_gate(5)));
-        pass.see(|| name.clone(), &x);
+        pass.probe_value(|| name.clone(), &x);
         Ok(x)
     }
 
@@ -228,7 +228,7 @@ impl Block {
         let (q, k) = (rotated("q")?, rotated("k")?);
         let v = scope.linear(h.clone(), &format!("{name}.v"))?;
         let out = scope.linear(self.pass.attention_among_tokens(q, k, v), &format!("{name}.o"))?;
-        self.pass.see(|| name.into(), &out);
+        self.pass.probe_value(|| name.into(), &out);
         Ok(out)
     }
 
@@ -253,7 +253,7 @@ impl Block {
             attended = attended + pass.attention(q, k, v);
         }
         let out = scope.linear(attended, &format!("{name}.o"))?;
-        self.pass.see(|| name.into(), &out);
+        self.pass.probe_value(|| name.into(), &out);
         Ok(out)
     }
 
@@ -278,7 +278,7 @@ pub struct Head(pub Arc<Pass>);
 impl Segment for Head {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let pass = &self.0;
-        pass.scoped_exactly("head.", tape, |scope| {
+        pass.scoped_f32("head.", tape, |scope| {
             let x = state.rank::<2>()?;
             let dim = pass.config.dim;
             let own = scope.weight::<3>("head.modulation")?;
@@ -286,7 +286,7 @@ impl Segment for Head {
             let row = |i: usize| time.clone() + own.clone().narrow(1, i, 1).reshape([1, dim]);
             let h = ops::layer_norm(x, pass.per_token(row(1) + 1.0), pass.per_token(row(0)), EPS);
             let out = scope.linear(h, "head.head")?;
-            pass.see(|| "head".into(), &out);
+            pass.probe_value(|| "head".into(), &out);
             Ok(out.into())
         })
     }

@@ -35,7 +35,7 @@ pub use rope::rotary_tables;
 
 pub use crate::trainable::Trainable;
 
-use batch::{Batch, Shape};
+use batch::{Batch, BatchShape};
 use block::{Head, PatchEmbedding};
 
 /// Prefixes of the weights that stay f32 by default: the time embedding, which affects every block, and the head.
@@ -63,10 +63,10 @@ pub struct Dit {
 
 /// Cache of the rotary tables of the last pass, on the device. A run has few shapes, a trajectory has one.
 #[derive(Default)]
-struct Rotary(Mutex<Option<(Shape, [Burn<2>; 2])>>);
+struct Rotary(Mutex<Option<(BatchShape, [Burn<2>; 2])>>);
 
 impl Rotary {
-    fn tables(&self, shape: Shape, head_dim: usize, device: &Device) -> Result<[Burn<2>; 2]> {
+    fn tables(&self, shape: BatchShape, head_dim: usize, device: &Device) -> Result<[Burn<2>; 2]> {
         // A poisoned lock is harmless, because the tables are replaced in one assignment.
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
@@ -136,7 +136,7 @@ impl Dit {
 
     /// Shards the weights between `ranks` if all of them are trained ([`Parameters::sharded`]). Adapters are small and
     /// are replicated on every rank.
-    pub fn dividing_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
+    pub fn sharding_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.ranks = Some(ranks);
         self
     }
@@ -147,7 +147,7 @@ impl Dit {
     /// All ranks must make the same passes with the same inputs. Each receives the whole velocity and the whole
     /// cotangent of the latents. Parameter gradients cover a rank's own tokens; the gradient is their sum in the order
     /// of the ranks.
-    pub fn dividing_tokens(mut self, ranks: Arc<dyn Communicator>) -> Self {
+    pub fn sharding_tokens(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.token_ranks = (ranks.world_size() > 1).then(|| Arc::new(TokenRanks::new(ranks)));
         self
     }
@@ -371,12 +371,12 @@ fn chain(pass: &Arc<Pass>) -> Chain {
 /// Computes the shared tensors of the chain, in the order of [`block::shared`].
 fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result<Vec<NdTensor>> {
     let sinusoid = embed::sinusoid(&batch.timesteps, pass.config.freq_dim, device);
-    let (time, modulation) = pass.scoped_exactly("time_", tape, |scope| embed::time(scope, sinusoid))?;
+    let (time, modulation) = pass.scoped_f32("time_", tape, |scope| embed::time(scope, sinusoid))?;
     let context = to_device::<2>(&batch.context, device)?;
-    let mut context = pass.scoped_exactly("text_embedding.", tape, |scope| embed::text(scope, context))?;
+    let mut context = pass.scoped_f32("text_embedding.", tape, |scope| embed::text(scope, context))?;
     if let Some(tokens) = &batch.image_tokens {
         let tokens = to_device::<2>(tokens, device)?;
-        let image = pass.scoped_exactly("img_emb.", tape, |scope| embed::image(scope, tokens))?;
+        let image = pass.scoped_f32("img_emb.", tape, |scope| embed::image(scope, tokens))?;
         context = pass.interleaved(image, context);
     }
     Ok(vec![time.into(), modulation.into(), context.into()])

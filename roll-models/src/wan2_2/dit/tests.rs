@@ -141,7 +141,7 @@ fn inputs_kept_in_bf16_give_the_gradient_to_the_rounding_of_bf16() {
 fn adapted(ranks: Option<Arc<dyn Communicator>>) -> Dit {
     let dit = Dit::new(&weights(), Some(4), DType::F32, &device()).unwrap();
     with_adapter(match ranks {
-        Some(ranks) => dit.dividing_tokens(ranks),
+        Some(ranks) => dit.sharding_tokens(ranks),
         None => dit,
     })
 }
@@ -223,7 +223,7 @@ fn tokens_divided_among_ranks_may_be_bf16_between_operators() {
     let run = |ranks: Option<Arc<dyn Communicator>>| {
         let dit = Dit::new(&weights(), Some(4), DType::BF16, &device()).unwrap();
         let dit = dit.with_products(DType::BF16).with_activations(DType::BF16);
-        recorded(&with_adapter(ranks.into_iter().fold(dit, Dit::dividing_tokens)), false, [4, 2, 4, 6])
+        recorded(&with_adapter(ranks.into_iter().fold(dit, Dit::sharding_tokens)), false, [4, 2, 4, 6])
     };
     let alone = run(None).unwrap();
     for found in ThreadRanks::run(2, Duration::from_secs(60), |ranks| run(Some(ranks))) {

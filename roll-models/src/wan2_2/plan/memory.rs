@@ -5,19 +5,19 @@ use roll_core::plan::MemoryItem;
 
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
-use super::super::vae::{FEWEST_CHECKPOINTS, Tiling, decoder_bytes, state_bytes};
+use super::super::vae::{DEFAULT_CHECKPOINTS, Tiling, decoder_bytes, state_bytes};
 use super::{Plan, RESERVE};
 
-/// Words of a token that the recomputation and the pull of one block hold, in units of the width of the residual
+/// f32 values per token that the recomputation and the pullback of one block hold, in units of the width of the residual
 /// stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
 /// (example `dit_memory` of commit ac7d28a).
 const BLOCK_WORDS: [usize; 2] = [10, 4];
-/// The process itself.
+/// Bytes of the process itself.
 const PROCESS: usize = 60 << 20;
 
 impl Plan {
-    /// Everything a rank holds at its worst moment, except what happens at other times: of the pulls of transformer and
-    /// decoder the larger counts.
+    /// The memory of a rank at its peak. Of the pullbacks of transformer and decoder, which run at different times, the
+    /// larger counts.
     pub fn memory(&self) -> Result<Vec<MemoryItem>> {
         let (networks, division, passes) = (&self.networks, &self.input.division, &self.input.passes);
         let (ranks, gpu, held) = (self.input.ranks(), self.input.memory.is_some(), passes.held());
@@ -28,8 +28,8 @@ impl Plan {
             true => format!("{expert} B (matrices of blocks in 8 bits)"),
             false => format!("{dit} x {} B", self.storage.weight_bytes),
         };
-        let here = self.experts_here();
-        // The block that is computed with, and the one on its way.
+        let here = self.experts_on_device();
+        // The block in use, and the one in flight.
         let ahead = if division.overlap_comm && ranks > 1 { 2 } else { 1 };
         let item = |name, device, host, formula: String| MemoryItem::new(name, [device, host], formula);
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
@@ -42,7 +42,7 @@ impl Plan {
             ));
         }
 
-        // Weights that are trained are no longer frozen, but are loaded like them.
+        // Trained weights are loaded like frozen ones.
         let full = self.trainable == Trainable::Full;
         items.push(match self.placement() {
             Placement::Sharded => item(
@@ -59,12 +59,12 @@ impl Plan {
                 item("transformer weights", 2 * block, all, formula)
             }
             Placement::Auto | Placement::Resident => {
-                let (waiting, place) = match self.storage.idle {
+                let (on_host, note) = match self.storage.idle {
                     IdleExpert::Auto | IdleExpert::Keep => (0, ""),
                     IdleExpert::Host => (all, "; all in host memory, one at a time here"),
                     IdleExpert::Drop => (0, "; the idle expert in its files"),
                 };
-                item("transformer weights", expert * here, waiting, format!("{here} x {counted}{place}"))
+                item("transformer weights", expert * here, on_host, format!("{here} x {counted}{note}"))
             }
         });
         let vae = networks.vae_elements();
@@ -72,7 +72,7 @@ impl Plan {
 
         let n = self.trained_elements()?;
         let what = if full { "all weights" } else { "adapters" };
-        // Weights that are trained are divided like frozen ones; adapters never are.
+        // Trained weights are sharded like frozen ones; adapters never are.
         items.push(match full && ranks > 1 && self.placement() == Placement::Sharded {
             true => item(
                 "trained parameters",
@@ -86,17 +86,17 @@ impl Plan {
         items.extend(division.memory(n, ranks, gpu));
 
         let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
-        let kept = self.storage.kept_bytes;
-        let inputs = kept * tokens * dim * (networks.dit.layers + 2) * held;
+        let element = self.storage.block_input_bytes;
+        let inputs = element * tokens * dim * (networks.dit.layers + 2) * held;
         let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
             on_device,
             on_host,
-            format!("{held} velocities x {} segments x {tokens} tokens x {dim} x {kept} B", networks.dit.layers + 2),
+            format!("{held} velocities x {} segments x {tokens} tokens x {dim} x {element} B", networks.dit.layers + 2),
         ));
         let (pull, decode) = (self.block_pull(), self.decoder_pull());
-        let tiles = match self.tiling() {
+        let tiles = match self.tiling {
             Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
             None => "frames whole".into(),
         };
@@ -106,24 +106,24 @@ impl Plan {
             false => item("decoder and its pull", decode, 0, format!("as measured, by pixels and frames; {tiles}")),
         });
         if self.offload_inputs && gpu && passes.decoded()[1] > 0 {
-            let [chunks, h, w] = self.latents();
-            let state = state_bytes(&networks.vae, self.tiling(), [h, w], self.storage.decoding_bytes);
-            let count = chunks.saturating_sub(1).min(FEWEST_CHECKPOINTS);
+            let [chunks, h, w] = self.latent_size();
+            let state = state_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
+            let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
             let formula = format!("{count} x {state} B, between chunks; more where there is room, to save time");
             items.push(item("decoder's states", 0, count * state, formula));
         }
         Ok(items)
     }
 
-    /// Bytes that the recomputation and the pull of one transformer block hold.
+    /// Bytes that the recomputation and the pullback of one transformer block hold.
     pub fn block_pull(&self) -> usize {
         let dit = &self.networks.dit;
         4 * self.own_tokens() * (BLOCK_WORDS[0] * dit.dim + BLOCK_WORDS[1] * dit.ffn_dim)
     }
 
-    /// Bytes that the decoder and its pull hold, beyond weights.
+    /// Bytes that the decoder and its pullback hold besides weights.
     pub fn decoder_pull(&self) -> usize {
-        let [_, h, w] = self.latents();
-        decoder_bytes(&self.networks.vae, self.tiling(), self.input.frames, [h, w])
+        let [_, h, w] = self.latent_size();
+        decoder_bytes(&self.networks.vae, self.tiling, self.input.frames, [h, w])
     }
 }

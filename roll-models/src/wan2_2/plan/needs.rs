@@ -1,21 +1,19 @@
 //! Computes the plan of a run from its options, for `roll plan`.
 
 use roll_core::{
-    BuildContext, Error, Kind, Options, Result, ResultExt, nearest, parse_options,
+    BuildContext, Error, Kind, Options, Result, nearest, parse_options,
     plan::{Needs, PlanInput},
 };
 
 use super::super::components;
-use super::super::dit::{DitConfig, Trainable};
+use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement, TileSize, VaeDType, WanOptions};
 use super::super::paths::ComponentFiles;
+use super::super::tokenizer::PROMPT_TOKENS;
 use super::super::vae::VaeConfig;
-use super::{Network, Networks, OnDevice, Plan, Tiles, fitting, kept_bytes};
+use super::{DeviceStorage, Network, Networks, Plan, vae_budget};
 use crate::hub::Hub;
 use crate::precision::WeightsDType;
-
-/// Tokens of a prompt, padding included.
-const TEXT_TOKENS: usize = 512;
 
 /// Estimates the memory and time of a run with these options. Only the headers of the model's files are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
@@ -26,34 +24,34 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         return Err(Error::config("model.name", problem));
     }
     let networks = networks(&options, input.network.as_deref(), context)?;
-    let present: &[&str] = if networks.experts > 1 { &["dit", "dit2"] } else { &["dit"] };
-    let trained = options.trained_experts(present, &[])?;
+    let trained = options.trained_experts(networks.experts > 1, &[])?;
     let mut plan = Plan {
         placement: options.weight_store.or(input.division.placement),
         trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
         trained_experts: trained.len(),
-        tiles: Tiles::Fixed(options.tiling()?),
+        tiling: options.tiling()?,
         offload_inputs: options.use_gradient_checkpointing_offload,
-        text_len: TEXT_TOKENS,
+        text_len: PROMPT_TOKENS,
         storage: storage(&options, &networks, input),
         input: input.clone(),
         networks,
     };
     if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, input.memory) {
         let resident = match plan.placement() {
-            Placement::Auto | Placement::Resident => plan.experts_here(),
+            Placement::Auto | Placement::Resident => plan.experts_on_device(),
             Placement::Streamed | Placement::Host | Placement::Sharded => 0,
         } * plan.expert_bytes()
             + 4 * plan.networks.vae_elements();
-        let dit = &plan.networks.dit;
-        plan.tiles = Tiles::Fitting(fitting(memory as usize, resident, dit, plan.storage.kept_bytes, &options));
+        let networks = &plan.networks;
+        let budget = vae_budget(memory, resident, &networks.dit, plan.storage.block_input_bytes, &options);
+        plan.tiling = budget.tiling(&networks.vae, input.frames, plan.latent_size());
     }
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();
     let (tokens, own) = (plan.tokens(), plan.own_tokens());
-    let divided = if own < tokens { format!(", {own} of them on each rank") } else { String::new() };
+    let sharded = if own < tokens { format!(", {own} of them on each rank") } else { String::new() };
     Ok(Needs {
-        work: format!("{} frames of {width}x{height}, {tokens} tokens{divided}", input.frames),
+        work: format!("{} frames of {width}x{height}, {tokens} tokens{sharded}", input.frames),
         facts: [("tokens".to_string(), tokens as f64)].into(),
         memory: plan.memory()?,
         time: plan.time(),
@@ -72,16 +70,13 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
             known: known().collect::<Vec<_>>().join(", "),
         });
     }
-    let paths = options.model_paths.as_ref().map(|path| context.resolve(path));
-    let ids = options.model_id_with_origin_paths.as_deref();
-    if paths.is_none() && ids.is_none() {
+    if options.model_paths.is_none() && options.model_id_with_origin_paths.is_none() {
         let known = known().collect::<Vec<_>>().join(", ");
         return Err(Error::config("model.model_paths", format!("name files, or a published model: --network {known}")));
     }
-    let files = ComponentFiles::resolve(paths.as_deref(), ids, &Hub::from_env()).in_section(Kind::Model.section())?;
-    let heads = options.num_heads.or_else(|| components::heads(&files.dit));
+    let files = ComponentFiles::open(options, context, &Hub::from_env())?;
     Ok(Networks {
-        dit: DitConfig::from_shapes(&files.dit.shapes(), heads)?,
+        dit: components::dit_config(&files.dit, options.num_heads)?,
         experts: 1 + usize::from(files.dit2.is_some()),
         stored: components::dit_dtype(&files.dit),
         eight_bits: components::in_eight_bits(&files.dit),
@@ -89,36 +84,35 @@ fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext)
     })
 }
 
-/// As [`super::super::loading::open`] chooses. A GPU is taken to have bf16.
-fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> OnDevice {
+/// The storage that [`super::super::loading::open`] chooses. A GPU is assumed to have bf16.
+fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> DeviceStorage {
     let gpu = input.memory.is_some();
     let weights = options.weights_dtype.on(networks.stored, gpu);
-    let weight_bytes = kept_bytes(weights);
-    let rounded = options.weights_dtype.eight_bits().is_some();
-    let kept = networks.eight_bits && options.weights_dtype == WeightsDType::Auto;
-    let divided = options.weight_store.or(input.division.placement) == Placement::Sharded;
-    let eight_bits = rounded || (kept && !divided);
+    let weight_bytes = weights.size();
+    let quantised = options.weights_dtype.eight_bits().is_some();
+    let as_in_file = networks.eight_bits && options.weights_dtype == WeightsDType::Auto;
+    let sharded = options.weight_store.or(input.division.placement) == Placement::Sharded;
+    let eight_bits = quantised || (as_in_file && !sharded);
     let idle = match networks.experts > 1 {
         true => {
-            let shapes = networks.dit.weights().into_iter().collect();
-            let all = networks.experts * super::weight_bytes(&shapes, weight_bytes, eight_bits);
-            options.idle_expert.chosen(all, gpu, input.memory, networks.stored != weights || rounded)
+            let all = networks.experts * super::weight_bytes(networks.dit.weights(), weight_bytes, eight_bits);
+            options.idle_expert.chosen(all, gpu, input.memory, networks.stored != weights || quantised)
         }
         false => IdleExpert::Keep,
     };
-    OnDevice {
+    DeviceStorage {
         weight_bytes,
         eight_bits,
-        kept_bytes: kept_bytes(options.compute_dtype.on(weights, gpu)),
-        decoding_bytes: if options.vae_dtype == VaeDType::Bf16 { 2 } else { 4 },
+        block_input_bytes: options.compute_dtype.on(weights, gpu).size(),
+        decoder_element_bytes: if options.vae_dtype == VaeDType::Bf16 { 2 } else { 4 },
         idle,
     }
 }
 
-/// Fails, as a run would, unless tokens, heads and ranks can be divided so.
+/// Fails, as a run would, unless tokens and heads can be sharded between the ranks.
 fn check_token_ranks(plan: &Plan) -> Result<()> {
     let found = plan.input.division.token_ranks.max(1);
-    match plan.divides_tokens(found) {
+    match plan.can_shard_tokens(found) {
         true => Ok(()),
         false => {
             let (tokens, heads, ranks) = (plan.tokens(), plan.networks.dit.heads, plan.input.ranks());
@@ -131,10 +125,10 @@ fn check_token_ranks(plan: &Plan) -> Result<()> {
     }
 }
 
-/// What would make the run smaller, of what is not done yet.
+/// Settings that would make the run smaller and are not set yet.
 fn hints(plan: &Plan) -> Vec<String> {
     let mut hints = Vec::new();
-    let mut hint = |does_not: bool, text: &str| hints.extend(does_not.then(|| text.to_string()));
+    let mut hint = |applies: bool, text: &str| hints.extend(applies.then(|| text.to_string()));
     let (resident, full) = (plan.placement() == Placement::Resident, plan.trainable == Trainable::Full);
     let division = &plan.input.division;
     hint(resident && plan.input.ranks() > 1, "strategy.stage=3 divides the frozen weights among the ranks");
@@ -147,7 +141,7 @@ fn hints(plan: &Plan) -> Vec<String> {
         "model.weight_store=host keeps the frozen weights in host memory, and brings a block ahead",
     );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
-    let largest = plan.tiling().map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
+    let largest = plan.tiling.map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
     let smaller = match largest {
         35.. => "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles",
         21..=34 => "model.vae_tile_size=[20,20] and model.vae_tile_stride=[12,12] decode in smaller tiles",
@@ -155,14 +149,14 @@ fn hints(plan: &Plan) -> Vec<String> {
     };
     hint(largest > 12 && plan.decoder_pull() >= plan.block_pull(), smaller);
     hint(
-        resident && plan.networks.experts > 1 && plan.experts_here() > 1,
+        resident && plan.networks.experts > 1 && plan.experts_on_device() > 1,
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
     );
     hint(!plan.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
     let (ranks, groups) = (plan.input.ranks(), division.token_ranks > 1);
     // Algorithms whose videos are scored without a gradient compute several at a time, which groups do not.
     let possible = !groups && plan.input.passes.decoded()[0] == 0;
-    if let Some(n) = (2..=ranks).find(|n| possible && plan.divides_tokens(*n)) {
+    if let Some(n) = (2..=ranks).find(|n| possible && plan.can_shard_tokens(*n)) {
         hint(true, &format!("strategy.sequence_parallel_size={n} divides the tokens of a video among {n} ranks"));
     }
     hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");

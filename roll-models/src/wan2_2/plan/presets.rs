@@ -15,7 +15,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// All of them.
+    /// All published models.
     pub const ALL: [Self; 5] = [
         Self { name: "wan2_2-i2v-a14b", make: || a14b(36, 2) },
         Self { name: "wan2_2-t2v-a14b", make: || a14b(16, 2) },
@@ -24,7 +24,7 @@ impl Network {
         Self { name: "wan2_2-ti2v-5b", make: || networks([3072, 14336, 30, 24], [48, 48], 1, VaeConfig::wan2_2()) },
     ];
 
-    /// Its networks.
+    /// The networks of the model.
     pub fn networks(&self) -> Networks {
         (self.make)()
     }
@@ -53,6 +53,6 @@ fn networks(
         heads,
         image_dim: None,
     };
-    // Their files are f32.
+    // The published files are f32.
     Networks { dit, experts, stored: DType::F32, eight_bits: false, vae }
 }

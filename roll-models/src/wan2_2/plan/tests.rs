@@ -33,14 +33,14 @@ fn plan(name: &str) -> Plan {
         placement: Placement::Auto,
         trainable: lora(32),
         trained_experts: 1,
-        tiles: Tiles::Fixed(None),
+        tiling: None,
         offload_inputs: false,
         text_len: 512,
-        storage: OnDevice {
+        storage: DeviceStorage {
             weight_bytes: 2,
             eight_bits: false,
-            kept_bytes: 4,
-            decoding_bytes: 4,
+            block_input_bytes: 4,
+            decoder_element_bytes: 4,
             idle: IdleExpert::Keep,
         },
     }
@@ -51,7 +51,7 @@ fn bytes(plan: &Plan, name: &str) -> usize {
 }
 
 #[test]
-fn published_models_have_the_sizes_that_their_names_say() {
+fn published_models_have_their_published_sizes() {
     let billions = |name: &str| plan(name).networks.dit_elements() as f64 / 1e9;
     assert!((14.0..14.6).contains(&billions("wan2_2-i2v-a14b")), "{}", billions("wan2_2-i2v-a14b"));
     assert!((1.3..1.5).contains(&billions("wan2_1-t2v-1_3b")));
@@ -63,7 +63,7 @@ fn published_models_have_the_sizes_that_their_names_say() {
 }
 
 #[test]
-fn a_pull_is_a_second_forward_pass_its_linear_part_once_more_and_attention_two_and_a_half_times() {
+fn pull_flops_follow_the_formula() {
     let mut plan = plan("wan2_2-i2v-a14b");
     plan.input.size = Some([480, 480]);
     let (tokens, text, dim, ffn, layers) = (18_900.0, 512.0, 5120.0, 13_824.0, 40.0);
@@ -82,7 +82,7 @@ fn a_pull_is_a_second_forward_pass_its_linear_part_once_more_and_attention_two_a
 }
 
 #[test]
-fn parameters_are_counted_as_the_model_has_them() {
+fn trained_elements_equal_those_of_the_model() {
     let mut plan = plan("wan2_1-t2v-1_3b");
     plan.networks.dit = DitConfig { dim: 64, ffn_dim: 128, layers: 3, heads: 2, ..plan.networks.dit };
     let device = roll_backends::device("flex").unwrap();
@@ -99,7 +99,7 @@ fn parameters_are_counted_as_the_model_has_them() {
 }
 
 #[test]
-fn each_stage_divides_what_it_says_and_nothing_else() {
+fn each_zero_stage_shards_one_more_item() {
     let mut plan = plan("wan2_2-i2v-a14b");
     plan.input.ranks = 8;
     let mut at = |stage: u8| {
@@ -116,7 +116,7 @@ fn each_stage_divides_what_it_says_and_nothing_else() {
 }
 
 #[test]
-fn a_gpu_that_updates_adapters_has_their_moments_and_a_host_those_of_more_parameters() {
+fn optimizer_state_is_on_the_gpu_up_to_the_limit() {
     let mut plan = plan("wan2_2-i2v-a14b");
     let n = plan.trained_elements().unwrap();
     let places = |plan: &Plan| {
@@ -134,7 +134,7 @@ fn a_gpu_that_updates_adapters_has_their_moments_and_a_host_those_of_more_parame
 }
 
 #[test]
-fn a_rank_has_its_part_of_the_moments_on_its_gpu_and_the_sums_of_gradients_where_ranks_add_them() {
+fn sharded_optimizer_state_is_on_the_gpu_and_sums_of_gradients_on_the_host() {
     let mut plan = plan("wan2_2-i2v-a14b");
     let n = plan.trained_elements().unwrap();
     (plan.input.memory, plan.input.ranks) = (Some(80 << 30), 4);
@@ -149,7 +149,7 @@ fn a_rank_has_its_part_of_the_moments_on_its_gpu_and_the_sums_of_gradients_where
 }
 
 #[test]
-fn ranks_that_divide_tokens_divide_block_inputs_and_time_and_exchange_what_attention_needs() {
+fn sharded_tokens_shard_block_inputs_and_time_and_cost_all_to_alls() {
     let alone = plan("wan2_2-i2v-a14b");
     let mut plan = alone.clone();
     (plan.input.ranks, plan.input.division.token_ranks) = (8, 4);
@@ -173,10 +173,10 @@ fn ranks_that_divide_tokens_divide_block_inputs_and_time_and_exchange_what_atten
 }
 
 #[test]
-fn tokens_are_divided_among_as_many_ranks_as_divide_tokens_heads_and_the_job() {
+fn token_groups_must_divide_tokens_heads_and_ranks() {
     let mut plan = plan("wan2_2-i2v-a14b");
     plan.input.ranks = 8;
-    let possible = |plan: &Plan| (1..=9).filter(|n| plan.divides_tokens(*n)).collect::<Vec<_>>();
+    let possible = |plan: &Plan| (1..=9).filter(|n| plan.can_shard_tokens(*n)).collect::<Vec<_>>();
     // 32,760 tokens, 40 heads.
     assert_eq!(possible(&plan), [1, 2, 4, 8]);
     plan.input.division.stage = 3;
@@ -184,7 +184,7 @@ fn tokens_are_divided_among_as_many_ranks_as_divide_tokens_heads_and_the_job() {
 }
 
 #[test]
-fn trained_weights_are_divided() {
+fn trained_weights_are_sharded_at_stage_3() {
     let mut plan = plan("wan2_2-ti2v-5b");
     (plan.input.division.stage, plan.input.ranks, plan.trainable) = (3, 8, Trainable::Full);
     let (n, block) = (plan.networks.dit_elements(), plan.networks.block_elements());
@@ -199,18 +199,18 @@ fn trained_weights_are_divided() {
 }
 
 #[test]
-fn streamed_weights_and_tiles_make_a_large_model_small() {
+fn streamed_weights_and_tiles_fit_a14b_into_24_gb() {
     let whole = plan("wan2_2-i2v-a14b");
     let mut small = whole.clone();
     small.placement = Placement::Streamed;
-    small.tiles = Tiles::Fixed(Some(Tiling::default()));
+    small.tiling = Some(Tiling::default());
     small.offload_inputs = true;
     let device = |plan: &Plan| plan.memory().unwrap().iter().map(|i| i.device).sum::<usize>() as f64 / 1e9;
     assert!(device(&whole) > 80.0 && device(&small) < 24.0, "{} {}", device(&whole), device(&small));
 }
 
 #[test]
-fn the_formulas_give_what_was_measured_at_small_scale() {
+fn formulas_agree_with_measurements_at_small_scale() {
     let near = |formula: usize, mib: f64| (formula as f64 / (mib * 1048576.0) - 1.0).abs() < 0.1;
     // The example dit_memory of commit ac7d28a: 4096 tokens of width 512, 208 MiB beyond the weights.
     let mut plan = plan("wan2_1-t2v-1_3b");
@@ -244,12 +244,12 @@ fn needed_for(
 }
 
 #[test]
-fn an_algorithm_for_language_models_is_refused() {
+fn rejects_algorithms_for_language_models() {
     let passes = Passes { texts: vec![TextPass::default()], ..Passes::default() };
     let input = PlanInput { passes, ..input("wan2_2-ti2v-5b") };
     let context = BuildContext::new("flex");
-    let told = needs(&Options::new(), &input, &context).unwrap_err().to_string();
-    assert!(told.contains("model.name") && told.contains("causal_lm"), "{told}");
+    let message = needs(&Options::new(), &input, &context).unwrap_err().to_string();
+    assert!(message.contains("model.name") && message.contains("causal_lm"), "{message}");
 }
 
 fn item<'a>(needs: &'a Needs, name: &str) -> &'a MemoryItem {
@@ -257,7 +257,7 @@ fn item<'a>(needs: &'a Needs, name: &str) -> &'a MemoryItem {
 }
 
 #[test]
-fn published_weights_count_as_they_are_stored_on_the_device() {
+fn weights_are_counted_in_their_dtype_on_the_device() {
     let weights = |options, memory| {
         let needs = needed(options, memory, "wan2_2-ti2v-5b");
         (item(&needs, "transformer weights").device as f64 / 5e9).round()
@@ -272,7 +272,7 @@ fn published_weights_count_as_they_are_stored_on_the_device() {
 }
 
 #[test]
-fn the_idle_expert_the_tiles_and_the_inputs_count_as_the_memory_has_them() {
+fn idle_expert_tiles_and_block_inputs_follow_the_memory() {
     let on = |gigabytes: u64| needed(serde_json::json!({}), Some(gigabytes * 1_000_000_000), "wan2_2-i2v-a14b");
     let one = |needs: &Needs| item(needs, "transformer weights").device as f64 / 28.6e9;
     let (large, small) = (on(141), on(80));

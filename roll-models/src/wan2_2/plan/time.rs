@@ -7,12 +7,12 @@ use super::super::options::{IdleExpert, Placement};
 use super::super::vae::VaeConfig;
 use super::Plan;
 
-/// Bytes a second from pageable host memory to a GPU.
+/// Bytes per second from pageable host memory to a GPU.
 const HOST_RATE: f64 = 10e9;
 
 impl Plan {
-    /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers and computation are
-    /// taken to overlap where weights are brought a block ahead.
+    /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers overlap computation if
+    /// weights are prefetched.
     pub fn time(&self) -> Vec<PhaseCost> {
         let (input, speed) = (&self.input, self.input.speed);
         let (forward, pull) = (self.forward_flops(), self.pull_flops());
@@ -35,10 +35,10 @@ impl Plan {
             (Placement::Auto | Placement::Resident, IdleExpert::Drop) => 2.0 * weights / speed.read,
             _ => 0.0,
         };
-        // `exchanges`: how often a pass exchanges tokens for heads and back, which waits for nothing but itself.
-        let phase = |name, passes: f64, flops: f64, exchanges: Option<f64>| {
-            let (flops, moved) = (flops * passes, exchanges.map_or(0.0, |_| moved * passes));
-            let exchanged = exchanges.map_or(0.0, |times| times * self.exchanged_bytes() * passes);
+        // `all_to_alls`: how often a pass exchanges tokens for heads and back, which does not overlap computation.
+        let phase = |name, passes: f64, flops: f64, all_to_alls: Option<f64>| {
+            let (flops, moved) = (flops * passes, all_to_alls.map_or(0.0, |_| moved * passes));
+            let exchanged = all_to_alls.map_or(0.0, |count| count * self.all_to_all_bytes() * passes);
             let (compute, transfer) = (flops / speed.flops, moved / rate);
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
             PhaseCost {
@@ -58,7 +58,7 @@ impl Plan {
             phase("time/pull", samples * recorded, pull, Some(2.0)),
         ];
         if decoded > 0 {
-            // The decoder is recomputed and then pulled through.
+            // The decoder is recomputed and then pulled back.
             phases.push(phase("time/pull (decoder)", samples * decoded as f64, 2.0 * decode, None));
         }
         if swapped > 0.0 {
@@ -68,14 +68,14 @@ impl Plan {
         phases
     }
 
-    /// Bytes that a rank exchanges in a forward pass with those that divide its tokens: queries, keys, values and
-    /// results of self-attention, in f32.
-    fn exchanged_bytes(&self) -> f64 {
+    /// Bytes that a rank sends to the other ranks of its token group in a forward pass: queries, keys, values and results
+    /// of self-attention, in f32.
+    fn all_to_all_bytes(&self) -> f64 {
         let (dit, group) = (&self.networks.dit, self.input.division.token_ranks.max(1) as f64);
         16.0 * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
     }
 
-    /// Operations of a rank in one transformer pass.
+    /// Floating-point operations of a rank in one transformer pass.
     pub fn forward_flops(&self) -> f64 {
         let (tokens, text) = (self.own_tokens() as f64, self.text_len as f64);
         let dit = &self.networks.dit;
@@ -85,24 +85,25 @@ impl Plan {
         layers * products + self.attention_flops()
     }
 
-    /// Operations of the pull of one recorded pass. Blocks are recomputed whole; the cotangent goes through each weight
-    /// once, and once more into the weights that are trained themselves. Attention keeps no probabilities: to the two
-    /// products of the forward pass come their four derivatives and the scores anew, five in place of two.
+    /// Floating-point operations of the pullback of one recorded pass. Blocks are recomputed. The cotangent takes one
+    /// product per weight, and a second one if the weight itself is trained. Attention stores no probabilities: its
+    /// pullback has five products, the scores again and four derivatives, where the forward pass has two.
     pub fn pull_flops(&self) -> f64 {
         let (forward, attention) = (self.forward_flops(), self.attention_flops());
         let products = if self.trainable == Trainable::Full { 2.0 } else { 1.0 };
         forward + products * (forward - attention) + 2.5 * attention
     }
 
-    /// Of the forward operations, those of the attention of all tokens to one another and to the text. Ranks divide the
-    /// former by heads.
+    /// Forward operations of the attention of all tokens to one another and to the text. Self-attention is sharded by
+    /// heads.
     fn attention_flops(&self) -> f64 {
         let [own, tokens, text] = [self.own_tokens(), self.tokens(), self.text_len].map(|n| n as f64);
         4.0 * own * (tokens + text) * (self.networks.dit.dim * self.networks.dit.layers) as f64
     }
 }
 
-/// Operations of the decoder for one pixel of one frame: its 3x3x3 convolutions, and the 3x3 ones of the upsampling.
+/// Floating-point operations of the decoder per pixel of a frame: its 3x3x3 convolutions, and the 3x3 convolutions of the
+/// upsampling.
 fn decoder_flops(vae: &VaeConfig) -> f64 {
     let stages = vae.dim_mult.len();
     let patch = vae.pixel_patch() as f64;

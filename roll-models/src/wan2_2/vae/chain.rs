@@ -6,13 +6,14 @@ use burn::tensor::{DType, Tensor};
 use roll_backends::{NdTensor, Tape, WeightStore, to_host, vjp};
 use roll_core::Result;
 
-use super::layer::{Caches, Kind, Layer, Statistics, Surroundings};
-use super::layout::Layout;
+use super::layer::{Caches, Layer, LayerContext, LayerKind, Statistics};
+use super::layout::ChunkLayout;
 
 /// Receives the output of each layer, chunk by chunk: the layer's name and a `[C, T, H, W]` tensor.
 pub type Probe<'a> = &'a mut dyn FnMut(&str, &roll_core::Tensor);
 
 /// The encoder or the decoder.
+#[derive(Clone)]
 pub(super) struct CausalChain {
     pub layers: Vec<Layer>,
     pub statistics: Statistics,
@@ -20,41 +21,46 @@ pub(super) struct CausalChain {
     /// Dtype of the layers, except of those that stay f32 ([`Layer::dtype`]).
     pub dtype: DType,
     /// Memory order of a chunk's axes.
-    pub layout: Layout,
+    pub layout: ChunkLayout,
 }
 
 /// The feature cache at a chunk border: the last frames of all layers' inputs, layer after layer, in the form of
-/// [`Layout::keep`]. Clones share memory.
+/// [`ChunkLayout::copy_frames`]. Clones share memory.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct ChainState {
     pub first: bool,
     pub caches: Vec<Option<NdTensor>>,
 }
 
-/// Cotangents of a [`State`].
-pub(super) type StateCotangent = Vec<Option<NdTensor>>;
+/// Cotangents of a [`ChainState`].
+pub(super) type ChainStateCotangent = Vec<Option<NdTensor>>;
 
-/// The inputs of a layer, kept to run the layer again under autodiff.
-struct Inputs {
+/// The inputs of a layer, stored to run the layer again under autodiff.
+struct LayerInputs {
     x: Tensor<4>,
     caches: Vec<Option<NdTensor>>,
 }
 
 impl CausalChain {
     /// Returns the state before the first chunk.
-    pub fn start(&self) -> State {
-        State { first: true, caches: vec![None; self.slots()] }
+    pub fn start(&self) -> ChainState {
+        ChainState { first: true, caches: vec![None; self.slots()] }
     }
 
     /// Returns the state's cotangent after the last chunk: none for any cache.
-    pub fn no_cotangent(&self) -> StateCotangent {
+    pub fn no_cotangent(&self) -> ChainStateCotangent {
         vec![None; self.slots()]
     }
 
     /// Runs a chunk without autodiff. Returns its output and the next state.
-    pub fn advance(&self, x: Tensor<4>, state: &State, probe: Option<Probe<'_>>) -> Result<(Tensor<4>, State)> {
+    pub fn advance(
+        &self,
+        x: Tensor<4>,
+        state: &ChainState,
+        probe: Option<Probe<'_>>,
+    ) -> Result<(Tensor<4>, ChainState)> {
         let (y, caches, _) = self.run(x, state, self.layers.len(), false, probe)?;
-        Ok((y, State { first: false, caches }))
+        Ok((y, ChainState { first: false, caches }))
     }
 
     /// The pullback of a chunk: maps the cotangents of the output and of the state after the chunk to those of the
@@ -63,15 +69,15 @@ impl CausalChain {
     pub fn pull(
         &self,
         x: Tensor<4>,
-        state: &State,
+        state: &ChainState,
         cotangent: Tensor<4>,
-        mut after: StateCotangent,
-    ) -> Result<(Tensor<4>, StateCotangent)> {
+        mut after: ChainStateCotangent,
+    ) -> Result<(Tensor<4>, ChainStateCotangent)> {
         // The output of the last layer is not needed.
         let Some((last, others)) = self.layers.split_last() else { return Ok((cotangent, after)) };
         let (x, _, mut tape) = self.run(x, state, others.len(), true, None)?;
         let caches = state.caches[state.caches.len() - last.slots()..].to_vec();
-        tape.push(Inputs { x: as_dtype(x, last.dtype(self.dtype)), caches });
+        tape.push(LayerInputs { x: as_dtype(x, last.dtype(self.dtype)), caches });
         let mut before = Vec::with_capacity(after.len());
         let mut cotangent = cotangent;
         let mut branches: Vec<Tensor<4>> = Vec::new();
@@ -79,23 +85,23 @@ impl CausalChain {
             let slots = after.split_off(after.len() - layer.slots());
             cotangent = as_dtype(cotangent, layer.dtype(self.dtype));
             match layer.kind() {
-                Kind::Branch => {
+                LayerKind::Branch => {
                     if let Some(branch) = branches.pop() {
                         let branch = as_dtype(branch, cotangent.dtype());
                         cotangent = cotangent + branch;
                     }
                 }
-                Kind::AddResidual { .. } | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
+                LayerKind::AddResidual { .. } | LayerKind::AddAverage { .. } | LayerKind::AddDuplicate { .. } => {
                     branches.push(self.pull_shortcut(layer, inputs.x, state.first, &cotangent)?);
                 }
-                Kind::Conv { .. } | Kind::Activated { .. } => {
+                LayerKind::Conv { .. } | LayerKind::Activated { .. } => {
                     let (x, cache) = self.pull_linear(layer, inputs, state.first, cotangent, slots)?;
                     cotangent = x;
                     before.push(cache);
                 }
                 // The layer is recorded by autodiff with the other layout, because another order of sums would change
                 // bits.
-                Kind::Upsample { .. } if self.layout == Layout::Innermost => {
+                LayerKind::Upsample { .. } if self.layout == ChunkLayout::ChannelsLast => {
                     let cached = layer.slots() > 0;
                     let (x, cache) = self.pull_linear(layer, inputs, state.first, cotangent, slots)?;
                     cotangent = x;
@@ -116,15 +122,15 @@ impl CausalChain {
         self.layers.iter().map(Layer::slots).sum()
     }
 
-    /// Runs the first `count` layers. With `keep` it returns the input of each layer; that of a shortcut is its branch.
+    /// Runs the first `count` layers. With `record` it returns the input of each layer; that of a shortcut is its branch.
     fn run(
         &self,
         x: Tensor<4>,
-        state: &State,
+        state: &ChainState,
         count: usize,
-        keep: bool,
+        record: bool,
         mut probe: Option<Probe<'_>>,
-    ) -> Result<(Tensor<4>, Vec<Option<NdTensor>>, Vec<Inputs>)> {
+    ) -> Result<(Tensor<4>, Vec<Option<NdTensor>>, Vec<LayerInputs>)> {
         let mut x = x;
         let mut rest = &state.caches[..];
         let mut next = Vec::with_capacity(state.caches.len());
@@ -135,46 +141,46 @@ impl CausalChain {
             rest = others;
             x = as_dtype(x, layer.dtype(self.dtype));
             match layer.kind() {
-                Kind::Branch => {
+                LayerKind::Branch => {
                     branches.push(x.clone());
-                    if keep {
-                        tape.push(Inputs { x: x.clone(), caches: vec![] });
+                    if record {
+                        tape.push(LayerInputs { x: x.clone(), caches: vec![] });
                     }
                 }
-                Kind::AddResidual { .. } | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
+                LayerKind::AddResidual { .. } | LayerKind::AddAverage { .. } | LayerKind::AddDuplicate { .. } => {
                     let Some(branch) = branches.pop() else { continue };
-                    if keep {
-                        tape.push(Inputs { x: branch.clone(), caches: vec![] });
+                    if record {
+                        tape.push(LayerInputs { x: branch.clone(), caches: vec![] });
                     }
-                    x = x + self.around(layer, state.first, |around| layer.shortcut(branch, around))?;
+                    x = x + self.with_context(layer, state.first, |context| layer.shortcut(branch, context))?;
                 }
                 _ => {
-                    if keep {
-                        tape.push(Inputs { x: x.clone(), caches: own.to_vec() });
+                    if record {
+                        tape.push(LayerInputs { x: x.clone(), caches: own.to_vec() });
                     }
-                    let caches = self.kept(own)?;
+                    let caches = self.restored(own)?;
                     let (y, new) = self.forward(layer, x, caches, state.first)?;
                     x = y;
-                    next.extend(new.into_iter().map(|cache| cache.map(|cache| self.layout.keep(cache))));
+                    next.extend(new.into_iter().map(|cache| cache.map(|cache| self.layout.copy_frames(cache))));
                 }
             }
-            if let Some(probe) = probe.as_mut().filter(|_| layer.shown()) {
+            if let Some(probe) = probe.as_mut().filter(|_| layer.is_probed()) {
                 probe(layer.name(), &to_host(x.clone())?);
             }
         }
         Ok((x, next, tape))
     }
 
-    /// Pulls back a layer by recording it. Its caches are flat tensors in the order of their axes.
+    /// Pulls back a layer by recording it under autodiff. Its caches are flat tensors in the order of their axes.
     fn pull_layer(
         &self,
         layer: &Layer,
-        inputs: Inputs,
+        inputs: LayerInputs,
         first: bool,
         cotangent: Tensor<4>,
-        after: StateCotangent,
-    ) -> Result<(Tensor<4>, StateCotangent)> {
-        let Inputs { x, caches } = inputs;
+        after: ChainStateCotangent,
+    ) -> Result<(Tensor<4>, ChainStateCotangent)> {
+        let LayerInputs { x, caches } = inputs;
         let dims = x.dims();
         let present: Vec<bool> = caches.iter().map(Option::is_some).collect();
         let leaves: Vec<NdTensor> = [Some(x.into())].into_iter().chain(caches).flatten().collect();
@@ -204,46 +210,47 @@ impl CausalChain {
         Ok((x, before))
     }
 
-    /// Pulls back a convolution. It is linear in its input, so nothing is run again or recorded.
+    /// Pulls back a convolution without running it again: it is linear in its input.
     fn pull_linear(
         &self,
         layer: &Layer,
-        inputs: Inputs,
+        inputs: LayerInputs,
         first: bool,
         cotangent: Tensor<4>,
-        after: StateCotangent,
+        after: ChainStateCotangent,
     ) -> Result<(Tensor<4>, Option<NdTensor>)> {
-        let next = after.into_iter().next().flatten().map(|next| self.layout.kept(&next)).transpose()?;
-        self.around(layer, first, |around| {
-            let (cache, seen) = match layer.kind() {
-                Kind::Upsample { .. } => layer.pull_upsample(cotangent, next, around)?,
-                _ => layer.pull_convolution(cotangent, next, around)?,
+        let next = after.into_iter().next().flatten().map(|next| self.layout.restore_frames(&next)).transpose()?;
+        self.with_context(layer, first, |context| {
+            let (cache, input) = match layer.kind() {
+                LayerKind::Upsample { .. } => layer.pull_upsample(cotangent, next, context)?,
+                _ => layer.pull_convolution(cotangent, next, context)?,
             };
             let cached = matches!(inputs.caches.first(), Some(Some(_)));
-            let cache = cache.filter(|_| cached).map(|cache| self.layout.keep(cache));
-            let Kind::Activated { parts, .. } = layer.kind() else { return Ok((seen, cache)) };
-            Ok((layer.pull_activation(inputs.x, seen, parts, around)?, cache))
+            let cache = cache.filter(|_| cached).map(|cache| self.layout.copy_frames(cache));
+            let LayerKind::Activated { norm, .. } = layer.kind() else { return Ok((input, cache)) };
+            Ok((layer.pull_activation(inputs.x, input, norm, context)?, cache))
         })
     }
 
     fn pull_shortcut(&self, layer: &Layer, branch: Tensor<4>, first: bool, cotangent: &Tensor<4>) -> Result<Tensor<4>> {
         match layer.kind() {
-            Kind::AddResidual { input, output } if input == output => Ok(cotangent.clone()),
-            _ => self.around(layer, first, |around| pull(branch, cotangent.clone(), |x| layer.shortcut(x, around))),
+            LayerKind::AddResidual { input, output } if input == output => Ok(cotangent.clone()),
+            _ => self
+                .with_context(layer, first, |context| pull(branch, cotangent.clone(), |x| layer.shortcut(x, context))),
         }
     }
 
     fn forward(&self, layer: &Layer, x: Tensor<4>, caches: Caches, first: bool) -> Result<(Tensor<4>, Caches)> {
-        self.around(layer, first, |around| layer.forward(x, caches, around))
+        self.with_context(layer, first, |context| layer.forward(x, caches, context))
     }
 
-    fn around<T>(&self, layer: &Layer, first: bool, f: impl FnOnce(&Surroundings<'_>) -> Result<T>) -> Result<T> {
+    fn with_context<T>(&self, layer: &Layer, first: bool, f: impl FnOnce(&LayerContext<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(&format!("{}.", layer.name()))?;
-        f(&Surroundings { weights: &weights, statistics: &self.statistics, first, layout: self.layout })
+        f(&LayerContext { weights: &weights, statistics: &self.statistics, first, layout: self.layout })
     }
 
-    fn kept(&self, caches: &[Option<NdTensor>]) -> Result<Caches> {
-        caches.iter().map(|cache| cache.as_ref().map(|cache| self.layout.kept(cache)).transpose()).collect()
+    fn restored(&self, caches: &[Option<NdTensor>]) -> Result<Caches> {
+        caches.iter().map(|cache| cache.as_ref().map(|cache| self.layout.restore_frames(cache)).transpose()).collect()
     }
 }
 

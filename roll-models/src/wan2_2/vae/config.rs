@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use roll_core::{Error, Noise, Purpose, Result, StateDict, Tensor};
 
-use super::layer::{Kind, Layer};
+use super::layer::{Layer, LayerKind};
 use super::rearrange::Factors;
 
 /// The two published architectures.
@@ -64,17 +64,46 @@ impl VaeConfig {
 
     /// Pixels per latent pixel, in height and width.
     pub fn spatial_stride(&self) -> usize {
-        self.patch() << (self.dim_mult.len() - 1)
+        self.pixel_patch() << (self.dim_mult.len() - 1)
     }
 
     /// Side of the square of pixels that one position of the decoder's last stage represents.
     pub fn pixel_patch(&self) -> usize {
-        self.patch()
+        match self.version {
+            VaeVersion::V2_1 => 1,
+            VaeVersion::V2_2 => 2,
+        }
     }
 
     /// Video frames per latent frame; the first latent frame represents one video frame.
     pub fn temporal_stride(&self) -> usize {
         1 << self.temporal_downsample.iter().filter(|&&down| down).count()
+    }
+
+    /// Number of latent frames of a video of `frames` frames. Fails unless `frames` is a multiple of the temporal
+    /// stride plus one.
+    pub fn latent_frames(&self, frames: usize) -> Result<usize> {
+        let stride = self.temporal_stride();
+        match frames > 0 && (frames - 1).is_multiple_of(stride) {
+            true => Ok(1 + (frames - 1) / stride),
+            false => Err(Error::Unsupported(format!(
+                "the VAE takes a multiple of {stride} frames plus one (1, {}, {}, ...), found {frames}",
+                1 + stride,
+                1 + 2 * stride
+            ))),
+        }
+    }
+
+    /// Latent height and width of a picture. Fails unless the size is a multiple of the spatial stride.
+    pub fn latent_size(&self, size: [usize; 2]) -> Result<[usize; 2]> {
+        let stride = self.spatial_stride();
+        match size.iter().all(|&n| n > 0 && n.is_multiple_of(stride)) {
+            true => Ok(size.map(|n| n / stride)),
+            false => Err(Error::Unsupported(format!(
+                "the VAE takes heights and widths that are multiples of {stride}, found {} x {}: resize or crop",
+                size[0], size[1]
+            ))),
+        }
     }
 
     /// Name (official) and shape of every weight.
@@ -105,12 +134,12 @@ impl VaeConfig {
         let nested = self.version == VaeVersion::V2_2;
         let mut layers = Vec::new();
         if nested {
-            layers.push(Layer::new("patchify", Kind::Patchify));
+            layers.push(Layer::new("patchify", LayerKind::Patchify));
         }
-        let pixels = 3 * self.patch() * self.patch();
-        layers.push(Layer::new("encoder.conv1", Kind::Conv { input: pixels, output: dims[0] }));
+        let pixels = 3 * self.pixel_patch() * self.pixel_patch();
+        layers.push(Layer::new("encoder.conv1", LayerKind::Conv { input: pixels, output: dims[0] }));
         let mut input = dims[0];
-        let mut names = Names::new("encoder.downsamples", "downsamples", nested);
+        let mut names = LayerNames::new("encoder.downsamples", "downsamples", nested);
         for (stage, &output) in dims.iter().enumerate() {
             let last = stage + 1 == dims.len();
             let temporal = !last && self.temporal_downsample[stage];
@@ -122,13 +151,16 @@ impl VaeConfig {
                 input = output;
             }
             if !last {
-                layers.push(Layer::new(names.next(), Kind::Downsample { channels: output, temporal }));
+                layers.push(Layer::new(names.next(), LayerKind::Downsample { channels: output, temporal }));
             }
-            names.close_stage(&mut layers, Kind::AddAverage { input: stage_input, factors });
+            names.close_stage(&mut layers, LayerKind::AddAverage { input: stage_input, factors });
         }
         middle(&mut layers, "encoder", input);
-        layers.push(Layer::new("encoder.head", Kind::Activated { input, output: 2 * self.z_dim, parts: [0, 2] }));
-        layers.push(Layer::new("conv1", Kind::ToLatents { channels: self.z_dim }));
+        layers.push(Layer::new(
+            "encoder.head",
+            LayerKind::Activated { input, output: 2 * self.z_dim, norm: "0", conv: "2" },
+        ));
+        layers.push(Layer::new("conv1", LayerKind::ToLatents { channels: self.z_dim }));
         layers
     }
 
@@ -138,12 +170,12 @@ impl VaeConfig {
         dims.reverse();
         let nested = self.version == VaeVersion::V2_2;
         let mut layers = vec![
-            Layer::new("conv2", Kind::FromLatents { channels: self.z_dim }),
-            Layer::new("decoder.conv1", Kind::Conv { input: self.z_dim, output: dims[0] }),
+            Layer::new("conv2", LayerKind::FromLatents { channels: self.z_dim }),
+            Layer::new("decoder.conv1", LayerKind::Conv { input: self.z_dim, output: dims[0] }),
         ];
         let mut input = dims[0];
         middle(&mut layers, "decoder", input);
-        let mut names = Names::new("decoder.upsamples", "upsamples", nested);
+        let mut names = LayerNames::new("decoder.upsamples", "upsamples", nested);
         for (stage, &output) in dims.iter().enumerate() {
             let last = stage + 1 == dims.len();
             let stage_input = input;
@@ -159,24 +191,17 @@ impl VaeConfig {
             // The decoder doubles the time axis in the reverse order of the encoder's halving.
             let temporal = self.temporal_downsample[dims.len() - 2 - stage];
             let resampled = if nested { output } else { output / 2 };
-            layers.push(Layer::new(names.next(), Kind::Upsample { input: output, output: resampled, temporal }));
+            layers.push(Layer::new(names.next(), LayerKind::Upsample { input: output, output: resampled, temporal }));
             input = resampled;
             let factors = Factors { time: 1 + usize::from(temporal), space: 2, channels: output };
-            names.close_stage(&mut layers, Kind::AddDuplicate { input: stage_input, factors });
+            names.close_stage(&mut layers, LayerKind::AddDuplicate { input: stage_input, factors });
         }
-        let pixels = 3 * self.patch() * self.patch();
-        layers.push(Layer::new("decoder.head", Kind::Activated { input, output: pixels, parts: [0, 2] }));
+        let pixels = 3 * self.pixel_patch() * self.pixel_patch();
+        layers.push(Layer::new("decoder.head", LayerKind::Activated { input, output: pixels, norm: "0", conv: "2" }));
         if nested {
-            layers.push(Layer::new("unpatchify", Kind::Unpatchify));
+            layers.push(Layer::new("unpatchify", LayerKind::Unpatchify));
         }
         layers
-    }
-
-    fn patch(&self) -> usize {
-        match self.version {
-            VaeVersion::V2_1 => 1,
-            VaeVersion::V2_2 => 2,
-        }
     }
 
     fn widths(&self, dim: usize) -> Vec<usize> {
@@ -212,20 +237,20 @@ impl VaeConfig {
 /// A residual block: twice norm, SiLU and convolution, plus a shortcut.
 fn residual(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) {
     let inside = format!("{name}.residual");
-    layers.push(Layer::new(&name, Kind::Branch));
-    layers.push(Layer::new(&inside, Kind::Activated { input, output, parts: [0, 2] }));
-    layers.push(Layer::new(&inside, Kind::Activated { input: output, output, parts: [3, 6] }));
-    layers.push(Layer::new(name, Kind::AddResidual { input, output }));
+    layers.push(Layer::new(&name, LayerKind::Branch));
+    layers.push(Layer::new(&inside, LayerKind::Activated { input, output, norm: "0", conv: "2" }));
+    layers.push(Layer::new(&inside, LayerKind::Activated { input: output, output, norm: "3", conv: "6" }));
+    layers.push(Layer::new(name, LayerKind::AddResidual { input, output }));
 }
 
 fn middle(layers: &mut Vec<Layer>, part: &str, channels: usize) {
     residual(layers, format!("{part}.middle.0"), channels, channels);
-    layers.push(Layer::new(format!("{part}.middle.1"), Kind::Attention { channels }));
+    layers.push(Layer::new(format!("{part}.middle.1"), LayerKind::Attention { channels }));
     residual(layers, format!("{part}.middle.2"), channels, channels);
 }
 
 /// Generates layer names: numbered consecutively in the Wan2.1 VAE, per stage in the Wan2.2 VAE.
-struct Names {
+struct LayerNames {
     outer: &'static str,
     inner: &'static str,
     nested: bool,
@@ -233,7 +258,7 @@ struct Names {
     layer: usize,
 }
 
-impl Names {
+impl LayerNames {
     fn new(outer: &'static str, inner: &'static str, nested: bool) -> Self {
         Self { outer, inner, nested, stage: 0, layer: 0 }
     }
@@ -250,11 +275,11 @@ impl Names {
 
     fn open_stage(&self, layers: &mut Vec<Layer>) {
         if self.nested {
-            layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), Kind::Branch));
+            layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), LayerKind::Branch));
         }
     }
 
-    fn close_stage(&mut self, layers: &mut Vec<Layer>, shortcut: Kind) {
+    fn close_stage(&mut self, layers: &mut Vec<Layer>, shortcut: LayerKind) {
         if self.nested {
             layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), shortcut));
             self.stage += 1;
@@ -265,7 +290,7 @@ impl Names {
     fn close_without_shortcut(&self, layers: &mut Vec<Layer>) {
         if self.nested {
             layers.retain(|layer| {
-                layer.kind() != Kind::Branch || layer.name() != format!("{}.{}", self.outer, self.stage)
+                layer.kind() != LayerKind::Branch || layer.name() != format!("{}.{}", self.outer, self.stage)
             });
         }
     }

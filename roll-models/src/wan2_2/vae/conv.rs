@@ -3,7 +3,7 @@
 use burn::tensor::{Tensor, module, ops::ConvOptions};
 use roll_backends::ops;
 
-use super::layout::Layout;
+use super::layout::ChunkLayout;
 
 /// Convolves `[C, T, H, W]` with a kernel `[O, C, kt, kh, kw]`. `padding` applies to both sides of height and width;
 /// the caller pads in time.
@@ -13,7 +13,7 @@ pub fn conv(
     bias: Tensor<1>,
     stride: [usize; 3],
     padding: [usize; 2],
-    layout: Layout,
+    layout: ChunkLayout,
 ) -> Tensor<4> {
     let [out, _, kt, kh, kw] = kernel.dims();
     if [kt, kh, kw] == [1, 1, 1] && stride == [1, 1, 1] {

@@ -1,5 +1,5 @@
-//! Copies windows of host volumes to the device and back. A GPU waits at each copy, so several chunks are copied
-//! together.
+//! Copies windows of host volumes to the device and back. A GPU waits at each copy, so one copy transfers several
+//! chunks.
 
 use std::ops::Range;
 
@@ -10,20 +10,20 @@ use roll_core::{Error, Result, Tensor};
 
 use super::volume::{Volume, Window};
 
-/// Bytes of chunks that are copied together. The next chunks are prepared while a GPU still works on these.
-const TOGETHER: usize = 1 << 26;
+/// Bytes per copy. The next chunks are prepared while a GPU still works on these.
+const COPY_BYTES: usize = 1 << 26;
 
-/// Number of chunks of `frames` frames that are copied together.
-pub(super) fn chunks_together(volume: &Volume, frames: usize, device: &Device) -> usize {
+/// Number of chunks of `frames` frames per copy.
+pub(super) fn chunks_per_copy(volume: &Volume, frames: usize, device: &Device) -> usize {
     match is_gpu(device) {
-        true => together(volume, frames),
+        true => chunks_per_gpu_copy(volume, frames),
         false => 1,
     }
 }
 
-fn together(volume: &Volume, frames: usize) -> usize {
+fn chunks_per_gpu_copy(volume: &Volume, frames: usize) -> usize {
     let frame = volume.len() / volume.frames.max(1);
-    (TOGETHER / (4 * frame * frames).max(1)).max(1)
+    (COPY_BYTES / (4 * frame * frames).max(1)).max(1)
 }
 
 /// The frames of chunk `number`. The first chunk has one frame, every other chunk has `frames`.
@@ -35,61 +35,68 @@ pub(super) fn chunk_frames(number: usize, frames: usize) -> Range<usize> {
 }
 
 /// A volume that is read chunk by chunk.
-pub(super) struct Source<'a> {
-    pub volume: &'a Volume,
-    pub values: &'a [f32],
-    pub device: &'a Device,
+pub(super) struct ChunkReader<'a> {
+    volume: &'a Volume,
+    values: &'a [f32],
+    device: &'a Device,
     /// Frames per chunk, except in the first chunk.
-    pub frames: usize,
-    /// Number of chunks on the device at once. With 1, only the requested window is copied.
-    pub together: usize,
-    held: Option<(Range<usize>, Burn<4>)>,
+    frames: usize,
+    /// Number of chunks per copy. With 1, only the requested window is copied.
+    chunks_per_copy: usize,
+    /// The frames that were copied last, and their range.
+    group: Option<(Range<usize>, Burn<4>)>,
 }
 
-impl<'a> Source<'a> {
-    pub fn new(volume: &'a Volume, values: &'a [f32], frames: usize, together: usize, device: &'a Device) -> Self {
-        Self { volume, values, device, frames, together, held: None }
+impl<'a> ChunkReader<'a> {
+    pub fn new(
+        volume: &'a Volume,
+        values: &'a [f32],
+        frames: usize,
+        chunks_per_copy: usize,
+        device: &'a Device,
+    ) -> Self {
+        Self { volume, values, device, frames, chunks_per_copy, group: None }
     }
 
     /// Reads a window of chunk `number` as `[C, T, H, W]`, multiplied by the blend weight of each pixel.
-    pub fn read(&mut self, number: usize, window: &Window, share: Option<&[f32]>) -> Burn<4> {
-        if self.together == 1 {
-            let data = TensorData::new(self.volume.read(self.values, window, share), self.volume.window_shape(window));
+    pub fn read(&mut self, number: usize, window: &Window, blend: Option<&[f32]>) -> Burn<4> {
+        if self.chunks_per_copy == 1 {
+            let data = TensorData::new(self.volume.read(self.values, window, blend), self.volume.window_shape(window));
             return Burn::from_data(data, (self.device, DType::F32));
         }
-        let (held, part) = self.hold(number);
-        let frames = window.frames.start - held..window.frames.end - held;
+        let (first, group) = self.group_of(number);
+        let frames = window.frames.start - first..window.frames.end - first;
         let [channels, _, rows, columns] = self.volume.window_shape(window);
         let (top, left) = (window.rows.start, window.columns.start);
         let x = match self.volume.frames_first {
-            true => part.narrow(0, frames.start, frames.len()).swap_dims(0, 1),
-            false => part.narrow(1, frames.start, frames.len()),
+            true => group.narrow(0, frames.start, frames.len()).swap_dims(0, 1),
+            false => group.narrow(1, frames.start, frames.len()),
         };
         let x = x.narrow(2, top, rows).narrow(3, left, columns);
         debug_assert_eq!(x.dims()[0], channels);
-        match share {
+        match blend {
             None => x,
-            Some(share) => {
-                let data = TensorData::new(share.to_vec(), [1, 1, rows, columns]);
+            Some(blend) => {
+                let data = TensorData::new(blend.to_vec(), [1, 1, rows, columns]);
                 x * Burn::<4>::from_data(data, (self.device, DType::F32))
             }
         }
     }
 
-    /// Returns the group of chunks that are copied together with chunk `number`: the first frame of the group, and its
+    /// Returns the group of chunks that one copy transfers with chunk `number`: the first frame of the group, and its
     /// values in the volume's order of axes.
-    fn hold(&mut self, number: usize) -> (usize, Burn<4>) {
-        let first = number / self.together * self.together;
-        let last = first + self.together - 1;
+    fn group_of(&mut self, number: usize) -> (usize, Burn<4>) {
+        let first = number / self.chunks_per_copy * self.chunks_per_copy;
+        let last = first + self.chunks_per_copy - 1;
         let start = chunk_frames(first, self.frames).start;
         let frames = start..chunk_frames(last, self.frames).end.min(self.volume.frames);
-        if let Some((held, part)) = &self.held
-            && *held == frames
+        if let Some((copied, group)) = &self.group
+            && *copied == frames
         {
-            return (start, part.clone());
+            return (start, group.clone());
         }
         // The old group is freed before the new one is copied.
-        self.held = None;
+        self.group = None;
         let [h, w] = self.volume.size;
         let (channels, count) = (self.volume.channels, frames.len());
         let data = match self.volume.frames_first {
@@ -103,63 +110,65 @@ impl<'a> Source<'a> {
                 TensorData::new(self.volume.read(self.values, &window, None), [channels, count, h, w])
             }
         };
-        let part = Burn::from_data(data, (self.device, DType::F32));
-        self.held = Some((frames, part.clone()));
-        (start, part)
+        let group = Burn::from_data(data, (self.device, DType::F32));
+        self.group = Some((frames, group.clone()));
+        (start, group)
     }
 }
 
-/// A volume that results are added to, chunk by chunk.
-pub(super) struct Sum<'a> {
+/// A volume in host memory to which results are added, chunk by chunk.
+pub(super) struct ChunkAccumulator<'a> {
     volume: &'a Volume,
     values: Vec<f32>,
-    together: usize,
-    waiting: Vec<(Window, Burn<4>)>,
+    chunks_per_copy: usize,
+    /// Results that are not copied to the host yet.
+    pending: Vec<(Window, Burn<4>)>,
 }
 
-impl<'a> Sum<'a> {
-    /// Starts with zeros. Results stay on the device until there are `together` of them.
-    pub fn new(volume: &'a Volume, together: usize) -> Self {
-        Self { volume, values: vec![0f32; volume.len()], together, waiting: Vec::new() }
+impl<'a> ChunkAccumulator<'a> {
+    /// Starts with zeros. Results stay on the device until there are `chunks_per_copy` of them.
+    pub fn new(volume: &'a Volume, chunks_per_copy: usize) -> Self {
+        Self { volume, values: vec![0f32; volume.len()], chunks_per_copy, pending: Vec::new() }
     }
 
     /// Adds `[C, T, H, W]` to a window, multiplied by the blend weight of each pixel. Fails unless `x` has the shape of
     /// the window.
-    pub fn add(&mut self, window: Window, x: Burn<4>, share: Option<&[f32]>) -> Result<()> {
+    pub fn add(&mut self, window: Window, x: Burn<4>, blend: Option<&[f32]>) -> Result<()> {
         if x.dims() != self.volume.window_shape(&window) {
             let expected = format!("{:?}", self.volume.window_shape(&window));
             return Err(Error::shape("a chunk of the VAE's result", expected, &x.dims()));
         }
-        if self.together == 1 || share.is_some() {
-            self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, share);
+        if self.chunks_per_copy == 1 || blend.is_some() {
+            self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, blend);
             return Ok(());
         }
-        self.waiting.push((window, x));
-        if self.waiting.len() == self.together { self.bring() } else { Ok(()) }
+        self.pending.push((window, x));
+        if self.pending.len() == self.chunks_per_copy { self.flush() } else { Ok(()) }
     }
 
     /// Returns the sum.
     pub fn finish(mut self) -> Result<Tensor> {
-        self.bring()?;
+        self.flush()?;
         Tensor::new(self.values, self.volume.shape())
     }
 
-    fn bring(&mut self) -> Result<()> {
-        let waiting = std::mem::take(&mut self.waiting);
-        let count: usize = waiting.iter().map(|(window, _)| window.frames.len()).sum();
+    /// Copies the pending results to the host and adds them.
+    fn flush(&mut self) -> Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        let count: usize = pending.iter().map(|(window, _)| window.frames.len()).sum();
         let whole = |window: &Window| [window.rows.len(), window.columns.len()] == self.volume.size;
-        let ends: Vec<usize> = waiting.iter().map(|(window, _)| window.frames.end).collect();
-        let starts = waiting.iter().skip(1).map(|(window, _)| window.frames.start);
-        let follow = ends.iter().zip(starts).all(|(end, start)| *end == start);
-        if !(self.volume.frames_first && follow && waiting.iter().all(|(window, _)| whole(window))) {
-            for (window, x) in waiting {
+        let ends: Vec<usize> = pending.iter().map(|(window, _)| window.frames.end).collect();
+        let starts = pending.iter().skip(1).map(|(window, _)| window.frames.start);
+        let consecutive = ends.iter().zip(starts).all(|(end, start)| *end == start);
+        if !(self.volume.frames_first && consecutive && pending.iter().all(|(window, _)| whole(window))) {
+            for (window, x) in pending {
                 self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, None);
             }
             return Ok(());
         }
         // Consecutive frames are copied as one tensor.
-        let Some(start) = waiting.first().map(|(window, _)| window.frames.start) else { return Ok(()) };
-        let frames = waiting.into_iter().map(|(_, x)| x.swap_dims(0, 1)).collect();
+        let Some(start) = pending.first().map(|(window, _)| window.frames.start) else { return Ok(()) };
+        let frames = pending.into_iter().map(|(_, x)| x.swap_dims(0, 1)).collect();
         let frames = to_host(Burn::cat(frames, 0))?;
         let frame = self.volume.len() / self.volume.frames;
         let target = &mut self.values[start * frame..(start + count) * frame];
@@ -179,21 +188,21 @@ mod tests {
     }
 
     #[test]
-    fn chunks_copied_together_are_those_copied_one_by_one() {
+    fn results_do_not_depend_on_the_number_of_chunks_per_copy() {
         let device = roll_backends::device("flex").unwrap();
-        let share: Vec<f32> = (0..6).map(|i| i as f32 / 8.0).collect();
+        let blend: Vec<f32> = (0..6).map(|i| i as f32 / 8.0).collect();
         for frames_first in [true, false] {
             let volume = Volume { frames_first, ..VOLUME };
             let values: Vec<f32> = (0..volume.len()).map(|i| i as f32).collect();
-            let mut found = [1, 2, 3].map(|together| {
-                let mut source = Source::new(&volume, &values, 4, together, &device);
-                let mut sum = Sum::new(&volume, together);
+            let mut found = [1, 2, 3].map(|chunks_per_copy| {
+                let mut source = ChunkReader::new(&volume, &values, 4, chunks_per_copy, &device);
+                let mut sum = ChunkAccumulator::new(&volume, chunks_per_copy);
                 for number in [0, 1, 2, 1, 0] {
                     let (all, part) = (Window { columns: 0..4, ..window(number, 0..3) }, window(number, 1..3));
-                    let (x, y) = (source.read(number, &all, None), source.read(number, &part, Some(&share)));
+                    let (x, y) = (source.read(number, &all, None), source.read(number, &part, Some(&blend)));
                     assert_eq!(y.dims(), volume.window_shape(&part));
                     sum.add(all, x, None).unwrap();
-                    sum.add(part.clone(), y.clone(), Some(&share)).unwrap();
+                    sum.add(part.clone(), y.clone(), Some(&blend)).unwrap();
                     sum.add(part, y, None).unwrap();
                 }
                 sum.finish().unwrap()
@@ -204,11 +213,11 @@ mod tests {
     }
 
     #[test]
-    fn whole_frames_are_brought_as_one_piece() {
+    fn whole_frames_survive_the_copy_to_the_device_and_back() {
         let device = roll_backends::device("flex").unwrap();
         let values: Vec<f32> = (0..VOLUME.len()).map(|i| i as f32).collect();
-        let mut source = Source::new(&VOLUME, &values, 4, 3, &device);
-        let mut sum = Sum::new(&VOLUME, 3);
+        let mut source = ChunkReader::new(&VOLUME, &values, 4, 3, &device);
+        let mut sum = ChunkAccumulator::new(&VOLUME, 3);
         for number in 0..3 {
             let all = Window { columns: 0..4, ..window(number, 0..3) };
             let x = source.read(number, &all, None);
@@ -218,16 +227,16 @@ mod tests {
     }
 
     #[test]
-    fn a_result_of_another_shape_is_an_error() {
+    fn rejects_results_of_another_shape() {
         let device = roll_backends::device("flex").unwrap();
-        let mut sum = Sum::new(&VOLUME, 1);
+        let mut sum = ChunkAccumulator::new(&VOLUME, 1);
         assert!(sum.add(window(0, 0..3), Burn::zeros([2, 1, 3, 4], (&device, DType::F32)), None).is_err());
     }
 
     #[test]
-    fn large_chunks_are_copied_alone() {
+    fn large_chunks_are_copied_one_by_one() {
         let volume = Volume { channels: 3, frames: 81, size: [480, 480], frames_first: true };
-        assert_eq!(together(&volume, 4), 6);
-        assert_eq!(together(&Volume { size: [8000, 8000], ..volume }, 4), 1);
+        assert_eq!(chunks_per_gpu_copy(&volume, 4), 6);
+        assert_eq!(chunks_per_gpu_copy(&Volume { size: [8000, 8000], ..volume }, 4), 1);
     }
 }

@@ -5,7 +5,7 @@ use roll_backends::{Weights, ops, weights};
 use roll_core::{Error, Result};
 
 use super::conv::{conv, conv_pull};
-use super::layout::Layout;
+use super::layout::ChunkLayout;
 use super::rearrange::{Factors, average_down, duplicate_up, pad_bottom_right, patchify, unpatchify};
 
 /// Frames of the previous chunk that a causal convolution over three frames reads.
@@ -13,7 +13,7 @@ pub(super) const CONTEXT: usize = 2;
 
 /// The operation of a layer. Every layer is causal: its caches contain what it needs of the frames before the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LayerKind {
     /// Pixel-unshuffle by 2.
     Patchify,
     /// Pixel-shuffle by 2.
@@ -24,9 +24,8 @@ pub(super) enum Kind {
     ToLatents { channels: usize },
     /// Causal 3x3x3 convolution.
     Conv { input: usize, output: usize },
-    /// Norm, SiLU and causal 3x3x3 convolution. `parts` are the numbers of norm and convolution in the checkpoint's
-    /// keys.
-    Activated { input: usize, output: usize, parts: [usize; 2] },
+    /// Norm, SiLU and causal 3x3x3 convolution. `norm` and `conv` are their numbers in the checkpoint's keys.
+    Activated { input: usize, output: usize, norm: &'static str, conv: &'static str },
     /// Single-head self-attention within each frame, with a residual connection.
     Attention { channels: usize },
     /// Doubles height and width, and time if `temporal`.
@@ -43,36 +42,36 @@ pub(super) enum Kind {
     AddDuplicate { input: usize, factors: Factors },
 }
 
-/// Mean and standard deviation of each latent channel, `[C]` on the device.
+/// Mean and standard deviation of each latent channel, `[C, 1, 1, 1]` on the device.
 #[derive(Clone, Debug)]
 pub(super) struct Statistics {
-    pub mean: Tensor<1>,
-    pub std: Tensor<1>,
+    pub mean: Tensor<4>,
+    pub std: Tensor<4>,
 }
 
 /// A layer and the prefix of its weights' keys.
 #[derive(Clone, Debug)]
 pub(super) struct Layer {
     name: String,
-    kind: Kind,
+    kind: LayerKind,
 }
 
-/// The operands of a layer besides its input.
-pub(super) struct Surroundings<'a> {
+/// The operands of a layer besides its input and its caches.
+pub(super) struct LayerContext<'a> {
     pub weights: &'a Weights,
     pub statistics: &'a Statistics,
     /// Whether this is the first chunk of a video: one frame without predecessors. It may also be several such frames
     /// of different videos.
     pub first: bool,
     /// Memory order of a chunk's axes.
-    pub layout: Layout,
+    pub layout: ChunkLayout,
 }
 
 /// A layer's caches: frames of previous chunks, or `None` before the first.
 pub(super) type Caches = Vec<Option<Tensor<4>>>;
 
 impl Layer {
-    pub fn new(name: impl Into<String>, kind: Kind) -> Self {
+    pub fn new(name: impl Into<String>, kind: LayerKind) -> Self {
         Self { name: name.into(), kind }
     }
 
@@ -80,7 +79,7 @@ impl Layer {
         &self.name
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> LayerKind {
         self.kind
     }
 
@@ -88,9 +87,9 @@ impl Layer {
     /// small) stay f32: rounding a frame to bf16 would change it by up to half a step of eight bits.
     pub fn dtype(&self, dtype: DType) -> DType {
         match self.kind {
-            Kind::FromLatents { .. } | Kind::ToLatents { .. } | Kind::Attention { .. } => DType::F32,
-            Kind::Patchify | Kind::Unpatchify => DType::F32,
-            Kind::Activated { .. } if self.name.ends_with(".head") => DType::F32,
+            LayerKind::FromLatents { .. } | LayerKind::ToLatents { .. } | LayerKind::Attention { .. } => DType::F32,
+            LayerKind::Patchify | LayerKind::Unpatchify => DType::F32,
+            LayerKind::Activated { .. } if self.name.ends_with(".head") => DType::F32,
             _ => dtype,
         }
     }
@@ -98,8 +97,8 @@ impl Layer {
     /// Number of caches.
     pub fn slots(&self) -> usize {
         match self.kind {
-            Kind::Conv { .. } | Kind::Activated { .. } => 1,
-            Kind::Upsample { temporal, .. } | Kind::Downsample { temporal, .. } => temporal.into(),
+            LayerKind::Conv { .. } | LayerKind::Activated { .. } => 1,
+            LayerKind::Upsample { temporal, .. } | LayerKind::Downsample { temporal, .. } => temporal.into(),
             _ => 0,
         }
     }
@@ -108,44 +107,44 @@ impl Layer {
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let mut all = Vec::new();
         let mut add = |part: &str, shape: &[usize]| all.push((self.key(part), shape.to_vec()));
-        let mut conv = |part: &str, shape: &[usize]| {
+        let mut convolution = |part: &str, shape: &[usize]| {
             add(&join(part, "weight"), shape);
             add(&join(part, "bias"), &shape[..1]);
         };
         match self.kind {
-            Kind::FromLatents { channels: c } => conv("", &[c, c, 1, 1, 1]),
-            Kind::ToLatents { channels: c } => conv("", &[2 * c, 2 * c, 1, 1, 1]),
-            Kind::Conv { input, output } => conv("", &[output, input, 3, 3, 3]),
-            Kind::Activated { input, output, parts: [norm, convolution] } => {
-                conv(&convolution.to_string(), &[output, input, 3, 3, 3]);
+            LayerKind::FromLatents { channels: c } => convolution("", &[c, c, 1, 1, 1]),
+            LayerKind::ToLatents { channels: c } => convolution("", &[2 * c, 2 * c, 1, 1, 1]),
+            LayerKind::Conv { input, output } => convolution("", &[output, input, 3, 3, 3]),
+            LayerKind::Activated { input, output, norm, conv } => {
+                convolution(conv, &[output, input, 3, 3, 3]);
                 add(&format!("{norm}.gamma"), &[input, 1, 1, 1]);
             }
-            Kind::AddResidual { input, output } if input != output => {
-                conv("shortcut", &[output, input, 1, 1, 1]);
+            LayerKind::AddResidual { input, output } if input != output => {
+                convolution("shortcut", &[output, input, 1, 1, 1]);
             }
-            Kind::Attention { channels: c } => {
-                conv("to_qkv", &[3 * c, c, 1, 1]);
-                conv("proj", &[c, c, 1, 1]);
+            LayerKind::Attention { channels: c } => {
+                convolution("to_qkv", &[3 * c, c, 1, 1]);
+                convolution("proj", &[c, c, 1, 1]);
                 add("norm.gamma", &[c, 1, 1]);
             }
-            Kind::Upsample { input, output, temporal } => {
-                conv("resample.1", &[output, input, 3, 3]);
+            LayerKind::Upsample { input, output, temporal } => {
+                convolution("resample.1", &[output, input, 3, 3]);
                 if temporal {
-                    conv("time_conv", &[2 * input, input, 3, 1, 1]);
+                    convolution("time_conv", &[2 * input, input, 3, 1, 1]);
                 }
             }
-            Kind::Downsample { channels: c, temporal } => {
-                conv("resample.1", &[c, c, 3, 3]);
+            LayerKind::Downsample { channels: c, temporal } => {
+                convolution("resample.1", &[c, c, 3, 3]);
                 if temporal {
-                    conv("time_conv", &[c, c, 3, 1, 1]);
+                    convolution("time_conv", &[c, c, 3, 1, 1]);
                 }
             }
-            Kind::Patchify
-            | Kind::Unpatchify
-            | Kind::Branch
-            | Kind::AddResidual { .. }
-            | Kind::AddAverage { .. }
-            | Kind::AddDuplicate { .. } => {}
+            LayerKind::Patchify
+            | LayerKind::Unpatchify
+            | LayerKind::Branch
+            | LayerKind::AddResidual { .. }
+            | LayerKind::AddAverage { .. }
+            | LayerKind::AddDuplicate { .. } => {}
         }
         all
     }
@@ -153,8 +152,8 @@ impl Layer {
     /// Fails unless the channels of a shortcut without weights divide evenly.
     pub fn check(&self) -> Result<()> {
         let (from, to) = match self.kind {
-            Kind::AddAverage { input, factors: f } => (input * f.time * f.space * f.space, f.channels),
-            Kind::AddDuplicate { input, factors: f } => (f.channels * f.time * f.space * f.space, input),
+            LayerKind::AddAverage { input, factors: f } => (input * f.time * f.space * f.space, f.channels),
+            LayerKind::AddDuplicate { input, factors: f } => (f.channels * f.time * f.space * f.space, input),
             _ => return Ok(()),
         };
         match to > 0 && from.is_multiple_of(to) {
@@ -167,106 +166,104 @@ impl Layer {
     }
 
     /// Computes the layer's output on a chunk `[C, T, H, W]`, and its caches for the next chunk. The chain itself
-    /// handles [`Kind::Branch`] and the shortcuts.
-    pub fn forward(&self, x: Tensor<4>, caches: Caches, around: &Surroundings<'_>) -> Result<(Tensor<4>, Caches)> {
+    /// handles [`LayerKind::Branch`] and the shortcuts.
+    pub fn forward(&self, x: Tensor<4>, caches: Caches, context: &LayerContext<'_>) -> Result<(Tensor<4>, Caches)> {
         let mut caches = caches.into_iter();
         let mut cache = || caches.next().flatten();
         match self.kind {
-            Kind::Patchify => Ok((patchify(x), vec![])),
-            Kind::Unpatchify => Ok((unpatchify(x), vec![])),
-            Kind::FromLatents { channels } => {
-                let Statistics { mean, std } = around.statistics;
-                let x = x * std.clone().reshape([channels, 1, 1, 1]) + mean.clone().reshape([channels, 1, 1, 1]);
-                Ok((self.conv(x, "", around, 0)?, vec![]))
+            LayerKind::Patchify => Ok((patchify(x), vec![])),
+            LayerKind::Unpatchify => Ok((unpatchify(x), vec![])),
+            LayerKind::FromLatents { .. } => {
+                let Statistics { mean, std } = context.statistics;
+                Ok((self.conv(x * std.clone() + mean.clone(), "", [1, 1, 1], 0, context)?, vec![]))
             }
-            Kind::ToLatents { channels } => {
-                let matrix = self.weight::<5>("weight", around)?.narrow(0, 0, channels).flatten::<2>(1, 4);
-                let bias = self.weight::<1>("bias", around)?.narrow(0, 0, channels);
-                let Statistics { mean, std } = around.statistics;
-                let y = around.layout.pointwise(x, matrix, bias) - mean.clone().reshape([channels, 1, 1, 1]);
-                Ok((y / std.clone().reshape([channels, 1, 1, 1]), vec![]))
+            LayerKind::ToLatents { channels } => {
+                let matrix = self.weight::<5>("weight", context)?.narrow(0, 0, channels).flatten::<2>(1, 4);
+                let bias = self.weight::<1>("bias", context)?.narrow(0, 0, channels);
+                let Statistics { mean, std } = context.statistics;
+                Ok(((context.layout.pointwise(x, matrix, bias) - mean.clone()) / std.clone(), vec![]))
             }
-            Kind::Conv { .. } => self.convolve(x, cache(), "", around),
-            Kind::Activated { parts, .. } if around.layout == Layout::Innermost && !around.first => {
-                let past = past(cache(), &x, CONTEXT);
-                let seen = ops::channel_norm_silu_after(past, x, self.gamma(&parts[0].to_string(), around)?);
-                self.convolve_seen(seen, &parts[1].to_string(), around)
+            LayerKind::Conv { .. } => self.convolve(x, cache(), "", context),
+            LayerKind::Activated { norm, conv, .. } => {
+                let gamma = self.gamma(norm, context)?;
+                if context.layout == ChunkLayout::ChannelsLast && !context.first {
+                    let extended = ops::channel_norm_silu_after(past(cache(), &x, CONTEXT), x, gamma);
+                    return self.convolve_extended(extended, conv, context);
+                }
+                self.convolve(ops::channel_norm_silu(x, gamma), cache(), conv, context)
             }
-            Kind::Activated { parts, .. } => {
-                self.convolve(self.activate(x, around)?, cache(), &parts[1].to_string(), around)
-            }
-            Kind::Attention { channels } => Ok((self.attend(x, channels, around)?, vec![])),
-            Kind::Upsample { temporal, .. } => self.upsample(x, temporal, cache(), around),
-            Kind::Downsample { temporal, .. } => self.downsample(x, temporal, cache(), around),
-            Kind::Branch | Kind::AddResidual { .. } | Kind::AddAverage { .. } | Kind::AddDuplicate { .. } => {
-                Ok((x, vec![]))
-            }
+            LayerKind::Attention { channels } => Ok((self.attend(x, channels, context)?, vec![])),
+            LayerKind::Upsample { temporal, .. } => self.upsample(x, temporal, cache(), context),
+            LayerKind::Downsample { temporal, .. } => self.downsample(x, temporal, cache(), context),
+            LayerKind::Branch
+            | LayerKind::AddResidual { .. }
+            | LayerKind::AddAverage { .. }
+            | LayerKind::AddDuplicate { .. } => Ok((x, vec![])),
         }
     }
 
     /// Computes the term that a shortcut adds, from the stored input.
-    pub fn shortcut(&self, branched: Tensor<4>, around: &Surroundings<'_>) -> Result<Tensor<4>> {
+    pub fn shortcut(&self, branched: Tensor<4>, context: &LayerContext<'_>) -> Result<Tensor<4>> {
         match self.kind {
-            Kind::AddAverage { factors, .. } => Ok(average_down(branched, factors)),
-            Kind::AddDuplicate { factors, .. } => Ok(duplicate_up(branched, factors, around.first)),
-            Kind::AddResidual { input, output } if input != output => self.conv(branched, "shortcut", around, 0),
+            LayerKind::AddAverage { factors, .. } => Ok(average_down(branched, factors)),
+            LayerKind::AddDuplicate { factors, .. } => Ok(duplicate_up(branched, factors, context.first)),
+            LayerKind::AddResidual { input, output } if input != output => {
+                self.conv(branched, "shortcut", [1, 1, 1], 0, context)
+            }
             _ => Ok(branched),
         }
     }
 
-    /// The pullback of [`Kind::Conv`] and [`Kind::Activated`], which does not run the convolution again. `next` is the
+    /// The pullback of [`LayerKind::Conv`] and [`LayerKind::Activated`], which does not run the convolution again. `next` is the
     /// cotangent of the cache for the next chunk. Returns the cotangent of the cache (`None` in the first chunk) and
     /// that of the convolution's input (for `Activated`, after norm and SiLU).
     pub fn pull_convolution(
         &self,
         cotangent: Tensor<4>,
         next: Option<Tensor<4>>,
-        around: &Surroundings<'_>,
+        context: &LayerContext<'_>,
     ) -> Result<(Option<Tensor<4>>, Tensor<4>)> {
-        let part = match self.kind {
-            Kind::Activated { parts, .. } => parts[1].to_string(),
-            _ => String::new(),
-        };
-        let kernel = self.kernel(&part, around)?;
+        let part = if let LayerKind::Activated { conv, .. } = self.kind { conv } else { "" };
+        let kernel = self.kernel(part, context)?;
         let frames = cotangent.dims()[1];
-        if around.first {
-            let seen = conv_pull(cotangent, last_tap(kernel), [1, 1]);
+        if context.first {
+            let extended = conv_pull(cotangent, last_tap(kernel), [1, 1]);
             let newest = next.map(|next| next.narrow(1, CONTEXT - 1, 1));
-            return Ok((None, around.layout.add_to_end(seen, newest)));
+            return Ok((None, context.layout.add_to_end(extended, newest)));
         }
-        let seen = around.layout.add_to_end(conv_pull(cotangent, kernel, [1, 1]), next);
-        Ok((Some(seen.clone().narrow(1, 0, CONTEXT)), seen.narrow(1, CONTEXT, frames)))
+        let extended = context.layout.add_to_end(conv_pull(cotangent, kernel, [1, 1]), next);
+        Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
     }
 
-    /// The pullback of [`Kind::Activated`]'s norm and SiLU at the layer's input `x`.
+    /// The pullback of [`LayerKind::Activated`]'s norm and SiLU at the layer's input `x`.
     pub fn pull_activation(
         &self,
         x: Tensor<4>,
         cotangent: Tensor<4>,
-        parts: [usize; 2],
-        around: &Surroundings<'_>,
+        norm: &str,
+        context: &LayerContext<'_>,
     ) -> Result<Tensor<4>> {
-        Ok(ops::channel_norm_silu_pull(x, self.gamma(&parts[0].to_string(), around)?, cotangent))
+        Ok(ops::channel_norm_silu_pull(x, self.gamma(norm, context)?, cotangent))
     }
 
-    /// The pullback of [`Kind::Upsample`], which is linear as a whole. Arguments and result are those of
+    /// The pullback of [`LayerKind::Upsample`], which is linear as a whole. Arguments and result are those of
     /// [`Layer::pull_convolution`].
     pub fn pull_upsample(
         &self,
         cotangent: Tensor<4>,
         next: Option<Tensor<4>>,
-        around: &Surroundings<'_>,
+        context: &LayerContext<'_>,
     ) -> Result<(Option<Tensor<4>>, Tensor<4>)> {
-        let doubled = conv_pull(cotangent, self.kernel("resample.1", around)?, [1, 1]);
-        let x = around.layout.double_pull(doubled);
-        if around.first || self.slots() == 0 {
+        let doubled = conv_pull(cotangent, self.kernel("resample.1", context)?, [1, 1]);
+        let x = context.layout.double_pull(doubled);
+        if context.first || self.slots() == 0 {
             return Ok((None, x));
         }
-        let pairs = around.layout.interleave_pull(x);
+        let pairs = context.layout.interleave_pull(x);
         let frames = pairs.dims()[1];
-        let seen = conv_pull(pairs, self.kernel("time_conv", around)?, [0, 0]);
-        let seen = around.layout.add_to_end(seen, next);
-        Ok((Some(seen.clone().narrow(1, 0, CONTEXT)), seen.narrow(1, CONTEXT, frames)))
+        let extended = conv_pull(pairs, self.kernel("time_conv", context)?, [0, 0]);
+        let extended = context.layout.add_to_end(extended, next);
+        Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
     }
 
     /// The causal convolution over three frames, and the cache for the next chunk. Frames before the first chunk are
@@ -277,38 +274,35 @@ impl Layer {
         x: Tensor<4>,
         cache: Option<Tensor<4>>,
         part: &str,
-        around: &Surroundings<'_>,
+        context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
         let [c, t, h, w] = x.dims();
-        if around.first {
-            let bias = self.weight::<1>(&join(part, "bias"), around)?;
-            let kernel = self.kernel(part, around)?;
+        if context.first {
+            let bias = self.weight::<1>(&join(part, "bias"), context)?;
+            let kernel = self.kernel(part, context)?;
             let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], (&x.device(), x.dtype()));
-            let next = around.layout.join(vec![zeros, x.clone().narrow(1, t - 1, 1)]);
-            return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1], around.layout), vec![Some(next)]));
+            let next = context.layout.concat(vec![zeros, x.clone().narrow(1, t - 1, 1)]);
+            return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1], context.layout), vec![Some(next)]));
         }
-        self.convolve_seen(around.layout.join(vec![past(cache, &x, CONTEXT), x]), part, around)
+        self.convolve_extended(context.layout.concat(vec![past(cache, &x, CONTEXT), x]), part, context)
     }
 
-    /// Like [`Layer::convolve`]; `seen` are the cached frames followed by the chunk.
-    fn convolve_seen(&self, seen: Tensor<4>, part: &str, around: &Surroundings<'_>) -> Result<(Tensor<4>, Caches)> {
-        let bias = self.weight::<1>(&join(part, "bias"), around)?;
-        let next = seen.clone().narrow(1, seen.dims()[1] - CONTEXT, CONTEXT);
-        let y = conv(seen, self.kernel(part, around)?, bias, [1, 1, 1], [1, 1], around.layout);
+    /// Like [`Layer::convolve`]; `extended` are the cached frames followed by the chunk.
+    fn convolve_extended(
+        &self,
+        extended: Tensor<4>,
+        part: &str,
+        context: &LayerContext<'_>,
+    ) -> Result<(Tensor<4>, Caches)> {
+        let bias = self.weight::<1>(&join(part, "bias"), context)?;
+        let next = extended.clone().narrow(1, extended.dims()[1] - CONTEXT, CONTEXT);
+        let y = conv(extended, self.kernel(part, context)?, bias, [1, 1, 1], [1, 1], context.layout);
         Ok((y, vec![Some(next)]))
     }
 
-    /// Applies norm and SiLU of [`Kind::Activated`]; returns the input of any other kind unchanged.
-    pub fn activate(&self, x: Tensor<4>, around: &Surroundings<'_>) -> Result<Tensor<4>> {
-        match self.kind {
-            Kind::Activated { parts, .. } => Ok(ops::channel_norm_silu(x, self.gamma(&parts[0].to_string(), around)?)),
-            _ => Ok(x),
-        }
-    }
-
     /// Whether probes see the layer's output. Outputs inside a residual block are excluded.
-    pub fn shown(&self) -> bool {
-        self.kind != Kind::Branch && !self.name.ends_with(".residual")
+    pub fn is_probed(&self) -> bool {
+        self.kind != LayerKind::Branch && !self.name.ends_with(".residual")
     }
 
     /// Upsampling. The time axis of the first chunk, a single frame, is not doubled. The second chunk has zeros before
@@ -318,17 +312,17 @@ impl Layer {
         x: Tensor<4>,
         temporal: bool,
         cache: Option<Tensor<4>>,
-        around: &Surroundings<'_>,
+        context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
         let (x, next) = match temporal {
-            true if around.first => (x, vec![None]),
+            true if context.first => (x, vec![None]),
             true => {
-                let (x, next) = after(cache, x, CONTEXT, around.layout);
-                (around.layout.interleave(self.conv(x, "time_conv", around, 0)?), vec![Some(next)])
+                let (x, next) = extend(cache, x, CONTEXT, context.layout);
+                (context.layout.interleave(self.conv(x, "time_conv", [1, 1, 1], 0, context)?), vec![Some(next)])
             }
             false => (x, vec![]),
         };
-        Ok((self.conv(around.layout.double(x), "resample.1", around, 1)?, next))
+        Ok((self.conv(context.layout.double(x), "resample.1", [1, 1, 1], 1, context)?, next))
     }
 
     /// Downsampling. The time axis of the first chunk, a single frame, is not halved.
@@ -337,24 +331,24 @@ impl Layer {
         x: Tensor<4>,
         temporal: bool,
         cache: Option<Tensor<4>>,
-        around: &Surroundings<'_>,
+        context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
-        let x = self.conv_strided(pad_bottom_right(x), "resample.1", around, [1, 2, 2])?;
+        let x = self.conv(pad_bottom_right(x), "resample.1", [1, 2, 2], 0, context)?;
         if !temporal {
             return Ok((x, vec![]));
         }
-        if around.first {
+        if context.first {
             return Ok((x.clone(), vec![Some(x)]));
         }
-        let (x, next) = after(cache, x, 1, around.layout);
-        Ok((self.conv_strided(x, "time_conv", around, [2, 1, 1])?, vec![Some(next)]))
+        let (x, next) = extend(cache, x, 1, context.layout);
+        Ok((self.conv(x, "time_conv", [2, 1, 1], 0, context)?, vec![Some(next)]))
     }
 
-    fn attend(&self, x: Tensor<4>, channels: usize, around: &Surroundings<'_>) -> Result<Tensor<4>> {
+    fn attend(&self, x: Tensor<4>, channels: usize, context: &LayerContext<'_>) -> Result<Tensor<4>> {
         let [c, t, h, w] = x.dims();
-        let normed = ops::channel_norm(x.clone(), self.gamma("norm", around)?);
-        let matrix = self.weight::<4>("to_qkv.weight", around)?.flatten::<2>(1, 3);
-        let qkv = around.layout.pointwise(normed, matrix, self.weight::<1>("to_qkv.bias", around)?);
+        let normed = ops::channel_norm(x.clone(), self.gamma("norm", context)?);
+        let matrix = self.weight::<4>("to_qkv.weight", context)?.flatten::<2>(1, 3);
+        let qkv = context.layout.pointwise(normed, matrix, self.weight::<1>("to_qkv.bias", context)?);
         let frames = (0..t).map(|frame| {
             let part = |i: usize| {
                 let part = qkv.clone().narrow(0, i * channels, channels).narrow(1, frame, 1);
@@ -363,46 +357,42 @@ impl Layer {
             ops::attention(part(0), part(1), part(2), 1).transpose().reshape([c, 1, h, w])
         });
         let attended = Tensor::cat(frames.collect(), 1);
-        let matrix = self.weight::<4>("proj.weight", around)?.flatten::<2>(1, 3);
-        Ok(x + around.layout.pointwise(attended, matrix, self.weight::<1>("proj.bias", around)?))
+        let matrix = self.weight::<4>("proj.weight", context)?.flatten::<2>(1, 3);
+        Ok(x + context.layout.pointwise(attended, matrix, self.weight::<1>("proj.bias", context)?))
     }
 
-    fn conv(&self, x: Tensor<4>, part: &str, around: &Surroundings<'_>, padding: usize) -> Result<Tensor<4>> {
-        let bias = self.weight::<1>(&join(part, "bias"), around)?;
-        Ok(conv(x, self.kernel(part, around)?, bias, [1, 1, 1], [padding, padding], around.layout))
-    }
-
-    fn conv_strided(
+    fn conv(
         &self,
         x: Tensor<4>,
         part: &str,
-        around: &Surroundings<'_>,
         stride: [usize; 3],
+        padding: usize,
+        context: &LayerContext<'_>,
     ) -> Result<Tensor<4>> {
-        let bias = self.weight::<1>(&join(part, "bias"), around)?;
-        Ok(conv(x, self.kernel(part, around)?, bias, stride, [0, 0], around.layout))
+        let bias = self.weight::<1>(&join(part, "bias"), context)?;
+        Ok(conv(x, self.kernel(part, context)?, bias, stride, [padding, padding], context.layout))
     }
 
     /// A kernel `[O, C, kt, kh, kw]`. Kernels without a time axis have `kt` 1.
-    fn kernel(&self, part: &str, around: &Surroundings<'_>) -> Result<Tensor<5>> {
+    fn kernel(&self, part: &str, context: &LayerContext<'_>) -> Result<Tensor<5>> {
         let key = self.key(&join(part, "weight"));
-        let weight = weights::get(around.weights, &key)?;
+        let weight = weights::get(context.weights, &key)?;
         match weight.shape().len() {
             4 => Ok(weight.f32::<4>()?.unsqueeze_dim(2)),
             _ => weight.f32::<5>(),
         }
     }
 
-    fn gamma(&self, part: &str, around: &Surroundings<'_>) -> Result<Tensor<1>> {
-        let weight = weights::get(around.weights, &self.key(&join(part, "gamma")))?;
+    fn gamma(&self, part: &str, context: &LayerContext<'_>) -> Result<Tensor<1>> {
+        let weight = weights::get(context.weights, &self.key(&join(part, "gamma")))?;
         match weight.shape().len() {
             3 => Ok(weight.f32::<3>()?.flatten(0, 2)),
             _ => Ok(weight.f32::<4>()?.flatten(0, 3)),
         }
     }
 
-    fn weight<const D: usize>(&self, part: &str, around: &Surroundings<'_>) -> Result<Tensor<D>> {
-        weights::get(around.weights, &self.key(part))?.f32()
+    fn weight<const D: usize>(&self, part: &str, context: &LayerContext<'_>) -> Result<Tensor<D>> {
+        weights::get(context.weights, &self.key(part))?.f32()
     }
 
     fn key(&self, part: &str) -> String {
@@ -423,16 +413,16 @@ fn last_tap(kernel: Tensor<5>) -> Tensor<5> {
     kernel.narrow(2, frames - 1, 1)
 }
 
-/// Appends `x` to the cached frames (zeros before the first chunk). Returns both, and their last `context` frames.
-fn after(cache: Option<Tensor<4>>, x: Tensor<4>, context: usize, layout: Layout) -> (Tensor<4>, Tensor<4>) {
+/// Appends `x` to `count` cached frames (zeros before the first chunk). Returns all of them, and the last `count`.
+fn extend(cache: Option<Tensor<4>>, x: Tensor<4>, count: usize, layout: ChunkLayout) -> (Tensor<4>, Tensor<4>) {
     let frames = x.dims()[1];
-    let joined = layout.join(vec![past(cache, &x, context), x]);
-    let next = joined.clone().narrow(1, frames, context);
-    (joined, next)
+    let extended = layout.concat(vec![past(cache, &x, count), x]);
+    let next = extended.clone().narrow(1, frames, count);
+    (extended, next)
 }
 
-/// The cached frames, or zeros before the first chunk.
-fn past(cache: Option<Tensor<4>>, x: &Tensor<4>, context: usize) -> Tensor<4> {
+/// The cached frames, or `count` frames of zeros before the first chunk.
+fn past(cache: Option<Tensor<4>>, x: &Tensor<4>, count: usize) -> Tensor<4> {
     let [c, _, h, w] = x.dims();
-    cache.unwrap_or_else(|| Tensor::zeros([c, context, h, w], (&x.device(), x.dtype())))
+    cache.unwrap_or_else(|| Tensor::zeros([c, count, h, w], (&x.device(), x.dtype())))
 }

@@ -10,59 +10,59 @@ use super::rearrange::{interleave_frames, nearest_double};
 
 /// The order of a chunk's axes in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
+pub(super) enum ChunkLayout {
     /// Channels outermost: `[C, T, H, W]`, row-major.
-    Outermost,
+    ChannelsFirst,
     /// Channels innermost: `[T, H, W, C]`, which libtorch's convolutions on tensor cores expect. A frame is contiguous.
-    Innermost,
+    ChannelsLast,
 }
 
-impl Layout {
+impl ChunkLayout {
     /// The order that a device's convolutions prefer.
     pub fn of(device: &Device) -> Self {
-        if device::channels_innermost(device) { Self::Innermost } else { Self::Outermost }
+        if device::channels_innermost(device) { Self::ChannelsLast } else { Self::ChannelsFirst }
     }
 
     /// Concatenates chunks in time, in new memory.
-    pub fn join(self, chunks: Vec<Tensor<4>>) -> Tensor<4> {
+    pub fn concat(self, chunks: Vec<Tensor<4>>) -> Tensor<4> {
         match self {
-            Self::Outermost => Tensor::cat(chunks, 1),
-            Self::Innermost => from_thwc(Tensor::cat(chunks.into_iter().map(to_thwc).collect(), 0)),
+            Self::ChannelsFirst => Tensor::cat(chunks, 1),
+            Self::ChannelsLast => from_thwc(Tensor::cat(chunks.into_iter().map(to_thwc).collect(), 0)),
         }
     }
 
     /// Copies frames into a tensor of their own. A view would keep all frames of the original chunk in memory.
-    pub fn keep(self, frames: Tensor<4>) -> NdTensor {
+    pub fn copy_frames(self, frames: Tensor<4>) -> NdTensor {
         let count = frames.dims()[1];
         match self {
             // Flattening copies a tensor that is not contiguous.
-            Self::Outermost => frames.into(),
-            Self::Innermost if count > 1 => {
+            Self::ChannelsFirst => frames.into(),
+            Self::ChannelsLast if count > 1 => {
                 let parts = vec![frames.clone().narrow(1, 0, 1), frames.narrow(1, 1, count - 1)];
-                to_thwc(self.join(parts)).into()
+                to_thwc(self.concat(parts)).into()
             }
-            Self::Innermost => to_thwc(frames).into(),
+            Self::ChannelsLast => to_thwc(frames).into(),
         }
     }
 
-    /// Restores frames from [`Layout::keep`].
-    pub fn kept(self, frames: &NdTensor) -> Result<Tensor<4>> {
+    /// Restores frames from [`ChunkLayout::copy_frames`].
+    pub fn restore_frames(self, frames: &NdTensor) -> Result<Tensor<4>> {
         match self {
-            Self::Outermost => frames.rank(),
-            Self::Innermost => Ok(from_thwc(frames.rank()?)),
+            Self::ChannelsFirst => frames.rank(),
+            Self::ChannelsLast => Ok(from_thwc(frames.rank()?)),
         }
     }
 
     /// Nearest-neighbour upsampling by 2 in height and width.
     pub fn double(self, x: Tensor<4>) -> Tensor<4> {
         match self {
-            Self::Outermost => nearest_double(x),
+            Self::ChannelsFirst => nearest_double(x),
             // Frames become a batch of pictures with their channels innermost.
-            Self::Innermost => nearest_double(x.swap_dims(0, 1)).swap_dims(0, 1),
+            Self::ChannelsLast => nearest_double(x.swap_dims(0, 1)).swap_dims(0, 1),
         }
     }
 
-    /// The pullback of [`Layout::double`]: sums of four pixels.
+    /// The pullback of [`ChunkLayout::double`]: sums of four pixels.
     pub fn double_pull(self, cotangent: Tensor<4>) -> Tensor<4> {
         let pictures = cotangent.swap_dims(0, 1);
         (module::avg_pool2d(pictures, AvgPoolOptions::new([2, 2])) * 4.0).swap_dims(0, 1)
@@ -72,15 +72,15 @@ impl Layout {
     pub fn interleave(self, x: Tensor<4>) -> Tensor<4> {
         let [c, t, h, w] = x.dims();
         match self {
-            Self::Outermost => interleave_frames(x),
-            Self::Innermost => {
+            Self::ChannelsFirst => interleave_frames(x),
+            Self::ChannelsLast => {
                 let pairs: Tensor<5> = to_thwc(x).reshape([t, h, w, 2, c / 2]);
                 from_thwc(pairs.permute([0, 3, 1, 2, 4]).reshape([2 * t, h, w, c / 2]))
             }
         }
     }
 
-    /// The pullback of [`Layout::interleave`]: converts frames into pairs of channels.
+    /// The pullback of [`ChunkLayout::interleave`]: converts frames into pairs of channels.
     pub fn interleave_pull(self, cotangent: Tensor<4>) -> Tensor<4> {
         let [c, t, h, w] = cotangent.dims();
         let frames: Tensor<5> = to_thwc(cotangent).reshape([t / 2, 2, h, w, c]);
@@ -91,13 +91,13 @@ impl Layout {
     pub fn add_to_end(self, x: Tensor<4>, end: Option<Tensor<4>>) -> Tensor<4> {
         let Some(end) = end else { return x };
         let ([c, all, h, w], count) = (x.dims(), end.dims()[1]);
-        let kept = all - count;
-        let sum = x.clone().narrow(1, kept, count) + end;
-        match (kept, self) {
+        let before = all - count;
+        let sum = x.clone().narrow(1, before, count) + end;
+        match (before, self) {
             (0, _) => sum,
-            (_, Self::Outermost) => Tensor::cat(vec![x.narrow(1, 0, kept), sum], 1),
+            (_, Self::ChannelsFirst) => Tensor::cat(vec![x.narrow(1, 0, before), sum], 1),
             // This happens in place: `x` is not used elsewhere.
-            (_, Self::Innermost) => x.slice_assign([0..c, kept..all, 0..h, 0..w], sum),
+            (_, Self::ChannelsLast) => x.slice_assign([0..c, before..all, 0..h, 0..w], sum),
         }
     }
 
@@ -106,11 +106,11 @@ impl Layout {
         let ([c, t, h, w], dtype) = (x.dims(), x.dtype());
         let (out, positions) = (matrix.dims()[0], t * h * w);
         let y = match self {
-            Self::Outermost => {
+            Self::ChannelsFirst => {
                 let y = ops::product(matrix, x.reshape([c, positions])) + bias.reshape([out, 1]);
                 y.reshape([out, t, h, w])
             }
-            Self::Innermost => {
+            Self::ChannelsLast => {
                 let y = ops::product(to_thwc(x).reshape([positions, c]), matrix.transpose()) + bias.reshape([1, out]);
                 from_thwc(y.reshape([t, h, w, out]))
             }
@@ -148,21 +148,21 @@ mod tests {
 
     #[test]
     fn both_layouts_rearrange_alike() {
-        let layouts = [Layout::Outermost, Layout::Innermost];
+        let layouts = [ChunkLayout::ChannelsFirst, ChunkLayout::ChannelsLast];
         let (x, y) = (normal([4, 3, 2, 5], 0), normal([4, 2, 2, 5], 1));
-        let [outermost, innermost] = layouts.map(|layout| {
-            let kept = layout.keep(x.clone().narrow(1, 1, 2));
+        let [channels_first, channels_last] = layouts.map(|layout| {
+            let copy = layout.copy_frames(x.clone().narrow(1, 1, 2));
             [
-                layout.join(vec![y.clone(), x.clone()]),
-                layout.kept(&kept).unwrap(),
-                layout.kept(&layout.keep(y.clone().narrow(1, 0, 1))).unwrap(),
+                layout.concat(vec![y.clone(), x.clone()]),
+                layout.restore_frames(&copy).unwrap(),
+                layout.restore_frames(&layout.copy_frames(y.clone().narrow(1, 0, 1))).unwrap(),
                 layout.double(x.clone()),
                 layout.interleave(x.clone()),
                 layout.add_to_end(x.clone(), Some(y.clone())),
                 layout.add_to_end(x.clone(), None),
             ]
         });
-        for (a, b) in outermost.into_iter().zip(innermost) {
+        for (a, b) in channels_first.into_iter().zip(channels_last) {
             assert_eq!(a.dims(), b.dims());
             assert_eq!(values(a), values(b));
         }
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn the_pulls_are_the_transposes() {
         let dot = |a: Tensor<4>, b: Tensor<4>| (a * b).sum().into_scalar::<f32>();
-        for layout in [Layout::Outermost, Layout::Innermost] {
+        for layout in [ChunkLayout::ChannelsFirst, ChunkLayout::ChannelsLast] {
             let (x, doubled) = (normal([4, 3, 2, 5], 2), normal([4, 3, 4, 10], 3));
             let (there, back) = (layout.double(x.clone()), layout.double_pull(doubled.clone()));
             assert!((dot(there, doubled) - dot(x.clone(), back)).abs() < 1e-4);

@@ -11,14 +11,14 @@
 //! the official `wan/modules/vae2_1.py` and `vae2_2.py`.
 
 mod chain;
+mod checkpointed;
 mod clamp;
 mod config;
 mod conv;
-mod fitting;
 mod frames;
-mod kept;
 mod layer;
 mod layout;
+mod memory_budget;
 mod pass;
 mod rearrange;
 mod recorded;
@@ -37,18 +37,18 @@ use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 pub use chain::Probe;
 pub use clamp::{Clamped, clamp};
 pub use config::{VaeConfig, VaeVersion};
-pub(super) use fitting::checkpoints_in_host_memory;
-pub use fitting::{Fitting, decoder_bytes, state_bytes};
+pub(super) use memory_budget::checkpoints_in_host_memory;
+pub use memory_budget::{MemoryBudget, decoder_bytes, state_bytes};
 pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 
 use chain::CausalChain;
 use layer::Layer;
-use layout::Layout;
-use pass::{Pass, PassTile};
+use layout::ChunkLayout;
+use pass::Pass;
 use volume::Volume;
 
-/// How a video is divided in space, and what the pullback keeps.
+/// How a video is tiled, and what the pullback keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunking {
     /// Tiles of the latent plane; `None` processes whole frames.
@@ -63,52 +63,11 @@ pub struct Chunking {
 
 /// Default number of checkpoints. With it, at most four fifths of the decoder's forward pass are recomputed for 21
 /// chunks.
-pub(super) const FEWEST_CHECKPOINTS: usize = 4;
+pub(super) const DEFAULT_CHECKPOINTS: usize = 4;
 
 impl Default for Chunking {
     fn default() -> Self {
-        Self { tiling: None, checkpoints: FEWEST_CHECKPOINTS, offload: false }
-    }
-}
-
-/// Facts about a VAE that other components need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VaeFacts {
-    /// Architecture.
-    pub version: VaeVersion,
-    /// Channels of the latents.
-    pub z_channels: usize,
-    /// Pixels per latent pixel: 8 or 16.
-    pub spatial_stride: usize,
-    /// Video frames per latent frame (4); the first latent frame represents one video frame.
-    pub temporal_stride: usize,
-}
-
-impl VaeFacts {
-    /// Number of latent frames of a video of `frames` frames. Fails unless `frames` is a multiple of the temporal
-    /// stride plus one.
-    pub fn latent_frames(&self, frames: usize) -> Result<usize> {
-        let stride = self.temporal_stride;
-        match frames > 0 && (frames - 1).is_multiple_of(stride) {
-            true => Ok(1 + (frames - 1) / stride),
-            false => Err(Error::Unsupported(format!(
-                "the VAE takes a multiple of {stride} frames plus one (1, {}, {}, ...), found {frames}",
-                1 + stride,
-                1 + 2 * stride
-            ))),
-        }
-    }
-
-    /// Latent height and width of a picture. Fails unless the size is a multiple of the spatial stride.
-    pub fn latent_size(&self, size: [usize; 2]) -> Result<[usize; 2]> {
-        let stride = self.spatial_stride;
-        match size.iter().all(|&n| n > 0 && n.is_multiple_of(stride)) {
-            true => Ok(size.map(|n| n / stride)),
-            false => Err(Error::Unsupported(format!(
-                "the VAE takes heights and widths that are multiples of {stride}, found {} x {}: resize or crop",
-                size[0], size[1]
-            ))),
-        }
+        Self { tiling: None, checkpoints: DEFAULT_CHECKPOINTS, offload: false }
     }
 }
 
@@ -127,7 +86,6 @@ pub struct Decoded {
 #[derive(Clone)]
 pub struct Vae {
     config: VaeConfig,
-    facts: VaeFacts,
     encoder: Arc<CausalChain>,
     decoder: Arc<CausalChain>,
 }
@@ -158,12 +116,6 @@ impl Vae {
     /// Creates a VAE with the weights of a store, under official keys. Fails unless there is one finite mean and one
     /// positive deviation per latent channel.
     pub fn with_store(config: VaeConfig, statistics: &LatentStatistics, store: Arc<dyn WeightStore>) -> Result<Self> {
-        let facts = VaeFacts {
-            version: config.version,
-            z_channels: config.z_dim,
-            spatial_stride: config.spatial_stride(),
-            temporal_stride: config.temporal_stride(),
-        };
         let on_device = |what: &str, values: &[f32]| {
             if values.len() != config.z_dim {
                 let expected = format!("[{}], one value per latent channel", config.z_dim);
@@ -172,19 +124,19 @@ impl Vae {
             if let Some(bad) = values.iter().find(|v| !v.is_finite() || (what == "std" && **v <= 0.0)) {
                 return Err(Error::NonFinite { what: format!("a latent {what}"), value: f64::from(*bad) });
             }
-            Ok(Burn::<1>::from_data(values, (store.device(), DType::F32)))
+            Ok(Burn::<1>::from_data(values, (store.device(), DType::F32)).reshape([config.z_dim, 1, 1, 1]))
         };
         let statistics =
             layer::Statistics { mean: on_device("mean", &statistics.mean)?, std: on_device("std", &statistics.std)? };
-        let layout = Layout::of(store.device());
+        let layout = ChunkLayout::of(store.device());
         let chain = |layers: Vec<Layer>, layout| {
             let (statistics, store) = (statistics.clone(), store.clone());
             Arc::new(CausalChain { layers, statistics, store, dtype: DType::F32, layout })
         };
         // Pictures are encoded once per run, so the encoder uses one layout on all devices.
         let (encoder, decoder) =
-            (chain(config.encoder_layers(), Layout::Outermost), chain(config.decoder_layers(), layout));
-        Ok(Self { config, facts, encoder, decoder })
+            (chain(config.encoder_layers(), ChunkLayout::ChannelsFirst), chain(config.decoder_layers(), layout));
+        Ok(Self { config, encoder, decoder })
     }
 
     /// Sets the dtype of the decoder: f32 or bf16. In bf16, weights and activations are rounded and sums are f32;
@@ -199,22 +151,15 @@ impl Vae {
         Ok(self.with_decoder(|decoder| decoder.dtype = dtype))
     }
 
-    /// Bytes per number between two layers of the decoder.
-    pub fn decoding_bytes(&self) -> usize {
+    /// Bytes per element between two layers of the decoder.
+    pub fn decoder_element_bytes(&self) -> usize {
         self.decoder.dtype.size()
     }
 
     fn with_decoder(self, change: impl FnOnce(&mut CausalChain)) -> Self {
-        let CausalChain { layers, statistics, store, dtype, layout } = &*self.decoder;
-        let (layers, statistics, store) = (layers.clone(), statistics.clone(), store.clone());
-        let mut decoder = CausalChain { layers, statistics, store, dtype: *dtype, layout: *layout };
+        let mut decoder = (*self.decoder).clone();
         change(&mut decoder);
         Self { decoder: Arc::new(decoder), ..self }
-    }
-
-    /// Facts about the checkpoint.
-    pub fn facts(&self) -> VaeFacts {
-        self.facts
     }
 
     /// Sizes of the networks.
@@ -232,16 +177,16 @@ impl Vae {
         let &[frames, 3, h, w] = video.shape() else {
             return Err(Error::shape("video to encode", "[T, 3, H, W]", video.shape()));
         };
-        let latent_frames = self.facts.latent_frames(frames)?;
-        let size = self.facts.latent_size([h, w])?;
-        let tiles = Tiling::tiles(chunking.tiling.as_ref(), size, 1)?;
+        let (config, scale) = (&self.config, self.config.spatial_stride());
+        let latent_frames = config.latent_frames(frames)?;
+        let size = config.latent_size([h, w])?;
         let pass = Pass {
             chain: self.encoder.clone(),
             input: Volume { channels: 3, frames, size: [h, w], frames_first: true },
-            output: Volume { channels: self.facts.z_channels, frames: latent_frames, size, frames_first: false },
-            chunk: [self.facts.temporal_stride, 1],
+            output: Volume { channels: config.z_dim, frames: latent_frames, size, frames_first: false },
+            chunk: [config.temporal_stride(), 1],
             chunks: latent_frames,
-            tiles: tiles.into_iter().map(|tile| PassTile::new(tile, self.facts.spatial_stride)).collect(),
+            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [scale, 1])?,
             checkpoints: chunking.checkpoints,
             offload: chunking.offload,
         };
@@ -269,7 +214,8 @@ impl Vae {
     }
 
     fn decoding(&self, latents: &Tensor, chunking: &Chunking) -> Result<Pass> {
-        let VaeFacts { z_channels, spatial_stride, temporal_stride, .. } = self.facts;
+        let config = &self.config;
+        let (z_channels, spatial_stride) = (config.z_dim, config.spatial_stride());
         let (frames, size) = match *latents.shape() {
             [c, t, h, w] if c == z_channels && t > 0 && h > 0 && w > 0 => (t, [h, w]),
             _ => {
@@ -279,18 +225,17 @@ impl Vae {
         };
         let output = Volume {
             channels: 3,
-            frames: 1 + (frames - 1) * temporal_stride,
+            frames: 1 + (frames - 1) * config.temporal_stride(),
             size: size.map(|n| n * spatial_stride),
             frames_first: true,
         };
-        let tiles = Tiling::tiles(chunking.tiling.as_ref(), size, spatial_stride)?;
         Ok(Pass {
             chain: self.decoder.clone(),
             input: Volume { channels: z_channels, frames, size, frames_first: false },
             output,
-            chunk: [1, temporal_stride],
+            chunk: [1, config.temporal_stride()],
             chunks: frames,
-            tiles: tiles.into_iter().map(|tile| PassTile::new(tile, 1)).collect(),
+            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [1, spatial_stride])?,
             checkpoints: chunking.checkpoints,
             offload: chunking.offload,
         })

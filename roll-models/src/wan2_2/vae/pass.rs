@@ -7,9 +7,9 @@ use std::sync::Arc;
 use burn::tensor::Tensor as Burn;
 use roll_core::{Error, Grad, Pullback, Result, Tensor};
 
-use super::chain::{CausalChain, Probe, State, StateCotangent};
-use super::frames::{Source, Sum, chunk_frames, chunks_together};
-use super::kept::Kept;
+use super::chain::{CausalChain, ChainState, ChainStateCotangent, Probe};
+use super::checkpointed::CheckpointedState;
+use super::frames::{ChunkAccumulator, ChunkReader, chunk_frames, chunks_per_copy};
 use super::schedule::{Reversible, Schedule};
 use super::tiling::Tile;
 use super::volume::{Volume, Window};
@@ -23,26 +23,11 @@ pub(super) struct Pass {
     pub chunk: [usize; 2],
     pub chunks: usize,
     /// Tiles with their windows in the input and in the output.
-    pub tiles: Vec<PassTile>,
+    pub tiles: Vec<Tile>,
     /// Number of checkpoints for the pullback, besides the first state.
     pub checkpoints: usize,
     /// Whether checkpoints are kept in host memory.
     pub offload: bool,
-}
-
-/// The windows of a tile in the input and in the output.
-pub(super) struct PassTile {
-    pub input: [Range<usize>; 2],
-    pub output: [Range<usize>; 2],
-    pub share: Option<Vec<f32>>,
-}
-
-impl PassTile {
-    /// Derives the windows from a tile of the latent plane. The input is `scale` times as large as the latents.
-    pub fn new(tile: Tile, scale: usize) -> Self {
-        let input = tile.latent.map(|r| r.start * scale..r.end * scale);
-        Self { input, output: tile.result, share: tile.share }
-    }
 }
 
 impl Pass {
@@ -52,33 +37,33 @@ impl Pass {
     /// tile again, so that only one tile's states are in memory at a time.
     pub fn run(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
         let schedule = Schedule::new(self.chunks, self.checkpoints);
-        let positions = schedule.kept_on_the_way();
-        let keep = grad.is_on() && self.tiles.len() == 1;
-        let mut kept = Vec::new();
-        let mut source = self.source(&self.input, input.f32s()?, self.chunk[0]);
-        let mut output = self.sum(&self.output, self.chunk[1]);
+        let positions = schedule.checkpoint_positions();
+        let store_checkpoints = grad.is_on() && self.tiles.len() == 1;
+        let mut checkpoints = Vec::new();
+        let mut reader = self.reader(&self.input, input.f32s()?, self.chunk[0]);
+        let mut output = self.accumulator(&self.output, self.chunk[1]);
         for tile in &self.tiles {
             let mut state = self.chain.start();
             for k in 0..self.chunks {
-                if keep && positions.contains(&k) {
-                    self.keep(&mut kept, k, &state)?;
+                if store_checkpoints && positions.contains(&k) {
+                    self.checkpoint(&mut checkpoints, k, &state)?;
                 }
-                let x = source.read(k, &window(&tile.input, k, self.chunk[0]), None);
+                let x = reader.read(k, &window(&tile.input, k, self.chunk[0]), None);
                 // An explicit reborrow: `as_deref_mut` cannot shorten the lifetime of a boxed closure's captures.
-                let shown: Option<Probe<'_>> = match &mut probe {
+                let probe: Option<Probe<'_>> = match &mut probe {
                     Some(probe) => Some(&mut **probe),
                     None => None,
                 };
-                let (y, next) = self.chain.advance(x, &state, shown)?;
+                let (y, next) = self.chain.advance(x, &state, probe)?;
                 state = next;
-                output.add(window(&tile.output, k, self.chunk[1]), y, tile.share.as_deref())?;
+                output.add(window(&tile.output, k, self.chunk[1]), y, tile.blend.as_deref())?;
             }
         }
         let output = output.finish()?;
-        drop(source);
+        drop(reader);
         let pullback = grad.is_on().then(|| {
             let input = input.clone();
-            Pullback::new(move |cotangent| self.pull(&input, cotangent, &schedule, kept))
+            Pullback::new(move |cotangent| self.pull(&input, cotangent, &schedule, checkpoints))
         });
         Ok((output, pullback))
     }
@@ -88,101 +73,120 @@ impl Pass {
         input: &Tensor,
         cotangent: &Tensor,
         schedule: &Schedule,
-        mut kept: Vec<(usize, Kept)>,
+        mut checkpoints: Vec<(usize, CheckpointedState)>,
     ) -> Result<Tensor> {
         if cotangent.shape() != self.output.shape() {
             let expected = format!("{:?}", self.output.shape());
             return Err(Error::shape("cotangent of the VAE's result", expected, cotangent.shape()));
         }
-        let mut input = self.source(&self.input, input.f32s()?, self.chunk[0]);
-        let mut cotangent = self.source(&self.output, cotangent.f32s()?, self.chunk[1]);
-        let mut gradient = self.sum(&self.input, self.chunk[0]);
+        let mut input = self.reader(&self.input, input.f32s()?, self.chunk[0]);
+        let mut cotangent = self.reader(&self.output, cotangent.f32s()?, self.chunk[1]);
+        let mut gradient = self.accumulator(&self.input, self.chunk[0]);
         for tile in &self.tiles {
             let after = self.chain.no_cotangent();
-            let start = match std::mem::take(&mut kept) {
-                kept if !kept.is_empty() => kept,
-                _ if self.offload => self.sweep(tile, &mut input, schedule)?,
-                _ => vec![(0, Kept::Here(self.chain.start()))],
+            let checkpoints = match std::mem::take(&mut checkpoints) {
+                stored if !stored.is_empty() => stored,
+                _ if self.offload => self.recompute_checkpoints(tile, &mut input, schedule)?,
+                _ => vec![(0, CheckpointedState::OnDevice(self.chain.start()))],
             };
             let (input, cotangent, gradient) = (&mut input, &mut cotangent, &mut gradient);
-            schedule.reverse(&mut TilePull { pass: self, tile, input, cotangent, gradient, after }, start)?;
+            schedule.reverse(&mut TilePull { pass: self, tile, input, cotangent, gradient, after }, checkpoints)?;
         }
         gradient.finish()
     }
 
     /// Runs a tile only to store its checkpoints.
-    fn sweep(&self, tile: &PassTile, input: &mut Source<'_>, schedule: &Schedule) -> Result<Vec<(usize, Kept)>> {
-        let positions = schedule.kept_on_the_way();
-        let (mut state, mut kept) = (self.chain.start(), Vec::new());
+    fn recompute_checkpoints(
+        &self,
+        tile: &Tile,
+        input: &mut ChunkReader<'_>,
+        schedule: &Schedule,
+    ) -> Result<Vec<(usize, CheckpointedState)>> {
+        let positions = schedule.checkpoint_positions();
+        let (mut state, mut checkpoints) = (self.chain.start(), Vec::new());
         for k in 0..=positions.last().copied().unwrap_or(0) {
             if k > 0 {
                 let x = input.read(k - 1, &window(&tile.input, k - 1, self.chunk[0]), None);
                 state = self.chain.advance(x, &state, None)?.1;
             }
             if positions.contains(&k) {
-                self.keep(&mut kept, k, &state)?;
+                self.checkpoint(&mut checkpoints, k, &state)?;
             }
         }
-        Ok(kept)
+        Ok(checkpoints)
     }
 
-    fn keep(&self, kept: &mut Vec<(usize, Kept)>, position: usize, state: &State) -> Result<()> {
+    /// Appends `state` to the checkpoints.
+    fn checkpoint(
+        &self,
+        checkpoints: &mut Vec<(usize, CheckpointedState)>,
+        position: usize,
+        state: &ChainState,
+    ) -> Result<()> {
         // At most one state may be in flight to the host, because the device has memory for only one.
-        if let Some((_, before)) = kept.last_mut() {
-            before.settle()?;
+        if let Some((_, previous)) = checkpoints.last_mut() {
+            previous.settle()?;
         }
-        kept.push((position, if self.offload { Kept::away(state)? } else { Kept::Here(state.clone()) }));
+        checkpoints.push((
+            position,
+            match self.offload {
+                true => CheckpointedState::offload(state)?,
+                false => CheckpointedState::OnDevice(state.clone()),
+            },
+        ));
         Ok(())
     }
 
-    fn source<'a>(&'a self, volume: &'a Volume, values: &'a [f32], frames: usize) -> Source<'a> {
+    fn reader<'a>(&'a self, volume: &'a Volume, values: &'a [f32], frames: usize) -> ChunkReader<'a> {
         let device = self.chain.store.device();
-        Source::new(volume, values, frames, chunks_together(volume, frames, device), device)
+        ChunkReader::new(volume, values, frames, chunks_per_copy(volume, frames, device), device)
     }
 
-    fn sum<'a>(&self, volume: &'a Volume, frames: usize) -> Sum<'a> {
-        Sum::new(volume, chunks_together(volume, frames, self.chain.store.device()))
+    fn accumulator<'a>(&self, volume: &'a Volume, frames: usize) -> ChunkAccumulator<'a> {
+        ChunkAccumulator::new(volume, chunks_per_copy(volume, frames, self.chain.store.device()))
     }
 }
 
 /// The pullback of one tile, last chunk first.
 struct TilePull<'a, 'v> {
     pass: &'a Pass,
-    tile: &'a PassTile,
-    input: &'a mut Source<'v>,
-    cotangent: &'a mut Source<'v>,
-    gradient: &'a mut Sum<'v>,
-    after: StateCotangent,
+    tile: &'a Tile,
+    input: &'a mut ChunkReader<'v>,
+    cotangent: &'a mut ChunkReader<'v>,
+    gradient: &'a mut ChunkAccumulator<'v>,
+    /// Cotangent of the state after the chunk that is pulled back next.
+    after: ChainStateCotangent,
 }
 
 impl TilePull<'_, '_> {
+    /// Copies the input of a chunk to the device.
     fn upload(&mut self, step: usize) -> Burn<4> {
         self.input.read(step, &window(&self.tile.input, step, self.pass.chunk[0]), None)
     }
 }
 
 impl Reversible for TilePull<'_, '_> {
-    type State = State;
-    type Kept = Kept;
+    type State = ChainState;
+    type Checkpoint = CheckpointedState;
 
-    fn expect(&mut self, kept: &mut Kept) -> Result<()> {
-        kept.begin_return()
+    fn prefetch(&mut self, checkpoint: &mut CheckpointedState) -> Result<()> {
+        checkpoint.prefetch()
     }
 
-    fn bring(&mut self, kept: Kept) -> Result<State> {
-        kept.back()
+    fn restore(&mut self, checkpoint: CheckpointedState) -> Result<ChainState> {
+        checkpoint.restore()
     }
 
-    fn advance(&mut self, step: usize, state: &State) -> Result<State> {
+    fn advance(&mut self, step: usize, state: &ChainState) -> Result<ChainState> {
         let x = self.upload(step);
         Ok(self.pass.chain.advance(x, state, None)?.1)
     }
 
-    fn pull(&mut self, step: usize, state: &State) -> Result<()> {
+    fn pull(&mut self, step: usize, state: &ChainState) -> Result<()> {
         let x = self.upload(step);
         let Self { pass, tile, .. } = self;
-        let result = window(&tile.output, step, pass.chunk[1]);
-        let cotangent = self.cotangent.read(step, &result, tile.share.as_deref());
+        let output = window(&tile.output, step, pass.chunk[1]);
+        let cotangent = self.cotangent.read(step, &output, tile.blend.as_deref());
         let (x, before) = pass.chain.pull(x, state, cotangent, std::mem::take(&mut self.after))?;
         self.after = before;
         self.gradient.add(window(&tile.input, step, pass.chunk[0]), x, None)

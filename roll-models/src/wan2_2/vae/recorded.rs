@@ -13,8 +13,8 @@ impl Vae {
     /// reach the video and, if the weights are leaves (see [`roll_backends::Resident::tracked`]), the weights.
     pub fn encode_recorded(&self, video: Burn<4>) -> Result<Burn<4>> {
         let frames = self.check_video(&video)?;
-        let chunks = self.facts.latent_frames(frames)?;
-        run(&self.encoder, video, chunks, self.facts.temporal_stride)
+        let chunks = self.config.latent_frames(frames)?;
+        run(&self.encoder, video, chunks, self.config.temporal_stride())
     }
 
     /// Like [`Vae::decode`], from normalised latents `[C, T, H, W]` to frames `[3, T', H, W]`, not clamped, both on the
@@ -40,18 +40,18 @@ impl Vae {
 
     /// Frames of a first chunk are independent of one another, except in the shortcuts of the Wan2.2 VAE.
     fn run_stills(&self, chain: &CausalChain, x: Burn<4>) -> Result<Burn<4>> {
-        let together = match self.facts.version {
+        let frames_per_pass = match self.config.version {
             VaeVersion::V2_1 => x.dims()[1],
             VaeVersion::V2_2 => 1,
         };
-        let stills = x.split(together, 1).into_iter();
+        let stills = x.split(frames_per_pass, 1).into_iter();
         let results = stills.map(|x| Ok(chain.advance(x, &chain.start(), None)?.0)).collect::<Result<_>>()?;
         Ok(Burn::cat(results, 1))
     }
 
     fn check_video(&self, video: &Burn<4>) -> Result<usize> {
         let [channels, frames, h, w] = video.dims();
-        self.facts.latent_size([h, w])?;
+        self.config.latent_size([h, w])?;
         match channels == 3 && frames > 0 {
             true => Ok(frames),
             false => Err(Error::shape("video to encode", "[3, T, H, W], T above 0", &video.dims())),
@@ -60,7 +60,7 @@ impl Vae {
 
     fn check_latents(&self, latents: &Burn<4>) -> Result<usize> {
         let [channels, frames, h, w] = latents.dims();
-        let expected = self.facts.z_channels;
+        let expected = self.config.z_dim;
         match channels == expected && frames > 0 && h > 0 && w > 0 {
             true => Ok(frames),
             false => Err(Error::shape(
@@ -144,11 +144,11 @@ mod tests {
     }
 
     #[test]
-    fn recorded_passes_and_stills_give_what_the_others_give() {
+    fn recorded_passes_and_stills_equal_unrecorded_passes() {
         for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
             let config = config(version);
             let vae = vae(&config, &parameters(&config), &Tape::off());
-            let side = 2 * vae.facts().spatial_stride;
+            let side = 2 * vae.config().spatial_stride();
             let video = normal(&[5, 3, side, side], 1);
             let latents = vae.encode(&video).unwrap();
             assert_close(&to_host(vae.encode_recorded(device_tensor(&swapped(&video))).unwrap()).unwrap(), &latents);

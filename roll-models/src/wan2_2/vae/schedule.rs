@@ -1,6 +1,6 @@
-//! Reverses a chain of steps when only a few of its states can be kept.
+//! Reverses a chain of steps of which only a few states can be checkpointed.
 //!
-//! Step `k` maps state `k` to state `k + 1`; its pullback needs state `k`. States are kept where they save most
+//! Step `k` maps state `k` to state `k + 1`; its pullback needs state `k`. Checkpoints lie where they save most
 //! recomputation: the optimal (binomial) checkpointing of Griewank and Walther, found by dynamic programming instead of
 //! closed formulas.
 
@@ -11,83 +11,81 @@ pub trait Reversible {
     /// The input of a step. A clone must be cheap.
     type State: Clone;
     /// A checkpointed state.
-    type Kept;
-    /// Announces the checkpoint that is needed next, before the steps after it are pulled back. An implementation may
-    /// prefetch it.
-    fn expect(&mut self, kept: &mut Self::Kept) -> Result<()>;
+    type Checkpoint;
+    /// Starts to load the checkpoint that is needed next, before the steps after it are pulled back.
+    fn prefetch(&mut self, checkpoint: &mut Self::Checkpoint) -> Result<()>;
     /// Restores a checkpointed state.
-    fn bring(&mut self, kept: Self::Kept) -> Result<Self::State>;
+    fn restore(&mut self, checkpoint: Self::Checkpoint) -> Result<Self::State>;
     /// Computes state `step + 1`.
     fn advance(&mut self, step: usize, state: &Self::State) -> Result<Self::State>;
     /// Pulls back one step. It is called once per step, last step first.
     fn pull(&mut self, step: usize, state: &Self::State) -> Result<()>;
 }
 
-/// The positions at which states are kept.
+/// The positions of the checkpoints.
 #[derive(Debug)]
 pub struct Schedule {
     steps: usize,
     slots: usize,
-    /// `[slots][steps]`: minimal number of advances to reverse `steps` steps from a known first state, and the best
-    /// split.
-    known: Vec<Vec<Choice>>,
-    /// The same, if the whole chain is being advanced in any case.
-    passing: Vec<Vec<Choice>>,
+    /// `[slots][steps]`: the best split to reverse `steps` steps from a known first state.
+    backward: Vec<Vec<Split>>,
+    /// The same, if the forward pass advances through all steps in any case.
+    forward: Vec<Vec<Split>>,
 }
 
+/// The position of the first checkpoint, and the number of advances that the reversal then needs.
 #[derive(Clone, Copy, Debug)]
-struct Choice {
+struct Split {
     cost: u64,
-    split: usize,
+    at: usize,
 }
 
 impl Schedule {
     /// Plans `steps` steps with at most `slots` checkpoints besides the first state.
     pub fn new(steps: usize, slots: usize) -> Self {
         let slots = slots.min(steps.saturating_sub(1));
-        let without: Vec<_> =
-            (0..=steps as u64).map(|n| Choice { cost: n * n.saturating_sub(1) / 2, split: 0 }).collect();
-        let (mut known, mut passing) = (vec![without.clone()], vec![without]);
+        let without: Vec<_> = (0..=steps as u64).map(|n| Split { cost: n * n.saturating_sub(1) / 2, at: 0 }).collect();
+        let (mut backward, mut forward) = (vec![without.clone()], vec![without]);
         for s in 1..=slots {
-            let mut row: Vec<Choice> = vec![Choice { cost: 0, split: 0 }; 2.min(steps + 1)];
+            let mut row: Vec<Split> = vec![Split { cost: 0, at: 0 }; 2.min(steps + 1)];
             for n in 2..=steps {
-                let cost = |m: usize| m as u64 + known[s - 1][n - m].cost + row[m].cost;
-                let best = (1..n).map(|m| Choice { cost: cost(m), split: m }).min_by_key(|c| c.cost);
+                let cost = |m: usize| m as u64 + backward[s - 1][n - m].cost + row[m].cost;
+                let best = (1..n).map(|m| Split { cost: cost(m), at: m }).min_by_key(|c| c.cost);
                 row.extend(best);
             }
             let free = (0..=steps).map(|n| {
-                let cost = |m: usize| passing[s - 1][n - m].cost + row[m].cost;
-                let best = (1..n).map(|m| Choice { cost: cost(m), split: m }).min_by_key(|c| c.cost);
-                best.unwrap_or(Choice { cost: 0, split: 0 })
+                let cost = |m: usize| forward[s - 1][n - m].cost + row[m].cost;
+                let best = (1..n).map(|m| Split { cost: cost(m), at: m }).min_by_key(|c| c.cost);
+                best.unwrap_or(Split { cost: 0, at: 0 })
             });
             let free = free.collect();
-            passing.push(free);
-            known.push(row);
+            forward.push(free);
+            backward.push(row);
         }
-        Self { steps, slots, known, passing }
+        Self { steps, slots, backward, forward }
     }
 
     /// Positions of the states to keep during the forward pass, ascending and including the first state (0).
-    pub fn kept_on_the_way(&self) -> Vec<usize> {
+    pub fn checkpoint_positions(&self) -> Vec<usize> {
         let (mut at, mut slots) = (0, self.slots);
-        let mut kept = vec![0];
+        let mut positions = vec![0];
         while slots > 0 && self.steps - at > 1 {
-            at += self.passing[slots][self.steps - at].split;
-            kept.push(at);
+            at += self.forward[slots][self.steps - at].at;
+            positions.push(at);
             slots -= 1;
         }
-        kept
+        positions
     }
 
-    /// Pulls back all steps. `kept` are checkpoints with ascending positions, the first of which is 0.
-    pub fn reverse<R: Reversible>(&self, work: &mut R, mut kept: Vec<(usize, R::Kept)>) -> Result<()> {
+    /// Pulls back all steps from `checkpoints` at ascending positions, the first of which is 0.
+    pub fn reverse<R: Reversible>(&self, work: &mut R, mut checkpoints: Vec<(usize, R::Checkpoint)>) -> Result<()> {
         let mut end = self.steps;
-        while let Some((begin, state)) = kept.pop() {
-            let state = work.bring(state)?;
-            if let Some((_, next)) = kept.last_mut() {
-                work.expect(next)?;
+        while let Some((begin, checkpoint)) = checkpoints.pop() {
+            let state = work.restore(checkpoint)?;
+            if let Some((_, next)) = checkpoints.last_mut() {
+                work.prefetch(next)?;
             }
-            self.reverse_range(work, begin, end, state, self.slots - kept.len().min(self.slots))?;
+            self.reverse_range(work, begin, end, state, self.slots - checkpoints.len().min(self.slots))?;
             end = begin;
         }
         Ok(())
@@ -104,14 +102,14 @@ impl Schedule {
         let advance_to =
             |work: &mut R, to: usize| (begin..to).try_fold(state.clone(), |state, step| work.advance(step, &state));
         if end - begin > 1 && slots > 0 {
-            let middle = begin + self.known[slots][end - begin].split;
-            let there = advance_to(work, middle)?;
-            self.reverse_range(work, middle, end, there, slots - 1)?;
+            let middle = begin + self.backward[slots][end - begin].at;
+            let state_at_middle = advance_to(work, middle)?;
+            self.reverse_range(work, middle, end, state_at_middle, slots - 1)?;
             return self.reverse_range(work, begin, middle, state, slots);
         }
         for step in (begin..end).rev() {
-            let there = advance_to(work, step)?;
-            work.pull(step, &there)?;
+            let state = advance_to(work, step)?;
+            work.pull(step, &state)?;
         }
         Ok(())
     }
@@ -128,13 +126,13 @@ mod tests {
     }
     impl Reversible for Count {
         type State = usize;
-        type Kept = usize;
-        fn expect(&mut self, kept: &mut usize) -> Result<()> {
-            assert!(self.pulled.last().is_none_or(|last| *kept < *last));
+        type Checkpoint = usize;
+        fn prefetch(&mut self, checkpoint: &mut usize) -> Result<()> {
+            assert!(self.pulled.last().is_none_or(|last| *checkpoint < *last));
             Ok(())
         }
-        fn bring(&mut self, kept: usize) -> Result<usize> {
-            Ok(kept)
+        fn restore(&mut self, checkpoint: usize) -> Result<usize> {
+            Ok(checkpoint)
         }
         fn advance(&mut self, step: usize, state: &usize) -> Result<usize> {
             assert_eq!(step, *state);
@@ -148,21 +146,21 @@ mod tests {
         }
     }
 
-    fn reverse(steps: usize, slots: usize, on_the_way: bool) -> Count {
+    fn reverse(steps: usize, slots: usize, from_forward: bool) -> Count {
         let schedule = Schedule::new(steps, slots);
-        let kept = if on_the_way { schedule.kept_on_the_way() } else { vec![0] };
-        assert!(kept.len() <= slots + 1);
+        let positions = if from_forward { schedule.checkpoint_positions() } else { vec![0] };
+        assert!(positions.len() <= slots + 1);
         let mut count = Count::default();
-        schedule.reverse(&mut count, kept.into_iter().map(|k| (k, k)).collect()).unwrap();
+        schedule.reverse(&mut count, positions.into_iter().map(|k| (k, k)).collect()).unwrap();
         count
     }
 
     #[test]
-    fn every_step_is_pulled_once_from_its_own_state_last_first() {
+    fn each_step_is_pulled_once_from_its_own_state_in_reverse_order() {
         for steps in 1..40 {
             for slots in 0..6 {
-                for on_the_way in [false, true] {
-                    let pulled = reverse(steps, slots, on_the_way).pulled;
+                for from_forward in [false, true] {
+                    let pulled = reverse(steps, slots, from_forward).pulled;
                     assert_eq!(pulled, (0..steps).rev().collect::<Vec<_>>());
                 }
             }
@@ -170,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn enough_slots_need_no_recomputation_and_none_need_all_of_it() {
+    fn recomputation_falls_to_zero_with_a_slot_per_step() {
         assert_eq!(reverse(5, 4, true).advances, 0);
         assert_eq!(reverse(5, 4, false).advances, 4);
         assert_eq!(reverse(6, 0, true).advances, 15);

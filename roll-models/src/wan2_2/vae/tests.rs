@@ -86,7 +86,7 @@ fn decoder_gradients_match_central_differences() {
 fn encoder_gradients_match_central_differences() {
     for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
         let vae = load(&tiny(version), 6);
-        let side = vae.facts().spatial_stride;
+        let side = vae.config().spatial_stride();
         let video = normal(&[5, 3, 2 * side, side], 2);
         check_gradient(&video, |x, grad| vae.encode_with(x, &Chunking::default(), grad).unwrap());
         check_gradient(&video, |x, grad| vae.encode_with(x, &tiled([1, 1], [1, 1]), grad).unwrap());
@@ -94,7 +94,7 @@ fn encoder_gradients_match_central_differences() {
 }
 
 #[test]
-fn neither_the_number_of_checkpoints_nor_where_they_wait_changes_anything() {
+fn number_and_location_of_checkpoints_change_no_bit() {
     for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
         let vae = load(&tiny(version), 7);
         let latents = normal(&[4, 7, 2, 2], 3);
@@ -129,12 +129,12 @@ fn decoded(vae: &Vae) -> [Tensor; 4] {
 
 /// The code path of libtorch on GPUs, run on every CPU backend: pullbacks and everything that moves frames.
 #[test]
-fn where_the_channels_lie_changes_the_order_of_sums_alone() {
+fn layouts_agree_up_to_the_order_of_sums() {
     for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
         let vae = load(&tiny(version), 7);
         let expected = decoded(&vae);
-        let innermost = decoded(&vae.with_decoder(|decoder| decoder.layout = Layout::Innermost));
-        for (found, expected) in innermost.iter().zip(&expected) {
+        let found = decoded(&vae.with_decoder(|decoder| decoder.layout = ChunkLayout::ChannelsLast));
+        for (found, expected) in found.iter().zip(&expected) {
             assert!(difference(found, expected) < 2e-5, "{version:?}: {:e}", difference(found, expected));
         }
     }
@@ -142,7 +142,7 @@ fn where_the_channels_lie_changes_the_order_of_sums_alone() {
 
 /// The bounds are measured with these weights; the published VAE has twice the number of layers.
 #[test]
-fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
+fn decoding_in_bf16_differs_by_the_rounding_of_bf16() {
     for backend in roll_backends::Backend::ALL.into_iter().filter(|b| b.usable(0).is_ok()) {
         let device = roll_backends::device(backend.name()).unwrap();
         for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
@@ -153,7 +153,7 @@ fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
                 continue;
             }
             let exact = decoded(&vae);
-            for layout in [Layout::Outermost, Layout::Innermost] {
+            for layout in [ChunkLayout::ChannelsFirst, ChunkLayout::ChannelsLast] {
                 let narrow = vae.clone().decoding_in(DType::BF16).unwrap().with_decoder(|d| d.layout = layout);
                 let [frames, gradient, tiled_frames, tiled_gradient] = decoded(&narrow);
                 for (found, exact) in [(frames, &exact[0]), (tiled_frames, &exact[2])] {
@@ -174,7 +174,7 @@ fn decoding_in_bf16_is_off_by_the_rounding_of_bf16() {
 }
 
 #[test]
-fn a_tile_that_covers_the_plane_is_no_tiling() {
+fn a_tile_that_covers_the_plane_changes_no_bit() {
     let vae = load(&tiny(VaeVersion::V2_1), 8);
     let latents = normal(&[4, 3, 3, 4], 5);
     let whole = vae.decode(&latents, &Chunking::default(), Grad::Skip).unwrap().0;
@@ -185,7 +185,7 @@ fn a_tile_that_covers_the_plane_is_no_tiling() {
 }
 
 #[test]
-fn tiles_that_do_not_overlap_are_decoded_side_by_side() {
+fn tiles_without_overlap_are_decoded_independently() {
     let vae = load(&tiny(VaeVersion::V2_1), 9);
     let latents = normal(&[4, 2, 2, 4], 6);
     let frames = vae.decode(&latents, &tiled([2, 2], [2, 2]), Grad::Skip).unwrap().0;
@@ -226,7 +226,7 @@ fn one_latent_frame_decodes_to_one_frame() {
 }
 
 #[test]
-fn a_prefix_of_the_keys_changes_nothing() {
+fn accepts_keys_with_the_prefix_model() {
     let config = tiny(VaeVersion::V2_2);
     let state = config.random_state(12).unwrap();
     let prefixed: StateDict = state.iter().map(|(k, t)| (format!("model.{k}"), t.clone())).collect();
@@ -250,7 +250,7 @@ fn the_pullback_can_be_sent_to_another_thread() {
 }
 
 #[test]
-fn every_missing_or_misshapen_weight_is_an_error_that_names_a_key() {
+fn rejects_missing_and_misshapen_weights_by_key() {
     let device = roll_backends::device("flex").unwrap();
     for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
         let config = tiny(version);
@@ -280,7 +280,7 @@ fn every_missing_or_misshapen_weight_is_an_error_that_names_a_key() {
 }
 
 #[test]
-fn bad_videos_latents_tilings_and_cotangents_are_errors() {
+fn rejects_invalid_videos_latents_tilings_and_cotangents() {
     let vae = load(&tiny(VaeVersion::V2_1), 15);
     for shape in [
         vec![1, 4, 8, 8],

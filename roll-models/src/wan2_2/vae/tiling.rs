@@ -23,20 +23,24 @@ impl Default for Tiling {
 /// One tile.
 #[derive(Clone, Debug)]
 pub struct Tile {
-    /// Rows and columns in the latent plane.
-    pub latent: [Range<usize>; 2],
-    /// Rows and columns in the plane of the blended result.
-    pub result: [Range<usize>; 2],
-    /// Weight of this tile at each pixel of its result, row-major. The weights of all tiles sum to one. `None` means
+    /// Rows and columns in the plane of the input.
+    pub input: [Range<usize>; 2],
+    /// Rows and columns in the plane of the blended output.
+    pub output: [Range<usize>; 2],
+    /// Weight of this tile at each pixel of its output, row-major. The weights of all tiles sum to one. `None` means
     /// one.
-    pub share: Option<Vec<f32>>,
+    pub blend: Option<Vec<f32>>,
 }
 
 impl Tiling {
-    /// Divides a latent plane of `extent` into tiles. Results are `scale` times as large as their latents. Fails on
-    /// tiles that leave gaps.
-    pub fn tiles(tiling: Option<&Self>, extent: [usize; 2], scale: usize) -> Result<Vec<Tile>> {
-        let whole = Tile { latent: extent.map(|n| 0..n), result: extent.map(|n| 0..n * scale), share: None };
+    /// Divides a latent plane of `extent` into tiles. Input and output are `scales` times as large as the latents. Fails
+    /// on tiles that leave gaps.
+    pub fn tiles(tiling: Option<&Self>, extent: [usize; 2], scales: [usize; 2]) -> Result<Vec<Tile>> {
+        let scaled = |latent: &[Range<usize>; 2]| {
+            scales.map(|scale| latent.clone().map(|range| range.start * scale..range.end * scale))
+        };
+        let [input, output] = scaled(&extent.map(|n| 0..n));
+        let whole = Tile { input, output, blend: None };
         let Some(tiling) = tiling else { return Ok(vec![whole]) };
         tiling.check()?;
         // An axis that one tile covers has no borders to blend, so the tile can be cut to the axis.
@@ -46,27 +50,27 @@ impl Tiling {
         if rows.len() * columns.len() == 1 {
             return Ok(vec![whole]);
         }
+        let scale = scales[1];
         let border = [0, 1].map(|axis| size[axis].saturating_sub(tiling.stride[axis]) * scale);
         let width = extent[1] * scale;
         let mut total = vec![0f32; extent[0] * scale * width];
         let mut tiles = Vec::with_capacity(rows.len() * columns.len());
         for y in &rows {
             for x in &columns {
-                let latent = [y.clone(), x.clone()];
-                let result = latent.clone().map(|r| r.start * scale..r.end * scale);
+                let [input, output] = scaled(&[y.clone(), x.clone()]);
                 let bound = [y.start == 0, y.end == extent[0], x.start == 0, x.end == extent[1]];
-                let share = blend_mask([result[0].len(), result[1].len()], border, bound);
-                for (row, values) in result[0].clone().zip(share.chunks_exact(result[1].len())) {
-                    let sums = &mut total[row * width..][result[1].clone()];
+                let blend = blend_mask([output[0].len(), output[1].len()], border, bound);
+                for (row, values) in output[0].clone().zip(blend.chunks_exact(output[1].len())) {
+                    let sums = &mut total[row * width..][output[1].clone()];
                     sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
                 }
-                tiles.push(Tile { latent, result, share: Some(share) });
+                tiles.push(Tile { input, output, blend: Some(blend) });
             }
         }
-        for Tile { result, share, .. } in &mut tiles {
-            let rows = share.iter_mut().flat_map(|s| s.chunks_exact_mut(result[1].len()));
-            for (row, values) in result[0].clone().zip(rows) {
-                values.iter_mut().zip(&total[row * width..][result[1].clone()]).for_each(|(v, sum)| *v /= sum);
+        for Tile { output, blend, .. } in &mut tiles {
+            let rows = blend.iter_mut().flat_map(|s| s.chunks_exact_mut(output[1].len()));
+            for (row, values) in output[0].clone().zip(rows) {
+                values.iter_mut().zip(&total[row * width..][output[1].clone()]).for_each(|(v, sum)| *v /= sum);
             }
         }
         Ok(tiles)
@@ -123,17 +127,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_sum_to_one_everywhere() {
+    fn blend_weights_sum_to_one() {
         for (size, stride) in [([3, 4], [2, 1]), ([3, 3], [3, 3]), ([5, 2], [1, 2]), ([9, 9], [4, 4])] {
             for extent in [[1, 1], [7, 6], [4, 11], [3, 3]] {
-                let tiles = Tiling::tiles(Some(&Tiling { size, stride }), extent, 2).unwrap();
+                let tiles = Tiling::tiles(Some(&Tiling { size, stride }), extent, [1, 2]).unwrap();
                 let mut sum = vec![0f32; extent[0] * extent[1] * 4];
                 for tile in &tiles {
-                    assert!(tile.latent[0].len() <= size[0].max(extent[0]) && tile.latent[0].end <= extent[0]);
-                    let mut shares = tile.share.clone().unwrap_or(vec![1.0; sum.len()]).into_iter();
-                    for y in tile.result[0].clone() {
-                        for x in tile.result[1].clone() {
-                            sum[y * extent[1] * 2 + x] += shares.next().unwrap();
+                    assert!(tile.input[0].len() <= size[0].max(extent[0]) && tile.input[0].end <= extent[0]);
+                    let mut weights = tile.blend.clone().unwrap_or(vec![1.0; sum.len()]).into_iter();
+                    for y in tile.output[0].clone() {
+                        for x in tile.output[1].clone() {
+                            sum[y * extent[1] * 2 + x] += weights.next().unwrap();
                         }
                     }
                 }
@@ -143,9 +147,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stride_of_zero_or_beyond_the_tile_is_an_error() {
+    fn rejects_strides_of_zero_or_above_the_tile_size() {
         for stride in [[0, 1], [1, 4]] {
-            assert!(Tiling::tiles(Some(&Tiling { size: [3, 3], stride }), [8, 8], 8).is_err());
+            assert!(Tiling::tiles(Some(&Tiling { size: [3, 3], stride }), [8, 8], [1, 8]).is_err());
         }
     }
 }

@@ -39,15 +39,15 @@ impl Volume {
     }
 
     /// Reads a window as `[C, T, H, W]`, multiplied by the blend weight of each pixel.
-    pub fn read(&self, from: &[f32], window: &Window, share: Option<&[f32]>) -> Vec<f32> {
+    pub fn read(&self, from: &[f32], window: &Window, blend: Option<&[f32]>) -> Vec<f32> {
         let mut values = Vec::with_capacity(self.window_shape(window).iter().product());
         self.rows(window, |row, at| {
             let source = &from[at];
-            match share {
+            match blend {
                 None => values.extend_from_slice(source),
-                Some(share) => {
-                    let share = &share[row * source.len()..][..source.len()];
-                    values.extend(source.iter().zip(share).map(|(v, s)| v * s));
+                Some(blend) => {
+                    let blend = &blend[row * source.len()..][..source.len()];
+                    values.extend(source.iter().zip(blend).map(|(v, s)| v * s));
                 }
             }
         });
@@ -55,17 +55,17 @@ impl Volume {
     }
 
     /// Adds `[C, T, H, W]` values to a window, multiplied by the blend weight of each pixel.
-    pub fn add(&self, into: &mut [f32], window: &Window, values: &[f32], share: Option<&[f32]>) {
+    pub fn add(&self, into: &mut [f32], window: &Window, values: &[f32], blend: Option<&[f32]>) {
         let mut rest = values;
         self.rows(window, |row, at| {
             let target = &mut into[at];
             let (source, tail) = rest.split_at(target.len());
             rest = tail;
-            match share {
+            match blend {
                 None => target.iter_mut().zip(source).for_each(|(t, v)| *t += v),
-                Some(share) => {
-                    let share = &share[row * source.len()..][..source.len()];
-                    target.iter_mut().zip(source).zip(share).for_each(|((t, v), s)| *t += v * s);
+                Some(blend) => {
+                    let blend = &blend[row * source.len()..][..source.len()];
+                    target.iter_mut().zip(source).zip(blend).for_each(|((t, v), s)| *t += v * s);
                 }
             }
         });

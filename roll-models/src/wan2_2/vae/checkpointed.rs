@@ -3,48 +3,48 @@
 use roll_backends::{NdTensor, Offloaded};
 use roll_core::Result;
 
-use super::chain::State;
+use super::chain::ChainState;
 
 /// A checkpointed state, on the device or in host memory.
-pub(super) enum Kept {
+pub(super) enum CheckpointedState {
     /// The state lies on the device.
-    Here(State),
+    OnDevice(ChainState),
     /// The state lies in host memory, or is being copied from or to it.
-    Away { first: bool, caches: Vec<Option<Offloaded>> },
+    OnHost { first: bool, caches: Vec<Option<Offloaded>> },
 }
 
-impl Kept {
+impl CheckpointedState {
     /// Starts the copy of a state to host memory.
-    pub fn away(state: &State) -> Result<Self> {
+    pub fn offload(state: &ChainState) -> Result<Self> {
         let send = |cache: &Option<NdTensor>| cache.clone().map(Offloaded::new).transpose();
-        Ok(Self::Away { first: state.first, caches: state.caches.iter().map(send).collect::<Result<_>>()? })
+        Ok(Self::OnHost { first: state.first, caches: state.caches.iter().map(send).collect::<Result<_>>()? })
     }
 
-    /// Waits for the copy and frees the state's memory on the device.
+    /// Waits for the copy to host memory and frees the state's memory on the device.
     pub fn settle(&mut self) -> Result<()> {
         self.each(Offloaded::release)
     }
 
     /// Starts the copy back to the device.
-    pub fn begin_return(&mut self) -> Result<()> {
+    pub fn prefetch(&mut self) -> Result<()> {
         self.each(Offloaded::prefetch)
     }
 
     /// Returns the state on the device.
-    pub fn back(self) -> Result<State> {
+    pub fn restore(self) -> Result<ChainState> {
         match self {
-            Self::Here(state) => Ok(state),
-            Self::Away { first, caches } => {
+            Self::OnDevice(state) => Ok(state),
+            Self::OnHost { first, caches } => {
                 let caches = caches.into_iter().map(|cache| cache.map(Offloaded::into_device).transpose());
-                Ok(State { first, caches: caches.collect::<Result<_>>()? })
+                Ok(ChainState { first, caches: caches.collect::<Result<_>>()? })
             }
         }
     }
 
     fn each(&mut self, f: impl Fn(&mut Offloaded) -> Result<()>) -> Result<()> {
         match self {
-            Self::Here(_) => Ok(()),
-            Self::Away { caches, .. } => caches.iter_mut().flatten().try_for_each(f),
+            Self::OnDevice(_) => Ok(()),
+            Self::OnHost { caches, .. } => caches.iter_mut().flatten().try_for_each(f),
         }
     }
 }

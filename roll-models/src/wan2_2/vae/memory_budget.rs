@@ -1,8 +1,8 @@
 //! Chooses tiles and checkpoints of the VAE by the available memory.
 
-use super::FEWEST_CHECKPOINTS;
+use super::DEFAULT_CHECKPOINTS;
 use super::config::VaeConfig;
-use super::layer::{CONTEXT, Kind};
+use super::layer::{CONTEXT, LayerKind};
 use super::tiling::Tiling;
 
 /// Memory of the decoder and its pullback: bytes per pixel of the current frame (with 96 channels in the last stage),
@@ -19,48 +19,53 @@ const TILES: [Tiling; 2] = [Tiling { size: [64, 64], stride: [48, 48] }, Tiling 
 
 /// Memory that is available to the decoder and its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fitting {
+pub struct MemoryBudget {
     /// Bytes of the device that weights do not occupy.
     pub bytes: usize,
     /// Bytes that the recorded steps of a trajectory occupy at the same time, per latent pixel of each latent frame.
-    pub held: usize,
+    pub recorded_per_latent: usize,
 }
 
-impl Fitting {
+impl MemoryBudget {
     /// The largest tiles that fit, for a video of `frames` frames whose latents are `[T, H, W]`. `None` means whole
     /// frames. Returns the smallest tiles if even they do not fit.
     pub fn tiling(&self, vae: &VaeConfig, frames: usize, latents: [usize; 3]) -> Option<Tiling> {
         let [t, h, w] = latents;
-        let left = self.bytes.saturating_sub(self.held.saturating_mul(t * h * w));
-        let fits = |tiling: &Option<Tiling>| decoder_bytes(vae, *tiling, frames, [h, w]) <= left;
+        let available = self.bytes.saturating_sub(self.recorded_per_latent.saturating_mul(t * h * w));
+        let fits = |tiling: &Option<Tiling>| decoder_bytes(vae, *tiling, frames, [h, w]) <= available;
         let all = std::iter::once(None).chain(TILES.into_iter().map(Some));
         all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
     }
 
     /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
-    /// with this tiling and `each` bytes per number. The other half is a reserve for uncounted memory. The result is at
-    /// least `FEWEST_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks minus one.
+    /// with this tiling and `element_size` bytes per element. The other half is a reserve for uncounted memory. The result is at
+    /// least `DEFAULT_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks minus one.
     pub fn checkpoints(
         &self,
         vae: &VaeConfig,
         tiling: Option<Tiling>,
         frames: usize,
         latents: [usize; 3],
-        each: usize,
+        element_size: usize,
     ) -> usize {
         let [t, h, w] = latents;
-        let held = self.held.saturating_mul(t * h * w).saturating_add(decoder_bytes(vae, tiling, frames, [h, w]));
-        let more = self.bytes.saturating_sub(held) / 2 / state_bytes(vae, tiling, [h, w], each).max(1);
-        (FEWEST_CHECKPOINTS + more).min(t.saturating_sub(1).max(FEWEST_CHECKPOINTS))
+        let occupied = self.recorded_per_latent.saturating_mul(t * h * w).saturating_add(decoder_bytes(
+            vae,
+            tiling,
+            frames,
+            [h, w],
+        ));
+        let more = self.bytes.saturating_sub(occupied) / 2 / state_bytes(vae, tiling, [h, w], element_size).max(1);
+        (DEFAULT_CHECKPOINTS + more).min(t.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
     }
 }
 
-/// Like [`Fitting::checkpoints`], in host memory: the number that fits into half of the memory that is free now. The
-/// result is [`FEWEST_CHECKPOINTS`] if the system does not report its memory. `state` is the size of a checkpoint in
+/// Like [`MemoryBudget::checkpoints`], in host memory: the number that fits into half of the memory that is free now. The
+/// result is [`DEFAULT_CHECKPOINTS`] if the system does not report its memory. `state` is the size of a checkpoint in
 /// bytes.
 pub fn checkpoints_in_host_memory(chunks: usize, state: usize) -> usize {
     let more = free_host_memory().unwrap_or(0) / 2 / state.max(1);
-    more.clamp(FEWEST_CHECKPOINTS, chunks.saturating_sub(1).max(FEWEST_CHECKPOINTS))
+    more.clamp(DEFAULT_CHECKPOINTS, chunks.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
 }
 
 fn free_host_memory() -> Option<usize> {
@@ -69,24 +74,24 @@ fn free_host_memory() -> Option<usize> {
     Some(line.split_whitespace().next()?.parse::<usize>().ok()? << 10)
 }
 
-/// Bytes of the decoder's feature cache at a chunk border, with `each` bytes per number, for frames or tiles of
+/// Bytes of the decoder's feature cache at a chunk border, with `element_size` bytes per element, for frames or tiles of
 /// `[height, width]` latent pixels.
-pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], each: usize) -> usize {
+pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], element_size: usize) -> usize {
     let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
-    let (mut doubled, mut numbers) = (1, 0);
+    let (mut scale, mut elements) = (1, 0);
     for layer in vae.decoder_layers() {
         let input = match layer.kind() {
-            Kind::Conv { input, .. } | Kind::Activated { input, .. } => input,
-            Kind::Upsample { input, temporal, .. } => {
-                numbers += if temporal { CONTEXT * input * doubled * doubled } else { 0 };
-                doubled *= 2;
+            LayerKind::Conv { input, .. } | LayerKind::Activated { input, .. } => input,
+            LayerKind::Upsample { input, temporal, .. } => {
+                elements += if temporal { CONTEXT * input * scale * scale } else { 0 };
+                scale *= 2;
                 continue;
             }
             _ => continue,
         };
-        numbers += CONTEXT * input * doubled * doubled;
+        elements += CONTEXT * input * scale * scale;
     }
-    numbers * tile[0] * tile[1] * each
+    elements * tile[0] * tile[1] * element_size
 }
 
 /// Bytes that the decoder and its pullback need besides weights, for frames of `[height, width]` latent pixels.
@@ -102,9 +107,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_are_the_largest_that_fit() {
+    fn tiling_is_the_largest_that_fits() {
         let (vae, latents) = (VaeConfig::wan2_1(), [21, 60, 104]);
-        let tiling = |gigabytes: usize, held| Fitting { bytes: gigabytes << 30, held }.tiling(&vae, 81, latents);
+        let tiling = |gigabytes: usize, recorded_per_latent| {
+            MemoryBudget { bytes: gigabytes << 30, recorded_per_latent }.tiling(&vae, 81, latents)
+        };
         assert_eq!(tiling(60, 0), None);
         assert_eq!(tiling(30, 0), Some(TILES[0]));
         assert_eq!(tiling(20, 0), Some(TILES[1]));
@@ -114,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_two_frames_of_what_each_causal_convolution_sees() {
+    fn a_state_has_two_input_frames_of_each_causal_convolution() {
         let vae = VaeConfig::wan2_1();
         // 16 -> 384 at the latents' size; ten times 384; twice 384 before time is doubled at 1x and 2x; and so on.
         let at = |width: usize, scale: usize, count: usize| 2 * width * scale * scale * count;
@@ -125,16 +132,16 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_are_as_many_as_fit() {
+    fn checkpoints_fill_half_of_the_remaining_memory() {
         let (vae, latents) = (VaeConfig::wan2_1(), [21, 60, 60]);
         let checkpoints = |gigabytes: usize, each| {
-            Fitting { bytes: gigabytes << 30, held: 0 }.checkpoints(&vae, None, 81, latents, each)
+            MemoryBudget { bytes: gigabytes << 30, recorded_per_latent: 0 }.checkpoints(&vae, None, 81, latents, each)
         };
-        assert_eq!(checkpoints(1, 4), FEWEST_CHECKPOINTS);
+        assert_eq!(checkpoints(1, 4), DEFAULT_CHECKPOINTS);
         assert_eq!(checkpoints(100, 4), 20);
         let (some, of_bf16) = (checkpoints(30, 4), checkpoints(30, 2));
-        assert!(FEWEST_CHECKPOINTS < some && some < of_bf16 && of_bf16 <= 20, "{some} {of_bf16}");
-        assert_eq!(checkpoints_in_host_memory(3, 1 << 20), FEWEST_CHECKPOINTS);
-        assert_eq!(checkpoints_in_host_memory(21, 1 << 60), FEWEST_CHECKPOINTS);
+        assert!(DEFAULT_CHECKPOINTS < some && some < of_bf16 && of_bf16 <= 20, "{some} {of_bf16}");
+        assert_eq!(checkpoints_in_host_memory(3, 1 << 20), DEFAULT_CHECKPOINTS);
+        assert_eq!(checkpoints_in_host_memory(21, 1 << 60), DEFAULT_CHECKPOINTS);
     }
 }

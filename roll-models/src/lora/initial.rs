@@ -7,24 +7,24 @@ use roll_core::{Error, Result, StateDict, Tensor};
 
 use crate::trainable::{Trainable, is_target};
 
-use super::sources::{Opened, OpenedAdapter};
+use super::sources::{AdapterWeights, OpenedAdapter};
 use super::write::rounded;
 use super::{Layer, Lora};
 
 /// The configuration's keys about adapters. `None` leaves the value to the file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Asked<'a> {
+#[derive(Clone, Debug, Default)]
+pub struct LoraRequest {
     /// `lora_rank`; 0 trains every weight.
     pub rank: Option<usize>,
     /// `lora_alpha`.
     pub alpha: Option<f64>,
     /// `lora_target_modules`.
-    pub targets: Option<&'a [String]>,
+    pub targets: Option<Vec<String>>,
 }
 
 /// Initial values of one network.
 #[derive(Clone, Debug)]
-pub enum Start {
+pub enum InitialAdapter {
     /// Low-rank adapters.
     Lora {
         /// Rank of each layer, by name.
@@ -38,27 +38,27 @@ pub enum Start {
     Full(StateDict),
 }
 
-impl Start {
+impl InitialAdapter {
     /// Adds up one or several adapters of one network. `linear` are the names of the network's layers. Fails if the
     /// configuration requests another rank, alpha or set of layers than the files have; the error names both.
-    pub fn new(adapters: Vec<OpenedAdapter>, asked: Asked<'_>, linear: &[String]) -> Result<Self> {
+    pub fn new(adapters: Vec<OpenedAdapter>, request: &LoraRequest, linear: &[String]) -> Result<Self> {
         let files: Vec<String> = adapters.iter().map(|adapter| adapter.path.display().to_string()).collect();
         let files = files.join(", ");
         let several = adapters.len() > 1;
-        let weights: Vec<String> = linear.iter().map(|layer| format!("{layer}.weight")).collect();
+        let names: Vec<String> = linear.iter().map(|layer| format!("{layer}.weight")).collect();
         let mut loras = Vec::new();
-        for OpenedAdapter { path, strength, holds, .. } in adapters {
-            match holds {
-                Opened::Lora(mut lora) => {
-                    lora.resolve(weights.iter().map(String::as_str));
+        for OpenedAdapter { path, strength, weights, .. } in adapters {
+            match weights {
+                AdapterWeights::Lora(mut lora) => {
+                    lora.resolve(names.iter().map(String::as_str));
                     loras.push((checked(lora, &path)?, strength, path));
                 }
-                Opened::Full(_) if several || strength != 1.0 => {
+                AdapterWeights::Full(_) if several || strength != 1.0 => {
                     let problem = "holds all weights of a network: it can be used alone, and whole";
                     return Err(Error::bad_file(path, problem));
                 }
-                Opened::Full(state) => {
-                    return match asked.rank {
+                AdapterWeights::Full(state) => {
+                    return match request.rank {
                         Some(rank) if rank > 0 => Err(Error::config(
                             "lora_rank",
                             format!(
@@ -70,14 +70,14 @@ impl Start {
                 }
             }
         }
-        let start = match loras.as_slice() {
-            [(lora, 1.0, _)] => alone(lora),
+        let initial = match loras.as_slice() {
+            [(lora, 1.0, _)] => one(lora),
             _ => sum(&loras)?,
         };
-        if let Self::Lora { ranks, scale, .. } = &start {
-            agree(ranks, *scale, asked, linear, &files)?;
+        if let Self::Lora { ranks, scale, .. } = &initial {
+            check_request(ranks, *scale, request, linear, &files)?;
         }
-        Ok(start)
+        Ok(initial)
     }
 
     /// The trained part of the network.
@@ -121,7 +121,7 @@ fn checked(lora: Lora, path: &Path) -> Result<Lora> {
 }
 
 /// Uses one adapter as it is. If the scales of its layers differ, they are multiplied into B and the common scale is 1.
-fn alone(lora: &Lora) -> Start {
+fn one(lora: &Lora) -> InitialAdapter {
     let mut scales = lora.layers.values().map(Layer::scale);
     let first = scales.next().unwrap_or(1.0);
     let scale = if scales.all(|scale| scale == first) { first } else { 1.0 };
@@ -134,11 +134,11 @@ fn alone(lora: &Lora) -> Start {
         parameters.insert(format!("{name}.lora_A.weight"), layer.down.clone());
         parameters.insert(format!("{name}.lora_B.weight"), up);
     }
-    Start::Lora { ranks, scale, parameters }
+    InitialAdapter::Lora { ranks, scale, parameters }
 }
 
 /// Concatenates several adapters, each multiplied by its strength, into one whose rank is the sum of their ranks.
-fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<Start> {
+fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
     let mut parts: BTreeMap<&str, Vec<(&Layer, f64, &Path)>> = BTreeMap::new();
     for (lora, strength, path) in loras {
         for (name, layer) in &lora.layers {
@@ -175,21 +175,27 @@ fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<Start> {
         parameters.insert(format!("{name}.lora_A.weight"), Tensor::new(down, [rank, input])?);
         parameters.insert(format!("{name}.lora_B.weight"), Tensor::new(up, [out, rank])?);
     }
-    Ok(Start::Lora { ranks, scale: 1.0, parameters })
+    Ok(InitialAdapter::Lora { ranks, scale: 1.0, parameters })
 }
 
-fn agree(ranks: &BTreeMap<String, usize>, scale: f64, asked: Asked<'_>, linear: &[String], files: &str) -> Result<()> {
-    let differs = |key: &str, asked: String, found: String| {
+fn check_request(
+    ranks: &BTreeMap<String, usize>,
+    scale: f64,
+    request: &LoraRequest,
+    linear: &[String],
+    files: &str,
+) -> Result<()> {
+    let differs = |key: &str, requested: String, found: String| {
         Err(Error::config(
             key,
-            format!("{asked} is asked for, and {files} has {found}: leave the key out to follow the file"),
+            format!("{requested} is asked for, and {files} has {found}: leave the key out to follow the file"),
         ))
     };
     let mut found: Vec<usize> = ranks.values().copied().collect();
     found.sort_unstable();
     found.dedup();
     let listed = |values: &[String]| values.join(", ");
-    match asked.rank {
+    match request.rank {
         Some(0) => {
             let problem = format!(
                 "0 trains every weight, and {files} is a LoRA: put it into the base with `roll merge-lora`, or leave \
@@ -203,14 +209,14 @@ fn agree(ranks: &BTreeMap<String, usize>, scale: f64, asked: Asked<'_>, linear: 
         }
         _ => {}
     }
-    if let Some(alpha) = asked.alpha {
+    if let Some(alpha) = request.alpha {
         let alphas: Vec<f64> = found.iter().map(|rank| scale * *rank as f64).collect();
         if alphas.iter().any(|own| (own - alpha).abs() > 1e-6 * alpha.abs()) {
             let alphas: Vec<String> = alphas.iter().map(f64::to_string).collect();
             return differs("lora_alpha", format!("alpha {alpha}"), format!("alpha {}", listed(&alphas)));
         }
     }
-    if let Some(targets) = asked.targets {
+    if let Some(targets) = &request.targets {
         let wanted = |layer: &str| targets.iter().any(|target| is_target(layer, target));
         let too_many: Vec<&String> = ranks.keys().filter(|layer| !wanted(layer)).collect();
         let missing: Vec<&String> =
@@ -239,16 +245,16 @@ mod tests {
         OpenedAdapter {
             path: "a.safetensors".into(),
             expert: None,
-            by_name_alone: false,
+            expert_from_file_name: false,
             strength,
-            holds: Opened::Lora(Lora { layers, ..Lora::default() }),
+            weights: AdapterWeights::Lora(Lora { layers, ..Lora::default() }),
             header: BTreeMap::new(),
         }
     }
 
     /// The product `scale * B A` of a layer.
-    fn product(start: &Start, layer: &str) -> Vec<f32> {
-        let Start::Lora { scale, parameters, .. } = start else { panic!("{start:?}") };
+    fn product(start: &InitialAdapter, layer: &str) -> Vec<f32> {
+        let InitialAdapter::Lora { scale, parameters, .. } = start else { panic!("{start:?}") };
         let (a, b) = (&parameters[&format!("{layer}.lora_A.weight")], &parameters[&format!("{layer}.lora_B.weight")]);
         let (rank, input) = (a.shape()[0], a.shape()[1]);
         let (a, b) = (a.to_f32_vec(), b.to_f32_vec());
@@ -260,45 +266,46 @@ mod tests {
     }
 
     #[test]
-    fn adapters_of_one_network_are_added_up_with_their_strengths() {
+    fn adapters_are_added_up_with_their_strengths() {
         let first = opened(&[("x.q", layer(2, 0.5, Some(4.0))), ("x.k", layer(1, 3.0, None))], 0.5);
         let second = opened(&[("x.q", layer(3, 0.25, None))], -2.0);
-        let start = Start::new(vec![first, second], Asked::default(), &[]).unwrap();
+        let start = InitialAdapter::new(vec![first, second], &LoraRequest::default(), &[]).unwrap();
         // x.q: 0.5 * 2 * (2 * 0.5) - 2 * (3 * 0.25); x.k: 0.5 * 3.
         assert_eq!(product(&start, "x.q"), [-0.5; 6]);
         assert_eq!(product(&start, "x.k"), [1.5; 6]);
-        let Start::Lora { ranks, .. } = start else { panic!() };
+        let InitialAdapter::Lora { ranks, .. } = start else { panic!() };
         assert_eq!(ranks, [("x.k".to_string(), 1), ("x.q".into(), 5)].into());
     }
 
     #[test]
     fn one_adapter_keeps_its_scale_and_ranks() {
-        let start = |layers: &[(&str, Layer)]| Start::new(vec![opened(layers, 1.0)], Asked::default(), &[]).unwrap();
+        let start = |layers: &[(&str, Layer)]| {
+            InitialAdapter::new(vec![opened(layers, 1.0)], &LoraRequest::default(), &[]).unwrap()
+        };
         let same = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(8.0)))]);
-        assert!(matches!(&same, Start::Lora { scale, .. } if *scale == 2.0));
+        assert!(matches!(&same, InitialAdapter::Lora { scale, .. } if *scale == 2.0));
         // Different scales are multiplied into B.
         let mixed = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(2.0)))]);
-        assert!(matches!(&mixed, Start::Lora { scale, .. } if *scale == 1.0));
+        assert!(matches!(&mixed, InitialAdapter::Lora { scale, .. } if *scale == 1.0));
         assert_eq!((product(&mixed, "x.q"), product(&mixed, "x.k")), (vec![4.0; 6], vec![2.0; 6]));
     }
 
     #[test]
-    fn a_configuration_that_says_something_else_names_both() {
+    fn contradictions_name_the_configuration_and_the_file() {
         let linear = ["x.q".to_string(), "x.k".into()];
-        let targets = |list: &str| list.split(',').map(String::from).collect::<Vec<_>>();
-        let told = |asked: Asked<'_>| {
+        let targets = |list: &str| Some(list.split(',').map(String::from).collect::<Vec<_>>());
+        let message = |request: LoraRequest| {
             let adapter = opened(&[("x.q", layer(2, 1.0, Some(4.0)))], 1.0);
-            Start::new(vec![adapter], asked, &linear).map_err(|e| e.to_string()).err().unwrap_or_default()
+            InitialAdapter::new(vec![adapter], &request, &linear).map_err(|e| e.to_string()).err().unwrap_or_default()
         };
-        let asked = Asked::default();
-        let (q, both, k) = (targets("q"), targets("q,k"), targets("k"));
-        assert_eq!(told(Asked { rank: Some(2), alpha: Some(4.0), targets: Some(&q) }), "");
-        let rank = told(Asked { rank: Some(8), ..asked });
+        assert_eq!(message(LoraRequest { rank: Some(2), alpha: Some(4.0), targets: targets("q") }), "");
+        let request = LoraRequest::default;
+        let rank = message(LoraRequest { rank: Some(8), ..request() });
         assert!(rank.contains("`lora_rank`") && rank.contains("rank 8") && rank.contains("rank 2"), "{rank}");
-        let alpha = told(Asked { alpha: Some(2.0), ..asked });
+        let alpha = message(LoraRequest { alpha: Some(2.0), ..request() });
         assert!(alpha.contains("alpha 2") && alpha.contains("alpha 4"), "{alpha}");
-        assert!(told(Asked { targets: Some(&both), ..asked }).contains("has no `x.k`"));
-        assert!(told(Asked { targets: Some(&k), ..asked }).contains("has `x.q` too"));
-        assert!(told(Asked { rank: Some(0), ..asked }).contains("merge-lora"));
+        assert!(message(LoraRequest { targets: targets("q,k"), ..request() }).contains("has no `x.k`"));
+        assert!(message(LoraRequest { targets: targets("k"), ..request() }).contains("has `x.q` too"));
+        assert!(message(LoraRequest { rank: Some(0), ..request() }).contains("merge-lora"));
     }
 }

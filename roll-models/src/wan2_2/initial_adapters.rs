@@ -1,8 +1,8 @@
-//! Assigns adapter files to the experts that start from them.
+//! Assigns the adapter files of `lora_checkpoint` to the experts.
 
 use std::collections::BTreeMap;
 
-use roll_core::{DType, Error, Result};
+use roll_core::{BuildContext, DType, Error, Result, ResultExt};
 use roll_external::Fingerprint;
 
 use crate::lora::{Expert, OpenedAdapter, about};
@@ -10,54 +10,63 @@ use crate::weights::Checkpoint;
 
 use super::dit::DitConfig;
 use super::options::WanOptions;
+use super::paths::ComponentFiles;
 
-/// Returns the adapters of each expert by its name. A file is for the expert that it names, or else for the trained
-/// expert. Fails if the checkpoint does not have the file's expert or the configuration does not train it.
-pub(super) fn assign(
-    opened: Vec<OpenedAdapter>,
+/// Initial adapters by the name of the expert.
+pub(super) type AdaptersByExpert = BTreeMap<&'static str, Vec<OpenedAdapter>>;
+
+/// Reads the adapters of `lora_checkpoint`. Returns them by expert, and the names of the experts to train.
+pub(super) fn open(
     options: &WanOptions,
-    present: &[&str],
-) -> Result<BTreeMap<&'static str, Vec<OpenedAdapter>>> {
+    context: &BuildContext,
+    files: &ComponentFiles,
+) -> Result<(AdaptersByExpert, Vec<String>)> {
+    let opened = match &options.lora_checkpoint {
+        Some(sources) => sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?,
+        None => Vec::new(),
+    };
+    let has_dit2 = files.dit2.is_some();
+    let adapters = assign(opened, options, has_dit2)?;
+    let trained = options.trained_experts(has_dit2, &adapters.keys().copied().collect::<Vec<_>>())?;
+    Ok((adapters, trained))
+}
+
+/// Assigns adapters to experts. A file is for the expert that it names, or else for the trained expert. Fails if the
+/// checkpoint does not have the file's expert or the configuration does not train it.
+fn assign(opened: Vec<OpenedAdapter>, options: &WanOptions, has_dit2: bool) -> Result<AdaptersByExpert> {
     let named = options.named_experts()?;
-    let mut starts: BTreeMap<&'static str, Vec<OpenedAdapter>> = BTreeMap::new();
+    let mut adapters = AdaptersByExpert::new();
     for adapter in opened {
-        let expert = match (adapter.expert, present.contains(&"dit2")) {
-            (Some(Expert::Low), false) if !adapter.by_name_alone => {
+        let expert = match (adapter.expert, has_dit2) {
+            (Some(Expert::Low), false) if !adapter.expert_from_file_name => {
                 let problem = "is an adapter for `dit2`, low_noise; this checkpoint has one expert, `dit`";
                 return Err(Error::bad_file(adapter.path, problem));
             }
             (_, false) => "dit",
-            (Some(expert), true) => name(expert),
-            (None, true) => unlabelled(&adapter, named.as_ref().map(|(_, names)| names.as_slice()))?,
+            (Some(Expert::High), true) => "dit",
+            (Some(Expert::Low), true) => "dit2",
+            (None, true) => default_expert(&adapter, named.as_ref().map(|(_, names)| names.as_slice()))?,
         };
         if let Some((key, names)) = &named
-            && present.contains(&"dit2")
+            && has_dit2
             && !names.iter().any(|name| name == expert)
         {
-            let said = if expert == "dit" { "`dit`, high_noise" } else { "`dit2`, low_noise" };
-            let problem = format!("is an adapter for {said}; `{key}` trains `{}`", names.join(","));
+            let described = if expert == "dit" { "`dit`, high_noise" } else { "`dit2`, low_noise" };
+            let problem = format!("is an adapter for {described}; `{key}` trains `{}`", names.join(","));
             return Err(Error::bad_file(adapter.path, problem));
         }
-        starts.entry(expert).or_default().push(adapter);
+        adapters.entry(expert).or_default().push(adapter);
     }
-    if let Some((_, names)) = named.filter(|_| !starts.is_empty() && present.contains(&"dit2")) {
-        for expert in names.iter().filter(|name| !starts.contains_key(name.as_str())) {
+    if let Some((_, names)) = named.filter(|_| !adapters.is_empty() && has_dit2) {
+        for expert in names.iter().filter(|name| !adapters.contains_key(name.as_str())) {
             tracing::info!("`{expert}` starts with a new adapter: `model.lora_checkpoint` has none for it");
         }
     }
-    Ok(starts)
-}
-
-/// The configuration's name of an expert.
-pub(super) fn name(expert: Expert) -> &'static str {
-    match expert {
-        Expert::High => "dit",
-        Expert::Low => "dit2",
-    }
+    Ok(adapters)
 }
 
 /// The expert of a file that names none.
-fn unlabelled(adapter: &OpenedAdapter, named: Option<&[String]>) -> Result<&'static str> {
+fn default_expert(adapter: &OpenedAdapter, named: Option<&[String]>) -> Result<&'static str> {
     let expert = match named.unwrap_or(&["dit2".to_string()]) {
         [one] if one == "dit" => "dit",
         [_] => "dit2",
@@ -72,15 +81,14 @@ fn unlabelled(adapter: &OpenedAdapter, named: Option<&[String]>) -> Result<&'sta
 }
 
 /// The network that adapters are trained on, as named in their files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Base {
+pub(super) struct BaseNetwork {
     /// Kind, directory and file.
-    pub name: String,
+    name: String,
     /// Fingerprint of the last layer.
-    pub fingerprint: String,
+    fingerprint: String,
 }
 
-impl Base {
+impl BaseNetwork {
     /// Describes a transformer's weight file.
     pub(super) fn of(file: &Checkpoint, config: &DitConfig) -> Result<Self> {
         // Rounded to bf16, because copies of the official f32 files are stored in bf16.
@@ -93,18 +101,17 @@ impl Base {
     }
 
     /// The header's entries for an adapter that is trained on this network.
-    pub(super) fn words(&self) -> [(String, String); 2] {
+    pub(super) fn metadata(&self) -> [(String, String); 2] {
         [(about::BASE.into(), self.name.clone()), (about::BASE_FINGERPRINT.into(), self.fingerprint.clone())]
     }
 
     /// Warns if the adapter was trained on another network.
     pub(super) fn compare(&self, adapter: &OpenedAdapter) {
-        let said = |word: &str| adapter.header.get(word);
-        if said(about::BASE_FINGERPRINT).is_some_and(|found| *found != self.fingerprint) {
+        if adapter.header.get(about::BASE_FINGERPRINT).is_some_and(|found| *found != self.fingerprint) {
             tracing::warn!(
                 "{} was trained on another base, {}: on {} it does something else",
                 adapter.path.display(),
-                said(about::BASE).map_or("which it does not name", String::as_str),
+                adapter.header.get(about::BASE).map_or("which it does not name", String::as_str),
                 self.name
             );
         }
