@@ -13,7 +13,7 @@ use super::starts;
 use super::tokenizer::Tokenizer;
 use super::umt5::Umt5Config;
 use super::vae::VaeConfig;
-use crate::headers::{has_all, told};
+use crate::headers::{has_all, summary};
 use crate::hub::Hub;
 use crate::weights::Checkpoint;
 
@@ -63,7 +63,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
             Trainable::Lora { rank, .. } => format!("a LoRA of rank {rank} is trained"),
             Trainable::Layers { .. } => "a LoRA is trained".into(),
         };
-        lines.push(format!("{}; {how}", told(&format!("transformer `{name}`"), file)));
+        lines.push(format!("{}; {how}", summary(&format!("transformer `{name}`"), file)));
     }
     let vae = VaeConfig::from_shapes(&files.vae.shapes()).while_doing(|| reading(&files.vae))?;
     has_all(&files.vae, &vae.weights())?;
@@ -74,11 +74,11 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         width: width * vae.spatial_stride(),
         frames: vae.temporal_stride(),
     };
-    lines.push(told(&files.vae_kind.to_string(), &files.vae));
+    lines.push(summary(&files.vae_kind.to_string(), &files.vae));
     if let Some(file) = &files.text_encoder {
         let config = Umt5Config::from_shapes(&file.shapes()).while_doing(|| reading(file))?;
         has_all(file, &config.weights())?;
-        lines.push(told(&Component::TextEncoder.to_string(), file));
+        lines.push(summary(&Component::TextEncoder.to_string(), file));
         let given = options.tokenizer_path.as_ref().map(|path| context.resolve(path));
         let Some(place) = given.or_else(|| files.tokenizer.clone()) else {
             let problem = "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json";
@@ -94,7 +94,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         lines.push(format!("tokenizer: {} ids, prompts of {length} tokens", tokenizer.vocabulary()));
     }
     if let Some(file) = &files.clip {
-        lines.push(told(&Component::Clip.to_string(), file));
+        lines.push(summary(&Component::Clip.to_string(), file));
     }
     Ok(FilesFound { lines, missing: None, unit })
 }
