@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         return chat::serve();
     }
     if let Ok(program) = std::env::current_exe() {
-        chat::render_elsewhere(program);
+        chat::render_in_worker(program);
     }
     let args = args::Args::parse();
     let job = ranks::Job::join(args.collectives);

@@ -2,10 +2,28 @@
 //!
 //! Both forms are stored as the text, so that the record of a run does not depend on the form.
 
-use std::fmt;
-
 use schemars::{Schema, SchemaGenerator, json_schema};
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a list of texts, or one text with commas")]
+enum CommaList {
+    Text(String),
+    Entries(Vec<String>),
+}
+
+impl CommaList {
+    fn joined<E: Error>(self) -> Result<String, E> {
+        match self {
+            Self::Text(text) => Ok(text),
+            Self::Entries(entries) => match entries.iter().find(|entry| entry.contains(',')) {
+                Some(entry) => Err(E::custom(format!("`{entry}`: an entry of a list has no commas"))),
+                None => Ok(entries.iter().map(|entry| entry.trim()).collect::<Vec<_>>().join(",")),
+            },
+        }
+    }
+}
 
 /// Splits a text with commas into its entries: trimmed, without empty ones.
 pub(crate) fn split(list: &str) -> Vec<String> {
@@ -14,7 +32,12 @@ pub(crate) fn split(list: &str) -> Vec<String> {
 
 /// Reads a list and joins its entries with commas. Fails if an entry contains a comma.
 pub(crate) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    deserializer.deserialize_any(List)
+    CommaList::deserialize(deserializer)?.joined()
+}
+
+/// Reads a list that may be `null`.
+pub(crate) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Option::<CommaList>::deserialize(deserializer)?.map(CommaList::joined).transpose()
 }
 
 /// JSON schema of the values that [`required`] accepts.
@@ -25,56 +48,4 @@ pub(crate) fn required_schema(_: &mut SchemaGenerator) -> Schema {
 /// JSON schema of the values that [`optional`] accepts.
 pub(crate) fn optional_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
-}
-
-/// Reads a list that may be `null`.
-pub(crate) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    deserializer.deserialize_option(Maybe)
-}
-
-struct List;
-
-impl<'de> Visitor<'de> for List {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of texts, or one text with commas")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<String, A::Error> {
-        let mut entries = Vec::new();
-        while let Some(entry) = list.next_element::<String>()? {
-            if entry.contains(',') {
-                return Err(A::Error::custom(format!("`{entry}`: an entry of a list has no commas")));
-            }
-            entries.push(entry.trim().to_string());
-        }
-        Ok(entries.join(","))
-    }
-}
-
-struct Maybe;
-
-impl<'de> Visitor<'de> for Maybe {
-    type Value = Option<String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        List.expecting(f)
-    }
-
-    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        required(deserializer).map(Some)
-    }
 }

@@ -27,7 +27,7 @@ pub(crate) fn has_all(file: &Checkpoint, wanted: &[(String, Vec<usize>)]) -> Res
 }
 
 /// Returns a summary in one line: "transformer: 6 files, 28.58 GB, 1095 tensors of bf16".
-pub(crate) fn told(what: &str, file: &Checkpoint) -> String {
+pub(crate) fn summary(what: &str, file: &Checkpoint) -> String {
     let bytes: usize = file.keys().filter_map(|key| file.stored_bytes(key)).sum();
     let files = match file.paths().count() {
         1 => "1 file".to_string(),

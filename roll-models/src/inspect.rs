@@ -13,7 +13,7 @@ use crate::weights::{Checkpoint, WeightsError, is_beside};
 
 /// Contents of a weight file or of a set of shards.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct About {
+pub struct FileDescription {
     /// The file, or the first of its shards.
     pub path: PathBuf,
     /// `safetensors` or `torch checkpoint`.
@@ -39,7 +39,7 @@ pub struct About {
 ///
 /// A directory with a whole model, or with the adapters of two experts, has one entry per network. A run directory is
 /// described by its newest checkpoint.
-pub fn inspect(path: &Path) -> Result<Vec<About>> {
+pub fn inspect(path: &Path) -> Result<Vec<FileDescription>> {
     if path.is_dir()
         && let Some(newest) = lora::newest_checkpoint(path)?
     {
@@ -47,25 +47,25 @@ pub fn inspect(path: &Path) -> Result<Vec<About>> {
     }
     let peft = path.is_dir() && path.join("adapter_config.json").is_file();
     if peft {
-        return Ok(vec![about(Checkpoint::open(path.join("adapter_model.safetensors"))?)?]);
+        return Ok(vec![describe(Checkpoint::open(path.join("adapter_model.safetensors"))?)?]);
     }
     let networks = if path.is_dir() { networks(path).unwrap_or_default() } else { Vec::new() };
     match networks.len() {
-        0 | 1 => Ok(vec![about(Checkpoint::open_any(path)?)?]),
-        _ => networks.into_iter().map(about).collect(),
+        0 | 1 => Ok(vec![describe(Checkpoint::open_any(path)?)?]),
+        _ => networks.into_iter().map(describe).collect(),
     }
 }
 
 /// Describes one network or adapter.
-fn about(checkpoint: Checkpoint) -> Result<About> {
-    let place = checkpoint.path().to_path_buf();
+fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
+    let path = checkpoint.path().to_path_buf();
     let infos: Vec<_> = checkpoint.keys().filter_map(|key| checkpoint.info(key)).collect();
     let mut dtypes = BTreeMap::new();
     infos.iter().for_each(|info| *dtypes.entry(info.stored.clone()).or_default() += 1);
     let elements = infos.iter().map(|info| info.shape.iter().product::<usize>() as u64).sum();
     let format = checkpoint.shards().first().map_or("nothing", |(file, _)| file.format());
-    let mut about = About {
-        path: place.clone(),
+    let mut description = FileDescription {
+        path: path.clone(),
         format: format.into(),
         files: checkpoint.paths().count(),
         tensors: checkpoint.len(),
@@ -76,32 +76,32 @@ fn about(checkpoint: Checkpoint) -> Result<About> {
         metadata: checkpoint.metadata(),
     };
     if checkpoint.keys().any(lora::is_lora_key) {
-        match LoraFile::open(&place) {
-            Ok(file) => about.lora(&file),
-            // An adapter that cannot be used is described, too, together with the reason.
+        match LoraFile::open(&path) {
+            Ok(file) => description.lora(&file),
+            // An adapter that cannot be used is described with the reason.
             Err(e) => {
-                about.what = "adapter that cannot be used here".into();
-                about.details.push(("reason".into(), e.to_string()));
+                description.what = "adapter that cannot be used here".into();
+                description.details.push(("reason".into(), e.to_string()));
             }
         }
-        return Ok(about);
+        return Ok(description);
     }
-    let own_names = checkpoint.clone();
+    let with_file_names = checkpoint.clone();
     match recognise(checkpoint) {
         Ok((component, checkpoint)) => {
-            about.what = component.to_string();
-            about.network(component, &checkpoint, &own_names);
+            description.what = component.to_string();
+            description.network(component, &checkpoint, &with_file_names);
         }
         Err(WeightsError::Unrecognised { .. }) => {
-            about.what = "no network of Wan".into();
-            about.detail("keys", own_names.keys().take(5).collect::<Vec<_>>().join(", "));
+            description.what = "no network of Wan".into();
+            description.detail("keys", with_file_names.keys().take(5).collect::<Vec<_>>().join(", "));
         }
         Err(e) => return Err(e.into()),
     }
-    Ok(about)
+    Ok(description)
 }
 
-impl About {
+impl FileDescription {
     fn detail(&mut self, name: &str, value: impl Into<String>) {
         self.details.push((name.into(), value.into()));
     }
@@ -136,14 +136,14 @@ impl About {
         }
     }
 
-    fn network(&mut self, component: Component, official: &Checkpoint, own: &Checkpoint) {
-        let same = official.keys().eq(own.keys().filter(|key| !is_beside(key)));
+    fn network(&mut self, component: Component, official: &Checkpoint, file: &Checkpoint) {
+        let same = official.keys().eq(file.keys().filter(|key| !is_beside(key)));
         self.detail("names", if same { "official" } else { "another library's, or wrapped" });
-        let mut eight: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut eight_bits: BTreeMap<&str, usize> = BTreeMap::new();
         let scaled = official.keys().filter(|key| official.is_scaled(key)).filter_map(|key| official.info(key));
-        scaled.for_each(|info| *eight.entry(&info.stored).or_default() += 1);
-        if !eight.is_empty() {
-            let counts: Vec<String> = eight.iter().map(|(name, n)| format!("{n} weights of {name}")).collect();
+        scaled.for_each(|info| *eight_bits.entry(&info.stored).or_default() += 1);
+        if !eight_bits.is_empty() {
+            let counts: Vec<String> = eight_bits.iter().map(|(name, n)| format!("{n} weights of {name}")).collect();
             self.detail("eight bits", format!("{}, with their scales", counts.join(", ")));
         }
         if component != Component::Dit {

@@ -1,7 +1,7 @@
 //! `roll inspect`: contents of a weight file.
 
 use roll_core::{Error, Result};
-use roll_models::inspect::{About, inspect};
+use roll_models::inspect::{FileDescription, inspect};
 use roll_models::weights::Checkpoint;
 use roll_train::progress::grouped;
 
@@ -53,7 +53,7 @@ fn keys(checkpoint: &Checkpoint) {
     }
 }
 
-fn show(about: &About) {
+fn show(about: &FileDescription) {
     let files = if about.files == 1 { String::new() } else { format!(" in {} files", about.files) };
     let dtypes = about.dtypes.iter().map(|(dtype, n)| format!("{dtype} ({n})")).collect::<Vec<_>>().join(", ");
     tellln!("{}", about.what);

@@ -1,5 +1,4 @@
-//! Adapter files under the names that PEFT reads. The scale is in `adapter_config.json` there, and in the header of
-//! the file, for readers that look there.
+//! Adapter files under the names of PEFT. The scale is written to `adapter_config.json` and to the header of the file.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
 
@@ -7,7 +6,7 @@ use crate::lora::{about, put_peft_config};
 
 const PREFIX: &str = "base_model.model.";
 
-/// Parameters (`model.layers.0.self_attn.q_proj.lora_A.weight`) named for a file.
+/// Converts parameters (`model.layers.0.self_attn.q_proj.lora_A.weight`) to the contents of an adapter file.
 pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64) -> Result<StateDict> {
     let mut file: StateDict =
         parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor)).collect();
@@ -21,7 +20,7 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64) -> Re
     Ok(file)
 }
 
-/// The reverse; names of adapters called `default` are read too.
+/// Converts an adapter file to parameters. The adapter may be called `default` in it.
 pub fn from_file(file: &StateDict) -> StateDict {
     let own = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).replace(".default.weight", ".weight");
     file.iter().map(|(name, tensor)| (own(name), tensor.clone())).collect()

@@ -9,39 +9,40 @@ use roll_backends::ops::{self, AttentionOptions, DecodeCall, KeyPlace};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};
 use roll_core::Result;
 
-use super::cache::{Cache, Reads};
+use super::cache::{Cache, CachedTokens};
 use super::config::{Gate, LmConfig, Rope};
 use super::packed::Packed;
 
-/// Prompts that one thread takes at a time.
+/// Minimal number of prompts per task of the thread pool.
 const PROMPTS_PER_TASK: usize = 4;
 
-/// Shared by all segments of one forward pass.
+/// The inputs that all segments of one forward pass share.
 pub struct Pass {
-    /// Shape of the network.
+    /// Architecture of the network.
     pub config: LmConfig,
     /// Frozen weights.
     pub store: Arc<dyn WeightStore>,
     /// Trainable parameters; `None` runs the base model alone.
     pub trainable: Option<Snapshot>,
-    /// alpha / rank.
+    /// Scale `alpha / rank` of the LoRA.
     pub lora_scale: f64,
-    /// Dtype of products: see [`Scope::products`].
+    /// Dtype of products; see [`Scope::products`].
     pub products: DType,
     /// Token ids, `[N]`.
     pub ids: Tensor<1, Int>,
-    /// Where each sequence lies among the tokens.
+    /// Range of each sequence among the tokens.
     pub spans: Vec<Range<usize>>,
     /// Cosine and sine of the rotary angles, `[N, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
-    /// Rotation of layers with a window, if it differs.
+    /// Rotary tables of layers with a window, if they differ.
     pub window_rope: Option<(Tensor<2>, Tensor<2>)>,
-    /// Keys and values of earlier tokens; they are read and added to. A pass with a cache is not recorded.
-    pub cache: Option<(Arc<Cache>, Reads)>,
+    /// Keys and values of earlier tokens, and the tokens of this pass. Those of the new tokens are added. A pass with a
+    /// cache is not recorded.
+    pub cache: Option<(Arc<Cache>, CachedTokens)>,
 }
 
 impl Pass {
-    /// A pass over `packed`.
+    /// Creates a pass over `packed` in f32, without a cache.
     pub fn new(
         config: &LmConfig,
         store: Arc<dyn WeightStore>,
@@ -74,7 +75,7 @@ impl Pass {
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 
-    /// The norm `name`.
+    /// Applies the norm `name`.
     fn norm(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let gain = scope.weight::<1>(&format!("{name}.weight"))?;
         let gain = if self.config.gain_offset == 0.0 { gain } else { gain + self.config.gain_offset };
@@ -82,13 +83,13 @@ impl Pass {
     }
 }
 
-/// Ids on the device.
+/// Uploads integers.
 pub fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
     let n = ids.len();
     Tensor::from_data(TensorData::new(ids, [n]), device)
 }
 
-/// Cosine and sine of each position's angles, computed in f64.
+/// Returns the cosines and sines of each position's angles, computed in f64.
 fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
     let (frequencies, magnitude) = (rope.frequencies(head_dim), rope.magnitude());
     let table = |f: fn(f64) -> f64| {
@@ -101,7 +102,7 @@ fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Dev
     (table(f64::cos), table(f64::sin))
 }
 
-/// Token ids to vectors. The state that comes in is ignored: ids are no floats.
+/// The embedding of the pass's token ids. The input state is ignored, because ids are not floats.
 pub struct Embedding(pub Arc<Pass>);
 
 impl Segment for Embedding {
@@ -116,11 +117,11 @@ impl Segment for Embedding {
     }
 }
 
-/// One transformer block: attention, feed-forward.
+/// One transformer block: attention and a feed-forward layer.
 pub struct Block {
-    /// Its number.
+    /// Number of the block, from 0.
     pub index: usize,
-    /// The pass it belongs to.
+    /// Inputs of the pass.
     pub pass: Arc<Pass>,
 }
 
@@ -145,14 +146,14 @@ impl Segment for Block {
     }
 }
 
-/// The rows of `x` that are the spans, which follow one another and cover it. They are split by halves: the gradient of
-/// a slice is as large as the tensor it was cut from, so slices of the whole would cost its size times their number.
-fn cut(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
+/// Splits the rows of `x` at the spans, which are contiguous and cover it. It splits by halves, because the gradient of a
+/// slice has the size of the sliced tensor: direct slices would cost the size of `x` times their number.
+fn split_rows(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
     let (first, rest) = spans.split_at(spans.len() / 2);
     let ([start, ..], [middle, ..]) = (first, rest) else { return vec![x; spans.len()] };
     let (rows, before) = (x.dims()[0], middle.start - start.start);
-    let mut parts = cut(x.clone().narrow(0, 0, before), first);
-    parts.extend(cut(x.narrow(0, before, rows - before), rest));
+    let mut parts = split_rows(x.clone().narrow(0, 0, before), first);
+    parts.extend(split_rows(x.narrow(0, before, rows - before), rest));
     parts
 }
 
@@ -160,24 +161,24 @@ impl Block {
     fn attention(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let config = &self.pass.config;
         let [q, k, v] = self.projections(scope, h, name)?;
-        let q = self.positioned(scope, q, &format!("{name}.q_norm"), config.heads)?;
-        let k = self.positioned(scope, k, &format!("{name}.k_norm"), config.kv_heads)?;
+        let q = self.rotated(scope, q, &format!("{name}.q_norm"), config.heads)?;
+        let k = self.rotated(scope, k, &format!("{name}.k_norm"), config.kv_heads)?;
         let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
         let attended = match &self.pass.cache {
-            Some((cache, Reads::Tokens(places))) => {
+            Some((cache, CachedTokens::Next(places))) => {
                 let call = DecodeCall {
                     heads: config.heads,
                     key_heads: config.kv_heads,
-                    places: seen(places, config.windows[self.index]),
+                    places: visible_keys(places, config.windows[self.index]),
                     scale: config.attention_scale,
-                    softcap: config.softcaps[0],
+                    softcap: config.attention_softcap,
                 };
                 cache.attend(self.index, q, [k, v], places, call)
             }
-            Some((cache, Reads::Prompts { first })) => {
+            Some((cache, CachedTokens::Prompts { first })) => {
                 let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
                 let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
-                // Few tokens of a prompt may be left to read: that is less work than waking a thread for it.
+                // A prompt may have few new tokens, which are less work than waking a thread.
                 let attend = |(i, span): &(usize, &Range<usize>)| {
                     let whole = cache.prompt(first + i);
                     self.attend(part(&q, span), part(&k, &whole), part(&v, &whole))
@@ -186,7 +187,7 @@ impl Block {
             }
             None => {
                 let spans: Vec<_> = spans.into_iter().map(|(_, span)| span.clone()).collect();
-                let [q, k, v] = [q, k, v].map(|x| cut(x, &spans));
+                let [q, k, v] = [q, k, v].map(|x| split_rows(x, &spans));
                 let attended = q.into_iter().zip(k).zip(v).map(|((q, k), v)| self.attend(q, k, v));
                 Tensor::cat(attended.collect(), 0)
             }
@@ -201,12 +202,12 @@ impl Block {
         }
     }
 
-    /// Attention of the last tokens of one sequence over all of it.
+    /// Attention of the last tokens of one sequence over the whole sequence.
     fn attend(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         match q.dims()[0] {
-            // One query sees every key of its window: the heads that share a key head become rows of one call, no key
-            // is copied.
+            // A single query needs no causal mask: query heads that share a key head become rows of one call, and no
+            // key is copied.
             1 => {
                 let keys = k.dims()[0];
                 let window = config.windows[self.index].unwrap_or(keys).min(keys);
@@ -216,17 +217,17 @@ impl Block {
             _ => {
                 let window = config.windows[self.index];
                 let options = AttentionOptions { causal: true, window, ..self.options() };
-                ops::attention_with(q, self.shared_out(k), self.shared_out(v), config.heads, options)
+                ops::attention_with(q, self.repeated(k), self.repeated(v), config.heads, options)
             }
         }
     }
 
     fn options(&self) -> AttentionOptions {
-        let LmConfig { attention_scale: scale, softcaps: [softcap, _], .. } = self.pass.config;
+        let LmConfig { attention_scale: scale, attention_softcap: softcap, .. } = self.pass.config;
         AttentionOptions { products: Some(self.pass.products), scale, softcap, ..Default::default() }
     }
 
-    /// Queries, keys and values.
+    /// Returns queries, keys and values.
     fn projections(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<[Tensor<2>; 3]> {
         let config = &self.pass.config;
         if config.fused {
@@ -260,9 +261,9 @@ impl Block {
         self.linear(scope, gate * up, &format!("{name}.down_proj"))
     }
 
-    /// Queries or keys with their norm and their rotary positions. The channels of each head come out in the order of
-    /// pairs: queries and keys alike, so their products are the same.
-    fn positioned(&self, scope: &Scope<'_>, mut x: Tensor<2>, norm: &str, heads: usize) -> Result<Tensor<2>> {
+    /// Normalises and rotates queries or keys. The channels of each head are permuted so that those of a pair are
+    /// neighbours. The permutation is the same for queries and keys, so it does not change their products.
+    fn rotated(&self, scope: &Scope<'_>, mut x: Tensor<2>, norm: &str, heads: usize) -> Result<Tensor<2>> {
         let config = &self.pass.config;
         let [tokens, width] = x.dims();
         if config.qk_norm {
@@ -270,13 +271,13 @@ impl Block {
         }
         // Checkpoints rotate channel i with i + d/2; the operator rotates neighbours.
         let paired = x.reshape([tokens, heads, 2, config.head_dim / 2]).swap_dims(2, 3).reshape([tokens, width]);
-        let own = self.pass.window_rope.as_ref().filter(|_| config.windows[self.index].is_some());
-        let (cos, sin) = own.unwrap_or(&self.pass.rope);
+        let window_rope = self.pass.window_rope.as_ref().filter(|_| config.windows[self.index].is_some());
+        let (cos, sin) = window_rope.unwrap_or(&self.pass.rope);
         Ok(ops::rope(paired, cos.clone(), sin.clone(), heads))
     }
 
-    /// Each key head repeated for the query heads that share it.
-    fn shared_out(&self, x: Tensor<2>) -> Tensor<2> {
+    /// Repeats each key head for the query heads that share it.
+    fn repeated(&self, x: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         let [tokens, width] = x.dims();
         let group = config.heads / config.kv_heads;
@@ -287,7 +288,7 @@ impl Block {
         x.expand([tokens, config.kv_heads, group, config.head_dim]).reshape([tokens, width * group])
     }
 
-    /// Attention of one query token over all keys.
+    /// Attention of one query over all keys.
     fn attend_last(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         let (kv, group, d) = (config.kv_heads, config.heads / config.kv_heads, config.head_dim);
@@ -300,16 +301,16 @@ impl Block {
     }
 }
 
-/// The view of rows that are about to write at `places`, in a layer with a window: their own key too.
-fn seen(places: &[KeyPlace], window: Option<usize>) -> Arc<[KeyPlace]> {
-    let seen = |place: &KeyPlace| {
+/// Returns the keys that the new token of each place attends to, its own key included, in a layer with this window.
+fn visible_keys(places: &[KeyPlace], window: Option<usize>) -> Arc<[KeyPlace]> {
+    let visible = |place: &KeyPlace| {
         let tail = place.tail + 1;
         let hidden = (place.prompt.len() + tail).saturating_sub(window.unwrap_or(usize::MAX));
-        let of_prompt = hidden.min(place.prompt.len());
-        let prompt = place.prompt.start + of_prompt..place.prompt.end;
-        KeyPlace { prompt, tail, skip: hidden - of_prompt, slot: place.slot }
+        let hidden_of_prompt = hidden.min(place.prompt.len());
+        let prompt = place.prompt.start + hidden_of_prompt..place.prompt.end;
+        KeyPlace { prompt, tail, skip: hidden - hidden_of_prompt, slot: place.slot }
     };
-    places.iter().map(seen).collect()
+    places.iter().map(visible).collect()
 }
 
 /// The norm before the output layer.

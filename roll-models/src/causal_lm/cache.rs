@@ -1,8 +1,8 @@
-//! Keys and values of the tokens that sequences have so far.
+//! The cache of keys and values during a generation.
 //!
-//! Prompts lie packed in one tensor, each once, whatever number of sequences go on from it. A sequence writes into a
-//! slot of its own, in tensors that are allocated ahead and written in place; they grow by doubling. A sequence that
-//! takes a slot over writes over another's tokens, and sees none of them: it looks at its own only.
+//! Prompts are packed in one tensor, each once, even if several sequences continue it. Each sequence writes its new
+//! tokens into a slot of its own, in preallocated tensors that are written in place and grow by doubling. A sequence
+//! that reuses a slot overwrites the previous tokens and never attends to them.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,16 +12,16 @@ use roll_backends::ops::{self, DecodeCall, KeyPlace};
 
 use super::block::integers;
 
-/// Keys and values of tokens that follow one another, in one layer: `[tokens, kv_heads * head_dim]` each.
+/// Keys and values of consecutive tokens in one layer: `[tokens, kv_heads * head_dim]` each.
 pub type KeysValues = (Tensor<2>, Tensor<2>);
 
-/// Keys and values of the beginning of a sequence, layer by layer, each in parts that follow one another.
-pub type Beginning = Vec<Vec<KeysValues>>;
+/// Keys and values of the first tokens of a sequence: for each layer, in consecutive parts.
+pub type Prefix = Vec<Vec<KeysValues>>;
 
-/// Tokens that a slot has room for at first.
+/// Initial capacity of a slot in tokens.
 const FIRST_CAPACITY: usize = 32;
 
-/// Tokens that a slot has room for when `needed` have to fit, and before that `capacity` did (0: there was none).
+/// Returns the capacity of slots that must hold `needed` tokens, if it was `capacity` before (0: no slots).
 pub(super) fn capacity_for(needed: usize, capacity: usize) -> usize {
     match capacity {
         0 => FIRST_CAPACITY.max(needed),
@@ -30,45 +30,45 @@ pub(super) fn capacity_for(needed: usize, capacity: usize) -> usize {
     }
 }
 
-/// The sequences of one generation.
+/// The cache of one generation.
 pub struct Cache {
-    layers: Vec<Mutex<Layer>>,
-    /// Rows of each prompt among those of all.
+    layers: Vec<Mutex<CachedLayer>>,
+    /// Range of each prompt among the packed prompts.
     prompts: Mutex<Vec<Range<usize>>>,
     dtype: DType,
 }
 
 #[derive(Default)]
-struct Layer {
-    /// Beginnings of the prompts that are read next, prompt by prompt.
+struct CachedLayer {
+    /// The known prefix of each prompt of the next pass.
     known: Vec<Vec<KeysValues>>,
     /// All prompts, packed.
     prompts: Option<KeysValues>,
-    /// Tokens written since: `[slots, capacity, kv_heads * head_dim]`.
+    /// Tokens after the prompts: `[slots, capacity, kv_heads * head_dim]`.
     tails: Option<(Tensor<3>, Tensor<3>)>,
 }
 
-/// Tokens that a pass with a cache reads.
+/// The tokens of a pass with a cache.
 #[derive(Clone)]
-pub enum Reads {
-    /// The part of every expected prompt that is not known.
+pub enum CachedTokens {
+    /// The unknown part of each added prompt.
     Prompts {
-        /// Number of the first of them.
+        /// Number of the first of these prompts.
         first: usize,
     },
-    /// One token of every row, which lies after those of its place.
-    Tokens(Arc<[KeyPlace]>),
+    /// The next token of every row, after those of its place.
+    Next(Arc<[KeyPlace]>),
 }
 
 impl Cache {
-    /// Makes a cache for `layers` layers; keys and values are kept in `dtype`.
+    /// Creates an empty cache for `layers` layers, which stores keys and values as `dtype`.
     pub fn new(layers: usize, dtype: DType) -> Self {
         Self { layers: (0..layers).map(|_| Mutex::default()).collect(), prompts: Mutex::default(), dtype }
     }
 
-    /// Makes room for prompts that begin with the `known` tokens and go on with as many tokens as `read` says, which
-    /// the next pass reads. Gives the number of the first of them.
-    pub fn expect(&self, known: Vec<(usize, Option<Beginning>)>, read: &[Range<usize>]) -> usize {
+    /// Adds prompts, each with the length and the keys and values of its known prefix; `read` has the range of its other
+    /// tokens in the next pass. Returns the number of the first of these prompts.
+    pub fn add_prompts(&self, known: Vec<(usize, Option<Prefix>)>, read: &[Range<usize>]) -> usize {
         let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
         let first = prompts.len();
         for ((length, _), read) in known.iter().zip(read) {
@@ -82,22 +82,22 @@ impl Cache {
         first
     }
 
-    /// Rows of prompt `i` among those of all.
+    /// Returns the range of prompt `i` among the packed prompts.
     pub fn prompt(&self, i: usize) -> Range<usize> {
         self.prompts.lock().unwrap_or_else(PoisonError::into_inner)[i].clone()
     }
 
-    fn layer(&self, layer: usize) -> std::sync::MutexGuard<'_, Layer> {
+    fn layer(&self, layer: usize) -> std::sync::MutexGuard<'_, CachedLayer> {
         self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the keys and values of the tokens that prompts go on with, at `read`; returns those of all prompts,
-    /// packed.
+    /// Stores the keys and values of the added prompts' unknown tokens, which lie at `read`. Returns those of all
+    /// prompts, packed.
     pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, read: &[Range<usize>]) -> KeysValues {
         let mut layer = self.layer(layer);
-        let (k, v) = (stored(k, self.dtype), stored(v, self.dtype));
+        let (k, v) = (cast(k, self.dtype), cast(v, self.dtype));
         let known = std::mem::take(&mut layer.known);
-        let whole = match known.iter().all(Vec::is_empty) {
+        let added = match known.iter().all(Vec::is_empty) {
             true => (k, v),
             false => {
                 let (mut keys, mut values) = (Vec::new(), Vec::new());
@@ -115,14 +115,14 @@ impl Cache {
             }
         };
         let all = match layer.prompts.take() {
-            None => whole,
-            Some((k, v)) => (Tensor::cat(vec![k, whole.0], 0), Tensor::cat(vec![v, whole.1], 0)),
+            None => added,
+            Some((k, v)) => (Tensor::cat(vec![k, added.0], 0), Tensor::cat(vec![v, added.1], 0)),
         };
         layer.prompts.insert(all).clone()
     }
 
-    /// Attention of one token of every row, whose key and value are written at its place in `places`; `call` says which
-    /// tokens it sees then.
+    /// Writes the key and value of one token of every row at its place in `places`, and returns the attention of these
+    /// tokens over the keys that `call` names.
     pub fn attend(
         &self,
         layer: usize,
@@ -137,19 +137,20 @@ impl Cache {
         let slots = places.iter().map(|p| p.slot + 1).max().unwrap_or(0);
         let slots = slots.max(layer.tails.as_ref().map_or(0, |(keys, _)| keys.dims()[0]));
         let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
-        // Taken out, so that the memory has one owner and is written in place.
+        // They are taken out, so that the memory has one owner and is written in place.
         let (keys, values) = match layer.tails.take() {
             None => (empty(slots, capacity_for(needed, 0)), empty(slots, capacity_for(needed, 0))),
             Some(tails) if tails.0.dims()[1] >= needed && tails.0.dims()[0] == slots => tails,
             Some((keys, values)) => {
                 let [before, capacity, _] = keys.dims();
-                let room = capacity_for(needed, capacity);
-                let larger = |old: Tensor<3>| empty(slots, room).slice_assign([0..before, 0..capacity, 0..width], old);
+                let new_capacity = capacity_for(needed, capacity);
+                let larger =
+                    |old: Tensor<3>| empty(slots, new_capacity).slice_assign([0..before, 0..capacity, 0..width], old);
                 (larger(keys), larger(values))
             }
         };
-        let at: Vec<(usize, usize)> = places.iter().map(|p| (p.slot, p.tail)).collect();
-        let (keys, values) = (ops::store_rows(keys, k, &at), ops::store_rows(values, v, &at));
+        let positions: Vec<(usize, usize)> = places.iter().map(|p| (p.slot, p.tail)).collect();
+        let (keys, values) = (ops::store_rows(keys, k, &positions), ops::store_rows(values, v, &positions));
         let prompts = match &layer.prompts {
             Some((keys, values)) => [keys.clone(), values.clone()],
             None => [&keys, &values].map(|x| Tensor::zeros([0, width], (&x.device(), x.dtype()))),
@@ -159,10 +160,10 @@ impl Cache {
         out
     }
 
-    /// The keys and values of `prompt` and of the first `tail` tokens of `slot`, layer by layer, as copies: a view of
-    /// the slot would keep its memory from being written in place. A view of the prompt would keep the tensor of all
-    /// prompts until now; as each row that enters makes a new one, so many of them would be there at once.
-    pub fn copied(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
+    /// Copies the keys and values of `prompt` and of the first `tail` tokens of `slot`. A view of the slot would prevent
+    /// writes in place. A view of the prompt would keep the tensor of all present prompts alive, of which each new
+    /// prompt makes another.
+    pub fn copy_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
         let select = |x: Tensor<2>, rows: Range<usize>| {
             let rows = rows.map(|row| row as i64).collect();
             let device = x.device();
@@ -172,28 +173,27 @@ impl Cache {
             let [slots, capacity, width] = tails.dims();
             select(tails.clone().reshape([slots * capacity, width]), slot * capacity..slot * capacity + tail)
         };
-        self.beginning(prompt, tail, |prompts, rows| select(prompts.clone(), rows), of_slot)
+        self.prefix(prompt, tail, |prompts, rows| select(prompts.clone(), rows), of_slot)
     }
 
-    /// The same as a view, once nothing will be written any more: it takes no memory beside the cache's, and keeps
-    /// that.
-    pub fn viewed(&self, prompt: usize, slot: usize, tail: usize) -> Beginning {
+    /// Returns the same as views, which keep the cache's memory alive: for a cache that is not written any more.
+    pub fn view_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
         let of_slot = |tails: &Tensor<3>| {
             let [slots, capacity, width] = tails.dims();
             tails.clone().reshape([slots * capacity, width]).narrow(0, slot * capacity, tail)
         };
-        self.beginning(prompt, tail, |prompts, rows| prompts.clone().narrow(0, rows.start, rows.len()), of_slot)
+        self.prefix(prompt, tail, |prompts, rows| prompts.clone().narrow(0, rows.start, rows.len()), of_slot)
     }
 
-    fn beginning(
+    fn prefix(
         &self,
         prompt: usize,
         tail: usize,
         of_prompts: impl Fn(&Tensor<2>, Range<usize>) -> Tensor<2>,
         of_slot: impl Fn(&Tensor<3>) -> Tensor<2>,
-    ) -> Beginning {
+    ) -> Prefix {
         let rows = self.prompt(prompt);
-        let of_layer = |layer: &Mutex<Layer>| {
+        let of_layer = |layer: &Mutex<CachedLayer>| {
             let layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
             let mut parts = Vec::new();
             if let Some((k, v)) = &layer.prompts {
@@ -208,6 +208,6 @@ impl Cache {
     }
 }
 
-fn stored<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
+fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype { x } else { x.cast(dtype) }
 }

@@ -1,4 +1,4 @@
-//! The files of a language model by their headers.
+//! The check of a language model's files by their headers.
 
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, parse_options};
 
@@ -7,7 +7,7 @@ use super::config::LmConfig;
 use super::loading::CausalLmOptions;
 use super::source;
 use super::tokenizer::Tokenizer;
-use crate::headers::{has_all, told};
+use crate::headers::{has_all, summary};
 use crate::hub::Hub;
 
 roll_core::inventory::submit! {
@@ -20,23 +20,23 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         return Ok(FilesFound { lines: vec!["the built-in small language model".into()], ..FilesFound::default() });
     };
     let hub = Hub::from_env();
-    let here = Hub { remote: None, ..hub.clone() };
-    let place = match source::locate(path, context.resolve(path), &here) {
+    let offline = Hub { remote: None, ..hub.clone() };
+    let location = match source::locate(path, context.resolve(path), &offline) {
         Err(error) if hub.remote.is_some() && !context.resolve(path).exists() => {
             return Ok(FilesFound { missing: Some(error.chain()), ..FilesFound::default() });
         }
-        place => place?,
+        location => location?,
     };
-    if place.is_file() {
-        let bytes = std::fs::metadata(&place).map_err(Error::file("read", &place))?.len();
-        let line = format!("{}: one file of {:.2} GB, not looked into", place.display(), bytes as f64 / 1e9);
+    if location.is_file() {
+        let bytes = std::fs::metadata(&location).map_err(Error::file("read", &location))?.len();
+        let line = format!("{}: one file of {:.2} GB, not checked", location.display(), bytes as f64 / 1e9);
         return Ok(FilesFound { lines: vec![line], ..FilesFound::default() });
     }
-    let config = LmConfig::read(&place.join("config.json"))?;
-    let file = source::open_weights(&place)?;
+    let config = LmConfig::read(&location.join("config.json"))?;
+    let file = source::open_weights(&location)?;
     has_all(&file, &config.weights())?;
-    let mut lines = vec![told("language model", &file), format!("context of {} tokens", config.context)];
-    let tokenizer = place.join("tokenizer.json");
+    let mut lines = vec![summary("language model", &file), format!("context of {} tokens", config.context)];
+    let tokenizer = location.join("tokenizer.json");
     match tokenizer.exists() {
         true => {
             Tokenizer::load(&tokenizer)?;
@@ -44,7 +44,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         }
         false => lines.push("tokenizer: none (tokenizer.json is not there)".into()),
     }
-    if ChatTemplate::load(&place)?.is_none() {
+    if ChatTemplate::load(&location)?.is_none() {
         lines.push("chat template: none".into());
     }
     Ok(FilesFound { lines, ..FilesFound::default() })

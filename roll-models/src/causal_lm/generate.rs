@@ -8,26 +8,29 @@ use roll_backends::Snapshot;
 use roll_backends::ops::KeyPlace;
 use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling, Tensor};
 
-use super::cache::{Cache, Reads};
-use super::config::LmConfig;
+use super::cache::{Cache, CachedTokens};
 use super::network::Network;
 use super::packed::Packed;
 use super::prefixes::Prefixes;
 use super::sampling::{Drawn, draw};
 
-/// Tells after which texts and ids a row ends.
+/// Tokens of prompts that one pass reads, unless a single prompt has more: a pass holds its results for all tokens at
+/// once, gigabytes for a rollout of long prompts. The result of a token does not depend on it.
+pub(super) const TOKENS_OF_A_PASS: usize = 1 << 14;
+
+/// The conditions that end a row, besides limits.
 pub struct Endings<'a> {
     /// Ids that end a row; they are part of it.
     pub ids: &'a [u32],
-    /// Tokens to text, for stop texts.
+    /// Decodes tokens, to find stop texts.
     pub decode: &'a dyn Fn(&[u32]) -> Result<String>,
 }
 
-/// One row that is not finished.
+/// A row that has not ended.
 struct Row {
-    /// Its place among the prompts.
+    /// Its number among the caller's prompts.
     index: usize,
-    /// Which of the distinct prompts it goes on from.
+    /// The number of its prompt among the distinct prompts.
     prompt: usize,
     /// The slot of its tokens in the cache.
     slot: usize,
@@ -35,54 +38,47 @@ struct Row {
     generation: Generation,
 }
 
-/// Prompts, each once.
-struct Distinct<'a> {
-    prompts: Vec<&'a [u32]>,
-    /// Which of them each row has.
-    of: Vec<usize>,
-}
-
-impl<'a> Distinct<'a> {
-    fn new(prompts: impl Iterator<Item = &'a Vec<u32>>) -> Self {
-        let (mut distinct, mut place) = (Self { prompts: Vec::new(), of: Vec::new() }, HashMap::new());
-        for prompt in prompts {
-            let next = place.len();
-            let found = *place.entry(prompt).or_insert(next);
-            if found == next {
-                distinct.prompts.push(prompt);
-            }
-            distinct.of.push(found);
-        }
-        distinct
-    }
-}
-
-/// Tokens of a row that ended, in a slot that no other has taken over yet.
-struct Left {
+/// A row that has ended, whose slot is not reused yet.
+struct EndedRow {
+    /// The tokens in the cache, with those of the prompt.
     tokens: Vec<u32>,
-    /// Number of its prompt in the cache.
-    number: usize,
-    /// Tokens of the slot.
-    written: usize,
+    /// The number of its prompt in the cache.
+    prompt: usize,
+    /// Number of tokens in the slot.
+    tail: usize,
 }
 
-/// Tokens of prompts that one pass reads, unless a single prompt has more: a pass holds its results for all tokens at
-/// once, gigabytes for a rollout of long prompts. The result of a token does not depend on it.
-pub(super) const TOKENS_OF_A_PASS: usize = 1 << 14;
-
-/// A prompt that was read.
+/// A prompt that is in the cache.
 #[derive(Clone)]
-struct Read {
+struct CachedPrompt {
     /// Its number in the cache.
     number: usize,
     /// Logits of the token after it.
     logits: Arc<[f32]>,
 }
 
-/// Continues each prompt until an ending, its limit, or the end of the context. An empty prompt gets an empty
-/// continuation, as does one that fills the context. The result of a row depends on its prompt, its place and the seed
-/// alone. Equal prompts are read once, and the beginnings in `prefixes` not again. At most `at_once` rows are written
-/// at a time: when one ends, the next takes its place.
+/// The state of one call of [`generate`].
+struct Generator<'a> {
+    network: &'a Network,
+    trainable: Option<Snapshot>,
+    sampling: &'a Sampling,
+    endings: &'a Endings<'a>,
+    prefixes: &'a Prefixes,
+    cache: Arc<Cache>,
+    /// The distinct prompts, and those of them that are in the cache.
+    prompts: Vec<&'a [u32]>,
+    cached: Vec<Option<CachedPrompt>>,
+    waiting: VecDeque<Row>,
+    free_slots: Vec<usize>,
+    /// Ended rows by their slot.
+    ended: BTreeMap<usize, EndedRow>,
+    finished: Vec<Generation>,
+}
+
+/// Continues each prompt until an ending, its limit, or the end of the context. A prompt that is empty or fills the
+/// context has an empty continuation. The result of a row depends only on its prompt, its number and the seed. Equal
+/// prompts are read once, and the tokens in `prefixes` are not read again. At most `at_once` rows are generated at a
+/// time: when one ends, the next takes its slot.
 pub fn generate(
     network: &Network,
     prompts: &[Vec<u32>],
@@ -92,134 +88,152 @@ pub fn generate(
     at_once: usize,
 ) -> Result<Vec<Generation>> {
     sampling.check()?;
-    let LmConfig { context, vocab, layers, .. } = *network.config();
+    let config = network.config();
     let noise = Noise::new(sampling.seed);
-    let trainable = network.trainable(Adapter::On);
-    let empty = || Generation::default();
-    let mut finished: Vec<Generation> = prompts.iter().map(|_| empty()).collect();
-    let fits = |index: &usize| (1..context).contains(&prompts[*index].len()) && sampling.limit(*index) > 0;
-    let indices: Vec<usize> = (0..prompts.len()).filter(fits).collect();
-    let distinct = Distinct::new(indices.iter().map(|index| &prompts[*index]));
-    let mut waiting: VecDeque<Row> = indices
-        .into_iter()
-        .zip(&distinct.of)
-        .map(|(index, prompt)| {
-            let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
-            Row { index, prompt: *prompt, slot: 0, rng, generation: empty() }
-        })
-        .collect();
-    prefixes.turn(sampling.seed);
-
-    let cache = Arc::new(Cache::new(layers, network.products()));
-    let mut read: Vec<Option<Read>> = vec![None; distinct.prompts.len()];
-    let mut free: Vec<usize> = (0..at_once.max(1).min(waiting.len())).rev().collect();
-    // Rows that go on; the rows of `logits` are in their order.
+    let fits = |index: &usize| (1..config.context).contains(&prompts[*index].len()) && sampling.limit(*index) > 0;
+    let (mut distinct, mut numbers) = (Vec::new(), HashMap::new());
+    let row = |index: usize| {
+        let prompt = *numbers.entry(&prompts[index]).or_insert_with(|| {
+            distinct.push(prompts[index].as_slice());
+            distinct.len() - 1
+        });
+        let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
+        Row { index, prompt, slot: 0, rng, generation: Generation::default() }
+    };
+    let waiting: VecDeque<Row> = (0..prompts.len()).filter(fits).map(row).collect();
+    prefixes.begin_turn(sampling.seed);
+    let mut generator = Generator {
+        network,
+        trainable: network.trainable(Adapter::On),
+        sampling,
+        endings,
+        prefixes,
+        cache: Arc::new(Cache::new(config.layers, network.products())),
+        cached: vec![None; distinct.len()],
+        prompts: distinct,
+        free_slots: (0..at_once.max(1).min(waiting.len())).rev().collect(),
+        waiting,
+        ended: BTreeMap::new(),
+        finished: prompts.iter().map(|_| Generation::default()).collect(),
+    };
+    // The rows of `logits` are in the order of `rows`.
     let (mut rows, mut logits): (Vec<Row>, Option<Tensor>) = (Vec::new(), None);
-    let mut left: BTreeMap<usize, Left> = BTreeMap::new();
-    while !rows.is_empty() || !waiting.is_empty() {
-        let mut entering: Vec<Row> = Vec::new();
-        while !free.is_empty()
-            && let Some(mut row) = waiting.pop_front()
-        {
-            row.slot = free.pop().unwrap_or_default();
-            if let Some(Left { tokens, number, written }) = left.remove(&row.slot) {
-                prefixes.keep(tokens, cache.copied(number, row.slot, written));
-            }
-            entering.push(row);
-        }
-        let mut unread: Vec<usize> = entering.iter().map(|row| row.prompt).collect();
-        unread.retain(|prompt| read[*prompt].is_none());
-        unread.sort_unstable();
-        unread.dedup();
-        read_prompts(network, trainable.as_ref(), &cache, prefixes, &distinct, &unread, &mut read)?;
-
-        let going_on = logits.as_ref().map_or(Ok(&[][..]), Tensor::f32s)?.chunks_exact(vocab);
-        let first: Vec<Arc<[f32]>> =
-            entering.iter().filter_map(|row| Some(read[row.prompt].as_ref()?.logits.clone())).collect();
-        let sources: Vec<&[f32]> = going_on.chain(first.iter().map(|logits| &**logits)).collect();
-        rows.append(&mut entering);
-        let draws = rows.par_iter_mut().zip(sources);
-        let drawn: Vec<Drawn> =
-            draws.map(|(row, logits)| draw(logits, sampling, &mut row.rng)).collect::<Result<_>>()?;
-
-        let (mut going, mut places, mut packed) = (Vec::new(), Vec::new(), Packed::default());
-        for (mut row, drawn) in rows.into_iter().zip(drawn) {
-            // The cache has the tokens that were read; the one that is drawn now will be read next.
-            let written = row.generation.tokens.len();
-            let held = prompts[row.index].len() + written;
-            let number = read[row.prompt].as_ref().map_or(0, |read| read.number);
-            row.generation.tokens.push(drawn.id);
-            row.generation.log_probs.push(drawn.log_prob);
-            row.generation.raw_log_probs.push(drawn.raw_log_prob);
-            let ended = endings.ids.contains(&drawn.id)
-                || row.generation.tokens.len() >= sampling.limit(row.index)
-                || held + 1 >= context
-                || stops(&row.generation.tokens, sampling, endings)?;
-            match ended {
-                true => {
-                    let tokens = prompts[row.index].iter().chain(&row.generation.tokens).take(held).copied().collect();
-                    left.insert(row.slot, Left { tokens, number, written });
-                    free.push(row.slot);
-                    finished[row.index] = row.generation;
-                }
-                false => {
-                    packed.push(std::iter::once(i64::from(drawn.id)), held);
-                    places.push(KeyPlace { prompt: cache.prompt(number), slot: row.slot, tail: written, skip: 0 });
-                    going.push(row);
-                }
-            }
-        }
-        rows = going;
-        logits = match rows.is_empty() {
-            true => None,
-            false => Some(network.next_logits(&packed, &cache, Reads::Tokens(places.into()), trainable.as_ref())?),
-        };
+    while !rows.is_empty() || !generator.waiting.is_empty() {
+        let entering = generator.enter();
+        generator.read_prompts(&entering)?;
+        let drawn = generator.draw(&mut rows, entering, logits.as_ref())?;
+        (rows, logits) = generator.append(rows, drawn)?;
     }
-    for (slot, Left { tokens, number, written }) in left {
-        prefixes.keep(tokens, cache.viewed(number, slot, written));
+    let Generator { ended, cache, finished, .. } = generator;
+    for (slot, EndedRow { tokens, prompt, tail }) in ended {
+        prefixes.keep(tokens, cache.view_prefix(prompt, slot, tail));
     }
     Ok(finished)
 }
 
-/// Reads those of the `distinct` prompts that are `unread`.
-fn read_prompts(
-    network: &Network,
-    trainable: Option<&Snapshot>,
-    cache: &Arc<Cache>,
-    prefixes: &Prefixes,
-    distinct: &Distinct<'_>,
-    unread: &[usize],
-    read: &mut [Option<Read>],
-) -> Result<()> {
-    let mut unread = unread;
-    while !unread.is_empty() {
-        let (mut packed, mut known) = (Packed::default(), Vec::new());
-        for prompt in unread.iter().map(|prompt| distinct.prompts[*prompt]) {
-            // At least as much as is unknown: known beginnings are only seen by taking them.
-            if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
-                break;
+impl Generator<'_> {
+    /// Assigns free slots to waiting rows.
+    fn enter(&mut self) -> Vec<Row> {
+        let mut entering = Vec::new();
+        while !self.free_slots.is_empty()
+            && let Some(mut row) = self.waiting.pop_front()
+        {
+            row.slot = self.free_slots.pop().unwrap_or_default();
+            if let Some(EndedRow { tokens, prompt, tail }) = self.ended.remove(&row.slot) {
+                self.prefixes.keep(tokens, self.cache.copy_prefix(prompt, row.slot, tail));
             }
-            let found = prefixes.take(prompt);
-            let from = found.as_ref().map_or(0, |(length, _)| *length);
-            packed.push(prompt[from..].iter().map(|id| i64::from(*id)), from);
-            known.push((from, found.map(|(_, given)| given)));
+            entering.push(row);
         }
-        let (now, later) = unread.split_at(known.len());
-        let first = cache.expect(known, &packed.spans);
-        let logits = network.next_logits(&packed, cache, Reads::Prompts { first }, trainable)?;
-        let rows = logits.f32s()?.chunks_exact(network.config().vocab);
-        for ((number, prompt), logits) in (first..).zip(now).zip(rows) {
-            read[*prompt] = Some(Read { number, logits: logits.into() });
-        }
-        unread = later;
+        entering
     }
-    Ok(())
+
+    /// Reads the prompts of `entering` that are not in the cache, in one or several passes.
+    fn read_prompts(&mut self, entering: &[Row]) -> Result<()> {
+        let mut unread: Vec<usize> = entering.iter().map(|row| row.prompt).collect();
+        unread.retain(|prompt| self.cached[*prompt].is_none());
+        unread.sort_unstable();
+        unread.dedup();
+        let mut unread = unread.as_slice();
+        while !unread.is_empty() {
+            let (mut packed, mut known) = (Packed::default(), Vec::new());
+            for prompt in unread.iter().map(|prompt| self.prompts[*prompt]) {
+                // An upper bound, because the length of a known prefix is only found by taking it.
+                if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
+                    break;
+                }
+                let (length, prefix) = self.prefixes.take(prompt).unzip();
+                let length = length.unwrap_or(0);
+                packed.push(prompt[length..].iter().map(|id| i64::from(*id)), length);
+                known.push((length, prefix));
+            }
+            let (now, later) = unread.split_at(known.len());
+            let first = self.cache.add_prompts(known, &packed.spans);
+            let tokens = CachedTokens::Prompts { first };
+            let logits = self.network.next_logits(&packed, &self.cache, tokens, self.trainable.as_ref())?;
+            let rows = logits.f32s()?.chunks_exact(self.network.config().vocab);
+            for ((number, prompt), logits) in (first..).zip(now).zip(rows) {
+                self.cached[*prompt] = Some(CachedPrompt { number, logits: logits.into() });
+            }
+            unread = later;
+        }
+        Ok(())
+    }
+
+    /// Draws the next token of each of `rows`, whose logits are `logits`, and of `entering`, which are appended to `rows`.
+    fn draw(&self, rows: &mut Vec<Row>, entering: Vec<Row>, logits: Option<&Tensor>) -> Result<Vec<Drawn>> {
+        let continuing = logits.map_or(Ok(&[][..]), Tensor::f32s)?.chunks_exact(self.network.config().vocab);
+        let first = entering.iter().filter_map(|row| Some(&*self.cached[row.prompt].as_ref()?.logits));
+        let logits: Vec<&[f32]> = continuing.chain(first).collect();
+        rows.extend(entering);
+        let (sampling, draws) = (self.sampling, rows.par_iter_mut().zip(logits));
+        draws.map(|(row, logits)| draw(logits, sampling, &mut row.rng)).collect()
+    }
+
+    /// Appends the drawn tokens. Returns the rows that do not end with them, and the logits of their next tokens.
+    fn append(&mut self, rows: Vec<Row>, drawn: Vec<Drawn>) -> Result<(Vec<Row>, Option<Tensor>)> {
+        let (mut continuing, mut places, mut packed) = (Vec::new(), Vec::new(), Packed::default());
+        for (mut row, drawn) in rows.into_iter().zip(drawn) {
+            // The drawn token is not in the cache yet.
+            let tail = row.generation.tokens.len();
+            let position = self.prompts[row.prompt].len() + tail;
+            let number = self.cached[row.prompt].as_ref().map_or(0, |cached| cached.number);
+            row.generation.tokens.push(drawn.id);
+            row.generation.log_probs.push(drawn.log_prob);
+            row.generation.raw_log_probs.push(drawn.raw_log_prob);
+            if self.ends(&row, drawn.id, position)? {
+                let tokens = self.prompts[row.prompt].iter().chain(&row.generation.tokens);
+                let tokens = tokens.take(position).copied().collect();
+                self.ended.insert(row.slot, EndedRow { tokens, prompt: number, tail });
+                self.free_slots.push(row.slot);
+                self.finished[row.index] = row.generation;
+            } else {
+                packed.push(std::iter::once(i64::from(drawn.id)), position);
+                places.push(KeyPlace { prompt: self.cache.prompt(number), slot: row.slot, tail, skip: 0 });
+                continuing.push(row);
+            }
+        }
+        if continuing.is_empty() {
+            return Ok((continuing, None));
+        }
+        let tokens = CachedTokens::Next(places.into());
+        let logits = self.network.next_logits(&packed, &self.cache, tokens, self.trainable.as_ref())?;
+        Ok((continuing, Some(logits)))
+    }
+
+    /// Returns whether `row` ends with its last token, which has this id and position.
+    fn ends(&self, row: &Row, id: u32, position: usize) -> Result<bool> {
+        let tokens = &row.generation.tokens;
+        Ok(self.endings.ids.contains(&id)
+            || tokens.len() >= self.sampling.limit(row.index)
+            || position + 1 >= self.network.config().context
+            || stops(tokens, self.sampling, self.endings)?)
+    }
 }
 
-/// Whether the text so far ends with one of the stop texts.
+/// Returns whether the last tokens contain one of the stop texts.
 fn stops(tokens: &[u32], sampling: &Sampling, endings: &Endings<'_>) -> Result<bool> {
-    // A token holds a byte at least, so this many tokens hold the longest stop text; a few more, since a text that
-    // begins in the middle of a character decodes to replacement characters.
+    // A token has at least one byte, so this number of tokens covers the longest stop text. Four more are decoded, because
+    // a text that begins in the middle of a character decodes to replacement characters.
     let Some(longest) = sampling.stop.iter().map(String::len).max() else { return Ok(false) };
     let tail = &tokens[tokens.len().saturating_sub(longest + 4)..];
     let text = (endings.decode)(tail)?;
@@ -235,6 +249,7 @@ mod tests {
     use rand_distr::{Distribution, StandardNormal};
     use roll_core::StateDict;
 
+    use super::super::config::LmConfig;
     use super::*;
 
     /// Two key heads for four heads of queries, and every weight random.
@@ -272,28 +287,28 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_goes_on_as_if_it_were_read_from_the_start() {
+    fn continued_conversations_match_reading_them_anew() {
         let network = network();
-        let kept = Prefixes::default();
+        let prefixes = Prefixes::default();
         let mut prompts = vec![vec![3, 4, 5], vec![7], vec![3, 4, 5], vec![8, 9, 1, 2]];
         for seed in 1..4 {
-            let found = turn(&network, &prompts, seed, &kept);
+            let found = turn(&network, &prompts, seed, &prefixes);
             assert_close(&found, &turn(&network, &prompts, seed, &Prefixes::default()));
             for (prompt, generation) in prompts.iter_mut().zip(&found) {
                 prompt.extend(&generation.tokens);
                 prompt.extend([6, 11]);
             }
         }
-        // The kept tokens were used: all but the last drawn one and the two that the environment added.
-        kept.turn(4);
-        let (length, layers) = kept.take(&prompts[1]).unwrap();
+        // The prefix has all tokens but the last drawn one and the two that the environment added.
+        prefixes.begin_turn(4);
+        let (length, layers) = prefixes.take(&prompts[1]).unwrap();
         assert_eq!((length, layers.len()), (prompts[1].len() - 3, 2));
         let tokens: usize = layers[0].iter().map(|(k, _)| k.dims()[0]).sum();
         assert_eq!((tokens, layers[0][0].0.dims()[1]), (length, 8));
     }
 
     #[test]
-    fn every_row_has_its_own_limit() {
+    fn limits_apply_per_row() {
         let (network, decode) = (network(), |_: &[u32]| Ok(String::new()));
         let made = |limits: Vec<usize>, max_new_tokens: usize| {
             let sampling = Sampling { temperature: 1.0, seed: 2, limits, ..Sampling::greedy(max_new_tokens) };
@@ -315,8 +330,8 @@ mod tests {
     }
 
     #[test]
-    fn many_tokens_are_those_of_the_network_without_a_cache() {
-        // More than the cache has room for at first.
+    fn generation_matches_evaluation_without_a_cache() {
+        // More tokens than the initial capacity of the cache.
         let network = network();
         let decode = |_: &[u32]| Ok(String::new());
         let sampling = Sampling { temperature: 1.0, seed: 5, ..Sampling::greedy(36) };
@@ -338,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_states_are_of_the_tokens_read_so_far_and_nothing_stands_at_padding() {
+    fn hidden_states_are_causal_and_zero_at_padding() {
         let network = network();
         let states = |tokens: [i64; 4], mask: [u8; 4]| -> Vec<Vec<f32>> {
             let (tokens, mask) = (Tensor::new(tokens.to_vec(), [1, 4]), Tensor::new(mask.to_vec(), [1, 4]));
@@ -353,12 +368,11 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_take_the_place_of_others_get_the_same_bits() {
+    fn results_do_not_depend_on_the_rows_at_once() {
         let (network, decode) = (network(), |_: &[u32]| Ok(String::new()));
         let mut prompts: Vec<Vec<u32>> = (0..12).map(|i| vec![3 + i % 5, 4, 1 + i % 3]).collect();
         prompts[3] = (0..9).map(|i| 1 + i % 11).collect();
-        let kept = Prefixes::default();
-        // Rows end at any time: by an id, by their limit.
+        // Rows end at different times: by an id or by their limit.
         let made = |seed: u64, at_once: usize, order: &[usize], prefixes: &Prefixes| {
             let prompts: Vec<Vec<u32>> = order.iter().map(|i| prompts[*i].clone()).collect();
             let numbers = order.iter().map(|i| *i as u64).collect();
@@ -370,7 +384,7 @@ mod tests {
             made.into_iter().map(|g| (g.tokens, bits(g.log_probs), bits(g.raw_log_probs))).collect::<Vec<_>>()
         };
         let order: Vec<usize> = (0..12).collect();
-        let together = made(6, 64, &order, &kept);
+        let together = made(6, 64, &order, &Prefixes::default());
         let lengths: BTreeSet<usize> = together.iter().map(|(tokens, ..)| tokens.len()).collect();
         assert!(lengths.len() > 4, "{lengths:?}");
         for at_once in [1, 2, 5] {
@@ -385,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_prompts_get_what_each_would_get_alone() {
+    fn equal_prompts_match_separate_generations() {
         let network = network();
         let together = turn(&network, &[vec![3, 4], vec![5], vec![3, 4]], 9, &Prefixes::default());
         let sampling = |number| Sampling {

@@ -1,4 +1,4 @@
-//! A language model out of one GGUF file: shape, weights, tokenizer and chat template.
+//! A language model in one GGUF file: architecture, weights, tokenizer and chat template.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +14,10 @@ use super::sentencepiece::{self, Piece};
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::{GgufFile, Value};
 
-/// Architectures that are read.
+/// Supported architectures.
 const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"];
 
-/// Ids of a tokenizer beyond which a file is wrong or hostile.
+/// Maximal number of token ids. A file with more is wrong or hostile.
 const MAX_TOKENS: usize = 1 << 22;
 
 /// Opens the model in `path`.
@@ -26,30 +26,30 @@ pub fn open(path: &Path) -> Result<Parts> {
     let bad = |problem: String| Error::bad_file(path, problem);
     let config = config(&file).map_err(bad)?;
     let (state, blocks) = weights(&file, &config)?;
-    let tokens = Tokens::of(&file).map_err(bad)?;
-    let tokenizer = tokens.as_ref().map(|t| t.tokenizer(&file)).transpose().map_err(bad)?;
+    let vocabulary = Vocabulary::read(&file).map_err(bad)?;
+    let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer(&file)).transpose().map_err(bad)?;
     let template = match file.text("tokenizer.chat_template") {
         Some(source) => {
             let special = |key: &str| {
                 let id = file.integer(&format!("tokenizer.ggml.{key}_token_id"));
-                tokens.as_ref().and_then(|t| t.texts.get(usize::try_from(id?).ok()?)).cloned().unwrap_or_default()
+                vocabulary.as_ref().and_then(|v| v.texts.get(usize::try_from(id?).ok()?)).cloned().unwrap_or_default()
             };
             Some(ChatTemplate::new(source.into(), special("bos"), special("eos")).map_err(bad)?)
         }
         None => None,
     };
-    Ok(Parts { config, state, blocks, tokenizer, template, place: path.display().to_string() })
+    Ok(Parts { config, state, blocks, tokenizer, template, location: path.display().to_string() })
 }
 
-/// Shape of the network in `path`, and the bytes of the matrices that are in blocks, by the names of Hugging Face. Only
-/// the header is read.
+/// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging Face
+/// name. Only the header is read.
 pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     let file = GgufFile::open(path)?;
     let config = config(&file).map_err(|problem| Error::bad_file(path, problem))?;
     let mut blocks = BTreeMap::new();
     for (name, shape) in config.weights() {
         let stored = stored_name(&name, &config);
-        has_shape(&file, &stored, &shape)?;
+        check_shape(&file, &stored, &shape)?;
         if let Some(bytes) = file.block_bytes(&stored)? {
             blocks.insert(name, bytes);
         }
@@ -57,94 +57,163 @@ pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     Ok((config, blocks))
 }
 
-/// Fails when the tensor `name` has another shape.
-fn has_shape(file: &GgufFile, name: &str, shape: &[usize]) -> Result<()> {
+/// Fails if the tensor `name` has another shape.
+fn check_shape(file: &GgufFile, name: &str, shape: &[usize]) -> Result<()> {
     match file.shape(name).filter(|found| *found != shape) {
         None => Ok(()),
         Some(found) => Err(Error::shape(format!("{name} of {}", file.path().display()), format!("{shape:?}"), found)),
     }
 }
 
-/// Shape of the network, from the metadata and the tensors that are there.
-fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
-    let family = file.text("general.architecture").ok_or("the key `general.architecture` is missing")?;
-    if !KNOWN.contains(&family) {
-        return Err(format!("the architecture `{family}` is not supported; known: {}", KNOWN.join(", ")));
+/// The metadata of one architecture: keys are named without its prefix.
+struct Metadata<'a> {
+    file: &'a GgufFile,
+    family: &'a str,
+}
+
+impl<'a> Metadata<'a> {
+    fn new(file: &'a GgufFile) -> Result<Self, String> {
+        let family = file.text("general.architecture").ok_or("the key `general.architecture` is missing")?;
+        match KNOWN.contains(&family) {
+            true => Ok(Self { file, family }),
+            false => Err(format!("the architecture `{family}` is not supported; known: {}", KNOWN.join(", "))),
+        }
     }
-    let (gemma2, gemma3, phi3) = (family == "gemma2", family == "gemma3", family == "phi3");
-    let gemma = gemma2 || gemma3;
-    if file.number(&format!("{family}.expert_count")).is_some_and(|n| n > 0.0) {
-        return Err("mixtures of experts are not supported".into());
+
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.family)
     }
-    let maybe = |key: &str| -> std::result::Result<Option<usize>, String> {
-        let name = format!("{family}.{key}");
-        match file.value(&name) {
+
+    fn number(&self, key: &str) -> Option<f64> {
+        self.file.number(&self.key(key))
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, String> {
+        let name = self.key(key);
+        match self.file.value(&name) {
             None => Ok(None),
             Some(Value::Integer(n)) => usize::try_from(*n).map(Some).map_err(|_| format!("`{name}` is {n}")),
             Some(other) => Err(format!("`{name}`: expected a whole number, found {other:?}")),
         }
-    };
-    let size = |key: &str| maybe(key)?.ok_or_else(|| format!("the key `{family}.{key}` is missing"));
+    }
+
+    fn required_size(&self, key: &str) -> Result<usize, String> {
+        self.size(key)?.ok_or_else(|| format!("the key `{}` is missing", self.key(key)))
+    }
+
+    /// Reads the bound of a softcap; 0 disables it.
+    fn softcap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, String> {
+        match self.number(key).map(|bound| bound as f32).or(default).filter(|bound| *bound != 0.0) {
+            Some(bound) if !(bound > 0.0 && bound.is_finite()) => Err(format!("`{}` is {bound}", self.key(key))),
+            bound => Ok(bound.filter(|_| self.family.starts_with("gemma"))),
+        }
+    }
+
+    /// Reads the attention window of each layer.
+    fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, String> {
+        // Every layer whose number (from 1) is a multiple of this has full attention.
+        let mut pattern = match self.family {
+            "gemma2" => 2,
+            "gemma3" => 6,
+            "phi3" => usize::MAX,
+            _ => return Ok(vec![None; layers]),
+        };
+        let window = self.size("attention.sliding_window")?.filter(|window| *window > 0);
+        let key = self.key("attention.sliding_window_pattern");
+        let has_window: Option<&[i64]> = match self.file.value(&key).filter(|_| window.is_some()) {
+            Some(Value::Integers(each)) if each.len() == layers => Some(each),
+            Some(Value::Integer(n)) if *n > 0 => {
+                pattern = *n as usize;
+                None
+            }
+            None => None,
+            Some(other) => return Err(format!("`{key}`: {other:?} for {layers} layers")),
+        };
+        let has_window =
+            |layer: usize| has_window.map_or(!(layer + 1).is_multiple_of(pattern), |each| each[layer] != 0);
+        Ok((0..layers).map(|layer| window.filter(|_| has_window(layer))).collect())
+    }
+
+    fn rope(&self) -> Result<Rope, String> {
+        let default_theta = if self.family == "gemma3" { 1e6 } else { 1e4 };
+        let theta = self.number("rope.freq_base").unwrap_or(default_theta);
+        if self.file.shape("rope_freqs.weight").is_some() {
+            let factors = self.file.tensor("rope_freqs.weight").map_err(|e| e.to_string())?;
+            let factors = factors.to_f32_vec().into_iter().map(f64::from).collect();
+            return Ok(Rope { theta, scaling: RopeScaling::Factors(factors) });
+        }
+        let scaling = match self.file.text(&self.key("rope.scaling.type")) {
+            None | Some("none") => RopeScaling::None,
+            Some("linear") => {
+                let factor = self.number("rope.scaling.factor").filter(|f| *f > 0.0);
+                RopeScaling::Linear { factor: factor.ok_or("linear rope scaling needs a positive factor")? }
+            }
+            Some(other) => {
+                return Err(format!("the rope scaling `{other}` is not supported; known: none, linear"));
+            }
+        };
+        Ok(Rope { theta, scaling })
+    }
+
+    /// Reads the ids that end a turn.
+    fn end_ids(&self) -> Vec<u32> {
+        let id = |name| u32::try_from(self.file.integer(&format!("tokenizer.ggml.{name}_token_id"))?).ok();
+        let mut ids: Vec<u32> = ["eos", "eot"].into_iter().filter_map(id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}
+
+/// Returns the architecture, from the metadata and the names of the tensors.
+fn config(file: &GgufFile) -> Result<LmConfig, String> {
+    let metadata = Metadata::new(file)?;
+    let [gemma2, gemma3, phi3] = ["gemma2", "gemma3", "phi3"].map(|family| metadata.family == family);
+    let gemma = gemma2 || gemma3;
+    let has = |name: &str| file.shape(name).is_some();
     let embedding = file.shape("token_embd.weight").ok_or("the tensor `token_embd.weight` is missing")?;
-    let heads = size("attention.head_count")?;
-    let dim = size("embedding_length")?;
-    let head_dim = match maybe("attention.key_length")? {
-        Some(width) => width,
-        None => dim / heads.max(1),
-    };
-    if maybe("rope.dimension_count")?.is_some_and(|n| n != head_dim) {
+    let heads = metadata.required_size("attention.head_count")?;
+    let dim = metadata.required_size("embedding_length")?;
+    let head_dim = metadata.size("attention.key_length")?.unwrap_or(dim / heads.max(1));
+    if metadata.number("expert_count").is_some_and(|n| n > 0.0) {
+        return Err("mixtures of experts are not supported".into());
+    }
+    if metadata.size("rope.dimension_count")?.is_some_and(|n| n != head_dim) {
         return Err("rotary positions on part of a head are not supported".into());
     }
-    let has = |name: &str| file.shape(name).is_some();
-    let ends = ["eos", "eot"].iter().filter_map(|name| file.integer(&format!("tokenizer.ggml.{name}_token_id")));
-    let mut end_ids: Vec<u32> = ends.filter_map(|id| u32::try_from(id).ok()).collect();
-    end_ids.sort_unstable();
-    end_ids.dedup();
-    let layers = size("block_count")?.min(MAX_LAYERS + 1);
     if has("rope_factors_long.weight") {
         return Err("rotary factors for long contexts (LongRoPE) are not supported".into());
     }
-    let cap = |key: &str, default: Option<f32>| -> std::result::Result<Option<f32>, String> {
-        match file.number(&format!("{family}.{key}")).map(|cap| cap as f32).or(default).filter(|cap| *cap != 0.0) {
-            Some(cap) if !(cap > 0.0 && cap.is_finite()) => Err(format!("`{family}.{key}` is {cap}")),
-            found => Ok(found.filter(|_| gemma)),
-        }
-    };
-    // llama.cpp's values without the keys.
-    let softcaps = [
-        cap("attn_logit_softcapping", gemma2.then_some(50.0))?,
-        cap("final_logit_softcapping", gemma2.then_some(30.0))?,
-    ];
-    // Files do not have `query_pre_attn_scalar`: it is the width of a head but in the largest model of either family.
-    let largest = (gemma2 && layers == 46) || (gemma3 && layers == 62);
-    let scored_by = if largest { dim / heads.max(1) } else { head_dim };
+    let layers = metadata.required_size("block_count")?.min(MAX_LAYERS + 1);
+    // Files do not contain `query_pre_attn_scalar`. It is the width of a head except in the largest model of each family.
+    let is_largest = (gemma2 && layers == 46) || (gemma3 && layers == 62);
+    let scalar = if is_largest { dim / heads.max(1) } else { head_dim };
     let config = LmConfig {
         vocab: embedding.first().copied().unwrap_or_default(),
         dim,
-        ffn_dim: size("feed_forward_length")?,
+        ffn_dim: metadata.required_size("feed_forward_length")?,
         layers,
         heads,
-        kv_heads: maybe("attention.head_count_kv")?.unwrap_or(heads),
+        kv_heads: metadata.size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
-        norm_eps: file.number(&format!("{family}.attention.layer_norm_rms_epsilon")).unwrap_or(1e-6),
-        rope: Rope {
-            theta: file.number(&format!("{family}.rope.freq_base")).unwrap_or(if gemma3 { 1e6 } else { 1e4 }),
-            scaling: scaling(file, family)?,
-        },
+        norm_eps: metadata.number("attention.layer_norm_rms_epsilon").unwrap_or(1e-6),
+        rope: metadata.rope()?,
         tied: !has("output.weight"),
         qkv_bias: has("blk.0.attn_q.bias") || has("blk.0.attn_qkv.bias"),
         out_bias: has("blk.0.attn_output.bias"),
         mlp_bias: has("blk.0.ffn_up.bias"),
         qk_norm: has("blk.0.attn_q_norm.weight"),
-        context: size("context_length")?,
-        end_ids,
-        windows: windows(file, family, layers)?,
+        context: metadata.required_size("context_length")?,
+        end_ids: metadata.end_ids(),
+        windows: metadata.windows(layers)?,
         window_rope: gemma3.then(|| Rope {
-            theta: file.number(&format!("{family}.rope.freq_base_swa")).unwrap_or(10_000.0),
+            theta: metadata.number("rope.freq_base_swa").unwrap_or(10_000.0),
             scaling: RopeScaling::None,
         }),
-        attention_scale: gemma.then(|| (scored_by as f64).sqrt().recip() as f32),
-        softcaps,
+        attention_scale: gemma.then(|| (scalar as f64).sqrt().recip() as f32),
+        // The defaults are those of llama.cpp.
+        attention_softcap: metadata.softcap("attn_logit_softcapping", gemma2.then_some(50.0))?,
+        logit_softcap: metadata.softcap("final_logit_softcapping", gemma2.then_some(30.0))?,
         embedding_scale: if gemma { (dim as f64).sqrt() } else { 1.0 },
         gain_offset: if gemma { 1.0 } else { 0.0 },
         output_norms: gemma,
@@ -155,62 +224,19 @@ fn config(file: &GgufFile) -> std::result::Result<LmConfig, String> {
     Ok(config)
 }
 
-/// How many tokens one sees, layer by layer.
-fn windows(file: &GgufFile, family: &str, layers: usize) -> std::result::Result<Vec<Option<usize>>, String> {
-    // One layer in this many sees all tokens.
-    let mut pattern = match family {
-        "gemma2" => 2,
-        "gemma3" => 6,
-        // None does.
-        "phi3" => usize::MAX,
-        _ => return Ok(vec![None; layers]),
-    };
-    let key = |name: &str| format!("{family}.attention.{name}");
-    let window = match file.integer(&key("sliding_window")) {
-        None | Some(0) => return Ok(vec![None; layers]),
-        Some(window) => usize::try_from(window).map_err(|_| format!("`{}` is {window}", key("sliding_window")))?,
-    };
-    let slides: Option<&[i64]> = match file.value(&key("sliding_window_pattern")) {
-        Some(Value::Integers(each)) if each.len() == layers => Some(each),
-        Some(Value::Integer(n)) if *n > 0 => {
-            pattern = *n as usize;
-            None
-        }
-        None => None,
-        Some(other) => return Err(format!("`{}`: {other:?} for {layers} layers", key("sliding_window_pattern"))),
-    };
-    let slides = |layer: usize| slides.map_or(!(layer + 1).is_multiple_of(pattern), |each| each[layer] != 0);
-    Ok((0..layers).map(|layer| slides(layer).then_some(window)).collect())
-}
-
-fn scaling(file: &GgufFile, family: &str) -> std::result::Result<RopeScaling, String> {
-    if file.shape("rope_freqs.weight").is_some() {
-        let factors = file.tensor("rope_freqs.weight").map_err(|e| e.to_string())?;
-        return Ok(RopeScaling::Factors(factors.to_f32_vec().into_iter().map(f64::from).collect()));
-    }
-    match file.text(&format!("{family}.rope.scaling.type")) {
-        None | Some("none") => Ok(RopeScaling::None),
-        Some("linear") => {
-            let factor = file.number(&format!("{family}.rope.scaling.factor")).filter(|f| *f > 0.0);
-            Ok(RopeScaling::Linear { factor: factor.ok_or("linear rope scaling needs a positive factor")? })
-        }
-        Some(other) => Err(format!("the rope scaling `{other}` is not supported; known: none, linear")),
-    }
-}
-
-/// The weights under the names of Hugging Face: as f32, and in the blocks of the file.
+/// Reads the weights under their Hugging Face names: dense ones as f32, and quantised matrices in the file's blocks.
 fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<String, BlockMatrix>)> {
     let interleaved = file.text("general.architecture") == Some("llama");
     let (mut state, mut matrices) = (StateDict::new(), BTreeMap::new());
     for (name, shape) in config.weights() {
         let stored = stored_name(&name, config);
-        has_shape(file, &stored, &shape)?;
+        check_shape(file, &stored, &shape)?;
         let heads = match interleaved {
             true if name.contains(".q_proj.") => Some(config.heads),
             true if name.contains(".k_proj.") => Some(config.kv_heads),
             _ => None,
         };
-        let order = heads.map(|heads| halves_apart(shape[0], heads));
+        let order = heads.map(|heads| separate_halves(shape[0], heads));
         if let Some(matrix) = file.blocks(&stored)? {
             let matrix = match order {
                 Some(order) => matrix.reordered(&order),
@@ -222,7 +248,7 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
         let tensor = file.tensor(&stored)?;
         let tensor = match order {
             Some(order) => reordered(&tensor, &order)?,
-            // The file has the gains themselves.
+            // The file has the gains with the offset added.
             None if config.gain_offset != 0.0 && name.ends_with("norm.weight") => {
                 let gains = tensor.to_f32_vec().into_iter().map(|gain| gain - config.gain_offset as f32);
                 Tensor::new(gains.collect(), tensor.shape().to_vec())?
@@ -234,11 +260,11 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
     Ok((state, matrices))
 }
 
-/// The name in GGUF of a weight that Hugging Face calls `name`.
+/// Returns the GGUF name of a weight that Hugging Face calls `name`.
 fn stored_name(name: &str, config: &LmConfig) -> String {
     const LAYERS: [(&str, &str); 13] = [
         ("self_attn.qkv_proj", "attn_qkv"),
-        // Gate and up, one after the other.
+        // The concatenation of gate and up.
         ("mlp.gate_up_proj", "ffn_up"),
         ("self_attn.q_proj", "attn_q"),
         ("self_attn.k_proj", "attn_k"),
@@ -266,23 +292,23 @@ fn stored_name(name: &str, config: &LmConfig) -> String {
     let within = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     let found = within.and_then(|(block, rest)| {
         let (layer, part) = rest.rsplit_once('.')?;
-        let of_norms = WITH_OUTPUT_NORMS.iter().filter(|_| config.output_norms);
-        let (_, own) = of_norms.chain(&LAYERS).find(|(theirs, _)| *theirs == layer)?;
-        Some(format!("blk.{block}.{own}.{part}"))
+        let output_norms = WITH_OUTPUT_NORMS.iter().filter(|_| config.output_norms);
+        let (_, gguf) = output_norms.chain(&LAYERS).find(|(hugging_face, _)| *hugging_face == layer)?;
+        Some(format!("blk.{block}.{gguf}.{part}"))
     });
     found.unwrap_or_else(|| name.into())
 }
 
-/// Llama's converter interleaves the two halves of each head, for rotations of neighbours. The order of rows that puts
-/// them apart again.
-fn halves_apart(rows: usize, heads: usize) -> Vec<usize> {
+/// Returns the order of rows that separates the two halves of each head, which the converter of Llama interleaves (its
+/// rotary positions rotate neighbours).
+fn separate_halves(rows: usize, heads: usize) -> Vec<usize> {
     let per_head = rows / heads;
     let row = |head: usize, half: usize, pair: usize| head * per_head + 2 * pair + half;
     let halves = (0..heads).flat_map(|head| [(head, 0), (head, 1)]);
     halves.flat_map(|(head, half)| (0..per_head / 2).map(move |pair| row(head, half, pair))).collect()
 }
 
-/// Rows in another order.
+/// Returns the rows of `tensor` in another order.
 fn reordered(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
     let values = tensor.to_f32_vec();
     let width = values.len() / order.len().max(1);
@@ -291,14 +317,14 @@ fn reordered(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
 }
 
 /// The vocabulary of a file.
-struct Tokens {
+struct Vocabulary {
     texts: Vec<String>,
-    /// 3 is a control token, 4 one that the user added.
+    /// The type of each token: 3 is a control token, 4 a user-defined one.
     kinds: Vec<i64>,
 }
 
-impl Tokens {
-    fn of(file: &GgufFile) -> std::result::Result<Option<Self>, String> {
+impl Vocabulary {
+    fn read(file: &GgufFile) -> Result<Option<Self>, String> {
         let texts = match file.value("tokenizer.ggml.tokens") {
             None => return Ok(None),
             Some(Value::Texts(texts)) if texts.len() <= MAX_TOKENS => texts.clone(),
@@ -312,7 +338,7 @@ impl Tokens {
         Ok(Some(Self { texts, kinds }))
     }
 
-    fn tokenizer(&self, file: &GgufFile) -> std::result::Result<Tokenizer, String> {
+    fn tokenizer(&self, file: &GgufFile) -> Result<Tokenizer, String> {
         match file.text("tokenizer.ggml.model").unwrap_or("missing") {
             "gpt2" => self.byte_level(file),
             "llama" => self.sentencepiece(file),
@@ -323,8 +349,8 @@ impl Tokens {
         }
     }
 
-    /// A tokenizer of SentencePiece, whose merges follow from the scores of its pieces.
-    fn sentencepiece(&self, file: &GgufFile) -> std::result::Result<Tokenizer, String> {
+    /// Builds a SentencePiece tokenizer, whose merges follow from the scores of its pieces.
+    fn sentencepiece(&self, file: &GgufFile) -> Result<Tokenizer, String> {
         let scores = match file.value("tokenizer.ggml.scores") {
             Some(Value::Floats(scores)) if scores.len() == self.texts.len() => scores,
             _ => return Err("`tokenizer.ggml.scores`: expected a number for each token".into()),
@@ -334,19 +360,19 @@ impl Tokens {
             pieces.map(|((text, score), kind)| Piece { text, score: *score, kind: *kind }).collect();
         let unknown = file.integer("tokenizer.ggml.unknown_token_id").and_then(|id| usize::try_from(id).ok());
         let begins_with_space = file.integer("tokenizer.ggml.add_space_prefix") != Some(0);
-        // Phi-3's control tokens take the blanks behind them.
+        // Phi-3's control tokens absorb the blanks after them.
         let is_phi3 = file.text("general.architecture") == Some("phi3");
         let json = sentencepiece::tokenizer(&pieces, unknown, begins_with_space, is_phi3)?;
         Tokenizer::parse(json.to_string().as_bytes())
     }
 
-    /// A byte-level BPE tokenizer, split before the merges as the file says.
-    fn byte_level(&self, file: &GgufFile) -> std::result::Result<Tokenizer, String> {
+    /// Builds a byte-level BPE tokenizer with the pre-tokenizer that the file names.
+    fn byte_level(&self, file: &GgufFile) -> Result<Tokenizer, String> {
         let Some(Value::Texts(merges)) = file.value("tokenizer.ggml.merges") else {
             return Err("`tokenizer.ggml.merges`: expected a list of texts".into());
         };
         let kind = file.text("tokenizer.ggml.pre").unwrap_or("default");
-        let (split, ignore_merges) = before_merges(kind)?;
+        let (pre_tokenizer, ignore_merges) = pre_tokenizer(kind)?;
         let vocab: serde_json::Map<String, Json> =
             self.texts.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect();
         let added = self.texts.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| matches!(kind, 3 | 4));
@@ -362,7 +388,7 @@ impl Tokens {
             "version": "1.0",
             "added_tokens": added,
             "normalizer": if kind == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
-            "pre_tokenizer": split,
+            "pre_tokenizer": pre_tokenizer,
             "decoder": byte_level(true),
             "model": { "type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges },
         });
@@ -370,13 +396,14 @@ impl Tokens {
     }
 }
 
+/// `split` also splits the text by GPT-2's pattern.
 fn byte_level(split: bool) -> Json {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split })
 }
 
-/// The pieces of a text before the merges, and whether a whole piece that is a token needs none.
-fn before_merges(kind: &str) -> std::result::Result<(Json, bool), String> {
-    /// Contractions, words, up to `{}` digits, punctuation, line breaks, blanks.
+/// Returns the pre-tokenizer called `kind`, and whether a piece that is itself a token is not merged from parts.
+fn pre_tokenizer(kind: &str) -> Result<(Json, bool), String> {
+    /// Splits into contractions, words, numbers that match `digits`, punctuation, line breaks and blanks.
     fn pieces(digits: &str) -> Json {
         let pattern = format!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -395,7 +422,7 @@ fn before_merges(kind: &str) -> std::result::Result<(Json, bool), String> {
         "llama-bpe" | "llama3" | "llama-v3" => (pieces(r"\p{N}{1,3}"), true),
         other => {
             return Err(format!(
-                "the splitting of text `{other}` (tokenizer.ggml.pre) is not known; known: default, gpt-2, smollm, \
+                "the pre-tokenizer `{other}` (tokenizer.ggml.pre) is not supported; known: default, gpt-2, smollm, \
                  qwen2, llama-bpe"
             ));
         }
@@ -408,7 +435,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_both_worlds_correspond() {
+    fn gguf_names_of_hugging_face_weights() {
         for (theirs, ours) in [
             ("model.embed_tokens.weight", "token_embd.weight"),
             ("model.layers.12.self_attn.q_proj.bias", "blk.12.attn_q.bias"),
@@ -429,18 +456,18 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_heads_are_put_apart() {
+    fn separates_the_halves_of_heads() {
         // One head of four channels: stored 0 2 1 3 (pairs), wanted 0 1 2 3 (halves).
         let stored = Tensor::new(vec![0.0f32, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0], [8, 1]).unwrap();
-        let apart = reordered(&stored, &halves_apart(8, 2)).unwrap();
+        let apart = reordered(&stored, &separate_halves(8, 2)).unwrap();
         assert_eq!(apart.f32s().unwrap(), [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]);
     }
 
     #[test]
-    fn a_splitting_that_is_not_known_is_named() {
-        assert!(before_merges("tekken").unwrap_err().contains("tekken"));
+    fn rejects_unknown_pre_tokenizers_by_name() {
+        assert!(pre_tokenizer("tekken").unwrap_err().contains("tekken"));
         for known in ["default", "smollm", "qwen2", "llama-bpe"] {
-            assert!(before_merges(known).is_ok());
+            assert!(pre_tokenizer(known).is_ok());
         }
     }
 }

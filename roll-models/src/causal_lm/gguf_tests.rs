@@ -157,7 +157,7 @@ fn assert_same(parts: Parts, config: &LmConfig, state: &StateDict) {
 }
 
 #[test]
-fn gemma_2_is_what_its_directory_is() {
+fn gemma_2_matches_its_directory() {
     let config = shape(json!({
         "model_type": "gemma2", "rope_theta": 20_000.0, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 20.5,
@@ -173,7 +173,7 @@ fn gemma_2_is_what_its_directory_is() {
 }
 
 #[test]
-fn gemma_3_is_what_its_directory_is() {
+fn gemma_3_matches_its_directory() {
     let config = shape(json!({
         "model_type": "gemma3_text", "rope_theta": 20_000.0, "query_pre_attn_scalar": 4,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
@@ -188,7 +188,7 @@ fn gemma_3_is_what_its_directory_is() {
 }
 
 #[test]
-fn phi_3_is_what_its_directory_is() {
+fn phi_3_matches_its_directory() {
     let config = shape(json!({"model_type": "phi3", "rope_theta": 20_000.0}));
     let state = random(&config);
     let numbers = [&NUMBERS[..], &[("rope.dimension_count", 4.0)]].concat();
@@ -200,7 +200,7 @@ fn phi_3_is_what_its_directory_is() {
 }
 
 #[test]
-fn rotations_of_part_of_a_head_and_factors_for_long_contexts_are_refused() {
+fn rejects_partial_rotary_positions_and_longrope() {
     let config = shape(json!({"model_type": "phi3"}));
     let mut state = random(&config);
     let part = [&NUMBERS[..], &[("rope.dimension_count", 2.0)]].concat();

@@ -1,4 +1,4 @@
-//! From options to a model: its source, its trained parameters, its device.
+//! The options of the model `causal_lm`, and the construction of the model from them.
 
 use std::path::PathBuf;
 
@@ -82,7 +82,7 @@ impl Default for CausalLmOptions {
 }
 
 impl CausalLmOptions {
-    /// The shape of the network with the context that is asked for. Fails on values that no model can be opened with.
+    /// Returns `config` with the context that the options choose. Fails on invalid options.
     pub(super) fn checked(&self, mut config: LmConfig) -> Result<LmConfig> {
         check_alpha(self.lora_alpha)?;
         if let Some(length) = self.max_length {
@@ -103,7 +103,7 @@ impl CausalLmOptions {
         }
     }
 
-    /// What is trained.
+    /// Returns the trained part of the network, if it does not start from an adapter file.
     pub(super) fn trainable(&self, config: &LmConfig) -> Trainable {
         match self.lora_rank.unwrap_or(RANK) {
             0 => Trainable::Full,
@@ -115,8 +115,8 @@ impl CausalLmOptions {
         }
     }
 
-    /// Whether frozen matrices that a file has in blocks stay in them. Other backends than ours have no products with
-    /// blocks: they would decode a matrix at every use.
+    /// Returns whether the quantised matrices of a file stay in blocks. Only the backend `flex` has products with blocks;
+    /// the others would decode a matrix at every use.
     pub(super) fn keeps_blocks(&self, backend: Backend) -> bool {
         self.weights_dtype == WeightsDType::Auto && backend == Backend::Flex
     }
@@ -130,9 +130,9 @@ impl CausalLmOptions {
     }
 }
 
-/// Rank of a LoRA that is not started from a file.
+/// Default rank of a LoRA.
 const RANK: usize = 32;
-/// Sequences that are written at a time.
+/// Default number of sequences that are generated at a time.
 const ROWS_AT_ONCE: usize = 256;
 
 roll_core::inventory::submit! {
@@ -149,7 +149,7 @@ roll_core::register! {
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
-    let Parts { config, mut state, mut blocks, tokenizer, template, place } = match &options.model_path {
+    let Parts { config, mut state, mut blocks, tokenizer, template, location } = match &options.model_path {
         Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
         None => source::built_in()?,
     };
@@ -164,16 +164,16 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         }
         (template, true) => template,
     };
-    let reading = || format!("reading {place}");
+    let reading = || format!("reading {location}");
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
     let dtype = options.weights_dtype.of(stored, &device)?;
     let start = start(options, context, &config)?;
     let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
-    let stay = options.keeps_blocks(Backend::of(&context.backend)?);
-    if !stay || trainable == Trainable::Full {
+    let keeps_blocks = options.keeps_blocks(Backend::of(&context.backend)?);
+    if !keeps_blocks || trainable == Trainable::Full {
         decode(&mut state, &blocks)?;
     }
-    if !stay {
+    if !keeps_blocks {
         blocks.clear();
     }
     let mut network = Network::with_blocks(config, &state, blocks, dtype, &device)
@@ -189,12 +189,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     Ok(model.with_rows_at_once(options.rows_at_once))
 }
 
-/// What `lora_checkpoint` holds.
-pub(super) fn start(
-    options: &CausalLmOptions,
-    context: &BuildContext,
-    config: &LmConfig,
-) -> Result<Option<InitialAdapter>> {
+/// Reads the adapters of `lora_checkpoint`.
+pub(super) fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {
@@ -215,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_those_of_yaml_and_unknown_layers_are_refused_by_their_key() {
+    fn rejects_unknown_layers_and_eight_bits_by_key() {
         let parsed = |targets: serde_json::Value| {
             let options = serde_json::json!({"lora_rank": 2, "lora_target_modules": targets});
             roll_core::parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()
@@ -225,8 +221,8 @@ mod tests {
         let context = BuildContext::new("flex");
         let message = open(&list, &context).err().unwrap().chain();
         assert!(message.contains("`model.lora_target_modules`") && message.contains("`nosuch`"), "{message}");
-        let eight = CausalLmOptions { weights_dtype: WeightsDType::Int8, ..CausalLmOptions::default() };
-        let message = open(&eight, &context).err().unwrap().chain();
+        let eight_bits = CausalLmOptions { weights_dtype: WeightsDType::Int8, ..CausalLmOptions::default() };
+        let message = open(&eight_bits, &context).err().unwrap().chain();
         assert!(message.contains("`model.weights_dtype`") && message.contains("GGUF"), "{message}");
     }
 }

@@ -1,4 +1,4 @@
-//! The language model as the algorithms see it: network, tokenizer and chat template behind the traits of roll-core.
+//! The language model behind the traits of roll-core: network, tokenizer and chat template.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,15 +24,15 @@ pub struct CausalLm {
     template: Option<Arc<ChatTemplate>>,
     end_ids: Vec<u32>,
     specs: Vec<ParameterSpec>,
-    /// Keys and values of the last turn of conversations.
+    /// Keys and values of the latest turns of conversations.
     prefixes: Arc<Prefixes>,
-    /// Most rows that are written at a time.
+    /// Maximal number of rows that are generated at a time.
     rows_at_once: usize,
 }
 
 impl CausalLm {
-    /// Puts the parts together; the network's trainable parameters are already chosen. Fails when the tokenizer has ids
-    /// that the network has no embedding for.
+    /// Creates a model around a network whose trainable parameters are already chosen. Fails if the tokenizer has ids
+    /// without an embedding.
     pub fn new(network: Network, tokenizer: Option<Tokenizer>, template: Option<ChatTemplate>) -> Result<Self> {
         let vocab = network.config().vocab;
         if let Some(found) = tokenizer.as_ref().map(Tokenizer::vocabulary).filter(|found| *found > vocab) {
@@ -47,13 +47,13 @@ impl CausalLm {
         Ok(Self { network, tokenizer, template, end_ids, specs, prefixes, rows_at_once: usize::MAX })
     }
 
-    /// Chooses how many rows are written at a time; others wait until one ends. All, unless chosen.
+    /// Sets the maximal number of rows that are generated at a time. Without it, there is no limit.
     pub fn with_rows_at_once(mut self, rows: usize) -> Self {
         self.rows_at_once = rows;
         self
     }
 
-    /// The same model around another network, of the same vocabulary.
+    /// Returns the same model around another network with the same vocabulary.
     fn with_network(&self, network: Network) -> Self {
         let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
         Self {
@@ -72,12 +72,12 @@ impl CausalLm {
         &self.network
     }
 
-    /// Whether only adapters are trained.
+    /// Returns whether only adapters are trained.
     fn is_lora(&self) -> bool {
         self.specs.iter().all(|s| s.name.contains(".lora_"))
     }
 
-    /// Name of the file in the result of [`Model::export_adapter`].
+    /// Returns the name of the file that [`Model::export_adapter`] returns.
     pub fn adapter_file(&self) -> &'static str {
         if self.is_lora() { "adapter_model" } else { "model" }
     }
@@ -97,22 +97,22 @@ impl Model for CausalLm {
     fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
         match self.network.parameters() {
             Some(parameters) => parameters.read(out),
-            None => nothing(out.len()),
+            None => check_empty(out.len()),
         }
     }
 
     fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
-        self.prefixes.forget();
+        self.prefixes.clear();
         match self.network.parameters() {
             Some(parameters) => parameters.write(values),
-            None => nothing(values.len()),
+            None => check_empty(values.len()),
         }
     }
 
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
         match self.network.parameters() {
             Some(parameters) => parameters.take_gradients(add_into),
-            None => nothing(add_into.len()),
+            None => check_empty(add_into.len()),
         }
     }
 
@@ -137,7 +137,7 @@ impl Model for CausalLm {
     }
 
     fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
-        self.prefixes.forget();
+        self.prefixes.clear();
         let Some(parameters) = self.network.parameters() else { return Ok(()) };
         let name = self.adapter_file();
         let file = files.get(name).ok_or_else(|| {
@@ -153,35 +153,36 @@ impl ParameterParts for CausalLm {
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
         match self.network.parameters() {
             Some(parameters) => parameters.read_part(which, out),
-            None => nothing(out.len()),
+            None => check_empty(out.len()),
         }
     }
 
     fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
-        self.prefixes.forget();
-        self.network.parameters().map_or_else(|| nothing(values.len()), |p| p.write_part(which, values))
+        self.prefixes.clear();
+        self.network.parameters().map_or_else(|| check_empty(values.len()), |p| p.write_part(which, values))
     }
 
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
         match self.network.parameters() {
             Some(parameters) => parameters.take_gradients_part(which, add_into),
-            None => nothing(add_into.len()),
+            None => check_empty(add_into.len()),
         }
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Adapters only: an embedding that is tied to the head comes twice, and its sums would round differently.
+        // Adapters only: the gradient of a tied embedding comes in two parts, whose sum would round differently.
         let parameters = self.network.parameters().filter(|_| self.is_lora());
         parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
     }
 
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
         let prefixes = self.prefixes.clone();
-        Parameters::device_updates_after(move || prefixes.forget(), self.network.parameters())
+        Parameters::device_updates_after(move || prefixes.clear(), self.network.parameters())
     }
 }
 
-fn nothing(found: usize) -> Result<()> {
+/// Checks the flat parameters of a model that trains none.
+fn check_empty(found: usize) -> Result<()> {
     match found {
         0 => Ok(()),
         _ => Err(Error::shape("flat parameters", "[0]", &[found])),
@@ -210,7 +211,7 @@ impl LanguageModel for CausalLm {
         tools: &[serde_json::Value],
         continue_as_assistant: bool,
     ) -> Result<Option<String>> {
-        let template = self.template.as_ref().filter(|template| template.knows_tools());
+        let template = self.template.as_ref().filter(|template| template.supports_tools());
         template.map(|template| template.render_with_tools(messages, tools, continue_as_assistant)).transpose()
     }
 
@@ -233,7 +234,7 @@ impl LanguageModel for CausalLm {
     }
 
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
-        self.prefixes.forget();
+        self.prefixes.clear();
         self.network.hidden_states(tokens, mask, adapter)
     }
 
@@ -244,8 +245,8 @@ impl LanguageModel for CausalLm {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
-        // The rollout is over: its memory is for the recorded pass.
-        self.prefixes.forget();
+        // The rollout is over; the recorded pass needs its memory.
+        self.prefixes.clear();
         self.network.evaluate(tokens, mask, adapter, grad)
     }
 }
@@ -262,7 +263,7 @@ mod tests {
     use super::*;
     use crate::trainable::Trainable;
 
-    /// A small policy with adapters of its own that are not at their start.
+    /// A small policy whose adapters have random values.
     fn policy() -> CausalLm {
         let config = LmConfig::parse(
             br#"{"model_type": "qwen3", "vocab_size": 12, "hidden_size": 8, "intermediate_size": 12, "head_dim": 4,
@@ -288,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn an_update_forgets_what_was_read_with_the_old_parameters() {
+    fn updates_clear_the_prefixes() {
         let policy = policy();
         let mut updates = policy.device_updates().unwrap();
         let update = AdamW::new(&OptimizerConfig::default()).coefficients(1, 0.0, [1.0; 2]);
         for (updated, found) in [(false, Some(2)), (true, None)] {
-            policy.prefixes.turn(1);
+            policy.prefixes.begin_turn(1);
             policy.prefixes.keep(vec![1, 2], Vec::new());
-            policy.prefixes.turn(2);
+            policy.prefixes.begin_turn(2);
             if updated {
                 updates.update(&update).unwrap();
             }

@@ -1,4 +1,4 @@
-//! The network: hidden states, statistics of tokens with their pullback, and one step of generation.
+//! The network: hidden states, token statistics with their pullback, and one step of generation.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use roll_backends::{
 use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
 
 use super::block::{Block, Embedding, FinalNorm, Pass, integers};
-use super::cache::{Cache, Reads};
+use super::cache::{Cache, CachedTokens};
 use super::config::LmConfig;
 use super::head::{self, Head, HeadWeight};
 use super::packed::{Batch, Packed};
@@ -28,13 +28,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// Takes resident weights (Hugging Face names), stored as `dtype`. Fails when one is missing or misshapen; weights
-    /// that the network does not have are left aside, as is an output layer that the configuration ties.
+    /// Creates a network from weights under their Hugging Face names, stored as `dtype`. Fails if one is missing or has
+    /// another shape. Other weights are ignored, and so is an output layer that the configuration ties.
     pub fn new(config: LmConfig, state: &StateDict, dtype: DType, device: &Device) -> Result<Self> {
         Self::with_blocks(config, state, BTreeMap::new(), dtype, device)
     }
 
-    /// As [`Network::new`], with some matrices that stay in blocks.
+    /// As [`Network::new`], with some matrices that stay quantised in blocks.
     pub fn with_blocks(
         config: LmConfig,
         state: &StateDict,
@@ -42,7 +42,7 @@ impl Network {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        let mut own = HashMap::new();
+        let mut weights = HashMap::new();
         for (name, shape) in config.weights() {
             let weight = match (blocks.remove(&name), state.get(&name)) {
                 (Some(matrix), _) => Weight::from_blocks(matrix, device),
@@ -52,27 +52,27 @@ impl Network {
             if weight.shape() != shape {
                 return Err(Error::shape(&name, format!("{shape:?}, as config.json has it"), weight.shape()));
             }
-            own.insert(name, weight);
+            weights.insert(name, weight);
         }
-        let store = Arc::new(Resident::from_weights(own, device));
+        let store = Arc::new(Resident::from_weights(weights, device));
         let (products, memory) = (DType::F32, Memory::default());
         Ok(Self { config, store, parameters: None, lora_scale: 1.0, products, memory })
     }
 
-    /// Chooses the dtype of the blocks' products: f32 (the default), or bf16 with sums in f32. Logits are f32.
+    /// Sets the dtype of the blocks' matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
         self
     }
 
-    /// Chooses the memory of the pullback.
+    /// Sets the memory use of the pullback.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self
     }
 
-    /// Adds trainable parameters. `base` holds the weights that full training starts from; the frozen ones stay, as the
-    /// reference policy.
+    /// Adds trainable parameters. Full training starts from the weights in `base`; the frozen ones stay, as the reference
+    /// policy.
     pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
         let (specs, values) = match trainable {
             Trainable::Frozen => {
@@ -100,20 +100,14 @@ impl Network {
         Ok(())
     }
 
-    /// The network as it is now: the frozen weights are shared, the trained ones copied, so that updates do not reach
-    /// it.
+    /// Returns a copy that updates do not change: it shares the frozen weights and copies the trained ones.
     pub fn snapshot(&self) -> Result<Self> {
         let copied = |trained: &Parameters| {
             let specs = trained.specs().to_vec();
-            let mut values = vec![0.0; specs.iter().map(ParameterSpec::len).sum()];
-            trained.read(&mut values)?;
-            let mut rest = values.as_slice();
-            let split = specs.iter().map(|spec| {
-                let (own, after) = rest.split_at(spec.len());
-                rest = after;
-                own.to_vec()
-            });
-            let values = split.collect();
+            let mut flat = vec![0.0; specs.iter().map(ParameterSpec::len).sum()];
+            trained.read(&mut flat)?;
+            let mut flat = flat.into_iter();
+            let values = specs.iter().map(|spec| flat.by_ref().take(spec.len()).collect()).collect();
             Ok::<_, Error>(Parameters::new(specs, values, self.store.device()))
         };
         Ok(Self {
@@ -126,7 +120,7 @@ impl Network {
         })
     }
 
-    /// Shape of the network.
+    /// Architecture of the network.
     pub fn config(&self) -> &LmConfig {
         &self.config
     }
@@ -136,17 +130,17 @@ impl Network {
         self.parameters.as_ref()
     }
 
-    /// Bytes that the frozen weights take.
+    /// Size of the frozen weights in bytes.
     pub fn frozen_bytes(&self) -> Result<usize> {
         Ok(self.store.segment("")?.values().map(Weight::size).sum())
     }
 
-    /// alpha / rank.
+    /// Scale `alpha / rank` of the LoRA.
     pub fn lora_scale(&self) -> f64 {
         self.lora_scale
     }
 
-    /// Log-probability and entropy of each token of `tokens` given those before it; see
+    /// Computes the log-probability and entropy of each token of `tokens` given those before it; see
     /// [`roll_core::LanguageModel::evaluate`].
     pub fn evaluate(
         &self,
@@ -204,7 +198,8 @@ impl Network {
         Ok((stats, pullback))
     }
 
-    /// All logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests: [`Network::evaluate`] never holds them.
+    /// Computes all logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests; [`Network::evaluate`] never holds
+    /// all of them.
     pub fn logits(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
@@ -217,7 +212,7 @@ impl Network {
         batch.spread_rows(&values, self.config.vocab)
     }
 
-    /// Hidden states after the final norm, f32 `[B, L, D]`, 0 at padding.
+    /// Computes the hidden states after the final norm, f32 `[B, L, D]`, 0 at padding.
     pub fn hidden_states(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
@@ -228,28 +223,28 @@ impl Network {
         batch.spread_rows(&values, self.config.dim)
     }
 
-    /// Logits after the last token of each sequence of `packed`, `[sequences, V]` row-major. Keys and values of earlier
-    /// tokens come from `cache`, and those of the new ones, which `reads` tells, are added to it.
+    /// Returns the logits after the last token of each sequence of `packed`, `[sequences, V]`. Keys and values of earlier
+    /// tokens are read from `cache`, and those of the new `tokens` are added to it.
     pub(super) fn next_logits(
         &self,
         packed: &Packed,
         cache: &Arc<Cache>,
-        reads: Reads,
+        tokens: CachedTokens,
         trainable: Option<&Snapshot>,
     ) -> Result<Tensor> {
         self.check(packed)?;
-        let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some((cache.clone(), reads))))?;
+        let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some((cache.clone(), tokens))))?;
         let last: Vec<i64> = packed.spans.iter().map(|s| s.end as i64 - 1).collect();
         let last = hidden.select(0, integers(last, self.store.device()));
         to_host(self.head(trainable)?.next_logits(last)?)
     }
 
-    /// Dtype of products, and of kept keys and values.
+    /// Dtype of matrix products, and of cached keys and values.
     pub(super) fn products(&self) -> DType {
         self.products
     }
 
-    /// The trainable parameters as they are now, when the adapter is on.
+    /// Returns the present trainable parameters if the adapter is on.
     pub(super) fn trainable(&self, adapter: Adapter) -> Option<Snapshot> {
         self.parameters.as_ref().filter(|_| adapter == Adapter::On).map(Parameters::snapshot)
     }
@@ -259,7 +254,12 @@ impl Network {
         chain(pass).forward(start, Vec::new(), Grad::Skip, self.memory, false, None)?.0.rank::<2>()
     }
 
-    fn pass(&self, packed: &Packed, trainable: Option<Snapshot>, cache: Option<(Arc<Cache>, Reads)>) -> Arc<Pass> {
+    fn pass(
+        &self,
+        packed: &Packed,
+        trainable: Option<Snapshot>,
+        cache: Option<(Arc<Cache>, CachedTokens)>,
+    ) -> Arc<Pass> {
         let mut pass = Pass::new(&self.config, self.store.clone(), trainable, self.lora_scale, packed);
         pass.products = self.products;
         pass.cache = cache;
@@ -267,7 +267,7 @@ impl Network {
     }
 
     fn head(&self, trainable: Option<&Snapshot>) -> Result<Head> {
-        Ok(Head { weight: self.head_weight(trainable)?, softcap: self.config.softcaps[1] })
+        Ok(Head { weight: self.head_weight(trainable)?, softcap: self.config.logit_softcap })
     }
 
     fn head_weight(&self, trainable: Option<&Snapshot>) -> Result<HeadWeight> {
@@ -281,7 +281,7 @@ impl Network {
         Ok(HeadWeight::Frozen(weights::get(&self.store.segment(prefix)?, name)?.clone()))
     }
 
-    /// Fails on ids that the embedding does not have and on sequences beyond the context.
+    /// Fails on ids outside the vocabulary and on sequences longer than the context.
     fn check(&self, packed: &Packed) -> Result<()> {
         if let Some(id) = packed.ids.iter().find(|id| **id < 0 || **id >= self.config.vocab as i64) {
             return Err(Error::Misuse(format!("the token id {id} is outside the vocabulary of {}", self.config.vocab)));
@@ -297,14 +297,14 @@ impl Network {
     }
 }
 
-/// Names, shapes and initial values of the adapters that `trainable` asks for in a network of `config`.
+/// Returns the names, shapes and initial values of the adapters that `trainable` requests.
 pub(super) fn adapters(
     config: &LmConfig,
     trainable: &Trainable,
     noise: &Noise,
 ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
     lora_parameters(
-        // The output layer and the embedding are no layers of a block: adapters there would not be read.
+        // Adapters of the output layer and of the embedding would have no effect.
         config.weights().into_iter().filter(|(name, _)| name.starts_with("model.layers.")).collect(),
         trainable,
         noise,

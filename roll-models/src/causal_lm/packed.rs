@@ -1,17 +1,17 @@
-//! Batches without padding: the tokens of all sequences, one after the other.
+//! Batches without padding, in which the tokens of all sequences are concatenated.
 
 use std::ops::Range;
 
 use roll_core::{Error, Result, Tensor};
 
-/// Tokens of several sequences laid end to end. Layers work on all of them at once; attention within each.
+/// Concatenated tokens of several sequences. Linear layers process all of them at once, attention each sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Packed {
     /// Token ids.
     pub ids: Vec<i64>,
-    /// Position of each in its sequence.
+    /// Position of each token in its sequence.
     pub positions: Vec<usize>,
-    /// Where each sequence lies; an empty one has an empty range.
+    /// Range of each sequence; an empty sequence has an empty range.
     pub spans: Vec<Range<usize>>,
 }
 
@@ -45,20 +45,20 @@ impl Packed {
     }
 }
 
-/// A rectangular batch, packed: which of its places hold tokens.
+/// A rectangular batch, packed.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The tokens.
     pub packed: Packed,
-    /// Place of each token in `[B, L]`, row-major.
+    /// Index of each token in `[B, L]`, row-major.
     places: Vec<usize>,
     rows: usize,
     columns: usize,
 }
 
 impl Batch {
-    /// From `tokens` (integers, `[B, L]`) and `mask` (`[B, L]`, not 0 where there is a token). The tokens of a row
-    /// count their positions from 0, wherever the padding is.
+    /// Packs `tokens` (integers, `[B, L]`) where `mask` (`[B, L]`) is not 0. Positions begin at 0 in each row, wherever the
+    /// padding is.
     pub fn new(tokens: &Tensor, mask: &Tensor) -> Result<Self> {
         let [rows, columns] = *tokens.shape() else {
             return Err(Error::shape("tokens", "[B, L]", tokens.shape()));
@@ -67,17 +67,17 @@ impl Batch {
             return Err(Error::shape("mask of tokens", format!("[{rows}, {columns}]"), mask.shape()));
         }
         let ids = integers("tokens", tokens)?;
-        let kept = mask.to_f32_vec();
+        let mask = mask.to_f32_vec();
         let (mut packed, mut places) = (Packed::default(), Vec::new());
         for row in 0..rows {
-            let held = (row * columns..(row + 1) * columns).filter(|i| kept[*i] != 0.0);
-            places.extend(held.clone());
-            packed.push(held.map(|i| ids[i]), 0);
+            let unmasked = (row * columns..(row + 1) * columns).filter(|i| mask[*i] != 0.0);
+            places.extend(unmasked.clone());
+            packed.push(unmasked.map(|i| ids[i]), 0);
         }
         Ok(Self { packed, places, rows, columns })
     }
 
-    /// Each predicted token: row of the hidden state that predicts it, its id, and its place in `[B, L - 1]`.
+    /// Returns the predicted tokens: all but the first of each sequence.
     pub fn predictions(&self) -> Predictions {
         let mut found = Predictions::default();
         let width = self.columns.saturating_sub(1);
@@ -93,7 +93,7 @@ impl Batch {
         found
     }
 
-    /// Values per prediction as `[B, L - 1]`, 0 where nothing is predicted.
+    /// Spreads one value per prediction to `[B, L - 1]`, 0 elsewhere.
     pub fn spread(&self, values: &[f32], predictions: &Predictions) -> Result<Tensor> {
         let width = self.columns.saturating_sub(1);
         let mut out = vec![0.0f32; self.rows * width];
@@ -103,7 +103,7 @@ impl Batch {
         Tensor::new(out, [self.rows, width])
     }
 
-    /// Rows of `width` values per token as `[B, L, width]`, 0 at padding.
+    /// Spreads `width` values per token to `[B, L, width]`, 0 at padding.
     pub fn spread_rows(&self, values: &[f32], width: usize) -> Result<Tensor> {
         let mut out = vec![0.0f32; self.rows * self.columns * width];
         for (row, place) in values.chunks_exact(width.max(1)).zip(&self.places) {
@@ -126,11 +126,11 @@ impl Batch {
 /// The predicted tokens of a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Predictions {
-    /// Row of the hidden states that predicts it.
+    /// Row of the hidden state that predicts each token.
     pub rows: Vec<i64>,
-    /// The token that came.
+    /// Id of each token.
     pub targets: Vec<i64>,
-    /// Place in `[B, L - 1]`, row-major.
+    /// Index of each token in `[B, L - 1]`, row-major.
     pub places: Vec<usize>,
 }
 
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn padding_on_either_side_gives_the_same_tokens() {
+    fn packing_does_not_depend_on_the_side_of_the_padding() {
         let mask = |m: [u8; 8]| Tensor::new(m.to_vec(), [2, 4]).unwrap();
         let left =
             Batch::new(&Tensor::new(vec![0i64, 7, 8, 9, 1, 2, 3, 4], [2, 4]).unwrap(), &mask([0, 1, 1, 1, 1, 1, 1, 1]))
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_tokens_predicts_nothing() {
+    fn rows_with_fewer_than_two_tokens_have_no_predictions() {
         let tokens = Tensor::new(vec![5i64, 6, 7, 8], [2, 2]).unwrap();
         let batch = Batch::new(&tokens, &Tensor::new(vec![0u8, 0, 0, 1], [2, 2]).unwrap()).unwrap();
         assert!(batch.predictions().rows.is_empty());

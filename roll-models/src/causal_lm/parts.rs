@@ -9,23 +9,23 @@ use super::chat::ChatTemplate;
 use super::config::LmConfig;
 use super::tokenizer::Tokenizer;
 
-/// A model as it was read, before it is on a device.
+/// A model as its files have it, before it is on a device.
 pub struct Parts {
-    /// Shape of the network.
+    /// Architecture of the network.
     pub config: LmConfig,
-    /// Weights under the names of Hugging Face, but those in `blocks`.
+    /// Weights under their Hugging Face names, except those in `blocks`.
     pub state: StateDict,
-    /// Matrices that the file has in blocks of small integers.
+    /// Quantised matrices in the blocks of a GGUF file.
     pub blocks: BTreeMap<String, BlockMatrix>,
-    /// Text to ids, where there is one.
+    /// The tokenizer, if the model's files have one.
     pub tokenizer: Option<Tokenizer>,
     /// The chat template, if the model's files have one.
     pub template: Option<ChatTemplate>,
-    /// Where all this was found, for messages.
-    pub place: String,
+    /// Path of the files, for messages.
+    pub location: String,
 }
 
-/// Adds `blocks` to `state`, as f32.
+/// Dequantises `blocks` to f32 and adds them to `state`.
 pub fn decode(state: &mut StateDict, blocks: &BTreeMap<String, BlockMatrix>) -> Result<()> {
     for (name, matrix) in blocks {
         let shape = matrix.shape();

@@ -1,9 +1,9 @@
-//! Memory of a run with a language model, before it is started, item by item.
+//! The predicted memory of a run with a language model, item by item.
 //!
-//! Weights, gradients, optimizer state, keys and values are counted exactly, from the shapes. What a backward pass
-//! holds besides is a formula whose factors were measured on the CPU in f32 (example `lm_memory` of commit ac7d28a, and
-//! peaks of the process with networks of one to three blocks of different widths). Lengths are the most that the
-//! options allow.
+//! Weights, gradients, optimizer state, keys and values are computed exactly from the shapes. The activations of a
+//! backward pass follow formulas whose factors were measured on the CPU in f32 (example `lm_memory` of commit ac7d28a,
+//! and peaks of the process with networks of one to three blocks of different widths). Sequences have the maximal length
+//! that the options allow.
 
 use std::collections::BTreeMap;
 
@@ -26,25 +26,25 @@ use crate::lora::InitialAdapter;
 use crate::trainable::Trainable;
 use crate::weights::stored_dtype;
 
-/// The process itself.
+/// Bytes of the process itself.
 const PROCESS: usize = 60 << 20;
-/// Bytes per token of the vocabulary, in the tokenizer. Measured with that of SmolLM2.
+/// Bytes of the tokenizer per token of its vocabulary, measured with SmolLM2.
 const TOKEN_BYTES: usize = 600;
-/// CUDA's context, and memory that an allocator cannot use. An estimate.
+/// Bytes of CUDA's context and of fragmented memory. An estimate.
 const RESERVE: usize = 2_000_000_000;
-/// f32 values per token that a recorded block holds, in widths of the residual stream, of all heads of queries, and of
-/// the feed-forward layer; its backward pass holds one more of the last.
+/// f32 values per token of a recorded block, in multiples of the widths of the residual stream, of the queries, and of the
+/// feed-forward layer. The backward pass needs one more of the last.
 const BLOCK_WORDS: [usize; 3] = [4, 5, 4];
-/// f32 values per token that the output layer and its backward pass hold, in widths of the residual stream.
+/// f32 values per token of the output layer and its backward pass, in multiples of the width of the residual stream.
 const HEAD_WORDS: usize = 7;
-/// Chunks of logits that exist at once.
+/// Number of chunks of logits that exist at once.
 const LOGITS: usize = 3;
 
-/// The memory of a rank of a run with these options. Only the headers of the model's files are read.
+/// Predicts the memory of each rank of a run with these options. Only the headers of the model's files are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: CausalLmOptions = parse_options(Kind::Model.section(), options)?;
     check(input)?;
-    let plan = Plan::new(&options, input, context)?;
+    let plan = MemoryPlan::new(&options, input, context)?;
     let (n, length) = (plan.trained(), input.passes.texts.iter().map(|pass| plan.tokens(pass)).max().unwrap_or(0));
     let weights: usize = plan.config.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
     let facts = [("tokens", length), ("trained_parameters", n), ("frozen_bytes", plan.frozen)];
@@ -79,25 +79,28 @@ fn check(input: &PlanInput) -> Result<()> {
     }
 }
 
-struct Plan<'a> {
+struct MemoryPlan<'a> {
     input: &'a PlanInput,
     options: &'a CausalLmOptions,
     config: LmConfig,
-    /// Names and shapes of what is trained.
+    /// Names and shapes of the trained parameters.
     specs: Vec<ParameterSpec>,
     /// Whether every weight is trained.
     full: bool,
-    /// Bytes of the frozen weights, and of those among them that stay quantised.
+    /// Bytes of the frozen weights.
     frozen: usize,
-    blocks: usize,
-    /// Dtype of the other frozen weights, and of products, keys and values.
-    dtypes: [DType; 2],
+    /// Bytes of the frozen weights that stay quantised in blocks.
+    quantised: usize,
+    /// Dtype of the other frozen weights.
+    weights_dtype: DType,
+    /// Dtype of matrix products, keys and values.
+    compute_dtype: DType,
     ranks: usize,
     gpu: bool,
 }
 
-impl<'a> Plan<'a> {
-    /// Chooses as [`super::loading::open`] does. A GPU is assumed to have bf16.
+impl<'a> MemoryPlan<'a> {
+    /// Makes the same choices as [`super::loading::open`]. A GPU is assumed to support bf16.
     fn new(options: &'a CausalLmOptions, input: &'a PlanInput, context: &BuildContext) -> Result<Self> {
         let (config, stored, in_blocks) = headers(options, context)?;
         let config = options.checked(config)?;
@@ -109,46 +112,46 @@ impl<'a> Plan<'a> {
         let specs = match &trainable {
             Trainable::Frozen => Vec::new(),
             Trainable::Full => weights.iter().cloned().map(|(name, shape)| ParameterSpec { name, shape }).collect(),
-            // Names and shapes do not depend on the draws.
+            // Names and shapes do not depend on the initial values.
             _ => network::adapters(&config, &trainable, &Noise::new(0)).in_section("model")?.0,
         };
-        let dtype = options.weights_dtype.on(stored, gpu);
-        let stay = !gpu && options.keeps_blocks(Backend::of(&context.backend)?);
-        let (mut frozen, mut blocks) = (0, 0);
+        let weights_dtype = options.weights_dtype.on(stored, gpu);
+        let compute_dtype = options.compute_dtype.on(weights_dtype, gpu);
+        let keeps_blocks = !gpu && options.keeps_blocks(Backend::of(&context.backend)?);
+        let (mut frozen, mut quantised) = (0, 0);
         for (name, shape) in &weights {
-            let kept = in_blocks.get(name).filter(|_| stay);
-            frozen += kept.map_or(shape.iter().product::<usize>() * dtype.size(), |bytes| *bytes);
-            blocks += kept.map_or(0, |bytes| *bytes);
+            let block_bytes = in_blocks.get(name).filter(|_| keeps_blocks).copied();
+            frozen += block_bytes.unwrap_or(shape.iter().product::<usize>() * weights_dtype.size());
+            quantised += block_bytes.unwrap_or(0);
         }
-        let dtypes = [dtype, options.compute_dtype.on(dtype, gpu)];
         let ranks = input.ranks();
-        Ok(Self { input, options, config, specs, full, frozen, blocks, dtypes, ranks, gpu })
+        Ok(Self { input, options, config, specs, full, frozen, quantised, weights_dtype, compute_dtype, ranks, gpu })
     }
 
     fn trained(&self) -> usize {
         self.specs.iter().map(ParameterSpec::len).sum()
     }
 
-    /// Tokens of the longest sequence.
+    /// Returns the number of tokens of the longest sequence.
     fn tokens(&self, pass: &TextPass) -> usize {
         pass.tokens.unwrap_or(usize::MAX).min(self.config.context)
     }
 
-    /// Sequences of a rank.
+    /// Returns the number of sequences of a rank.
     fn rows(&self, pass: &TextPass) -> usize {
-        // The bytes of more could not be counted.
+        // The bound avoids overflow of the number of bytes.
         let (rows, group) = (pass.rows.min(1 << 24), pass.group.clamp(1, 1 << 24));
         rows.div_ceil(group).div_ceil(self.ranks) * group
     }
 
-    /// Everything that a rank holds. A phase frees its memory before the next begins.
+    /// Returns all memory of a rank. Each phase frees its memory before the next begins.
     fn memory(&self) -> Vec<MemoryItem> {
-        let (n, division, [dtype, _]) = (self.trained(), &self.input.division, self.dtypes);
+        let (n, division, dtype) = (self.trained(), &self.input.division, self.weights_dtype);
         let process = PROCESS + self.config.vocab * TOKEN_BYTES;
-        let plain = times((self.frozen - self.blocks) / dtype.size(), dtype.size());
-        let frozen = match self.blocks {
+        let plain = times((self.frozen - self.quantised) / dtype.size(), dtype.size());
+        let frozen = match self.quantised {
             0 => plain,
-            blocks => format!("{blocks} B in blocks, as in the file, and {plain}"),
+            bytes => format!("{bytes} B in blocks, as in the file, and {plain}"),
         };
         let mut items = vec![
             item("", "process", [0, process], format!("60 MiB, and {}", times(self.config.vocab, TOKEN_BYTES))),
@@ -177,45 +180,47 @@ impl<'a> Plan<'a> {
         item(&pass.phase, "hidden states", [0, 4 * rows * tokens * values], formula)
     }
 
-    /// Memory of the last turn, in which every sequence is as long as it may be.
+    /// Returns the memory of the last turn, in which every sequence has its maximal length.
     fn rollout(&self, pass: &TextPass) -> Vec<MemoryItem> {
-        let (config, width, length, rows) = (&self.config, self.dtypes[1].size(), self.tokens(pass), self.rows(pass));
+        let (config, width, length, rows) =
+            (&self.config, self.compute_dtype.size(), self.tokens(pass), self.rows(pass));
         let called = rows.min(pass.at_once).max(1);
         let new_tokens = pass.generated.min(length.saturating_sub(1));
         let prompt_tokens = length - new_tokens;
         let prompts = if pass.shared_prompt { called.min(rows / pass.group.max(1)) } else { called };
         let turn = Rollout { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
         let bytes = turn.bytes(config, width);
-        // Sequences that ended and left their slot, and those of other calls. Keys and values of the previous turn are
-        // kept until the last prompts of a call are read; a pass over all prompts frees them layer by layer.
+        // Sequences that have ended and left their slot, and those of other calls. Keys and values of the previous turn
+        // are kept until the last prompts of a call are read; a pass over all prompts frees them layer by layer.
         let ended = (called - turn.rows) * length;
-        let kept = match pass.continues {
+        let prefix_tokens = match pass.continues {
             false => ended + (rows - called) * length,
             true => {
-                let in_a_pass = (TOKENS_OF_A_PASS / prompt_tokens.max(1)).min(turn.rows).max(1);
-                ended + (rows - (called - 1) % in_a_pass - 1) * prompt_tokens
+                let rows_of_pass = (TOKENS_OF_A_PASS / prompt_tokens.max(1)).min(turn.rows).max(1);
+                ended + (rows - (called - 1) % rows_of_pass - 1) * prompt_tokens
             }
         };
-        let of_token = config.layers * 2 * config.kv_heads * config.head_dim * width;
+        let token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * width;
         let formula =
-            format!("{prompts} x {prompt_tokens} tokens, {} x {new_tokens} generated, {of_token} B each", turn.rows);
+            format!("{prompts} x {prompt_tokens} tokens, {} x {new_tokens} generated, {token_bytes} B each", turn.rows);
         let phase = if pass.ahead { "" } else { &pass.phase };
-        let largest = [bytes.pass, bytes.logits, bytes.moving].into_iter().max().unwrap_or(0);
+        let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };
         vec![
             item(phase, "keys and values", [bytes.keys_values, 0], formula),
             item(
                 phase,
                 "prompt caches",
-                [kept * of_token, 0],
-                format!("{kept} tokens of {rows} sequences x {of_token} B"),
+                [prefix_tokens * token_bytes, 0],
+                format!("{prefix_tokens} tokens of {rows} sequences x {token_bytes} B"),
             ),
             item(phase, "largest pass", [largest, 0], "prompts, logits, or a layer's cache that grows".into()),
             item(phase, "copy of the policy", [copy, 0], "the trained parameters, which generate meanwhile".into()),
         ]
     }
 
-    /// Memory of the largest moment. Gradients come while block inputs go, so it is at one end of a backward pass.
+    /// Returns the memory of an update at its peak. During a backward pass gradients are allocated while block inputs are
+    /// freed, so the peak is at one of its ends.
     fn update(&self, pass: &TextPass) -> Vec<MemoryItem> {
         let (config, n, bucket) = (&self.config, self.trained(), self.input.division.bucket);
         let tokens = self.tokens(pass) * pass.at_once.min(pass.rows.div_ceil(self.ranks)).max(1);
@@ -226,13 +231,13 @@ impl<'a> Plan<'a> {
                 let bytes = (blocks - 1) * self.block(tokens, 0);
                 row("activations", [bytes, 0], format!("{} blocks of {tokens} tokens", blocks - 1))
             }
-            kept => {
+            memory => {
                 let (one, all) = (4 * tokens * config.dim, 4 * tokens * config.dim * (blocks + 1));
-                let bytes = if kept == Memory::Offload { [2 * one, all] } else { [all, 0] };
+                let bytes = if memory == Memory::Offload { [2 * one, all] } else { [all, 0] };
                 row("block inputs", bytes, format!("{} x {tokens} tokens x {}", blocks + 1, times(config.dim, 4)))
             }
         };
-        let block_pull = || row("backward of one block", [self.block(tokens, 1), 0], format!("{tokens} tokens"));
+        let block_backward = || row("backward of one block", [self.block(tokens, 1), 0], format!("{tokens} tokens"));
         let embedding = config.vocab * config.dim;
         let of_block: usize = self.specs.iter().filter(|spec| in_first_block(&spec.name)).map(ParameterSpec::len).sum();
         let first = of_block + if self.full { embedding } else { 0 };
@@ -240,14 +245,15 @@ impl<'a> Plan<'a> {
             row("output layer", [self.output_layer(tokens), 0], format!("{tokens} tokens, {LOGITS} chunks of logits"));
         let mut moments = vec![
             vec![inputs(config.layers), head],
-            vec![inputs(config.layers), gradients(first), block_pull()],
-            vec![inputs(1), gradients(n), block_pull()],
+            vec![inputs(config.layers), gradients(first), block_backward()],
+            vec![inputs(1), gradients(n), block_backward()],
         ];
         if self.full {
             moments.push(vec![gradients(n), row("gradient of the embedding", [8 * embedding, 0], times(embedding, 8))]);
         }
         if bucket > 0 {
-            // The last bucket is reduced first, next to all gradients; later a tensor, never cut, is in four copies.
+            // The last bucket is reduced first, while all gradients exist. Later there are four copies of a tensor, which
+            // is never split.
             let largest = self.specs.iter().map(ParameterSpec::len).max().unwrap_or(0).max(bucket.min(n));
             let messages = |elements: usize, copies: usize| {
                 row("messages", [0, copies * 4 * elements], times(elements, 4 * copies))
@@ -258,24 +264,24 @@ impl<'a> Plan<'a> {
         moments.into_iter().max_by_key(|items| items.iter().map(MemoryItem::bytes).sum::<usize>()).unwrap_or_default()
     }
 
-    /// Bytes of a recorded block, with `more` widths of the feed-forward layer. Weights that products take in another
-    /// dtype than they are stored in are held too; quantised ones are decoded piece by piece.
+    /// Returns the bytes of a recorded block, with `more` widths of the feed-forward layer. They include the weights that
+    /// are converted to the dtype of products. Quantised weights are decoded in parts.
     fn block(&self, tokens: usize, more: usize) -> usize {
         let (config, [dim, queries, ffn]) = (&self.config, BLOCK_WORDS);
         let rank = |spec: &ParameterSpec| spec.shape[0] * usize::from(spec.name.ends_with(".lora_A.weight"));
         let ranks: usize = self.specs.iter().filter(|spec| in_first_block(&spec.name)).map(rank).sum();
         let words =
             dim * config.dim + queries * config.heads * config.head_dim + (ffn + more) * config.ffn_dim + 2 * ranks;
-        let converted = !self.full && self.blocks == 0 && self.dtypes[0] != self.dtypes[1];
+        let converted = !self.full && self.quantised == 0 && self.weights_dtype != self.compute_dtype;
         let weights = config.weights().into_iter().filter(|(name, shape)| in_first_block(name) && shape.len() == 2);
         let elements: usize = weights.map(|(_, shape)| shape.iter().product::<usize>()).sum();
-        4 * tokens * words + if converted { elements * self.dtypes[1].size() } else { 0 }
+        4 * tokens * words + if converted { elements * self.compute_dtype.size() } else { 0 }
     }
 
     fn output_layer(&self, tokens: usize) -> usize {
         let (dim, vocab) = (self.config.dim, self.config.vocab);
-        let weight = match (self.full, self.dtypes[0] != DType::F32 || self.blocks > 0) {
-            // Parts of the gradient, and their sum.
+        let weight = match (self.full, self.weights_dtype != DType::F32 || self.quantised > 0) {
+            // The chunks of the gradient, and their concatenation.
             (true, _) => 2 * vocab * dim,
             (false, true) => CHUNK_IDS.min(vocab) * dim,
             (false, false) => 0,
@@ -283,19 +289,25 @@ impl<'a> Plan<'a> {
         4 * (HEAD_WORDS * tokens * dim + LOGITS * CHUNK_LOGITS.min(tokens * vocab) + weight)
     }
 
-    /// Settings that would make the run smaller.
+    /// Returns settings that reduce the memory.
     fn hints(&self) -> Vec<String> {
-        let (division, kept) = (&self.input.division, self.options.memory());
+        let (division, memory) = (&self.input.division, self.options.memory());
         let any = |of: fn(&TextPass) -> bool| self.input.passes.texts.iter().any(of);
         let hints = [
             (self.full, "model.lora_rank=32 trains adapters in place of every weight"),
-            (kept == Memory::Hold, "model.use_gradient_checkpointing=true recomputes activations in the backward pass"),
             (
-                self.gpu && kept != Memory::Offload,
+                memory == Memory::Hold,
+                "model.use_gradient_checkpointing=true recomputes activations in the backward pass",
+            ),
+            (
+                self.gpu && memory != Memory::Offload,
                 "model.use_gradient_checkpointing_offload=true keeps block inputs on the host",
             ),
-            (self.ranks > 1 && division.stage < 2, "strategy.stage=2 divides gradients and the optimizer's state"),
-            (self.blocks == 0 && self.dtypes[0] == DType::F32, "model.weights_dtype=bf16 halves the frozen weights"),
+            (self.ranks > 1 && division.stage < 2, "strategy.stage=2 shards gradients and the optimizer's state"),
+            (
+                self.quantised == 0 && self.weights_dtype == DType::F32,
+                "model.weights_dtype=bf16 halves the frozen weights",
+            ),
             (any(|pass| pass.ahead), "algo.async_generation_ratio=0 generates without a copy of the policy"),
             (any(|pass| pass.generated > 0), "algo.num_env_groups: fewer groups, or more ranks"),
             (true, "algo.micro_batch_size, algo.sequence_length: fewer and shorter sequences at once"),
@@ -312,27 +324,27 @@ fn times(count: usize, bytes: usize) -> String {
     format!("{count} x {bytes} B")
 }
 
-/// An item of `phase`, or of all phases if that is empty.
+/// Creates an item of `phase`, or of all phases if `phase` is empty.
 fn item(phase: &str, name: &str, bytes: [usize; 2], formula: String) -> MemoryItem {
     MemoryItem { phase: (!phase.is_empty()).then(|| phase.into()), ..MemoryItem::new(name, bytes, formula) }
 }
 
-/// Shape of the network, dtype of its plain weights, and bytes of quantised matrices by name, from the headers alone.
-/// Nothing is downloaded.
+/// Returns the architecture, the dtype of dense weights, and the bytes of each quantised matrix by name, from the headers
+/// alone. Nothing is downloaded.
 fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<(LmConfig, DType, BTreeMap<String, usize>)> {
     let Some(path) = &options.model_path else {
         let parts = source::built_in()?;
         let dtype = parts.state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
         return Ok((parts.config, dtype, BTreeMap::new()));
     };
-    let place = source::locate(path, context.resolve(path), &Hub { remote: None, ..Hub::from_env() })?;
-    if source::is_gguf(&place)? {
-        let (config, blocks) = gguf::header(&place)?;
-        // The other tensors of such a file are read as f32.
+    let location = source::locate(path, context.resolve(path), &Hub { remote: None, ..Hub::from_env() })?;
+    if source::is_gguf(&location)? {
+        let (config, blocks) = gguf::header(&location)?;
+        // Dense tensors of such a file are read as f32.
         return Ok((config, DType::F32, blocks));
     }
-    let config = LmConfig::read(&place.join("config.json"))?;
-    let file = source::open_weights(&place)?;
+    let config = LmConfig::read(&location.join("config.json"))?;
+    let file = source::open_weights(&location)?;
     has_all(&file, &config.weights())?;
     let stored = file.info("model.norm.weight").and_then(|info| info.dtype);
     let dtype = if stored == Some(roll_core::DType::Bf16) { DType::BF16 } else { DType::F32 };

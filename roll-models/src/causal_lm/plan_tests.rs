@@ -65,7 +65,7 @@ fn bytes(needs: &Needs, name: &str) -> usize {
 }
 
 #[test]
-fn the_built_in_model_is_counted_as_it_is_opened() {
+fn built_in_model_has_the_predicted_sizes() {
     for options in [json!({"lora_rank": 0}), json!({"lora_rank": 4}), json!({"lora_target_modules": "q_proj"})] {
         let needs = planned(options.clone(), &input(&work())).unwrap();
         let model = open(&parsed(&options), &context()).unwrap();
@@ -76,7 +76,7 @@ fn the_built_in_model_is_counted_as_it_is_opened() {
 }
 
 #[test]
-fn stage_3_on_two_ranks_halves_the_optimizers_memory_and_the_conversations() {
+fn stage_3_on_two_ranks_halves_optimizer_and_rollout_memory() {
     let of = |stage, ranks| {
         let needs = planned(json!({"lora_rank": 0}), &zero(stage, ranks)).unwrap();
         ["optimizer state", "sums of gradients", "trained parameters", "keys and values"].map(|n| bytes(&needs, n))
@@ -89,7 +89,7 @@ fn stage_3_on_two_ranks_halves_the_optimizers_memory_and_the_conversations() {
 }
 
 #[test]
-fn keys_and_values_are_those_that_a_rollout_counts() {
+fn keys_and_values_match_those_of_a_rollout() {
     let config = open(&CausalLmOptions::default(), &context()).unwrap().network().config().clone();
     let counted = |rows, prompts, prompt_tokens| {
         Rollout { rows, prompts, prompt_tokens, new_tokens: 40 }.bytes(&config, 4).keys_values
@@ -162,7 +162,7 @@ fn quantised(path: &Path) -> usize {
 }
 
 #[test]
-fn a_quantised_file_keeps_its_bytes() {
+fn quantised_matrices_have_the_size_of_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let elements = quantised(&path);
@@ -176,7 +176,7 @@ fn a_quantised_file_keeps_its_bytes() {
 }
 
 #[test]
-fn a_directory_is_counted_as_its_files_store_it() {
+fn frozen_weights_have_the_dtype_of_the_file() {
     let dir = tempfile::tempdir().unwrap();
     super::write_built_in(dir.path()).unwrap();
     let of = |options: Value| bytes(&planned(options, &input(&work())).unwrap(), "frozen weights");
@@ -188,7 +188,7 @@ fn a_directory_is_counted_as_its_files_store_it() {
 }
 
 #[test]
-fn activations_follow_the_options_of_a_pass() {
+fn activations_depend_on_gradient_checkpointing() {
     // Small adapters, so that the largest moment is the backward pass of the last block, not of the first.
     let update = |mut options: Value, texts: &[TextPass]| {
         options["lora_rank"] = json!(1);
@@ -208,7 +208,7 @@ fn activations_follow_the_options_of_a_pass() {
 }
 
 #[test]
-fn a_rollout_ahead_is_held_in_all_phases_with_a_policy_of_its_own_and_a_critic_keeps_features() {
+fn asynchronous_rollouts_take_memory_in_all_phases() {
     let [rollout, update] = work();
     let critic = TextPass { tokens: Some(60), hidden_states: 2, grad: false, ..update.clone() };
     let needs = planned(json!({}), &input(&[TextPass { ahead: true, ..rollout }, update, critic])).unwrap();
@@ -219,7 +219,7 @@ fn a_rollout_ahead_is_held_in_all_phases_with_a_policy_of_its_own_and_a_critic_k
 }
 
 #[test]
-fn options_that_a_run_refuses_are_refused_by_their_key() {
+fn rejects_invalid_options_by_key() {
     let message = |options: Value, input: &PlanInput| planned(options, input).unwrap_err().chain();
     let videos = PlanInput { passes: Passes { forward: 8, pulled: 4, ..Passes::default() }, ..input(&[]) };
     assert!(message(json!({}), &videos).contains("agentic_ppo"));

@@ -1,55 +1,59 @@
-//! Keys and values of conversations that may go on: the next turn reads only the new tokens.
+//! Keys and values of conversations between their turns: the next turn reads only the new tokens.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::cache::Beginning;
+use super::cache::Prefix;
 
-/// Keys and values of the conversations of the turn before and of this one. All calls of one seed are a turn. Those of
-/// earlier turns are gone, so that the results of a conversation never depend on calls long ago.
+/// Keys and values of the conversations of this turn and of the previous one. All calls with one seed are one turn. Those
+/// of earlier turns are dropped, so that results never depend on calls long ago.
 #[derive(Default)]
 pub struct Prefixes(Mutex<Turns>);
 
 #[derive(Default)]
 struct Turns {
     seed: Option<u64>,
-    before: Held,
-    now: Held,
+    previous: PrefixTable,
+    present: PrefixTable,
 }
 
 #[derive(Default)]
-struct Held {
-    by_tokens: HashMap<Vec<u32>, Beginning>,
+struct PrefixTable {
+    by_tokens: HashMap<Vec<u32>, Prefix>,
     lengths: BTreeSet<usize>,
 }
 
 impl Prefixes {
-    /// Begins a turn, or goes on with it.
-    pub fn turn(&self, seed: u64) {
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a turn, unless the present one has this seed.
+    pub fn begin_turn(&self, seed: u64) {
+        let mut turns = self.turns();
         if turns.seed.replace(seed) != Some(seed) {
-            turns.before = std::mem::take(&mut turns.now);
+            turns.previous = std::mem::take(&mut turns.present);
         }
     }
 
-    /// How many tokens `prompt` begins with that the turn before has read, and their keys and values, layer by layer.
-    /// At least one token is left to read. They are taken out: the next caller reads them anew.
-    pub fn take(&self, prompt: &[u32]) -> Option<(usize, Beginning)> {
-        let held = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).before;
-        let lengths = held.lengths.range(..prompt.len()).rev();
-        lengths.copied().find_map(|length| Some((length, held.by_tokens.remove(&prompt[..length])?)))
+    /// Removes the longest proper prefix of `prompt` that is known from the previous turn. Returns its number of tokens
+    /// and its keys and values.
+    pub fn take(&self, prompt: &[u32]) -> Option<(usize, Prefix)> {
+        let table = &mut self.turns().previous;
+        let lengths = table.lengths.range(..prompt.len()).rev();
+        lengths.copied().find_map(|length| Some((length, table.by_tokens.remove(&prompt[..length])?)))
     }
 
-    /// Keeps keys and values of `tokens` for the next turn.
-    pub fn keep(&self, tokens: Vec<u32>, given: Beginning) {
-        let held = &mut self.0.lock().unwrap_or_else(PoisonError::into_inner).now;
-        held.lengths.insert(tokens.len());
-        held.by_tokens.insert(tokens, given);
+    /// Keeps the keys and values of `tokens` for the next turn.
+    pub fn keep(&self, tokens: Vec<u32>, prefix: Prefix) {
+        let table = &mut self.turns().present;
+        table.lengths.insert(tokens.len());
+        table.by_tokens.insert(tokens, prefix);
     }
 
-    /// Lets go of everything: the model changed, or the memory is needed.
-    pub fn forget(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Turns::default();
+    /// Drops all keys and values, because the model changed or the memory is needed.
+    pub fn clear(&self) {
+        *self.turns() = Turns::default();
     }
 }
 
@@ -59,20 +63,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_beginning_of_the_turn_before_is_found_once() {
+    fn longest_prefix_of_the_previous_turn_is_taken_once() {
         let prefixes = Prefixes::default();
         let length = |prompt: &[u32]| prefixes.take(prompt).map(|(length, _)| length);
-        prefixes.turn(1);
+        prefixes.begin_turn(1);
         for tokens in [vec![1, 2], vec![1, 2, 3], vec![4]] {
             prefixes.keep(tokens, Vec::new());
         }
         assert_eq!(length(&[1, 2, 3, 4]), None, "the turn still goes on");
-        prefixes.turn(2);
-        prefixes.turn(2);
+        prefixes.begin_turn(2);
+        prefixes.begin_turn(2);
         assert_eq!(length(&[1, 2, 3]), Some(2), "a token is left to read");
         assert_eq!(length(&[1, 2, 3, 4]), Some(3));
         assert_eq!(length(&[1, 2, 3, 4]), None);
-        prefixes.turn(3);
+        prefixes.begin_turn(3);
         assert_eq!(length(&[4, 4]), None, "two turns ago");
     }
 }

@@ -103,7 +103,7 @@ fn assert_near(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
 }
 
 #[test]
-fn a_network_in_blocks_trains_and_writes_as_its_decoded_one_in_a_fraction_of_the_memory() {
+fn quantised_network_matches_its_dequantised_one_in_less_memory() {
     for (kind, most) in [(BlockType::Q8_0, 0.27), (BlockType::Q4K, 0.15)] {
         let ([kept, decoded], [in_blocks, in_f32]) = networks(kind);
         let ((log_probs, gradient), (expected, expected_gradient)) = (trained(&kept), trained(&decoded));

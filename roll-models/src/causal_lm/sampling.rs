@@ -1,4 +1,4 @@
-//! Drawing tokens from logits.
+//! Sampling of tokens from logits.
 
 use rand::RngCore;
 use roll_core::{Error, Result, Sampling};
@@ -6,21 +6,21 @@ use roll_core::{Error, Result, Sampling};
 /// A drawn token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drawn {
-    /// Its id.
+    /// Id.
     pub id: u32,
-    /// Its log-probability under the distribution it was drawn from: after temperature, top-k and top-p.
+    /// Log-probability under the sampling distribution: after temperature, top-k and top-p.
     pub log_prob: f32,
-    /// Its log-probability at temperature 1 over all tokens.
+    /// Log-probability at temperature 1 over all tokens.
     pub raw_log_prob: f32,
 }
 
-/// Likelihoods that are summed up at a time; a token is looked for in one such stretch.
-const STRETCH: usize = 1 << 10;
-/// Tokens among which a nucleus is looked for at first.
+/// Number of likelihoods per partial sum. The drawn token is searched in one such chunk.
+const CHUNK: usize = 1 << 10;
+/// Number of most likely tokens that are first searched for the nucleus of top-p.
 const FIRST_CANDIDATES: usize = 1 << 8;
 
-/// Draws one token from a row of logits. Temperature 0 takes the likeliest, the lowest id among equals, with the
-/// log-probability it has at temperature 1. Fails when the logits are not finite.
+/// Draws one token from a row of logits. With temperature 0 it is the most likely token, the lowest id among equals, with
+/// its log-probability at temperature 1. Fails if the logits are not finite.
 pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Result<Drawn> {
     let nonfinite = || Error::NonFinite { what: "the logits of the next token".into(), value: f64::NAN };
     let max = largest(logits).filter(|max| max.is_finite()).ok_or_else(nonfinite)?;
@@ -43,18 +43,18 @@ pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Resu
     }
     let candidates = likelihoods.candidates(sampling);
     let total: f64 = candidates.iter().map(|(_, likelihood)| f64::from(*likelihood)).sum();
-    let mut left = uniform * total;
+    let mut remaining = uniform * total;
     let chosen = candidates.iter().find(|(_, likelihood)| {
-        left -= f64::from(*likelihood);
-        left < 0.0
+        remaining -= f64::from(*likelihood);
+        remaining < 0.0
     });
-    // Rounding can leave a rest beyond the last candidate; the likeliest is then as good as any.
+    // Because of rounding, the search can pass the last candidate; then the first one is taken.
     let id = chosen.or(candidates.first()).ok_or_else(nonfinite)?.0 as usize;
     let log_prob = row.log_prob(id, sampling.temperature, total);
     Ok(Drawn { id: id as u32, log_prob, raw_log_prob: raw(id) })
 }
 
-/// The largest logit; `None` if `logits` is empty or holds a NaN.
+/// Returns the largest logit, or `None` if `logits` is empty or contains a NaN.
 fn largest(logits: &[f32]) -> Option<f32> {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (chunks, rest) = logits.as_chunks::<16>();
@@ -63,9 +63,9 @@ fn largest(logits: &[f32]) -> Option<f32> {
             *lane = if *l > *lane { *l } else { *lane };
         }
     }
-    let odd = logits.iter().fold(false, |odd, l| odd | l.is_nan());
+    let has_nan = logits.iter().fold(false, |has_nan, l| has_nan | l.is_nan());
     let max = rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |a, b| a.max(*b));
-    if odd || logits.is_empty() { None } else { Some(max) }
+    if has_nan || logits.is_empty() { None } else { Some(max) }
 }
 
 /// A row of logits and the largest of them.
@@ -75,24 +75,24 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// How likely each token is, relative to the best.
+    /// Returns the likelihood of each token relative to the most likely one.
     fn likelihoods(&self, temperature: f64) -> Likelihoods {
         let inverse = (1.0 / temperature) as f32;
         let mut values: Vec<f32> = self.logits.iter().map(|l| (l - self.max) * inverse).collect();
-        let sums = values.chunks_mut(STRETCH).map(|stretch| f64::from(roll_backends::host::exponentials(stretch)));
+        let sums = values.chunks_mut(CHUNK).map(|chunk| f64::from(roll_backends::host::exponentials(chunk)));
         Likelihoods { sums: sums.collect(), values }
     }
 
-    /// The log-probability of a token at a temperature, where likelihoods add up to `total`.
+    /// Returns the log-probability of a token at a temperature, if the likelihoods add up to `total`.
     fn log_prob(&self, id: usize, temperature: f64, total: f64) -> f32 {
         ((f64::from(self.logits[id]) - f64::from(self.max)) / temperature - total.ln()) as f32
     }
 }
 
-/// How likely each token is, relative to the best.
+/// Likelihoods of all tokens, relative to the most likely one.
 struct Likelihoods {
     values: Vec<f32>,
-    /// Sum of each stretch.
+    /// Sum of each chunk.
     sums: Vec<f64>,
 }
 
@@ -101,26 +101,26 @@ impl Likelihoods {
         self.sums.iter().sum()
     }
 
-    /// The token at `mass` of the sum of all.
+    /// Returns the token at which the cumulative sum exceeds `mass`.
     fn at(&self, mass: f64) -> usize {
-        let mut left = mass;
-        let stretch = self.sums.iter().position(|sum| {
-            left -= sum;
-            left < 0.0
+        let mut remaining = mass;
+        let chunk = self.sums.iter().position(|sum| {
+            remaining -= sum;
+            remaining < 0.0
         });
-        // Rounding can leave a rest beyond the last; the last that is likely at all is then as good as any.
-        let stretch = stretch.unwrap_or(self.sums.len() - 1);
-        left += self.sums[stretch];
-        let first = stretch * STRETCH;
-        let values = &self.values[first..(first + STRETCH).min(self.values.len())];
+        // Because of rounding, the search can pass the last token; then the last with a positive likelihood is taken.
+        let chunk = chunk.unwrap_or(self.sums.len() - 1);
+        remaining += self.sums[chunk];
+        let first = chunk * CHUNK;
+        let values = &self.values[first..(first + CHUNK).min(self.values.len())];
         let found = values.iter().position(|likelihood| {
-            left -= f64::from(*likelihood);
-            left < 0.0
+            remaining -= f64::from(*likelihood);
+            remaining < 0.0
         });
         first + found.or_else(|| values.iter().rposition(|likelihood| *likelihood > 0.0)).unwrap_or(0)
     }
 
-    /// The choice that top-k and top-p leave, ids and likelihoods.
+    /// Returns ids and likelihoods of the tokens that remain after top-k and top-p.
     fn candidates(&self, sampling: &Sampling) -> Vec<(u32, f32)> {
         let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         let mut candidates: Vec<(u32, f32)> = (0..).zip(self.values.iter().copied()).collect();
@@ -132,22 +132,22 @@ impl Likelihoods {
             return candidates;
         }
         let wanted = sampling.top_p * candidates.iter().map(|(_, likelihood)| f64::from(*likelihood)).sum::<f64>();
-        // The likeliest alone are sorted, more of them until they have the mass.
+        // Only the most likely tokens are sorted, and more of them until they have the mass.
         let mut count = FIRST_CANDIDATES;
         loop {
-            let whole = count >= candidates.len();
-            if !whole {
+            let is_all = count >= candidates.len();
+            if !is_all {
                 candidates.select_nth_unstable_by(count, descending);
             }
-            let first = if whole { &mut candidates[..] } else { &mut candidates[..count] };
+            let first = if is_all { &mut candidates[..] } else { &mut candidates[..count] };
             first.sort_unstable_by(descending);
-            // The token that reaches the mass belongs to it.
+            // The token that reaches the mass belongs to the nucleus.
             let reached = first.iter().scan(0.0, |mass, (_, likelihood)| {
                 *mass += f64::from(*likelihood);
                 Some(*mass)
             });
             let short = reached.take_while(|mass| *mass < wanted).count();
-            if whole || short < count {
+            if is_all || short < count {
                 candidates.truncate(short + 1);
                 return candidates;
             }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_as_often_as_their_log_probability_says() {
+    fn frequencies_match_log_probabilities() {
         let logits = [0.0, 1.0, 2.0, -1.0];
         for sampling in [
             sampling(),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_raw_log_probability_is_that_at_temperature_one_over_all_tokens() {
+    fn raw_log_probability_has_temperature_one_over_all_tokens() {
         let logits = [0.0, 1.0, 2.0, -1.0];
         let sum = logits.iter().map(|l: &f32| f64::from(*l).exp()).sum::<f64>().ln();
         for sampling in [
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nucleus_holds_the_token_that_reaches_its_mass() {
+    fn nucleus_includes_the_token_that_reaches_its_mass() {
         // Probabilities 0.09, 0.24, 0.67.
         let at = |top_p| frequencies(&[0.0, 1.0, 2.0], &Sampling { top_p, ..sampling() });
         assert_eq!(at(0.5)[..2], [0.0, 0.0]);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_nucleus_is_that_of_all_tokens_sorted() {
+    fn wide_nucleus_matches_a_full_sort() {
         let logits: Vec<f32> = (0..5000).map(|i| ((i * 7919) % 5000) as f32 / 2500.0).collect();
         let nucleus = Sampling { top_p: 0.7, ..sampling() };
         let found = Row { logits: &logits, max: largest(&logits).unwrap() }.likelihoods(1.0).candidates(&nucleus);
@@ -241,20 +241,20 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_a_large_vocabulary_come_as_often_as_they_should() {
-        // Two of four stretches have likely tokens.
-        let mut logits = vec![-30.0; 3 * STRETCH + 10];
-        for (id, logit) in [(5, 0.0), (2 * STRETCH + 1, 1.0), (3 * STRETCH - 1, 2.0)] {
+    fn frequencies_match_in_a_large_vocabulary() {
+        // Two of four chunks have likely tokens.
+        let mut logits = vec![-30.0; 3 * CHUNK + 10];
+        for (id, logit) in [(5, 0.0), (2 * CHUNK + 1, 1.0), (3 * CHUNK - 1, 2.0)] {
             logits[id] = logit;
         }
         let (found, sum) = (frequencies(&logits, &sampling()), 1.0 + 1f64.exp() + 2f64.exp());
-        for (id, logit) in [(5, 0.0f64), (2 * STRETCH + 1, 1.0), (3 * STRETCH - 1, 2.0)] {
+        for (id, logit) in [(5, 0.0f64), (2 * CHUNK + 1, 1.0), (3 * CHUNK - 1, 2.0)] {
             assert!((found[id] - logit.exp() / sum).abs() < 0.015, "{id}");
         }
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_best() {
+    fn greedy_takes_the_lowest_id_among_equals() {
         let mut rng = Noise::new(1).generator(Purpose::Tokens, 0, 0);
         let drawn = draw(&[1.0, 3.0, 3.0], &Sampling { temperature: 0.0, ..sampling() }, &mut rng).unwrap();
         assert_eq!(drawn.id, 1);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_an_error() {
+    fn rejects_logits_that_are_not_finite_and_invalid_options() {
         let mut rng = Noise::new(1).generator(Purpose::Tokens, 0, 0);
         for logits in [vec![f32::NAN, 0.0], vec![f32::INFINITY, 0.0], vec![]] {
             assert!(draw(&logits, &sampling(), &mut rng).is_err());

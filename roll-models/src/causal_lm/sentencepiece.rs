@@ -1,17 +1,18 @@
-//! Tokenizers of SentencePiece, of the kind that merges pairs, as a `tokenizer.json`.
+//! Conversion of SentencePiece BPE vocabularies to a `tokenizer.json`.
 //!
-//! Such a tokenizer has pieces with scores and no list of merges: of all neighbours whose joined text is a piece, those
-//! with the best score are joined first. As merges these are all splits of each piece into two, in the order of the
-//! scores of the pieces.
+//! Such a vocabulary has pieces with scores and no list of merges: of all neighbours whose concatenation is a piece, those
+//! with the highest score are merged first. The equivalent merges are all splits of each piece into two pieces, in the
+//! order of the scores.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
-/// The sign of a blank within pieces.
+/// The character for a blank within pieces.
 const BLANK: &str = "\u{2581}";
-/// Bytes of a piece beyond which a file is wrong or hostile: each is tried as the end of a part.
+/// Maximal size of a piece in bytes, because every position is tried as a split. A file with a longer one is wrong or
+/// hostile.
 const MAX_PIECE: usize = 1 << 12;
 
 const UNKNOWN: i64 = 2;
@@ -19,19 +20,19 @@ const CONTROL: i64 = 3;
 const ADDED: i64 = 4;
 const BYTE: i64 = 6;
 
-/// A token, at the place of its id.
+/// A piece of the vocabulary. Its index is its id.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Its text.
+    /// Text.
     pub text: &'a str,
-    /// The higher, the sooner it is put together.
+    /// Pieces with higher scores are merged first.
     pub score: f64,
-    /// 2: the unknown one, 3: a control token, 4: one that the user added, 6: a byte, written `<0x0A>`.
+    /// 2: the unknown token, 3: a control token, 4: a user-defined token, 6: a byte, written `<0x0A>`.
     pub kind: i64,
 }
 
-/// The text of a `tokenizer.json`. `unknown` is the id of text that no piece has, `begins_with_space` puts a blank
-/// before a text, and with `strips` control tokens take the blanks behind them along, but for those that begin or end a
+/// Returns the contents of a `tokenizer.json`. `unknown` is the id of the unknown token. With `begins_with_space`, a blank is
+/// added before each text. With `strips`, control tokens absorb the blanks after them, except those that begin or end a
 /// document.
 pub fn tokenizer(
     pieces: &[Piece<'_>],
@@ -76,15 +77,15 @@ pub fn tokenizer(
     }))
 }
 
-/// Pairs of pieces that make a piece, in the order in which they are joined.
+/// Returns the pairs of pieces whose concatenation is a piece, in the order of merging.
 fn merges<'a>(pieces: &[Piece<'a>]) -> Vec<[&'a str; 2]> {
     let ids: HashMap<&str, usize> = pieces.iter().enumerate().map(|(id, piece)| (piece.text, id)).collect();
     let mut found = Vec::new();
     for piece in pieces.iter().filter(|piece| !matches!(piece.kind, UNKNOWN | CONTROL | BYTE)) {
         let splits = piece.text.char_indices().skip(1).map(|(at, _)| piece.text.split_at(at));
-        let mut own: Vec<_> = splits.filter_map(|(a, b)| Some((ids.get(a)?, ids.get(b)?, [a, b]))).collect();
-        own.sort_by_key(|(a, b, _)| (**a, **b));
-        found.extend(own.into_iter().map(|(.., pair)| (piece.score, pair)));
+        let mut pairs: Vec<_> = splits.filter_map(|(a, b)| Some((ids.get(a)?, ids.get(b)?, [a, b]))).collect();
+        pairs.sort_by_key(|(a, b, _)| (**a, **b));
+        found.extend(pairs.into_iter().map(|(.., pair)| (piece.score, pair)));
     }
     let length = |text: &str| Reverse(text.chars().count());
     found.sort_by(|(score, [a, b]), (other, [c, d])| {
@@ -106,7 +107,7 @@ mod tests {
             Piece { text: "<end>", score: 0.0, kind: CONTROL },
         ];
         pieces.extend(["<0x0A>", "<0xC3>", "<0xA9>"].map(|text| Piece { text, score: 0.0, kind: BYTE }));
-        // The best score first, as SentencePiece learns them; characters last.
+        // In the order of SentencePiece: the highest score first, characters last.
         let learnt = ["he", "ll", "\u{2581}he", "hell", "llo", "\u{2581}", "h", "e", "l", "o"];
         pieces.extend(learnt.iter().enumerate().map(|(i, text)| Piece { text, score: -(i as f64), kind: 1 }));
         pieces
@@ -117,19 +118,19 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_with_the_best_score_are_joined_first() {
+    fn merges_neighbours_with_the_highest_score_first() {
         let json = tokenizer(&pieces(), None, false, false).unwrap();
         let tokenizer = Tokenizer::parse(json.to_string().as_bytes()).unwrap();
         assert_eq!(tokens(&tokenizer, "hello"), ["hell", "o"]);
         assert_eq!(tokens(&tokenizer, "llo hell<end>"), ["llo", "\u{2581}he", "ll", "<end>"]);
-        // Bytes of text that no piece has; text that even they lack is unknown.
+        // Characters without a piece fall back to bytes, and those without bytes to the unknown token.
         assert_eq!(tokens(&tokenizer, "\n\u{e9}z"), ["<0x0A>", "<0xC3>", "<0xA9>", "<unk>"]);
         let ids = tokenizer.encode("he \u{e9} o").unwrap();
         assert_eq!(tokenizer.decode(&ids).unwrap(), "he \u{e9} o");
     }
 
     #[test]
-    fn a_blank_may_stand_before_every_text_and_is_taken_away_again() {
+    fn leading_blank_is_added_and_removed() {
         let json = tokenizer(&pieces(), None, true, true).unwrap();
         let tokenizer = Tokenizer::parse(json.to_string().as_bytes()).unwrap();
         assert_eq!(tokens(&tokenizer, "hell"), ["\u{2581}he", "ll"]);
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_split_into_two_pieces_is_a_merge() {
+    fn merges_are_all_splits_into_two_pieces() {
         let found = merges(&pieces());
         assert_eq!(found[..3], [["h", "e"], ["l", "l"], ["\u{2581}", "he"]]);
         assert!(found.contains(&["he", "ll"]) && found.contains(&["ll", "o"]));

@@ -1,4 +1,4 @@
-//! Where a model comes from: a Hugging Face directory, a GGUF file, the Hugging Face hub, or the program itself.
+//! The sources of a model: a Hugging Face directory, a GGUF file, the Hugging Face hub, or the program itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,20 @@ use super::tokenizer::Tokenizer;
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, parse_safetensors};
 
-/// Files that every published model has.
+/// Patterns of files that every published model has.
 const NEEDED: &[&str] = &["config.json", "*.safetensors"];
-/// Files that it may have: texts of the tokenizer and the chat template, the index of shards.
+/// Patterns of files that it may have: tokenizer, chat template, index of shards.
 const ALSO: &[&str] = &["*.json", "*.jinja"];
 
-/// The place of the model `name`: the path `resolved`, or a published model, `ORG/NAME` for its directory and
-/// `ORG/NAME:FILE.gguf` for one file. It is downloaded where it is missing. A path that exists comes first.
+/// Returns the path of the model `name`: the path `resolved`, or that of a published model, which is downloaded if it is
+/// missing. `ORG/NAME` is its directory, `ORG/NAME:FILE.gguf` one of its files. An existing path takes precedence.
 pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
     let name = name.to_string_lossy();
     let (model, file) = name.split_once(':').map_or((&*name, None), |(model, file)| (model, Some(file)));
-    let published = model.split('/').filter(|part| !part.is_empty()).count() == 2 && !name.starts_with(['.', '/', '~']);
-    // `NAME.gguf` in a folder is a path that does not exist.
-    if resolved.exists() || !published || (file.is_none() && model.ends_with(".gguf")) {
+    let is_published =
+        model.split('/').filter(|part| !part.is_empty()).count() == 2 && !name.starts_with(['.', '/', '~']);
+    // `FOLDER/NAME.gguf` is a path that does not exist.
+    if resolved.exists() || !is_published || (file.is_none() && model.ends_with(".gguf")) {
         return Ok(resolved);
     }
     let found = match file {
@@ -37,7 +38,7 @@ pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
     })
 }
 
-/// The model at `path`: a directory, or a GGUF file.
+/// Reads the model at `path`: a directory or a GGUF file.
 pub fn open(path: &Path) -> Result<Parts> {
     match is_gguf(path)? {
         true => gguf::open(path),
@@ -45,7 +46,7 @@ pub fn open(path: &Path) -> Result<Parts> {
     }
 }
 
-/// Whether `path` is a GGUF file, by its name, or a directory. Fails on other files.
+/// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails on other files.
 pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     match path.is_file() && !gguf {
@@ -67,11 +68,11 @@ fn directory(directory: &Path) -> Result<Parts> {
         blocks: BTreeMap::new(),
         tokenizer: tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?,
         template: ChatTemplate::load(directory)?,
-        place: directory.display().to_string(),
+        location: directory.display().to_string(),
     })
 }
 
-/// The weights of a directory: an index of shards, else one file, else all safetensors that are there.
+/// Opens the weights of a directory: an index of shards, else `model.safetensors`, else all safetensors files.
 pub(super) fn open_weights(directory: &Path) -> Result<Checkpoint> {
     for name in ["model.safetensors.index.json", "model.safetensors"] {
         let path = directory.join(name);
@@ -91,9 +92,9 @@ const TOKENIZER: &[u8] = include_bytes!("../../assets/demo_agent/tokenizer.json"
 const TEMPLATE: &str = include_str!("../../assets/demo_agent/chat_template.jinja");
 const WEIGHTS: &[u8] = include_bytes!("../../assets/demo_agent/model.safetensors");
 
-/// Writes the small model that is built in to `directory`, which is made.
+/// Writes the built-in model to `directory`, which is created.
 pub fn write_built_in(directory: &Path) -> Result<()> {
-    std::fs::create_dir_all(directory).map_err(Error::file("make", directory))?;
+    std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
     for (name, bytes) in [
         ("config.json", CONFIG),
         ("tokenizer.json", TOKENIZER),
@@ -106,17 +107,17 @@ pub fn write_built_in(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The small model for FrozenLake; `demo/agent` makes it.
+/// Reads the small model for FrozenLake that is part of the program; `demo/agent` trains it.
 pub fn built_in() -> Result<Parts> {
-    let place = "the built-in model";
-    let broken = |problem: String| Error::bad_file(place, problem);
+    let location = "the built-in model";
+    let broken = |problem: String| Error::bad_file(location, problem);
     Ok(Parts {
         config: LmConfig::parse(CONFIG).map_err(broken)?,
-        state: parse_safetensors(place, WEIGHTS)?,
+        state: parse_safetensors(location, WEIGHTS)?,
         blocks: BTreeMap::new(),
         tokenizer: Some(Tokenizer::parse(TOKENIZER).map_err(broken)?),
         template: Some(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).map_err(broken)?),
-        place: place.into(),
+        location: location.into(),
     })
 }
 
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_comes_first_and_then_a_published_model() {
+    fn existing_paths_precede_published_models() {
         let root = tempfile::tempdir().unwrap();
         let hub = Hub { caches: vec![root.path().join("hub")], folders: Vec::new(), remote: None };
         let snapshot = root.path().join("hub/models--org--name/snapshots/x");

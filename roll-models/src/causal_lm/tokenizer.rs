@@ -1,4 +1,4 @@
-//! Text to token ids and back, with a `tokenizer.json`.
+//! The tokenizer: text to token ids and back.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use roll_external::files;
 use roll_external::tokenizer_json::{Growth, LIMIT};
 use tokenizers::Tokenizer as Inner;
 
-/// Turns text into token ids.
+/// A tokenizer from a `tokenizer.json`.
 pub struct Tokenizer {
     inner: Arc<Inner>,
     growth: Growth,
@@ -29,14 +29,14 @@ impl Tokenizer {
         let bytes = json.to_vec();
         let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(bad)?;
         let mut inner = inner.map_err(|e| bad(e.to_string()))?;
-        // A prompt is never padded or cut behind the caller's back.
+        // Prompts must not be padded or truncated.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| format!("cannot switch truncation off: {e}"))?;
         Ok(Self { inner: Arc::new(inner), growth })
     }
 
-    /// Ids of `text`. Special tokens are recognised where they are written out; none are added. Fails on a text that is
-    /// too long, and when the tokenizer fails, panics or takes longer than [`LIMIT`].
+    /// Returns the ids of `text`. Special tokens in the text are recognised; none are added. Fails if the text is too long,
+    /// or if the tokenizer fails, panics or takes longer than [`LIMIT`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).map_err(failed)?;
@@ -45,20 +45,20 @@ impl Tokenizer {
         Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
     }
 
-    /// Text of `ids`, special tokens written out. Fails as [`Tokenizer::encode`] does.
+    /// Returns the text of `ids`, with special tokens. Fails as [`Tokenizer::encode`] does.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         let failed = |problem: String| Error::Unsupported(format!("cannot turn tokens into text: {problem}"));
         let (inner, ids) = (Arc::clone(&self.inner), ids.to_vec());
         contain(LIMIT, move || inner.decode(&ids, false)).map_err(failed)?.map_err(|e| failed(e.to_string()))
     }
 
-    /// Number of ids, added tokens included.
+    /// Returns the number of ids, those of added tokens included.
     pub fn vocabulary(&self) -> usize {
         // Ids may have gaps, so the largest counts.
         self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
     }
 
-    /// Text of one id.
+    /// Returns the text of one id.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }

@@ -1,177 +1,298 @@
-//! Downloads into the Hugging Face cache. The crate `hf-hub` lists the files and their URLs; [`Fetcher`] downloads
-//! them.
+//! Downloads the missing files of a published model into the Hugging Face cache.
+//!
+//! The server is not trusted: nothing that it sends becomes a path unchecked, the token is sent to the endpoint only,
+//! and a connection without data for [`SILENCE`] is closed.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
 use roll_core::Fault;
-use roll_external::contain::contain;
+use roll_external::Fingerprint;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use ureq::{Body, http::Response};
 
-use super::fetch::{Fetcher, SILENCE};
-use super::{HubError, Remote, snapshot, stays_inside};
+use super::{HubError, Remote, repository_name, snapshot, stays_inside};
 
+/// A server that sends no data for this time counts as hung.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Attempts per file. Each attempt resumes the previous one.
 const ATTEMPTS: usize = 5;
+/// Maximal number of redirects of one request.
+const MAX_REDIRECTS: usize = 10;
+/// Maximal size of the list of a model's files, in bytes.
+const MAX_LIST: u64 = 64 << 20;
+/// Maximal length of a hash that names a blob or a commit.
+const MAX_HASH: usize = 128;
 /// Maximal number of file names in an error.
 const LISTED: usize = 20;
+/// Bytes that are read at a time.
+const CHUNK: usize = 1 << 20;
 /// Progress is logged for files of at least this size, in bytes.
-const TOLD_FROM: u64 = 50_000_000;
+const LOGGED_FROM: u64 = 50_000_000;
+/// Name of the file in a model's cache directory that lists the patterns whose download is incomplete.
+const UNFINISHED: &str = ".roll-unfinished";
+
+type Result<T, E = ureq::Error> = std::result::Result<T, E>;
 
 /// A download of a model's files into a cache.
 pub(super) struct Download<'a> {
-    pub(super) remote: &'a Remote,
-    pub(super) cache: &'a Path,
+    remote: &'a Remote,
     /// `ORG/NAME`.
-    pub(super) model: &'a str,
+    model: &'a str,
     /// Patterns that must match at least one file each.
-    pub(super) needed: &'a [&'a str],
+    needed: &'a [&'a str],
     /// Patterns of optional files.
-    pub(super) also: &'a [&'a str],
+    also: &'a [&'a str],
+    /// The model's directory in the cache.
+    repository: PathBuf,
+    agent: ureq::Agent,
 }
 
-impl Download<'_> {
+/// A model on the server.
+#[derive(Deserialize)]
+struct ModelInfo {
+    /// The commit.
+    sha: String,
+    siblings: Vec<ModelFile>,
+}
+
+#[derive(Deserialize)]
+struct ModelFile {
+    rfilename: String,
+}
+
+impl<'a> Download<'a> {
+    pub(super) fn new(
+        remote: &'a Remote,
+        cache: &Path,
+        model: &'a str,
+        needed: &'a [&'a str],
+        also: &'a [&'a str],
+    ) -> Self {
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_connect(Some(SILENCE))
+            .timeout_recv_response(Some(SILENCE))
+            .timeout_per_read(Some(SILENCE))
+            .user_agent(concat!("roll/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .into();
+        Self { remote, model, needed, also, repository: cache.join(repository_name(model)), agent }
+    }
+
     /// Returns whether an earlier download of these patterns is incomplete.
     pub(super) fn is_unfinished(&self) -> bool {
         let unfinished = self.unfinished();
-        self.needed.iter().any(|pattern| unfinished.iter().any(|line| line == pattern))
+        self.needed.iter().any(|pattern| unfinished.contains(*pattern))
     }
 
     /// Downloads the files that the cache lacks, from the revision of the cached snapshot, or from `main`. Only one
-    /// process downloads at a time; the others wait and then return if `done` returns true.
-    pub(super) fn run(&self, done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
-        let local = |e: std::io::Error| self.failed(self.model, e.into());
-        fs::create_dir_all(self.repository()).map_err(local)?;
-        let lock = File::create(self.repository().join(".roll-lock")).map_err(local)?;
+    /// process downloads at a time; the others wait and then return if `is_done` returns true.
+    pub(super) fn run(&self, is_done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
+        let local = |e: io::Error| self.failed(self.model, e.into());
+        fs::create_dir_all(self.repository.join("refs")).map_err(local)?;
+        let lock = File::create(self.repository.join(".roll-lock")).map_err(local)?;
         if lock.try_lock().is_err() {
             tracing::info!(model = self.model, "waiting for another process that downloads this model");
             lock.lock().map_err(local)?;
-            if done()? {
+            if is_done()? {
                 return Ok(());
             }
         }
-
-        let api = ApiBuilder::from_cache(Cache::new(self.cache.into()))
-            .with_endpoint(self.remote.endpoint.clone())
-            .with_token(self.remote.token.clone())
-            .with_user_agent("roll", env!("CARGO_PKG_VERSION"))
-            .build()
-            .map_err(|e| self.failed(self.model, e))?;
-        let present = snapshot(&self.repository());
-        let revision =
-            present.as_deref().and_then(Path::file_name).map_or("main".into(), |hash| hash.to_string_lossy());
-        let listed = api.repo(self.at(&revision));
-        let silent = |problem| ApiError::IoError(std::io::Error::new(std::io::ErrorKind::TimedOut, problem));
-        let info = contain(SILENCE, move || listed.info()).unwrap_or_else(|problem| Err(silent(problem)));
-        let info = info.map_err(|e| self.failed(self.model, e))?;
-        if !stays_inside(&info.sha) {
-            return Err(self.failed(self.model, ApiError::InvalidHeader("sha")));
-        }
-        let names: Vec<String> = info.siblings.into_iter().map(|s| s.rfilename).filter(|n| stays_inside(n)).collect();
+        let cached = snapshot(&self.repository);
+        let revision = cached.as_deref().and_then(Path::file_name).map_or("main".into(), |name| name.to_string_lossy());
+        let (commit, names) = self.list(&revision).map_err(|e| self.failed(self.model, e))?;
         if let Some(pattern) = self.needed.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) {
-            return Err(HubError::NoSuchFile {
-                model: self.model.into(),
-                endpoint: self.remote.endpoint.clone(),
-                pattern: (*pattern).into(),
-                found: names.into_iter().take(LISTED).collect(),
-            });
+            let listed = names[..names.len().min(LISTED)].join(", ");
+            let Remote { endpoint, .. } = self.remote;
+            let message = format!("the model `{}` at {endpoint} has no file `{pattern}`; it has: {listed}", self.model);
+            return Err(HubError::user(message));
         }
+        let mut unfinished = self.unfinished();
+        unfinished.extend(self.needed.iter().map(|pattern| pattern.to_string()));
+        if cached.is_none() {
+            // A new snapshot contains only the files requested now.
+            unfinished.insert("**".into());
+        }
+        self.write_unfinished(&unfinished).map_err(local)?;
+        let snapshot = self.repository.join("snapshots").join(&commit);
+        let is_wanted = |name: &str| self.needed.iter().chain(self.also).any(|pattern| matches(pattern, name));
+        for name in names.iter().filter(|name| is_wanted(name) && !snapshot.join(name).exists()) {
+            let file = format!("{}/{name}", self.model);
+            self.fetch_with_retries(&commit, name).map_err(|e| self.failed(&file, e))?;
+        }
+        fs::write(self.repository.join("refs/main"), &commit).map_err(local)?;
+        unfinished.retain(|pattern| !self.needed.contains(&pattern.as_str()));
+        self.write_unfinished(&unfinished).map_err(local)
+    }
 
-        // A new snapshot contains only the files requested now, so it is marked as incomplete for `**`.
-        let whole = present.is_none().then_some("**");
-        self.write_unfinished(
-            self.unfinished().into_iter().chain(self.needed.iter().chain(&whole).map(|p| p.to_string())),
-        )
-        .map_err(local)?;
-        // All files are from one commit, even if the branch changes meanwhile.
-        let repo = api.repo(self.at(&info.sha));
-        let cached = Cache::new(self.cache.into()).repo(self.at(&info.sha)).pointer_path(&info.sha);
-        let wanted = |name: &str| self.needed.iter().chain(self.also).any(|pattern| matches(pattern, name));
-        let fetcher = Fetcher::new(self.repository(), self.remote.token.as_deref());
-        for name in names.iter().filter(|name| wanted(name) && !cached.join(name).exists()) {
-            self.fetch(&fetcher, &repo, &info.sha, name)
-                .map_err(|e| self.failed(&format!("{}/{name}", self.model), e))?;
+    /// Returns the commit of a revision and the names of its files. Names that lead out of the snapshot are left out.
+    fn list(&self, revision: &str) -> Result<(String, Vec<String>)> {
+        let url = format!("{}/api/models/{}/revision/{revision}", self.remote.endpoint, self.model);
+        let (mut response, _) = self.get(&url, None)?;
+        let json = response.body_mut().with_config().limit(MAX_LIST).read_to_vec()?;
+        let info: ModelInfo = serde_json::from_slice(&json).map_err(|e| invalid(&format!("list of files: {e}")))?;
+        if !is_plain(&info.sha) {
+            return Err(invalid("commit"));
         }
-        Cache::new(self.cache.into()).model(self.model.into()).create_ref(&info.sha).map_err(local)?;
-        let ended = |line: &String| self.needed.iter().any(|pattern| line == pattern);
-        self.write_unfinished(self.unfinished().into_iter().filter(|line| !ended(line))).map_err(local)
+        let names = info.siblings.into_iter().map(|file| file.rfilename).filter(|name| stays_inside(name));
+        Ok((info.sha, names.collect()))
     }
 
     /// Downloads one file, with retries that resume the download.
-    fn fetch(&self, fetcher: &Fetcher, repo: &ApiRepo, commit: &str, name: &str) -> Result<(), ApiError> {
+    fn fetch_with_retries(&self, commit: &str, name: &str) -> Result<()> {
         let mut attempt = 1;
-        loop {
-            let mut told = Told::new(self.model, name);
-            let fetched = fetcher.fetch(&repo.url(name), commit, name, |size, there| told.tell(size, there));
-            let Err(error) = fetched else { return Ok(()) };
-            let refused = status(&error).filter(|code| (400..500).contains(code) && ![408, 416, 429].contains(code));
-            if attempt == ATTEMPTS || refused.is_some() {
+        while let Err(error) = self.fetch(commit, name) {
+            let is_refused =
+                matches!(error, ureq::Error::StatusCode(code @ 400..500) if ![408, 416, 429].contains(&code));
+            if attempt == ATTEMPTS || is_refused {
                 return Err(error);
             }
-            tracing::warn!(model = self.model, file = name, "the download stopped, and is tried again: {error}");
+            tracing::warn!(model = self.model, file = name, "the download stopped and is tried again: {error}");
             std::thread::sleep(Duration::from_millis(200 << attempt));
             attempt += 1;
         }
+        Ok(())
     }
 
-    fn at(&self, revision: &str) -> Repo {
-        Repo::with_revision(self.model.into(), RepoType::Model, revision.into())
+    /// Downloads one file into the blobs and links it in the snapshot. An earlier partial download is resumed.
+    fn fetch(&self, commit: &str, name: &str) -> Result<()> {
+        let blobs = self.repository.join("blobs");
+        fs::create_dir_all(&blobs)?;
+        let unique = unique_name(commit, name);
+        let part = blobs.join(format!("{unique}.part"));
+        // The last byte is requested again, so that a part that is already complete is no special case.
+        let start = fs::metadata(&part).map_or(0, |part| part.len().saturating_sub(1));
+        let url = format!("{}/{}/resolve/{commit}/{name}", self.remote.endpoint, self.model);
+        let (response, etag) = self.get(&url, Some(start)).inspect_err(|error| {
+            if matches!(error, ureq::Error::StatusCode(416)) {
+                let _ = fs::remove_file(&part); // it is longer than the file
+            }
+        })?;
+        let (start, size) = range(&response, start).ok_or_else(|| invalid("range of bytes"))?;
+        // As in the Python library, a blob is named by the ETag of its file.
+        let etag = etag.as_deref().map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
+        let etag = etag.filter(|etag| is_plain(etag));
+        let blob = blobs.join(etag.unwrap_or(&unique));
+        if fs::metadata(&blob).map_or(true, |blob| blob.len() != size) {
+            self.receive(response, &part, start, size, name)?;
+            check_hash(&part, etag)?;
+            fs::rename(&part, &blob)?;
+        }
+        let place = self.repository.join("snapshots").join(commit).join(name);
+        fs::create_dir_all(place.parent().unwrap_or(&self.repository))?;
+        let _ = fs::remove_file(&place); // a dangling link
+        let depth = Path::new(name).components().count();
+        let target = PathBuf::from("../".repeat(depth + 1)).join("blobs").join(blob.file_name().unwrap_or_default());
+        #[cfg(unix)]
+        let placed = std::os::unix::fs::symlink(target, place);
+        // Where links cannot be created, the snapshot contains the file itself.
+        #[cfg(not(unix))]
+        let placed = std::os::windows::fs::symlink_file(target, &place).or_else(|_| fs::rename(blob, place));
+        Ok(placed?)
     }
 
-    fn repository(&self) -> PathBuf {
-        self.cache.join(Repo::model(self.model.into()).folder_name())
+    /// Sends a GET request, for the bytes from `start` on if it is given. Follows redirects, to the endpoint itself
+    /// with the token and to other servers without it. Returns the response and the ETag that the endpoint sent.
+    fn get(&self, url: &str, start: Option<u64>) -> Result<(Response<Body>, Option<String>)> {
+        let (mut url, mut token, mut etag) = (url.to_string(), self.remote.token.as_ref(), None);
+        for _ in 0..=MAX_REDIRECTS {
+            let mut request = self.agent.get(&url);
+            if let Some(start) = start {
+                request = request.header("Range", format!("bytes={start}-"));
+            }
+            if let Some(token) = token {
+                request = request.header("Authorization", format!("Bearer {token}"));
+            }
+            let response = request.call()?;
+            let location = header(&response, "location").filter(|_| response.status().is_redirection());
+            if let Some(path) = location.filter(|to| to.starts_with('/') && !to.starts_with("//")) {
+                let origin = url.match_indices('/').nth(2).map_or(url.len(), |(at, _)| at);
+                url = format!("{}{path}", &url[..origin]);
+                continue;
+            }
+            etag = etag.or(header(&response, "x-linked-etag").or(header(&response, "etag")).map(String::from));
+            match (location, response.status().as_u16()) {
+                (Some(elsewhere), _) => (url, token) = (elsewhere.into(), None),
+                // An empty file has no first byte.
+                (None, 416) if start == Some(0) => return Ok((response, etag)),
+                (None, code @ 300..) => return Err(ureq::Error::StatusCode(code)),
+                (None, _) => return Ok((response, etag)),
+            }
+        }
+        Err(ureq::Error::TooManyRedirects)
     }
 
-    /// Returns the patterns whose download is incomplete.
-    fn unfinished(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.repository().join(UNFINISHED)).unwrap_or_default();
-        text.lines().map(Into::into).collect()
-    }
-
-    fn write_unfinished(&self, patterns: impl Iterator<Item = String>) -> std::io::Result<()> {
-        let mut lines: Vec<String> = patterns.collect();
-        lines.sort();
-        lines.dedup();
-        let path = self.repository().join(UNFINISHED);
-        match lines.is_empty() {
-            false => fs::write(path, lines.join("\n")),
-            true => fs::remove_file(path).or_else(|e| match e.kind() {
-                std::io::ErrorKind::NotFound => Ok(()),
-                _ => Err(e),
-            }),
+    /// Writes the body to `part` from byte `start` on. Fails unless the file then has `size` bytes.
+    fn receive(&self, mut response: Response<Body>, part: &Path, start: u64, size: u64, name: &str) -> Result<()> {
+        let megabytes = size / 1_000_000;
+        tracing::info!(model = self.model, file = name, megabytes, "downloading");
+        let mut file = File::options().create(true).write(true).truncate(false).open(part)?;
+        file.set_len(start)?;
+        file.seek(SeekFrom::End(0))?;
+        // At most one byte more than expected is read, which is enough to detect an excess.
+        let mut body = response.body_mut().as_reader().take((size - start).saturating_add(1));
+        let (mut received, mut chunk) = (start, vec![0; CHUNK]);
+        loop {
+            let length = match body.read(&mut chunk) {
+                Ok(0) => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                length => length?,
+            };
+            file.write_all(&chunk[..length])?;
+            let tenths = |bytes: u64| bytes.min(size) / (size / 10).max(1);
+            let logged = tenths(received);
+            received += length as u64;
+            if size >= LOGGED_FROM && tenths(received) > logged {
+                tracing::info!(model = self.model, file = name, "{}0 % of {megabytes} MB", tenths(received));
+            }
+        }
+        if received > size {
+            fs::remove_file(part)?;
+        }
+        match received == size {
+            true => Ok(file.sync_all()?),
+            false => Err(invalid(&format!("number of bytes: expected {size}, received {received}"))),
         }
     }
 
-    fn failed(&self, what: &str, source: ApiError) -> HubError {
+    /// Returns the patterns whose download is incomplete.
+    fn unfinished(&self) -> BTreeSet<String> {
+        let text = fs::read_to_string(self.repository.join(UNFINISHED)).unwrap_or_default();
+        text.lines().map(Into::into).collect()
+    }
+
+    fn write_unfinished(&self, patterns: &BTreeSet<String>) -> io::Result<()> {
+        let path = self.repository.join(UNFINISHED);
+        let lines: Vec<&str> = patterns.iter().map(String::as_str).collect();
+        if lines.is_empty() { fs::remove_file(path) } else { fs::write(path, lines.join("\n")) }
+    }
+
+    /// Wraps the error of a download of `what`, and adds a remedy.
+    fn failed(&self, what: &str, source: ureq::Error) -> HubError {
         let Remote { endpoint, token } = self.remote;
-        let (fault, hint) = match (status(&source), token) {
-            (Some(401 | 403), None) => {
-                let hint = format!(
-                    "{endpoint} wants to know who asks, or has no such model; accept the licence at \
-                     {endpoint}/{} and set HF_TOKEN",
-                    self.model
-                );
-                (Fault::User, hint)
+        let (fault, remedy) = match (&source, token) {
+            (ureq::Error::StatusCode(401 | 403), None) => {
+                let licence = format!("accept the licence at {endpoint}/{} and set HF_TOKEN", self.model);
+                (Fault::User, format!("{endpoint} requires a token, or has no such model; {licence}"))
             }
-            (Some(401 | 403), Some(_)) => {
-                let hint = format!("the token does not allow it; accept the licence at {endpoint}/{}", self.model);
-                (Fault::User, hint)
+            (ureq::Error::StatusCode(401 | 403), Some(_)) => {
+                (Fault::User, format!("the token does not allow it; accept the licence at {endpoint}/{}", self.model))
             }
-            (Some(404), _) => (Fault::User, format!("{endpoint} has no such model or file")),
+            (ureq::Error::StatusCode(404), _) => (Fault::User, format!("{endpoint} has no such model or file")),
             _ => {
-                let hint = "what is there of it is kept, and the next attempt goes on from it; HF_HUB_OFFLINE=1 asks \
-                            for nothing";
-                (Fault::Failure, hint.into())
+                let resume = "the part that was downloaded is kept, and the next attempt resumes it";
+                (Fault::Failure, format!("{resume}; HF_HUB_OFFLINE=1 disables downloads"))
             }
         };
-        HubError::Download { what: what.into(), hint, fault, source: Box::new(source) }
+        HubError { message: format!("cannot download {what}: {remedy}"), fault, source: Some(Box::new(source)) }
     }
 }
-
-/// Name of the file in a model's cache directory that lists the patterns whose download is incomplete.
-const UNFINISHED: &str = ".roll-unfinished";
 
 /// Returns whether `pattern` matches the file `name`. `*` matches within a folder, `**` across folders.
 fn matches(pattern: &str, name: &str) -> bool {
@@ -180,40 +301,53 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern == name || glob::Pattern::new(pattern).is_ok_and(|p| p.matches_with(name, options))
 }
 
-/// Returns the HTTP status of an error response.
-fn status(error: &ApiError) -> Option<u16> {
-    match error {
-        ApiError::RequestError(e) => match **e {
-            ureq::Error::StatusCode(code) => Some(code),
-            _ => None,
-        },
+/// Returns the name of a partial file. The contents of a file never change within a commit.
+fn unique_name(commit: &str, name: &str) -> String {
+    Fingerprint::new("file").text("commit", commit).text("name", name).finish()
+}
+
+/// Returns whether a hash that the server sent can be the name of a file or of a directory.
+fn is_plain(hash: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !hash.is_empty() && hash.len() <= MAX_HASH && hash.chars().all(plain)
+}
+
+fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
+}
+
+/// Returns the first byte of a body and the size of the whole file, if the body begins at `start` or is the whole file.
+fn range(response: &Response<Body>, start: u64) -> Option<(u64, u64)> {
+    match response.status().as_u16() {
+        // The server does not support ranges.
+        200 => Some((0, response.body().content_length()?)),
+        206 => {
+            let (bytes, size) = header(response, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
+            let size = size.parse().ok()?;
+            let begins_at_start = bytes.split('-').next()?.parse() == Ok(start);
+            (begins_at_start && start < size).then_some((start, size))
+        }
+        416 => Some((0, 0)),
         _ => None,
     }
 }
 
-/// Logs the progress of a download.
-struct Told<'a> {
-    model: &'a str,
-    file: &'a str,
-    begun: bool,
-    tenths: u64,
+/// Removes the file and fails if its ETag is a SHA-256, as that of every large file, and its contents have another.
+fn check_hash(file: &Path, etag: Option<&str>) -> Result<()> {
+    let is_sha256 = |etag: &&str| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit());
+    let Some(expected) = etag.filter(is_sha256) else { return Ok(()) };
+    let mut hash = Sha256::new();
+    io::copy(&mut File::open(file)?, &mut hash)?;
+    let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    if found == expected {
+        return Ok(());
+    }
+    fs::remove_file(file)?;
+    Err(invalid(&format!("file: expected the SHA-256 {expected}, found {found}")))
 }
 
-impl<'a> Told<'a> {
-    fn new(model: &'a str, file: &'a str) -> Self {
-        Self { model, file, begun: false, tenths: 0 }
-    }
-
-    fn tell(&mut self, size: u64, there: u64) {
-        if !std::mem::replace(&mut self.begun, true) {
-            tracing::info!(model = self.model, file = self.file, megabytes = size / 1_000_000, "downloading");
-        }
-        let tenths = if size < TOLD_FROM { 0 } else { there.min(size) / (size / 10) };
-        if tenths > self.tenths {
-            self.tenths = tenths;
-            tracing::info!(model = self.model, file = self.file, "{tenths}0 % of {} MB", size / 1_000_000);
-        }
-    }
+fn invalid(what: &str) -> ureq::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("the server sent an invalid {what}")).into()
 }
 
 #[cfg(test)]

@@ -5,8 +5,6 @@
 
 #[cfg(feature = "hub")]
 mod download;
-#[cfg(feature = "hub")]
-mod fetch;
 #[cfg(test)]
 mod tests;
 
@@ -16,9 +14,6 @@ use roll_core::Fault;
 use roll_external::files;
 
 use crate::weights::expand_glob;
-
-/// The default server of models.
-const ENDPOINT: &str = "https://huggingface.co";
 
 /// The places of published models' files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,62 +44,29 @@ impl std::fmt::Debug for Remote {
 
 /// A model cannot be found or downloaded.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HubError {
-    /// The identifier is not `ORG/NAME` or `ORG/NAME:PATTERN`.
-    #[error("`{id}`: expected ORG/NAME or ORG/NAME:PATTERN, such as Wan-AI/Wan2.2-I2V-A14B:Wan2.1_VAE.pth; {problem}")]
-    Identifier {
-        /// The identifier.
-        id: String,
-        /// What is wrong with the identifier.
-        problem: String,
-    },
-    /// No file of the model matches.
-    #[error(
-        "`{model}:{pattern}` is not on this machine; looked in {}; download it with \
-         `hf download {model} --include \"{pattern}\"` where there is a network, or put the files into {}",
-        list(looked),
-        folder.display()
-    )]
-    NotFound {
-        /// `ORG/NAME`.
-        model: String,
-        /// Pattern of the files.
-        pattern: String,
-        /// Directories that were searched.
-        looked: Vec<PathBuf>,
-        /// Folder into which the user may copy the files.
-        folder: PathBuf,
-    },
-    /// The model on the server has no file that matches.
-    #[error("the model `{model}` at {endpoint} has no file `{pattern}`; it has: {}", found.join(", "))]
-    NoSuchFile {
-        /// `ORG/NAME`.
-        model: String,
-        /// The server's address.
-        endpoint: String,
-        /// Pattern of the files.
-        pattern: String,
-        /// The model's files; only the first of a long list.
-        found: Vec<String>,
-    },
-    /// A download failed.
-    #[error("cannot download {what}: {hint}")]
-    Download {
-        /// The model, or one of its files.
-        what: String,
-        /// The remedy.
-        hint: String,
-        /// Whether the user or the server is at fault.
-        fault: Fault,
-        /// The error.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+#[error("{message}")]
+pub struct HubError {
+    message: String,
+    /// Whether the user or the server is at fault.
+    pub fault: Fault,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+impl HubError {
+    fn user(message: String) -> Self {
+        Self { message, fault: Fault::User, source: None }
+    }
+
+    fn identifier(id: &str, problem: &str) -> Self {
+        let expected = "expected ORG/NAME or ORG/NAME:PATTERN, such as Wan-AI/Wan2.2-I2V-A14B:Wan2.1_VAE.pth";
+        Self::user(format!("`{id}`: {expected}; {problem}"))
+    }
+}
+
+impl From<HubError> for roll_core::Error {
+    fn from(e: HubError) -> Self {
+        roll_core::Error::component(e.fault, e)
+    }
 }
 
 impl Hub {
@@ -131,7 +93,10 @@ impl Hub {
         let remote = (cfg!(feature = "hub") && !offline).then(|| {
             let login = || files::read_text(&home.as_ref()?.join("token"), files::MAX_TEXT).ok();
             Remote {
-                endpoint: text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()).trim_end_matches('/').into(),
+                endpoint: text("HF_ENDPOINT")
+                    .unwrap_or_else(|| "https://huggingface.co".into())
+                    .trim_end_matches('/')
+                    .into(),
                 token: text("HF_TOKEN").or_else(login).map(|t| t.trim().to_string()).filter(|t| !t.is_empty()),
             }
         });
@@ -142,23 +107,17 @@ impl Hub {
     /// are downloaded if no place has any, or if an earlier download of this pattern is incomplete.
     pub fn files(&self, model: &str, pattern: &str) -> Result<Vec<PathBuf>, HubError> {
         if !stays_inside(pattern) {
-            return Err(HubError::Identifier {
-                id: format!("{model}:{pattern}"),
-                problem: "the pattern must be relative, without `..`".into(),
-            });
+            let problem = "the pattern must be relative, without `..`";
+            return Err(HubError::identifier(&format!("{model}:{pattern}"), problem));
         }
-        let find = |root: &Path| {
-            let escaped = glob::Pattern::escape(&root.to_string_lossy());
-            expand_glob(&format!("{escaped}/{pattern}")).ok()
-        };
-        self.found(model, &[pattern], &[], find)
+        self.find(model, &[pattern], &[], |root| expand_glob(&below(root, pattern)).ok())
     }
 
     /// Returns the directory of `model` (`ORG/NAME`) in the first place that has files for all patterns of `needed`. If
     /// no place has, files that match `needed` or `also` are downloaded. `**` matches any folders.
     pub fn directory(&self, model: &str, needed: &[&str], also: &[&str]) -> Result<PathBuf, HubError> {
-        let whole = |root: &Path| has(root, needed).then(|| root.to_path_buf());
-        self.found(model, needed, also, whole).or_else(|e| {
+        let complete = |root: &Path| has_files(root, needed).then(|| root.to_path_buf());
+        self.find(model, needed, also, complete).or_else(|e| {
             // An incomplete directory is returned if downloads are disabled; its reader names the missing file.
             let roots = self.roots(model)?;
             roots.into_iter().find(|root| self.remote.is_none() && root.is_dir()).ok_or(e)
@@ -166,7 +125,7 @@ impl Hub {
     }
 
     /// Returns the result of `find` for the first place that has one, before or after a download.
-    fn found<T>(
+    fn find<T>(
         &self,
         model: &str,
         needed: &[&str],
@@ -174,44 +133,51 @@ impl Hub {
         find: impl Fn(&Path) -> Option<T>,
     ) -> Result<T, HubError> {
         // Places are listed again for each search, because a download may create a snapshot.
-        let here = || Ok::<_, HubError>(self.roots(model)?.iter().find_map(|root| find(root)));
+        let search = || Ok::<_, HubError>(self.roots(model)?.iter().find_map(|root| find(root)));
         #[cfg(feature = "hub")]
         if let (Some(remote), Some(cache)) = (&self.remote, self.caches.first()) {
-            let download = download::Download { remote, cache, model, needed, also };
-            let ready = || Ok(here()?.filter(|_| !download.is_unfinished()));
-            if let Some(found) = ready()? {
+            let download = download::Download::new(remote, cache, model, needed, also);
+            let complete = || Ok(search()?.filter(|_| !download.is_unfinished()));
+            if let Some(found) = complete()? {
                 return Ok(found);
             }
-            download.run(|| Ok(ready()?.is_some()))?;
+            download.run(|| Ok(complete()?.is_some()))?;
         }
         #[cfg(not(feature = "hub"))]
         let _ = also;
-        match here()? {
-            Some(found) => Ok(found),
-            None => Err(self.not_found(model, &needed.join(" "), self.roots(model)?)),
-        }
+        search()?.ok_or_else(|| self.not_found(model, &needed.join(" ")))
     }
 
-    fn not_found(&self, model: &str, pattern: &str, looked: Vec<PathBuf>) -> HubError {
-        let folder = self.folders.first().cloned().unwrap_or_else(|| "models".into()).join(model);
-        HubError::NotFound { model: model.into(), pattern: pattern.into(), looked, folder }
+    fn not_found(&self, model: &str, pattern: &str) -> HubError {
+        let searched: Vec<_> = self.roots(model).into_iter().flatten().map(|p| p.display().to_string()).collect();
+        let folder = self.folders.first().map_or(Path::new("models"), PathBuf::as_path).join(model);
+        HubError::user(format!(
+            "`{model}:{pattern}` is not on this machine; looked in {}; download it with \
+             `hf download {model} --include \"{pattern}\"` where there is a network, or put the files into {}",
+            searched.join(", "),
+            folder.display()
+        ))
     }
 
     /// Returns every directory that may contain the files of `model`, existing or not.
     fn roots(&self, model: &str) -> Result<Vec<PathBuf>, HubError> {
-        let bad = |problem: &str| HubError::Identifier { id: model.into(), problem: problem.into() };
-        let (org, name) = model.split_once('/').ok_or_else(|| bad("there is no `/`"))?;
+        let (org, name) = model.split_once('/').ok_or_else(|| HubError::identifier(model, "there is no `/`"))?;
         let plain = |s: &str| !s.is_empty() && !s.contains(['/', '\\']) && s != "." && s != "..";
         if !plain(org) || !plain(name) {
-            return Err(bad("ORG and NAME must be plain names"));
+            return Err(HubError::identifier(model, "ORG and NAME must be plain names"));
         }
         let mut roots: Vec<PathBuf> = self.folders.iter().map(|f| f.join(org).join(name)).collect();
         for cache in &self.caches {
-            let repository = cache.join(format!("models--{org}--{name}"));
+            let repository = cache.join(repository_name(model));
             roots.push(snapshot(&repository).unwrap_or_else(|| repository.join("snapshots")));
         }
         Ok(roots)
     }
+}
+
+/// Returns the name of a model's directory in a cache.
+fn repository_name(model: &str) -> String {
+    format!("models--{}", model.replace('/', "--"))
 }
 
 /// Returns the snapshot that `refs/main` names, or the only snapshot.
@@ -222,30 +188,24 @@ fn snapshot(repository: &Path) -> Option<PathBuf> {
         return stays_inside(hash).then(|| snapshots.join(hash));
     }
     let mut found = std::fs::read_dir(snapshots).ok()?.flatten().map(|entry| entry.path()).filter(|p| p.is_dir());
-    match (found.next(), found.next()) {
-        (Some(only), None) => Some(only),
-        _ => None,
-    }
+    found.next().filter(|_| found.next().is_none())
 }
 
 /// Returns whether `root` is a directory with files for all patterns of `needed`.
-fn has(root: &Path, needed: &[&str]) -> bool {
-    let escaped = glob::Pattern::escape(&root.to_string_lossy());
+fn has_files(root: &Path, needed: &[&str]) -> bool {
     let any = |pattern: &&str| {
         let pattern = if *pattern == "**" { "**/*" } else { pattern };
-        glob::glob(&format!("{escaped}/{pattern}")).is_ok_and(|found| found.flatten().any(|path| path.is_file()))
+        glob::glob(&below(root, pattern)).is_ok_and(|found| found.flatten().any(|path| path.is_file()))
     };
     root.is_dir() && needed.iter().all(any)
+}
+
+/// Returns the pattern for files below `root`, whose own name is taken literally.
+fn below(root: &Path, pattern: &str) -> String {
+    format!("{}/{pattern}", glob::Pattern::escape(&root.to_string_lossy()))
 }
 
 /// Returns whether a relative path stays below the directory that it is joined to.
 fn stays_inside(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir))
-}
-
-impl From<HubError> for roll_core::Error {
-    fn from(e: HubError) -> Self {
-        let fault = if let HubError::Download { fault, .. } = &e { *fault } else { Fault::User };
-        roll_core::Error::component(fault, e)
-    }
 }

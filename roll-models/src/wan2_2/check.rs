@@ -11,7 +11,7 @@ use super::options::WanOptions;
 use super::paths::ComponentFiles;
 use super::umt5::Umt5Config;
 use super::vae::VaeConfig;
-use crate::headers::told;
+use crate::headers::{has_all, summary};
 use crate::hub::Hub;
 
 roll_core::inventory::submit! {
@@ -32,7 +32,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     let mut lines = Vec::new();
     let (adapters, trained) = initial_adapters::open(&options, context, &files)?;
     for (name, file) in files.experts() {
-        components::dit_config(file, options.num_heads).while_doing(|| reading(file))?;
+        has_all(file, &components::dit_config(file, options.num_heads).while_doing(|| reading(file))?.weights())?;
         let how = match options.trainable(&trained, name) {
             Trainable::Frozen => "frozen".into(),
             Trainable::Full => "all weights are trained".into(),
@@ -43,20 +43,22 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
             Trainable::Lora { rank, .. } => format!("a LoRA of rank {rank} is trained"),
             Trainable::Layers { .. } => "a LoRA is trained".into(),
         };
-        lines.push(format!("{}; {how}", told(&format!("transformer `{name}`"), file)));
+        lines.push(format!("{}; {how}", summary(&format!("transformer `{name}`"), file)));
     }
     let vae = VaeConfig::from_shapes(&files.vae.shapes()).while_doing(|| reading(&files.vae))?;
+    has_all(&files.vae, &vae.weights())?;
     let unit = video_unit(&vae, &components::dit_config(&files.dit, options.num_heads)?);
-    lines.push(told(&files.vae_kind.to_string(), &files.vae));
+    lines.push(summary(&files.vae_kind.to_string(), &files.vae));
     if let Some(file) = &files.text_encoder {
         let config = Umt5Config::from_shapes(&file.shapes()).while_doing(|| reading(file))?;
-        lines.push(told(&Component::TextEncoder.to_string(), file));
+        has_all(file, &config.weights())?;
+        lines.push(summary(&Component::TextEncoder.to_string(), file));
         let tokenizer = open_tokenizer(&files, config.vocab, &options, context, &offline)?;
         let length = text_len(&files)?;
         lines.push(format!("tokenizer: {} ids, prompts of {length} tokens", tokenizer.vocabulary()));
     }
     if let Some(file) = &files.clip {
-        lines.push(told(&Component::Clip.to_string(), file));
+        lines.push(summary(&Component::Clip.to_string(), file));
     }
     Ok(FilesFound { lines, missing: None, unit })
 }

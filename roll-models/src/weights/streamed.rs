@@ -19,11 +19,11 @@ use crate::precision::storable;
 /// GB. The mapped pages of a segment are released once it is read, so only the system's page cache holds the file, as
 /// long as the system has room.
 pub struct Streamed {
-    source: Arc<Source>,
+    source: Arc<StreamSource>,
     ahead: Option<Prefetcher<Weights>>,
 }
 
-struct Source {
+struct StreamSource {
     checkpoint: Checkpoint,
     device: Device,
     storage: Option<Storage>,
@@ -32,15 +32,15 @@ struct Source {
 impl Streamed {
     /// Creates a store over `checkpoint`, whose keys must be those that the network requests.
     pub fn new(checkpoint: Checkpoint, device: &Device) -> Self {
-        let source = Source { checkpoint, device: device.clone(), storage: None };
+        let source = StreamSource { checkpoint, device: device.clone(), storage: None };
         Self { source: Arc::new(source), ahead: None }
     }
 
     /// Stores the weights on the device as `storage` says instead of in the file's dtype.
     pub fn stored_as(mut self, storage: impl Into<Storage>) -> Self {
-        let Source { checkpoint, device, .. } = self.source.as_ref();
+        let StreamSource { checkpoint, device, .. } = self.source.as_ref();
         let (checkpoint, device) = (checkpoint.clone(), device.clone());
-        self.source = Arc::new(Source { checkpoint, device, storage: Some(storage.into()) });
+        self.source = Arc::new(StreamSource { checkpoint, device, storage: Some(storage.into()) });
         self
     }
 
@@ -77,7 +77,7 @@ impl WeightStore for Streamed {
     }
 }
 
-impl Source {
+impl StreamSource {
     fn read(&self, prefix: &str) -> Result<Weights> {
         let mut weights = HashMap::new();
         for key in self.checkpoint.keys().filter(|key| key.starts_with(prefix)) {
@@ -121,7 +121,7 @@ pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> 
 pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTreeMap<String, HostWeight>> {
     let mut weights = BTreeMap::new();
     for key in checkpoint.keys() {
-        let kept = match held(checkpoint, key, storage)? {
+        let weight = match host_weight(checkpoint, key, storage)? {
             HostWeight::Dense(tensor) => {
                 let dtype = match storage.of(key, tensor.dtype()) {
                     DType::BF16 => roll_core::DType::Bf16,
@@ -136,18 +136,18 @@ pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTree
             scaled => scaled,
         };
         checkpoint.release(key);
-        weights.insert(key.to_string(), kept);
+        weights.insert(key.to_string(), weight);
     }
     Ok(weights)
 }
 
 /// Uploads the weight `key` to `device`.
 fn uploaded(checkpoint: &Checkpoint, key: &str, storage: Storage, device: &Device) -> Result<Weight> {
-    Ok(held(checkpoint, key, storage)?.upload(storage, key, device))
+    Ok(host_weight(checkpoint, key, storage)?.upload(storage, key, device))
 }
 
 /// Reads the weight `key`: dense, or in eight bits if `storage` says so.
-fn held(checkpoint: &Checkpoint, key: &str, storage: Storage) -> Result<HostWeight> {
+fn host_weight(checkpoint: &Checkpoint, key: &str, storage: Storage) -> Result<HostWeight> {
     let scaled = match storage.matrices {
         MatrixStorage::Dense => None,
         MatrixStorage::AsInFile | MatrixStorage::Eight(_) => checkpoint.scaled(key)?,
@@ -174,7 +174,7 @@ mod tests {
     use crate::weights::save_safetensors;
 
     #[test]
-    fn reading_ahead_gives_the_weights_that_were_asked_for_in_any_order() {
+    fn prefetching_returns_the_requested_weights_in_any_order() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("w.safetensors");
         let state: StateDict =

@@ -1,9 +1,8 @@
-//! Conversations as the model was trained to read them: its chat template.
+//! The chat template of a model, which formats conversations as in its training.
 //!
-//! A template is a program, and the directory of a model is often somebody else's. A program that reads such
-//! directories has templates rendered by a process beside it ([`render_elsewhere`]), whose memory and time are limited:
-//! whatever a template does, it ends as an error. Where nobody asked for that they are rendered on a thread, with a
-//! limit on steps.
+//! A template is a program and comes from files that are not trusted. After [`render_in_worker`], templates are rendered
+//! by a worker process whose memory and time are limited, so that nothing worse than an error can happen. Otherwise they
+//! are rendered in this process, with a limit on steps.
 
 mod template;
 mod worker;
@@ -16,40 +15,40 @@ use roll_core::{Error, Message, Result};
 use roll_external::files;
 use serde::Deserialize;
 
-use self::template::{Conversation, Source, Template};
+use self::template::{Conversation, Template, TemplateSource};
 use self::worker::Worker;
 pub use self::worker::{WORKER, serve};
 
-/// Longer templates are refused: the longest that are published have some 20 KB.
+/// Maximal size of a template in bytes. The longest published ones have some 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
 
-/// Variable with the descriptions of tools.
+/// The template variable with the descriptions of tools.
 const TOOLS: &str = "tools";
 
-/// The program that renders templates.
+/// The program of the worker processes that render templates.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has the templates that are opened from now on rendered by `program`, which is called with the one argument
-/// [`WORKER`] and then calls [`serve`]. Only the first call counts.
-pub fn render_elsewhere(program: PathBuf) {
+/// Renders the templates that are opened from now on in processes of `program`, which must call [`serve`] if its only
+/// argument is [`WORKER`]. Only the first call has an effect.
+pub fn render_in_worker(program: PathBuf) {
     let _ = PROGRAM.set(program);
 }
 
-/// A chat template in Jinja, and the special tokens it may write.
+/// A chat template in Jinja, with the special tokens that it may write.
 pub struct ChatTemplate {
     renderer: Mutex<Renderer>,
-    /// Variables that it reads.
-    reads: Vec<String>,
-    /// Further variables that it is given.
+    /// Variables that the template reads.
+    variables: Vec<String>,
+    /// Values of further variables.
     arguments: serde_json::Map<String, serde_json::Value>,
 }
 
 enum Renderer {
-    Here(Template),
-    Elsewhere(Worker),
+    Local(Template),
+    Worker(Worker),
 }
 
-/// The parts of `tokenizer_config.json` that matter here.
+/// Keys of a `tokenizer_config.json`; others are ignored.
 #[derive(Default, Deserialize)]
 struct TokenizerConfig {
     chat_template: Option<Templates>,
@@ -87,8 +86,8 @@ impl From<Special> for String {
 }
 
 impl ChatTemplate {
-    /// The template of a model directory: `chat_template.jinja`, else the one in `tokenizer_config.json`. `None` when
-    /// there is neither.
+    /// Loads the template of a model directory: `chat_template.jinja`, else the one in `tokenizer_config.json`. Returns
+    /// `None` if there is neither.
     pub fn load(directory: &Path) -> Result<Option<Self>> {
         let file = directory.join("tokenizer_config.json");
         let config: TokenizerConfig = match file.exists() {
@@ -98,47 +97,47 @@ impl ChatTemplate {
             }
             false => TokenizerConfig::default(),
         };
-        let own = directory.join("chat_template.jinja");
-        let (source, place) = match (own.exists(), config.chat_template) {
-            (true, _) => (files::read_text(&own, MAX_SOURCE as u64).map_err(Error::file("read", &own))?, own),
+        let jinja = directory.join("chat_template.jinja");
+        let (source, path) = match (jinja.exists(), config.chat_template) {
+            (true, _) => (files::read_text(&jinja, MAX_SOURCE as u64).map_err(Error::file("read", &jinja))?, jinja),
             (false, Some(Templates::One(template))) => (template, file),
             (false, Some(Templates::Named(mut named))) => {
-                let at = named.iter().position(|n| n.name == "default").unwrap_or(0);
+                let index = named.iter().position(|n| n.name == "default").unwrap_or(0);
                 if named.is_empty() {
                     return Err(Error::bad_file(file, "`chat_template` is an empty list"));
                 }
-                (named.swap_remove(at).template, file)
+                (named.swap_remove(index).template, file)
             }
             (false, None) => return Ok(None),
         };
         let text = |special: Option<Special>| special.map(String::from).unwrap_or_default();
         let template = Self::new(source, text(config.bos_token), text(config.eos_token));
-        template.map(Some).map_err(|problem| Error::bad_file(place, problem))
+        template.map(Some).map_err(|problem| Error::bad_file(path, problem))
     }
 
-    /// Parses a template; the error says why the source is invalid.
-    pub fn new(source: String, bos: String, eos: String) -> std::result::Result<Self, String> {
+    /// Parses a template. `bos` and `eos` are the special tokens that it may write.
+    pub fn new(source: String, bos: String, eos: String) -> Result<Self, String> {
         if source.len() > MAX_SOURCE {
             return Err(format!("the chat template has {} bytes, more than {MAX_SOURCE}", source.len()));
         }
-        let source = Source { source, bos, eos };
-        let (renderer, reads) = match PROGRAM.get() {
+        let source = TemplateSource { source, bos, eos };
+        let (renderer, variables) = match PROGRAM.get() {
             Some(program) => {
-                let (worker, reads) = Worker::start(program, source)?;
-                (Renderer::Elsewhere(worker), reads)
+                let (worker, variables) = Worker::start(program, source)?;
+                (Renderer::Worker(worker), variables)
             }
             None => {
                 let template = Template::new(source)?;
-                let reads = template.reads();
-                (Renderer::Here(template), reads)
+                let variables = template.variables();
+                (Renderer::Local(template), variables)
             }
         };
-        Ok(Self { renderer: Mutex::new(renderer), reads, arguments: serde_json::Map::new() })
+        Ok(Self { renderer: Mutex::new(renderer), variables, arguments: serde_json::Map::new() })
     }
 
-    /// Gives it further variables: `enable_thinking`. Fails on one that it does not read.
+    /// Sets further variables, such as `enable_thinking`. Fails on a variable that the template does not read.
     pub fn with_arguments(mut self, arguments: serde_json::Map<String, serde_json::Value>) -> Result<Self> {
-        if let Some(name) = arguments.keys().find(|name| !self.reads.contains(*name)) {
+        if let Some(name) = arguments.keys().find(|name| !self.variables.contains(*name)) {
             let problem = format!("the model's chat template does not read `{name}`");
             return Err(Error::config("model.chat_template_args", problem));
         }
@@ -146,14 +145,14 @@ impl ChatTemplate {
         Ok(self)
     }
 
-    /// The text of a conversation. `continue_as_assistant` ends it where the assistant speaks next.
+    /// Renders a conversation. With `continue_as_assistant` the text ends where the assistant's next message begins.
     pub fn render(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
-        self.render_given(messages, continue_as_assistant, Cow::Borrowed(&self.arguments))
+        self.render_with(messages, continue_as_assistant, Cow::Borrowed(&self.arguments))
     }
 
-    /// Whether it writes descriptions of tools.
-    pub fn knows_tools(&self) -> bool {
-        self.reads.iter().any(|name| name == TOOLS)
+    /// Whether the template writes descriptions of tools.
+    pub fn supports_tools(&self) -> bool {
+        self.variables.iter().any(|name| name == TOOLS)
     }
 
     /// As [`ChatTemplate::render`], with descriptions of tools.
@@ -165,10 +164,10 @@ impl ChatTemplate {
     ) -> Result<String> {
         let mut arguments = self.arguments.clone();
         arguments.insert(TOOLS.into(), tools.into());
-        self.render_given(messages, continue_as_assistant, Cow::Owned(arguments))
+        self.render_with(messages, continue_as_assistant, Cow::Owned(arguments))
     }
 
-    fn render_given(
+    fn render_with(
         &self,
         messages: &[Message],
         continue_as_assistant: bool,
@@ -178,8 +177,8 @@ impl ChatTemplate {
             Conversation { messages: messages.into(), add_generation_prompt: continue_as_assistant, arguments };
         let mut renderer = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
         let rendered = match &mut *renderer {
-            Renderer::Here(template) => template.render(&conversation),
-            Renderer::Elsewhere(worker) => worker.render(&conversation),
+            Renderer::Local(template) => template.render(&conversation),
+            Renderer::Worker(worker) => worker.render(&conversation),
         };
         rendered.map_err(|problem| Error::Unsupported(format!("the chat template failed: {problem}")))
     }
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_is_written_as_the_template_says() {
+    fn renders_chatml() {
         let messages = [Message::new("system", "Be brief."), Message::new("user", " Hi \n")];
         assert_eq!(
             template(CHATML).render(&messages, true).unwrap(),
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_is_given_the_arguments_that_it_reads_and_no_others() {
+    fn rejects_arguments_that_the_template_does_not_read() {
         let source = "{%- if enable_thinking is defined and enable_thinking is false %}no{% else %}yes{% endif %}";
         let with = |name: &str| {
             let arguments = serde_json::json!({name: false}).as_object().unwrap().clone();
@@ -222,17 +221,17 @@ mod tests {
         };
         assert_eq!(template(source).render(&[], true).unwrap(), "yes");
         assert_eq!(with("enable_thinking").unwrap().render(&[], true).unwrap(), "no");
-        let told = with("enable_thinkin").err().unwrap().to_string();
-        assert!(told.contains("enable_thinkin") && told.contains("chat_template_args"), "{told}");
+        let message = with("enable_thinkin").err().unwrap().to_string();
+        assert!(message.contains("enable_thinkin") && message.contains("chat_template_args"), "{message}");
     }
 
     #[test]
-    fn a_template_that_knows_tools_gets_them_as_python_would_write_them() {
+    fn renders_tools_in_the_json_of_python() {
         let source = "{%- if tools %}{%- for tool in tools %}{{- tool | tojson }};{%- endfor %}{%- endif %}\
             {%- for message in messages %}{{- message.role + ':' + message.content + '\\n' }}{%- endfor %}";
         let tools = [serde_json::json!({"type": "function", "function": {"name": "add", "a": [1, "<é'>"], "b": {}}})];
         let messages = [Message::new("user", "6 * 7?"), Message::new("tool", "42")];
-        assert!(template(source).knows_tools() && !template(CHATML).knows_tools());
+        assert!(template(source).supports_tools() && !template(CHATML).supports_tools());
         assert_eq!(
             template(source).render_with_tools(&messages, &tools, true).unwrap(),
             "{\"type\": \"function\", \"function\": {\"name\": \"add\", \"a\": [1, \"<é'>\"], \"b\": {}}};\
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_fails_says_why() {
+    fn error_of_a_failing_template_has_its_reason() {
         let refuses = template("{{ raise_exception('roles must alternate') }}");
         assert!(refuses.render(&[], false).unwrap_err().to_string().contains("roles must alternate"));
         let refused = |source: String| ChatTemplate::new(source, String::new(), String::new()).err().unwrap();
@@ -251,13 +250,13 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_never_ends_is_stopped() {
+    fn stops_a_template_after_its_maximal_number_of_steps() {
         let slow = template("{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}");
         assert!(slow.render(&[], false).is_err());
     }
 
     #[test]
-    fn a_directory_may_name_its_template_in_three_ways() {
+    fn loads_templates_from_their_three_places() {
         let dir = tempfile::tempdir().unwrap();
         assert!(ChatTemplate::load(dir.path()).unwrap().is_none());
         let config = |json: &str| std::fs::write(dir.path().join("tokenizer_config.json"), json).unwrap();

@@ -1,4 +1,4 @@
-//! A template in this process.
+//! Rendering of a template in this process.
 
 use std::borrow::Cow;
 use std::io;
@@ -9,16 +9,16 @@ use roll_core::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-/// Template name, for error messages.
+/// Name of the template in error messages.
 const NAME: &str = "chat template";
-/// Steps after which a template is taken to hang.
+/// Maximal number of steps of a rendering.
 const FUEL: u64 = 2_000_000;
 
-/// A template as files contain it.
+/// A template before it is parsed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Source {
+pub(super) struct TemplateSource {
     pub source: String,
-    /// Special tokens that it may write.
+    /// Special tokens that the template may write.
     pub bos: String,
     pub eos: String,
 }
@@ -39,9 +39,9 @@ pub(super) struct Template {
 }
 
 impl Template {
-    pub fn new(Source { source, bos, eos }: Source) -> Result<Self, String> {
+    pub fn new(TemplateSource { source, bos, eos }: TemplateSource) -> Result<Self, String> {
         let mut environment = Environment::new();
-        // As Hugging Face renders: a block takes its line break and the blanks before it along.
+        // As in transformers, the line break after a block and the blanks before it are removed.
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_fuel(Some(FUEL));
@@ -55,8 +55,8 @@ impl Template {
         Ok(Self { environment, bos, eos })
     }
 
-    /// The variables that it reads.
-    pub fn reads(&self) -> Vec<String> {
+    /// Returns the variables that the template reads.
+    pub fn variables(&self) -> Vec<String> {
         let template = self.environment.get_template(NAME);
         let mut names: Vec<String> =
             template.map(|template| template.undeclared_variables(false).into_iter().collect()).unwrap_or_default();
@@ -78,14 +78,14 @@ impl Template {
     }
 }
 
-/// JSON as Python's `json.dumps` writes it, which models were trained to read: blanks after commas and colons, and no
-/// character escaped that need not be.
+/// The filter `tojson` of transformers, which writes JSON as Python's `json.dumps`: with blanks after commas and colons,
+/// and without unnecessary escapes.
 fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value, minijinja::Error> {
     let indent = match indent {
         Some(indent) => Some(indent),
         None => options.get::<Option<usize>>("indent")?,
     };
-    // The filter does this in any case.
+    // This argument is accepted and has no effect.
     let _ = options.get::<Option<bool>>("ensure_ascii")?;
     options.assert_all_used()?;
     let mut out = Vec::new();
@@ -95,17 +95,18 @@ fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value,
             let formatter = serde_json::ser::PrettyFormatter::with_indent(blanks.as_bytes());
             value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
         }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonFormat)),
     };
-    let failed = |e: String| minijinja::Error::new(ErrorKind::InvalidOperation, format!("no JSON: {e}"));
+    let failed =
+        |e: String| minijinja::Error::new(ErrorKind::InvalidOperation, format!("cannot be written as JSON: {e}"));
     written.map_err(|e| failed(e.to_string()))?;
     String::from_utf8(out).map(Value::from).map_err(|e| failed(e.to_string()))
 }
 
-/// A blank after each comma and colon.
-struct Spaced;
+/// The JSON format of Python: a blank after each comma and colon.
+struct PythonFormat;
 
-impl serde_json::ser::Formatter for Spaced {
+impl serde_json::ser::Formatter for PythonFormat {
     fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
         if first { Ok(()) } else { writer.write_all(b", ") }
     }
@@ -119,7 +120,7 @@ impl serde_json::ser::Formatter for Spaced {
     }
 }
 
-/// An error with its causes, on one line.
+/// Returns an error with its causes, on one line.
 fn chain(error: &minijinja::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);

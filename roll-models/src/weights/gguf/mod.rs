@@ -39,9 +39,9 @@ pub enum Value {
     Texts(Vec<String>),
 }
 
-/// Position, shape and type of a tensor.
+/// Type, shape and position of a tensor.
 #[derive(Clone, Debug, PartialEq)]
-struct Place {
+struct TensorLocation {
     kind: u32,
     /// Shape with the outermost dimension first, as everywhere else here; the file stores the reverse.
     shape: Vec<usize>,
@@ -53,7 +53,7 @@ pub struct GgufFile {
     path: PathBuf,
     map: Mmap,
     metadata: BTreeMap<String, Value>,
-    tensors: BTreeMap<String, Place>,
+    tensors: BTreeMap<String, TensorLocation>,
 }
 
 impl GgufFile {
@@ -113,40 +113,43 @@ impl GgufFile {
 
     /// Shape of a tensor, outermost dimension first.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|place| place.shape.as_slice())
+        self.tensors.get(name).map(|location| location.shape.as_slice())
     }
 
     /// Reads a tensor and dequantises it to f32.
     pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
-        let (place, kind) = self.place_of(name)?;
-        let values = kind.decode(&self.map[place.bytes.clone()]);
-        Tensor::new(values, place.shape.clone()).map_err(|e| self.problem(name, &e))
+        let (location, kind) = self.locate(name)?;
+        let values = kind.decode(&self.map[location.bytes.clone()]);
+        Tensor::new(values, location.shape.clone()).map_err(|e| self.problem(name, &e))
     }
 
     /// Copies a quantised matrix in the file's block format. Returns `None` if the tensor is not quantised or not a
     /// matrix.
     pub fn blocks(&self, name: &str) -> Result<Option<BlockMatrix>, WeightsError> {
-        let (place, kind) = self.place_of(name)?;
-        let Ok(shape) = <[usize; 2]>::try_from(place.shape.as_slice()) else { return Ok(None) };
+        let (location, kind) = self.locate(name)?;
+        let Ok(shape) = <[usize; 2]>::try_from(location.shape.as_slice()) else { return Ok(None) };
         if !kind.is_quantised() {
             return Ok(None);
         }
-        let bytes = self.map[place.bytes.clone()].to_vec();
+        let bytes = self.map[location.bytes.clone()].to_vec();
         BlockMatrix::new(kind, bytes, shape).map(Some).map_err(|e| self.problem(name, &e))
     }
 
     /// Number of bytes that [`GgufFile::blocks`] would copy; nothing is read.
     pub fn block_bytes(&self, name: &str) -> Result<Option<usize>, WeightsError> {
-        let (place, kind) = self.place_of(name)?;
-        Ok((kind.is_quantised() && place.shape.len() == 2).then_some(place.bytes.len()))
+        let (location, kind) = self.locate(name)?;
+        Ok((kind.is_quantised() && location.shape.len() == 2).then_some(location.bytes.len()))
     }
 
-    fn place_of(&self, name: &str) -> Result<(&Place, BlockType), WeightsError> {
+    fn locate(&self, name: &str) -> Result<(&TensorLocation, BlockType), WeightsError> {
         let missing = || WeightsError::MissingTensor { path: self.path.clone(), tensor: name.into() };
-        let place = self.tensors.get(name).ok_or_else(missing)?;
-        let unsupported =
-            || WeightsError::DType { path: self.path.clone(), tensor: name.into(), found: blocks::name_of(place.kind) };
-        Ok((place, BlockType::of(place.kind).ok_or_else(unsupported)?))
+        let location = self.tensors.get(name).ok_or_else(missing)?;
+        let unsupported = || WeightsError::DType {
+            path: self.path.clone(),
+            tensor: name.into(),
+            found: blocks::name_of(location.kind),
+        };
+        Ok((location, BlockType::of(location.kind).ok_or_else(unsupported)?))
     }
 
     fn problem(&self, name: &str, problem: &roll_core::Error) -> WeightsError {
@@ -154,7 +157,7 @@ impl GgufFile {
     }
 }
 
-type Header = (BTreeMap<String, Value>, BTreeMap<String, Place>);
+type Header = (BTreeMap<String, Value>, BTreeMap<String, TensorLocation>);
 
 /// A cursor over the header. Every length is compared with the remaining bytes.
 struct Reader<'a> {
@@ -193,19 +196,20 @@ impl Reader<'_> {
             Some(other) => return Err(format!("`general.alignment`: expected a multiple of 8, found {other:?}")),
         };
         let start = (self.at as u64).next_multiple_of(alignment);
-        let mut places = BTreeMap::new();
+        let mut locations = BTreeMap::new();
         for (name, (kind, shape, offset)) in found {
-            let bytes =
-                self.place(start, kind, &shape, offset).map_err(|problem| format!("tensor `{name}`: {problem}"))?;
-            if places.insert(name.clone(), Place { kind, shape, bytes }).is_some() {
+            let bytes = self
+                .byte_range(start, kind, &shape, offset)
+                .map_err(|problem| format!("tensor `{name}`: {problem}"))?;
+            if locations.insert(name.clone(), TensorLocation { kind, shape, bytes }).is_some() {
                 return Err(format!("the tensor `{name}` appears twice"));
             }
         }
-        Ok((metadata, places))
+        Ok((metadata, locations))
     }
 
-    /// The byte range of a tensor. It is empty if the type is unknown, because the size is then unknown, too.
-    fn place(&self, start: u64, kind: u32, shape: &[usize], offset: u64) -> Result<Range<usize>, String> {
+    /// Returns the byte range of a tensor. It is empty if the type is unknown, because the size is then unknown, too.
+    fn byte_range(&self, start: u64, kind: u32, shape: &[usize], offset: u64) -> Result<Range<usize>, String> {
         let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let elements = elements.ok_or_else(|| format!("the shape {shape:?} overflows"))?;
         let Some(kind) = BlockType::of(kind) else { return Ok(0..0) };
@@ -254,7 +258,7 @@ impl Reader<'_> {
                 let n = self.count(if kind == 6 { 4 } else { 8 })?;
                 let value = |reader: &mut Self| match reader.scalar(kind)? {
                     Value::Float(value) => Ok::<_, String>(value),
-                    other => Err(format!("{other:?} among fractions")),
+                    other => Err(format!("{other:?} in a list of floating-point numbers")),
                 };
                 (0..n).map(|_| value(self)).collect::<Result<_, _>>().map(Value::Floats)
             }
@@ -262,7 +266,7 @@ impl Reader<'_> {
                 let n = self.count(1)?;
                 let value = |reader: &mut Self| match reader.scalar(kind)? {
                     Value::Integer(value) => Ok::<_, String>(value),
-                    other => Err(format!("{other:?} among whole numbers")),
+                    other => Err(format!("{other:?} in a list of integers")),
                 };
                 (0..n).map(|_| value(self)).collect::<Result<_, _>>().map(Value::Integers)
             }
@@ -284,24 +288,24 @@ impl Reader<'_> {
             }
             11 => Value::Integer(i64::from_le_bytes(self.array()?)),
             12 => Value::Float(f64::from_le_bytes(self.array()?)),
-            other => return Err(format!("the type {other} of a value is not known")),
+            other => return Err(format!("the value type {other} is unknown")),
         })
     }
 
     fn text(&mut self) -> Result<String, String> {
         let n = self.count(1)?;
         let bytes = self.take(n)?;
-        String::from_utf8(bytes.to_vec()).map_err(|e| format!("a text is no UTF-8: {e}"))
+        String::from_utf8(bytes.to_vec()).map_err(|e| format!("a text is not UTF-8: {e}"))
     }
 
     /// Reads a count of items that take at least `least` bytes each. Fails if so few bytes are left that they cannot
     /// follow.
     fn count(&mut self, least: usize) -> Result<usize, String> {
         let n = self.u64()?;
-        let left = self.bytes.len() - self.at;
-        match usize::try_from(n).ok().filter(|n| n.checked_mul(least).is_some_and(|needed| needed <= left)) {
+        let rest = self.bytes.len() - self.at;
+        match usize::try_from(n).ok().filter(|n| n.checked_mul(least).is_some_and(|needed| needed <= rest)) {
             Some(n) => Ok(n),
-            None => Err(format!("it says that {n} things follow, but only {left} bytes are left")),
+            None => Err(format!("it announces {n} items, but only {rest} bytes follow")),
         }
     }
 

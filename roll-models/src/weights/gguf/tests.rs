@@ -75,7 +75,7 @@ fn sample() -> Writer {
 }
 
 #[test]
-fn what_was_written_is_read() {
+fn reads_metadata_and_tensors() {
     let file = open(&sample().bytes()).unwrap();
     assert_eq!(file.text("general.architecture"), Some("llama"));
     assert_eq!((file.integer("llama.block_count"), file.number("llama.eps")), (Some(3), Some(0.5)));
@@ -89,7 +89,7 @@ fn what_was_written_is_read() {
 }
 
 #[test]
-fn a_file_that_is_cut_anywhere_is_an_error() {
+fn rejects_truncated_files() {
     let whole = sample().bytes();
     for length in 0..whole.len() {
         assert!(open(&whole[..length]).is_err(), "{length} of {}", whole.len());
@@ -97,20 +97,20 @@ fn a_file_that_is_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn a_file_that_lies_is_an_error() {
+fn rejects_wrong_headers_and_never_panics() {
     let whole = sample().bytes();
-    let told = |bytes: &[u8]| open(bytes).map(|_| ()).unwrap_err().to_string();
+    let message = |bytes: &[u8]| open(bytes).map(|_| ()).unwrap_err().to_string();
     let changed = |at: usize, value: u8| {
         let mut bytes = whole.clone();
         bytes[at] = value;
         bytes
     };
-    assert!(told(&changed(0, b'X')).contains("GGUF"));
-    assert!(told(&changed(4, 9)).contains("version"));
+    assert!(message(&changed(0, b'X')).contains("GGUF"));
+    assert!(message(&changed(4, 9)).contains("version"));
     for at in [8, 16] {
         let mut bytes = whole.clone();
         bytes[at..at + 8].fill(0xff);
-        assert!(told(&bytes).contains("left"));
+        assert!(message(&bytes).contains("follow"));
     }
     // No change of a single byte causes a panic.
     for at in 0..whole.len() {
@@ -124,16 +124,16 @@ fn a_file_that_lies_is_an_error() {
 }
 
 #[test]
-fn a_type_that_cannot_be_read_is_named() {
+fn error_names_unsupported_types() {
     let file = open(&Writer::default().tensor("w", &[256], 10, &[0; 84]).bytes()).unwrap();
-    let told = file.tensor("w").unwrap_err().to_string();
-    assert!(told.contains("Q2_K") && told.contains('w'), "{told}");
-    let told = open(&Writer::default().tensor("w", &[48], 2, &[0; 27]).bytes()).map(|_| ()).unwrap_err().to_string();
-    assert!(told.contains("blocks of 32"), "{told}");
+    let message = file.tensor("w").unwrap_err().to_string();
+    assert!(message.contains("Q2_K") && message.contains('w'), "{message}");
+    let message = open(&Writer::default().tensor("w", &[48], 2, &[0; 27]).bytes()).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("blocks of 32"), "{message}");
 }
 
 #[test]
-fn every_type_fills_its_blocks() {
+fn every_type_decodes_whole_blocks() {
     for kind in (0..40).filter_map(BlockType::of) {
         assert_eq!(kind.decode(&vec![0; 3 * kind.bytes()]), vec![0.0; 3 * kind.values()]);
     }
@@ -142,7 +142,7 @@ fn every_type_fills_its_blocks() {
 /// Values of blocks as decoded by the Python package `gguf` 0.19: four of them, and the sum of all weighted by
 /// position.
 #[test]
-fn blocks_decode_as_they_do_elsewhere() {
+fn blocks_decode_as_in_the_python_package() {
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
     for (kind, halves, some, sum) in [
         (BlockType::Q4_0, vec![(0, 0.125)], [-0.375, 0.25, -0.375, 0.0], -64.75),

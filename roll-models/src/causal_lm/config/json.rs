@@ -1,0 +1,310 @@
+//! The architecture from a `config.json` of Hugging Face.
+
+use std::path::Path;
+
+use roll_core::{Error, Result};
+use roll_external::files;
+use serde::Deserialize;
+
+use super::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
+
+/// Supported values of `model_type`.
+const KNOWN: [&str; 7] = ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"];
+
+/// Keys of a `config.json`; others are ignored.
+#[derive(Deserialize)]
+struct ConfigFile {
+    model_type: String,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    hidden_act: Option<String>,
+    /// Gemma's name of `hidden_act`.
+    hidden_activation: Option<String>,
+    rms_norm_eps: Option<f64>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<serde_json::Value>,
+    /// Theta and scaling together, in newer files.
+    rope_parameters: Option<serde_json::Value>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    #[serde(default)]
+    use_sliding_window: bool,
+    sliding_window: Option<usize>,
+    /// `sliding_attention` or `full_attention`, in newer files.
+    layer_types: Option<Vec<String>>,
+    /// Every layer whose number (from 1) is a multiple of this has full attention.
+    sliding_window_pattern: Option<usize>,
+    /// Number of layers, from the first on, with full attention.
+    max_window_layers: Option<usize>,
+    max_position_embeddings: Option<usize>,
+    eos_token_id: Option<Ids>,
+    query_pre_attn_scalar: Option<f64>,
+    attn_logit_softcapping: Option<f32>,
+    final_logit_softcapping: Option<f32>,
+    rope_local_base_freq: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    use_bidirectional_attention: bool,
+}
+
+impl ConfigFile {
+    fn is_gemma(&self) -> bool {
+        self.model_type.starts_with("gemma")
+    }
+
+    fn gate(&self) -> Result<Gate, String> {
+        let default = if self.is_gemma() { "gelu_pytorch_tanh" } else { "silu" };
+        match self.hidden_activation.as_deref().or(self.hidden_act.as_deref()).unwrap_or(default) {
+            "silu" => Ok(Gate::Silu),
+            "gelu_pytorch_tanh" => Ok(Gate::Gelu),
+            other => Err(format!("expected the hidden_act `silu` or `gelu_pytorch_tanh`, found `{other}`")),
+        }
+    }
+
+    /// Returns the attention window of each layer.
+    fn windows(&self) -> Result<Vec<Option<usize>>, String> {
+        // A larger number of layers is rejected later.
+        let layers = self.num_hidden_layers.min(MAX_LAYERS + 1);
+        let full = vec![None; layers];
+        let qwen = self.model_type.starts_with("qwen");
+        if (qwen && !self.use_sliding_window) || self.model_type == "llama" {
+            return Ok(full);
+        }
+        match self.sliding_window {
+            None if qwen => Err("`use_sliding_window` needs the number `sliding_window`".into()),
+            None => Ok(full),
+            Some(0) => Err("`sliding_window` is 0; expected at least 1".into()),
+            Some(window) => (0..layers).map(|layer| Ok(self.slides(layer)?.then_some(window))).collect(),
+        }
+    }
+
+    /// Returns whether a layer of a model with sliding attention has a window.
+    fn slides(&self, layer: usize) -> Result<bool, String> {
+        if let Some(types) = &self.layer_types {
+            return match types.get(layer).map(String::as_str) {
+                Some("sliding_attention") => Ok(true),
+                Some("full_attention") => Ok(false),
+                found => Err(format!("the type of layer {layer} in `layer_types` is {found:?}")),
+            };
+        }
+        let every = |default: usize| self.sliding_window_pattern.unwrap_or(default).max(1);
+        Ok(match self.model_type.as_str() {
+            "gemma2" => !(layer + 1).is_multiple_of(every(2)),
+            "gemma3_text" => !(layer + 1).is_multiple_of(every(6)),
+            // 28 is the default of transformers.
+            "qwen2" | "qwen3" => layer >= self.max_window_layers.unwrap_or(28),
+            _ => true,
+        })
+    }
+
+    fn rope(&self, context: usize) -> Result<Rope, String> {
+        let default_theta = if self.model_type == "gemma3_text" { 1e6 } else { 1e4 };
+        let parameters = self.rope_parameters_of("full_attention").or(self.rope_parameters.as_ref());
+        let scaling = parameters.or(self.rope_scaling.as_ref()).unwrap_or(&serde_json::Value::Null);
+        Rope::parse(scaling, self.rope_theta, default_theta, context)
+    }
+
+    /// Returns the rotary frequencies of layers with a window, if they differ from those of the others.
+    fn window_rope(&self) -> Option<Rope> {
+        let newest = || self.rope_parameters_of("sliding_attention")?.get("rope_theta")?.as_f64();
+        let theta = self.rope_local_base_freq.or_else(newest).unwrap_or(10_000.0);
+        (self.model_type == "gemma3_text").then_some(Rope { theta, scaling: RopeScaling::None })
+    }
+
+    /// Returns the rotary parameters of a type of layer, which the newest files have.
+    fn rope_parameters_of(&self, layer_type: &str) -> Option<&serde_json::Value> {
+        self.rope_parameters.as_ref()?.get(layer_type)
+    }
+
+    fn attention_scale(&self) -> Result<Option<f32>, String> {
+        match self.query_pre_attn_scalar {
+            _ if !self.is_gemma() => Ok(None),
+            Some(scalar) if scalar > 0.0 => Ok(Some(scalar.sqrt().recip() as f32)),
+            Some(scalar) => Err(format!("`query_pre_attn_scalar` is {scalar}; expected a positive number")),
+            // The default of transformers.
+            None => Ok(Some(1.0 / 16.0)),
+        }
+    }
+
+    fn softcap(&self, key: &str, bound: Option<f32>) -> Result<Option<f32>, String> {
+        match bound.filter(|_| self.is_gemma()) {
+            Some(bound) if !(bound > 0.0 && bound.is_finite()) => {
+                Err(format!("`{key}` is {bound}; expected a positive number"))
+            }
+            bound => Ok(bound),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+#[derive(Deserialize)]
+struct GenerationFile {
+    eos_token_id: Option<Ids>,
+}
+
+impl From<Ids> for Vec<u32> {
+    fn from(ids: Ids) -> Self {
+        match ids {
+            Ids::One(id) => vec![id],
+            Ids::Many(ids) => ids,
+        }
+    }
+}
+
+impl LmConfig {
+    /// Reads a `config.json`, and further ids that end a turn from the `generation_config.json` next to it, if it exists.
+    pub fn read(file: &Path) -> Result<Self> {
+        let bytes = files::read(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
+        let mut config = Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))?;
+        let generation = file.with_file_name("generation_config.json");
+        if let Ok(bytes) = files::read(&generation, files::MAX_TEXT) {
+            let parsed: GenerationFile =
+                serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&generation, e.to_string()))?;
+            if let Some(ids) = parsed.eos_token_id {
+                config.end_ids.extend(Vec::from(ids));
+                config.end_ids.sort_unstable();
+                config.end_ids.dedup();
+            }
+        }
+        Ok(config)
+    }
+
+    /// Parses the text of a `config.json`.
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        let file: ConfigFile = serde_json::from_slice(json).map_err(|e| format!("not a model's config.json: {e}"))?;
+        if !KNOWN.contains(&file.model_type.as_str()) {
+            return Err(format!("the model_type `{}` is not supported; known: {}", file.model_type, KNOWN.join(", ")));
+        }
+        if file.partial_rotary_factor.is_some_and(|factor| factor != 1.0) {
+            return Err("rotary positions on part of a head (`partial_rotary_factor`) are not supported".into());
+        }
+        if file.use_bidirectional_attention {
+            return Err("`use_bidirectional_attention` is not supported: such a model writes no text".into());
+        }
+        let [qwen2, qwen3, gemma2, gemma3, phi3] =
+            ["qwen2", "qwen3", "gemma2", "gemma3_text", "phi3"].map(|name| file.model_type == name);
+        let gemma = file.is_gemma();
+        let mut context = file.max_position_embeddings.unwrap_or(2048);
+        let rope = file.rope(context)?;
+        if let RopeScaling::Yarn { factor, original, .. } = rope.scaling {
+            context = context.max((factor * original) as usize);
+        }
+        let attention_bias = file.attention_bias.unwrap_or(false);
+        let heads = file.num_attention_heads;
+        let config = Self {
+            vocab: file.vocab_size,
+            dim: file.hidden_size,
+            ffn_dim: file.intermediate_size,
+            layers: file.num_hidden_layers,
+            heads,
+            kv_heads: file.num_key_value_heads.unwrap_or(heads),
+            head_dim: file.head_dim.unwrap_or(if gemma { 256 } else { file.hidden_size / heads.max(1) }),
+            norm_eps: file.rms_norm_eps.unwrap_or(1e-6),
+            rope,
+            tied: file.tie_word_embeddings.unwrap_or(gemma),
+            qkv_bias: qwen2 || attention_bias,
+            out_bias: !qwen2 && attention_bias,
+            mlp_bias: file.mlp_bias.unwrap_or(false),
+            qk_norm: qwen3 || gemma3,
+            context,
+            windows: file.windows()?,
+            window_rope: file.window_rope(),
+            attention_scale: file.attention_scale()?,
+            attention_softcap: file.softcap("attn_logit_softcapping", file.attn_logit_softcapping)?,
+            logit_softcap: file.softcap("final_logit_softcapping", file.final_logit_softcapping)?,
+            embedding_scale: if gemma { (file.hidden_size as f64).sqrt() } else { 1.0 },
+            gain_offset: if gemma { 1.0 } else { 0.0 },
+            output_norms: gemma2 || gemma3,
+            fused: phi3,
+            gate: file.gate()?,
+            end_ids: file.eos_token_id.map(Into::into).unwrap_or_default(),
+        };
+        config.check()?;
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    pub fn json(changes: &[(&str, serde_json::Value)]) -> Vec<u8> {
+        let mut value = serde_json::json!({
+            "model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 16,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": [3, 5],
+        });
+        for (key, change) in changes {
+            value[*key] = change.clone();
+        }
+        serde_json::to_vec(&value).unwrap()
+    }
+
+    #[test]
+    fn model_type_determines_biases_and_norms() {
+        let of = |kind: &str| LmConfig::parse(&json(&[("model_type", kind.into())])).unwrap();
+        assert_eq!((of("llama").qkv_bias, of("llama").qk_norm), (false, false));
+        assert_eq!((of("qwen2").qkv_bias, of("qwen2").out_bias), (true, false));
+        assert_eq!((of("qwen3").qkv_bias, of("qwen3").qk_norm), (false, true));
+        assert_eq!((of("llama").head_dim, of("llama").end_ids), (2, vec![3, 5]));
+    }
+
+    #[test]
+    fn rejects_unsupported_models_by_key() {
+        for (key, value, word) in [
+            ("model_type", serde_json::json!("gpt2"), "gpt2"),
+            ("hidden_act", serde_json::json!("gelu"), "gelu"),
+            ("partial_rotary_factor", serde_json::json!(0.75), "partial_rotary_factor"),
+            ("model_type", serde_json::json!("gemma3"), "gemma3_text"),
+            ("num_key_value_heads", serde_json::json!(3), "share"),
+            ("num_hidden_layers", serde_json::json!(0), "num_hidden_layers"),
+            // The names of all these weights would not fit into memory.
+            ("num_hidden_layers", serde_json::json!(1 << 20), "num_hidden_layers"),
+            ("vocab_size", serde_json::json!(1u64 << 40), "vocab_size"),
+            ("rope_scaling", serde_json::json!({"type": "yarn"}), "factor"),
+            ("rope_scaling", serde_json::json!({"type": "longrope"}), "longrope"),
+            ("rope_scaling", serde_json::json!({"type": "linear"}), "factor"),
+        ] {
+            let error = LmConfig::parse(&json(&[(key, value)])).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn windows_follow_the_model_family() {
+        let windows = |kind: &str, changes: &[(&str, serde_json::Value)]| {
+            let changes = [changes, &[("model_type", kind.into()), ("sliding_window", 512.into())]].concat();
+            let config = LmConfig::parse(&json(&changes)).unwrap();
+            assert_eq!(config.context, 2048);
+            config.windows
+        };
+        let (all, none) = ([Some(512); 2], [None; 2]);
+        assert_eq!(windows("mistral", &[]), all);
+        assert_eq!(windows("phi3", &[]), all);
+        assert_eq!(windows("qwen2", &[]), none, "off by default");
+        assert_eq!(
+            windows("qwen2", &[("use_sliding_window", true.into())]),
+            none,
+            "full attention on the first 28 layers"
+        );
+        let late = [("use_sliding_window", true.into()), ("max_window_layers", 1.into())];
+        assert_eq!(windows("qwen2", &late), [None, Some(512)]);
+        assert_eq!(windows("gemma2", &[]), [Some(512), None]);
+        assert_eq!(windows("gemma3_text", &[]), all);
+        let types = serde_json::json!(["full_attention", "sliding_attention"]);
+        assert_eq!(windows("gemma3_text", &[("layer_types", types)]), [None, Some(512)]);
+        assert_eq!(windows("llama", &[]), none);
+    }
+}

@@ -1,0 +1,197 @@
+//! Rotary position frequencies.
+
+/// Rotary frequencies `theta^(-2i/d)`, and their scaling for longer contexts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Scaling for longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// Scaling of rotary frequencies for contexts longer than those of pretraining.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    #[default]
+    None,
+    /// All frequencies are divided by one factor.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// Each frequency is divided by its own factor, as GGUF files have them.
+    Factors(Vec<f64>),
+    /// Llama 3.1: low frequencies are divided, high ones are unchanged, with a ramp in between.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low` are low frequencies.
+        low: f64,
+        /// Wavelengths below `original / high` are high frequencies.
+        high: f64,
+        /// Context of pretraining.
+        original: f64,
+    },
+    /// YaRN (<https://arxiv.org/abs/2309.00071>, as transformers computes it): low frequencies are divided, high ones are
+    /// unchanged, with a ramp over the pairs in between; cosines and sines are scaled.
+    Yarn {
+        /// Divisor of low frequencies.
+        factor: f64,
+        /// Pairs with at least this number of rotations over the context of pretraining are unchanged.
+        fast: f64,
+        /// Pairs with at most this number of rotations are divided.
+        slow: f64,
+        /// Context of pretraining.
+        original: f64,
+        /// Scale of cosines and sines.
+        magnitude: f64,
+    },
+}
+
+impl Rope {
+    /// Parses the value of `rope_scaling` or `rope_parameters` in a `config.json`. `theta` is the file's `rope_theta`,
+    /// `context` its `max_position_embeddings`.
+    pub(super) fn parse(
+        scaling: &serde_json::Value,
+        theta: Option<f64>,
+        default_theta: f64,
+        context: usize,
+    ) -> Result<Self, String> {
+        let number = |key: &str| scaling.get(key).and_then(serde_json::Value::as_f64);
+        let needed = |key: &str| match number(key) {
+            Some(value) if value > 0.0 && value.is_finite() => Ok(value),
+            _ => Err(format!("`rope_scaling` needs a positive number `{key}`")),
+        };
+        let theta = theta.or_else(|| number("rope_theta")).unwrap_or(default_theta);
+        let kind = ["rope_type", "type"].iter().find_map(|key| scaling.get(key)?.as_str()).unwrap_or("default");
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: needed("factor")? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: needed("factor")?,
+                low: needed("low_freq_factor")?,
+                high: needed("high_freq_factor")?,
+                original: number("original_max_position_embeddings").unwrap_or(context as f64),
+            },
+            "yarn" => {
+                let factor = needed("factor")?;
+                let scale = |weight: f64| if factor > 1.0 { 0.1 * weight * factor.ln() + 1.0 } else { 1.0 };
+                let mscales = number("mscale").zip(number("mscale_all_dim")).filter(|(a, b)| *a != 0.0 && *b != 0.0);
+                RopeScaling::Yarn {
+                    factor,
+                    fast: number("beta_fast").unwrap_or(32.0),
+                    slow: number("beta_slow").unwrap_or(1.0),
+                    original: number("original_max_position_embeddings").unwrap_or(context as f64),
+                    magnitude: match (number("attention_factor"), mscales) {
+                        (Some(given), _) => given,
+                        (None, Some((one, all))) => scale(one) / scale(all),
+                        (None, None) => scale(1.0),
+                    },
+                }
+            }
+            other => {
+                return Err(format!(
+                    "the rope_scaling `{other}` is not supported; known: default, linear, llama3, yarn"
+                ));
+            }
+        };
+        Ok(Self { theta, scaling })
+    }
+
+    /// Returns the factor of cosines and sines.
+    pub fn magnitude(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { magnitude, .. } => magnitude,
+            _ => 1.0,
+        }
+    }
+
+    /// Returns the angle per position of each pair of channels of a head of width `head_dim`.
+    pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
+        let plain = (0..head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64));
+        match &self.scaling {
+            RopeScaling::None => plain.collect(),
+            RopeScaling::Linear { factor } => plain.map(|f| f / factor).collect(),
+            RopeScaling::Factors(factors) => plain.zip(factors).map(|(f, factor)| f / factor).collect(),
+            &RopeScaling::Llama3 { factor, low, high, original } => plain
+                .map(|f| {
+                    let rotations = original * f / std::f64::consts::TAU;
+                    // 0 where the frequency is low, 1 where it is high.
+                    let ramp = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+                    f * ramp + f / factor * (1.0 - ramp)
+                })
+                .collect(),
+            &RopeScaling::Yarn { factor, fast, slow, original, .. } => {
+                // The pair with this number of rotations over the context of pretraining.
+                let pair = |rotations: f64| {
+                    head_dim as f64 * (original / (rotations * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
+                };
+                let first = pair(fast).floor().max(0.0);
+                let last = pair(slow).ceil().min(head_dim as f64 - 1.0);
+                let width = if last == first { 0.001 } else { last - first };
+                let ramp = |i: usize| 1.0 - ((i as f64 - first) / width).clamp(0.0, 1.0);
+                plain.enumerate().map(|(i, f)| f * ramp(i) + f / factor * (1.0 - ramp(i))).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::LmConfig;
+    use super::super::json::tests::json;
+    use super::*;
+
+    const YARN: [(usize, f64); 6] = [
+        (0, 1.0),
+        (20, 0.01333521432163324),
+        (30, 0.0010643609812470017),
+        (35, 0.0002462584069089387),
+        (40, 4.445698525097307e-05),
+        (63, 3.102344401879299e-07),
+    ];
+
+    #[test]
+    fn yarn_matches_transformers() {
+        let scaling = serde_json::json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+        let config = LmConfig::parse(&json(&[
+            ("rope_scaling", scaling),
+            ("rope_theta", 1_000_000.0.into()),
+            ("max_position_embeddings", 32768.into()),
+        ]))
+        .unwrap();
+        assert_eq!(config.context, 131_072);
+        assert!((config.rope.magnitude() - 1.138_629_436_111_989).abs() < 1e-12);
+        let frequencies = config.rope.frequencies(128);
+        // Expected values were computed in Python by the formulas of `_compute_yarn_parameters`.
+        for (i, expected) in YARN {
+            assert!((frequencies[i] / expected - 1.0).abs() < 1e-12, "{i}: {}, {expected}", frequencies[i]);
+        }
+    }
+
+    #[test]
+    fn rejects_factors_that_do_not_match_the_head_width() {
+        let config = LmConfig::parse(&json(&[])).unwrap();
+        for (factors, is_valid) in [(vec![2.0], true), (vec![], false), (vec![1.0, 1.0], false), (vec![0.0], false)] {
+            let rope = Rope { scaling: RopeScaling::Factors(factors), ..config.rope.clone() };
+            assert_eq!(LmConfig { rope, ..config.clone() }.check().is_ok(), is_valid);
+        }
+    }
+
+    #[test]
+    fn llama3_scaling_divides_low_frequencies_only() {
+        let scaling = serde_json::json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        });
+        let json = json(&[("rope_scaling", scaling), ("rope_theta", 500_000.0.into()), ("head_dim", 64.into())]);
+        let rope = LmConfig::parse(&json).unwrap().rope;
+        let plain = Rope { theta: 500_000.0, scaling: RopeScaling::None }.frequencies(64);
+        let scaled = rope.frequencies(64);
+        assert_eq!(scaled[0], plain[0]);
+        assert!((scaled[31] - plain[31] / 8.0).abs() < 1e-15);
+        assert!(scaled.windows(2).all(|w| w[0] > w[1]));
+    }
+}
