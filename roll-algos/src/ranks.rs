@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use roll_core::{Communicator, Result, Sample, communicator};
+use serde::{Deserialize, Serialize};
 
 /// The positions, of `count` in a row, that this rank works on.
 pub(crate) fn share(ranks: &dyn Communicator, count: usize) -> Range<usize> {
@@ -41,13 +42,30 @@ pub(crate) fn rollout_key(key: u64, k: usize) -> u64 {
     key ^ ((k as u64) << 52)
 }
 
-/// The values of all ranks, one rank after another, bit by bit: JSON has no NaN.
-pub(crate) fn join_bits(ranks: &dyn Communicator, own: Vec<f64>) -> Result<Vec<f64>> {
+/// A number that ranks send to each other as its bits: JSON has no NaN.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "u64", into = "u64")]
+pub(crate) struct Bits(pub(crate) f64);
+
+impl From<u64> for Bits {
+    fn from(bits: u64) -> Self {
+        Self(f64::from_bits(bits))
+    }
+}
+
+impl From<Bits> for u64 {
+    fn from(Bits(value): Bits) -> Self {
+        value.to_bits()
+    }
+}
+
+/// The values of all ranks, one rank after another.
+pub(crate) fn join_f64(ranks: &dyn Communicator, own: Vec<f64>) -> Result<Vec<f64>> {
     if ranks.world_size() == 1 {
         return Ok(own);
     }
-    let own: Vec<u64> = own.into_iter().map(f64::to_bits).collect();
-    Ok(communicator::join(ranks, &own)?.into_iter().flatten().map(f64::from_bits).collect())
+    let own: Vec<Bits> = own.into_iter().map(Bits).collect();
+    Ok(communicator::join(ranks, &own)?.into_iter().flatten().map(|Bits(value)| value).collect())
 }
 
 #[cfg(test)]

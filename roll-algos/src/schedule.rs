@@ -4,7 +4,7 @@
 //! are computed in f32 where the reference does: whether a timestep lies above or below an expert's boundary is
 //! decided by its rounded value.
 
-use roll_core::{Error, Result, Sigma, Timestep};
+use roll_core::{Error, Result, ScheduleFacts, Sigma, Timestep};
 
 /// Timesteps of pure noise; the networks were trained on this scale.
 const TRAIN_TIMESTEPS: f32 = 1000.0;
@@ -100,6 +100,16 @@ impl FlowSchedule {
     /// The same on the model's scale.
     pub fn timestep(&self, i: usize) -> Timestep {
         Timestep(f64::from(self.timesteps[i]))
+    }
+
+    /// The noise level before step `i` by its timestep, which the model compares with the boundary of its experts.
+    pub(crate) fn expert_level(&self, i: usize) -> Sigma {
+        Sigma(self.timestep(i).0 / 1000.0)
+    }
+
+    /// Whether trainable parameters act at step `i`.
+    pub(crate) fn is_trained(&self, i: usize, facts: ScheduleFacts) -> bool {
+        facts.trained.contains(self.expert_level(i))
     }
 
     /// `sigma_{i+1} - sigma_i`, negative: the factor of the velocity in step `i < steps()`. Panics beyond.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use roll_core::{Error, Progress, Result};
+use roll_core::{Communicator, Error, Progress, Result, communicator};
 
 /// Metrics of the phases of a step: seconds.
 pub(crate) const ENCODE: &str = "time/encode";
@@ -50,11 +50,17 @@ impl<'a> Stopwatch<'a> {
         self.running = Some((metric, Instant::now()));
     }
 
-    /// Ends the running phase and returns the seconds of each phase and of the whole.
-    pub(crate) fn seconds(mut self) -> BTreeMap<&'static str, f64> {
+    /// Ends the running phase and returns the seconds of each phase and of the whole step, each on the rank that took
+    /// longest: the others wait for it.
+    pub(crate) fn seconds(mut self, ranks: &dyn Communicator) -> Result<BTreeMap<String, f64>> {
         self.lap();
         self.seconds.insert("time/step", self.started.elapsed().as_secs_f64());
-        self.seconds
+        let own: BTreeMap<String, f64> = self.seconds.into_iter().map(|(name, s)| (name.to_string(), s)).collect();
+        let mut slowest = own.clone();
+        for (name, seconds) in communicator::join(ranks, &own)?.into_iter().flatten() {
+            slowest.entry(name).and_modify(|most| *most = most.max(seconds));
+        }
+        Ok(slowest)
     }
 
     fn lap(&mut self) {

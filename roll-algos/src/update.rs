@@ -1,9 +1,7 @@
 //! The end of a step, the same for every algorithm: the update, or leaving it out after a value that is not finite.
 
-use std::collections::BTreeMap;
-
 use roll_core::{
-    Communicator, DiffusionModel, Error, LanguageModel, Model, Result, StepContext, StrategyReport, communicator,
+    Communicator, DiffusionModel, Error, LanguageModel, Model, Result, RewardScorer, StepContext, StrategyReport,
 };
 
 use crate::AlgorithmError;
@@ -21,8 +19,8 @@ pub enum OnNonfinite {
 /// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
 /// is not finite. `before` runs first, with the number of samples of all ranks.
 ///
-/// `nonfinite` has the name and value of a number on this rank that was not finite; such a gradient norm is put there
-/// too.
+/// `nonfinite` is the name and value of a number on this rank that was not finite. A gradient norm and a value of
+/// another rank that are not finite are written to it as well.
 pub(crate) fn finish(
     ctx: &mut StepContext<'_>,
     counted: usize,
@@ -39,7 +37,7 @@ pub(crate) fn finish(
     let (counted, anywhere) = (f64::from(sums[0]) / copies.max(1) as f64, sums[1] > 0.0);
     let mut update = None;
     if anywhere {
-        forget(ctx)?;
+        discard_gradients(ctx)?;
     } else if counted > 0.0 {
         before(ctx.strategy.ranks().all.as_ref(), counted)?;
         update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / counted)?);
@@ -47,6 +45,7 @@ pub(crate) fn finish(
     if let Some(update) = update.as_ref().filter(|u| !u.applied) {
         nonfinite.get_or_insert(("the gradient norm".into(), update.grad_norm));
     }
+    let of_another_rank = "a score or loss of another rank".to_string();
     match nonfinite {
         Some((what, value)) if policy == OnNonfinite::Stop => {
             return Err(Error::NonFinite { what: what.clone(), value: *value });
@@ -55,35 +54,34 @@ pub(crate) fn finish(
             tracing::warn!(step = ctx.step, value, "{what} is not finite: the update is left out");
         }
         None if anywhere && policy == OnNonfinite::Stop => {
-            return Err(Error::NonFinite { what: "a score or loss of another rank".into(), value: f64::NAN });
+            return Err(Error::NonFinite { what: of_another_rank, value: f64::NAN });
         }
+        None if anywhere => *nonfinite = Some((of_another_rank, f64::NAN)),
         None => {}
     }
     Ok(update)
 }
 
-/// The seconds that each phase took on the rank that took longest: the others wait for it.
-pub(crate) fn slowest(
-    ranks: &dyn Communicator,
-    seconds: BTreeMap<&'static str, f64>,
-) -> Result<BTreeMap<&'static str, f64>> {
-    if ranks.world_size() == 1 {
-        return Ok(seconds);
+/// Runs `step`. After an error no partial gradient is left for the next step.
+pub(crate) fn discard_on_error<T>(
+    ctx: &mut StepContext<'_>,
+    step: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
+) -> Result<T> {
+    let result = step(ctx);
+    if result.is_err() {
+        discard_gradients(ctx)?;
     }
-    let own: BTreeMap<String, f64> = seconds.iter().map(|(name, value)| (name.to_string(), *value)).collect();
-    let all = communicator::join(ranks, &own)?;
-    let longest = |name: &str| all.iter().filter_map(|s| s.get(name)).copied().fold(0.0, f64::max);
-    Ok(seconds.into_keys().map(|name| (name, longest(name))).collect())
+    result
 }
 
 /// Clears every gradient accumulator.
-pub(crate) fn forget(ctx: &mut StepContext<'_>) -> Result<()> {
+pub(crate) fn discard_gradients(ctx: &mut StepContext<'_>) -> Result<()> {
     ctx.strategy.discard();
-    taken(ctx.model).map(drop)
+    take_gradients(ctx.model).map(drop)
 }
 
 /// The gradient in the model's accumulators, which are empty afterwards.
-pub(crate) fn taken(model: &mut dyn Model) -> Result<Vec<f32>> {
+pub(crate) fn take_gradients(model: &mut dyn Model) -> Result<Vec<f32>> {
     let mut gradients = vec![0.0; model.parameter_count()];
     model.take_gradients(&mut gradients)?;
     Ok(gradients)
@@ -97,4 +95,20 @@ pub(crate) fn diffusion<'a>(model: &'a mut dyn Model, algorithm: &'static str) -
 /// The language model that `algorithm` needs.
 pub(crate) fn language<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn LanguageModel> {
     Ok(model.as_language().ok_or(AlgorithmError::NotLanguage { algorithm })?)
+}
+
+/// Fails unless the model has parameters to train.
+pub(crate) fn check_trainable(model: &dyn Model) -> Result<()> {
+    match model.parameter_count() {
+        0 => Err(AlgorithmError::NothingToTrain.into()),
+        _ => Ok(()),
+    }
+}
+
+/// The reward that `algorithm` needs.
+pub(crate) fn reward<'a>(ctx: &'a mut StepContext<'_>, algorithm: &'static str) -> Result<&'a mut dyn RewardScorer> {
+    match ctx.reward.as_deref_mut() {
+        Some(reward) => Ok(reward),
+        None => Err(AlgorithmError::NoReward { algorithm }.into()),
+    }
 }

@@ -59,7 +59,6 @@ pub fn run(case: &Case) -> Outcome<Report> {
             advantages: &advantages,
             response_mask: &mask,
             episode_scores: &scores,
-            correction: None,
         };
         let found = policy_loss(&config, &loss_inputs, Totals::of_responses(&mask))?;
         losses[entry.index] = found.value as f32;

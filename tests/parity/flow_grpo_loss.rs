@@ -1,6 +1,6 @@
 //! Policy losses of trained steps, and their gradients back to the velocities of guidance.
 
-use roll_algos::flow_grpo::loss::{Moved, StepTerm, clip, divergence, dppo, guard, squared_move};
+use roll_algos::flow_grpo::loss::{PolicyShift, StepTerm, clip, divergence, dppo, guard, mean_shift};
 use roll_algos::policy_gradient::Counted;
 use roll_algos::policy_gradient::clip::{ClipRange, bounded};
 use roll_algos::policy_gradient::sde::{SdeKind, SdeStep};
@@ -60,22 +60,22 @@ fn batch(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
     let size = means[0].len() / rows;
     let counted = Counted::all(size);
     let mean = |kind: usize, i: usize| &means[kind][i * size..(i + 1) * size];
-    let own: Vec<f64> = (0..rows).map(|i| squared_move(mean(0, i), mean(1, i), counted)).collect();
+    let own: Vec<f64> = (0..rows).map(|i| mean_shift(mean(0, i), mean(1, i), counted)).collect();
     // The authors' script of GRPO-Guard has one bias for the batch.
     let of_batch = entry.variant == "guard_batch_bias";
     let squared: Vec<f64> = if of_batch { vec![own.iter().sum::<f64>() / count; rows] } else { own };
     let term = |i: usize| -> Outcome<StepTerm> {
         let advantage = |bound: f64| bounded(advantages[i], bound);
-        let moved = Moved { log_ratio: new[i] - old[i], squared: squared[i], level: levels[i], root: roots[i] };
+        let shift = PolicyShift { log_ratio: new[i] - old[i], squared: squared[i], level: levels[i], root: roots[i] };
         Ok(match entry.variant.as_str() {
-            "grpo" | "grpo_wan" => clip(moved, advantage(entry.adv_clip_max), ClipRange::symmetric(entry.clip_range)?),
+            "grpo" | "grpo_wan" => clip(shift, advantage(entry.adv_clip_max), ClipRange::symmetric(entry.clip_range)?),
             "guard" | "guard_batch_bias" => {
-                guard(moved, advantage(entry.adv_clip_max), ClipRange::symmetric(entry.clip_range)?)
+                guard(shift, advantage(entry.adv_clip_max), ClipRange::symmetric(entry.clip_range)?)
             }
             "dppo" => {
-                let unit = Moved { level: 1.0, root: 1.0, ..moved };
-                let distance = divergence(if entry.normalised { moved } else { unit });
-                dppo(moved, advantages[i], distance, entry.kl_mask_threshold)
+                let unit = PolicyShift { level: 1.0, root: 1.0, ..shift };
+                let distance = divergence(if entry.normalised { shift } else { unit });
+                dppo(shift, advantages[i], distance, entry.kl_mask_threshold)
             }
             other => return Err(format!("an unknown variant, `{other}`").into()),
         })
@@ -87,7 +87,7 @@ fn batch(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
         "std_dt" => 2.0 * (levels[i] * roots[i]).powi(2),
         _ => 2.0 * levels[i].powi(2),
     };
-    let kl = (0..rows).map(|i| squared_move(mean(0, i), mean(2, i), counted) / kl_variance(i)).sum::<f64>() / count;
+    let kl = (0..rows).map(|i| mean_shift(mean(0, i), mean(2, i), counted) / kl_variance(i)).sum::<f64>() / count;
     exact.compare(&output("loss"), &[policy + entry.beta * kl])?;
     exact.compare(&output("grad_log_prob"), &terms.iter().map(|t| t.term.d_log_prob / count).collect::<Vec<_>>())?;
     if exact.has(&output("policy_loss")) {
@@ -155,17 +155,17 @@ fn window(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
             let mean: Vec<f64> =
                 (0..x.len()).map(|k| step.of_latents() * f64::from(x[k]) + step.of_velocity() * guided(k)).collect();
             let log_prob = step.log_prob(&next, &mean, counted);
-            let moved = Moved {
+            let shift = PolicyShift {
                 log_ratio: log_prob - old[i * steps + n],
                 squared: 0.0,
                 level: step.level(),
                 root: step.root(),
             };
-            let term = clip(moved, bounded(*advantage, entry.adv_clip_max), range).term;
+            let term = clip(shift, bounded(*advantage, entry.adv_clip_max), range).term;
             let reference: Vec<f64> = read("mean_ref")?.iter().map(|v| f64::from(*v)).collect();
             let scale = if entry.kl == "std_dt" { step.level() * step.root() } else { step.level() };
             let variance = 2.0 * scale * scale;
-            loss += (term.loss + entry.beta * squared_move(&mean, &reference, counted) / variance) / count;
+            loss += (term.loss + entry.beta * mean_shift(&mean, &reference, counted) / variance) / count;
             let d_log_prob = step.d_mean(&next, &mean, counted);
             let slopes = mean.iter().zip(&reference).zip(&d_log_prob).map(|((mean, reference), d_log_prob)| {
                 let of_kl = entry.beta * 2.0 * (mean - reference) / (variance * x.len() as f64);

@@ -67,7 +67,7 @@ pub fn estimate(rewards: &Grid, values: Option<&Grid>, mask: &Mask, options: &Op
     let any = mask.count() > 0;
     let mut rewards = rewards.clone();
     if options.whiten_rewards && any {
-        rewards = masked_whiten(&rewards, mask, true);
+        rewards = masked_whiten(&rewards, mask);
     }
     let rewards = rewards.masked(mask);
     let everything = Mask::new(mask.columns(), vec![true; mask.kept().len()]);
@@ -91,7 +91,7 @@ pub fn estimate(rewards: &Grid, values: Option<&Grid>, mask: &Mask, options: &Op
     };
     let mut advantages = advantages;
     if options.whiten_advantages && any {
-        advantages = masked_whiten(&advantages, mask, true);
+        advantages = masked_whiten(&advantages, mask);
     }
     advantages = advantages.masked(mask);
     let clip = options.clip.map(|bound| clip_fraction(advantages.values(), bound));

@@ -47,22 +47,19 @@ impl Totals {
 }
 
 impl Aggregation {
-    /// The weight of each token, when rows weigh `row_weights` (1 each when absent).
-    pub fn weights(self, mask: &Mask, totals: Totals, row_weights: Option<&[f64]>) -> Grid {
+    /// The weight of each token.
+    pub fn weights(self, mask: &Mask, totals: Totals) -> Grid {
         let mut weights = Grid::filled(mask.rows(), mask.columns(), 0.0);
         for (b, count) in mask.row_counts().into_iter().enumerate() {
-            let row_weight = row_weights.map_or(1.0, |w| w[b]);
-            // Counts of nothing divide sums of nothing; one keeps the quotient 0 instead of NaN.
-            let weight = row_weight
-                / match self {
-                    Self::TokenMean | Self::TokenMeanUnmasked => totals.tokens.max(1.0),
-                    Self::SeqMeanTokenSum => totals.samples.max(1.0),
-                    Self::SeqMeanTokenMean => totals.samples.max(1.0) * count.max(1) as f64,
-                    Self::SeqMeanTokenSumNorm => totals.length.max(1.0),
-                };
-            let everywhere = self == Self::TokenMeanUnmasked;
+            // A count of 0 divides a sum of 0: a divisor of 1 keeps the quotient 0 instead of NaN.
+            let divisor = match self {
+                Self::TokenMean | Self::TokenMeanUnmasked => totals.tokens.max(1.0),
+                Self::SeqMeanTokenSum => totals.samples.max(1.0),
+                Self::SeqMeanTokenMean => totals.samples.max(1.0) * count.max(1) as f64,
+                Self::SeqMeanTokenSumNorm => totals.length.max(1.0),
+            };
             for (slot, kept) in weights.row_mut(b).iter_mut().zip(mask.row(b)) {
-                *slot = if *kept || everywhere { weight } else { 0.0 };
+                *slot = if *kept || self == Self::TokenMeanUnmasked { 1.0 / divisor } else { 0.0 };
             }
         }
         weights
@@ -70,7 +67,7 @@ impl Aggregation {
 
     /// The aggregate of `values`.
     pub fn of(self, values: &Grid, mask: &Mask, totals: Totals) -> f64 {
-        self.weights(mask, totals, None).dot(values)
+        self.weights(mask, totals).dot(values)
     }
 }
 

@@ -80,9 +80,7 @@ impl AgenticPpo {
 impl Algorithm for AgenticPpo {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         language(model, NAME)?;
-        if model.parameter_count() == 0 {
-            return Err(AlgorithmError::NothingToTrain.into());
-        }
+        update::check_trainable(model)?;
         if self.config.adv_estimator == Estimator::Gae {
             Critic::check(model)?;
         }
@@ -140,11 +138,9 @@ impl Algorithm for AgenticPpo {
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-        let report = self.update(context);
+        let report = update::discard_on_error(context, |context| self.update(context));
         if report.is_err() {
-            // No half-summed gradient is left for the next step.
             self.stage.undo(context.step);
-            update::forget(context)?;
         }
         report
     }
@@ -245,8 +241,7 @@ impl AgenticPpo {
         if prepared.estimates.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
         }
-        let seconds = update::slowest(ctx.strategy.ranks().all.as_ref(), watch.seconds())?;
-        report.metrics.extend(seconds.into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
+        report.metrics.extend(watch.seconds(ctx.strategy.ranks().all.as_ref())?);
         Ok(report)
     }
 

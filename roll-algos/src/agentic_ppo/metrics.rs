@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ranks::Bits;
+
 /// How the values that micro-batches have of one metric are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reduction {
@@ -97,15 +99,14 @@ impl ActorMetrics {
 /// Metrics of many micro-batches.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Joined {
-    /// The bits of the values: they pass between ranks as JSON, which has no infinity.
-    values: BTreeMap<String, (Reduction, Vec<u64>)>,
+    values: BTreeMap<String, (Reduction, Vec<Bits>)>,
 }
 
 impl Joined {
     /// Adds those of one.
     pub fn add(&mut self, metrics: &ActorMetrics) {
         for (name, (how, value)) in &metrics.values {
-            self.of(name, *how).push(value.to_bits());
+            self.of(name, *how).push(Bits(*value));
         }
     }
 
@@ -116,14 +117,15 @@ impl Joined {
         }
     }
 
-    fn of(&mut self, name: &str, how: Reduction) -> &mut Vec<u64> {
+    fn of(&mut self, name: &str, how: Reduction) -> &mut Vec<Bits> {
         &mut self.values.entry(name.into()).or_insert_with(|| (how, Vec::new())).1
     }
 
     /// One value each.
     pub fn reduced(&self) -> ActorMetrics {
-        let floats = |bits: &[u64]| bits.iter().map(|bits| f64::from_bits(*bits)).collect::<Vec<f64>>();
-        let one = |(how, bits): &(Reduction, Vec<u64>)| (*how, how.of(&floats(bits)));
+        let one = |(how, values): &(Reduction, Vec<Bits>)| {
+            (*how, how.of(&values.iter().map(|Bits(value)| *value).collect::<Vec<f64>>()))
+        };
         ActorMetrics { values: self.values.iter().map(|(name, values)| (name.clone(), one(values))).collect() }
     }
 

@@ -15,7 +15,7 @@ use super::kl::KlController;
 use super::report::spread;
 use super::rewards::{self, Grouping, KlReward};
 use super::statistics::row_sums;
-use crate::ranks::{join_bits, share};
+use crate::ranks::{join_f64, share};
 use crate::update::language;
 
 /// The samples of a step with everything that the loss needs; grids are `[B, L - 1]`.
@@ -165,7 +165,7 @@ fn log_probs(
         let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
         values.extend(evaluated.by_sample(&log_probs)?.values());
     }
-    Grid::new(width - 1, join_bits(ctx.strategy.ranks().all.as_ref(), values)?)
+    Grid::new(width - 1, join_f64(ctx.strategy.ranks().all.as_ref(), values)?)
 }
 
 /// The reward of each turn at the end of its answer.

@@ -3,11 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
-use roll_core::{Error, Result};
-
 use super::grid::{Grid, Mask};
 use super::kl::{KlController, KlEstimate};
-use super::statistics::{RunningMoments, clip_fraction, plain_mean, plain_std, row_means};
+use super::statistics::{clip_fraction, plain_mean, plain_std, row_means};
 
 /// Added to standard deviations that rewards are divided by; below it a group counts as constant.
 const STD_FLOOR: f64 = 1e-6;
@@ -127,61 +125,6 @@ pub fn normalize_grouped<K: Eq + Hash>(rewards: &[f64], keys: &[K], how: Normali
     normalized
 }
 
-/// Over what [`normalize_samples`] takes a statistic.
-#[derive(Debug)]
-pub enum SampleStatistic<'a> {
-    /// The whole batch.
-    Batch,
-    /// The samples of one prompt, which follow one another.
-    Group,
-    /// Everything seen so far.
-    Running(&'a RunningMoments),
-}
-
-/// Rewards of `group_size` samples per prompt, one after the other: minus a mean, over a standard deviation + 1e-6.
-/// Fails when they are no whole number of groups and groups are asked for.
-pub fn normalize_samples(
-    rewards: &[f64],
-    group_size: usize,
-    mean: Option<SampleStatistic<'_>>,
-    std: Option<SampleStatistic<'_>>,
-) -> Result<Vec<f64>> {
-    let grouped = [&mean, &std].into_iter().any(|s| matches!(s, Some(SampleStatistic::Group)));
-    if grouped && (group_size == 0 || rewards.len() % group_size != 0) {
-        return Err(Error::shape("rewards", format!("groups of {group_size}"), &[rewards.len()]));
-    }
-    let size = if grouped { group_size } else { rewards.len().max(1) };
-    let mut normalized = Vec::with_capacity(rewards.len());
-    for group in rewards.chunks(size) {
-        let mean = match &mean {
-            None => 0.0,
-            Some(SampleStatistic::Batch) => plain_mean(rewards),
-            Some(SampleStatistic::Group) => plain_mean(group),
-            Some(SampleStatistic::Running(moments)) => moments.mean,
-        };
-        let divisor = match &std {
-            None => 1.0,
-            Some(SampleStatistic::Batch) => plain_std(rewards) + STD_FLOOR,
-            Some(SampleStatistic::Group) => plain_std(group) + STD_FLOOR,
-            Some(SampleStatistic::Running(moments)) => moments.std() + STD_FLOOR,
-        };
-        normalized.extend(group.iter().map(|r| (r - mean) / divisor));
-    }
-    Ok(normalized)
-}
-
-/// Rewards centred in their groups; with `std` then divided by the group's standard deviation, or by that of the whole
-/// centred batch.
-pub fn centre_samples(rewards: &[f64], group_size: usize, std: Option<Over>) -> Result<Vec<f64>> {
-    let centred = normalize_samples(rewards, group_size, Some(SampleStatistic::Group), None)?;
-    let statistic = match std {
-        None => return Ok(centred),
-        Some(Over::Group) => SampleStatistic::Group,
-        Some(Over::Batch) => SampleStatistic::Batch,
-    };
-    normalize_samples(&centred, group_size, None, Some(statistic))
-}
-
 /// Clamps to [-bound, bound]; also the fraction of values that changed.
 pub fn clip(rewards: &mut [f64], bound: f64) -> f64 {
     let fraction = clip_fraction(rewards, bound);
@@ -236,18 +179,6 @@ pub fn gigpo_rewards<E: Eq + Hash, S: Eq + Hash>(
     let step = normalize_grouped(step_returns, state_keys, Normalize::by_method(normalization.method, Over::Group));
     let rewards = episode.iter().zip(&step).map(|(e, s)| weights.episode * e + weights.step * s).collect();
     GigpoRewards { rewards, episode, step }
-}
-
-/// 0, 1, 2, ... over the tokens that `attention` keeps; the last number repeats where it does not.
-pub fn position_ids(attention: &Mask) -> Vec<Vec<i64>> {
-    let row = |b: usize| {
-        let mut seen = 0i64;
-        attention.row(b).iter().map(move |kept| {
-            seen += i64::from(*kept);
-            (seen - 1).max(0)
-        })
-    };
-    (0..attention.rows()).map(|b| row(b).collect()).collect()
 }
 
 /// Each row's reward at its last attended token, in the columns of predictions (one fewer than `attention` has). A row
@@ -315,17 +246,6 @@ mod tests {
         let both = Normalize { mean: Some(Over::Group), std: Some(Over::Group) };
         assert_eq!(normalize_grouped(&[1.0, 3.0, 5.0, 5.0], &["a", "b", "c", "c"], both), [0.0; 4]);
         assert!(normalize_grouped(&[], &[0u8; 0], both).is_empty());
-    }
-
-    #[test]
-    fn the_standard_deviation_of_a_group_may_go_with_any_mean() {
-        let rewards = [1.0, 3.0, 10.0, 14.0];
-        for mean in [None, Some(SampleStatistic::Batch)] {
-            let found = normalize_samples(&rewards, 2, mean, Some(SampleStatistic::Group)).unwrap();
-            assert_eq!(found.len(), 4);
-            assert!(((found[3] - found[2]) - 2f64.sqrt()).abs() < 1e-5);
-        }
-        assert!(normalize_samples(&rewards, 3, Some(SampleStatistic::Group), None).is_err());
     }
 
     #[test]

@@ -4,13 +4,8 @@
 
 use super::grid::{Grid, Mask};
 
-/// Added to variances before their root is divided by.
+/// Added to variances before their root is taken as a divisor.
 const VARIANCE_FLOOR: f64 = 1e-8;
-
-/// Sum over the mask.
-pub fn masked_sum(values: &Grid, mask: &Mask) -> f64 {
-    kept(values.values(), mask.kept()).sum()
-}
 
 /// Mean over the mask.
 pub fn masked_mean(values: &Grid, mask: &Mask) -> f64 {
@@ -38,39 +33,11 @@ pub fn masked_variance(values: &Grid, mask: &Mask, unbiased: bool) -> f64 {
     }
 }
 
-/// `(values - mean) / sqrt(variance + 1e-8)`, with statistics over the mask; outside it the same map applies. Without
-/// `shift_mean` the mean is added back.
-pub fn masked_whiten(values: &Grid, mask: &Mask, shift_mean: bool) -> Grid {
+/// `(values - mean) / sqrt(variance + 1e-8)`, with statistics over the mask; outside it the same map applies.
+pub fn masked_whiten(values: &Grid, mask: &Mask) -> Grid {
     let centre = masked_mean(values, mask);
     let scale = (masked_variance(values, mask, true) + VARIANCE_FLOOR).sqrt().recip();
-    let offset = if shift_mean { 0.0 } else { centre };
-    values.map(|v| (v - centre) * scale + offset)
-}
-
-/// Each row centred and scaled by its own statistics over the mask; a value outside counts as 0 and is mapped alike.
-/// The variance is floored at 1e-8.
-pub fn normalize_rows(values: &Grid, mask: &Mask) -> Grid {
-    let mut values = values.masked(mask);
-    for b in 0..values.rows() {
-        let centre = mean(values.row(b), mask.row(b));
-        let variance = mean(&values.row(b).iter().map(|v| (v - centre).powi(2)).collect::<Vec<_>>(), mask.row(b));
-        let scale = variance.max(VARIANCE_FLOOR).sqrt().recip();
-        values.row_mut(b).iter_mut().for_each(|v| *v = (*v - centre) * scale);
-    }
-    values
-}
-
-/// Whitens by responses instead of tokens: centre and scale come from the means of the rows that have any token.
-pub fn whiten_by_response(values: &Grid, mask: &Mask, shift_mean: bool) -> Grid {
-    let means: Vec<f64> = row_means(values, mask)
-        .into_iter()
-        .zip(mask.row_counts())
-        .filter_map(|(mean, count)| (count > 0).then_some(mean))
-        .collect();
-    let (centre, deviation) = (plain_mean(&means), plain_std(&means));
-    let scale = (deviation * deviation + VARIANCE_FLOOR).sqrt().recip();
-    let offset = if shift_mean { 0.0 } else { centre };
-    values.map(|v| (v - centre) * scale + offset)
+    values.map(|v| (v - centre) * scale)
 }
 
 /// Each token of a segment holds the mean of its segment; 0 outside.
@@ -116,39 +83,6 @@ fn mean(values: &[f64], mask: &[bool]) -> f64 {
     kept(values, mask).sum::<f64>() / count.max(1) as f64
 }
 
-/// Mean and variance of a stream of batches (Chan's parallel update).
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RunningMoments {
-    /// Number of values seen.
-    pub count: f64,
-    /// Their mean.
-    pub mean: f64,
-    /// Their biased variance.
-    pub variance: f64,
-}
-
-impl RunningMoments {
-    /// Adds a batch.
-    pub fn update(&mut self, batch: &[f64]) {
-        if batch.is_empty() {
-            return;
-        }
-        let n = batch.len() as f64;
-        let mean = plain_mean(batch);
-        let squares: f64 = batch.iter().map(|v| (v - mean).powi(2)).sum();
-        let (delta, total) = (mean - self.mean, self.count + n);
-        self.variance = (self.variance * self.count + squares + delta * delta * self.count * n / total) / total;
-        self.mean += delta * n / total;
-        self.count = total;
-    }
-
-    /// Unbiased standard deviation; 1 until two values were seen.
-    pub fn std(&self) -> f64 {
-        if self.count < 2.0 { 1.0 } else { (self.variance * self.count / (self.count - 1.0)).sqrt() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -161,26 +95,6 @@ mod tests {
         assert_eq!((masked_mean(&values, &none), row_means(&values, &none)), (0.0, vec![0.0, 0.0]));
         let one = Mask::new(3, vec![false, false, true, false, false, false]).unwrap();
         assert_eq!((masked_mean(&values, &one), masked_variance(&values, &one, true)), (3.0, 0.0));
-        assert!(masked_whiten(&values, &one, true).values()[2] == 0.0);
-        assert!(whiten_by_response(&values, &one, true).values()[2].abs() < 1e-9);
-    }
-
-    #[test]
-    fn whitening_by_response_weighs_every_response_alike() {
-        let values = Grid::new(2, vec![1.0, 1.0, 3.0, 9.0, 7.0, 7.0]).unwrap();
-        let mask = Mask::new(2, vec![true, true, true, false, false, false]).unwrap();
-        let whitened = whiten_by_response(&values, &mask, true);
-        let (low, high) = (whitened.values()[0], whitened.values()[2]);
-        assert!((low + high).abs() < 1e-9 && (high - 0.5f64.sqrt()).abs() < 1e-6);
-    }
-
-    #[test]
-    fn running_moments_are_those_of_everything_seen() {
-        let all = [1.0, 4.0, -2.0, 0.5, 3.0];
-        let mut running = RunningMoments::default();
-        running.update(&all[..2]);
-        running.update(&all[2..]);
-        assert!((running.mean - plain_mean(&all)).abs() < 1e-12);
-        assert!((running.std() - plain_std(&all)).abs() < 1e-12);
+        assert!(masked_whiten(&values, &one).values()[2] == 0.0);
     }
 }

@@ -135,7 +135,6 @@ fn pull(
         advantages: &advantages,
         response_mask: &batch.response,
         episode_scores: &scores,
-        correction: None,
     };
     let mut loss = policy_loss(&config.loss, &inputs, totals)?;
     let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);

@@ -28,17 +28,18 @@ pub use reward_gradient::RewardGradient;
 use crate::AlgorithmError;
 use crate::flow_matching::mixed;
 use crate::policy_gradient::round::{
-    Group, Rollout, RoundOptions, Running, Unexplored, generate, judge, needs_different_videos,
+    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, require_different_videos, set_advantages,
 };
 use crate::policy_gradient::slow_copies::with_parameters;
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, distance};
+use crate::policy_gradient::{Counted, Method, PolicyGradient, Shared, TrainingState, distance};
 use crate::sampling::Conditions;
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use config::Plan;
-use loss::{Noised, Valued, awm};
-use reward_gradient::Predictions;
+use loss::awm::{self, AwmTerm};
+use loss::{Noised, ValueAndGradient};
+use reward_gradient::PredictionReward;
 
 const NAME: &str = "diffusion_nft";
 
@@ -57,35 +58,35 @@ impl Method for DiffusionNftConfig {
         self.reward_gradient.check(&self.plan(facts)?.levels, reward)
     }
 
-    fn round(&self, kept: &mut Kept, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        needs_different_videos(ctx, NAME)?;
+    fn round(&self, state: &mut TrainingState, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        require_different_videos(ctx, NAME)?;
         let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
-        let mut run = Running::new(ctx, &shared);
+        let mut round = RoundState::new(ctx);
 
-        let old = kept.copies.old(ctx.model)?.to_vec();
+        let old = state.copies.old(ctx.model)?.to_vec();
         let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start: false };
-        let prepared = &mut kept.prepared;
+        let prepared = &mut state.prepared;
         let mut groups = with_parameters(
             ctx,
             |c| &mut *c.model,
             &old,
-            |ctx| generate(&options, prepared, ctx, &mut Unexplored, &mut run),
+            |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round),
         )?;
-        let is_finite = judge(&shared, ctx, &mut groups, &mut run.tally)?;
-        kept.train(&shared, ctx, &mut groups, is_finite, &mut run, |prepared, ctx, group, run| {
-            let predictions = Predictions::of(self, prepared, ctx, group)?;
-            self.regress(ctx, &plan, group, &old, predictions.as_ref(), run)
+        let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
+        state.train(&shared, ctx, &mut groups, is_finite, &mut round, |prepared, ctx, group, round| {
+            let predictions = PredictionReward::of(self, prepared, ctx, group)?;
+            self.accumulate(ctx, &plan, group, &old, predictions.as_ref(), round)
         })?;
 
         let decay = self.old_policy.at(ctx.step);
-        kept.copies.follow(ctx.model, decay)?;
-        run.tally.mean("actor/old_policy_decay", decay);
-        run.report(ctx)
+        state.copies.follow(ctx.model, decay)?;
+        round.tally.mean("actor/old_policy_decay", decay);
+        round.report(ctx, &shared)
     }
 }
 
 /// A noised copy of a video, and the predictions of other policies there.
-struct Draw<'a> {
+struct NoisedCopy<'a> {
     video: &'a Rollout,
     conditions: &'a Conditions,
     sigma: Sigma,
@@ -98,59 +99,60 @@ struct Draw<'a> {
 
 impl DiffusionNftConfig {
     /// Adds the gradient of one prompt's videos to the strategy. Videos without an advantage cost nothing.
-    fn regress(
+    fn accumulate(
         &self,
         ctx: &mut StepContext<'_>,
         plan: &Plan,
         group: &Group<()>,
         old: &[f32],
-        predictions: Option<&Predictions<'_>>,
-        run: &mut Running<'_>,
+        predictions: Option<&PredictionReward<'_>>,
+        round: &mut RoundState<'_>,
     ) -> Result<()> {
-        let mut draws = Vec::new();
+        let mut copies = Vec::new();
         for video in group.trained() {
-            draws.extend(self.draws(ctx.noise, ctx.step, plan, group, video, run.update)?);
+            copies.extend(self.noised_copies(ctx.noise, ctx.step, plan, group, video, round.update)?);
         }
-        if draws.is_empty() || run.tally.nonfinite.is_some() {
+        if copies.is_empty() || round.outcome.nonfinite.is_some() {
             return Ok(());
         }
-        run.begin(REFERENCE, "predicting by the old policy")?;
+        round.begin(REFERENCE, "predicting by the old policy")?;
         with_parameters(
             ctx,
             |c| &mut *c.model,
             old,
             |ctx| {
-                for draws in draws.chunks_mut(self.at_once) {
-                    let found = velocities(ctx.model, draws, Adapter::On)?;
-                    draws.iter_mut().zip(found).for_each(|(draw, old)| draw.old = old);
+                for copies in copies.chunks_mut(self.at_once) {
+                    let old = velocities(ctx.model, copies, Adapter::On)?;
+                    copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
                     if self.kl_weight > 0.0 {
-                        let found = velocities(ctx.model, draws, Adapter::Off)?;
-                        draws.iter_mut().zip(found).for_each(|(draw, reference)| draw.reference = Some(reference));
+                        let references = velocities(ctx.model, copies, Adapter::Off)?;
+                        copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
                     }
                 }
                 Ok(())
             },
         )?;
-        for draws in draws.chunks(self.at_once) {
-            run.begin(FORWARD, "predicting velocities")?;
-            let inputs: Vec<VelocityInput<'_>> = draws.iter().map(Draw::input).collect();
-            let (found, pullback) = diffusion(ctx.model, NAME)?.velocities(&inputs, Adapter::On, Grad::Record)?;
+        for copies in copies.chunks(self.at_once) {
+            round.begin(FORWARD, "predicting velocities")?;
+            let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
+            let (velocities, pullback) = diffusion(ctx.model, NAME)?.velocities(&inputs, Adapter::On, Grad::Record)?;
             let mut cotangents = Vec::new();
-            for (draw, velocity) in draws.iter().zip(found.unstack()?) {
-                let mut valued = self.loss_at(plan, draw, &velocity, &mut run.tally)?;
+            for (copy, velocity) in copies.iter().zip(velocities.unstack()?) {
+                let mut loss = self.loss_at(plan, copy, &velocity, &mut round.tally)?;
                 if let Some(predictions) = predictions {
-                    predictions.add(ctx, draw, &velocity, &mut valued, run)?;
+                    predictions.add(ctx, copy, &velocity, &mut loss, round)?;
                 }
-                run.tally.mean("actor/loss", valued.value);
-                if !valued.value.is_finite() {
-                    run.tally.nonfinite = Some((format!("the loss at noise level {:.3}", draw.sigma.0), valued.value));
+                round.tally.mean("actor/loss", loss.value);
+                if !loss.value.is_finite() {
+                    let what = format!("the loss at noise level {:.3}", copy.sigma.0);
+                    round.outcome.nonfinite = Some((what, loss.value));
                     return Ok(());
                 }
                 let share = 1.0 / self.levels_per_video as f64;
-                let cotangent = valued.gradient.iter().map(|d| (share * d) as f32).collect::<Vec<f32>>();
+                let cotangent = loss.gradient.iter().map(|d| (share * d) as f32).collect::<Vec<f32>>();
                 cotangents.push(Tensor::new(cotangent, velocity.shape())?);
             }
-            run.begin(PULL, "pulling back")?;
+            round.begin(PULL, "pulling back")?;
             let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
             ctx.strategy.before_last_pull(ctx.model)?;
             pullback.pull(&Tensor::stack(&cotangents)?)?;
@@ -160,7 +162,7 @@ impl DiffusionNftConfig {
     }
 
     /// The noised copies of one video in an update: at levels spread evenly over those of the sampler.
-    fn draws<'a>(
+    fn noised_copies<'a>(
         &self,
         noise: &Noise,
         step: u64,
@@ -168,74 +170,82 @@ impl DiffusionNftConfig {
         group: &'a Group<()>,
         video: &'a Rollout,
         update: usize,
-    ) -> Result<Vec<Draw<'a>>> {
+    ) -> Result<Vec<NoisedCopy<'a>>> {
         let (count, n) = (self.levels_per_video, video.latents.len());
         let key = video.key_in(update);
         let mut uniform = noise.uniform(Purpose::Levels, step, key);
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
-        let mut draws = Vec::new();
+        let mut copies = Vec::new();
         for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
             let quantile = (i as f64 + 0.5 * (f64::from(uniform()) + 1.0)) / count as f64;
-            let place = (quantile * plan.levels.len() as f64) as usize;
-            let sigma = plan.levels[place.min(plan.levels.len() - 1)];
+            let index = (quantile * plan.levels.len() as f64) as usize;
+            let sigma = plan.levels[index.min(plan.levels.len() - 1)];
             let x = group.conditions.prompt.with_first_frame(&mixed(&video.latents, noise, sigma)?)?;
             let noise = Tensor::new(noise.to_vec(), video.latents.shape())?;
             let old = Tensor::zeros([0]);
-            draws.push(Draw { video, conditions: &group.conditions, sigma, noise, x, old, reference: None });
+            let conditions = &group.conditions;
+            copies.push(NoisedCopy { video, conditions, sigma, noise, x, old, reference: None });
         }
-        Ok(draws)
+        Ok(copies)
     }
 
-    /// The loss at one draw, and its gradient in the velocity.
-    fn loss_at(&self, plan: &Plan, draw: &Draw<'_>, velocity: &Tensor, tally: &mut Tally) -> Result<Valued> {
-        let known = usize::from(draw.conditions.prompt.first_frame.is_some());
+    /// The loss at a noised copy, and its gradient in the velocity.
+    fn loss_at(
+        &self,
+        plan: &Plan,
+        copy: &NoisedCopy<'_>,
+        velocity: &Tensor,
+        tally: &mut Tally,
+    ) -> Result<ValueAndGradient> {
+        let known = usize::from(copy.conditions.prompt.first_frame.is_some());
         let counted = Counted::after(known, velocity.shape())?;
-        let (v, old) = (velocity.f32s()?, draw.old.f32s()?);
+        let (v, old) = (velocity.f32s()?, copy.old.f32s()?);
         let at = Noised {
-            data: draw.video.latents.f32s()?,
-            noise: draw.noise.f32s()?,
-            t: draw.sigma.0,
+            data: copy.video.latents.f32s()?,
+            noise: copy.noise.f32s()?,
+            t: copy.sigma.0,
             velocity: v,
             old,
             counted,
         };
         at.check()?;
-        let advantage = draw.video.advantage.clamp(-self.advantage_clip, self.advantage_clip);
-        let mut valued = match self.loss {
+        let advantage = copy.video.advantage.clamp(-self.advantage_clip, self.advantage_clip);
+        let mut loss = match self.loss {
             Regression::Nft => plan.nft.at(advantage, &at).loss,
             Regression::Awm => {
-                let (term, valued) = awm::at_level(self.matching, advantage, plan.clip, &at);
+                let AwmTerm { term, gradient, .. } =
+                    awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.clip, &at);
                 tally.mean("actor/ratio", term.ratio);
                 tally.mean("actor/clip_fraction", f64::from(u8::from(plan.clip.is_out(term.ratio))));
-                valued
+                ValueAndGradient { value: term.loss, gradient }
             }
         };
-        tally.mean("actor/policy_loss", valued.value);
+        tally.mean("actor/policy_loss", loss.value);
         let deviation = distance::squared(v, old, counted);
         tally.mean("actor/deviation", deviation);
-        valued.value += self.old_kl_weight * deviation;
-        distance::add_squared_gradient(&mut valued.gradient, self.old_kl_weight, v, old, counted);
-        if let Some(reference) = &draw.reference {
+        loss.value += self.old_kl_weight * deviation;
+        distance::add_squared_gradient(&mut loss.gradient, self.old_kl_weight, v, old, counted);
+        if let Some(reference) = &copy.reference {
             let reference = reference.f32s()?;
             let kl = distance::squared(v, reference, counted);
             tally.mean("actor/kl_loss", kl);
-            valued.value += self.kl_weight * kl;
-            distance::add_squared_gradient(&mut valued.gradient, self.kl_weight, v, reference, counted);
+            loss.value += self.kl_weight * kl;
+            distance::add_squared_gradient(&mut loss.gradient, self.kl_weight, v, reference, counted);
         }
-        Ok(valued)
+        Ok(loss)
     }
 }
 
-impl Draw<'_> {
+impl NoisedCopy<'_> {
     fn input(&self) -> VelocityInput<'_> {
         let (latents, conditioning) = (&self.x, &self.conditions.prompt);
         VelocityInput { latents, timestep: self.sigma.timestep(), conditioning }
     }
 }
 
-/// Velocities without a gradient, one for each draw.
-fn velocities(model: &mut dyn Model, draws: &[Draw<'_>], adapter: Adapter) -> Result<Vec<Tensor>> {
-    let inputs: Vec<VelocityInput<'_>> = draws.iter().map(Draw::input).collect();
+/// Velocities at noised copies, without a gradient.
+fn velocities(model: &mut dyn Model, copies: &[NoisedCopy<'_>], adapter: Adapter) -> Result<Vec<Tensor>> {
+    let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
     diffusion(model, NAME)?.velocities(&inputs, adapter, Grad::Skip)?.0.unstack()
 }
 
@@ -246,7 +256,7 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes for one prompt: its rollouts, and three passes for each draw, one of which is differentiated.
+/// The passes for one prompt: its rollouts, and three passes for each noised copy, one of which is differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();

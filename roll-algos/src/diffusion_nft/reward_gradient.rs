@@ -9,14 +9,14 @@ use std::sync::Arc;
 use roll_core::{Error, Grad, Result, RewardScorer, Sample, Sigma, StepContext, Tensor, Video};
 use serde::{Deserialize, Serialize};
 
-use super::loss::Valued;
-use super::{DiffusionNftConfig, Draw, NAME};
+use super::loss::ValueAndGradient;
+use super::{DiffusionNftConfig, NAME, NoisedCopy};
 use crate::arithmetic::axpy;
 use crate::policy_gradient::Counted;
-use crate::policy_gradient::round::{Group, Running, reward};
-use crate::scoring::{FrameRate, Measured, Prepared, Prospect, pull_frames};
+use crate::policy_gradient::round::{Group, RoundState};
+use crate::scoring::{FrameRate, Measured, Prepared, PreparedTarget, pull_frames};
 use crate::stopwatch::{DECODE, PULL, SCORING};
-use crate::update::diffusion;
+use crate::update::{diffusion, reward};
 
 /// How much the gradient of the reward counts, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -69,15 +69,15 @@ impl RewardGradient {
     }
 }
 
-/// The score of the predictions for a prompt.
-pub(super) struct Predictions<'a> {
-    of: RewardGradient,
+/// The reward of the videos that velocities at noised copies point at, for one prompt.
+pub(super) struct PredictionReward<'a> {
+    options: RewardGradient,
     sample: &'a Sample,
-    prospect: Arc<Prospect>,
+    target: Arc<PreparedTarget>,
     frame_rate: FrameRate,
 }
 
-impl<'a> Predictions<'a> {
+impl<'a> PredictionReward<'a> {
     /// The term for the videos of a group; `None` if the reward's gradient is not used.
     pub(super) fn of(
         config: &DiffusionNftConfig,
@@ -89,40 +89,40 @@ impl<'a> Predictions<'a> {
             return Ok(None);
         }
         let sample = &ctx.samples[group.sample];
-        let prospect = prepared.target(reward(ctx, NAME)?, sample, config.reference)?;
-        Ok(Some(Self { of: config.reward_gradient, sample, prospect, frame_rate: config.frame_rate }))
+        let target = prepared.target(reward(ctx, NAME)?, sample, config.reference)?;
+        Ok(Some(Self { options: config.reward_gradient, sample, target, frame_rate: config.frame_rate }))
     }
 
-    /// Adds `-weight * score` of the video that `velocity` points at to the loss of a draw, and its gradient. A
+    /// Adds `-weight * score` of the video that `velocity` points at to the loss of a copy, and its gradient. A
     /// prediction without a score adds nothing.
     pub(super) fn add(
         &self,
         ctx: &mut StepContext<'_>,
-        draw: &Draw<'_>,
+        copy: &NoisedCopy<'_>,
         velocity: &Tensor,
-        loss: &mut Valued,
-        run: &mut Running<'_>,
+        loss: &mut ValueAndGradient,
+        round: &mut RoundState<'_>,
     ) -> Result<()> {
-        if !self.of.acts_at(draw.sigma) {
+        if !self.options.acts_at(copy.sigma) {
             return Ok(());
         }
-        let (prompt, t) = (&draw.conditions.prompt, draw.sigma.0);
-        let data = prompt.with_first_frame(&axpy(&draw.x, -(t as f32), velocity)?)?;
-        run.begin(DECODE, "decoding a prediction")?;
+        let (prompt, t) = (&copy.conditions.prompt, copy.sigma.0);
+        let data = prompt.with_first_frame(&axpy(&copy.x, -(t as f32), velocity)?)?;
+        round.begin(DECODE, "decoding a prediction")?;
         let model = diffusion(ctx.model, NAME)?;
         let (frames, decode) = model.decode(&data, Grad::Record)?;
         let video = Video::new(frames, self.frame_rate.of(model, self.sample))?;
-        run.begin(SCORING, "scoring a prediction")?;
-        let measured = Measured::of(&video, self.sample, &self.prospect, reward(ctx, NAME)?, Grad::Record)?;
+        round.begin(SCORING, "scoring a prediction")?;
+        let measured = Measured::of(&video, self.sample, &self.target, reward(ctx, NAME)?, Grad::Record)?;
         let is_missing = matches!(measured, Measured::Skipped(_));
-        run.tally.mean("actor/prediction_unscored", f64::from(u8::from(is_missing)));
+        round.tally.mean("actor/prediction_unscored", f64::from(u8::from(is_missing)));
         let Measured::Score { value, pullback, .. } = measured else { return Ok(()) };
-        run.tally.mean("actor/prediction_score", value);
-        loss.value -= self.of.weight * value;
+        round.tally.mean("actor/prediction_score", value);
+        loss.value -= self.options.weight * value;
         // The constant of a policy for missing scores has no gradient; of a score that is no number nothing is pulled.
         let Some(pullback) = pullback.filter(|_| value.is_finite()) else { return Ok(()) };
-        run.begin(PULL, "pulling back through reward and decoder")?;
-        let d_data = pull_frames(pullback, decode, -self.of.weight)?;
+        round.begin(PULL, "pulling back through reward and decoder")?;
+        let d_data = pull_frames(pullback, decode, -self.options.weight)?;
         let d_data = d_data.f32s()?;
         // d x_0 / d v is -t, but for a first frame that is known.
         let counted = Counted::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;

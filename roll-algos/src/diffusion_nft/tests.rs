@@ -26,7 +26,7 @@ fn small() -> DiffusionNftConfig {
 fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
     let [data, noise, velocity, old] = [1, 2, 3, 4].map(|key| values(key, 12));
     let counted = Counted::after(1, &[2, 3, 1, 2]).unwrap();
-    let at = |velocity: &[f32], loss: &dyn Fn(&Noised<'_>) -> Valued| {
+    let at = |velocity: &[f32], loss: &dyn Fn(&Noised<'_>) -> ValueAndGradient| {
         loss(&Noised { data: &data, noise: &noise, t: 0.7, velocity, old: &old, counted })
     };
     let nft = Nft { beta: 0.3, bound: 5.0, mode: AdvantageMode::All };
@@ -58,7 +58,10 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
         });
         assert!(near(&whole.gradient, &of_nft), "{:?} {of_nft:?}", whole.gradient);
         for matching in [Matching::Uniform, Matching::T, Matching::TSquared, Matching::Huber, Matching::Ghuber] {
-            let loss = |at: &Noised<'_>| awm::at_level(matching, advantage, range, at).1;
+            let loss = |at: &Noised<'_>| {
+                let AwmTerm { term, gradient, .. } = awm::at_level(matching, awm::GHUBER_POWER, advantage, range, at);
+                ValueAndGradient { value: term.loss, gradient }
+            };
             let found = at(&velocity, &loss).gradient;
             assert!(near(&found, &quotients(&|velocity| at(velocity, &loss).value)), "{matching:?}");
         }
@@ -104,7 +107,7 @@ fn the_old_policy_generates_and_the_model_keeps_its_parameters() {
     assert_eq!(bench.model.adapter, after, "generating by the old policy leaves the model as it was");
     let decay = OldDecay::LateRamp.at(101);
     bench.step(101, &two(), 0.1);
-    let old = bench.algorithm.kept.copies.old(&bench.model).unwrap().to_vec();
+    let old = bench.algorithm.state.copies.old(&bench.model).unwrap().to_vec();
     let expected: Vec<f32> =
         after.iter().zip(&bench.model.adapter).map(|(o, c)| decay as f32 * o + (1.0 - decay) as f32 * c).collect();
     assert!(old.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6));

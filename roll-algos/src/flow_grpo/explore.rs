@@ -7,43 +7,43 @@ use roll_core::{Noise, Purpose, Result, Tensor};
 use super::config::Plan;
 use crate::policy_gradient::round::Explore;
 
-/// A stochastic step of videos that were computed side by side, as it was taken; f32 throughout: log-probabilities of
-/// rounded latents would be others.
-pub(super) struct Taken {
-    /// Its position in the schedule.
-    pub(super) at: usize,
-    pub(super) videos: Vec<TakenBy>,
+/// The record of a stochastic step of a batch of videos.
+pub(super) struct StepRecord {
+    /// Index of the step in the schedule.
+    pub(super) step: usize,
+    pub(super) videos: Vec<Transition>,
 }
 
-/// One video's.
-pub(super) struct TakenBy {
-    /// Latents before and after.
+/// A stochastic step of one video. Latents are f32: rounded latents would have another log-probability.
+pub(super) struct Transition {
+    /// Latents before the step.
     pub(super) x: Tensor,
+    /// Latents after the step.
     next: Tensor,
-    /// The velocity that led there.
+    /// The velocity at `x`.
     pub(super) velocity: Tensor,
 }
 
-/// Takes the steps of windows.
-pub(super) struct Windowed<'a> {
+/// Makes the steps of a window stochastic, and records them.
+pub(super) struct WindowExplorer<'a> {
     plan: &'a Plan,
     noise: &'a Noise,
     round: u64,
     window: Range<usize>,
     keys: Vec<u64>,
-    taken: Vec<Taken>,
+    records: Vec<StepRecord>,
 }
 
-impl<'a> Windowed<'a> {
+impl<'a> WindowExplorer<'a> {
     pub(super) fn new(plan: &'a Plan, noise: &'a Noise, round: u64) -> Self {
-        Self { plan, noise, round, window: 0..0, keys: Vec::new(), taken: Vec::new() }
+        Self { plan, noise, round, window: 0..0, keys: Vec::new(), records: Vec::new() }
     }
 }
 
-impl Explore for Windowed<'_> {
-    type Kept = Vec<Taken>;
+impl Explore for WindowExplorer<'_> {
+    type Record = Vec<StepRecord>;
 
-    /// The window is the prompt's, whatever rank and whichever of its videos.
+    /// All videos of a prompt have the same window, on any rank.
     fn begin(&mut self, row: u64, keys: &[u64]) {
         let mut draw = self.noise.uniform(Purpose::Levels, self.round, row);
         self.window = self.plan.windows.at(self.round, 0.5 * (f64::from(draw()) + 1.0));
@@ -54,23 +54,23 @@ impl Explore for Windowed<'_> {
         let Some(step) = self.plan.steps[i].filter(|_| self.window.contains(&i)) else { return Ok(None) };
         let mut videos = Vec::new();
         for ((x, v), key) in xs.iter().zip(vs).zip(&self.keys) {
-            // Each step of a video has noise of its own.
+            // Each step of a video has its own noise.
             let z = self.noise.normal(Purpose::Steps, self.round, key ^ ((i as u64) << 28), x.shape())?;
             let next = step.next(&step.mean(x.f32s()?, v.f32s()?), z.f32s()?);
             let next = Tensor::new(next.into_iter().map(|v| v as f32).collect::<Vec<f32>>(), x.shape())?;
-            videos.push(TakenBy { x: x.clone(), next, velocity: v.clone() });
+            videos.push(Transition { x: x.clone(), next, velocity: v.clone() });
         }
         let nexts = videos.iter().map(|video| video.next.clone()).collect();
-        self.taken.push(Taken { at: i, videos });
+        self.records.push(StepRecord { step: i, videos });
         Ok(Some(nexts))
     }
 
-    fn end(&mut self) -> Self::Kept {
-        std::mem::take(&mut self.taken)
+    fn end(&mut self) -> Self::Record {
+        std::mem::take(&mut self.records)
     }
 }
 
-impl TakenBy {
+impl Transition {
     /// The latents after the step.
     pub(super) fn next(&self) -> Result<Vec<f64>> {
         Ok(self.next.f32s()?.iter().map(|v| f64::from(*v)).collect())

@@ -23,7 +23,7 @@ pub enum PolicyLoss {
 
 /// Arguments of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Moved {
+pub struct PolicyShift {
     /// Log-probability under the policy minus that under the old one.
     pub log_ratio: f64,
     /// `mean((mean - mean_old)^2)`.
@@ -39,29 +39,29 @@ pub struct Moved {
 pub struct StepTerm {
     /// Loss, ratio, and slope in the log-probability.
     pub term: PolicyTerm,
-    /// d loss / d `squared` of [`Moved`].
+    /// d loss / d `squared` of [`PolicyShift`].
     pub d_squared: f64,
     /// Whether the sample was left out.
     pub is_left_out: bool,
 }
 
 /// `mean((mean - mean_old)^2)`.
-pub fn squared_move(mean: &[f64], old: &[f64], counted: Counted) -> f64 {
+pub fn mean_shift(mean: &[f64], old: &[f64], counted: Counted) -> f64 {
     counted.mean(|i| (mean[i] - old[i]).powi(2))
 }
 
 /// The loss with a clip.
-pub fn clip(moved: Moved, advantage: f64, range: ClipRange) -> StepTerm {
-    StepTerm { term: clipped(moved.log_ratio, advantage, range), d_squared: 0.0, is_left_out: false }
+pub fn clip(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
+    StepTerm { term: clipped(shift.log_ratio, advantage, range), d_squared: 0.0, is_left_out: false }
 }
 
 /// The ratio is `exp((log ratio + mean((mean - mean_old)^2) / (2 g^2 h^2)) g h)`, the loss is divided by h^2. The
 /// gradient passes through both.
-pub fn guard(moved: Moved, advantage: f64, range: ClipRange) -> StepTerm {
-    let scale = moved.level * moved.root;
+pub fn guard(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
+    let scale = shift.level * shift.root;
     let of_squared = 1.0 / (2.0 * scale * scale);
-    let term = clipped((moved.log_ratio + of_squared * moved.squared) * scale, advantage, range);
-    let share = 1.0 / (moved.root * moved.root);
+    let term = clipped((shift.log_ratio + of_squared * shift.squared) * scale, advantage, range);
+    let share = 1.0 / (shift.root * shift.root);
     let d_log_prob = share * scale * term.d_log_prob;
     StepTerm {
         term: PolicyTerm { loss: share * term.loss, ratio: term.ratio, d_log_prob },
@@ -71,8 +71,8 @@ pub fn guard(moved: Moved, advantage: f64, range: ClipRange) -> StepTerm {
 }
 
 /// `-A r`, or 0 where `divergence` is at least `threshold` and the ratio has moved along the advantage.
-pub fn dppo(moved: Moved, advantage: f64, divergence: f64, threshold: f64) -> StepTerm {
-    let ratio = moved.log_ratio.exp();
+pub fn dppo(shift: PolicyShift, advantage: f64, divergence: f64, threshold: f64) -> StepTerm {
+    let ratio = shift.log_ratio.exp();
     let along = (ratio > 1.0 && advantage > 0.0) || (ratio < 1.0 && advantage < 0.0);
     let is_left_out = divergence >= threshold && along;
     let loss = if is_left_out { 0.0 } else { -advantage * ratio };
@@ -80,8 +80,8 @@ pub fn dppo(moved: Moved, advantage: f64, divergence: f64, threshold: f64) -> St
 }
 
 /// The divergence of [`dppo`] between two Gaussians of one step: `mean((mean - mean_old)^2) / (2 g^2 h^2)`.
-pub fn divergence(moved: Moved) -> f64 {
-    moved.squared / (2.0 * (moved.level * moved.root).powi(2))
+pub fn divergence(shift: PolicyShift) -> f64 {
+    shift.squared / (2.0 * (shift.level * shift.root).powi(2))
 }
 
 /// Fails unless the threshold of [`dppo`] is above 0.
@@ -99,12 +99,12 @@ mod tests {
     #[test]
     fn slopes_are_difference_quotients() {
         let range = ClipRange { low: 0.2, high: 0.3 };
-        let at = |log_ratio: f64, squared: f64| Moved { log_ratio, squared, level: 0.6, root: 0.3 };
+        let at = |log_ratio: f64, squared: f64| PolicyShift { log_ratio, squared, level: 0.6, root: 0.3 };
         for advantage in [0.8, -1.2] {
             for log_ratio in [-0.4, 0.01, 0.5] {
-                let losses: [&dyn Fn(Moved) -> StepTerm; 3] =
-                    [&|moved| clip(moved, advantage, range), &|moved| guard(moved, advantage, range), &|moved| {
-                        dppo(moved, advantage, divergence(moved), 1e9)
+                let losses: [&dyn Fn(PolicyShift) -> StepTerm; 3] =
+                    [&|shift| clip(shift, advantage, range), &|shift| guard(shift, advantage, range), &|shift| {
+                        dppo(shift, advantage, divergence(shift), 1e9)
                     }];
                 for loss in losses {
                     let term = loss(at(log_ratio, 0.02));
@@ -121,8 +121,8 @@ mod tests {
 
     #[test]
     fn only_a_sample_that_moved_far_along_its_advantage_is_left_out() {
-        let at = |log_ratio: f64, squared: f64| Moved { log_ratio, squared, level: 1.0, root: 1.0 };
-        let left_out = |moved, advantage| dppo(moved, advantage, divergence(moved), 1e-5).is_left_out;
+        let at = |log_ratio: f64, squared: f64| PolicyShift { log_ratio, squared, level: 1.0, root: 1.0 };
+        let left_out = |shift, advantage| dppo(shift, advantage, divergence(shift), 1e-5).is_left_out;
         assert!(left_out(at(0.1, 1e-4), 1.0) && left_out(at(-0.1, 1e-4), -1.0));
         assert!(!left_out(at(0.1, 1e-4), -1.0) && !left_out(at(-0.1, 1e-4), 1.0));
         assert!(!left_out(at(0.1, 1e-6), 1.0));

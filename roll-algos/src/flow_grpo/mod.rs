@@ -26,17 +26,17 @@ use roll_core::{
 
 pub use config::{FlowGrpoConfig, KlOf};
 
-use crate::policy_gradient::round::{Group, Rollout, RoundOptions, Running, generate, judge};
+use crate::policy_gradient::round::{Group, Rollout, RoundOptions, RoundState, generate, set_advantages};
 use crate::policy_gradient::sde::SdeStep;
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{Counted, Kept, Method, PolicyGradient, Shared, clip, distance};
+use crate::policy_gradient::{Counted, Method, PolicyGradient, Shared, TrainingState, clip, distance};
 use crate::sampling::{Conditions, GuidanceGradient};
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use crate::{AlgorithmError, ranks};
 use config::Plan;
-use explore::{Taken, TakenBy, Windowed};
-use loss::{Moved, PolicyLoss, StepTerm, divergence, dppo, guard, squared_move};
+use explore::{StepRecord, Transition, WindowExplorer};
+use loss::{PolicyLoss, PolicyShift, StepTerm, divergence, dppo, guard, mean_shift};
 
 const NAME: &str = "flow_grpo";
 
@@ -55,138 +55,138 @@ impl Method for FlowGrpoConfig {
         self.plan(facts).map(drop)
     }
 
-    fn round(&self, kept: &mut Kept, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+    fn round(&self, state: &mut TrainingState, ctx: &mut StepContext<'_>) -> Result<StepReport> {
         let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
-        let mut run = Running::new(ctx, &shared);
+        let mut round = RoundState::new(ctx);
 
         let same_start = self.same_latent;
         let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start };
-        let mut windowed = Windowed::new(&plan, ctx.noise, ctx.step);
-        let mut groups = generate(&options, &mut kept.prepared, ctx, &mut windowed, &mut run)?;
-        let is_finite = judge(&shared, ctx, &mut groups, &mut run.tally)?;
+        let mut explorer = WindowExplorer::new(&plan, ctx.noise, ctx.step);
+        let mut groups = generate(&options, &mut state.prepared, ctx, &mut explorer, &mut round)?;
+        let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
         let scale = self.rescaling(ctx, &plan, &groups)?;
-        kept.train(&shared, ctx, &mut groups, is_finite, &mut run, |_, ctx, group, run| {
-            self.climb(ctx, &plan, group, scale, run)
+        state.train(&shared, ctx, &mut groups, is_finite, &mut round, |_, ctx, group, round| {
+            self.accumulate(ctx, &plan, group, scale, round)
         })?;
-        run.report(ctx)
+        round.report(ctx, &shared)
     }
 }
 
 impl FlowGrpoConfig {
     /// One over the mean of the trained steps' factors, over all ranks; `None` without rescaling.
-    fn rescaling(&self, ctx: &StepContext<'_>, plan: &Plan, groups: &[Group<Vec<Taken>>]) -> Result<Option<f64>> {
+    fn rescaling(&self, ctx: &StepContext<'_>, plan: &Plan, groups: &[Group<Vec<StepRecord>>]) -> Result<Option<f64>> {
         if !self.rescale {
             return Ok(None);
         }
-        let taken = groups.iter().flat_map(|group| &group.kept).flatten();
-        let factors = taken.flat_map(|taken| {
-            let factor = plan.steps[taken.at].map_or(0.0, |step| step.rescale());
-            std::iter::repeat_n(factor, taken.videos.len())
+        let records = groups.iter().flat_map(|group| &group.records).flatten();
+        let factors = records.flat_map(|record| {
+            let factor = plan.steps[record.step].map_or(0.0, |step| step.rescale());
+            std::iter::repeat_n(factor, record.videos.len())
         });
-        let all = ranks::join_bits(ctx.strategy.ranks().data.as_ref(), factors.collect())?;
+        let all = ranks::join_f64(ctx.strategy.ranks().data.as_ref(), factors.collect())?;
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
         Ok(Some(if mean > 0.0 { 1.0 / mean } else { 0.0 }))
     }
 
-    /// Adds the gradient of one prompt's videos to the strategy. Videos side by side of which none has an advantage
-    /// cost nothing.
-    fn climb(
+    /// Adds the gradient of one prompt's videos to the strategy. A batch of videos without any advantage costs nothing.
+    fn accumulate(
         &self,
         ctx: &mut StepContext<'_>,
         plan: &Plan,
-        group: &mut Group<Vec<Taken>>,
+        group: &mut Group<Vec<StepRecord>>,
         rescaling: Option<f64>,
-        run: &mut Running<'_>,
+        round: &mut RoundState<'_>,
     ) -> Result<()> {
-        let Group { conditions, videos, kept, .. } = group;
-        for (videos, steps) in videos.chunks(self.at_once).zip(kept) {
+        let Group { conditions, videos, records, .. } = group;
+        for (videos, steps) in videos.chunks(self.at_once).zip(records) {
             if videos.iter().all(|video| video.advantage == 0.0) {
                 continue;
             }
             let share = 1.0 / steps.len() as f64;
-            for taken in steps {
-                if run.tally.nonfinite.is_some() {
+            for record in steps {
+                if round.outcome.nonfinite.is_some() {
                     return Ok(());
                 }
-                let Some(step) = plan.steps[taken.at] else { continue };
+                let Some(step) = plan.steps[record.step] else { continue };
                 let factors = [share * rescaling.map_or(1.0, |scale| scale * step.rescale()), share];
-                self.climb_step(ctx, plan, conditions, videos, taken, &step, factors, run)?;
+                self.accumulate_step(ctx, plan, conditions, videos, record, &step, factors, round)?;
             }
         }
         Ok(())
     }
 
-    /// The same of one stochastic step of videos side by side; `factors` are those of the policy loss and of the KL.
+    /// Adds the gradient of one stochastic step of a batch of videos. `factors` are those of the policy loss and of the
+    /// KL.
     #[allow(clippy::too_many_arguments)]
-    fn climb_step(
+    fn accumulate_step(
         &self,
         ctx: &mut StepContext<'_>,
         plan: &Plan,
         conditions: &Conditions,
         videos: &[Rollout],
-        taken: &mut Taken,
+        record: &mut StepRecord,
         step: &SdeStep,
         factors: [f64; 2],
-        run: &mut Running<'_>,
+        round: &mut RoundState<'_>,
     ) -> Result<()> {
-        let timestep = plan.sampling.schedule.timestep(taken.at);
-        let xs: Vec<Tensor> = taken.videos.iter().map(|video| video.x.clone()).collect();
+        let timestep = plan.sampling.schedule.timestep(record.step);
+        let xs: Vec<Tensor> = record.videos.iter().map(|video| video.x.clone()).collect();
         let model = diffusion(ctx.model, NAME)?;
         let references = match self.kl_weight > 0.0 {
             false => Vec::new(),
             true => {
-                run.begin(REFERENCE, "predicting without the adapter")?;
+                round.begin(REFERENCE, "predicting without the adapter")?;
                 let conditioning = &conditions.prompt;
                 let input = |latents| VelocityInput { latents, timestep, conditioning };
                 let inputs: Vec<VelocityInput<'_>> = xs.iter().map(input).collect();
                 model.velocities(&inputs, Adapter::Off, Grad::Skip)?.0.unstack()?
             }
         };
-        run.begin(FORWARD, "predicting velocities")?;
+        round.begin(FORWARD, "predicting velocities")?;
         let guidance = &plan.sampling.guidance;
-        let found = guidance.velocities(model, &xs, timestep, conditions, Adapter::On, Grad::Record)?;
-        let (velocities, conditional) = (found.velocity.unstack()?, found.conditional.unstack()?);
-        if self.replay && run.update == 0 {
-            taken.videos.iter_mut().zip(&velocities).for_each(|(by, velocity)| by.velocity = velocity.clone());
+        let guided = guidance.velocities(model, &xs, timestep, conditions, Adapter::On, Grad::Record)?;
+        let (velocities, conditional) = (guided.velocity.unstack()?, guided.conditional.unstack()?);
+        if self.replay && round.update == 0 {
+            record.videos.iter_mut().zip(&velocities).for_each(|(video, velocity)| video.velocity = velocity.clone());
         }
-        let (mut cotangents, mut of_kl) = (Vec::new(), Vec::new());
-        for (i, (video, by)) in videos.iter().zip(&taken.videos).enumerate() {
+        let (mut cotangents, mut kl_cotangents) = (Vec::new(), Vec::new());
+        for (i, (video, transition)) in videos.iter().zip(&record.videos).enumerate() {
             let reference = references.get(i);
-            let (term, d_velocity, d_conditional) = self.term(
+            let (loss, d_velocity, d_conditional) = self.loss_at(
                 plan,
                 step,
                 conditions,
                 video,
-                by,
+                transition,
                 [&velocities[i], &conditional[i]],
                 reference,
                 factors,
-                &mut run.tally,
+                &mut round.tally,
             )?;
-            if !term.is_finite() {
-                run.tally.nonfinite = Some((format!("the loss at step {}", taken.at), term));
+            if !loss.is_finite() {
+                round.outcome.nonfinite = Some((format!("the loss at step {}", record.step), loss));
                 return Ok(());
             }
             cotangents.push(d_velocity);
-            of_kl.extend(d_conditional);
+            kl_cotangents.extend(d_conditional);
         }
-        run.begin(PULL, "pulling back")?;
-        let pullback = found.pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
-        let of_kl = if of_kl.is_empty() { None } else { Some(Tensor::stack(&of_kl)?) };
+        round.begin(PULL, "pulling back")?;
+        let pullback = guided.pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
+        let d_conditional = if kl_cotangents.is_empty() { None } else { Some(Tensor::stack(&kl_cotangents)?) };
         let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
-        pullback.pull(&Tensor::stack(&cotangents)?, of_kl.as_ref(), || strategy.before_last_pull(model))?;
+        pullback.pull(&Tensor::stack(&cotangents)?, d_conditional.as_ref(), || strategy.before_last_pull(model))?;
         ctx.strategy.accumulate(ctx.model)
     }
 
     /// The loss of one video's step, and its cotangents: of the guided velocity, and of the one under the prompt.
     #[allow(clippy::too_many_arguments)]
-    fn term(
+    fn loss_at(
         &self,
         plan: &Plan,
         step: &SdeStep,
         conditions: &Conditions,
         video: &Rollout,
-        taken: &TakenBy,
+        transition: &Transition,
         [velocity, conditional]: [&Tensor; 2],
         reference: Option<&Tensor>,
         [factor, share]: [f64; 2],
@@ -199,19 +199,19 @@ impl FlowGrpoConfig {
         let known = usize::from(conditions.prompt.first_frame.is_some());
         let counted = Counted::after(known, velocity.shape())?;
         // Both in the same way from the same latents: equal velocities have the ratio 1, bit for bit.
-        let (x, next) = (taken.x.f32s()?, taken.next()?);
-        let (mean, old_mean) = (step.mean(x, velocity.f32s()?), step.mean(x, taken.velocity.f32s()?));
-        let moved = Moved {
+        let (x, next) = (transition.x.f32s()?, transition.next()?);
+        let (mean, old_mean) = (step.mean(x, velocity.f32s()?), step.mean(x, transition.velocity.f32s()?));
+        let shift = PolicyShift {
             log_ratio: step.log_prob(&next, &mean, counted) - step.log_prob(&next, &old_mean, counted),
-            squared: squared_move(&mean, &old_mean, counted),
+            squared: mean_shift(&mean, &old_mean, counted),
             level: step.level(),
             root: step.root(),
         };
         let advantage = clip::bounded(video.advantage, self.advantage_clip);
         let StepTerm { term, d_squared, is_left_out } = match self.loss {
-            PolicyLoss::Clip => loss::clip(moved, advantage, plan.clip),
-            PolicyLoss::Guard => guard(moved, advantage, plan.clip),
-            PolicyLoss::Dppo => dppo(moved, advantage, divergence(moved), self.divergence_threshold),
+            PolicyLoss::Clip => loss::clip(shift, advantage, plan.clip),
+            PolicyLoss::Guard => guard(shift, advantage, plan.clip),
+            PolicyLoss::Dppo => dppo(shift, advantage, divergence(shift), self.divergence_threshold),
         };
         // d mean / d velocity is one number.
         let d_log_prob = step.d_mean(&next, &mean, counted);
@@ -219,15 +219,15 @@ impl FlowGrpoConfig {
         let d_mean = |i: usize| term.d_log_prob * d_log_prob[i] + of_squared * (mean[i] - old_mean[i]);
         let d_velocity = counted.map(|i| factor * step.of_velocity() * d_mean(i));
 
-        let out = match self.loss {
+        let is_clipped = match self.loss {
             PolicyLoss::Dppo => is_left_out,
             _ => plan.clip.is_out(term.ratio),
         };
         tally.mean("actor/policy_loss", term.loss);
         tally.mean("actor/ratio", term.ratio);
-        tally.mean("actor/clip_fraction", f64::from(u8::from(out)));
-        tally.mean("actor/approx_kl", 0.5 * moved.log_ratio.powi(2));
-        tally.mean("actor/deviation", moved.squared);
+        tally.mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
+        tally.mean("actor/approx_kl", 0.5 * shift.log_ratio.powi(2));
+        tally.mean("actor/deviation", shift.squared);
         let mut value = term.loss;
         let d_conditional = match reference {
             None => None,

@@ -59,39 +59,39 @@ fn context<'a>(bench: &'a mut Bench<FlowGrpo>, samples: &'a [Sample], noise: &'a
     }
 }
 
-/// Videos and advantages of a round by the parameters that the model has.
-fn judged(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &Plan) -> Vec<Group<Vec<Taken>>> {
+/// Videos and advantages of a round, generated with the current parameters of the model.
+fn rollouts(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &Plan) -> Vec<Group<Vec<StepRecord>>> {
     let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
     let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start: false };
     let mut prepared = Prepared::default();
     let mut context = context(bench, &samples, &noise);
-    let mut run = Running::new(&mut context, &shared);
-    let mut windowed = Windowed::new(plan, &noise, 0);
-    let mut groups = generate(&options, &mut prepared, &mut context, &mut windowed, &mut run).unwrap();
-    judge(&shared, &context, &mut groups, &mut run.tally).unwrap();
+    let mut round = RoundState::new(&mut context);
+    let mut explorer = WindowExplorer::new(plan, &noise, 0);
+    let mut groups = generate(&options, &mut prepared, &mut context, &mut explorer, &mut round).unwrap();
+    set_advantages(&shared, &context, &mut groups, &mut round).unwrap();
     groups
 }
 
 /// Adds the gradient of the loss on `groups` under `parameters` in update `update`; returns the metrics and the
 /// gradient.
-fn climb(
+fn gradient_under(
     bench: &mut Bench<FlowGrpo>,
     config: &FlowGrpoConfig,
     plan: &Plan,
-    groups: &mut [Group<Vec<Taken>>],
+    groups: &mut [Group<Vec<StepRecord>>],
     parameters: &[f32],
     update: usize,
 ) -> (BTreeMap<String, f64>, Vec<f32>) {
     bench.model.adapter = parameters.to_vec();
     let noise = Noise::new(11);
     let mut context = context(bench, &[], &noise);
-    let mut run = Running::new(&mut context, &config.shared());
-    run.update = update;
+    let mut round = RoundState::new(&mut context);
+    round.update = update;
     for group in groups {
-        config.climb(&mut context, plan, group, None, &mut run).unwrap();
+        config.accumulate(&mut context, plan, group, None, &mut round).unwrap();
     }
     context.strategy.step(context.model, 0.0, 1.0).unwrap();
-    (run.report(&context).unwrap().metrics, bench.strategy.gradient.clone())
+    (round.report(&context, &config.shared()).unwrap().metrics, bench.strategy.gradient.clone())
 }
 
 #[test]
@@ -110,17 +110,17 @@ fn the_gradient_is_that_of_the_loss_on_the_same_rollouts() {
         let mut bench = set_up(config.clone());
         bench.model.prompted = 0.2;
         let plan = config.plan(bench.model.schedule()).unwrap();
-        let mut groups = judged(&mut bench, &config, &plan);
+        let mut groups = rollouts(&mut bench, &config, &plan);
         let videos = groups.iter().map(|group| group.videos.len()).sum::<usize>() as f64;
         // Away from the policy that sampled, so that ratios are not 1.
         let moved_by = values(9, bench.model.adapter.len());
         let base: Vec<f32> = bench.model.adapter.iter().zip(&moved_by).map(|(a, d)| a + 0.02 * d).collect();
-        let (_, gradient) = climb(&mut bench, &config, &plan, &mut groups, &base, 0);
+        let (_, gradient) = gradient_under(&mut bench, &config, &plan, &mut groups, &base, 0);
         for seed in 0..4 {
             let direction = values(50 + seed, base.len());
             let mut value = |h: f32| {
                 let moved: Vec<f32> = base.iter().zip(&direction).map(|(a, d)| a + h * d).collect();
-                videos * climb(&mut bench, &config, &plan, &mut groups, &moved, 0).0["actor/loss"]
+                videos * gradient_under(&mut bench, &config, &plan, &mut groups, &moved, 0).0["actor/loss"]
             };
             let h = 2e-3f32;
             let quotient = (value(h) - value(-h)) / f64::from(2.0 * h);
@@ -136,21 +136,22 @@ fn a_replayed_rollout_begins_at_the_ratio_one_whatever_it_was_sampled_by() {
         let config = FlowGrpoConfig { replay, clip_range: 0.5, ..small() };
         let mut bench = set_up(config.clone());
         let plan = config.plan(bench.model.schedule()).unwrap();
-        let mut groups = judged(&mut bench, &config, &plan);
-        // As if generation had computed otherwise.
-        for by in groups.iter_mut().flat_map(|group| &mut group.kept).flatten().flat_map(|taken| &mut taken.videos) {
-            let velocity: Vec<f32> = by.velocity.f32s().unwrap().iter().map(|v| v * 1.01).collect();
-            by.velocity = Tensor::new(velocity, by.velocity.shape()).unwrap();
+        let mut groups = rollouts(&mut bench, &config, &plan);
+        // Generation by another engine would have found other velocities.
+        let records = groups.iter_mut().flat_map(|group| &mut group.records).flatten();
+        for transition in records.flat_map(|record| &mut record.videos) {
+            let velocity: Vec<f32> = transition.velocity.f32s().unwrap().iter().map(|v| v * 1.01).collect();
+            transition.velocity = Tensor::new(velocity, transition.velocity.shape()).unwrap();
         }
         let sampled = bench.model.adapter.clone();
-        let (first, gradient) = climb(&mut bench, &config, &plan, &mut groups, &sampled, 0);
+        let (first, gradient) = gradient_under(&mut bench, &config, &plan, &mut groups, &sampled, 0);
         assert_eq!(first["actor/ratio"] == 1.0 && first["actor/approx_kl"] == 0.0, replay);
         assert!(gradient.iter().any(|g| *g != 0.0));
         // Later updates are compared with the first.
         let moved: Vec<f32> = sampled.iter().zip(values(9, sampled.len())).map(|(a, d)| a + 0.02 * d).collect();
-        let (second, _) = climb(&mut bench, &config, &plan, &mut groups, &moved, 1);
+        let (second, _) = gradient_under(&mut bench, &config, &plan, &mut groups, &moved, 1);
         assert_ne!(second["actor/ratio"], 1.0);
-        let (again, _) = climb(&mut bench, &config, &plan, &mut groups, &sampled, 1);
+        let (again, _) = gradient_under(&mut bench, &config, &plan, &mut groups, &sampled, 1);
         assert_eq!(again["actor/ratio"] == 1.0, replay);
     }
     let metrics = |replay| set_up(FlowGrpoConfig { replay, ..small() }).step(0, &two(), 0.1).metrics;
@@ -240,11 +241,11 @@ fn the_window_is_one_for_a_prompt_whichever_of_its_videos() {
     let bench = set_up(config.clone());
     let plan = config.plan(bench.model.schedule()).unwrap();
     let noise = Noise::new(11);
-    let mut windowed = Windowed::new(&plan, &noise, 3);
+    let mut explorer = WindowExplorer::new(&plan, &noise, 3);
     let x = Tensor::zeros([2, 2, 1, 2]);
     let mut window = |row: u64, keys: &[u64]| -> Vec<usize> {
-        windowed.begin(row, keys);
-        (0..6).filter(|i| windowed.step(*i, from_ref(&x), from_ref(&x)).unwrap().is_some()).collect()
+        explorer.begin(row, keys);
+        (0..6).filter(|i| explorer.step(*i, from_ref(&x), from_ref(&x)).unwrap().is_some()).collect()
     };
     let own = window(7, &[1]);
     assert!(own.len() == 1 && (0..20).all(|key| window(7, &[key]) == own));

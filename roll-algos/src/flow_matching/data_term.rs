@@ -4,24 +4,22 @@
 //! At one noise level a sample, drawn as in flow matching by default ([`FlowMatchingConfig`]): where the steps of the
 //! sampler lie, within the range of the experts under training.
 
-use std::sync::Arc;
-
 use roll_core::{Adapter, Error, Grad, Purpose, Result, ResultExt, Sample, ScheduleFacts, StepContext};
 
 use super::config::FlowMatchingConfig;
+use super::encoded::EncodedClip;
 use super::loss::{mixed, velocity_loss};
-use super::prepared::Prepared;
-use super::{diffusion, unit_draws};
+use super::{diffusion, uniform_draws};
 use crate::AlgorithmError;
 use crate::arithmetic::scaled;
-use crate::remembered::Remembered;
+use crate::sample_cache::SampleCache;
 
 /// The loss on clips, and its weight.
 pub(crate) struct DataTerm {
     weight: f64,
     /// How noise levels are drawn.
     config: FlowMatchingConfig,
-    prepared: Remembered<Prepared>,
+    encoded: SampleCache<EncodedClip>,
 }
 
 impl DataTerm {
@@ -29,7 +27,7 @@ impl DataTerm {
     /// (`algo.shift`) in place of the model's.
     pub(crate) fn new(weight: f64, shift: Option<f64>) -> Self {
         let config = FlowMatchingConfig { shift, ..FlowMatchingConfig::default() };
-        Self { weight, prepared: Remembered::new(config.cache_bytes), config }
+        Self { weight, encoded: SampleCache::new(config.cache_bytes), config }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -60,18 +58,20 @@ impl DataTerm {
         key: u64,
         share: f64,
     ) -> Result<Option<f64>> {
-        let prepared = self.prepare(ctx, sample)?;
-        let (data, conditioning) = (&prepared.latents, &prepared.conditioning);
-        if data.shape()[1] <= prepared.known_frames() {
+        let clip = self.encoded.get_or_insert(sample, || {
+            EncodedClip::new(diffusion(ctx.model)?, sample).while_doing(|| "encoding the clip".into())
+        })?;
+        if clip.is_known() {
             return Ok(None);
         }
+        let (data, conditioning) = (&clip.latents, &clip.conditioning);
         let levels = self.config.levels(diffusion(ctx.model)?.schedule())?;
-        let sigma = levels.at(unit_draws(ctx.noise, ctx.step, key)());
+        let sigma = levels.at(uniform_draws(ctx.noise, ctx.step, key)());
         let noise = ctx.noise.normal(Purpose::Clips, ctx.step, key, &[data.len()])?;
         let x = conditioning.with_first_frame(&mixed(data, noise.f32s()?, sigma)?)?;
         let (velocity, pullback) =
             diffusion(ctx.model)?.velocity(&x, sigma.timestep(), conditioning, Adapter::On, Grad::Record)?;
-        let (loss, gradient) = velocity_loss(&velocity, data, noise.f32s()?, prepared.known_frames())?;
+        let (loss, gradient) = velocity_loss(&velocity, data, noise.f32s()?, clip.known_frames())?;
         if loss.is_finite() {
             let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
             ctx.strategy.before_last_pull(ctx.model)?;
@@ -79,16 +79,5 @@ impl DataTerm {
             ctx.strategy.accumulate(ctx.model)?;
         }
         Ok(Some(loss))
-    }
-
-    fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
-        match self.prepared.get(sample) {
-            Some(prepared) => Ok(prepared),
-            None => {
-                let prepared =
-                    Prepared::new(diffusion(ctx.model)?, sample).while_doing(|| "encoding the clip".into())?;
-                Ok(self.prepared.insert(sample, prepared))
-            }
-        }
     }
 }

@@ -9,7 +9,7 @@ pub mod levels;
 pub mod loss;
 
 mod data_term;
-mod prepared;
+mod encoded;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use roll_core::{
     Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat, Model, Noise,
-    Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SingleRank, StepContext, StepReport, Tensor,
-    Validation, VelocityInput, Video,
+    Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SigmaRange, SingleRank, StepContext, StepReport,
+    Tensor, Validation, VelocityInput, Video,
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};
@@ -30,26 +30,30 @@ pub use loss::{Weighting, mixed, velocity_loss};
 
 use crate::arithmetic::scaled;
 use crate::ranks::{draw_key, repeats};
-use crate::remembered::Remembered;
+use crate::report::StepOutcome;
+use crate::sample_cache::SampleCache;
 use crate::sampling::{Conditions, negative_context};
 use crate::stopwatch::{ENCODE, FORWARD, OPTIMIZER, PULL, Stopwatch};
 use crate::{AlgorithmError, update};
-use prepared::Prepared;
+use encoded::EncodedClip;
 use report::Tally;
 
 const NAME: &str = "flow_matching";
 
 const SAMPLE: &str = "time/sample";
 
+/// The reason why a clip of one latent frame is skipped if the model is given its first frame.
+const NOTHING_TO_PREDICT: &str = "the clip is one latent frame, which the model is given: nothing is left to predict";
+
 /// The algorithm `flow_matching`.
 pub struct FlowMatching {
     config: FlowMatchingConfig,
-    prepared: Remembered<Prepared>,
+    encoded: SampleCache<EncodedClip>,
     /// The embedding of the empty prompt.
     no_prompt: Option<Tensor>,
     /// The embedding of the negative prompt.
     negative: Option<Tensor>,
-    /// Clips that are not trained on, if there are any; this rank's part.
+    /// This rank's part of the clips that are not trained on, if there are any.
     held_out: Option<Vec<Sample>>,
     ranks: Arc<dyn Communicator>,
 }
@@ -57,9 +61,9 @@ pub struct FlowMatching {
 impl FlowMatching {
     /// Makes the algorithm from its options.
     pub fn new(config: FlowMatchingConfig) -> Self {
-        let prepared = Remembered::new(config.cache_bytes);
+        let encoded = SampleCache::new(config.cache_bytes);
         let ranks = Arc::new(SingleRank);
-        Self { config, prepared, no_prompt: None, negative: None, held_out: None, ranks }
+        Self { config, encoded, no_prompt: None, negative: None, held_out: None, ranks }
     }
 
     /// Makes this one of several `ranks`, which share a validation.
@@ -71,9 +75,7 @@ impl FlowMatching {
 impl Algorithm for FlowMatching {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         let facts = diffusion(model)?.schedule();
-        if model.parameter_count() == 0 {
-            return Err(AlgorithmError::NothingToTrain.into());
-        }
+        update::check_trainable(model)?;
         if let Some(reward) = reward {
             tracing::warn!(
                 "the algorithm `{NAME}` trains on the clips alone: the reward `{}` has no effect",
@@ -110,12 +112,7 @@ impl Algorithm for FlowMatching {
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-        let report = self.update(context);
-        if report.is_err() {
-            // No half-summed gradient is left for the next step.
-            update::forget(context)?;
-        }
-        report
+        update::discard_on_error(context, |context| self.update(context))
     }
 }
 
@@ -125,10 +122,10 @@ struct Distribution {
     weighting: Weighting,
 }
 
-/// A noised clip whose velocity is still to be computed.
-struct Draw {
-    prepared: Arc<Prepared>,
-    /// The sample's own, or that of the empty prompt.
+/// A noised clip.
+struct NoisedClip {
+    clip: Arc<EncodedClip>,
+    /// That of the clip, or that with the empty prompt.
     conditioning: Conditioning,
     sigma: Sigma,
     noise: Vec<f32>,
@@ -137,96 +134,101 @@ struct Draw {
     weight: f64,
 }
 
+/// The state of a training step, which its samples share.
+struct StepState<'a> {
+    range: SigmaRange,
+    watch: Stopwatch<'a>,
+    tally: Tally,
+    outcome: StepOutcome,
+}
+
 impl FlowMatching {
-    fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        let facts = diffusion(ctx.model)?.schedule();
-        let distribution =
-            Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? };
-        let mut watch = Stopwatch::new(ctx.progress, &[ENCODE, FORWARD, PULL, OPTIMIZER, SAMPLE]);
-        let mut tally = Tally::new(distribution.levels.range());
-        ctx.strategy.discard();
-
-        let mut waiting: Vec<Draw> = Vec::new();
-        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
-        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
-            watch.begin(ENCODE, None)?;
-            let drawn = self.draw(ctx, sample, draw_key(sample, repeats), &distribution);
-            let Some(drawn) = drawn.while_doing(|| format!("training on {}", sample.origin))? else {
-                tally
-                    .skip(sample, "the clip is one latent frame, which the model is given: nothing is left to predict");
-                continue;
-            };
-            tally.samples += 1;
-            for draw in drawn {
-                let fits = waiting.first().is_none_or(|first| first.x.shape() == draw.x.shape());
-                if !fits || waiting.len() == self.config.draws_at_once {
-                    train(ctx, &mut waiting, &mut watch, &mut tally)?;
-                }
-                waiting.push(draw);
-            }
-        }
-        train(ctx, &mut waiting, &mut watch, &mut tally)?;
-
-        watch.begin(OPTIMIZER, Some("updating parameters"))?;
-        let (samples, mut nonfinite) = (tally.samples, tally.nonfinite.take());
-        let update = update::finish(ctx, samples, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
-        tally.nonfinite = nonfinite;
-        if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
-            watch.begin_after_update(SAMPLE, None);
-            tally.videos.push((format!("sample-{:06}", sample.index), self.generate(ctx, sample)?));
-        }
-        let ranks = ctx.strategy.ranks().data.as_ref();
-        let seconds = update::slowest(ranks, watch.seconds())?;
-        Ok(tally.joined(ranks)?.report(update, seconds))
+    fn distribution(&self, model: &mut dyn Model) -> Result<Distribution> {
+        let facts = diffusion(model)?.schedule();
+        Ok(Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? })
     }
 
-    /// The noised copies of one sample; `None` when the model is given all of it.
-    fn draw(
+    fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        let distribution = self.distribution(ctx.model)?;
+        let watch = Stopwatch::new(ctx.progress, &[ENCODE, FORWARD, PULL, OPTIMIZER, SAMPLE]);
+        let range = distribution.levels.range();
+        let mut state = StepState { range, watch, tally: Tally::default(), outcome: StepOutcome::default() };
+        ctx.strategy.discard();
+
+        let mut batch: Vec<NoisedClip> = Vec::new();
+        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
+        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
+            state.watch.begin(ENCODE, None)?;
+            let noised = self.noised(ctx, sample, draw_key(sample, repeats), &distribution);
+            let Some(noised) = noised.while_doing(|| format!("training on {}", sample.origin))? else {
+                tracing::debug!(sample = %sample.origin, reason = NOTHING_TO_PREDICT, "the sample is skipped");
+                state.outcome.skip(sample, NOTHING_TO_PREDICT);
+                continue;
+            };
+            state.tally.samples += 1;
+            for clip in noised {
+                let fits = batch.first().is_none_or(|first| first.x.shape() == clip.x.shape());
+                if !fits || batch.len() == self.config.draws_at_once {
+                    train(ctx, &std::mem::take(&mut batch), &mut state)?;
+                }
+                batch.push(clip);
+            }
+        }
+        train(ctx, &batch, &mut state)?;
+
+        let StepState { mut watch, tally, mut outcome, .. } = state;
+        watch.begin(OPTIMIZER, Some("updating parameters"))?;
+        let on_nonfinite = self.config.on_nonfinite;
+        let update = update::finish(ctx, tally.samples, &mut outcome.nonfinite, on_nonfinite, |_, _| Ok(()))?;
+        if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
+            watch.begin_after_update(SAMPLE, None);
+            outcome.show(sample, 0, self.generate(ctx, sample)?);
+        }
+        let tally = tally.joined(ctx.strategy.ranks().data.as_ref())?;
+        let mut metrics = tally.losses_by_part(range);
+        metrics.insert("actor/samples".into(), tally.samples as f64);
+        if let Some(loss) = tally.loss().filter(|_| outcome.nonfinite.is_none()) {
+            metrics.insert("actor/loss".into(), loss);
+        }
+        outcome.report(ctx, watch, update.as_slice(), metrics)
+    }
+
+    /// The noised copies of one sample; `None` if the model is given all of it.
+    fn noised(
         &mut self,
         ctx: &mut StepContext<'_>,
         sample: &Sample,
         key: u64,
         distribution: &Distribution,
-    ) -> Result<Option<Vec<Draw>>> {
-        let prepared = self.prepare(ctx, sample)?;
-        let data = &prepared.latents;
-        if data.shape()[1] <= prepared.known_frames() {
+    ) -> Result<Option<Vec<NoisedClip>>> {
+        let clip = self.encoded(ctx.model, ctx.progress, sample)?;
+        if clip.is_known() {
             return Ok(None);
         }
-        let unprompted = self.unprompted(ctx, sample, &prepared.conditioning)?;
+        let data = &clip.latents;
+        let unprompted = self.unprompted(ctx, sample, &clip.conditioning)?;
         let (count, n) = (self.config.draws_per_sample, data.len());
-        let mut uniform = unit_draws(ctx.noise, ctx.step, key);
+        let mut uniform = uniform_draws(ctx.noise, ctx.step, key);
         let noise = ctx.noise.normal(Purpose::Latents, ctx.step, key, &[count, n])?;
         let one = |(draw, noise): (usize, &[f32])| {
             let sigma = distribution.levels.at((draw as f64 + uniform()) / count as f64);
             let conditioning = match (&unprompted, uniform() < self.config.prompt_dropout) {
                 (Some(unprompted), true) => unprompted.clone(),
-                _ => prepared.conditioning.clone(),
+                _ => clip.conditioning.clone(),
             };
             let x = conditioning.with_first_frame(&mixed(data, noise, sigma)?)?;
             let weight = distribution.weighting.at(sigma) / count as f64;
-            Ok(Draw { prepared: prepared.clone(), conditioning, sigma, noise: noise.to_vec(), x, weight })
+            Ok(NoisedClip { clip: clip.clone(), conditioning, sigma, noise: noise.to_vec(), x, weight })
         };
         noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Some)
     }
 
-    /// The parts that depend on the sample alone, computed once while the cache has room.
-    fn prepare(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Arc<Prepared>> {
-        self.prepared_by(ctx.model, ctx.progress, sample)
-    }
-
-    fn prepared_by(
-        &mut self,
-        model: &mut dyn Model,
-        progress: &dyn Progress,
-        sample: &Sample,
-    ) -> Result<Arc<Prepared>> {
-        if let Some(prepared) = self.prepared.get(sample) {
-            return Ok(prepared);
-        }
-        progress.phase("encoding prompt and clip");
-        let prepared = Prepared::new(diffusion(model)?, sample)?;
-        Ok(self.prepared.insert(sample, prepared))
+    /// The encoded clip of a sample, computed once while the cache has room.
+    fn encoded(&mut self, model: &mut dyn Model, progress: &dyn Progress, sample: &Sample) -> Result<Arc<EncodedClip>> {
+        self.encoded.get_or_insert(sample, || {
+            progress.phase("encoding prompt and clip");
+            EncodedClip::new(diffusion(model)?, sample)
+        })
     }
 
     /// The conditioning with an empty prompt, if prompts are ever dropped.
@@ -242,7 +244,7 @@ impl FlowMatching {
         let context = match &self.no_prompt {
             Some(context) => context.clone(),
             None => {
-                let empty = diffusion(ctx.model)?.encode(&prepared::input(sample, "")?)?;
+                let empty = diffusion(ctx.model)?.encode(&encoded::input(sample, "")?)?;
                 self.no_prompt.insert(empty.context).clone()
             }
         };
@@ -251,47 +253,42 @@ impl FlowMatching {
 
     /// A video for the sample's prompt and first frame, by the model as it is now. Its noise is the same at every step.
     fn generate(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Video> {
-        let prepared = self.prepare(ctx, sample)?;
-        let noise = ctx.noise.evaluation_latents(sample.index, &prepared.conditioning.latent_shape)?;
+        let clip = self.encoded(ctx.model, ctx.progress, sample)?;
+        let noise = ctx.noise.evaluation_latents(sample.index, &clip.conditioning.latent_shape)?;
         let model = diffusion(ctx.model)?;
         let sampling = self.config.sampling(model.schedule())?;
         if sampling.guidance.is_on() && self.negative.is_none() {
-            let input = prepared::input(sample, "")?;
+            let input = encoded::input(sample, "")?;
             self.negative = Some(negative_context(model, input, &self.config.negative_prompt)?);
         }
-        let conditions = Conditions::new(&prepared.conditioning, self.negative.clone());
+        let conditions = Conditions::new(&clip.conditioning, self.negative.clone());
         let latents = sampling.generate(model, &conditions, &noise, Adapter::On, ctx.progress)?;
         Video::new(model.decode(&latents, Grad::Skip)?.0, sample.video.fps())
     }
 }
 
-/// Adds the gradient of the waiting draws' losses to the strategy. Once a loss was not finite there is no update, and
-/// nothing more to do.
-fn train(
-    ctx: &mut StepContext<'_>,
-    waiting: &mut Vec<Draw>,
-    watch: &mut Stopwatch<'_>,
-    tally: &mut Tally,
-) -> Result<()> {
-    let draws = std::mem::take(waiting);
-    if draws.is_empty() || tally.nonfinite.is_some() {
+/// Adds the gradient of a batch to the strategy. After a loss that is not finite there is no update, so nothing is
+/// computed.
+fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<'_>) -> Result<()> {
+    let StepState { range, watch, tally, outcome } = state;
+    if batch.is_empty() || outcome.nonfinite.is_some() {
         return Ok(());
     }
     watch.begin(FORWARD, Some("predicting velocities"))?;
-    let inputs: Vec<VelocityInput<'_>> = draws
+    let inputs: Vec<VelocityInput<'_>> = batch
         .iter()
         .map(|d| VelocityInput { latents: &d.x, timestep: d.sigma.timestep(), conditioning: &d.conditioning })
         .collect();
     let (velocities, pullback) = diffusion(ctx.model)?.velocities(&inputs, Adapter::On, Grad::Record)?;
     let mut cotangents = Vec::new();
-    for (draw, velocity) in draws.iter().zip(velocities.unstack()?) {
-        let Draw { prepared, sigma, noise, weight, .. } = draw;
-        let (loss, gradient) = velocity_loss(&velocity, &prepared.latents, noise, prepared.known_frames())?;
+    for (noised, velocity) in batch.iter().zip(velocities.unstack()?) {
+        let NoisedClip { clip, sigma, noise, weight, .. } = noised;
+        let (loss, gradient) = velocity_loss(&velocity, &clip.latents, noise, clip.known_frames())?;
         if !loss.is_finite() {
-            tally.nonfinite = Some((format!("the loss at noise level {:.3}", sigma.0), loss));
+            outcome.nonfinite = Some((format!("the loss at noise level {:.3}", sigma.0), loss));
             return Ok(());
         }
-        tally.see(*sigma, loss, *weight);
+        tally.count_draw(*range, *sigma, loss, *weight);
         cotangents.push(scaled(&gradient, *weight as f32)?);
     }
 
@@ -303,7 +300,7 @@ fn train(
 }
 
 /// A source of values uniform in [0, 1).
-fn unit_draws(noise: &Noise, step: u64, key: u64) -> impl FnMut() -> f64 {
+fn uniform_draws(noise: &Noise, step: u64, key: u64) -> impl FnMut() -> f64 {
     let mut draw = noise.uniform(Purpose::Timesteps, step, key);
     move || 0.5 * (f64::from(draw()) + 1.0)
 }

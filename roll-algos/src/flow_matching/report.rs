@@ -1,113 +1,61 @@
-//! Sums of a step over its draws, and the metrics that come of them.
+//! Sums of a step over its draws, and the metrics derived from them.
 
 use std::collections::BTreeMap;
 
-use roll_core::{Communicator, Result, Sample, Sigma, SigmaRange, StepReport, StrategyReport, Video, communicator};
+use roll_core::{Communicator, Result, Sigma, SigmaRange, communicator};
 use serde::{Deserialize, Serialize};
 
-/// Parts of the noise range whose losses are shown apart: the loss at one level says little about another.
+/// Parts of the noise range whose losses are reported separately: the loss at one level says little about another.
 const PARTS: usize = 4;
 
 /// Sums over a step.
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tally {
-    range: SigmaRange,
-    /// Samples that were drawn from.
+    /// Number of samples that were drawn from.
     pub(super) samples: usize,
     /// Sum of their weighted losses.
     loss: f64,
     /// Sum and number of the unweighted losses of each part.
     parts: [(f64, u32); PARTS],
-    skipped: Vec<(String, String)>,
-    /// Name and value of a number that was not finite.
-    pub(super) nonfinite: Option<(String, f64)>,
-    pub(super) videos: Vec<(String, Video)>,
 }
 
 impl Tally {
-    pub(super) fn new(range: SigmaRange) -> Self {
-        Self {
-            range,
-            samples: 0,
-            loss: 0.0,
-            parts: [(0.0, 0); PARTS],
-            skipped: Vec::new(),
-            nonfinite: None,
-            videos: Vec::new(),
-        }
-    }
-
-    /// Counts one draw.
-    pub(super) fn see(&mut self, sigma: Sigma, loss: f64, weight: f64) {
+    /// Counts one draw at a noise level within `range`.
+    pub(super) fn count_draw(&mut self, range: SigmaRange, sigma: Sigma, loss: f64, weight: f64) {
         self.loss += weight * loss;
-        let SigmaRange { low, high } = self.range;
+        let SigmaRange { low, high } = range;
         let part = ((sigma.0 - low.0) / (high.0 - low.0) * PARTS as f64) as usize;
         let (sum, count) = &mut self.parts[part.min(PARTS - 1)];
         *sum += loss;
         *count += 1;
     }
 
-    pub(super) fn skip(&mut self, sample: &Sample, reason: &str) {
-        tracing::debug!(sample = %sample.origin, reason, "the sample is skipped");
-        self.skipped.push((sample.origin.clone(), reason.into()));
-    }
-
-    /// Adds up the tallies of all ranks. Videos stay on their rank.
-    pub(super) fn joined(self, ranks: &dyn Communicator) -> Result<Self> {
-        if ranks.world_size() == 1 {
-            return Ok(self);
-        }
-        let own = Share {
-            samples: self.samples,
-            loss: self.loss,
-            parts: self.parts,
-            skipped: self.skipped,
-            nonfinite: self.nonfinite.map(|(what, value)| (what, value.to_bits())),
-        };
-        let mut all = Self { videos: self.videos, ..Self::new(self.range) };
-        for share in communicator::join(ranks, &own)? {
-            all.samples += share.samples;
-            all.loss += share.loss;
-            for ((sum, count), (more, further)) in all.parts.iter_mut().zip(share.parts) {
+    /// Adds up the sums of all ranks, in the order of the ranks.
+    pub(super) fn joined(&self, ranks: &dyn Communicator) -> Result<Self> {
+        let mut all = Self::default();
+        for tally in communicator::join(ranks, self)? {
+            all.samples += tally.samples;
+            all.loss += tally.loss;
+            for ((sum, count), (more, further)) in all.parts.iter_mut().zip(tally.parts) {
                 *sum += more;
                 *count += further;
             }
-            all.skipped.extend(share.skipped);
-            all.nonfinite = all.nonfinite.or(share.nonfinite.map(|(what, bits)| (what, f64::from_bits(bits))));
         }
         Ok(all)
     }
 
-    /// Means over the samples: `actor/loss`, and `loss/0.225-0.450` for the noise levels between.
-    pub(super) fn report(self, update: Option<StrategyReport>, seconds: BTreeMap<&'static str, f64>) -> StepReport {
-        let n = self.samples as f64;
-        let mut metrics: BTreeMap<String, f64> = seconds.into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-        metrics.insert("actor/samples".into(), n);
-        metrics.insert("actor/skipped".into(), self.skipped.len() as f64);
-        if n > 0.0 && self.nonfinite.is_none() {
-            metrics.insert("actor/loss".into(), self.loss / n);
-        }
-        let SigmaRange { low, high } = self.range;
-        let end = |i: usize| low.0 + (high.0 - low.0) * i as f64 / PARTS as f64;
-        for (i, (sum, count)) in self.parts.iter().enumerate().filter(|(_, (_, count))| *count > 0) {
-            metrics.insert(format!("loss/{:.3}-{:.3}", end(i), end(i + 1)), sum / f64::from(*count));
-        }
-        if let Some(update) = &update {
-            metrics.insert("actor/grad_norm".into(), update.grad_norm);
-        }
-        if self.nonfinite.is_some() {
-            metrics.insert("actor/nonfinite".into(), 1.0);
-        }
-        let applied = update.is_some_and(|u| u.applied);
-        StepReport { metrics, skipped: self.skipped, videos: self.videos, records: Vec::new(), applied }
+    /// The mean loss of the samples; `None` without samples.
+    pub(super) fn loss(&self) -> Option<f64> {
+        (self.samples > 0).then(|| self.loss / self.samples as f64)
     }
-}
 
-/// A rank's message to the others on a step.
-#[derive(Serialize, Deserialize)]
-struct Share {
-    samples: usize,
-    loss: f64,
-    parts: [(f64, u32); PARTS],
-    skipped: Vec<(String, String)>,
-    nonfinite: Option<(String, u64)>,
+    /// The mean loss of each part of `range` that has draws: `loss/0.225-0.450` is that of the noise levels between.
+    pub(super) fn losses_by_part(&self, range: SigmaRange) -> BTreeMap<String, f64> {
+        let SigmaRange { low, high } = range;
+        let end = |i: usize| low.0 + (high.0 - low.0) * i as f64 / PARTS as f64;
+        let parts = self.parts.iter().enumerate().filter(|(_, (_, count))| *count > 0);
+        parts
+            .map(|(i, (sum, count))| (format!("loss/{:.3}-{:.3}", end(i), end(i + 1)), sum / f64::from(*count)))
+            .collect()
+    }
 }

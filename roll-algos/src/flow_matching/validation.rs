@@ -1,13 +1,12 @@
 //! The loss on clips that are not trained on.
 
-use std::collections::BTreeMap;
-
 use roll_core::{
-    Adapter, Error, Grad, Model, Noise, Progress, Purpose, Result, ResultExt, Sample, Tensor, Validation, VelocityInput,
+    Adapter, Error, Grad, Model, Noise, Progress, Purpose, Result, ResultExt, Sample, Sigma, Tensor, Validation,
+    VelocityInput,
 };
 
 use super::report::Tally;
-use super::{Distribution, FlowMatching, diffusion, mixed, velocity_loss};
+use super::{Distribution, FlowMatching, NOTHING_TO_PREDICT, diffusion, mixed, velocity_loss};
 
 /// Noise levels at which every clip is measured: the middles of equal parts of their distribution, one per level.
 const LEVELS: usize = 8;
@@ -23,10 +22,8 @@ impl FlowMatching {
         progress: &dyn Progress,
     ) -> Result<Option<Validation>> {
         let Some(clips) = self.held_out.clone() else { return Ok(None) };
-        let facts = diffusion(model)?.schedule();
-        let distribution =
-            Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? };
-        let mut tally = Tally::new(distribution.levels.range());
+        let distribution = self.distribution(model)?;
+        let mut tally = Tally::default();
         for (i, sample) in clips.iter().enumerate() {
             if progress.interrupted() {
                 return Err(Error::Interrupted);
@@ -35,12 +32,10 @@ impl FlowMatching {
             self.measure(model, noise, progress, sample, &distribution, &mut tally)
                 .while_doing(|| format!("validating on {}", sample.origin))?;
         }
-        let report = tally.joined(self.ranks.as_ref())?.report(None, BTreeMap::new());
-        let metrics = report.metrics.into_iter().filter_map(|(name, value)| match name.strip_prefix("actor/") {
-            Some("loss") => Some(("val/loss".to_string(), value)),
-            None if name.starts_with("loss/") => Some((format!("val/{name}"), value)),
-            _ => None,
-        });
+        let tally = tally.joined(self.ranks.as_ref())?;
+        let parts = tally.losses_by_part(distribution.levels.range());
+        let loss = tally.loss().map(|loss| ("val/loss".to_string(), loss));
+        let metrics = parts.into_iter().map(|(name, loss)| (format!("val/{name}"), loss)).chain(loss);
         Ok(Some(Validation { metrics: metrics.collect(), records: Vec::new() }))
     }
 
@@ -53,30 +48,29 @@ impl FlowMatching {
         distribution: &Distribution,
         tally: &mut Tally,
     ) -> Result<()> {
-        let prepared = self.prepared_by(model, progress, sample)?;
-        let (data, conditioning) = (&prepared.latents, &prepared.conditioning);
-        if data.shape()[1] <= prepared.known_frames() {
-            tally.skip(sample, "the clip is one latent frame, which the model is given: nothing is left to predict");
+        let clip = self.encoded(model, progress, sample)?;
+        if clip.is_known() {
+            tracing::debug!(sample = %sample.origin, reason = NOTHING_TO_PREDICT, "the sample is skipped");
             return Ok(());
         }
+        let (data, conditioning) = (&clip.latents, &clip.conditioning);
         let n = data.len();
         let noise = noise.normal(Purpose::Evaluation, 0, sample.index, &[LEVELS, n])?;
-        let mut draws: Vec<(_, Tensor, &[f32])> = Vec::new();
+        let mut draws: Vec<(Sigma, Tensor, &[f32])> = Vec::new();
         for (i, noise) in noise.f32s()?.chunks_exact(n).enumerate() {
             let sigma = distribution.levels.at((i as f64 + 0.5) / LEVELS as f64);
             draws.push((sigma, conditioning.with_first_frame(&mixed(data, noise, sigma)?)?, noise));
         }
         for draws in draws.chunks(self.config.draws_at_once) {
-            let input = |(sigma, x, _): &'_ (roll_core::Sigma, Tensor, &[f32])| (sigma.timestep(), x.clone());
-            let inputs: Vec<_> = draws.iter().map(input).collect();
-            let inputs: Vec<VelocityInput<'_>> = inputs
+            let inputs: Vec<VelocityInput<'_>> = draws
                 .iter()
-                .map(|(timestep, latents)| VelocityInput { latents, timestep: *timestep, conditioning })
+                .map(|(sigma, latents, _)| VelocityInput { latents, timestep: sigma.timestep(), conditioning })
                 .collect();
             let (velocities, _) = diffusion(model)?.velocities(&inputs, Adapter::On, Grad::Skip)?;
             for ((sigma, _, noise), velocity) in draws.iter().zip(velocities.unstack()?) {
-                let (loss, _) = velocity_loss(&velocity, data, noise, prepared.known_frames())?;
-                tally.see(*sigma, loss, distribution.weighting.at(*sigma) / LEVELS as f64);
+                let (loss, _) = velocity_loss(&velocity, data, noise, clip.known_frames())?;
+                let weight = distribution.weighting.at(*sigma) / LEVELS as f64;
+                tally.count_draw(distribution.levels.range(), *sigma, loss, weight);
             }
         }
         tally.samples += 1;

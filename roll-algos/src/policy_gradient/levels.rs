@@ -1,9 +1,9 @@
 //! The noise levels that are trained, and evaluations at them.
 
 use crate::FlowSchedule;
-use roll_core::{Error, Grad, Model, Result, ScheduleFacts, Sigma, Tensor};
+use roll_core::{Error, Grad, Model, Result, ScheduleFacts, Tensor};
 
-use crate::reward_fl::{EarlyStop, LatentDtype, Plan, Unobserved, rollout};
+use crate::reward_fl::{EarlyStop, LatentDtype, RolloutPlan, Unobserved, rollout};
 use crate::sampling::{Conditions, Sampling};
 use crate::update::diffusion;
 
@@ -15,11 +15,7 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
             return Err(Error::config(format!("algo.{name}"), format!("must lie between 0 and 1, found {value}")));
         }
     }
-    // The timestep decides, as in the model.
-    let acts = |i: &usize| {
-        let level = Sigma(schedule.timestep(*i).0 / 1000.0);
-        facts.trained.contains(level) && (low..=high).contains(&schedule.sigma(*i).0)
-    };
+    let acts = |i: &usize| schedule.is_trained(*i, facts) && (low..=high).contains(&schedule.sigma(*i).0);
     let acting: Vec<usize> = (0..schedule.steps()).filter(acts).collect();
     // Bounds that leave every noise level in are not to blame.
     let key = if low > 0.0 || high < 1.0 { "algo.min_timestep_boundary" } else { "algo.num_inference_steps" };
@@ -39,9 +35,9 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
     }
 }
 
-/// Latents from noise as an evaluation makes them, and the KL to the model without its adapter: that of Reward-FL, as a
-/// mean over the steps where trainable parameters act.
-pub(crate) fn generate_measured(
+/// Generates latents from noise for an evaluation. Returns also the KL to the model without its adapter: that of
+/// Reward-FL, as a mean over the steps at which trainable parameters act.
+pub(crate) fn generate_with_kl(
     model: &mut dyn Model,
     algorithm: &'static str,
     sampling: &Sampling,
@@ -54,7 +50,7 @@ pub(crate) fn generate_measured(
     let last = schedule.steps() - 1;
     let (early_stop, latent_dtype) = (EarlyStop::Decode, LatentDtype::F32);
     let (trained, first) = (acting.clone(), 0);
-    let plan = Plan { schedule, sampler, guidance, trained, acting, first, last, early_stop, latent_dtype };
+    let plan = RolloutPlan { schedule, sampler, guidance, trained, acting, first, last, early_stop, latent_dtype };
     let trajectory = rollout(model, conditions, noise, &plan, Grad::Skip, &mut Unobserved)?;
     Ok((trajectory.latents, trajectory.kl))
 }
@@ -62,7 +58,7 @@ pub(crate) fn generate_measured(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::SigmaRange;
+    use roll_core::{Sigma, SigmaRange};
 
     use super::*;
 

@@ -20,7 +20,7 @@ pub(crate) mod tally;
 pub(crate) mod test_training;
 
 pub use algorithm::PolicyGradient;
-pub(crate) use algorithm::{Kept, Method};
+pub(crate) use algorithm::{Method, TrainingState};
 pub use counted::Counted;
 pub use options::SeveralRewards;
 pub(crate) use options::{Shared, shared_options};

@@ -2,24 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    Adapter, Error, Grad, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video, communicator,
-};
+use roll_core::{Adapter, Error, Grad, Result, ResultExt, StepContext, StepReport, Tensor, Video, communicator};
 use serde::{Deserialize, Serialize};
 
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
 use super::options::{SeveralRewards, Shared};
-use super::tally::{SCORE, Tally};
+use super::tally::Tally;
 use crate::ranks::{draw_key, repeats, rollout_key};
+use crate::report::{SCORE, StepOutcome, detail_metric};
 use crate::sampling::{Conditions, Sampling};
-use crate::scoring::{Measured, Prepared, Prospect};
+use crate::scoring::{Measured, Prepared, PreparedTarget};
 use crate::stopwatch::{DATA, DECODE, ENCODE, FORWARD, OPTIMIZER, PULL, REFERENCE, ROLLOUT, SCORING, Stopwatch};
-use crate::update::diffusion;
-use crate::{AlgorithmError, update};
+use crate::update::{diffusion, reward};
 
 const PHASES: [&str; 9] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, DATA, OPTIMIZER];
 
-/// How a round is made.
+/// How the videos of a round are generated.
 pub(crate) struct RoundOptions<'a> {
     pub(crate) algorithm: &'static str,
     pub(crate) sampling: &'a Sampling,
@@ -28,23 +26,24 @@ pub(crate) struct RoundOptions<'a> {
     pub(crate) same_start: bool,
 }
 
-/// A round on its way.
-pub(crate) struct Running<'a> {
+/// The state of a round, which its prompts share.
+pub(crate) struct RoundState<'a> {
     pub(crate) watch: Stopwatch<'a>,
     pub(crate) tally: Tally,
+    pub(crate) outcome: StepOutcome,
     /// Number of the update, from 0.
     pub(crate) update: usize,
 }
 
-impl<'a> Running<'a> {
-    /// Begins without a gradient of an earlier step.
-    pub(crate) fn new(ctx: &mut StepContext<'a>, shared: &Shared) -> Self {
+impl<'a> RoundState<'a> {
+    /// Begins a round. Clears the accumulated gradient.
+    pub(crate) fn new(ctx: &mut StepContext<'a>) -> Self {
         ctx.strategy.discard();
-        let tally = Tally::new(shared.data_weight);
-        Self { watch: Stopwatch::new(ctx.progress, &PHASES), tally, update: 0 }
+        let watch = Stopwatch::new(ctx.progress, &PHASES);
+        Self { watch, tally: Tally::default(), outcome: StepOutcome::default(), update: 0 }
     }
 
-    /// A phase of an update begins; the user can stop before the first one is done.
+    /// Begins a phase of an update; the user can stop the step before the first update is done.
     pub(crate) fn begin(&mut self, metric: &'static str, words: &str) -> Result<()> {
         match self.update {
             0 => self.watch.begin(metric, Some(words)),
@@ -56,11 +55,9 @@ impl<'a> Running<'a> {
     }
 
     /// The report of the round, over all ranks.
-    pub(crate) fn report(self, ctx: &StepContext<'_>) -> Result<StepReport> {
-        let ranks = ctx.strategy.ranks().data.as_ref();
-        let seconds = update::slowest(ranks, self.watch.seconds())?;
-        let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
-        Ok(self.tally.joined(ranks)?.report(alias, seconds))
+    pub(crate) fn report(self, ctx: &StepContext<'_>, shared: &Shared) -> Result<StepReport> {
+        let tally = self.tally.joined(ctx.strategy.ranks().data.as_ref())?;
+        self.outcome.report(ctx, self.watch, &tally.updates, tally.metrics(shared.data_weight))
     }
 }
 
@@ -68,14 +65,14 @@ impl<'a> Running<'a> {
 pub(crate) struct Group<T> {
     /// Position of the sample among those of the step.
     pub(crate) sample: usize,
-    /// Row of the sample, which groups of all ranks are joined by.
+    /// Row of the sample in the data. Groups of different ranks with the same row are one group.
     row: u64,
     /// Key of the sample's draws.
     key: u64,
     pub(crate) conditions: Conditions,
     pub(crate) videos: Vec<Rollout>,
-    /// Records of the step of videos that were computed side by side, in their order.
-    pub(crate) kept: Vec<T>,
+    /// Records of the rollouts, one for each batch of `at_once` videos.
+    pub(crate) records: Vec<T>,
 }
 
 impl<T> Group<T> {
@@ -100,7 +97,7 @@ pub(crate) struct Rollout {
     key: u64,
     /// The decoded latents, `[C, T, H, W]`.
     pub(crate) latents: Tensor,
-    /// Its score and those that it is the sum of; `None` where there was nothing to score.
+    /// Its scores; `None` if there was nothing to score.
     scores: Option<Scores>,
     /// Advantage of the score over the others; 0 trains nothing.
     pub(crate) advantage: f64,
@@ -113,29 +110,30 @@ impl Rollout {
     }
 }
 
-#[derive(Clone)]
+/// The score of a video, and the terms that it is the sum of. All are finite.
+#[derive(Clone, Serialize, Deserialize)]
 struct Scores {
     sum: f64,
     terms: Vec<f64>,
 }
 
-/// Takes the place of sampler steps, and keeps records of them for the training.
+/// Replaces sampler steps, and records them for the training.
 pub(crate) trait Explore {
-    /// Record of videos side by side.
-    type Kept;
-    /// The next steps are those of the videos with these keys, of the sample in `row`.
+    /// The record of a batch of videos.
+    type Record;
+    /// Begins the rollout of the videos with these keys, of the sample in `row`.
     fn begin(&mut self, row: u64, keys: &[u64]);
     /// As [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
-    /// The record since [`Explore::begin`].
-    fn end(&mut self) -> Self::Kept;
+    /// Returns the record since [`Explore::begin`].
+    fn end(&mut self) -> Self::Record;
 }
 
 /// Leaves every step to the sampler.
-pub(crate) struct Unexplored;
+pub(crate) struct NoExploration;
 
-impl Explore for Unexplored {
-    type Kept = ();
+impl Explore for NoExploration {
+    type Record = ();
     fn begin(&mut self, _row: u64, _keys: &[u64]) {}
     fn step(&mut self, _i: usize, _xs: &[Tensor], _vs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
         Ok(None)
@@ -143,21 +141,21 @@ impl Explore for Unexplored {
     fn end(&mut self) {}
 }
 
-/// Generates and scores, by the parameters that the model has.
+/// Generates and scores the videos of all prompts, with the current parameters of the model.
 pub(crate) fn generate<E: Explore>(
     options: &RoundOptions<'_>,
     prepared: &mut Prepared,
     ctx: &mut StepContext<'_>,
     explore: &mut E,
-    run: &mut Running<'_>,
-) -> Result<Vec<Group<E::Kept>>> {
+    round: &mut RoundState<'_>,
+) -> Result<Vec<Group<E::Record>>> {
     let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
     let mut groups = Vec::new();
     for (i, (sample, repeats)) in ctx.samples.iter().zip(repeats).enumerate() {
-        let group = generate_group(options, prepared, ctx, (i, repeats), explore, run)
+        let group = generate_group(options, prepared, ctx, (i, repeats), explore, round)
             .while_doing(|| format!("training on {}", sample.origin))?;
         groups.extend(group);
-        if run.tally.nonfinite.is_some() {
+        if round.outcome.nonfinite.is_some() {
             break;
         }
     }
@@ -171,25 +169,25 @@ fn generate_group<E: Explore>(
     ctx: &mut StepContext<'_>,
     (position, repeats): (usize, u64),
     explore: &mut E,
-    run: &mut Running<'_>,
-) -> Result<Option<Group<E::Kept>>> {
+    round: &mut RoundState<'_>,
+) -> Result<Option<Group<E::Record>>> {
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
-    let Running { watch, tally, .. } = run;
+    let RoundState { watch, tally, outcome, .. } = round;
     let sample = &ctx.samples[position];
     watch.begin(ENCODE, Some("encoding prompt and reference"))?;
-    let prospect = prepared.target(reward(ctx, algorithm)?, sample, shared.reference)?;
-    // Nothing is generated for a sample that is left out whatever the model makes of it.
-    if let Prospect::Nothing(reason) = &*prospect
+    let target = prepared.target(reward(ctx, algorithm)?, sample, shared.reference)?;
+    // A sample that is skipped in any case costs no rollout.
+    if let PreparedTarget::Missing(reason) = &*target
         && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx, algorithm)?, reason.clone())?
     {
-        tally.skip(sample, reason);
+        outcome.skip(sample, reason);
         return Ok(None);
     }
     let negative = sampling.guidance.is_on().then_some(shared.sampling.negative_prompt.as_str());
     let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, negative)?;
     let key = draw_key(sample, repeats);
     let keys: Vec<u64> = (0..shared.group_size).map(|k| rollout_key(key, k)).collect();
-    let (mut videos, mut kept, mut missing) = (Vec::new(), Vec::new(), None);
+    let (mut videos, mut records, mut missing) = (Vec::new(), Vec::new(), None);
     for (part, keys) in keys.chunks(shared.at_once.max(1)).enumerate() {
         let start = |own: &u64| {
             let start = if options.same_start { key } else { *own };
@@ -205,101 +203,90 @@ fn generate_group<E: Explore>(
         };
         let model = diffusion(ctx.model, algorithm)?;
         let latents = sampling.generate_together(model, &conditions, &noises, Adapter::On, &mut step)?;
-        kept.push(explore.end());
+        records.push(explore.end());
         for (key, latents) in keys.iter().zip(latents) {
             watch.begin(DECODE, Some("decoding"))?;
             let model = diffusion(ctx.model, algorithm)?;
             let (frames, _) = model.decode(&latents, Grad::Skip)?;
             let video = Video::new(frames, shared.frame_rate.of(model, sample))?;
             if ctx.want_videos && videos.is_empty() {
-                let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
-                tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
+                outcome.show(sample, repeats, video.clone());
             }
             watch.begin(SCORING, Some("scoring"))?;
-            let scores = match Measured::of(&video, sample, &prospect, reward(ctx, algorithm)?, Grad::Skip)? {
-                Measured::Score { value, details, .. } => Some(scored(ctx, sample, value, details, tally)),
+            let scores = match Measured::of(&video, sample, &target, reward(ctx, algorithm)?, Grad::Skip)? {
+                Measured::Score { value, details, .. } => {
+                    let scores = scores(ctx, value, &details);
+                    if let Some(value) = scores.nonfinite() {
+                        outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
+                        return Ok(None);
+                    }
+                    tally.mean(SCORE, value);
+                    details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
+                    Some(scores)
+                }
                 Measured::Skipped(reason) => {
                     missing = Some(reason);
                     None
                 }
             };
             videos.push(Rollout { key: *key, latents, scores, advantage: 0.0 });
-            if tally.nonfinite.is_some() {
-                return Ok(None);
-            }
         }
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
     tally.mean("actor/unscored", unscored as f64 / videos.len() as f64);
     if let (Some(reason), true) = (missing, unscored == videos.len()) {
-        tally.skip(sample, reason);
+        outcome.skip(sample, reason);
         return Ok(None);
     }
-    Ok(Some(Group { sample: position, row: sample.index, key, conditions, videos, kept }))
+    Ok(Some(Group { sample: position, row: sample.index, key, conditions, videos, records }))
 }
 
-/// Notes a score; one that is not a number ends the round.
-fn scored(
-    ctx: &StepContext<'_>,
-    sample: &Sample,
-    value: f64,
-    details: BTreeMap<String, f64>,
-    tally: &mut Tally,
-) -> Scores {
+/// The score of a video with its terms; a term without a detail is NaN.
+fn scores(ctx: &StepContext<'_>, sum: f64, details: &BTreeMap<String, f64>) -> Scores {
     let terms = ctx.reward.as_deref().map(|reward| reward.terms()).unwrap_or_default();
-    let terms: Vec<f64> = terms.iter().map(|(name, _)| details.get(name).copied().unwrap_or(f64::NAN)).collect();
-    if let Some(value) = [value].iter().chain(&terms).copied().find(|value| !value.is_finite()) {
-        tally.nonfinite = Some((format!("the score of {}", sample.origin), value));
-        return Scores { sum: value, terms };
-    }
-    tally.mean(SCORE, value);
-    for (name, value) in details {
-        // Seconds are grouped with the other times, which differ from run to run.
-        let metric = match name.strip_prefix("time/") {
-            Some(reward) => format!("time/score/{reward}"),
-            None => format!("reward/{name}"),
-        };
-        tally.mean(metric, value);
-    }
-    Scores { sum: value, terms }
+    let terms = terms.iter().map(|(name, _)| details.get(name).copied().unwrap_or(f64::NAN)).collect();
+    Scores { sum, terms }
 }
 
-/// Sets the advantages of all videos, by the scores of all ranks: groups of one row are one, wherever they were made.
-/// Gives false when a rank met a score that is not finite: then nothing is to be trained.
-pub(crate) fn judge<T>(
+impl Scores {
+    /// The first value that is not finite.
+    fn nonfinite(&self) -> Option<f64> {
+        [self.sum].iter().chain(&self.terms).copied().find(|value| !value.is_finite())
+    }
+}
+
+/// Sets the advantages of all videos, by the scores of all ranks: groups of one row are one, whichever rank generated
+/// them. Returns false if a score of any rank is not finite: then nothing is to be trained.
+pub(crate) fn set_advantages<T>(
     shared: &Shared,
     ctx: &StepContext<'_>,
     groups: &mut [Group<T>],
-    tally: &mut Tally,
+    round: &mut RoundState<'_>,
 ) -> Result<bool> {
     let weights: Vec<f64> =
         ctx.reward.as_deref().map(|r| r.terms()).unwrap_or_default().iter().map(|(_, w)| *w).collect();
+    let RoundState { tally, outcome, .. } = round;
     let ranks = ctx.strategy.ranks().data.as_ref();
-    let told = |video: &Rollout| {
-        let values = video.scores.iter().flat_map(|s| [s.sum].into_iter().chain(s.terms.iter().copied()));
-        values.map(f64::to_bits).collect::<Vec<u64>>()
-    };
-    let own = Told {
-        scores: groups.iter().flat_map(|g| g.videos.iter().map(|video| (g.row, told(video)))).collect(),
-        is_finite: tally.nonfinite.is_none(),
+    let own = RankScores {
+        videos: groups.iter().flat_map(|g| g.videos.iter().map(|video| (g.row, video.scores.clone()))).collect(),
+        is_finite: outcome.nonfinite.is_none(),
     };
     let all = communicator::join(ranks, &own)?;
-    let is_finite = all.iter().all(|told| told.is_finite);
-    let first: usize = all[..ranks.rank().0].iter().map(|told| told.scores.len()).sum();
-    let (rows, scores): (Vec<u64>, Vec<Vec<u64>>) = all.into_iter().flat_map(|told| told.scores).unzip();
-    let score = |values: &Vec<u64>, i: usize| values.get(i).map(|bits| f64::from_bits(*bits));
-    let sums: Vec<Option<f64>> = scores.iter().map(|values| score(values, 0)).collect();
+    let is_finite = all.iter().all(|rank| rank.is_finite);
+    let first: usize = all[..ranks.rank().0].iter().map(|rank| rank.videos.len()).sum();
+    let (rows, scores): (Vec<u64>, Vec<Option<Scores>>) = all.into_iter().flat_map(|rank| rank.videos).unzip();
+    let sums: Vec<Option<f64>> = scores.iter().map(|scores| Some(scores.as_ref()?.sum)).collect();
     tally.groups = GroupStatistics::of(&sums, &rows);
     let mut advantages = match (shared.several_rewards, weights.len()) {
         (SeveralRewards::Apart, 2..) => {
-            let terms: Vec<Vec<Option<f64>>> =
-                (0..weights.len()).map(|t| scores.iter().map(|values| score(values, t + 1)).collect()).collect();
+            let term = |t: usize| scores.iter().map(|scores| Some(scores.as_ref()?.terms[t])).collect();
+            let terms: Vec<Vec<Option<f64>>> = (0..weights.len()).map(term).collect();
             normalized_apart(&terms, &weights, &rows)
         }
         _ => normalized(&sums, &rows, Normalization::new(shared.advantage_spread)),
     };
     if let Some(best_of) = shared.best_of {
-        leave_out_the_middle(&mut advantages, &sums, &rows, best_of);
+        clear_all_but_best_and_worst(&mut advantages, &sums, &rows, best_of);
     }
     let mut advantages = advantages.into_iter().skip(first);
     for video in groups.iter_mut().flat_map(|group| &mut group.videos) {
@@ -310,8 +297,8 @@ pub(crate) fn judge<T>(
     Ok(is_finite)
 }
 
-/// Takes their advantage from all but the best and worst videos of each row.
-fn leave_out_the_middle(advantages: &mut [f64], sums: &[Option<f64>], rows: &[u64], best_of: usize) {
+/// Sets the advantage of all but the best and worst videos of each row to 0.
+fn clear_all_but_best_and_worst(advantages: &mut [f64], sums: &[Option<f64>], rows: &[u64], best_of: usize) {
     let mut positions: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions.entry(*row).or_default().push(i));
     for positions in positions.values() {
@@ -321,15 +308,16 @@ fn leave_out_the_middle(advantages: &mut [f64], sums: &[Option<f64>], rows: &[u6
     }
 }
 
-/// A rank's message to the others: rows, and scores as bits.
+/// A rank's scores for the other ranks.
 #[derive(Serialize, Deserialize)]
-struct Told {
-    scores: Vec<(u64, Vec<u64>)>,
+struct RankScores {
+    /// Row and scores of each video.
+    videos: Vec<(u64, Option<Scores>)>,
     is_finite: bool,
 }
 
-/// Fails where all videos of a prompt would be one.
-pub(crate) fn needs_different_videos(ctx: &StepContext<'_>, algorithm: &str) -> Result<()> {
+/// Fails if all videos of a prompt would be the same.
+pub(crate) fn require_different_videos(ctx: &StepContext<'_>, algorithm: &str) -> Result<()> {
     match ctx.noise.keys().1 {
         Some(_) => {
             let problem =
@@ -337,13 +325,5 @@ pub(crate) fn needs_different_videos(ctx: &StepContext<'_>, algorithm: &str) -> 
             Err(Error::config("noise_seed", problem))
         }
         None => Ok(()),
-    }
-}
-
-/// The reward of the step.
-pub(crate) fn reward<'a>(ctx: &'a mut StepContext<'_>, algorithm: &'static str) -> Result<&'a mut dyn RewardScorer> {
-    match ctx.reward.as_deref_mut() {
-        Some(reward) => Ok(reward),
-        None => Err(AlgorithmError::NoReward { algorithm }.into()),
     }
 }

@@ -3,7 +3,7 @@
 use crate::{FlowSchedule, Sampler};
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
-use super::plan::{EarlyStop, LatentDtype, Plan, acts};
+use super::plan::{EarlyStop, LatentDtype, RolloutPlan};
 use super::truncation::TrainedSteps;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
@@ -111,7 +111,7 @@ impl Default for RewardFlConfig {
 impl RewardFlConfig {
     /// The steps of a rollout under a model with these facts. Fails on contradicting values, and names the key and its
     /// range.
-    pub fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+    pub fn plan(&self, facts: ScheduleFacts) -> Result<RolloutPlan> {
         if self.sampler != Sampler::Euler {
             let problem = format!(
                 "gradients pass through Euler steps only, found {0}; `algo.evaluation_sampler: {0}` takes it where \
@@ -125,11 +125,11 @@ impl RewardFlConfig {
 
     /// The steps of a rollout that is not trained on. Its KL covers all steps of the window, whichever of them are
     /// trained.
-    pub fn evaluation_plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+    pub fn evaluation_plan(&self, facts: ScheduleFacts) -> Result<RolloutPlan> {
         self.plan_with(self.evaluation_sampler.unwrap_or(self.sampler), facts)
     }
 
-    fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<Plan> {
+    fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<RolloutPlan> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
         let default = Self::default().num_inference_steps;
         agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
@@ -181,10 +181,10 @@ impl RewardFlConfig {
                 ),
             );
         }
-        let acting: Vec<usize> = trained.iter().copied().filter(|i| acts(&schedule, *i, facts)).collect();
+        let acting: Vec<usize> = trained.iter().copied().filter(|i| schedule.is_trained(*i, facts)).collect();
         trained.retain(|i| acting.first().is_none_or(|first| i >= first));
         let &Self { early_stop, latent_dtype, .. } = self;
-        Ok(Plan { schedule, sampler, guidance, trained, acting, first: 0, last, early_stop, latent_dtype })
+        Ok(RolloutPlan { schedule, sampler, guidance, trained, acting, first: 0, last, early_stop, latent_dtype })
     }
 
     /// Whether step `step` (from 0) measures the gradients of reward and KL separately.

@@ -5,7 +5,7 @@ use crate::FlowSchedule;
 use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
 
 use super::config::RewardFlConfig;
-use super::plan::{Plan, level};
+use super::plan::RolloutPlan;
 use super::truncation::TrainedSteps;
 
 impl RewardFlConfig {
@@ -44,7 +44,7 @@ impl RewardFlConfig {
 
     /// Describes the trained steps and their experts if only some steps of the window are trained.
     pub(super) fn chosen_steps(&self, facts: ScheduleFacts) -> Result<Option<String>> {
-        let Plan { schedule, trained, .. } = self.plan(facts)?;
+        let RolloutPlan { schedule, trained, .. } = self.plan(facts)?;
         let how = match self.trained_steps {
             TrainedSteps::Window => return Ok(None),
             TrainedSteps::Last(_) | TrainedSteps::Uniform(_) => String::new(),
@@ -54,7 +54,7 @@ impl RewardFlConfig {
         let experts = facts.boundary.map(|boundary| {
             let both = facts.trained.low.0 < boundary && boundary < facts.trained.high.0;
             let other = if both { ", and the parameters of the other stay as they are" } else { "" };
-            let high = trained.iter().filter(|i| level(&schedule, **i) >= Sigma(boundary)).count();
+            let high = trained.iter().filter(|i| schedule.expert_level(**i) >= Sigma(boundary)).count();
             match (high, trained.len() - high) {
                 (0, _) => format!("; all of the low-noise expert{other}"),
                 (_, 0) => format!("; all of the high-noise expert{other}"),
@@ -66,7 +66,8 @@ impl RewardFlConfig {
 
     /// The error if no trained step has trainable parameters.
     fn unreached(&self, schedule: &FlowSchedule, window: &[usize], trained: SigmaRange) -> Error {
-        let reaching: Vec<usize> = (0..schedule.steps()).filter(|i| trained.contains(level(schedule, *i))).collect();
+        let reaching: Vec<usize> =
+            (0..schedule.steps()).filter(|i| trained.contains(schedule.expert_level(*i))).collect();
         let (key, remedy) = match (reaching.first(), reaching.last()) {
             (Some(_), Some(last)) if *last < self.mid_timestep => ("mid_timestep", format!("set it to at most {last}")),
             (Some(first), Some(_)) if *first > self.final_timestep => {
@@ -93,7 +94,7 @@ impl RewardFlConfig {
 /// Warns if both experts are trained and one of them is used by no trained step.
 fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) -> Option<String> {
     let boundary = Sigma(facts.boundary?);
-    let is_high = |i: &usize| level(schedule, *i) >= boundary;
+    let is_high = |i: &usize| schedule.expert_level(*i) >= boundary;
     let both = facts.trained.low < boundary && boundary < facts.trained.high;
     let (which, remedy) = match acting.iter().filter(|i| is_high(i)).count() {
         0 if both => {
@@ -118,9 +119,9 @@ fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) 
 fn steps(schedule: &FlowSchedule, steps: &[usize]) -> String {
     match steps {
         [] => "no step".into(),
-        [one] => format!("step {one} (noise level {:.3})", level(schedule, *one).0),
+        [one] => format!("step {one} (noise level {:.3})", schedule.expert_level(*one).0),
         [first, .., last] => {
-            let [high, low] = [first, last].map(|i| level(schedule, *i).0);
+            let [high, low] = [first, last].map(|i| schedule.expert_level(*i).0);
             let numbers = match last - first + 1 == steps.len() {
                 true => format!("{first} to {last}"),
                 false => steps.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
@@ -133,7 +134,6 @@ fn steps(schedule: &FlowSchedule, steps: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::plan::acts;
     use super::*;
 
     const LOW: SigmaRange = SigmaRange { low: Sigma(0.0), high: Sigma(0.9) };
@@ -190,7 +190,7 @@ mod tests {
         let schedule = FlowSchedule::from_timesteps(&[900], 1.0).unwrap();
         assert!(schedule.sigma(0) < Sigma(0.9));
         let facts = |trained| ScheduleFacts { shift: 1.0, boundary: Some(0.9), trained };
-        assert!(acts(&schedule, 0, facts(HIGH)) && !acts(&schedule, 0, facts(LOW)));
+        assert!(schedule.is_trained(0, facts(HIGH)) && !schedule.is_trained(0, facts(LOW)));
     }
 
     #[test]

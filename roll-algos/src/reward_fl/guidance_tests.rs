@@ -147,17 +147,17 @@ fn the_last_pull_is_told_after_that_of_the_negative_prompt() {
     let guided = guidance.velocity(&mut model, &x, t, &conditions, Adapter::On, Grad::Record).unwrap();
     let mut before = Vec::new();
     let tell = || {
-        before = update::taken(&mut model)?;
+        before = update::take_gradients(&mut model)?;
         Ok(())
     };
     guided.pullback.unwrap().pull(&d, None, tell).unwrap();
-    let last = update::taken(&mut model).unwrap();
+    let last = update::take_gradients(&mut model).unwrap();
 
     // d v / d u = 1 - s, d v / d c = s.
     let mut pulled = |conditioning: &Conditioning, slope: f32| {
         let (_, pullback) = model.velocity(&x, t, conditioning, Adapter::On, Grad::Record).unwrap();
         pullback.unwrap().pull(&Tensor::full(SHAPE, slope)).unwrap();
-        update::taken(&mut model).unwrap()
+        update::take_gradients(&mut model).unwrap()
     };
     assert_eq!(before, pulled(conditions.negative.as_ref().unwrap(), -2.0));
     assert_eq!(last, pulled(&conditions.prompt, 3.0));
@@ -199,7 +199,7 @@ fn evaluations_take_any_sampler_and_training_none_that_gradients_do_not_pass() {
     assert!(error.to_string().contains("Euler"), "{error}");
     // The frames equal those of generation.
     let evaluated = rollout(&mut model, &conditions, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap().latents;
-    let Plan { schedule, sampler, guidance, .. } = plan;
+    let RolloutPlan { schedule, sampler, guidance, .. } = plan;
     let generated = Sampling { schedule, sampler, guidance };
     let generated = generated.generate(&mut model, &conditions, &noise, Adapter::On, &Silent).unwrap();
     assert_eq!(evaluated.f32s().unwrap(), generated.f32s().unwrap());

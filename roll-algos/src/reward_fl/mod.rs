@@ -26,27 +26,29 @@ mod tests;
 mod truncation_tests;
 
 use roll_core::{
-    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Grad, Headline, HeadlineFormat, Kind, Model, Options,
-    Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor, Video, parse_options, plan::Passes,
+    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Grad, Headline, Kind, Model, Options, Result, ResultExt,
+    RewardScorer, Sample, StepContext, StepReport, Tensor, Video, parse_options, plan::Passes,
 };
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};
 pub use crate::update::OnNonfinite;
 pub use config::RewardFlConfig;
 pub use loss::Loss;
-pub use plan::{EarlyStop, LatentDtype, Plan};
+pub use plan::{EarlyStop, LatentDtype, RolloutPlan};
 pub use trajectory::{Observer, Trajectory, Unobserved, rollout};
 pub use truncation::TrainedSteps;
 
 use crate::flow_matching::DataTerm;
+use crate::ranks::Bits;
 use crate::ranks::{draw_key, repeats};
+use crate::report::{StepOutcome, headlines};
 use crate::sampling::{Conditions, GuidanceGradient};
-use crate::scoring::{self, Generation, Measured, Prepared, Prospect, pull_frames};
+use crate::scoring::{self, Generation, Measured, Prepared, PreparedTarget, pull_frames};
 use crate::stopwatch::{DATA, DECODE, ENCODE, OPTIMIZER, PULL, REFERENCE, ROLLOUT, SCORING, Stopwatch};
 use crate::{AlgorithmError, update};
-use report::{Outcome, SCORE, Scored, Tally};
-use split::Split;
-use truncation::Start;
+use report::{Outcome, Scored, Tally};
+use split::GradientSplit;
+use truncation::RolloutStart;
 
 const NAME: &str = "reward_fl";
 const PHASES: [&str; 8] = [ENCODE, ROLLOUT, REFERENCE, DECODE, SCORING, PULL, DATA, OPTIMIZER];
@@ -69,37 +71,23 @@ impl RewardFl {
 impl Algorithm for RewardFl {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         let facts = diffusion(model)?.schedule();
-        if model.parameter_count() == 0 {
-            return Err(AlgorithmError::NothingToTrain.into());
-        }
+        update::check_trainable(model)?;
         let reward = reward.ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
         if !reward.differentiable() {
             return Err(AlgorithmError::NotDifferentiable { algorithm: NAME, reward: reward.name().into() }.into());
         }
         self.config.evaluation_plan(facts)?;
         self.config.check_experts(facts)?.iter().for_each(|warning| tracing::warn!("{warning}"));
-        self.config.chosen_steps(facts)?.iter().for_each(|said| tracing::info!("{said}"));
+        self.config.chosen_steps(facts)?.iter().for_each(|steps| tracing::info!("{steps}"));
         self.data.check(facts)
     }
 
     fn headlines(&self) -> Vec<Headline> {
-        vec![
-            Headline::new(SCORE, "score", "Score").score(),
-            Headline::new("actor/kl_loss", "kl", "KL to the base model")
-                .written(HeadlineFormat::Scientific)
-                .divergence(),
-            Headline::new("actor/loss", "loss", "Loss"),
-            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
-        ]
+        headlines()
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-        let report = self.update(context);
-        if report.is_err() {
-            // A partial gradient must not remain for the next step.
-            update::forget(context)?;
-        }
-        report
+        update::discard_on_error(context, |context| self.update(context))
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
@@ -121,19 +109,20 @@ impl Algorithm for RewardFl {
 }
 
 /// The state of a training step, which its samples share.
-struct Running<'a> {
-    plan: Plan,
+struct StepState<'a> {
+    plan: RolloutPlan,
     /// Present in steps that measure the gradients of reward and KL separately.
-    split: Option<Split>,
+    split: Option<GradientSplit>,
     watch: Stopwatch<'a>,
     tally: Tally,
+    outcome: StepOutcome,
 }
 
 /// The videos of one sample, whose losses are averaged.
-struct Videos<'a> {
+struct SampleVideos<'a> {
     sample: &'a Sample,
     repeats: u64,
-    prospect: &'a Prospect,
+    target: &'a PreparedTarget,
     conditions: &'a Conditions,
     /// One over the number of videos.
     share: f64,
@@ -142,36 +131,41 @@ struct Videos<'a> {
 impl RewardFl {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
         let splits = self.config.splits(ctx.step, ctx.model.parameter_count());
-        let mut run = Running {
+        let mut state = StepState {
             plan: self.config.plan(diffusion(ctx.model)?.schedule())?,
-            split: splits.then(|| Split::new(ctx.model.parameter_count())),
+            split: splits.then(|| GradientSplit::new(ctx.model.parameter_count())),
             watch: Stopwatch::new(ctx.progress, &PHASES),
             tally: Tally::default(),
+            outcome: StepOutcome::default(),
         };
         ctx.strategy.discard();
 
         let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
-            let outcome =
-                self.sample(ctx, sample, repeats, &mut run).while_doing(|| format!("training on {}", sample.origin))?;
-            run.tally.add(sample, outcome);
-            if run.tally.nonfinite.is_some() {
-                break;
+            let outcome = self.sample(ctx, sample, repeats, &mut state);
+            match outcome.while_doing(|| format!("training on {}", sample.origin))? {
+                Outcome::Scored(scored) => state.tally.scored.push(scored),
+                Outcome::Skipped(reason) => state.outcome.skip(sample, reason),
+                Outcome::NonFinite(what, value) => {
+                    state.outcome.nonfinite = Some((what, value));
+                    break;
+                }
             }
         }
 
-        let Running { split, mut watch, mut tally, .. } = run;
+        let StepState { split, mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
-        let (scored, mut nonfinite, mut norms) = (tally.scored(), tally.nonfinite.take(), None);
-        let update = update::finish(ctx, scored, &mut nonfinite, self.config.on_nonfinite, |ranks, scored| {
+        let (scored, on_nonfinite, mut norms) = (tally.scored.len(), self.config.on_nonfinite, None);
+        let update = update::finish(ctx, scored, &mut outcome.nonfinite, on_nonfinite, |ranks, scored| {
             norms = split.map(|split| split.norms(ranks, scored)).transpose()?;
             Ok(())
         })?;
-        (tally.nonfinite, tally.split) = (nonfinite, norms);
-        let ranks = ctx.strategy.ranks().data.as_ref();
-        let seconds = update::slowest(ranks, watch.seconds())?;
-        let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
-        Ok(tally.joined(ranks)?.report(update, alias, seconds))
+        let mut metrics = tally.joined(ctx.strategy.ranks().data.as_ref())?.metrics();
+        if let Some((reward, kl)) = norms {
+            metrics.insert("actor/grad_norm_reward".into(), reward);
+            metrics.insert("actor/grad_norm_kl".into(), kl);
+        }
+        outcome.report(ctx, watch, update.as_slice(), metrics)
     }
 
     /// Adds the gradient of one sample's loss to the strategy. `repeats` counts earlier occurrences of the sample in
@@ -181,29 +175,29 @@ impl RewardFl {
         ctx: &mut StepContext<'_>,
         sample: &Sample,
         repeats: u64,
-        run: &mut Running<'_>,
+        state: &mut StepState<'_>,
     ) -> Result<Outcome> {
-        run.watch.begin(ENCODE, Some("encoding prompt and reference"))?;
-        let prospect = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
+        state.watch.begin(ENCODE, Some("encoding prompt and reference"))?;
+        let target = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
         // A sample that is skipped in any case costs no rollout.
-        if let Prospect::Nothing(reason) = &*prospect
+        if let PreparedTarget::Missing(reason) = &*target
             && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx)?, reason.clone())?
         {
             return Ok(Outcome::Skipped(reason));
         }
         let key = draw_key(sample, repeats);
-        let (conditions, starts) = self.starts(ctx, sample, key, run)?;
+        let (conditions, starts) = self.starts(ctx, sample, key, state)?;
         let share = 1.0 / starts.len() as f64;
-        let videos = Videos { sample, repeats, prospect: &prospect, conditions: &conditions, share };
-        let kl_alone = match run.split {
-            Some(_) => Some(self.kl_gradient(ctx, &videos, &starts, &mut run.watch)?),
+        let videos = SampleVideos { sample, repeats, target: &target, conditions: &conditions, share };
+        let kl_alone = match state.split {
+            Some(_) => Some(self.kl_gradient(ctx, &videos, &starts, &mut state.watch)?),
             None => None,
         };
 
         let (mut scored, mut unscored) = (Vec::new(), String::new());
         for (i, start) in starts.iter().enumerate() {
             let is_last = i + 1 == starts.len() && kl_alone.is_none();
-            match self.video(ctx, &videos, (i, start), is_last, run)? {
+            match self.video(ctx, &videos, (i, start), is_last, state)? {
                 Outcome::Scored(video) => scored.push(video),
                 Outcome::Skipped(reason) => unscored = reason,
                 nonfinite => return Ok(nonfinite),
@@ -211,11 +205,11 @@ impl RewardFl {
         }
         // Without a score for any video, nothing was pulled back and all recordings are freed.
         let Some(scored) = Scored::mean(scored) else { return Ok(Outcome::Skipped(unscored)) };
-        match (&mut run.split, kl_alone) {
+        match (&mut state.split, kl_alone) {
             (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
             _ => ctx.strategy.accumulate(ctx.model)?,
         }
-        self.with_data_term(ctx, sample, key, scored, &mut run.watch)
+        self.with_data_term(ctx, sample, key, scored, &mut state.watch)
     }
 
     /// The latents that the rollouts of a sample start from.
@@ -224,13 +218,13 @@ impl RewardFl {
         ctx: &mut StepContext<'_>,
         sample: &Sample,
         key: u64,
-        run: &mut Running<'_>,
-    ) -> Result<(Conditions, Vec<Start>)> {
-        let Running { plan, watch, .. } = run;
+        state: &mut StepState<'_>,
+    ) -> Result<(Conditions, Vec<RolloutStart>)> {
+        let StepState { plan, watch, .. } = state;
         let negative = plan.guidance.is_on().then_some(self.config.negative_prompt.as_str());
         let conditions = self.prepared.conditions(diffusion(ctx.model)?, sample, negative)?;
         let noise = ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape)?;
-        let unrecorded = |plan: &Plan, noise: &Tensor| -> Result<Tensor> {
+        let unrecorded = |plan: &RolloutPlan, noise: &Tensor| -> Result<Tensor> {
             Ok(rollout(diffusion(ctx.model)?, &conditions, noise, plan, Grad::Skip, watch)?.latents)
         };
         let starts = self.config.trained_steps.starts(plan, noise, ctx.noise, [ctx.step, key], unrecorded)?;
@@ -241,41 +235,40 @@ impl RewardFl {
     fn kl_gradient(
         &self,
         ctx: &mut StepContext<'_>,
-        videos: &Videos<'_>,
-        starts: &[Start],
+        videos: &SampleVideos<'_>,
+        starts: &[RolloutStart],
         watch: &mut Stopwatch<'_>,
     ) -> Result<Vec<f32>> {
-        for Start { plan, latents } in starts {
+        for RolloutStart { plan, latents } in starts {
             let trajectory = rollout(diffusion(ctx.model)?, videos.conditions, latents, plan, Grad::Record, watch)?;
             trajectory.pull(None, videos.share * self.config.kl_weight, watch)?;
         }
-        update::taken(ctx.model)
+        update::take_gradients(ctx.model)
     }
 
     /// Computes one video, its score and its loss, and pulls the loss back to the parameters.
     fn video(
         &self,
         ctx: &mut StepContext<'_>,
-        videos: &Videos<'_>,
-        (number, Start { plan, latents }): (usize, &Start),
+        videos: &SampleVideos<'_>,
+        (number, RolloutStart { plan, latents }): (usize, &RolloutStart),
         is_last: bool,
-        run: &mut Running<'_>,
+        state: &mut StepState<'_>,
     ) -> Result<Outcome> {
-        let Running { watch, tally, .. } = run;
-        let &Videos { sample, repeats, prospect, conditions, share } = videos;
+        let StepState { watch, tally, outcome, .. } = state;
+        let &SampleVideos { sample, repeats, target, conditions, share } = videos;
         let trajectory = rollout(diffusion(ctx.model)?, conditions, latents, plan, Grad::Record, watch)?;
 
         watch.begin(DECODE, Some("decoding"))?;
         let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
         let video = Video::new(frames, self.config.frame_rate.of(diffusion(ctx.model)?, sample))?;
-        tally.see(&video);
+        tally.count_video(&video);
         if ctx.want_videos && number == 0 {
-            let again = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
-            tally.videos.push((format!("sample-{:06}{again}", sample.index), video.clone()));
+            outcome.show(sample, repeats, video.clone());
         }
 
         watch.begin(SCORING, Some("scoring"))?;
-        let (score, details, pull_score) = match Measured::of(&video, sample, prospect, reward(ctx)?, Grad::Record)? {
+        let (score, details, pull_score) = match Measured::of(&video, sample, target, reward(ctx)?, Grad::Record)? {
             Measured::Score { value, details, pullback } => (value, details, pullback),
             Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
         };
@@ -285,6 +278,7 @@ impl RewardFl {
                 return Ok(Outcome::NonFinite(format!("{what} of {}", sample.origin), value));
             }
         }
+        let details = details.into_iter().map(|(name, value)| (name, Bits(value))).collect();
         let scored = Scored { loss: loss.value, score, kl: trajectory.kl, data: None, details };
 
         watch.begin(PULL, Some("pulling back through reward and decoder"))?;
@@ -294,7 +288,7 @@ impl RewardFl {
         };
         let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
         let before_last = || if is_last { strategy.before_last_pull(model) } else { Ok(()) };
-        trajectory.pull_telling(d_latents.as_ref(), share * loss.d_kl, watch, before_last)?;
+        trajectory.pull_with(d_latents.as_ref(), share * loss.d_kl, watch, before_last)?;
         Ok(Outcome::Scored(scored))
     }
 
@@ -322,10 +316,7 @@ impl RewardFl {
 
 /// The reward of the training step.
 fn reward<'a>(ctx: &'a mut StepContext<'_>) -> Result<&'a mut dyn RewardScorer> {
-    match ctx.reward.as_deref_mut() {
-        Some(reward) => Ok(reward),
-        None => Err(AlgorithmError::NoReward { algorithm: NAME }.into()),
-    }
+    update::reward(ctx, NAME)
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {

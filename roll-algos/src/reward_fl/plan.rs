@@ -1,13 +1,13 @@
 //! The steps of a rollout, derived from the options and the model's schedule.
 
 use crate::{FlowSchedule, Sampler};
-use roll_core::{ScheduleFacts, Sigma};
+use roll_core::Sigma;
 
 use crate::sampling::Guidance;
 
 /// The steps of a rollout.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct RolloutPlan {
     /// Noise levels of the steps.
     pub schedule: FlowSchedule,
     /// Sampler of the steps.
@@ -30,7 +30,7 @@ pub struct Plan {
     pub latent_dtype: LatentDtype,
 }
 
-impl Plan {
+impl RolloutPlan {
     /// Trains these steps, all of which have trainable parameters.
     pub(super) fn training(self, steps: Vec<usize>) -> Self {
         Self { acting: steps.clone(), trained: steps, ..self }
@@ -48,16 +48,6 @@ impl Plan {
             _ => self.schedule.sigma(i + 1),
         }
     }
-}
-
-/// Whether step `i` has trainable parameters. The timestep decides, as in the model.
-pub(super) fn acts(schedule: &FlowSchedule, i: usize, facts: ScheduleFacts) -> bool {
-    facts.trained.contains(level(schedule, i))
-}
-
-/// The noise level of step `i`, by its timestep.
-pub(super) fn level(schedule: &FlowSchedule, i: usize) -> Sigma {
-    Sigma(schedule.timestep(i).0 / 1000.0)
 }
 
 /// The latents that are decoded if the rollout stops early.

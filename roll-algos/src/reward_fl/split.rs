@@ -7,15 +7,15 @@ use roll_core::{
     Strategy,
 };
 
-use crate::update::taken;
+use crate::update::take_gradients;
 
 /// Sums of gradients over samples.
-pub(super) struct Split {
+pub(super) struct GradientSplit {
     total: Vec<f32>,
     kl: Vec<f32>,
 }
 
-impl Split {
+impl GradientSplit {
     pub(super) fn new(parameters: usize) -> Self {
         Self { total: vec![0.0; parameters], kl: vec![0.0; parameters] }
     }
@@ -27,10 +27,10 @@ impl Split {
         model: &mut dyn Model,
         kl_alone: &[f32],
     ) -> Result<()> {
-        let gradients = taken(model)?;
+        let gradients = take_gradients(model)?;
         self.total.iter_mut().zip(&gradients).for_each(|(sum, g)| *sum += g);
         self.kl.iter_mut().zip(kl_alone).for_each(|(sum, g)| *sum += g);
-        strategy.accumulate(&mut Holding { model, gradients })
+        strategy.accumulate(&mut WithGradient { model, gradients })
     }
 
     /// Norms of the gradients of reward and KL, averaged over `scored` samples of all ranks.
@@ -45,19 +45,19 @@ impl Split {
 }
 
 /// A model whose accumulated gradient was taken for the measurement and is returned to the strategy.
-struct Holding<'a> {
+struct WithGradient<'a> {
     model: &'a mut dyn Model,
     gradients: Vec<f32>,
 }
 
 #[deny(clippy::missing_trait_methods)]
-impl Model for Holding<'_> {
+impl Model for WithGradient<'_> {
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
         add_into.iter_mut().zip(std::mem::take(&mut self.gradients)).for_each(|(sum, g)| *sum += g);
         self.model.take_gradients(add_into)
     }
 
-    // The gradient is held here and not in the model, whose parts would look for it there.
+    // The parts of the model would look for the gradient in the model.
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         None
     }

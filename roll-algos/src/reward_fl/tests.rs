@@ -162,7 +162,7 @@ fn training_decodes_the_latents_that_generating_decodes() {
         let conditions = conditions(&mut model);
         let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
         let trained = rollout(&mut model, &conditions, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap();
-        let Plan { schedule, sampler, guidance, .. } = plan;
+        let RolloutPlan { schedule, sampler, guidance, .. } = plan;
         let sampling = Sampling { schedule, sampler, guidance };
         let generated = sampling.generate(&mut model, &conditions, &noise, Adapter::On, &Silent).unwrap();
         assert_eq!(trained.latents.f32s().unwrap(), generated.f32s().unwrap());

@@ -4,7 +4,7 @@ use crate::Sampler;
 use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Tensor, Timestep};
 
 use super::loss::step_kl;
-use super::plan::{LatentDtype, Plan};
+use super::plan::{LatentDtype, RolloutPlan};
 use crate::arithmetic::{axpy, scaled};
 use crate::sampling::{Conditions, Guided, GuidedPullback};
 use crate::stopwatch::{PULL, REFERENCE, ROLLOUT, Stopwatch};
@@ -72,14 +72,14 @@ pub fn rollout(
     model: &mut dyn DiffusionModel,
     conditions: &Conditions,
     noise: &Tensor,
-    plan: &Plan,
+    plan: &RolloutPlan,
     grad: Grad,
     observer: &mut dyn Observer,
 ) -> Result<Trajectory> {
     if grad.is_on() && plan.sampler != Sampler::Euler {
         return Err(Error::Misuse(format!("gradients pass through Euler steps only, not through {}", plan.sampler)));
     }
-    let Plan { schedule, trained, acting, first, last, guidance, .. } = plan;
+    let RolloutPlan { schedule, trained, acting, first, last, guidance, .. } = plan;
     let of = last + 1;
     let prompt = &conditions.prompt;
     let mut x = prompt.with_first_frame(noise)?;
@@ -130,12 +130,12 @@ impl Trajectory {
     /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters: `d_v = (sigma_{i+1} -
     /// sigma_i) d_x`, `d_x += pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained step.
     pub fn pull(self, d_latents: Option<&Tensor>, d_kl: f64, observer: &mut dyn Observer) -> Result<()> {
-        self.pull_telling(d_latents, d_kl, observer, || Ok(()))
+        self.pull_with(d_latents, d_kl, observer, || Ok(()))
     }
 
     /// Like [`Trajectory::pull`]. `before_last` is called before the last pullback, which is that of the first trained
     /// step.
-    pub fn pull_telling(
+    pub fn pull_with(
         self,
         d_latents: Option<&Tensor>,
         d_kl: f64,

@@ -8,7 +8,7 @@
 use roll_core::{Error, Noise, Purpose, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::plan::{EarlyStop, Plan};
+use super::plan::{EarlyStop, RolloutPlan};
 use crate::flow_matching::mixed;
 
 /// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.
@@ -31,8 +31,8 @@ pub enum TrainedSteps {
 }
 
 /// The initial latents and the plan of a scored video.
-pub(super) struct Start {
-    pub(super) plan: Plan,
+pub(super) struct RolloutStart {
+    pub(super) plan: RolloutPlan,
     /// Latents `[C, T, H, W]` at the noise level of the plan's first step.
     pub(super) latents: Tensor,
 }
@@ -57,7 +57,7 @@ impl TrainedSteps {
 
     /// Restricts the plan to the selected steps or, if they are random, to the steps that they are drawn from. Fails if
     /// the number is 0 or too large.
-    pub(super) fn narrowed(self, plan: Plan) -> Result<Plan> {
+    pub(super) fn narrowed(self, plan: RolloutPlan) -> Result<RolloutPlan> {
         let there = plan.acting.len();
         let (count, most) = match self {
             Self::Window => return Ok(plan),
@@ -105,24 +105,25 @@ impl TrainedSteps {
     /// from noise, without gradient.
     pub(super) fn starts(
         self,
-        plan: &Plan,
+        plan: &RolloutPlan,
         latents: Tensor,
         noise: &Noise,
         [step, key]: [u64; 2],
-        run: impl FnOnce(&Plan, &Tensor) -> Result<Tensor>,
-    ) -> Result<Vec<Start>> {
+        run: impl FnOnce(&RolloutPlan, &Tensor) -> Result<Tensor>,
+    ) -> Result<Vec<RolloutStart>> {
         let trained = self.drawn(&plan.trained, noise, step, key);
         let Self::Renoised(count) = self else {
             let plan = if self == Self::Window { plan.clone() } else { plan.clone().training(trained) };
-            return Ok(vec![Start { plan, latents }]);
+            return Ok(vec![RolloutStart { plan, latents }]);
         };
-        let data = run(&Plan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) }, &latents)?;
+        let data =
+            run(&RolloutPlan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) }, &latents)?;
         let draws = noise.normal(Purpose::Noising, step, key, &[count, data.len()])?;
         let (draws, mut starts) = (draws.f32s()?, Vec::new());
         for draw in draws.chunks_exact(data.len().max(1)) {
             for &i in &trained {
                 let plan = plan.clone().alone(i);
-                starts.push(Start { latents: mixed(&data, draw, plan.schedule.sigma(i))?, plan });
+                starts.push(RolloutStart { latents: mixed(&data, draw, plan.schedule.sigma(i))?, plan });
             }
         }
         Ok(starts)
@@ -138,7 +139,7 @@ mod tests {
 
     const FACTS: ScheduleFacts = ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained: SigmaRange::ALL };
 
-    fn plan(trained_steps: TrainedSteps, facts: ScheduleFacts) -> Result<Plan> {
+    fn plan(trained_steps: TrainedSteps, facts: ScheduleFacts) -> Result<RolloutPlan> {
         RewardFlConfig { mid_timestep: 1, trained_steps, ..RewardFlConfig::default() }.plan(facts)
     }
 

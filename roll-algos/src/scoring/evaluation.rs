@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Evaluated, EvaluationContext, Grad, Model, Result, ResultExt, Sample, Tensor, Video};
 
-use super::{FrameRate, Measured, Prepared, Prospect, Reference, reference_video};
+use super::{FrameRate, Measured, Prepared, PreparedTarget, Reference, reference_video};
 use crate::sampling::Conditions;
 use crate::update::diffusion;
 
@@ -37,12 +37,12 @@ pub(crate) fn evaluate(
         if ctx.progress.interrupted() {
             return Err(Error::Interrupted);
         }
-        sample_of(generation, prepared, ctx, sample).while_doing(|| format!("evaluating {}", sample.origin))
+        evaluate_sample(generation, prepared, ctx, sample).while_doing(|| format!("evaluating {}", sample.origin))
     };
     samples.iter().enumerate().map(one).collect()
 }
 
-fn sample_of(
+fn evaluate_sample(
     generation: &Generation<'_>,
     prepared: &mut Prepared,
     ctx: &mut EvaluationContext<'_>,
@@ -58,8 +58,8 @@ fn sample_of(
     let reference = reference_video(sample, *reference)?;
     let mut scores = Vec::new();
     for reward in ctx.rewards.iter_mut() {
-        let prospect = Prospect::new(&mut **reward, &reference)?;
-        scores.push(match Measured::of(&video, sample, &prospect, &mut **reward, Grad::Skip)? {
+        let target = PreparedTarget::new(&mut **reward, &reference)?;
+        scores.push(match Measured::of(&video, sample, &target, &mut **reward, Grad::Skip)? {
             Measured::Score { value, .. } => Some(value),
             Measured::Skipped(reason) => {
                 let (sample, reward) = (&sample.origin, reward.name());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use roll_core::{Grad, OnMissing, Pullback, Result, RewardScorer, Sample, Score, Tensor, Video};
 
-use super::prepared::Prospect;
+use super::prepared::PreparedTarget;
 use crate::AlgorithmError;
 
 /// The score of a video, or the reason why it has none.
@@ -23,13 +23,13 @@ impl Measured {
     pub(crate) fn of(
         video: &Video,
         sample: &Sample,
-        prospect: &Prospect,
+        target: &PreparedTarget,
         reward: &mut dyn RewardScorer,
         grad: Grad,
     ) -> Result<Self> {
-        let target = match prospect {
-            Prospect::Target(target) => target,
-            Prospect::Nothing(reason) => return Self::missing(sample, reward, reason.clone()),
+        let target = match target {
+            PreparedTarget::Target(target) => target,
+            PreparedTarget::Missing(reason) => return Self::missing(sample, reward, reason.clone()),
         };
         match reward.score(video, &sample.prompt, target, grad)? {
             (Score::Value { value, details }, pullback) => {

@@ -11,7 +11,7 @@ use roll_core::{DiffusionModel, Result, Sample, Tensor, Video};
 
 pub(crate) use evaluation::{Generation, evaluate};
 pub(crate) use measure::{Measured, pull_frames};
-pub(crate) use prepared::{Prepared, Prospect};
+pub(crate) use prepared::{Prepared, PreparedTarget};
 
 /// Frames per second of generated videos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

@@ -7,7 +7,7 @@ use roll_core::{
 };
 
 use super::{Reference, reference_video};
-use crate::remembered::{Bytes, Remembered};
+use crate::sample_cache::{Bytes, SampleCache};
 use crate::sampling::{Conditions, negative_context};
 
 /// Bytes of encodings in memory: about 75 clips of 480x480 with 81 frames, in addition to those in `data.cache_dir`.
@@ -17,23 +17,23 @@ const TARGET_BYTES: usize = 64 << 20;
 
 /// Encodings and targets from earlier steps.
 pub(crate) struct Prepared {
-    conditionings: Remembered<Conditioning>,
-    targets: Remembered<Prospect>,
+    conditionings: SampleCache<Conditioning>,
+    targets: SampleCache<PreparedTarget>,
     /// The embedding of the negative prompt, which all samples share.
     negative: Option<Tensor>,
 }
 
 /// The reference of a sample as prepared by the reward.
-pub(crate) enum Prospect {
+pub(crate) enum PreparedTarget {
     /// The reward's target.
     Target(Target),
     /// The reference has nothing to compare with, for this reason.
-    Nothing(String),
+    Missing(String),
 }
 
 impl Default for Prepared {
     fn default() -> Self {
-        let (conditionings, targets) = (Remembered::new(CONDITIONING_BYTES), Remembered::new(TARGET_BYTES));
+        let (conditionings, targets) = (SampleCache::new(CONDITIONING_BYTES), SampleCache::new(TARGET_BYTES));
         Self { conditionings, targets, negative: None }
     }
 }
@@ -47,10 +47,7 @@ impl Prepared {
         sample: &Sample,
         negative_prompt: Option<&str>,
     ) -> Result<Conditions> {
-        let conditioning = match self.conditionings.get(sample) {
-            Some(conditioning) => conditioning,
-            None => self.conditionings.insert(sample, model.encode(&input(sample)?)?),
-        };
+        let conditioning = self.conditionings.get_or_insert(sample, || model.encode(&input(sample)?))?;
         if let (Some(prompt), None) = (negative_prompt, &self.negative) {
             self.negative = Some(negative_context(model, input(sample)?, prompt)?);
         }
@@ -64,35 +61,29 @@ impl Prepared {
         reward: &mut dyn RewardScorer,
         sample: &Sample,
         reference: Reference,
-    ) -> Result<Arc<Prospect>> {
-        match self.targets.get(sample) {
-            Some(prospect) => Ok(prospect),
-            None => {
-                let reference = reference_video(sample, reference)?;
-                Ok(self.targets.insert(sample, Prospect::new(reward, &reference)?))
-            }
-        }
+    ) -> Result<Arc<PreparedTarget>> {
+        self.targets.get_or_insert(sample, || PreparedTarget::new(reward, &*reference_video(sample, reference)?))
     }
 }
 
-impl Prospect {
+impl PreparedTarget {
     /// Prepares a reference. One with nothing to compare with is not an error here: the reward's policy applies.
     pub(crate) fn new(reward: &mut dyn RewardScorer, reference: &Video) -> Result<Self> {
         match reward.prepare(reference) {
             Ok(target) => Ok(Self::Target(target)),
             Err(error) => match error.missing_reason() {
-                Some(reason) => Ok(Self::Nothing(reason.into())),
+                Some(reason) => Ok(Self::Missing(reason.into())),
                 None => Err(error).while_doing(|| format!("preparing the reward `{}`", reward.name())),
             },
         }
     }
 }
 
-impl Bytes for Prospect {
+impl Bytes for PreparedTarget {
     fn bytes(&self) -> usize {
         match self {
             Self::Target(target) => target.tensors.values().map(|t| t.as_bytes().len()).sum(),
-            Self::Nothing(reason) => reason.len(),
+            Self::Missing(reason) => reason.len(),
         }
     }
 }

@@ -9,7 +9,6 @@ mod tests;
 mod validation;
 
 use std::path::PathBuf;
-
 use std::sync::Arc;
 
 use roll_core::{
@@ -111,9 +110,7 @@ impl Sft {
 impl Algorithm for Sft {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         language(model, NAME)?;
-        if model.parameter_count() == 0 {
-            return Err(AlgorithmError::NothingToTrain.into());
-        }
+        update::check_trainable(model)?;
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` trains on conversations alone: the reward `{}` has no effect", reward.name());
         }
@@ -149,12 +146,7 @@ impl Algorithm for Sft {
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-        let report = self.update(context);
-        if report.is_err() {
-            // No half-summed gradient is left for the next step.
-            update::forget(context)?;
-        }
-        report
+        update::discard_on_error(context, |context| self.update(context))
     }
 }
 
@@ -174,19 +166,19 @@ impl Sft {
         watch.begin(TOKENIZE, None)?;
         let rows = self.rows(ctx)?;
         let mut batch = Vec::new();
+        let model = language(ctx.model, NAME)?;
+        let limit = self.config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
         for row in rows {
-            let model = language(ctx.model, NAME)?;
-            let limit = self.config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
             let tokens = self.conversations.tokens(row, self.config.train_on, model)?;
-            match tokens.ids.len() {
-                n if n > limit => report
-                    .skipped
-                    .push((self.conversations.origin(row), format!("{n} tokens are more than the {limit} allowed"))),
-                _ if tokens.trained() == 0 => {
-                    report.skipped.push((self.conversations.origin(row), "no token of it is trained on".into()));
+            let reason = match tokens.ids.len() {
+                n if n > limit => format!("{n} tokens are more than the {limit} allowed"),
+                _ if tokens.trained() == 0 => "no token of it is trained on".into(),
+                _ => {
+                    batch.push(tokens);
+                    continue;
                 }
-                _ => batch.push(tokens),
-            }
+            };
+            report.skipped.push((self.conversations.origin(row), reason));
         }
         // Similar lengths share a micro-batch, so that little is padded.
         batch.sort_by_key(|t| t.ids.len());
@@ -219,7 +211,7 @@ impl Sft {
             report.metrics.insert("actor/grad_clipped".into(), f64::from(u8::from(update.clipped)));
             report.applied = update.applied;
         }
-        report.metrics.extend(watch.seconds().into_iter().map(|(name, seconds)| (name.to_string(), seconds)));
+        report.metrics.extend(watch.seconds(&SingleRank)?);
         Ok(report)
     }
 

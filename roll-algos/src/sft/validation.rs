@@ -4,7 +4,7 @@ use roll_core::{Communicator, Error, Grad, Model, Progress, Result, Validation};
 
 use super::conversations::{Conversations, Tokens};
 use super::{NAME, SftConfig, evaluate};
-use crate::ranks::{join_bits, share};
+use crate::ranks::{join_f64, share};
 use crate::update::language;
 
 /// `val/loss`, the mean over the tokens that would be trained on, and their number as `val/tokens`. Of several ranks
@@ -17,10 +17,10 @@ pub(super) fn loss(
     progress: &dyn Progress,
 ) -> Result<Validation> {
     let mut batch = Vec::new();
+    let text_model = language(model, NAME)?;
+    let limit = config.sequence_length.unwrap_or(usize::MAX).min(text_model.context_length());
     for row in share(ranks, held_out.len()) {
-        let model = language(model, NAME)?;
-        let limit = config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
-        let tokens = held_out.tokens(row, config.train_on, model)?;
+        let tokens = held_out.tokens(row, config.train_on, text_model)?;
         if tokens.ids.len() <= limit && tokens.trained() > 0 {
             batch.push(tokens);
         }
@@ -35,7 +35,7 @@ pub(super) fn loss(
         progress.phase(&format!("validating, batch {} of {}", i + 1, batch.len().div_ceil(config.micro_batch_size)));
         negative_log_likelihood += evaluate(model, chunk, Grad::Skip)?.sums.negative_log_likelihood;
     }
-    let sums = join_bits(ranks, vec![negative_log_likelihood, tokens as f64])?;
+    let sums = join_f64(ranks, vec![negative_log_likelihood, tokens as f64])?;
     let sum = |which: usize| sums.iter().skip(which).step_by(2).sum::<f64>();
     let tokens = sum(1);
     if tokens == 0.0 {

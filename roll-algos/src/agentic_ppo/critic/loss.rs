@@ -28,7 +28,7 @@ pub fn value_loss(
     clip: Option<f64>,
     totals: Totals,
 ) -> ValueLoss {
-    let weights = Aggregation::SeqMeanTokenMean.weights(mask, totals, None);
+    let weights = Aggregation::SeqMeanTokenMean.weights(mask, totals);
     let error = values.zip(returns, |v, r| v - r).masked(mask);
     let squares = error.map(|e| e * e);
     let clipped = match clip {

@@ -24,7 +24,7 @@ use super::batch::Sample;
 use super::config::AgenticPpoConfig;
 use super::grid::{Grid, Mask};
 use super::statistics::plain_mean;
-use crate::ranks::{join_bits, share};
+use crate::ranks::{join_f64, share};
 use crate::update::{OnNonfinite, language};
 use features::Features;
 use head::ValueHead;
@@ -78,7 +78,7 @@ impl Critic {
         let features = Features::of(ctx, samples, wanted, config.micro_batch_size)?;
         let ranks = ctx.strategy.ranks().all.as_ref();
         // A rank without samples of its own learns the width from the others.
-        let widths = join_bits(ranks, vec![features.dim as f64])?;
+        let widths = join_f64(ranks, vec![features.dim as f64])?;
         let dim = widths.into_iter().fold(0.0, f64::max) as usize;
         let head = self.head.get_or_insert_with(|| ValueHead::new(dim));
         if head.dim() != dim {
@@ -89,7 +89,7 @@ impl Critic {
             );
             return Err(Error::Misuse(problem));
         }
-        let all = join_bits(ranks, head.values(&features))?;
+        let all = join_f64(ranks, head.values(&features))?;
         let mut values = Grid::filled(wanted.rows(), wanted.columns(), 0.0);
         let cells = (0..wanted.rows()).flat_map(|b| wanted.columns_of(b).map(move |t| (b, t)));
         for ((b, t), value) in cells.zip(all) {
@@ -112,7 +112,7 @@ impl Critic {
         let mut logged: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..config.critic_epochs {
             let own = batch.loss_and_gradient(head, share(ranks, batch.mask.rows()), config.value_clip);
-            let sums = summed(&join_bits(ranks, own)?, LOGGED.len() + head.dim() + 1);
+            let sums = summed(&join_f64(ranks, own)?, LOGGED.len() + head.dim() + 1);
             let (losses, gradient) = sums.split_at(LOGGED.len());
             let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
             if !norm.is_finite() {

@@ -9,7 +9,7 @@ mod variants;
 use roll_core::{Error, Result};
 
 use super::aggregate::{Aggregation, Totals};
-use super::correction::{Correction, correct};
+use super::correction::correct;
 use super::grid::{Grid, Mask};
 use super::kl::KlEstimate;
 use super::metrics::ActorMetrics;
@@ -38,8 +38,6 @@ pub struct LossInputs<'a> {
     pub response_mask: &'a Mask,
     /// Score of each row's episode.
     pub episode_scores: &'a [f64],
-    /// Weights and filter computed for the whole batch beforehand; `None`: computed here from this micro-batch.
-    pub correction: Option<&'a Correction>,
 }
 
 /// The loss of a micro-batch.
@@ -65,16 +63,8 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     let old = inputs.old_log_probs.map_or_else(|| log_probs.clone(), silence);
     let advantages = silence(inputs.advantages);
 
-    let computed;
-    let correction = match inputs.correction {
-        Some(correction) => correction,
-        None => {
-            let infer = inputs.infer_log_probs.map_or_else(|| old.clone(), silence);
-            let options = &config.train_infer_correction;
-            computed = correct(options, response, &old, &infer, totals, config.reference_metrics);
-            &computed
-        }
-    };
+    let infer = inputs.infer_log_probs.map_or_else(|| old.clone(), silence);
+    let correction = correct(&config.train_infer_correction, response, &old, &infer, totals, config.reference_metrics);
     let mask = &correction.mask;
 
     let log_ratio = log_probs.zip(&old, |new, old| new - old);
@@ -89,7 +79,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     let variant = losses(&view);
     let mut metrics = variant.metrics;
 
-    let weights = config.loss_agg_mode.weights(mask, totals, None);
+    let weights = config.loss_agg_mode.weights(mask, totals);
     let weighted = match config.train_infer_correction.is_weight.enabled {
         true => weights.weigh(&correction.weights),
         false => weights.clone(),
@@ -136,7 +126,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
         metrics.max("ratio_max", kept().fold(f64::NEG_INFINITY, f64::max));
         metrics.min("ratio_min", kept().fold(f64::INFINITY, f64::min));
     }
-    metrics.extend(correction.metrics.clone());
+    metrics.extend(correction.metrics);
     Ok(PolicyLoss { value, d_log_probs: d_log_probs.masked(response), d_entropy, metrics })
 }
 
@@ -149,7 +139,6 @@ fn check(config: &LossConfig, inputs: &LossInputs<'_>) -> Result<()> {
         ("log-probabilities of inference", inputs.infer_log_probs),
         ("reference log-probabilities", inputs.ref_log_probs),
         ("advantages", Some(inputs.advantages)),
-        ("weights of the correction", inputs.correction.map(|c| &c.weights)),
     ];
     for (what, grid) in grids {
         grid.map_or(Ok(()), |grid| grid.expect_shape_of(mask, what))?;

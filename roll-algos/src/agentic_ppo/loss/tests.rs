@@ -46,7 +46,6 @@ impl Batch {
             advantages: &self.advantages,
             response_mask: &self.mask,
             episode_scores: &self.scores,
-            correction: None,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Noised, Valued};
+use super::Noised;
 use crate::policy_gradient::clip::{ClipRange, PolicyTerm, clipped};
 
 /// The proxy of the log-probability, m being the loss of flow matching at the noise level t.
@@ -47,58 +47,21 @@ impl Matching {
     }
 }
 
-/// One sample at several noise levels.
+/// The loss of one sample at one noise level, with its parts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AwmTerms {
-    /// Log-probabilities at the levels under the policy in training, and under the old one.
-    pub log_probs: Vec<[f64; 2]>,
-    /// The policy losses: one for each level, or one of all levels.
-    pub terms: Vec<PolicyTerm>,
-    /// Gradients in the velocities of the mean of `terms`.
-    pub gradients: Vec<Vec<f64>>,
+pub struct AwmTerm {
+    /// Log-probabilities under the policy in training and under the old one.
+    pub log_probs: [f64; 2],
+    /// The clipped policy loss.
+    pub term: PolicyTerm,
+    /// Its gradient in the velocity.
+    pub gradient: Vec<f64>,
 }
 
-/// Whether each noise level has a ratio of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Ratio {
-    /// One for each level.
-    #[default]
-    Level,
-    /// One for all levels of a sample, of the mean of their log-probabilities.
-    Sample,
-}
-
-/// The clipped loss of a sample at its noise levels.
-pub fn at(
-    matching: Matching,
-    power: f64,
-    advantage: f64,
-    range: ClipRange,
-    ratio: Ratio,
-    levels: &[Noised<'_>],
-) -> AwmTerms {
-    let n = levels.len() as f64;
-    let of = |at: &Noised<'_>, velocity: &[f32]| matching.log_prob(at.matching(velocity), at.t, power);
-    let found: Vec<[[f64; 2]; 2]> = levels.iter().map(|at| [of(at, at.velocity), of(at, at.old)]).collect();
-    let difference = |[[new, _], [old, _]]: &[[f64; 2]; 2]| new - old;
-    let terms: Vec<PolicyTerm> = match ratio {
-        Ratio::Level => found.iter().map(|one| clipped(difference(one), advantage, range)).collect(),
-        Ratio::Sample => {
-            vec![clipped(found.iter().map(difference).sum::<f64>() / n, advantage, range)]
-        }
-    };
-    let gradients = levels.iter().zip(&found).enumerate().map(|(i, (at, [[_, slope], _]))| {
-        let term = terms.get(i).unwrap_or(&terms[0]);
-        at.matching_gradient(term.d_log_prob * slope / n)
-    });
-    let gradients = gradients.collect();
-    AwmTerms { log_probs: found.iter().map(|[[new, _], [old, _]]| [*new, *old]).collect(), terms, gradients }
-}
-
-/// The loss of one level, with a ratio of its own.
-pub fn at_level(matching: Matching, advantage: f64, range: ClipRange, at: &Noised<'_>) -> (PolicyTerm, Valued) {
-    let mut found = self::at(matching, GHUBER_POWER, advantage, range, Ratio::Level, &[*at]);
-    let (term, gradient) = (found.terms[0], found.gradients.remove(0));
-    (term, Valued { value: term.loss, gradient })
+/// The clipped loss of a sample at a noise level. `power` is that of [`Matching::Ghuber`].
+pub fn at_level(matching: Matching, power: f64, advantage: f64, range: ClipRange, at: &Noised<'_>) -> AwmTerm {
+    let log_prob = |velocity: &[f32]| matching.log_prob(at.matching(velocity), at.t, power);
+    let ([new, slope], [old, _]) = (log_prob(at.velocity), log_prob(at.old));
+    let term = clipped(new - old, advantage, range);
+    AwmTerm { log_probs: [new, old], term, gradient: at.matching_gradient(term.d_log_prob * slope) }
 }

@@ -33,7 +33,7 @@ pub struct Noised<'a> {
 
 /// A loss of one sample at one noise level.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Valued {
+pub struct ValueAndGradient {
     /// Its value.
     pub value: f64,
     /// d value / d velocity; 0 where elements do not count.

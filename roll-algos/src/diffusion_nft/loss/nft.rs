@@ -8,7 +8,7 @@
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{Noised, Valued};
+use super::{Noised, ValueAndGradient};
 
 /// Which advantages count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -64,7 +64,7 @@ pub struct NftTerm {
     /// w+ and w-.
     pub weights: [f64; 2],
     /// The loss.
-    pub loss: Valued,
+    pub loss: ValueAndGradient,
 }
 
 impl Nft {
@@ -101,6 +101,6 @@ impl Nft {
             let (good, bad) = (at.data_error(i, plus(i)) / weights[0], at.data_error(i, minus(i)) / weights[1]);
             slope * ((1.0 - share) * bad - share * good)
         });
-        NftTerm { share, positive, negative, weights, loss: Valued { value, gradient } }
+        NftTerm { share, positive, negative, weights, loss: ValueAndGradient { value, gradient } }
     }
 }

@@ -1,12 +1,12 @@
-//! Results for a sample, kept for its next turn.
+//! A cache of results by sample.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use roll_core::{Conditioning, Sample, Tensor};
+use roll_core::{Conditioning, Result, Sample, Tensor};
 
-/// Something whose size in memory is known.
+/// A value whose size in memory is known.
 pub(crate) trait Bytes {
     fn bytes(&self) -> usize;
 }
@@ -19,9 +19,9 @@ impl Bytes for Conditioning {
     }
 }
 
-/// Values by sample, up to a bound; the least recently used leave first. Two data sets may be mixed: a
-/// sample is known by its row, where it comes from, and its file.
-pub(crate) struct Remembered<T> {
+/// Values by sample, up to a number of bytes; the least recently used are removed first. The key of a sample has its
+/// origin and file besides its row, because two data sets may be mixed.
+pub(crate) struct SampleCache<T> {
     limit: usize,
     bytes: usize,
     /// Values with the time of their last use, counted in uses.
@@ -35,19 +35,27 @@ fn key(sample: &Sample) -> Key {
     (sample.index, sample.origin.clone(), sample.path.clone())
 }
 
-impl<T: Bytes> Remembered<T> {
+impl<T: Bytes> SampleCache<T> {
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, bytes: 0, values: HashMap::new(), uses: 0 }
     }
 
-    pub(crate) fn get(&mut self, sample: &Sample) -> Option<Arc<T>> {
+    /// Returns the value of a sample, computed by `make` unless it is cached.
+    pub(crate) fn get_or_insert(&mut self, sample: &Sample, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+        match self.get(sample) {
+            Some(value) => Ok(value),
+            None => Ok(self.insert(sample, make()?)),
+        }
+    }
+
+    fn get(&mut self, sample: &Sample) -> Option<Arc<T>> {
         self.uses += 1;
         let (used, value) = self.values.get_mut(&key(sample))?;
         *used = self.uses;
         Some(value.clone())
     }
 
-    pub(crate) fn insert(&mut self, sample: &Sample, value: T) -> Arc<T> {
+    fn insert(&mut self, sample: &Sample, value: T) -> Arc<T> {
         let (key, value) = (key(sample), Arc::new(value));
         self.remove(&key);
         if value.bytes() > self.limit {
@@ -85,28 +93,28 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_for_longest_makes_room() {
-        let mut remembered = Remembered::new(8);
+    fn evicts_the_least_recently_used() {
+        let mut cache = SampleCache::new(8);
         for index in 0..2 {
-            assert_eq!(*remembered.insert(&sample(index, ""), index as u32), index as u32);
+            assert_eq!(*cache.insert(&sample(index, ""), index as u32), index as u32);
         }
-        assert_eq!(remembered.get(&sample(0, "")).as_deref(), Some(&0));
-        remembered.insert(&sample(2, ""), 2);
-        assert!(remembered.get(&sample(1, "")).is_none());
-        assert_eq!(remembered.get(&sample(0, "")).as_deref(), Some(&0));
-        // The same sample again takes the place that it has.
-        remembered.insert(&sample(2, ""), 3);
-        assert_eq!(remembered.get(&sample(2, "")).as_deref(), Some(&3));
-        assert_eq!((remembered.bytes, remembered.values.len()), (8, 2));
+        assert_eq!(cache.get(&sample(0, "")).as_deref(), Some(&0));
+        cache.insert(&sample(2, ""), 2);
+        assert!(cache.get(&sample(1, "")).is_none());
+        assert_eq!(cache.get(&sample(0, "")).as_deref(), Some(&0));
+        // Inserting a sample again replaces its value.
+        cache.insert(&sample(2, ""), 3);
+        assert_eq!(cache.get(&sample(2, "")).as_deref(), Some(&3));
+        assert_eq!((cache.bytes, cache.values.len()), (8, 2));
         let mut renamed = sample(0, "");
         renamed.origin = "another file".into();
-        assert!(remembered.get(&renamed).is_none());
+        assert!(cache.get(&renamed).is_none());
     }
 
     #[test]
-    fn what_is_larger_than_the_limit_throws_nothing_out() {
-        let mut remembered = Remembered::new(3);
-        assert_eq!(*remembered.insert(&sample(0, ""), 7), 7);
-        assert!(remembered.get(&sample(0, "")).is_none() && remembered.bytes == 0);
+    fn a_value_above_the_limit_evicts_nothing() {
+        let mut cache = SampleCache::new(3);
+        assert_eq!(*cache.insert(&sample(0, ""), 7), 7);
+        assert!(cache.get(&sample(0, "")).is_none() && cache.bytes == 0);
     }
 }

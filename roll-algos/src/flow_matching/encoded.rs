@@ -1,35 +1,41 @@
-//! Facts of a sample alone: its latents and its conditioning.
+//! The encoded clip of a sample: its latents and its conditioning.
 
 use roll_core::{ConditionInput, Conditioning, DiffusionModel, Result, Sample, Tensor};
 
-use crate::remembered::Bytes;
+use crate::sample_cache::Bytes;
 
 /// A clip as the transformer sees it.
-pub(super) struct Prepared {
+pub(super) struct EncodedClip {
     /// `[C, T, H, W]`.
     pub(super) latents: Tensor,
     pub(super) conditioning: Conditioning,
 }
 
-impl Prepared {
+impl EncodedClip {
     pub(super) fn new(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Self> {
         let conditioning = model.encode(&input(sample, &sample.prompt)?)?;
         Ok(Self { latents: model.encode_video(sample.video.frames())?, conditioning })
     }
 
-    /// Frames of the latents that the model is given.
+    /// Number of frames of the latents that the model is given.
     pub(super) fn known_frames(&self) -> usize {
         usize::from(self.conditioning.first_frame.is_some())
     }
+
+    /// Whether the model is given all frames, so that nothing is left to predict.
+    pub(super) fn is_known(&self) -> bool {
+        self.latents.shape()[1] <= self.known_frames()
+    }
 }
 
-impl Bytes for Prepared {
+impl Bytes for EncodedClip {
     fn bytes(&self) -> usize {
         self.latents.as_bytes().len() + self.conditioning.bytes()
     }
 }
 
-/// The pictures are the clip's own: the model learns to continue the clip, not the row's reference picture.
+/// The prompt with the first and last frame of the clip. The model learns to continue the clip, so the reference picture
+/// of the row is not used.
 pub(super) fn input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
     let picture = |t: usize| Tensor::new(sample.video.frame(t).to_vec(), [3, height, width]);
