@@ -30,6 +30,7 @@
 //! Files are not trusted. A file that is truncated, has inconsistent sizes or is not a video is an error that names the
 //! file and the reason, and memory is bounded by the sizes that the caller requests.
 
+mod animation;
 mod batches;
 mod buckets;
 mod color;

@@ -54,23 +54,45 @@ impl Orientation {
         }
         Picture { width, height, rgb }
     }
-}
 
-impl From<image::metadata::Orientation> for Orientation {
-    fn from(exif: image::metadata::Orientation) -> Self {
-        use image::metadata::Orientation as Exif;
-        // EXIF rotates first; moving the mirror before a quarter turn inverts the turn.
-        let (mirrored, quarters) = match exif {
-            Exif::NoTransforms => (false, 0),
-            Exif::Rotate90 => (false, 1),
-            Exif::Rotate180 => (false, 2),
-            Exif::Rotate270 => (false, 3),
-            Exif::FlipHorizontal => (true, 0),
-            Exif::FlipVertical => (true, 2),
-            Exif::Rotate90FlipH => (true, 3),
-            Exif::Rotate270FlipH => (true, 1),
+    /// The orientation that EXIF data (a TIFF file) specifies, if it specifies one and is valid.
+    pub fn from_exif(exif: &[u8]) -> Option<Self> {
+        let u16_of: fn([u8; 2]) -> u16 = match exif.get(..4)? {
+            b"II*\0" => u16::from_le_bytes,
+            b"MM\0*" => u16::from_be_bytes,
+            _ => return None,
         };
-        Self { mirrored, quarters }
+        let u16_at = |bytes: &[u8], at: usize| Some(u16_of([*bytes.get(at)?, *bytes.get(at + 1)?]));
+        let u32_at = |bytes: &[u8], at: usize| {
+            let halves = [u16_at(bytes, at)?, u16_at(bytes, at + 2)?].map(u32::from);
+            let [high, low] = if exif[0] == b'M' { halves } else { [halves[1], halves[0]] };
+            Some(high << 16 | low)
+        };
+        let directory = exif.get(u32_at(exif, 4)? as usize..)?;
+        for i in 0..usize::from(u16_at(directory, 0)?) {
+            // Tag, type (3: u16), number of values, value.
+            let entry = directory.get(2 + 12 * i..)?.get(..12)?;
+            if (u16_at(entry, 0)?, u16_at(entry, 2)?, u32_at(entry, 4)?) == (0x112, 3, 1) {
+                return Self::from_exif_code(u16_at(entry, 8)?);
+            }
+        }
+        None
+    }
+
+    fn from_exif_code(code: u16) -> Option<Self> {
+        // EXIF rotates first; moving the mirror before a quarter turn inverts the turn.
+        let (mirrored, quarters) = match code {
+            1 => (false, 0),
+            2 => (true, 0),
+            3 => (false, 2),
+            4 => (true, 2),
+            5 => (true, 3),
+            6 => (false, 1),
+            7 => (true, 1),
+            8 => (false, 3),
+            _ => return None,
+        };
+        Some(Self { mirrored, quarters })
     }
 }
 
@@ -102,8 +124,7 @@ mod tests {
             &["cf", "be", "ad"],
         ];
         for (code, expected) in (1..).zip(expected) {
-            let exif = image::metadata::Orientation::from_exif(code).unwrap();
-            assert_eq!(shown(exif.into()), expected, "{code}");
+            assert_eq!(shown(Orientation::from_exif_code(code).unwrap()), expected, "{code}");
         }
     }
 

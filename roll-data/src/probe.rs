@@ -6,13 +6,14 @@ use std::path::Path;
 use roll_core::{Error, Result};
 use roll_external::files;
 
+use crate::animation::decode_gif;
 use crate::config::Decoder;
 use crate::container::{Container, Head};
 use crate::ffmpeg;
 use crate::frames::STILL_FPS;
 use crate::mp4::Mp4Reader;
 use crate::read::{or_ffmpeg, pictures_in};
-use crate::still::{decode_gif, read_picture};
+use crate::still::read_picture;
 
 /// Size, length and frame rate of a clip.
 #[derive(Clone, Copy, Debug, PartialEq)]

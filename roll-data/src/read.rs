@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use roll_core::{Error, Result, Tensor, Video};
 use roll_external::files;
 
+use crate::animation::decode_gif;
 use crate::config::Decoder;
 use crate::container::{Container, Head};
 use crate::ffmpeg::{self, Failure};
 use crate::frames::{Frames, STILL_FPS, fit};
 use crate::mp4::Mp4Reader;
-use crate::still::{decode_gif, read_picture};
+use crate::still::read_picture;
 
 /// The size of the returned frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,34 +1,24 @@
-//! Still images and GIF through the `image` crate, with limits.
+//! Still images: PNG, JPEG, WebP and the first frame of a GIF.
 
-use std::fs::File;
-use std::io::{BufReader, Cursor};
-use std::ops::ControlFlow;
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, Error as IoError, ErrorKind, Seek};
 use std::path::Path;
 
-use image::codecs::gif::GifDecoder;
-use image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageReader, Limits};
 use roll_core::Error;
 use roll_external::files;
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::errors::DecodeErrors as JpegError;
+use zune_jpeg::zune_core::{bytestream::ZCursor, options::DecoderOptions};
 
+use crate::animation::decode_first_frame;
 use crate::config::Decoder;
 use crate::container::{Container, Head};
 use crate::ffmpeg::{self, Failure};
-use crate::frames::STILL_FPS;
 use crate::orientation::Orientation;
-use crate::picture::{MAX_SIDE, Picture, check_size};
+use crate::picture::{Picture, check_size};
 
-/// Maximum size of a decoded image in bytes.
-const MAX_BYTES: u64 = 512 << 20;
-/// Maximum number of pixels of all decoded frames of a GIF: five hundred frames of full HD, about ten seconds.
-const MAX_GIF_PIXELS: u64 = 1 << 30;
-
-fn limits() -> Limits {
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(MAX_SIDE as u32);
-    limits.max_image_height = Some(MAX_SIDE as u32);
-    limits.max_alloc = Some(MAX_BYTES);
-    limits
-}
+/// Maximum number of bytes that the chunks of a PNG file need in memory.
+const MAX_PNG_BYTES: usize = 512 << 20;
 
 /// Reads an image, rotated as its EXIF data specifies; transparency is dropped, like PIL's `convert("RGB")`. PNG, JPEG,
 /// WebP and the first frame of a GIF are decoded here, other formats through ffmpeg if `decoder` allows it.
@@ -38,140 +28,106 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
         Error::File { source, .. } => source.to_string(),
         other => other.chain(),
     })?;
-    let picture = match head.container() {
-        Container::Picture | Container::Gif => decode_picture(path)?,
-        Container::Mp4 | Container::OtherVideo(_) => return Err("a video, expected a picture".into()),
-        _ if decoder == Decoder::Own || head.is_empty() => return Err(head.unread()),
+    match head.container() {
+        Container::Picture | Container::Gif => decode_picture(path),
+        Container::Mp4 | Container::OtherVideo(_) => Err("a video, expected a picture".into()),
+        _ if decoder == Decoder::Own || head.is_empty() => Err(head.unread()),
         other => {
             let format = if let Container::OtherPicture(_, format) = other { format } else { None };
             ffmpeg::picture(path, format).map_err(|failure| match failure {
                 Failure::Absent(program) => format!("{}; `{program}` is not in the PATH", head.unread()),
                 Failure::Failed(problem) => format!("{}; {problem}", head.unread()),
-            })?
+            })
         }
-    };
-    check_size(picture.width, picture.height)?;
-    Ok(picture)
+    }
 }
 
 fn decode_picture(path: &Path) -> Result<Picture, String> {
-    let file = files::open(path).map_err(|e| e.to_string())?;
-    let mut reader = ImageReader::new(BufReader::new(file)).with_guessed_format().map_err(|e| e.to_string())?;
-    reader.limits(limits());
-    let decode = || {
-        let mut decoder = reader.into_decoder()?;
-        let mut limits = limits();
-        limits.reserve(decoder.total_bytes())?;
-        decoder.set_limits(limits)?;
-        // Damaged EXIF data is ignored.
-        let orientation = decoder.orientation().map(Orientation::from).unwrap_or_default();
-        Ok((DynamicImage::from_decoder(decoder)?.into_rgb8(), orientation))
+    let mut file = BufReader::new(files::open(path).map_err(|e| e.to_string())?);
+    // The caller checked the rest of the signature.
+    let (picture, orientation) = match file.fill_buf().map_err(read_failure)?.first() {
+        Some(0x89) => decode_png(file)?,
+        Some(0xff) => decode_jpeg(file)?,
+        Some(b'R') => decode_webp(file)?,
+        _ => (decode_first_frame(file)?, None),
     };
-    let (image, orientation) = decode().map_err(plain)?;
-    let (width, height) = (image.width() as usize, image.height() as usize);
-    Ok(orientation.apply(Picture { width, height, rgb: image.into_raw() }))
+    Ok(orientation.unwrap_or_default().apply(picture))
 }
 
-/// Converts an error to this crate's wording.
-fn plain(error: ImageError) -> String {
-    match error {
-        ImageError::Limits(_) => format!("larger than {MAX_SIDE} pixels a side, or than {MAX_BYTES} bytes in memory"),
-        ImageError::Unsupported(what) => format!("a picture of a kind that cannot be read: {what}"),
-        ImageError::IoError(error) => match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => "the picture is cut short".into(),
-            _ => error.to_string(),
-        },
-        ImageError::Decoding(error) => {
-            let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), |cause| cause.to_string());
-            format!("the picture is damaged: {cause}")
-        }
-        other => other.to_string(),
+fn decode_png(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>), String> {
+    let failure = |error| match error {
+        png::DecodingError::IoError(error) => read_failure(error),
+        png::DecodingError::LimitsExceeded => format!("larger than {MAX_PNG_BYTES} bytes in memory"),
+        other => damaged(other),
+    };
+    let mut decoder = png::Decoder::new_with_limits(file, png::Limits { bytes: MAX_PNG_BYTES });
+    let header = decoder.read_header_info().map_err(failure)?;
+    let (width, height) = (header.width as usize, header.height as usize);
+    check_size(width, height)?;
+    // Palettes become RGB, fewer than 8 bits become 8, 16 bits remain.
+    decoder.set_transformations(png::Transformations::EXPAND);
+    let mut reader = decoder.read_info().map_err(failure)?;
+    let orientation = reader.info().exif_metadata.as_deref().and_then(Orientation::from_exif);
+    let (color, depth) = reader.output_color_type();
+    let mut samples = vec![0; reader.output_buffer_size().ok_or("larger than the address space")?];
+    reader.next_frame(&mut samples).map_err(failure)?;
+    if depth == png::BitDepth::Sixteen {
+        let rounded = |b: &[u8]| ((u32::from(u16::from_be_bytes([b[0], b[1]])) + 128) / 257) as u8;
+        samples = samples.chunks_exact(2).map(rounded).collect();
     }
+    Ok((Picture { width, height, rgb: to_rgb(samples, color.samples()) }, orientation))
 }
 
-/// Decodes the frames of a GIF one by one and calls `each` with each frame and its duration in seconds, until it
-/// breaks. Fails if the frames have more than [`MAX_GIF_PIXELS`] in total.
-pub(crate) fn decode_gif(
-    file: File,
-    each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
-) -> Result<(), String> {
-    decode_gif_of(MAX_GIF_PIXELS, file, each)
-}
-
-fn decode_gif_of(
-    most: u64,
-    file: File,
-    mut each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
-) -> Result<(), String> {
-    let mut decoder = GifDecoder::new(BufReader::new(file)).map_err(plain)?;
-    decoder.set_limits(limits()).map_err(plain)?;
-    let (width, height) = decoder.dimensions();
-    check_size(width as usize, height as usize)?;
-    for (i, frame) in (1..).zip(decoder.into_frames()) {
-        if u64::from(width) * u64::from(height) * i > most {
-            return Err(format!("its frames have more than {most} pixels together; convert it to a video"));
-        }
-        let frame = frame.map_err(plain)?;
-        let (numerator, denominator) = frame.delay().numer_denom_ms();
-        let seconds = match numerator {
-            0 => 1.0 / STILL_FPS, // it does not say
-            n => f64::from(n) / f64::from(denominator.max(1)) / 1000.0,
-        };
-        let image = DynamicImage::ImageRgba8(frame.into_buffer()).into_rgb8();
-        let picture = Picture { width: image.width() as usize, height: image.height() as usize, rgb: image.into_raw() };
-        if each(picture, seconds)?.is_break() {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// Encodes an image as PNG.
-pub(crate) fn png(picture: &Picture) -> Result<Vec<u8>, String> {
+fn decode_jpeg(mut file: impl BufRead) -> Result<(Picture, Option<Orientation>), String> {
+    let failure = |error| match error {
+        JpegError::Unsupported(kind) => format!("a picture of a kind that cannot be read: {kind:?}"),
+        other => damaged(other),
+    };
     let mut bytes = Vec::new();
-    let (w, h) = (picture.width as u32, picture.height as u32);
-    image::write_buffer_with_format(
-        &mut Cursor::new(&mut bytes),
-        &picture.rgb,
-        w,
-        h,
-        image::ExtendedColorType::Rgb8,
-        image::ImageFormat::Png,
-    )
-    .map_err(|e| e.to_string())?;
-    Ok(bytes)
+    file.read_to_end(&mut bytes).map_err(read_failure)?;
+    // The size is checked here instead.
+    let options = DecoderOptions::default().set_max_width(usize::MAX).set_max_height(usize::MAX);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(&bytes), options);
+    decoder.decode_headers().map_err(failure)?;
+    let (width, height) = decoder.dimensions().ok_or("a JPEG file without a size")?;
+    check_size(width, height)?;
+    let orientation = decoder.exif().and_then(|exif| Orientation::from_exif(exif));
+    Ok((Picture { width, height, rgb: decoder.decode().map_err(failure)? }, orientation))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>), String> {
+    let failure = |error| match error {
+        image_webp::DecodingError::IoError(error) => read_failure(error),
+        other => damaged(other),
+    };
+    let mut decoder = image_webp::WebPDecoder::new(file).map_err(failure)?;
+    let (width, height) = decoder.dimensions();
+    let (width, height) = (width as usize, height as usize);
+    check_size(width, height)?;
+    // Damaged EXIF data is ignored.
+    let orientation = decoder.exif_metadata().ok().flatten().and_then(|exif| Orientation::from_exif(&exif));
+    let channels = if decoder.has_alpha() { 4 } else { 3 };
+    let mut samples = vec![0; width * height * channels];
+    decoder.read_image(&mut samples).map_err(failure)?;
+    Ok((Picture { width, height, rgb: to_rgb(samples, channels) }, orientation))
+}
 
-    /// A GIF with frames of 64 x 32 pixels of one colour.
-    fn gif(frames: usize) -> (tempfile::TempDir, File) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.gif");
-        let mut encoder = image::codecs::gif::GifEncoder::new(File::create(&path).unwrap());
-        let frame = || image::Frame::new(image::RgbaImage::from_pixel(64, 32, image::Rgba([7, 7, 7, 255])));
-        encoder.encode_frames((0..frames).map(|_| frame())).unwrap();
-        drop(encoder);
-        (dir, File::open(path).unwrap())
+/// Converts gray, gray with alpha, RGB or RGBA pixels to RGB; transparency is dropped.
+fn to_rgb(samples: Vec<u8>, channels: usize) -> Vec<u8> {
+    match channels {
+        1 | 2 => samples.chunks_exact(channels).flat_map(|pixel| [pixel[0]; 3]).collect(),
+        3 => samples,
+        _ => samples.chunks_exact(channels).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect(),
     }
+}
 
-    #[test]
-    fn a_gif_of_too_many_pixels_is_refused_and_its_first_frames_are_read() {
-        let (mut read, most) = (0, 64 * 32 * 10);
-        let decode = |frames, enough, read: &mut usize| {
-            decode_gif_of(most, gif(frames).1, |_, _| {
-                *read += 1;
-                Ok(if *read == enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-            })
-        };
-        decode(10, usize::MAX, &mut read).unwrap();
-        assert_eq!(read, 10);
-        read = 0;
-        assert!(decode(11, usize::MAX, &mut read).unwrap_err().contains("more than 20480 pixels together"));
-        read = 0;
-        decode(11, 3, &mut read).unwrap();
-        assert_eq!(read, 3);
+pub(crate) fn read_failure(error: IoError) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof => "the picture is cut short".into(),
+        _ => error.to_string(),
     }
+}
+
+pub(crate) fn damaged(cause: impl Display) -> String {
+    format!("the picture is damaged: {cause}")
 }

@@ -2,15 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use image::codecs::gif::{GifEncoder, Repeat};
-use image::{Delay, DynamicImage, RgbImage};
 use roll_core::{Error, Result, Video};
 use roll_external::files::write_atomically;
 
 use crate::mp4;
 use crate::picture::Picture;
 use crate::resize::resize;
-use crate::still::png;
 
 /// Writes H.264 in MP4 for ordinary players: every frame, constant quantiser (visually lossless), tagged BT.601 limited
 /// range. H.264 with 4:2:0 chroma needs even sizes: an odd last column or row is repeated.
@@ -23,22 +20,26 @@ pub fn write_mp4(path: impl AsRef<Path>, video: &Video) -> Result<()> {
 
 /// Encodes a GIF with 256 colours per frame that loops for ever. Frames larger than `max_side` are scaled down.
 pub fn encode_gif(video: &Video, max_side: usize) -> Result<Vec<u8>> {
-    let failed = |e: image::ImageError| Error::Misuse(format!("the video cannot be written as GIF: {e}"));
+    let failed = |e: gif::EncodingError| Error::Misuse(format!("the video cannot be written as GIF: {e}"));
+    let [frames, height, width] = video.dims();
+    let longest = height.max(width).max(1);
+    let scaled = |side: usize| if longest <= max_side { side } else { (side * max_side.max(1) / longest).max(1) };
+    let size = [scaled(height), scaled(width)];
+    let [Ok(gif_height), Ok(gif_width)] = size.map(u16::try_from) else {
+        return Err(Error::Misuse(format!("a GIF cannot have frames of {} x {} pixels", size[1], size[0])));
+    };
     let mut bytes = Vec::new();
-    let mut encoder = GifEncoder::new_with_speed(&mut bytes, 10);
-    encoder.set_repeat(Repeat::Infinite).map_err(failed)?;
+    let mut encoder = gif::Encoder::new(&mut bytes, gif_width, gif_height, &[]).map_err(failed)?;
+    encoder.set_repeat(gif::Repeat::Infinite).map_err(failed)?;
     let fps = if video.fps() > 0.0 { video.fps() } else { 16.0 };
     // Delays are hundredths of a second; rounding errors must not accumulate.
     let centiseconds = |t: usize| (t as f64 * 100.0 / fps).round();
-    for t in 0..video.dims()[0] {
-        let picture = shrink(Picture::from_frame(video, t), max_side);
-        let delay = ((centiseconds(t + 1) - centiseconds(t)) as u32).max(2) * 10;
-        let (w, h) = (picture.width as u32, picture.height as u32);
-        let image = RgbImage::from_raw(w, h, picture.rgb)
-            .ok_or_else(|| Error::Misuse("a frame has another size than it says".into()))?;
-        let rgba = DynamicImage::ImageRgb8(image).into_rgba8();
-        let frame = image::Frame::from_parts(rgba, 0, 0, Delay::from_numer_denom_ms(delay, 1));
-        encoder.encode_frame(frame).map_err(failed)?;
+    for t in 0..frames {
+        let picture = resize(Picture::from_frame(video, t), size);
+        let mut frame = gif::Frame::from_rgb_speed(gif_width, gif_height, &picture.rgb, 10);
+        frame.delay = ((centiseconds(t + 1) - centiseconds(t)) as u16).max(2);
+        frame.dispose = gif::DisposalMethod::Background;
+        encoder.write_frame(&frame).map_err(failed)?;
     }
     drop(encoder);
     Ok(bytes)
@@ -64,7 +65,17 @@ pub fn write_pngs(directory: impl AsRef<Path>, video: &Video) -> Result<Vec<Path
 
 /// Encodes an image as PNG.
 pub fn encode_png(picture: &Picture) -> Result<Vec<u8>> {
-    png(picture).map_err(|e| Error::Misuse(format!("the picture cannot be written as PNG: {e}")))
+    let failed = |e: png::EncodingError| Error::Misuse(format!("the picture cannot be written as PNG: {e}"));
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, picture.width as u32, picture.height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.set_compression(png::Compression::Fast);
+    encoder.set_filter(png::Filter::Adaptive);
+    let mut writer = encoder.write_header().map_err(failed)?;
+    writer.write_image_data(&picture.rgb).map_err(failed)?;
+    writer.finish().map_err(failed)?;
+    Ok(bytes)
 }
 
 /// Returns a grid, as square as possible, of at most `max_frames` evenly spaced frames, including the first and the
@@ -96,14 +107,4 @@ pub fn contact_sheet(video: &Video, max_frames: usize) -> Result<Picture> {
 /// Writes a PNG of the [`contact_sheet`].
 pub fn write_contact_sheet(path: impl AsRef<Path>, video: &Video, max_frames: usize) -> Result<()> {
     write_atomically(path.as_ref(), &encode_png(&contact_sheet(video, max_frames)?)?)
-}
-
-fn shrink(picture: Picture, max_side: usize) -> Picture {
-    let longest = picture.width.max(picture.height);
-    if longest <= max_side.max(1) {
-        return picture;
-    }
-    let scaled = |side: usize| (side * max_side.max(1) / longest).max(1);
-    let size = [scaled(picture.height), scaled(picture.width)];
-    resize(picture, size)
 }
