@@ -10,7 +10,7 @@ use crate::program;
 use crate::world::{SETTINGS, World, fails, said};
 
 #[test]
-fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
+fn every_command_has_help_with_an_example_and_completions() {
     let world = World::new(0);
     let help = world.done(&["--help"]);
     assert!(help.contains("Exit codes") && help.contains("roll run --resume"), "{help}");
@@ -18,7 +18,6 @@ fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
     let commands: Vec<&str> = commands.lines().filter_map(|l| l.strip_prefix("  ")?.split(' ').next()).collect();
     let commands: Vec<&str> = commands.into_iter().filter(|c| !c.is_empty() && *c != "help").collect();
     assert!(commands.contains(&"run") && commands.contains(&"report"), "{commands:?}");
-    world.done(&["man", "--out", "man"]);
     let bash = world.done(&["completions", "bash"]);
     for command in commands {
         let help = world.done(&[command, "--help"]);
@@ -26,11 +25,8 @@ fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
         let examples = help.split_once("Example").unwrap().1;
         let long = examples.lines().find(|line| line.chars().count() > 79);
         assert!(long.is_none(), "{command}: a terminal of 80 columns breaks this line: {long:?}");
-        let page = std::fs::read_to_string(world.path(&format!("man/roll-{command}.1"))).unwrap();
-        assert!(page.contains(".TH") && page.contains("Example"), "{command}");
         assert!(bash.contains(command), "{command}");
     }
-    assert!(world.done(&["man"]).contains("SUBCOMMANDS"));
     for shell in ["zsh", "fish", "powershell", "elvish"] {
         assert!(world.done(&["completions", shell]).contains("--resume") || shell == "fish", "{shell}");
     }
@@ -40,7 +36,7 @@ fn every_command_has_help_with_an_example_a_manual_page_and_completions() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let world = World::new(0);
-    for arguments in [&["plugins"][..], &["config"], &["man"]] {
+    for arguments in [&["plugins"][..], &["config"], &["completions", "bash"]] {
         let mut child = world.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
@@ -185,5 +181,4 @@ fn a_release_is_an_archive_and_a_wheel_whose_program_finds_the_demo() {
     assert!(run(&["--version"]).starts_with(concat!("roll ", env!("CARGO_PKG_VERSION"))));
     let told = run(&["config"]);
     assert!(told.contains("site/share/roll/demo/wan22_paths.json"), "{told}");
-    assert!(site.join("share/man/man1/roll-run.1").is_file());
 }

@@ -134,7 +134,3 @@ pub const COMPLETIONS: &str = r#"Examples:
   roll completions bash > ~/.local/share/bash-completion/completions/roll
   roll completions zsh > "${fpath[1]}/_roll"
   roll completions fish > ~/.config/fish/completions/roll.fish"#;
-
-pub const MAN: &str = r"Examples:
-  roll man | man -l -
-  roll man --out ~/.local/share/man/man1";

@@ -174,13 +174,6 @@ pub enum Command {
         /// Shell to print completions for.
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write one for every command.
-    #[command(after_help = examples::MAN)]
-    Man {
-        /// Directory to write roll.1, roll-run.1, ... to.
-        #[arg(long, value_name = "DIR")]
-        out: Option<PathBuf>,
-    },
 }
 
 /// Where the configuration comes from.

@@ -4,10 +4,10 @@ mod adapters;
 mod ask;
 mod bench;
 mod check;
+mod completions;
 mod config;
 mod convert_lora;
 mod data;
-mod documents;
 mod export_expert;
 mod generate;
 mod init_experts;
@@ -66,7 +66,6 @@ fn other_than_run(command: Command) -> Result<()> {
         Command::Rewards(args) => rewards::rewards(args),
         Command::Plugins(args) => plugins::plugins(args),
         Command::Config(args) => config::config(args),
-        Command::Completions { shell } => documents::completions(shell),
-        Command::Man { out } => documents::man(out.as_deref()),
+        Command::Completions { shell } => completions::completions(shell),
     }
 }
