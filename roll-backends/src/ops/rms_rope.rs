@@ -1,12 +1,11 @@
 //! RMS norm followed by rotary position embedding, for queries and keys; fused where a backend has a kernel for it.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
 use super::norm::{NormKernel, SavedNorm, assert_row_operand};
-use super::record::{Cotangents, record};
+use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 use super::rope::{RopeKernel, assert_angles};
 
 /// Applies [`super::rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`
@@ -18,42 +17,46 @@ pub fn rms_rope(x: Tensor<2>, gain: Tensor<1>, angles: Option<[Tensor<2>; 2]>, h
     if let Some([cos, sin]) = &angles {
         assert_angles(&x, cos, sin, heads);
     }
-    let (x, gain) = (x.into_dispatch(), gain.into_dispatch());
-    Tensor::from_dispatch(match angles.map(|angles| angles.map(Tensor::into_dispatch)) {
-        Some([cos, sin]) => <Dispatch as RmsRopeOps>::rms_rope(x, gain, cos, sin, heads, eps),
-        None => <Dispatch as RmsRopeOps>::rms_alone(x, gain, eps),
-    })
+    let rotation = angles.map(|angles| Rotation { angles, heads });
+    call(RmsRope { rotation, eps }, [x, gain].map(Tensor::into_dispatch))
 }
 
-/// Backend dispatch of the operator. A backend implements [`RmsRopeKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait RmsRopeOps: Backend {
-    /// See [`rms_rope`]; gain is `[1, D]` here.
-    fn rms_rope(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-        eps: f64,
-    ) -> FloatTensor<Self>;
+/// See [`rms_rope`]; the operands are x and gain, `[1, D]`.
+struct RmsRope {
+    rotation: Option<Rotation<Tensor<2>>>,
+    eps: f64,
+}
 
-    /// [`rms_rope`] without a rotation.
-    fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+impl Operator<2> for RmsRope {
+    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
+        B::rms_rope_forward(x, gain, self.rotation.map(Rotation::on::<B>), self.eps).0
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, gain]: [FloatTensor<B>; 2],
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+        let (rotation, eps) = (self.rotation.map(Rotation::on::<B>), self.eps);
+        let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), rotation.clone(), eps);
+        let saved = SavedRmsRope { x, gain, moments, rotation, eps };
+        (y, move |d_y| B::rms_rope_backward(saved, d_y, wanted))
+    }
 }
 
 /// The rotation of a call.
 #[derive(Clone, Debug)]
-pub struct Turn<T> {
+pub struct Rotation<T> {
     /// Cosine and sine of the angles, `[L, d / 2]`.
     pub angles: [T; 2],
     /// Number of heads, which lie side by side in each row.
     pub heads: usize,
+}
+
+impl Rotation<Tensor<2>> {
+    fn on<B: Kernels>(self) -> Rotation<FloatTensor<B>> {
+        Rotation { angles: self.angles.map(|angle| B::constant(angle.into_dispatch())), heads: self.heads }
+    }
 }
 
 /// The values of the forward pass that the backward pass needs.
@@ -66,7 +69,7 @@ pub struct SavedRmsRope<T> {
     /// The moments of each row (in a layout of the backend).
     pub moments: T,
     /// The rotation, if any.
-    pub turn: Option<Turn<T>>,
+    pub rotation: Option<Rotation<T>>,
     /// Epsilon.
     pub eps: f64,
 }
@@ -77,10 +80,10 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
     fn rms_rope_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
-        turn: Option<Turn<FloatTensor<Self>>>,
+        rotation: Option<Rotation<FloatTensor<Self>>>,
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        composed_forward::<Self>(x, gain, turn, eps)
+        composed_forward::<Self>(x, gain, rotation, eps)
     }
 
     /// Returns the gradients of x (in its dtype) and gain that are `wanted`. `d_y` has the dtype of x.
@@ -97,13 +100,13 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
 pub(super) fn composed_forward<B: RmsRopeKernel>(
     x: FloatTensor<B>,
     gain: FloatTensor<B>,
-    turn: Option<Turn<FloatTensor<B>>>,
+    rotation: Option<Rotation<FloatTensor<B>>>,
     eps: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let dtype = x.dtype();
     let (y, moments) = B::norm_forward(Expression::<B>(x).cast(DType::F32).0, gain, None, eps);
-    let y = match turn {
-        Some(Turn { angles, heads }) => B::rotate(y, angles, heads, false),
+    let y = match rotation {
+        Some(Rotation { angles, heads }) => B::rotate(y, angles, heads, false),
         None => y,
     };
     (Expression::<B>(y).cast(dtype).0, moments)
@@ -115,61 +118,14 @@ pub(super) fn composed_backward<B: RmsRopeKernel>(
     d_y: FloatTensor<B>,
     wanted: [bool; 2],
 ) -> Cotangents<B, 2> {
-    let SavedRmsRope { x, gain, moments, turn, eps } = saved;
+    let SavedRmsRope { x, gain, moments, rotation, eps } = saved;
     let dtype = x.dtype();
     let d_y = Expression::<B>(d_y).cast(DType::F32).0;
-    let d_y = match turn {
-        Some(Turn { angles, heads }) => B::rotate(d_y, angles, heads, true),
+    let d_y = match rotation {
+        Some(Rotation { angles, heads }) => B::rotate(d_y, angles, heads, true),
         None => d_y,
     };
     let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
     let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
     [d_x.map(|d_x| Expression::<B>(d_x).cast(dtype).0), d_gain]
-}
-
-impl<B: RmsRopeKernel> RmsRopeOps for B {
-    fn rms_rope(
-        x: FloatTensor<B>,
-        gain: FloatTensor<B>,
-        cos: FloatTensor<B>,
-        sin: FloatTensor<B>,
-        heads: usize,
-        eps: f64,
-    ) -> FloatTensor<B> {
-        B::rms_rope_forward(x, gain, Some(Turn { angles: [cos, sin], heads }), eps).0
-    }
-
-    fn rms_alone(x: FloatTensor<B>, gain: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
-        B::rms_rope_forward(x, gain, None, eps).0
-    }
-}
-
-impl<B: RmsRopeKernel, C: CheckpointStrategy> RmsRopeOps for Autodiff<B, C> {
-    fn rms_rope(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-        eps: f64,
-    ) -> FloatTensor<Self> {
-        let angles = [cos, sin].map(|angle| angle.into_primitive());
-        recorded::<B, C>([x, gain], Some(Turn { angles, heads }), eps)
-    }
-
-    fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        recorded::<B, C>([x, gain], None, eps)
-    }
-}
-
-fn recorded<B: RmsRopeKernel, C: CheckpointStrategy>(
-    operands: [FloatTensor<Autodiff<B, C>>; 2],
-    turn: Option<Turn<FloatTensor<B>>>,
-    eps: f64,
-) -> FloatTensor<Autodiff<B, C>> {
-    record::<B, C, _, 2>(operands, |[x, gain]| {
-        let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), turn.clone(), eps);
-        let saved = SavedRmsRope { x, gain, moments, turn, eps };
-        (y, move |d_y, wanted| B::rms_rope_backward(saved, d_y, wanted))
-    })
 }

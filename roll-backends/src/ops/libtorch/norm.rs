@@ -8,8 +8,8 @@ use super::elementwise::summed_rows;
 use super::{fresh, fused, pull_through};
 use crate::ops::channel_norm::{LEAST_NORM, hand_pull};
 use crate::ops::expression::Expression;
-use crate::ops::rms_rope::{self, Turn};
-use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SavedRmsRope, SharedShift};
+use crate::ops::rms_rope::{self, Rotation, SavedRmsRope};
+use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SharedShift};
 
 impl NormKernel for LibTorch {
     fn norm_forward(
@@ -92,13 +92,13 @@ impl RmsRopeKernel for LibTorch {
     fn rms_rope_forward(
         x: FloatTensor<Self>,
         gain: FloatTensor<Self>,
-        turn: Option<Turn<FloatTensor<Self>>>,
+        rotation: Option<Rotation<FloatTensor<Self>>>,
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (angles, heads) = angles_of(&turn);
+        let (angles, heads) = angles_of(&rotation);
         match fused::rms_rope(&x.tensor, &gain.tensor, eps, angles, heads) {
             Some((y, inverse)) => (fresh(y), fresh(inverse)),
-            None => rms_rope::composed_forward::<Self>(x, gain, turn, eps),
+            None => rms_rope::composed_forward::<Self>(x, gain, rotation, eps),
         }
     }
 
@@ -108,7 +108,7 @@ impl RmsRopeKernel for LibTorch {
         [x_wanted, gain_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, inverse) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
-        let (angles, heads) = angles_of(&saved.turn);
+        let (angles, heads) = angles_of(&saved.rotation);
         let pull = || fused::rms_rope_pull(x, gain, inverse, angles, heads, &d_y.tensor.contiguous());
         let d_x = x_wanted.then(pull).flatten().map(fresh);
         let wanted = [x_wanted && d_x.is_none(), gain_wanted];
@@ -121,9 +121,9 @@ impl RmsRopeKernel for LibTorch {
 }
 
 /// Cosine and sine of a rotation, and its number of heads.
-fn angles_of(turn: &Option<Turn<FloatTensor<LibTorch>>>) -> (Option<[&Tensor; 2]>, i64) {
-    match turn {
-        Some(Turn { angles: [cos, sin], heads }) => (Some([&cos.tensor, &sin.tensor]), *heads as i64),
+fn angles_of(rotation: &Option<Rotation<FloatTensor<LibTorch>>>) -> (Option<[&Tensor; 2]>, i64) {
+    match rotation {
+        Some(Rotation { angles: [cos, sin], heads }) => (Some([&cos.tensor, &sin.tensor]), *heads as i64),
         None => (None, 1),
     }
 }
