@@ -45,14 +45,10 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
     let scale = options.scale.unwrap_or_else(|| (1.0 / ((channels / heads) as f64).sqrt()) as f32);
     let dtype = q.dtype();
     let products = options.products.unwrap_or(dtype);
-    let [q, k, v] = [q, k, v].map(|x| in_dtype(x, products).into_dispatch());
+    let qkv = [q, k, v].map(|x| x.cast(products).into_dispatch());
     let AttentionOptions { causal, window, softcap, .. } = options;
     assert!(causal || window.is_none(), "a window without a causal mask");
-    in_dtype(call(AttentionCall { heads, scale, causal, window, softcap }, [q, k, v]), dtype)
-}
-
-fn in_dtype(x: Tensor<2>, dtype: DType) -> Tensor<2> {
-    if x.dtype() == dtype { x } else { x.cast(dtype) }
+    call(AttentionCall { heads, scale, causal, window, softcap }, qkv).cast(dtype)
 }
 
 /// One call: attention of q, k and v. The fields are heads, scale, mask and soft cap.

@@ -15,8 +15,7 @@ use crate::BlockMatrix;
 /// `[out]`, result f32 `[L, out]`. Differentiable in x and the bias.
 pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, weight.shape(), bias);
-    let x = if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) };
-    call(LinearBlocks(weight.clone()), [x.into_dispatch(), bias.into_dispatch()])
+    call(LinearBlocks(weight.clone()), [x.cast(DType::F32).into_dispatch(), bias.into_dispatch()])
 }
 
 /// See [`linear_blocks`]; the operands are x and the bias.

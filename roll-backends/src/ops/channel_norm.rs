@@ -1,7 +1,7 @@
 //! The RMS norm of the Wan VAE.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::expression::Expression;
 use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call, with_backend};
@@ -23,7 +23,7 @@ pub fn channel_norm_silu_after(past: Tensor<4>, x: Tensor<4>, gain: Tensor<1>) -
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     assert_eq!(past.dtype(), x.dtype(), "frames before a channel norm, and its operand");
     let dtype = x.dtype();
-    in_dtype(call(ChannelNormAfter, [past.into_dispatch(), x.into_dispatch(), gain.into_dispatch()]), dtype)
+    call(ChannelNormAfter, [past.into_dispatch(), x.into_dispatch(), gain.into_dispatch()]).cast(dtype)
 }
 
 /// The cotangent of x, given the cotangent `d_y` of [`channel_norm_silu`]`(x, gain)`. For callers that pull back layer
@@ -34,22 +34,18 @@ pub fn channel_norm_silu_pull(x: Tensor<4>, gain: Tensor<1>, d_y: Tensor<4>) -> 
     assert_eq!(x.dims(), d_y.dims(), "the operand of a channel norm and the cotangent of its value");
     let dtype = x.dtype();
     let operands = [x.into_dispatch(), gain.into_dispatch(), d_y.into_dispatch()];
-    let d_x = with_backend!(operands[0], B => {
+    let d_x: Tensor<4> = with_backend!(operands[0], B => {
         let [x, gain, d_y] = operands.map(B::constant);
         B::tensor(B::channel_norm_silu_pull(x, gain, d_y))
     });
-    in_dtype(d_x, dtype)
+    d_x.cast(dtype)
 }
 
 fn normalise(x: Tensor<4>, gain: Tensor<1>, silu: bool) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     let dtype = x.dtype();
-    in_dtype(call(ChannelNorm { silu }, [x.into_dispatch(), gain.into_dispatch()]), dtype)
-}
-
-/// The project's own kernels return f32 for any dtype.
-fn in_dtype(y: Tensor<4>, dtype: DType) -> Tensor<4> {
-    if y.dtype() == dtype { y } else { y.cast(dtype) }
+    // The project's own kernels return f32 for any dtype.
+    call(ChannelNorm { silu }, [x.into_dispatch(), gain.into_dispatch()]).cast(dtype)
 }
 
 /// See [`channel_norm`] and [`channel_norm_silu`]; the operands are x and gain.

@@ -35,9 +35,8 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
     let dtype = x.dtype();
-    let y = fused_conv3d(x, weight, bias, padding);
     // The project's own kernels return f32 for any dtype.
-    if y.dtype() == dtype { y } else { y.cast(dtype) }
+    fused_conv3d(x, weight, bias, padding).cast(dtype)
 }
 
 /// Number of positions below which a convolution that is not computed by Winograd uses Burn's kernel. The weight is
@@ -61,8 +60,7 @@ pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3])
         cotangent.dims(),
         weight.dims()
     );
-    let x: Tensor<4> = call(ConvPull { weight, padding }, [cotangent.into_dispatch()]);
-    if x.dtype() == dtype { x } else { x.cast(dtype) }
+    call(ConvPull { weight, padding }, [cotangent.into_dispatch()]).cast(dtype)
 }
 
 /// Whether flex computes the convolution by Winograd's algorithm. For 3 x 3 kernels it is faster at any size, except

@@ -55,7 +55,7 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -
         "{count} rows of {row} at {places:?} of {slots} slots with {capacity} of {width}"
     );
     let flat: Vec<usize> = places.iter().map(|(slot, at)| slot * capacity + at).collect();
-    let rows = if rows.dtype() == into.dtype() { rows } else { rows.cast(into.dtype()) };
+    let rows = rows.cast(into.dtype());
     let operands = [into.into_dispatch(), rows.into_dispatch()];
     with_backend!(operands[0], B => {
         let [into, rows] = operands.map(B::constant);
@@ -87,7 +87,7 @@ pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2],
     let out: Tensor<2> = with_backend!(q, B => {
         B::tensor(B::attend(B::constant(q), prompts.map(B::constant), tails.map(B::constant), &call))
     });
-    if out.dtype() == dtype { out } else { out.cast(dtype) }
+    out.cast(dtype)
 }
 
 /// Both operators on one backend.

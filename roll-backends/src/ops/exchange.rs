@@ -143,9 +143,7 @@ pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Te
     };
     assert!(whole, "{count} ranks and {exchange:?} for a matrix of {rows} x {columns}");
     let dtype = x.dtype();
-    let x = if dtype == DType::F32 { x } else { x.cast(DType::F32) };
-    let y = call(AllToAll { group: group.clone(), exchange }, [x.into_dispatch()]);
-    if dtype == DType::F32 { y } else { y.cast(dtype) }
+    call(AllToAll { group: group.clone(), exchange }, [x.cast(DType::F32).into_dispatch()]).cast(dtype)
 }
 
 /// See [`exchange`]; the operand is x.

@@ -14,7 +14,7 @@ use super::product::ProductKernel;
 /// bf16. On flex, x is rounded too but the product is f32, and the weight is converted piece by piece, which is exact.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let (bias, dtype) = (checked_bias(&x, weight.dims(), bias), x.dtype());
-    let x = operand(x, &weight);
+    let x = x.cast(weight.dtype());
     call(Linear { dtype }, [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()])
 }
 
@@ -50,16 +50,8 @@ pub fn linear_lora(
         up.dims(),
         weight.dims()
     );
-    let x = operand(x, &weight);
-    let lora = [down, up].map(Tensor::into_dispatch);
-    let [down, up] = lora;
-    let operands = [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch(), down, up];
-    call(LinearLora { scale: scale as f32, dtype }, operands)
-}
-
-/// Casts x to the dtype of the product.
-fn operand(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
-    if x.dtype() == weight.dtype() { x } else { x.cast(weight.dtype()) }
+    let [x, weight, down, up] = [x.cast(weight.dtype()), weight, down, up].map(Tensor::into_dispatch);
+    call(LinearLora { scale: scale as f32, dtype }, [x, weight, bias.into_dispatch(), down, up])
 }
 
 /// Returns the bias, by default zeros, for a weight of `shape`. Panics if the shapes do not match.

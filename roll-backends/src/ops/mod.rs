@@ -29,6 +29,9 @@
 //! `expression` is the arithmetic on primitive tensors that composed kernels use, and `portable` makes flex use the
 //! composed kernels, to test them.
 
+// With `portable-kernels`, flex's own kernels, which use some items alone, are not compiled.
+#![cfg_attr(any(feature = "portable-kernels", not(feature = "flex")), allow(dead_code, unused_imports))]
+
 mod activation;
 mod adam;
 mod attention;
