@@ -1,41 +1,24 @@
 //! Elementwise activations. The result has the dtype of the operand, f32 or bf16.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
-use super::record::record;
+use super::operator::{Kernels, Operator, Pullback, call};
 
 /// GELU, tanh approximation.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    apply(x, Activation::GeluTanh)
+    call(Activation::GeluTanh, [x.into_dispatch()])
 }
 
 /// GELU in its exact form, `x * (1 + erf(x / sqrt(2))) / 2`, accurate to a few 1e-7.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    apply(x, Activation::Gelu)
+    call(Activation::Gelu, [x.into_dispatch()])
 }
 
 /// `x * sigmoid(x)`.
 pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    apply(x, Activation::Silu)
-}
-
-fn apply<const D: usize>(x: Tensor<D>, activation: Activation) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as ActivationOps>::apply_activation(x.into_dispatch(), activation))
-}
-
-/// Backend dispatch of the activations. A backend implements [`ActivationKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait ActivationOps: Backend {
-    /// See [`Activation`].
-    fn apply_activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
+    call(Activation::Silu, [x.into_dispatch()])
 }
 
 /// An activation.
@@ -47,6 +30,21 @@ pub enum Activation {
     GeluTanh,
     /// [`silu`].
     Silu,
+}
+
+impl Operator<1> for Activation {
+    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+        let dtype = x.dtype();
+        Expression::<B>(B::activation_forward(self, x)).cast(dtype).0
+    }
+
+    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let y = self.forward::<B>([x.clone()]);
+        (y, move |d_y| {
+            let dtype = x.dtype();
+            [Some(Expression::<B>(B::activation_backward(self, x, d_y)).cast(dtype).0)]
+        })
+    }
 }
 
 /// The activations and their derivatives on one backend. Operands and results are f32 or bf16.
@@ -108,24 +106,4 @@ const GELU_CUBE: f64 = 0.044_715;
 /// The argument of GELU's tanh: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
 fn gelu_argument<B: Backend>(x: Expression<B>) -> Expression<B> {
     x.clone() * (x.squared() * GELU_CUBE + 1.0) * GELU_SCALE
-}
-
-impl<B: ActivationKernel> ActivationOps for B {
-    fn apply_activation(x: FloatTensor<B>, activation: Activation) -> FloatTensor<B> {
-        let dtype = x.dtype();
-        Expression::<B>(B::activation_forward(activation, x)).cast(dtype).0
-    }
-}
-
-impl<B: ActivationKernel, C: CheckpointStrategy> ActivationOps for Autodiff<B, C> {
-    fn apply_activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
-        record::<B, C, _, 1>([x], |[x]| {
-            let dtype = x.dtype();
-            let y = Expression::<B>(B::activation_forward(activation, x.clone())).cast(dtype);
-            (y.0, move |d_y, _| {
-                let d_x = B::activation_backward(activation, x, d_y);
-                [Some(Expression::<B>(d_x).cast(dtype).0)]
-            })
-        })
-    }
 }

@@ -1,10 +1,11 @@
 //! The AdamW update on a device.
 
-use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use roll_core::AdamUpdate;
 
 use super::expression::Expression;
+use super::operator::{Primitives, with_backend};
 
 /// Applies one AdamW update and returns the new parameters and the new first and second moment. All tensors are f32 of
 /// one length, without autodiff. Operands may be overwritten only if they have no other handle.
@@ -19,31 +20,11 @@ pub fn adam(
     let length = parameters.dims();
     let lengths = [gradient.dims(), first.dims(), second.dims()];
     assert!(lengths.iter().all(|other| *other == length), "an update of {length:?} parameters by {lengths:?}");
-    let (p, m, v) = <Dispatch as AdamOps>::adam(
-        parameters.into_dispatch(),
-        gradient.into_dispatch(),
-        first.into_dispatch(),
-        second.into_dispatch(),
-        update,
-    );
-    (Tensor::from_dispatch(p), [Tensor::from_dispatch(m), Tensor::from_dispatch(v)])
-}
-
-/// Backend dispatch of the update. A backend implements [`AdamKernel`]. Not differentiable.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube")
-)]
-pub trait AdamOps: Backend {
-    /// See [`adam`].
-    fn adam(
-        parameters: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        update: AdamUpdate,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    let operands = [parameters, gradient, first, second].map(Tensor::into_dispatch);
+    let [parameters, first, second] = with_backend!(operands[0], B => {
+        B::adam_update(operands.map(B::constant), &update).map(B::tensor)
+    });
+    (parameters, [first, second])
 }
 
 /// The update on one backend.
@@ -52,19 +33,6 @@ pub trait AdamKernel: Backend {
     /// [`adam`].
     fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
         composed::<Self>(operands, update)
-    }
-}
-
-impl<B: AdamKernel> AdamOps for B {
-    fn adam(
-        parameters: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        first: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        update: AdamUpdate,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let [p, m, v] = B::adam_update([parameters, gradient, first, second], &update);
-        (p, m, v)
     }
 }
 

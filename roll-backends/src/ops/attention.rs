@@ -1,11 +1,10 @@
 //! Scaled dot-product attention.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Tensor};
 
+use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 use super::product::ProductKernel;
-use super::record::{Cotangents, record_wanted};
 use super::tiled;
 
 /// Options of [`attention_with`].
@@ -46,36 +45,13 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
     let scale = options.scale.unwrap_or_else(|| (1.0 / ((channels / heads) as f64).sqrt()) as f32);
     let dtype = q.dtype();
     let products = options.products.unwrap_or(dtype);
-    let [q, k, v] = [q, k, v].map(|x| in_dtype(x, products).into_dispatch());
+    let qkv = [q, k, v].map(|x| x.cast(products).into_dispatch());
     let AttentionOptions { causal, window, softcap, .. } = options;
     assert!(causal || window.is_none(), "a window without a causal mask");
-    let call = AttentionCall { heads, scale, causal, window, softcap };
-    let out = Tensor::from_dispatch(<Dispatch as AttentionOps>::attention(q, k, v, call));
-    in_dtype(out, dtype)
+    call(AttentionCall { heads, scale, causal, window, softcap }, qkv).cast(dtype)
 }
 
-fn in_dtype(x: Tensor<2>, dtype: DType) -> Tensor<2> {
-    if x.dtype() == dtype { x } else { x.cast(dtype) }
-}
-
-/// Backend dispatch of attention. A backend implements [`AttentionKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait AttentionOps: Backend {
-    /// See [`attention_with`].
-    fn attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        call: AttentionCall,
-    ) -> FloatTensor<Self>;
-}
-
-/// Heads, scale, mask and soft cap of one call.
+/// One call: attention of q, k and v. The fields are heads, scale, mask and soft cap.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall {
     /// Number of heads, which lie side by side in each row.
@@ -98,22 +74,29 @@ impl AttentionCall {
     }
 }
 
-/// The pullback of a recorded call. Its arguments are the cotangent of the result and which of the gradients of q, k
-/// and v are wanted.
-pub type AttentionPull<B> = Box<dyn FnOnce(FloatTensor<B>, [bool; 3]) -> Cotangents<B, 3> + Send>;
+impl Operator<3> for AttentionCall {
+    fn forward<B: Kernels>(self, qkv: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+        B::attention_forward(qkv, self).0
+    }
+
+    fn record<B: Kernels>(self, qkv: [FloatTensor<B>; 3], wanted: [bool; 3]) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+        B::attention_recorded(qkv, self, wanted)
+    }
+}
+
+/// The pullback of a recorded call.
+pub type AttentionPullback<B> = Box<dyn FnOnce(FloatTensor<B>) -> Cotangents<B, 3> + Send>;
 
 /// Attention and its gradients on one backend.
 pub trait AttentionKernel: ProductKernel {
-    /// Runs the forward pass and returns the result and its pullback, which owns its operands. `wanted` marks which of
-    /// the gradients of q, k and v will be needed. A backend overrides this to keep something other than the results of
-    /// [`AttentionKernel::attention_forward`].
+    /// Returns the result and its pullback to the gradients of q, k and v that are `wanted`. A backend overrides this
+    /// to save something other than the results of [`AttentionKernel::attention_forward`].
     fn attention_recorded(
         qkv: [FloatTensor<Self>; 3],
         call: AttentionCall,
         wanted: [bool; 3],
-    ) -> (FloatTensor<Self>, AttentionPull<Self>) {
-        let _ = wanted;
-        keeping_softmax::<Self>(qkv, call)
+    ) -> (FloatTensor<Self>, AttentionPullback<Self>) {
+        save_softmax::<Self>(qkv, call, wanted)
     }
 
     /// Returns the result and the statistics of each row's softmax for the backward pass, in a layout of the backend
@@ -135,35 +118,13 @@ pub trait AttentionKernel: ProductKernel {
     }
 }
 
-/// The default of [`AttentionKernel::attention_recorded`]: keeps operands, result and softmax statistics.
-pub(super) fn keeping_softmax<B: AttentionKernel>(
+/// The default of [`AttentionKernel::attention_recorded`]: saves operands, result and softmax statistics.
+pub(super) fn save_softmax<B: AttentionKernel>(
     qkv: [FloatTensor<B>; 3],
     call: AttentionCall,
-) -> (FloatTensor<B>, AttentionPull<B>) {
+    wanted: [bool; 3],
+) -> (FloatTensor<B>, AttentionPullback<B>) {
     let (out, softmax) = B::attention_forward(qkv.clone(), call);
-    let kept = out.clone();
-    (out, Box::new(move |d_out, wanted| B::attention_backward(qkv, kept, softmax, d_out, call, wanted)))
-}
-
-impl<B: AttentionKernel> AttentionOps for B {
-    fn attention(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>, call: AttentionCall) -> FloatTensor<B> {
-        B::attention_forward([q, k, v], call).0
-    }
-}
-
-impl<B: AttentionKernel, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
-    fn attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        call: AttentionCall,
-    ) -> FloatTensor<Self> {
-        record_wanted::<B, C, _, 3>([q, k, v], |qkv, wanted| {
-            if wanted.contains(&true) {
-                return B::attention_recorded(qkv, call, wanted);
-            }
-            let pull: AttentionPull<B> = Box::new(|_, _| [const { None }; 3]);
-            (B::attention_forward(qkv, call).0, pull)
-        })
-    }
+    let saved = out.clone();
+    (out, Box::new(move |d_out| B::attention_backward(qkv, saved, softmax, d_out, call, wanted)))
 }

@@ -1,11 +1,10 @@
 //! The RMS norm of the Wan VAE.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
-use burn::tensor::{DType, Tensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::Tensor;
 
 use super::expression::Expression;
-use super::record::{Cotangents, record};
+use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call, with_backend};
 
 /// The RMS norm of the Wan VAE: `x / max(|x|, 1e-12) * sqrt(C) * gain`, where `|x|` is the L2 norm over the channels of
 /// x `[C, T, H, W]` and gain is `[C]`. The result has the dtype of x, f32 or bf16; norms are computed in f32.
@@ -24,48 +23,77 @@ pub fn channel_norm_silu_after(past: Tensor<4>, x: Tensor<4>, gain: Tensor<1>) -
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     assert_eq!(past.dtype(), x.dtype(), "frames before a channel norm, and its operand");
     let dtype = x.dtype();
-    let (past, x, gain) = (past.into_dispatch(), x.into_dispatch(), gain.into_dispatch());
-    in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm_after(past, x, gain)), dtype)
+    call(ChannelNormAfter, [past.into_dispatch(), x.into_dispatch(), gain.into_dispatch()]).cast(dtype)
 }
 
 /// The cotangent of x, given the cotangent `d_y` of [`channel_norm_silu`]`(x, gain)`. For callers that pull back layer
-/// by layer, without a graph and without the value, which is not recomputed. The result has the dtype of x.
+/// by layer, without a graph and without the value, which is not recomputed. The result has the dtype of x and is not
+/// differentiable.
 pub fn channel_norm_silu_pull(x: Tensor<4>, gain: Tensor<1>, d_y: Tensor<4>) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     assert_eq!(x.dims(), d_y.dims(), "the operand of a channel norm and the cotangent of its value");
     let dtype = x.dtype();
-    let (x, gain, d_y) = (x.into_dispatch(), gain.into_dispatch(), d_y.into_dispatch());
-    in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm_pull(x, gain, d_y)), dtype)
+    let operands = [x.into_dispatch(), gain.into_dispatch(), d_y.into_dispatch()];
+    let d_x: Tensor<4> = with_backend!(operands[0], B => {
+        let [x, gain, d_y] = operands.map(B::constant);
+        B::tensor(B::channel_norm_silu_pull(x, gain, d_y))
+    });
+    d_x.cast(dtype)
 }
 
 fn normalise(x: Tensor<4>, gain: Tensor<1>, silu: bool) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     let dtype = x.dtype();
-    let (x, gain) = (x.into_dispatch(), gain.into_dispatch());
-    in_dtype(Tensor::from_dispatch(<Dispatch as ChannelNormOps>::channel_norm(x, gain, silu)), dtype)
+    // The project's own kernels return f32 for any dtype.
+    call(ChannelNorm { silu }, [x.into_dispatch(), gain.into_dispatch()]).cast(dtype)
 }
 
-/// The project's own kernels return f32 for any dtype.
-fn in_dtype(y: Tensor<4>, dtype: DType) -> Tensor<4> {
-    if y.dtype() == dtype { y } else { y.cast(dtype) }
+/// See [`channel_norm`] and [`channel_norm_silu`]; the operands are x and gain.
+struct ChannelNorm {
+    silu: bool,
 }
 
-/// Backend dispatch of the norm. A backend implements [`ChannelNormKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait ChannelNormOps: Backend {
-    /// See [`channel_norm`] and [`channel_norm_silu`].
-    fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self>;
+impl Operator<2> for ChannelNorm {
+    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
+        B::channel_norm_forward(x, gain, self.silu).0
+    }
 
-    /// See [`channel_norm_silu_after`].
-    fn channel_norm_after(past: FloatTensor<Self>, x: FloatTensor<Self>, gain: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn record<B: Kernels>(
+        self,
+        [x, gain]: [FloatTensor<B>; 2],
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+        let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), self.silu);
+        (y, move |d_y| B::channel_norm_backward([x, gain, factors], self.silu, d_y, wanted))
+    }
+}
 
-    /// See [`channel_norm_silu_pull`].
-    fn channel_norm_pull(x: FloatTensor<Self>, gain: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
+/// See [`channel_norm_silu_after`]; the operands are past, x and gain.
+struct ChannelNormAfter;
+
+impl Operator<3> for ChannelNormAfter {
+    fn forward<B: Kernels>(self, [past, x, gain]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+        B::channel_norm_silu_after(past, x, gain)
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [past, x, gain]: [FloatTensor<B>; 3],
+        [past_wanted, wanted @ ..]: [bool; 3],
+    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+        let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), true);
+        let (past, y) = (Expression::<B>(past), Expression::<B>(y));
+        let ([_, frames, ..], dtype) = (past.dims::<4>(), past.dtype());
+        let joined = Expression::cat(vec![past, y.cast(dtype)], 1).0;
+        (joined, move |d_y| {
+            let d_y = Expression::<B>(d_y);
+            let [_, all, ..] = d_y.dims::<4>();
+            let d_past = past_wanted.then(|| d_y.clone().narrow(1, 0..frames).0);
+            let d_y = d_y.narrow(1, frames..all).0;
+            let [d_x, d_gain] = B::channel_norm_backward([x, gain, factors], true, d_y, wanted);
+            [d_past, d_x, d_gain]
+        })
+    }
 }
 
 /// The norm and its gradients on one backend.
@@ -170,51 +198,4 @@ pub(super) const LEAST_NORM: f64 = 1e-12;
 fn by_position<B: Backend>(x: Expression<B>) -> Expression<B> {
     let [channels, t, h, w]: [usize; 4] = x.dims();
     x.reshape([channels, t * h * w])
-}
-
-impl<B: ChannelNormKernel> ChannelNormOps for B {
-    fn channel_norm(x: FloatTensor<B>, gain: FloatTensor<B>, silu: bool) -> FloatTensor<B> {
-        B::channel_norm_forward(x, gain, silu).0
-    }
-
-    fn channel_norm_after(past: FloatTensor<B>, x: FloatTensor<B>, gain: FloatTensor<B>) -> FloatTensor<B> {
-        B::channel_norm_silu_after(past, x, gain)
-    }
-
-    fn channel_norm_pull(x: FloatTensor<B>, gain: FloatTensor<B>, d_y: FloatTensor<B>) -> FloatTensor<B> {
-        B::channel_norm_silu_pull(x, gain, d_y)
-    }
-}
-
-impl<B: ChannelNormKernel, C: CheckpointStrategy> ChannelNormOps for Autodiff<B, C> {
-    fn channel_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, silu: bool) -> FloatTensor<Self> {
-        record::<B, C, _, 2>([x, gain], |[x, gain]| {
-            let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), silu);
-            (y, move |d_y, wanted| B::channel_norm_backward([x, gain, factors], silu, d_y, wanted))
-        })
-    }
-
-    fn channel_norm_after(past: FloatTensor<Self>, x: FloatTensor<Self>, gain: FloatTensor<Self>) -> FloatTensor<Self> {
-        record::<B, C, _, 3>([past, x, gain], |[past, x, gain]| {
-            let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), true);
-            let (frames, y) = (Expression::<B>(past.clone()).dims::<4>()[1], Expression::<B>(y));
-            let dtype = past.dtype();
-            let joined = Expression::<B>::cat(vec![Expression(past), y.cast(dtype)], 1).0;
-            let pull = move |d_y: FloatTensor<B>, [wanted, of_x @ ..]: [bool; 3]| {
-                let d_y = Expression::<B>(d_y);
-                let all = d_y.dims::<4>()[1];
-                let d_past = wanted.then(|| d_y.clone().narrow(1, 0..frames).0);
-                let [d_x, d_gain] =
-                    B::channel_norm_backward([x, gain, factors], true, d_y.narrow(1, frames..all).0, of_x);
-                [d_past, d_x, d_gain]
-            };
-            (joined, pull)
-        })
-    }
-
-    /// Not differentiable: no gradient flows through a pullback.
-    fn channel_norm_pull(x: FloatTensor<Self>, gain: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, gain) = (x.into_primitive(), gain.into_primitive());
-        record::<B, C, _, 1>([d_y], |[d_y]| (B::channel_norm_silu_pull(x, gain, d_y), |_, _| [None]))
-    }
 }

@@ -1,12 +1,11 @@
 //! 3-d convolution over time and space.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Tensor, module};
 
 use super::expression::Expression;
-use super::record::{Cotangents, record};
+use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 use crate::device::{channels_innermost, is_flex};
 
 /// 3-d convolution of one volume with stride 1. Shapes: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias
@@ -36,9 +35,8 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
     let dtype = x.dtype();
-    let y = fused_conv3d(x, weight, bias, padding);
     // The project's own kernels return f32 for any dtype.
-    if y.dtype() == dtype { y } else { y.cast(dtype) }
+    fused_conv3d(x, weight, bias, padding).cast(dtype)
 }
 
 /// Number of positions below which a convolution that is not computed by Winograd uses Burn's kernel. The weight is
@@ -62,9 +60,7 @@ pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3])
         cotangent.dims(),
         weight.dims()
     );
-    let (cotangent, weight) = (cotangent.into_dispatch(), weight.into_dispatch());
-    let x = Tensor::from_dispatch(<Dispatch as ConvOps>::fused_conv3d_pull(cotangent, weight, padding));
-    if x.dtype() == dtype { x } else { x.cast(dtype) }
+    call(ConvPull { weight, padding }, [cotangent.into_dispatch()]).cast(dtype)
 }
 
 /// Whether flex computes the convolution by Winograd's algorithm. For 3 x 3 kernels it is faster at any size, except
@@ -85,32 +81,54 @@ fn turned_padding(kernel: [usize; 3], padding: [usize; 3]) -> [usize; 3] {
 
 /// [`conv3d`] by the backend's [`ConvKernel`], whatever the size.
 pub(super) fn fused_conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Tensor<1>, padding: [usize; 3]) -> Tensor<4> {
-    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as ConvOps>::fused_conv3d(x, weight, bias, padding))
+    call(Conv { padding }, [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()])
 }
 
-/// Backend dispatch of the convolution. A backend implements [`ConvKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait ConvOps: Backend {
-    /// See [`conv3d`].
-    fn fused_conv3d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        padding: [usize; 3],
-    ) -> FloatTensor<Self>;
+/// See [`conv3d`]; the operands are x, weight and bias.
+struct Conv {
+    padding: [usize; 3],
+}
 
-    /// See [`conv3d_pull`].
-    fn fused_conv3d_pull(
-        cotangent: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        padding: [usize; 3],
-    ) -> FloatTensor<Self>;
+impl Operator<3> for Conv {
+    fn forward<B: Kernels>(self, operands: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+        B::conv_forward(operands, self.padding)
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, weight, bias]: [FloatTensor<B>; 3],
+        wanted: [bool; 3],
+    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+        let y = B::conv_forward([x.clone(), weight.clone(), bias], self.padding);
+        (y, move |d_y| B::conv_backward([x, weight], self.padding, d_y, wanted))
+    }
+}
+
+/// See [`conv3d_pull`]; the operand is the cotangent.
+struct ConvPull {
+    weight: Tensor<5>,
+    padding: [usize; 3],
+}
+
+impl Operator<1> for ConvPull {
+    fn forward<B: Kernels>(self, [cotangent]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+        B::conv_pull(cotangent, B::constant(self.weight.into_dispatch()), self.padding)
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [cotangent]: [FloatTensor<B>; 1],
+        _: [bool; 1],
+    ) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let (weight, padding) = (B::constant(self.weight.into_dispatch()), self.padding);
+        let x = B::conv_pull(cotangent, weight.clone(), padding);
+        (x, move |d_x| {
+            let weight = Expression::<B>(weight);
+            let [outputs, ..] = weight.dims::<5>();
+            let bias = weight.zeros([outputs]).cast(weight.dtype());
+            [Some(B::conv_forward([d_x, weight.0, bias.0], padding))]
+        })
+    }
 }
 
 /// The convolution and its gradients on one backend.
@@ -164,50 +182,4 @@ pub(super) fn without_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let x = Expression::<B>(x);
     let [_, c, t, h, w] = x.dims();
     x.reshape([c, t, h, w]).0
-}
-
-impl<B: ConvKernel> ConvOps for B {
-    fn fused_conv3d(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        padding: [usize; 3],
-    ) -> FloatTensor<B> {
-        B::conv_forward([x, weight, bias], padding)
-    }
-
-    fn fused_conv3d_pull(cotangent: FloatTensor<B>, weight: FloatTensor<B>, padding: [usize; 3]) -> FloatTensor<B> {
-        B::conv_pull(cotangent, weight, padding)
-    }
-}
-
-impl<B: ConvKernel, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {
-    fn fused_conv3d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        padding: [usize; 3],
-    ) -> FloatTensor<Self> {
-        record::<B, C, _, 3>([x, weight, bias], |[x, weight, bias]| {
-            let y = B::conv_forward([x.clone(), weight.clone(), bias], padding);
-            (y, move |d_y, wanted| B::conv_backward([x, weight], padding, d_y, wanted))
-        })
-    }
-
-    fn fused_conv3d_pull(
-        cotangent: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        padding: [usize; 3],
-    ) -> FloatTensor<Self> {
-        let weight = weight.into_primitive();
-        record::<B, C, _, 1>([cotangent], |[cotangent]| {
-            let x = B::conv_pull(cotangent, weight.clone(), padding);
-            (x, move |d_x, _| {
-                let weight = Expression::<B>(weight);
-                let [outputs, ..] = weight.dims::<5>();
-                let bias = weight.zeros([outputs]).cast(weight.dtype());
-                [Some(B::conv_forward([d_x, weight.0, bias.0], padding))]
-            })
-        })
-    }
 }

@@ -4,13 +4,12 @@ use std::sync::Arc;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 use std::sync::OnceLock;
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::ops::{ConvOptions, PadMode};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::expression::Expression;
-use super::record::record;
+use super::operator::{Kernels, Operator, Pullback, call};
 use crate::device::is_flex;
 
 /// The epilogue of a convolution: an activation that is applied to each sum `z`.
@@ -44,7 +43,7 @@ pub struct Conv2dSteps {
 }
 
 /// A 2-d convolution with constant weights. Gradients flow to its input, never to the weights.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Conv2d {
     weight: Tensor<4>,
     bias: Tensor<1>,
@@ -90,14 +89,7 @@ impl Conv2d {
 
     /// Returns the same convolution without epilogue.
     pub fn sums_alone(&self) -> Self {
-        Self {
-            weight: self.weight.clone(),
-            bias: self.bias.clone(),
-            slopes: self.slopes.clone(),
-            steps: self.steps,
-            epilogue: Epilogue::Nothing,
-            packed: self.packed.clone(),
-        }
+        Self { epilogue: Epilogue::Nothing, ..self.clone() }
     }
 
     /// Convolves x `[N, inputs, H, W]`, padded by `padding` zeros (before, after) of rows and columns, and returns
@@ -117,16 +109,59 @@ impl Conv2d {
             true => (x, padding),
             false => (x.pad(padding, PadMode::Constant(0.0)), [(0, 0); 2]),
         };
-        let call = Conv2dCall { steps: self.steps, padding, epilogue: self.epilogue };
-        let (weight, bias, slopes) = (self.weight.clone(), self.bias.clone(), self.slopes.clone());
-        let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-        let (bias, slopes, packed) = (bias.into_dispatch(), slopes.into_dispatch(), self.packed.clone());
-        Tensor::from_dispatch(match added {
-            None => <Dispatch as Conv2dOps>::conv2d_then(x, weight, bias, slopes, call, packed),
-            Some(added) => {
-                let added = added.into_dispatch();
-                <Dispatch as Conv2dOps>::conv2d_added_then(x, added, weight, bias, slopes, call, packed)
-            }
+        let applied = Applied { conv: self.clone(), padding };
+        match added {
+            None => call(applied, [x.into_dispatch()]),
+            Some(added) => call(applied, [x.into_dispatch(), added.into_dispatch()]),
+        }
+    }
+}
+
+/// A convolution of x with `padding`; the operands are x and, if there is one, the residual.
+struct Applied {
+    conv: Conv2d,
+    padding: [(usize, usize); 2],
+}
+
+impl Applied {
+    fn on<B: Kernels>(self) -> (Conv2dConstants<FloatTensor<B>>, Conv2dCall) {
+        let Conv2d { weight, bias, slopes, steps, epilogue, packed } = self.conv;
+        let [weight, bias, slopes] =
+            [weight.into_dispatch(), bias.into_dispatch(), slopes.into_dispatch()].map(B::constant);
+        (Conv2dConstants { weight, bias, slopes, packed }, Conv2dCall { steps, padding: self.padding, epilogue })
+    }
+}
+
+impl Operator<1> for Applied {
+    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+        let (constants, call) = self.on::<B>();
+        B::conv2d_forward(x, None, &constants, call, false).0
+    }
+
+    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let ((constants, call), shape) = (self.on::<B>(), x.shape().dims::<4>());
+        let (y, saved) = B::conv2d_forward(x, None, &constants, call, true);
+        (y, move |d_y| [Some(B::conv2d_pull_backward(shape, saved, &constants, call, d_y))])
+    }
+}
+
+impl Operator<2> for Applied {
+    fn forward<B: Kernels>(self, [x, added]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
+        let (constants, call) = self.on::<B>();
+        B::conv2d_forward(x, Some(added), &constants, call, false).0
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, added]: [FloatTensor<B>; 2],
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+        let ((constants, call), shape) = (self.on::<B>(), x.shape().dims::<4>());
+        let (y, saved) = B::conv2d_forward(x, Some(added), &constants, call, true);
+        (y, move |d_y| {
+            let d_sums = B::conv2d_pull(saved, &constants.slopes, call.epilogue, d_y);
+            let d_x = wanted[0].then(|| B::conv2d_backward(shape, &constants, call, d_sums.clone()));
+            [d_x, wanted[1].then_some(d_sums)]
         })
     }
 }
@@ -152,36 +187,6 @@ impl Conv2dCall {
         let Conv2dSteps { stride, dilation, groups } = self.steps;
         ConvOptions::new(stride, self.padding.map(|(before, _)| before), dilation, groups)
     }
-}
-
-/// Backend dispatch of the convolution. A backend implements [`Conv2dKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait Conv2dOps: Backend {
-    /// See [`Conv2d::apply`].
-    fn conv2d_then(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        slopes: FloatTensor<Self>,
-        call: Conv2dCall,
-        packed: Arc<Packed>,
-    ) -> FloatTensor<Self>;
-
-    /// See [`Conv2d::apply`].
-    fn conv2d_added_then(
-        x: FloatTensor<Self>,
-        added: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        slopes: FloatTensor<Self>,
-        call: Conv2dCall,
-        packed: Arc<Packed>,
-    ) -> FloatTensor<Self>;
 }
 
 /// The constants of a convolution.
@@ -303,72 +308,4 @@ fn by_channel<B: Backend>(slopes: &FloatTensor<B>) -> Expression<B> {
     let slopes = Expression::<B>(slopes.clone());
     let [channels] = slopes.dims();
     slopes.reshape([1, channels, 1, 1])
-}
-
-impl<B: Conv2dKernel> Conv2dOps for B {
-    fn conv2d_then(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        slopes: FloatTensor<B>,
-        call: Conv2dCall,
-        packed: Arc<Packed>,
-    ) -> FloatTensor<B> {
-        B::conv2d_forward(x, None, &Conv2dConstants { weight, bias, slopes, packed }, call, false).0
-    }
-
-    fn conv2d_added_then(
-        x: FloatTensor<B>,
-        added: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        slopes: FloatTensor<B>,
-        call: Conv2dCall,
-        packed: Arc<Packed>,
-    ) -> FloatTensor<B> {
-        B::conv2d_forward(x, Some(added), &Conv2dConstants { weight, bias, slopes, packed }, call, false).0
-    }
-}
-
-impl<B: Conv2dKernel, C: CheckpointStrategy> Conv2dOps for Autodiff<B, C> {
-    fn conv2d_then(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        slopes: FloatTensor<Self>,
-        call: Conv2dCall,
-        packed: Arc<Packed>,
-    ) -> FloatTensor<Self> {
-        let [weight, bias, slopes] = [weight, bias, slopes].map(|constant| constant.into_primitive());
-        let constants = Conv2dConstants { weight, bias, slopes, packed };
-        record::<B, C, _, 1>([x], |[x]| {
-            let shape = x.shape().dims::<4>();
-            let (y, kept) = B::conv2d_forward(x, None, &constants, call, true);
-            (y, move |d_y: FloatTensor<B>, [wanted]: [bool; 1]| {
-                [wanted.then(|| B::conv2d_pull_backward(shape, kept, &constants, call, d_y))]
-            })
-        })
-    }
-
-    fn conv2d_added_then(
-        x: FloatTensor<Self>,
-        added: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        slopes: FloatTensor<Self>,
-        call: Conv2dCall,
-        packed: Arc<Packed>,
-    ) -> FloatTensor<Self> {
-        let [weight, bias, slopes] = [weight, bias, slopes].map(|constant| constant.into_primitive());
-        let constants = Conv2dConstants { weight, bias, slopes, packed };
-        record::<B, C, _, 2>([x, added], |[x, added]| {
-            let shape = x.shape().dims::<4>();
-            let (y, kept) = B::conv2d_forward(x, Some(added), &constants, call, true);
-            (y, move |d_y: FloatTensor<B>, [x_wanted, added_wanted]: [bool; 2]| {
-                let d_sums = B::conv2d_pull(kept, &constants.slopes, call.epilogue, d_y);
-                let d_x = x_wanted.then(|| B::conv2d_backward(shape, &constants, call, d_sums.clone()));
-                [d_x, added_wanted.then_some(d_sums)]
-            })
-        })
-    }
 }

@@ -1,10 +1,9 @@
 //! Starts backward passes from a given cotangent.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
-use super::record::record;
+use super::operator::{Kernels, Operator, Pullback, call};
 
 /// A scalar whose gradient with respect to `y` is `cotangent`. Its value is 0 and meaningless.
 ///
@@ -12,39 +11,22 @@ use super::record::record;
 /// memory. The scalar must be differentiated directly or added to other seeds: a factor on it would have no effect.
 pub fn seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
     assert_eq!(y.dims(), cotangent.dims(), "a value and its cotangent");
-    Tensor::from_dispatch(<Dispatch as SeedOps>::seed_cotangent(y.into_dispatch(), cotangent.into_dispatch()))
+    call(Seed { cotangent }, [y.into_dispatch()])
 }
 
-/// Backend dispatch of [`seed`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait SeedOps: Backend {
-    /// See [`seed`].
-    fn seed_cotangent(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
-        let _ = cotangent;
-        Self::float_zeros(Shape::new([1]), &y.device(), FloatDType::from(y.dtype()))
+/// See [`seed`]; the operand is y.
+struct Seed<const D: usize> {
+    cotangent: Tensor<D>,
+}
+
+impl<const D: usize> Operator<1> for Seed<D> {
+    fn forward<B: Kernels>(self, [y]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+        B::float_zeros(Shape::new([1]), &y.device(), FloatDType::from(y.dtype()))
     }
-}
 
-#[cfg(feature = "flex")]
-impl SeedOps for burn::backend::Flex {}
-
-#[cfg(feature = "libtorch")]
-impl SeedOps for burn::backend::LibTorch {}
-
-#[cfg(feature = "cube")]
-impl SeedOps for burn::backend::Cube {}
-
-impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
-    fn seed_cotangent(y: FloatTensor<Self>, cotangent: FloatTensor<Self>) -> FloatTensor<Self> {
-        let cotangent = cotangent.into_primitive();
-        record::<B, C, _, 1>([y], |[y]| {
-            let zero = B::seed_cotangent(y, cotangent.clone());
-            (zero, move |_, _| [Some(cotangent)])
-        })
+    fn record<B: Kernels>(self, [y]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let zero = B::float_zeros(Shape::new([1]), &y.device(), FloatDType::from(y.dtype()));
+        let cotangent = B::constant(self.cotangent.into_dispatch());
+        (zero, move |_| [Some(cotangent)])
     }
 }

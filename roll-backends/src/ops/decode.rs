@@ -4,13 +4,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
 
 use super::expression::Expression;
-use super::record::record;
+use super::operator::{Primitives, with_backend};
 
 /// The cached keys of one sequence: a prompt that sequences may share, and a tail of generated tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,9 +54,13 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -
         row == width && count == places.len() && places.iter().all(|(s, at)| *s < slots && *at < capacity),
         "{count} rows of {row} at {places:?} of {slots} slots with {capacity} of {width}"
     );
-    let flat: Arc<[usize]> = places.iter().map(|(slot, at)| slot * capacity + at).collect();
-    let rows = if rows.dtype() == into.dtype() { rows } else { rows.cast(into.dtype()) };
-    Tensor::from_dispatch(<Dispatch as DecodeOps>::store_rows(into.into_dispatch(), rows.into_dispatch(), flat))
+    let flat: Vec<usize> = places.iter().map(|(slot, at)| slot * capacity + at).collect();
+    let rows = rows.cast(into.dtype());
+    let operands = [into.into_dispatch(), rows.into_dispatch()];
+    with_backend!(operands[0], B => {
+        let [into, rows] = operands.map(B::constant);
+        B::tensor(B::store(into, rows, &flat))
+    })
 }
 
 /// Attention of one query per sequence. Shapes: `q` `[N, heads * d]`; keys and values of the prompts
@@ -80,32 +83,11 @@ pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2],
         call.key_heads
     );
     let dtype = q.dtype();
-    let [pk, pv] = prompts.map(Tensor::into_dispatch);
-    let [tk, tv] = tails.map(Tensor::into_dispatch);
-    let out = Tensor::<2>::from_dispatch(<Dispatch as DecodeOps>::attend_rows(q.into_dispatch(), pk, pv, tk, tv, call));
-    if out.dtype() == dtype { out } else { out.cast(dtype) }
-}
-
-/// Backend dispatch of both operators. A backend implements [`DecodeKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait DecodeOps: Backend {
-    /// See [`store_rows`]; `places` index the rows of `into` as `[S * C, W]`.
-    fn store_rows(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: Arc<[usize]>) -> FloatTensor<Self>;
-
-    /// See [`attend_rows`].
-    fn attend_rows(
-        q: FloatTensor<Self>,
-        prompt_keys: FloatTensor<Self>,
-        prompt_values: FloatTensor<Self>,
-        tail_keys: FloatTensor<Self>,
-        tail_values: FloatTensor<Self>,
-        call: DecodeCall,
-    ) -> FloatTensor<Self>;
+    let (q, prompts, tails) = (q.into_dispatch(), prompts.map(Tensor::into_dispatch), tails.map(Tensor::into_dispatch));
+    let out: Tensor<2> = with_backend!(q, B => {
+        B::tensor(B::attend(B::constant(q), prompts.map(B::constant), tails.map(B::constant), &call))
+    });
+    out.cast(dtype)
 }
 
 /// Both operators on one backend.
@@ -201,41 +183,3 @@ pub(super) fn attend_by_index<B: Backend>(
 
 /// Added to the scores of masked keys, so that their weight is 0.
 const HIDDEN: f32 = -1e30;
-
-impl<B: DecodeKernel> DecodeOps for B {
-    fn store_rows(into: FloatTensor<B>, rows: FloatTensor<B>, places: Arc<[usize]>) -> FloatTensor<B> {
-        B::store(into, rows, &places)
-    }
-
-    fn attend_rows(
-        q: FloatTensor<B>,
-        prompt_keys: FloatTensor<B>,
-        prompt_values: FloatTensor<B>,
-        tail_keys: FloatTensor<B>,
-        tail_values: FloatTensor<B>,
-        call: DecodeCall,
-    ) -> FloatTensor<B> {
-        B::attend(q, [prompt_keys, prompt_values], [tail_keys, tail_values], &call)
-    }
-}
-
-/// Not differentiable: no gradient flows through generation.
-impl<B: DecodeKernel, C: CheckpointStrategy> DecodeOps for Autodiff<B, C> {
-    fn store_rows(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: Arc<[usize]>) -> FloatTensor<Self> {
-        let rows = rows.into_primitive();
-        record::<B, C, _, 1>([into], |[into]| (B::store(into, rows, &places), |_, _| [None]))
-    }
-
-    fn attend_rows(
-        q: FloatTensor<Self>,
-        prompt_keys: FloatTensor<Self>,
-        prompt_values: FloatTensor<Self>,
-        tail_keys: FloatTensor<Self>,
-        tail_values: FloatTensor<Self>,
-        call: DecodeCall,
-    ) -> FloatTensor<Self> {
-        let prompts = [prompt_keys, prompt_values].map(|x| x.into_primitive());
-        let tails = [tail_keys, tail_values].map(|x| x.into_primitive());
-        record::<B, C, _, 1>([q], |[q]| (B::attend(q, prompts, tails, &call), |_, _| [None]))
-    }
-}

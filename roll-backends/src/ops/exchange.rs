@@ -3,13 +3,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor, TensorData, read_sync};
 use roll_core::{Communicator, Error, Result};
 
-use super::expression::Expression;
-use super::record::record;
+use super::operator::{Kernels, Operator, Pullback, call};
 
 /// The ranks over which the tokens of a sequence are sharded, in equal parts, in the order of the ranks. All ranks must
 /// run the same passes in the same order.
@@ -145,23 +143,20 @@ pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Te
     };
     assert!(whole, "{count} ranks and {exchange:?} for a matrix of {rows} x {columns}");
     let dtype = x.dtype();
-    let x = if dtype == DType::F32 { x } else { x.cast(DType::F32) };
-    let y = Tensor::from_dispatch(<Dispatch as ExchangeOps>::exchange(x.into_dispatch(), group.clone(), exchange));
-    if dtype == DType::F32 { y } else { y.cast(dtype) }
+    call(AllToAll { group: group.clone(), exchange }, [x.cast(DType::F32).into_dispatch()]).cast(dtype)
 }
 
-/// Backend dispatch of [`exchange`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait ExchangeOps: Backend {
-    /// See [`exchange`].
-    fn exchange(x: FloatTensor<Self>, group: Arc<TokenRanks>, exchange: Exchange) -> FloatTensor<Self> {
-        let (shape, device) = (Expression::<Self>(x.clone()).dims::<2>(), x.device());
-        let read = read_sync(Self::float_into_data(x)).map_err(|error| error.to_string());
+/// See [`exchange`]; the operand is x.
+struct AllToAll {
+    group: Arc<TokenRanks>,
+    exchange: Exchange,
+}
+
+impl Operator<1> for AllToAll {
+    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+        let Self { group, exchange } = self;
+        let (shape, device) = (x.shape().dims::<2>(), x.device());
+        let read = read_sync(B::float_into_data(x)).map_err(|error| error.to_string());
         let values = match read.and_then(|data| data.try_into_vec::<f32>().map_err(|error| format!("{error:?}"))) {
             Ok(values) => group.moved(&values, shape, exchange),
             Err(problem) => {
@@ -171,25 +166,12 @@ pub trait ExchangeOps: Backend {
                 vec![0.0; shape[0] * shape[1]]
             }
         };
-        Self::float_from_data(TensorData::new(values, exchange.shape(shape, group.count())), &device)
+        B::float_from_data(TensorData::new(values, exchange.shape(shape, group.count())), &device)
     }
-}
 
-#[cfg(feature = "flex")]
-impl ExchangeOps for burn::backend::Flex {}
-
-#[cfg(feature = "libtorch")]
-impl ExchangeOps for burn::backend::LibTorch {}
-
-#[cfg(feature = "cube")]
-impl ExchangeOps for burn::backend::Cube {}
-
-impl<B: ExchangeOps, C: CheckpointStrategy> ExchangeOps for Autodiff<B, C> {
-    fn exchange(x: FloatTensor<Self>, group: Arc<TokenRanks>, exchange: Exchange) -> FloatTensor<Self> {
-        record::<B, C, _, 1>([x], |[x]| {
-            let y = B::exchange(x, group.clone(), exchange);
-            (y, move |d_y: FloatTensor<B>, _| [Some(B::exchange(d_y, group, exchange.back()))])
-        })
+    fn record<B: Kernels>(self, operands: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let back = Self { group: self.group.clone(), exchange: self.exchange.back() };
+        (self.forward::<B>(operands), move |d_y| [Some(back.forward::<B>([d_y]))])
     }
 }
 

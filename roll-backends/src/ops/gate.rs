@@ -1,12 +1,11 @@
 //! The gated residual.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::{Expression, summed_rows};
 use super::norm::assert_row_operand;
-use super::record::{Cotangents, record, record_wanted};
+use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 
 /// `x + y * gate`, or `x + y` without a gate; x and y are `[L, D]`, gate is `[1, D]` or `[L, D]`. x, gate and the
 /// result are f32; y may be bf16, so that the residual stream stays exact next to operators that return bf16.
@@ -16,25 +15,57 @@ pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Option<Tensor<2>>) -> Tensor<
         assert_row_operand("the gate of a sum", gate, &x);
     }
     let (x, y) = (x.into_dispatch(), y.into_dispatch());
-    Tensor::from_dispatch(match gate {
-        Some(gate) => <Dispatch as GateOps>::gated_add(x, y, gate.into_dispatch()),
-        None => <Dispatch as GateOps>::plain_add(x, y),
-    })
+    match gate {
+        Some(gate) => call(GatedAdd, [x, y, gate.into_dispatch()]),
+        None => call(GatedAdd, [x, y]),
+    }
 }
 
-/// Backend dispatch of the gated sum. A backend implements [`GateKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait GateOps: Backend {
-    /// See [`gated_add`].
-    fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self>;
+/// See [`gated_add`]; the operands are x, y and, if there is one, the gate.
+struct GatedAdd;
 
-    /// [`gated_add`] without a gate.
-    fn plain_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
+impl Operator<3> for GatedAdd {
+    fn forward<B: Kernels>(self, [x, y, gate]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+        B::residual_forward(x, y, Some(gate))
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, y, gate]: [FloatTensor<B>; 3],
+        [x_wanted, y_wanted, gate_wanted]: [bool; 3],
+    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+        let dtype = y.dtype();
+        // Read for the gate's gradient only, which frozen modulation does not need.
+        let saved = gate_wanted.then(|| y.clone());
+        let z = B::residual_forward(x, y, Some(gate.clone()));
+        (z, move |d_z: FloatTensor<B>| {
+            let d_gate = saved.and_then(|y| {
+                let y = Expression::<B>(y).cast(DType::F32).0;
+                let [_, d_gate] = B::gated_add_backward(y, gate.clone(), d_z.clone(), [false, true]);
+                d_gate
+            });
+            let d_y = y_wanted.then(|| B::residual_backward(Some(gate), d_z.clone(), dtype));
+            [x_wanted.then_some(d_z), d_y, d_gate]
+        })
+    }
+}
+
+impl Operator<2> for GatedAdd {
+    fn forward<B: Kernels>(self, [x, y]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
+        B::residual_forward(x, y, None)
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, y]: [FloatTensor<B>; 2],
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+        let dtype = y.dtype();
+        (B::residual_forward(x, y, None), move |d_z: FloatTensor<B>| {
+            let d_y = wanted[1].then(|| B::residual_backward(None, d_z.clone(), dtype));
+            [wanted[0].then_some(d_z), d_y]
+        })
+    }
 }
 
 /// The gated sum and its gradients on one backend.
@@ -82,46 +113,5 @@ pub trait GateKernel: Backend {
             None => d_z,
         };
         Expression::<Self>(d_y).cast(dtype).0
-    }
-}
-
-impl<B: GateKernel> GateOps for B {
-    fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::residual_forward(x, y, Some(gate))
-    }
-
-    fn plain_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::residual_forward(x, y, None)
-    }
-}
-
-impl<B: GateKernel, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
-    fn gated_add(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
-        record_wanted::<B, C, _, 3>([x, y, gate], |[x, y, gate], [_, _, gate_wanted]| {
-            let dtype = y.dtype();
-            // Read for the gate's gradient only, which frozen modulation does not need.
-            let kept = gate_wanted.then(|| y.clone());
-            let z = B::residual_forward(x, y, Some(gate.clone()));
-            (z, move |d_z: FloatTensor<B>, [x_wanted, y_wanted, _]: [bool; 3]| {
-                let d_gate = kept.and_then(|y| {
-                    let y = Expression::<B>(y).cast(DType::F32).0;
-                    let [_, d_gate] = B::gated_add_backward(y, gate.clone(), d_z.clone(), [false, true]);
-                    d_gate
-                });
-                let d_y = y_wanted.then(|| B::residual_backward(Some(gate), d_z.clone(), dtype));
-                [x_wanted.then_some(d_z), d_y, d_gate]
-            })
-        })
-    }
-
-    fn plain_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
-        record::<B, C, _, 2>([x, y], |[x, y]| {
-            let dtype = y.dtype();
-            let z = B::residual_forward(x, y, None);
-            (z, move |d_z: FloatTensor<B>, [x_wanted, y_wanted]: [bool; 2]| {
-                let d_y = y_wanted.then(|| B::residual_backward(None, d_z.clone(), dtype));
-                [x_wanted.then_some(d_z), d_y]
-            })
-        })
     }
 }

@@ -1,12 +1,11 @@
 //! Linear layers, with and without LoRA.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
+use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
-use super::record::{Cotangents, record};
 
 /// Returns `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`, result `[L, out]` in the
 /// dtype of x, f32 or bf16. Panics if the shapes do not match.
@@ -15,9 +14,8 @@ use super::record::{Cotangents, record};
 /// bf16. On flex, x is rounded too but the product is f32, and the weight is converted piece by piece, which is exact.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let (bias, dtype) = (checked_bias(&x, weight.dims(), bias), x.dtype());
-    let x = operand(x, &weight);
-    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear(x, weight, bias, dtype))
+    let x = x.cast(weight.dtype());
+    call(Linear { dtype }, [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()])
 }
 
 /// Returns `x W^T + b` as f32, for passes that are not differentiated. The product is taken in the dtype of x, and a
@@ -25,8 +23,11 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
 /// whatever the other rows are.
 pub fn linear_rows(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, weight.dims(), bias);
-    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LinearOps>::linear_rows(x, weight, bias))
+    let operands = [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()];
+    with_backend!(operands[0], B => {
+        let [x, weight, bias] = operands.map(B::constant);
+        B::tensor(B::rows_forward(x, weight, bias))
+    })
 }
 
 /// Returns `x W^T + b + scale * (x A^T) B^T`, as [`linear`] does, with down = A `[rank, in]`, up = B `[out, rank]` and
@@ -49,15 +50,8 @@ pub fn linear_lora(
         up.dims(),
         weight.dims()
     );
-    let x = operand(x, &weight);
-    let (x, weight, bias) = (x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    let (down, up) = (down.into_dispatch(), up.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LinearOps>::fused_linear_lora(x, weight, bias, down, up, scale as f32, dtype))
-}
-
-/// Casts x to the dtype of the product.
-fn operand(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
-    if x.dtype() == weight.dtype() { x } else { x.cast(weight.dtype()) }
+    let [x, weight, down, up] = [x.cast(weight.dtype()), weight, down, up].map(Tensor::into_dispatch);
+    call(LinearLora { scale: scale as f32, dtype }, [x, weight, bias.into_dispatch(), down, up])
 }
 
 /// Returns the bias, by default zeros, for a weight of `shape`. Panics if the shapes do not match.
@@ -72,35 +66,59 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
     Tensor::zeros([outputs], (&device, DType::F32))
 }
 
-/// Backend dispatch of linear layers. A backend implements [`LinearKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait LinearOps: Backend {
-    /// See [`linear`]; the result has `dtype`.
-    fn fused_linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        dtype: DType,
-    ) -> FloatTensor<Self>;
+/// The gradient `[outputs]` of a bias that is added to each row, given the cotangent of the result.
+pub(super) fn bias_gradient<B: Backend>(d_y: FloatTensor<B>) -> FloatTensor<B> {
+    let d_y = Expression::<B>(d_y);
+    let [_, outputs] = d_y.dims::<2>();
+    d_y.sum(0).reshape([outputs]).0
+}
 
-    /// See [`linear_lora`]; the result has `dtype`.
-    fn fused_linear_lora(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        scale: f32,
-        dtype: DType,
-    ) -> FloatTensor<Self>;
+/// See [`linear`]; the operands are x, weight and bias.
+struct Linear {
+    dtype: DType,
+}
 
-    /// See [`linear_rows`].
-    fn linear_rows(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self>;
+impl Operator<3> for Linear {
+    fn forward<B: Kernels>(self, [x, weight, bias]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+        B::linear_forward_as(x, weight, bias, None, self.dtype).0
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, weight, bias]: [FloatTensor<B>; 3],
+        [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
+    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+        let y = self.forward::<B>([x.clone(), weight.clone(), bias]);
+        (y, move |d_y| {
+            let saved = SavedLinear { x, weight, lora: None };
+            let wanted = [x_wanted, weight_wanted, bias_wanted, false, false];
+            let [d_x, d_weight, d_bias, ..] = B::linear_backward(saved, d_y, wanted);
+            [d_x, d_weight, d_bias]
+        })
+    }
+}
+
+/// See [`linear_lora`]; the operands are x, weight, bias, down and up.
+struct LinearLora {
+    scale: f32,
+    dtype: DType,
+}
+
+impl Operator<5> for LinearLora {
+    fn forward<B: Kernels>(self, [x, weight, bias, down, up]: [FloatTensor<B>; 5]) -> FloatTensor<B> {
+        B::linear_forward_as(x, weight, bias, Some(Lora { down, up, scale: self.scale }), self.dtype).0
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, weight, bias, down, up]: [FloatTensor<B>; 5],
+        wanted: [bool; 5],
+    ) -> (FloatTensor<B>, impl Pullback<B, 5>) {
+        let lora = Lora { down, up, scale: self.scale };
+        let (y, inner) = B::linear_forward_as(x.clone(), weight.clone(), bias, Some(lora.clone()), self.dtype);
+        let saved = SavedLinear { x, weight, lora: inner.map(|inner| (lora, inner)) };
+        (y, move |d_y| B::linear_backward(saved, d_y, wanted))
+    }
 }
 
 /// The LoRA matrices of a layer.
@@ -170,10 +188,7 @@ pub trait LinearKernel: ProductKernel {
     ) -> Cotangents<Self, 5> {
         let (x, weight, d_y) = (Expression::<Self>(saved.x), Expression::<Self>(saved.weight), Expression(d_y));
         let dtype = weight.dtype();
-        let d_bias = wanted[2].then(|| {
-            let [_, outputs] = d_y.dims::<2>();
-            d_y.clone().cast(DType::F32).sum(0).reshape([outputs]).0
-        });
+        let d_bias = wanted[2].then(|| bias_gradient::<Self>(d_y.clone().cast(DType::F32).0));
         let d_y = d_y.cast(dtype);
         let lora = saved.lora.map(|(Lora { down, up, scale }, inner)| {
             let (down, up) = (Expression::<Self>(down).cast(dtype), Expression::<Self>(up).cast(dtype));
@@ -212,67 +227,4 @@ pub struct SavedLinear<T> {
     pub weight: T,
     /// The LoRA matrices and `x A^T`.
     pub lora: Option<(Lora<T>, T)>,
-}
-
-impl<B: LinearKernel> LinearOps for B {
-    fn fused_linear(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-        B::linear_forward_as(x, weight, bias, None, dtype).0
-    }
-
-    fn fused_linear_lora(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        down: FloatTensor<B>,
-        up: FloatTensor<B>,
-        scale: f32,
-        dtype: DType,
-    ) -> FloatTensor<B> {
-        B::linear_forward_as(x, weight, bias, Some(Lora { down, up, scale }), dtype).0
-    }
-
-    fn linear_rows(x: FloatTensor<B>, weight: FloatTensor<B>, bias: FloatTensor<B>) -> FloatTensor<B> {
-        B::rows_forward(x, weight, bias)
-    }
-}
-
-impl<B: LinearKernel, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
-    fn fused_linear(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        dtype: DType,
-    ) -> FloatTensor<Self> {
-        record::<B, C, _, 3>([x, weight, bias], |[x, weight, bias]| {
-            let (y, _) = B::linear_forward_as(x.clone(), weight.clone(), bias, None, dtype);
-            (y, move |d_y, [d_x, d_weight, d_bias]: [bool; 3]| {
-                let saved = SavedLinear { x, weight, lora: None };
-                let [d_x, d_weight, d_bias, ..] = B::linear_backward(saved, d_y, [d_x, d_weight, d_bias, false, false]);
-                [d_x, d_weight, d_bias]
-            })
-        })
-    }
-
-    fn fused_linear_lora(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        down: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        scale: f32,
-        dtype: DType,
-    ) -> FloatTensor<Self> {
-        record::<B, C, _, 5>([x, weight, bias, down, up], |[x, weight, bias, down, up]| {
-            let lora = Lora { down, up, scale };
-            let (y, inner) = B::linear_forward_as(x.clone(), weight.clone(), bias, Some(lora.clone()), dtype);
-            let saved = SavedLinear { x, weight, lora: inner.map(|inner| (lora, inner)) };
-            (y, move |d_y, wanted| B::linear_backward(saved, d_y, wanted))
-        })
-    }
-
-    /// Not differentiable: no gradient flows.
-    fn linear_rows(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (weight, bias) = (weight.into_primitive(), bias.into_primitive());
-        record::<B, C, _, 1>([x], |[x]| (B::rows_forward(x, weight, bias), |_, _| [None]))
-    }
 }

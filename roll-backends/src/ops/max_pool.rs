@@ -1,13 +1,12 @@
 //! 2-d max pooling.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, get_or_init_device_settings};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::Tensor;
 use burn::tensor::ops::PadMode;
 
 use super::conv2d::own_kernel;
-use super::record::record;
+use super::operator::{Kernels, Operator, Pullback, call};
 
 /// The window of a max pooling. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,19 +49,18 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
             (x, MaxPoolWindow { padding, ..window })
         }
     };
-    Tensor::from_dispatch(<Dispatch as MaxPoolOps>::max_pool_of(x.into_dispatch(), window))
+    call(window, [x.into_dispatch()])
 }
 
-/// Backend dispatch of the operator. A backend implements [`MaxPoolKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait MaxPoolOps: Backend {
-    /// See [`max_pool`].
-    fn max_pool_of(x: FloatTensor<Self>, window: MaxPoolWindow) -> FloatTensor<Self>;
+impl Operator<1> for MaxPoolWindow {
+    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+        B::max_pool_forward(x, self, false).0
+    }
+
+    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let (y, places) = B::max_pool_forward(x.clone(), self, true);
+        (y.clone(), move |d_y| [Some(B::max_pool_backward(x, y, places, self, d_y))])
+    }
 }
 
 /// The operator and its gradient on one backend. The default methods require windows without padding.
@@ -96,20 +94,5 @@ pub trait MaxPoolKernel: Backend {
             Self::max_pool2d_with_indices(x.clone(), kernel, stride, [0; 2], dilation, false, dtype).indices
         });
         Self::max_pool2d_with_indices_backward(x, kernel, stride, [0; 2], dilation, false, d_y, places).x_grad
-    }
-}
-
-impl<B: MaxPoolKernel> MaxPoolOps for B {
-    fn max_pool_of(x: FloatTensor<B>, window: MaxPoolWindow) -> FloatTensor<B> {
-        B::max_pool_forward(x, window, false).0
-    }
-}
-
-impl<B: MaxPoolKernel, C: CheckpointStrategy> MaxPoolOps for Autodiff<B, C> {
-    fn max_pool_of(x: FloatTensor<Self>, window: MaxPoolWindow) -> FloatTensor<Self> {
-        record::<B, C, _, 1>([x], |[x]| {
-            let (y, places) = B::max_pool_forward(x.clone(), window, true);
-            (y.clone(), move |d_y, _| [Some(B::max_pool_backward(x, y, places, window, d_y))])
-        })
     }
 }

@@ -1,9 +1,9 @@
 //! Operators with fused forward and backward passes.
 //!
-//! The file `X.rs` of an operator family contains the public functions, `XOps` (through which Burn's run-time dispatch
-//! reaches a backend), the recording for autodiff, and `XKernel`, the part that a backend implements. The methods of
-//! `XKernel` have default implementations composed of primitive operations, so an empty implementation is enough to add
-//! a backend. The table shows which backend has a kernel of its own:
+//! The file `X.rs` of an operator family contains the public functions, the type of a call (an
+//! [`operator::Operator`]: the forward pass on any backend, and the pullback for autodiff), and `XKernel`, the part that
+//! a backend implements. The methods of `XKernel` have default implementations composed of primitive operations, so an
+//! empty implementation is enough to add a backend. The table shows which backend has a kernel of its own:
 //!
 //! | `X`            | composed (default)        | flex                | libtorch                  | wgpu, cuda             |
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
@@ -23,12 +23,14 @@
 //! | `rms_rope`     | `rms_rope`: norm, rope    | default             | `libtorch/norm`           | default                |
 //! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
 //! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
-//! | `exchange`     | `exchange`                | default             | default                   | default                |
-//! | `cotangent`    | `cotangent`               | default             | default                   | default                |
 //!
-//! The files in `flex/` call the functions in `kernels/`, which compute on slices without tensors. `expression` is the
-//! arithmetic on primitive tensors that composed kernels use, `record` records an operator for the backward pass, and
-//! `portable` makes flex use the composed kernels, to test them.
+//! `exchange` and `cotangent` need no kernels. The files in `flex/` call the functions in `kernels/`, which compute on
+//! slices without tensors. `operator` runs a call on the backend of its operands and records it for the backward pass,
+//! `expression` is the arithmetic on primitive tensors that composed kernels use, and `portable` makes flex use the
+//! composed kernels, to test them.
+
+// With `portable-kernels`, flex's own kernels, which use some items alone, are not compiled.
+#![cfg_attr(any(feature = "portable-kernels", not(feature = "flex")), allow(dead_code, unused_imports))]
 
 mod activation;
 mod adam;
@@ -53,10 +55,10 @@ mod libtorch;
 mod linear;
 mod max_pool;
 mod norm;
+mod operator;
 #[cfg(feature = "portable-kernels")]
 mod portable;
 mod product;
-mod record;
 mod rms_rope;
 mod rope;
 mod scaled;
@@ -66,28 +68,41 @@ mod test_noise;
 mod tests;
 mod tiled;
 
-pub use activation::{Activation, ActivationKernel, ActivationOps, gelu, gelu_tanh, silu};
-pub use adam::{AdamKernel, AdamOps, adam};
-pub use attention::{
-    AttentionCall, AttentionKernel, AttentionOps, AttentionOptions, AttentionPull, attention, attention_with,
-};
-pub use blocks::{BlockKernel, BlockOps, linear_blocks};
-pub use channel_norm::{
-    ChannelNormKernel, ChannelNormOps, channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull,
-};
-pub use conv::{ConvKernel, ConvOps, conv3d, conv3d_pull};
-pub use conv2d::{Conv2d, Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dOps, Conv2dSteps, Epilogue, Packed};
-pub use cotangent::{SeedOps, seed};
-pub use decode::{DecodeCall, DecodeKernel, DecodeOps, KeyPlace, attend_rows, store_rows};
-pub use exchange::{Exchange, ExchangeOps, To, TokenRanks, exchange};
-pub use gate::{GateKernel, GateOps, gated_add};
+pub use activation::{gelu, gelu_tanh, silu};
+pub use adam::adam;
+pub use attention::{AttentionOptions, attention, attention_with};
+pub use blocks::linear_blocks;
+pub use channel_norm::{channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull};
+pub use conv::{conv3d, conv3d_pull};
+pub use conv2d::{Conv2d, Conv2dSteps, Epilogue};
+pub use cotangent::seed;
+pub use decode::{DecodeCall, KeyPlace, attend_rows, store_rows};
+pub use exchange::{Exchange, To, TokenRanks, exchange};
+pub use gate::gated_add;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;
-pub use linear::{LinearKernel, LinearOps, Lora, SavedLinear, linear, linear_lora, linear_rows};
-pub use max_pool::{MaxPoolKernel, MaxPoolOps, MaxPoolWindow, max_pool};
-pub use norm::{NormKernel, NormOps, SavedNorm, SharedShift, layer_norm, layer_norm_as, rms_norm};
-pub use product::{ProductKernel, ProductOps, product};
-pub use record::Cotangents;
-pub use rms_rope::{RmsRopeKernel, RmsRopeOps, Rotation, SavedRmsRope, rms_rope};
-pub use rope::{RopeKernel, RopeOps, rope};
-pub use scaled::{Scaled, ScaledKernel, ScaledOps, linear_scaled};
+pub use linear::{linear, linear_lora, linear_rows};
+pub use max_pool::{MaxPoolWindow, max_pool};
+pub use norm::{layer_norm, layer_norm_as, rms_norm};
+pub use product::product;
+pub use rms_rope::rms_rope;
+pub use rope::rope;
+pub use scaled::linear_scaled;
+
+use activation::{Activation, ActivationKernel};
+use adam::AdamKernel;
+use attention::{AttentionCall, AttentionKernel};
+use blocks::BlockKernel;
+use channel_norm::ChannelNormKernel;
+use conv::ConvKernel;
+use conv2d::Conv2dKernel;
+use decode::DecodeKernel;
+use gate::GateKernel;
+use linear::{LinearKernel, Lora, SavedLinear};
+use max_pool::MaxPoolKernel;
+use norm::{NormKernel, SavedNorm, SharedShift};
+use operator::Cotangents;
+use product::ProductKernel;
+use rms_rope::RmsRopeKernel;
+use rope::RopeKernel;
+use scaled::ScaledKernel;

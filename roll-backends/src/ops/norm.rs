@@ -1,11 +1,10 @@
 //! Layer norm and RMS norm.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::{Expression, summed_rows};
-use super::record::{Cotangents, record};
+use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 
 /// Layer norm over the last axis of `[L, D]`: `(x - mean) / sqrt(var + eps) * gain + shift`; gain and shift are
 /// `[1, D]` or `[L, D]`. All tensors are f32.
@@ -17,15 +16,14 @@ pub fn layer_norm(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64) -> 
 pub fn layer_norm_as(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64, dtype: DType) -> Tensor<2> {
     assert_row_operand("the gain of a layer norm", &gain, &x);
     assert_row_operand("the shift of a layer norm", &shift, &x);
-    let (x, gain, shift) = (x.into_dispatch(), gain.into_dispatch(), shift.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as NormOps>::fused_layer_norm(x, gain, shift, eps, dtype))
+    call(LayerNorm { eps, dtype }, [x, gain, shift].map(Tensor::into_dispatch))
 }
 
 /// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
     let gain: Tensor<2> = gain.unsqueeze();
     assert_row_operand("the gain of an RMS norm", &gain, &x);
-    Tensor::from_dispatch(<Dispatch as NormOps>::fused_rms_norm(x.into_dispatch(), gain.into_dispatch(), eps))
+    call(RmsNorm { eps }, [x, gain].map(Tensor::into_dispatch))
 }
 
 /// Panics unless `operand` has the width of `x`, and one row or the same number of rows.
@@ -37,25 +35,51 @@ pub(super) fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>)
     );
 }
 
-/// Backend dispatch of the norms. A backend implements [`NormKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait NormOps: Backend {
-    /// See [`layer_norm_as`].
-    fn fused_layer_norm(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: FloatTensor<Self>,
-        eps: f64,
-        dtype: DType,
-    ) -> FloatTensor<Self>;
+/// See [`layer_norm_as`]; the operands are x, gain and shift.
+struct LayerNorm {
+    eps: f64,
+    dtype: DType,
+}
 
-    /// See [`rms_norm`]; gain is `[1, D]` here.
-    fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+impl Operator<3> for LayerNorm {
+    fn forward<B: Kernels>(self, [x, gain, shift]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+        B::layer_norm_forward(x, gain, shift, self.eps, self.dtype).0
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, gain, shift]: [FloatTensor<B>; 3],
+        wanted: [bool; 3],
+    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+        let layer = Some(SharedShift(shift.shape()[0] == 1));
+        let (y, moments) = B::layer_norm_forward(x.clone(), gain.clone(), shift, self.eps, self.dtype);
+        let saved = SavedNorm { x, gain, moments, layer, eps: self.eps };
+        (y, move |d_y| B::layer_norm_backward(saved, d_y, wanted))
+    }
+}
+
+/// See [`rms_norm`]; the operands are x and gain, `[1, D]`.
+struct RmsNorm {
+    eps: f64,
+}
+
+impl Operator<2> for RmsNorm {
+    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
+        B::norm_forward(x, gain, None, self.eps).0
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, gain]: [FloatTensor<B>; 2],
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+        let (y, moments) = B::norm_forward(x.clone(), gain.clone(), None, self.eps);
+        let saved = SavedNorm { x, gain, moments, layer: None, eps: self.eps };
+        (y, move |d_y| {
+            let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
+            [d_x, d_gain]
+        })
+    }
 }
 
 /// The norms and their gradients on one backend. A norm with a shift is a layer norm, one without an RMS norm.
@@ -157,54 +181,11 @@ pub struct SavedNorm<T> {
     pub moments: T,
     /// Whether the shift of a layer norm has one row; `None` for an RMS norm.
     pub layer: Option<SharedShift>,
-    /// Epsilon.
+    /// Epsilon; only libtorch reads it.
+    #[cfg_attr(not(feature = "libtorch"), allow(dead_code))]
     pub eps: f64,
 }
 
 /// Whether the shift of a layer norm is `[1, D]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedShift(pub bool);
-
-impl<B: NormKernel> NormOps for B {
-    fn fused_layer_norm(
-        x: FloatTensor<B>,
-        gain: FloatTensor<B>,
-        shift: FloatTensor<B>,
-        eps: f64,
-        dtype: DType,
-    ) -> FloatTensor<B> {
-        B::layer_norm_forward(x, gain, shift, eps, dtype).0
-    }
-
-    fn fused_rms_norm(x: FloatTensor<B>, gain: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
-        B::norm_forward(x, gain, None, eps).0
-    }
-}
-
-impl<B: NormKernel, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
-    fn fused_layer_norm(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: FloatTensor<Self>,
-        eps: f64,
-        dtype: DType,
-    ) -> FloatTensor<Self> {
-        record::<B, C, _, 3>([x, gain, shift], |[x, gain, shift]| {
-            let layer = Some(SharedShift(shift.shape()[0] == 1));
-            let (y, moments) = B::layer_norm_forward(x.clone(), gain.clone(), shift, eps, dtype);
-            let saved = SavedNorm { x, gain, moments, layer, eps };
-            (y, move |d_y, wanted| B::layer_norm_backward(saved, d_y, wanted))
-        })
-    }
-
-    fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        record::<B, C, _, 2>([x, gain], |[x, gain]| {
-            let (y, moments) = B::norm_forward(x.clone(), gain.clone(), None, eps);
-            let saved = SavedNorm { x, gain, moments, layer: None, eps };
-            (y, move |d_y, [d_x, d_gain]: [bool; 2]| {
-                let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [d_x, d_gain, false]);
-                [d_x, d_gain]
-            })
-        })
-    }
-}

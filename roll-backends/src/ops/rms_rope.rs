@@ -1,12 +1,11 @@
 //! RMS norm followed by rotary position embedding, for queries and keys; fused where a backend has a kernel for it.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
 use super::norm::{NormKernel, SavedNorm, assert_row_operand};
-use super::record::{Cotangents, record};
+use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 use super::rope::{RopeKernel, assert_angles};
 
 /// Applies [`super::rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`
@@ -18,33 +17,31 @@ pub fn rms_rope(x: Tensor<2>, gain: Tensor<1>, angles: Option<[Tensor<2>; 2]>, h
     if let Some([cos, sin]) = &angles {
         assert_angles(&x, cos, sin, heads);
     }
-    let (x, gain) = (x.into_dispatch(), gain.into_dispatch());
-    Tensor::from_dispatch(match angles.map(|angles| angles.map(Tensor::into_dispatch)) {
-        Some([cos, sin]) => <Dispatch as RmsRopeOps>::rms_rope(x, gain, cos, sin, heads, eps),
-        None => <Dispatch as RmsRopeOps>::rms_alone(x, gain, eps),
-    })
+    let rotation = angles.map(|angles| Rotation { angles, heads });
+    call(RmsRope { rotation, eps }, [x, gain].map(Tensor::into_dispatch))
 }
 
-/// Backend dispatch of the operator. A backend implements [`RmsRopeKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait RmsRopeOps: Backend {
-    /// See [`rms_rope`]; gain is `[1, D]` here.
-    fn rms_rope(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-        eps: f64,
-    ) -> FloatTensor<Self>;
+/// See [`rms_rope`]; the operands are x and gain, `[1, D]`.
+struct RmsRope {
+    rotation: Option<Rotation<Tensor<2>>>,
+    eps: f64,
+}
 
-    /// [`rms_rope`] without a rotation.
-    fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
+impl Operator<2> for RmsRope {
+    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
+        B::rms_rope_forward(x, gain, self.rotation.map(Rotation::on::<B>), self.eps).0
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, gain]: [FloatTensor<B>; 2],
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+        let (rotation, eps) = (self.rotation.map(Rotation::on::<B>), self.eps);
+        let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), rotation.clone(), eps);
+        let saved = SavedRmsRope { x, gain, moments, rotation, eps };
+        (y, move |d_y| B::rms_rope_backward(saved, d_y, wanted))
+    }
 }
 
 /// The rotation of a call.
@@ -54,6 +51,12 @@ pub struct Rotation<T> {
     pub angles: [T; 2],
     /// Number of heads, which lie side by side in each row.
     pub heads: usize,
+}
+
+impl Rotation<Tensor<2>> {
+    fn on<B: Kernels>(self) -> Rotation<FloatTensor<B>> {
+        Rotation { angles: self.angles.map(|angle| B::constant(angle.into_dispatch())), heads: self.heads }
+    }
 }
 
 /// The values of the forward pass that the backward pass needs.
@@ -125,51 +128,4 @@ pub(super) fn composed_backward<B: RmsRopeKernel>(
     let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
     let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
     [d_x.map(|d_x| Expression::<B>(d_x).cast(dtype).0), d_gain]
-}
-
-impl<B: RmsRopeKernel> RmsRopeOps for B {
-    fn rms_rope(
-        x: FloatTensor<B>,
-        gain: FloatTensor<B>,
-        cos: FloatTensor<B>,
-        sin: FloatTensor<B>,
-        heads: usize,
-        eps: f64,
-    ) -> FloatTensor<B> {
-        B::rms_rope_forward(x, gain, Some(Rotation { angles: [cos, sin], heads }), eps).0
-    }
-
-    fn rms_alone(x: FloatTensor<B>, gain: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
-        B::rms_rope_forward(x, gain, None, eps).0
-    }
-}
-
-impl<B: RmsRopeKernel, C: CheckpointStrategy> RmsRopeOps for Autodiff<B, C> {
-    fn rms_rope(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        heads: usize,
-        eps: f64,
-    ) -> FloatTensor<Self> {
-        let angles = [cos, sin].map(|angle| angle.into_primitive());
-        recorded::<B, C>([x, gain], Some(Rotation { angles, heads }), eps)
-    }
-
-    fn rms_alone(x: FloatTensor<Self>, gain: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-        recorded::<B, C>([x, gain], None, eps)
-    }
-}
-
-fn recorded<B: RmsRopeKernel, C: CheckpointStrategy>(
-    operands: [FloatTensor<Autodiff<B, C>>; 2],
-    rotation: Option<Rotation<FloatTensor<B>>>,
-    eps: f64,
-) -> FloatTensor<Autodiff<B, C>> {
-    record::<B, C, _, 2>(operands, |[x, gain]| {
-        let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), rotation.clone(), eps);
-        let saved = SavedRmsRope { x, gain, moments, rotation, eps };
-        (y, move |d_y, wanted| B::rms_rope_backward(saved, d_y, wanted))
-    })
 }

@@ -1,18 +1,16 @@
 //! Rotary position embedding.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn::backend::{Autodiff, Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::expression::Expression;
-use super::record::record;
+use super::operator::{Kernels, Operator, Pullback, call};
 
 /// Rotates adjacent pairs of each head of `x` `[L, heads * d]` by angles with the given cosines and sines,
 /// `[L, d / 2]`. The angles are constants: no gradient reaches them. Panics if the shapes do not match.
 pub fn rope(x: Tensor<2>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -> Tensor<2> {
     assert_angles(&x, &cos, &sin, heads);
-    let (x, cos, sin) = (x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as RopeOps>::rope(x, cos, sin, heads))
+    call(Rope { angles: [cos, sin], heads }, [x.into_dispatch()])
 }
 
 /// Panics unless cosine and sine match `heads` heads in each row of `x`.
@@ -28,16 +26,23 @@ pub(super) fn assert_angles(x: &Tensor<2>, cos: &Tensor<2>, sin: &Tensor<2>, hea
     );
 }
 
-/// Backend dispatch of the rotation. A backend implements [`RopeKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait RopeOps: Backend {
-    /// See [`rope`].
-    fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize) -> FloatTensor<Self>;
+/// See [`rope`]; the operand is x.
+struct Rope {
+    angles: [Tensor<2>; 2],
+    heads: usize,
+}
+
+impl Operator<1> for Rope {
+    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+        let angles = self.angles.map(|angle| B::constant(angle.into_dispatch()));
+        B::rotate(x, angles, self.heads, false)
+    }
+
+    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let (angles, heads) = (self.angles.map(|angle| B::constant(angle.into_dispatch())), self.heads);
+        let y = B::rotate(x, angles.clone(), heads, false);
+        (y, move |d_y| [Some(B::rotate(d_y, angles, heads, true))])
+    }
 }
 
 /// The rotation on one backend.
@@ -58,21 +63,5 @@ pub trait RopeKernel: Backend {
         let turned_even = even.clone() * cos.clone() - odd.clone() * sin.clone();
         let turned_odd = even * sin + odd * cos;
         Expression::cat(vec![turned_even, turned_odd], 3).reshape([rows, channels]).0
-    }
-}
-
-impl<B: RopeKernel> RopeOps for B {
-    fn rope(x: FloatTensor<B>, cos: FloatTensor<B>, sin: FloatTensor<B>, heads: usize) -> FloatTensor<B> {
-        B::rotate(x, [cos, sin], heads, false)
-    }
-}
-
-impl<B: RopeKernel, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
-    fn rope(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>, heads: usize) -> FloatTensor<Self> {
-        let angles = [cos, sin].map(|angle| angle.into_primitive());
-        record::<B, C, _, 1>([x], |[x]| {
-            let y = B::rotate(x, angles.clone(), heads, false);
-            (y, move |d_y, _| [Some(B::rotate(d_y, angles, heads, true))])
-        })
     }
 }

@@ -1,14 +1,13 @@
 //! Linear layers with eight-bit weights.
 
-use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Autodiff, Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, IntDType, Shape, Slice, Tensor};
 
 use super::expression::Expression;
-use super::linear::checked_bias;
+use super::linear::{bias_gradient, checked_bias};
+use super::operator::{Kernels, Operator, Pullback, call};
 use super::product::ProductKernel;
-use super::record::record;
 use crate::ScaledMatrix;
 
 /// Elements that are decoded at a time.
@@ -21,28 +20,37 @@ const PANEL: usize = 1 << 24;
 /// part, which is exact. The scales multiply the columns of the result, and of the cotangent in the backward pass.
 pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, *weight.shape(), bias);
-    let ScaledMatrix { codes, table, scales, .. } = weight.clone();
-    let (x, bias) = (x.into_dispatch(), bias.into_dispatch());
-    let (codes, table, scales) = (codes.into_dispatch(), table.into_dispatch(), scales.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as ScaledOps>::linear_scaled(x, bias, codes, table, scales))
+    call(LinearScaled(weight.clone()), [x.into_dispatch(), bias.into_dispatch()])
 }
 
-/// Backend dispatch of the layer. A backend implements [`ScaledKernel`].
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    LibTorch: cfg(feature = "libtorch"),
-    Cube: cfg(feature = "cube"),
-    Autodiff
-)]
-pub trait ScaledOps: Backend {
-    /// See [`linear_scaled`].
-    fn linear_scaled(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        codes: IntTensor<Self>,
-        table: FloatTensor<Self>,
-        scales: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
+/// See [`linear_scaled`]; the operands are x and the bias.
+struct LinearScaled(ScaledMatrix);
+
+impl LinearScaled {
+    fn weight<B: Kernels>(self) -> Scaled<B> {
+        let ScaledMatrix { codes, table, scales, .. } = self.0;
+        let [table, scales] = [table, scales].map(|x| B::constant(x.into_dispatch()));
+        Scaled { codes: B::unwrap(codes.into_dispatch()).int(), table, scales }
+    }
+}
+
+impl Operator<2> for LinearScaled {
+    fn forward<B: Kernels>(self, [x, bias]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
+        B::scaled_forward(x, bias, &self.weight())
+    }
+
+    fn record<B: Kernels>(
+        self,
+        [x, bias]: [FloatTensor<B>; 2],
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+        let (weight, dtype) = (self.weight(), x.dtype());
+        let y = B::scaled_forward(x, bias, &weight);
+        (y, move |d_y: FloatTensor<B>| {
+            let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));
+            [wanted[0].then(|| B::scaled_backward(d_y, &weight, dtype)), d_bias]
+        })
+    }
 }
 
 /// An eight-bit matrix in a backend's primitives; see [`ScaledMatrix`].
@@ -121,40 +129,5 @@ impl<B: Backend> Scaled<B> {
         let places = B::int_reshape(B::int_cast(codes, IntDType::I32), Shape::new([shape[0] * shape[1]]));
         let table = Expression::<B>(self.table.clone()).cast(dtype);
         Expression::<B>(B::float_select(table.0, 0, places)).reshape(shape)
-    }
-}
-
-impl<B: ScaledKernel> ScaledOps for B {
-    fn linear_scaled(
-        x: FloatTensor<B>,
-        bias: FloatTensor<B>,
-        codes: IntTensor<B>,
-        table: FloatTensor<B>,
-        scales: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        B::scaled_forward(x, bias, &Scaled { codes, table, scales })
-    }
-}
-
-impl<B: ScaledKernel, C: CheckpointStrategy> ScaledOps for Autodiff<B, C> {
-    fn linear_scaled(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        codes: IntTensor<Self>,
-        table: FloatTensor<Self>,
-        scales: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        let weight = Scaled::<B> { codes, table: table.into_primitive(), scales: scales.into_primitive() };
-        record::<B, C, _, 2>([x, bias], |[x, bias]| {
-            let dtype = x.dtype();
-            let y = B::scaled_forward(x, bias, &weight);
-            (y, move |d_y: FloatTensor<B>, [x_wanted, bias_wanted]: [bool; 2]| {
-                let d_bias = bias_wanted.then(|| {
-                    let [outputs, _] = weight.shape();
-                    Expression::<B>(d_y.clone()).sum(0).reshape([outputs]).0
-                });
-                [x_wanted.then(|| B::scaled_backward(d_y, &weight, dtype)), d_bias]
-            })
-        })
     }
 }

@@ -11,8 +11,8 @@ use burn::tensor::{DType, TensorData};
 
 use super::AttentionCall;
 use super::expression::Expression;
+use super::operator::Cotangents;
 use super::product::ProductKernel;
-use super::record::Cotangents;
 
 /// Scores of one block (64 MiB). A few temporaries have the same size.
 const BLOCK_SCORES: usize = 1 << 24;

@@ -9,7 +9,7 @@ use burn::backend::{LibTorch, tensor::FloatTensor};
 use tch::Tensor;
 
 use super::{fresh, pulled};
-use crate::ops::attention::{AttentionPull, keeping_softmax};
+use crate::ops::attention::{AttentionPullback, save_softmax};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents, tiled};
 
 impl AttentionKernel for LibTorch {
@@ -17,12 +17,12 @@ impl AttentionKernel for LibTorch {
         qkv: [FloatTensor<Self>; 3],
         call: AttentionCall,
         wanted: [bool; 3],
-    ) -> (FloatTensor<Self>, AttentionPull<Self>) {
+    ) -> (FloatTensor<Self>, AttentionPullback<Self>) {
         if AttentionPath::of(&qkv, call) != AttentionPath::Fused {
-            return keeping_softmax::<Self>(qkv, call);
+            return save_softmax::<Self>(qkv, call, wanted);
         }
         let (out, graph) = Graph::of(qkv, call, wanted);
-        (out, Box::new(move |d_out, wanted| graph.pull(&d_out, wanted)))
+        (out, Box::new(move |d_out| graph.pull(&d_out, wanted)))
     }
 
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {

@@ -8,8 +8,8 @@ use super::elementwise::summed_rows;
 use super::{fresh, fused, pull_through};
 use crate::ops::channel_norm::{LEAST_NORM, hand_pull};
 use crate::ops::expression::Expression;
-use crate::ops::rms_rope::{self, Rotation};
-use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SavedRmsRope, SharedShift};
+use crate::ops::rms_rope::{self, Rotation, SavedRmsRope};
+use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SharedShift};
 
 impl NormKernel for LibTorch {
     fn norm_forward(
