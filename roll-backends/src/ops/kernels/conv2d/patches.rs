@@ -4,18 +4,18 @@
 use rayon::prelude::*;
 
 use super::Finish;
-use super::passes::Shape;
+use super::passes::Conv2dShape;
 use super::shared_output::filled;
 use super::tiles::{self, PackedWeight};
 
 /// Whether the windows of `shape` tile the input without overlap.
-pub fn applies(shape: Shape) -> bool {
+pub fn applies(shape: Conv2dShape) -> bool {
     shape.kernel == shape.stride && shape.dilation == [1; 2] && shape.groups == 1 && shape.taps() > 1
 }
 
 /// The 1 x 1 convolution whose output channels are (input channel, tap).
-fn product(shape: Shape) -> Shape {
-    Shape {
+fn product(shape: Conv2dShape) -> Conv2dShape {
+    Conv2dShape {
         inputs: shape.outputs,
         outputs: shape.inputs * shape.taps(),
         size: shape.output,
@@ -27,30 +27,19 @@ fn product(shape: Shape) -> Shape {
 }
 
 /// Packs the weights.
-pub fn pack(shape: Shape, weight: &[f32]) -> PackedWeight {
+pub fn pack(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let row = shape.inputs * shape.taps();
     PackedWeight::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
 }
 
 /// Returns the gradient of x, given the gradient of the sums.
-pub fn backward(shape: Shape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
+pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
     let inner = product(shape);
     let plane = shape.output[0] * shape.output[1];
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
     let by_tap = unsafe {
         filled(shape.items * inner.outputs * plane, |y| {
-            let call = tiles::Call {
-                items: shape.items,
-                groups: 1,
-                x: d_sums,
-                inputs: inner.inputs,
-                read: inner.size,
-                y,
-                outputs: inner.outputs,
-                written: inner.output,
-                finish: Finish::default(),
-            };
-            tiles::correlate(&call, &inner.forward(), packed);
+            tiles::correlate(&tiles::Call::new(inner, d_sums, y, Finish::default()), &inner.forward(), packed);
         })
     };
     let [rows, columns] = shape.size;

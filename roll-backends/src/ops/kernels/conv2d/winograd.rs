@@ -11,7 +11,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::panel::{Line, floats, floats_mut};
-use super::passes::Shape;
+use super::passes::Conv2dShape;
 use super::tiles::{Call, ONE_THREAD, store};
 use crate::ops::kernels::geometry;
 use crate::ops::kernels::simd::vectorised;
@@ -29,7 +29,7 @@ const MIN_PANELS: usize = 4;
 const MAX_TASK_KIB: usize = 4 * TASK_KIB;
 
 /// Whether convolutions of `shape` (with any number of items, size and padding) are computed here.
-pub fn applies(shape: Shape) -> bool {
+pub fn applies(shape: Conv2dShape) -> bool {
     shape.kernel == [3; 2]
         && shape.stride == [1; 2]
         && shape.dilation == [1; 2]
@@ -38,9 +38,9 @@ pub fn applies(shape: Shape) -> bool {
 }
 
 /// The transformed kernels of the convolution or, if `transposed`, of the convolution that computes its input gradient.
-pub fn pack(shape: Shape, weight: &[f32], transposed: bool) -> Kernels {
+pub fn pack(shape: Conv2dShape, weight: &[f32], transposed: bool) -> Kernels {
     let [inputs, outputs] = if transposed { [shape.outputs, shape.inputs] } else { [shape.inputs, shape.outputs] };
-    let shape = geometry::Shape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
+    let shape = geometry::ConvShape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
     Kernels::new(shape, weight, transposed)
 }
 

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::launch::{Kernel, Launch, Launcher};
+use super::launch::{Kernel, Launch, LaunchShape, Launcher};
 use super::nvrtc::{Nvrtc, Output, SOURCE, open, symbol, text};
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
@@ -114,7 +114,7 @@ impl Driver {
 }
 
 /// One GPU with the fused kernels loaded.
-pub(super) struct Gpu {
+pub struct Gpu {
     number: usize,
     driver: Driver,
     /// The primary context, which torch uses: its tensors are memory of this context.
@@ -206,7 +206,7 @@ impl Gpu {
 
     fn queue(&self, launch: &mut Launch) -> Result<(), String> {
         let function = self.function(launch.kernel)?;
-        let (grid, [block_x, block_y]) = (launch.grid, launch.block);
+        let LaunchShape { grid, block: [block_x, block_y] } = launch.shape;
         let mut parameters = launch.parameters();
         self.driver.within(self.context, || {
             // SAFETY: number and types of the parameters are those of the kernel; they are copied before the call
@@ -231,7 +231,7 @@ impl Gpu {
     }
 }
 
-impl Launcher for Gpu {
+impl Launcher for Arc<Gpu> {
     fn launch(&self, launch: &mut Launch) -> Result<(), String> {
         let result = self.queue(launch);
         if let Err(reason) = &result
