@@ -11,7 +11,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Finish;
-use super::panel::{self, Line, Lists, PanelSpec, Run, floats, runs};
+use super::panel::{self, Line, Lists, PanelSpec, Run, runs};
 use super::passes::{Conv2dShape, Pass};
 use super::shared_output::SharedOutput;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
@@ -172,7 +172,7 @@ fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &m
         panel::pack(&PanelSpec { call, pass, group: task.group, runs: &input_runs, range: range.clone() }, panel);
         for tiles in (task.tiles.start..task.tiles.end).step_by(MC).map(|low| low..(low + MC).min(task.tiles.end)) {
             for column in 0..across {
-                let inputs = floats(&panel[column * range.len()..][..range.len()]);
+                let inputs = bytemuck::cast_slice(&panel[column * range.len()..][..range.len()]);
                 for tile in tiles.clone() {
                     let index = if parts == 1 { 0 } else { (tile - task.tiles.start) * across + column };
                     let sums = &mut sums[index].0;

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::panel::{Line, floats, floats_mut};
+use super::panel::Line;
 use super::passes::Conv2dShape;
 use super::tiles::{Call, ONE_THREAD, store};
 use crate::ops::kernels::geometry;
@@ -101,7 +101,7 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
     sums.resize((ELEMENTS * element_stride).max(sums.len()), Line::default());
     let all: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
     for (runs, patches) in all.iter().zip(patches.chunks_exact_mut(ELEMENTS * pitch)) {
-        patches_of(call, before, runs, floats_mut(patches), pitch * NR);
+        patches_of(call, before, runs, bytemuck::cast_slice_mut(patches), pitch * NR);
     }
     for element in 0..ELEMENTS {
         for (block, sums) in
@@ -109,8 +109,8 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
         {
             let weights = kernels.at(task.blocks.start + block, element);
             for (panel, sums) in sums.chunks_exact_mut(SUMS / NR).enumerate() {
-                let patches = floats(&patches[(panel * ELEMENTS + element) * pitch..][..inputs]);
-                let Some(sums) = floats_mut(sums).first_chunk_mut() else { continue };
+                let patches: &[f32] = bytemuck::cast_slice(&patches[(panel * ELEMENTS + element) * pitch..][..inputs]);
+                let Some(sums) = bytemuck::cast_slice_mut(sums).first_chunk_mut() else { continue };
                 for first in (0..inputs).step_by(KC) {
                     let range = first..(first + KC).min(inputs);
                     let (weights, patches) = (&weights[first * MR..range.end * MR], &patches[first * NR..]);
@@ -119,7 +119,7 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
             }
         }
     }
-    let sums = floats(sums);
+    let sums: &[f32] = bytemuck::cast_slice(sums);
     for block in 0..blocks {
         let first = (task.blocks.start + block) * MR;
         for (panel, runs) in all.iter().enumerate() {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::launch::{Kernel, Launch, LaunchShape, Launcher};
-use super::nvrtc::{Nvrtc, Output, SOURCE, open, symbol, text};
+use super::nvrtc::{Nvrtc, SOURCE, open, symbol, text};
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
@@ -165,7 +165,7 @@ impl Gpu {
             driver.check("cuDevicePrimaryCtxRetain", (driver.retain)(&mut context, device))?;
         }
         let architecture = format!("sm_{}{}", capability[0], capability[1]);
-        let code = Nvrtc::load()?.compile(SOURCE, &architecture, Output::Code)?;
+        let code = Nvrtc::load()?.compile(SOURCE, &architecture)?;
         let kernels = driver.within(context, || {
             let mut module = null_mut();
             // SAFETY: an ELF image contains its own size.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::nvrtc::{Nvrtc, Output, SOURCE};
+use super::nvrtc::{Nvrtc, SOURCE};
 use super::*;
 
 const EPS: f64 = 1e-6;
@@ -334,9 +334,9 @@ fn fused_kernels_compile_without_spills() {
         Err(reason) => roll_testing::skip!(reason),
     };
     for architecture in ["sm_80", "sm_90"] {
-        let code = nvrtc.compile(SOURCE, architecture, Output::Code).unwrap();
+        let code = nvrtc.compile(SOURCE, architecture).unwrap();
         assert!(code.starts_with(b"\x7fELF"), "{architecture}");
-        let ptx = nvrtc.compile(SOURCE, architecture, Output::Ptx).unwrap();
+        let ptx = nvrtc.compile(SOURCE, &architecture.replace("sm_", "compute_")).unwrap();
         let ptx = CStr::from_bytes_until_nul(&ptx).map_or(&ptx[..], CStr::to_bytes);
         for kernel in Kernel::ALL {
             let entry = format!(".entry {}(", kernel.0.to_str().unwrap());
