@@ -194,8 +194,8 @@ vectorised! {
         let (pitch, channel, finish) = (layout.size[1], plane % call.channels, call.finish);
         let [rows, columns] = pass.grid;
         let bias = finish.bias.map_or(0.0, |bias| bias[channel]);
-        // Without residual and sums to write, the epilogue is applied to the columns between rows too, which is faster than
-        // row by row.
+        // Without residual and sums to write, the epilogue is applied to the columns between rows too, which is faster
+        // than row by row.
         let at_once = finish.added.is_none() && finish.sums.is_none();
         let Scratch { copy, sums, weights, .. } = scratch;
         weights.clear();

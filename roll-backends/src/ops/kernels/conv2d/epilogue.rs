@@ -50,8 +50,8 @@ impl Epilogue<'_> {
         }
     }
 
-    /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and `saved`:
-    /// the sums if [`Epilogue::needs_sums`] is true, else the outputs.
+    /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and
+    /// `saved`: the sums if [`Epilogue::needs_sums`] is true, else the outputs.
     #[inline(always)]
     pub fn pull<M: MulAdd>(self, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
         let all = saved.iter().zip(d_y).zip(d_z);

@@ -45,7 +45,7 @@ pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Ve
     let [rows, columns] = shape.size;
     let mut d_x = vec![0.0; shape.items * shape.inputs * rows * columns];
     // Window and tap of a position along an axis; `None` outside of all windows.
-    let place = |i: usize, axis: usize| {
+    let window_and_tap = |i: usize, axis: usize| {
         let (window, tap) =
             ((i + shape.before[axis]) / shape.stride[axis], (i + shape.before[axis]) % shape.stride[axis]);
         (window < shape.output[axis]).then_some((window, tap))
@@ -53,9 +53,9 @@ pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Ve
     d_x.par_chunks_mut((rows * columns).max(1)).enumerate().for_each(|(channel, d_x)| {
         let of_channel = &by_tap[channel * shape.taps() * plane..][..shape.taps() * plane];
         for (row, d_x) in d_x.chunks_exact_mut(columns).enumerate() {
-            let Some((window_row, tap_row)) = place(row, 0) else { continue };
+            let Some((window_row, tap_row)) = window_and_tap(row, 0) else { continue };
             for (column, d_x) in d_x.iter_mut().enumerate() {
-                let Some((window, tap)) = place(column, 1) else { continue };
+                let Some((window, tap)) = window_and_tap(column, 1) else { continue };
                 let tap = tap_row * shape.kernel[1] + tap;
                 *d_x = of_channel[tap * plane + window_row * shape.output[1] + window];
             }

@@ -146,8 +146,8 @@ fn write_tiles(
     }
 }
 
-/// A transformed weight, packed for [`accumulate`] in the order: block of output channels, element, block of
-/// input channels, kernel frame, input channel of the block, output channel of the block.
+/// A transformed weight, packed for [`accumulate`] in the order: block of output channels, element, block of input
+/// channels, kernel frame, input channel of the block, output channel of the block.
 #[derive(Debug)]
 pub struct Kernels {
     values: Vec<f32>,

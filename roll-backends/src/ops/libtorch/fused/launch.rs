@@ -126,8 +126,8 @@ impl LaunchShape {
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
-    /// Shape of reductions over short rows, and the number of threads of a warp (lanes) that share a row. `None` if a row
-    /// exceeds what they hold, or the number of rows exceeds the kernels' indices.
+    /// Shape of reductions over short rows, and the number of threads of a warp (lanes) that share a row. `None` if a
+    /// row exceeds what they hold, or the number of rows exceeds the kernels' indices.
     ///
     /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
     pub(super) fn short_row_reduction(rows: i32, width: i32) -> Option<(Self, i32)> {
