@@ -4,20 +4,10 @@ use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
 use super::simd::{MulAdd, exp, sigmoid, vectorised};
+use crate::ops::Activation;
 
 /// Elements per task: enough to outweigh the cost of a task, few enough to stay in the cache.
 const CHUNK: usize = 1 << 14;
-
-/// An activation: its argument times a sigmoid-like function of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * (1 + erf(x / sqrt(2))) / 2`.
-    Gelu,
-    /// `x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2`.
-    GeluTanh,
-    /// `x / (1 + e^-x)`.
-    Silu,
-}
 
 /// Applies the activation.
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {

@@ -13,7 +13,7 @@ use super::simd::{LANES, exp, sum_lanes, vectorised};
 
 /// Sizes and options of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct AttentionShape {
     /// Rows of q.
     pub queries: usize,
     /// Rows of k and v.
@@ -32,21 +32,10 @@ pub struct Shape {
     pub softcap: Option<f32>,
 }
 
-/// Which gradients [`backward`] computes.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted {
-    /// The gradient of q.
-    pub q: bool,
-    /// The gradient of k.
-    pub k: bool,
-    /// The gradient of v.
-    pub v: bool,
-}
-
 /// Target number of scores of a block (1 MiB), so that they stay in the cache.
 const BLOCK_SCORES: usize = 1 << 18;
 
-impl Shape {
+impl AttentionShape {
     fn channels(&self) -> usize {
         self.heads * self.width
     }
@@ -97,7 +86,7 @@ pub struct RowSoftmax {
 
 /// Writes the attended values to `out` `[queries, heads * width]` and the softmax statistics to `softmax`
 /// `[heads, queries]`. A row without keys becomes zero.
-pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
+pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
     if out.is_empty() {
         return;
     }
@@ -156,19 +145,23 @@ pub struct Saved<'a> {
 }
 
 /// Returns the gradients of q, k and v; `None` if not wanted.
-pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>; 3] {
+pub fn backward(
+    shape: AttentionShape,
+    saved: Saved,
+    [q_wanted, k_wanted, v_wanted]: [bool; 3],
+) -> [Option<Vec<f32>>; 3] {
     let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
     let block = shape.block();
     let blocks = queries.div_ceil(block);
     // If there are fewer heads than threads, the blocks of a head are split into shares, each with its own partial
     // sums.
     let shares = rayon::current_num_threads().div_ceil(shape.heads.max(1)).min(blocks).max(1);
-    let mut dq = if wanted.q { vec![0.0; queries * channels] } else { Vec::new() };
-    let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.k { keys * channels } else { 0 }]).collect();
-    let mut dv: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.v { keys * channels } else { 0 }]).collect();
+    let mut dq = vec![0.0; if q_wanted { queries * channels } else { 0 }];
+    let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if k_wanted { keys * channels } else { 0 }]).collect();
+    let mut dv: Vec<_> = (0..shares).map(|_| vec![0.0; if v_wanted { keys * channels } else { 0 }]).collect();
     if queries * keys * channels > 0 {
         let rows_per_share = blocks.div_ceil(shares) * block;
-        let mut dq_parts = by_head(&mut dq, wanted.q, queries, shape)
+        let mut dq_parts = by_head(&mut dq, q_wanted, queries, shape)
             .into_iter()
             .map(|head| head.map_or_else(Vec::new, |head| head.split_rows(rows_per_share)).into_iter())
             .collect::<Vec<_>>();
@@ -177,7 +170,7 @@ pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>
             .zip(&mut dv)
             .enumerate()
             .flat_map(|(share, (dk, dv))| {
-                let parts = by_head(dk, wanted.k, keys, shape).into_iter().zip(by_head(dv, wanted.v, keys, shape));
+                let parts = by_head(dk, k_wanted, keys, shape).into_iter().zip(by_head(dv, v_wanted, keys, shape));
                 parts.enumerate().map(move |(head, (dk, dv))| (share, head, dk, dv)).collect::<Vec<_>>()
             })
             .map(|(share, head, dk, dv)| Task {
@@ -201,10 +194,10 @@ pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>
             },
         );
     }
-    [wanted.q.then_some(dq), wanted.k.then(|| sum_parts(dk)), wanted.v.then(|| sum_parts(dv))]
+    [q_wanted.then_some(dq), k_wanted.then(|| sum_parts(dk)), v_wanted.then(|| sum_parts(dv))]
 }
 
-fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: Shape) -> Vec<Option<ViewMut<'_>>> {
+fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
     match wanted {
         true => ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect(),
         false => (0..shape.heads).map(|_| None).collect(),
@@ -239,7 +232,7 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    fn run(self, shape: Shape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
+    fn run(self, shape: AttentionShape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
         let Task { head, first, dq, mut dk, mut dv } = self;
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
         for start in (first..end).step_by(block) {

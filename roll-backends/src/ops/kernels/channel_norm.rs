@@ -15,18 +15,9 @@ const POSITIONS: usize = 256;
 /// Lower bound of the norm that x is divided by.
 const MIN_NORM: f32 = 1e-12;
 
-/// The epilogue of the norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Epilogue {
-    /// The identity.
-    Nothing,
-    /// `y * sigmoid(y)`.
-    Silu,
-}
-
-/// Returns `x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, after the epilogue, and the factor
-/// `sqrt(C) / max(|x|, 1e-12)` of each position.
-pub fn forward(x: &[f32], gain: &[f32], epilogue: Epilogue) -> (Vec<f32>, Vec<f32>) {
+/// Returns `y = x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, or `y * sigmoid(y)` if `silu`, and the
+/// factor `sqrt(C) / max(|x|, 1e-12)` of each position.
+pub fn forward(x: &[f32], gain: &[f32], silu: bool) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
     let positions = x.len() / channels.max(1);
     let mut y = vec![0.0; x.len()];
@@ -38,9 +29,9 @@ pub fn forward(x: &[f32], gain: &[f32], epilogue: Epilogue) -> (Vec<f32>, Vec<f3
         (0..channels).for_each(|c| add_square(part(c), factors));
         factors_of_squares(factors, (channels as f32).sqrt());
         for c in 0..channels {
-            match epilogue {
-                Epilogue::Nothing => scale(part(c), factors, gain[c], y.row(c)),
-                Epilogue::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
+            match silu {
+                true => scale_silu(part(c), factors, gain[c], y.row(c)),
+                false => scale(part(c), factors, gain[c], y.row(c)),
             }
         }
     });
@@ -53,7 +44,7 @@ pub fn backward(
     gain: &[f32],
     factors: &[f32],
     d_y: &[f32],
-    epilogue: Epilogue,
+    silu: bool,
     wanted: [bool; 2],
 ) -> [Option<Vec<f32>>; 2] {
     let channels = gain.len();
@@ -76,12 +67,12 @@ pub fn backward(
             let mut products = [0.0; POSITIONS];
             let mut d_pre = [0.0; POSITIONS];
             let mut d_gain = vec![0.0; if wanted[1] { channels } else { 0 }];
-            let d_before_epilogue = |c: usize, d_pre: &mut [f32]| match epilogue {
-                Epilogue::Nothing => d_pre.copy_from_slice(&d_y[at(c)]),
-                Epilogue::Silu => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
+            let d_before_silu = |c: usize, d_pre: &mut [f32]| match silu {
+                true => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
+                false => d_pre.copy_from_slice(&d_y[at(c)]),
             };
             for c in 0..channels {
-                d_before_epilogue(c, &mut d_pre[..n]);
+                d_before_silu(c, &mut d_pre[..n]);
                 add_product(&x[at(c)], &d_pre[..n], gain[c], &mut products[..n]);
                 if wanted[1] {
                     d_gain[c] = dot3(&x[at(c)], factors, &d_pre[..n]);
@@ -90,7 +81,7 @@ pub fn backward(
             if let Some(mut d_x) = d_x {
                 radial(&mut products[..n], factors, channels as f32, clamped);
                 for c in 0..channels {
-                    d_before_epilogue(c, &mut d_pre[..n]);
+                    d_before_silu(c, &mut d_pre[..n]);
                     scale_backward(&x[at(c)], factors, gain[c], &d_pre[..n], &products[..n], d_x.row(c));
                 }
             }

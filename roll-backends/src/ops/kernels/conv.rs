@@ -6,20 +6,20 @@
 use rayon::prelude::*;
 
 use super::correlate::{Packed, correlate};
-pub use super::geometry::Shape;
+pub use super::geometry::ConvShape;
 use super::geometry::{Padded, tap_offsets};
 use super::matrix::{Threads, ViewMut};
 use super::parallel::within;
 
 /// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
-pub fn forward(shape: Shape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
+pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     within(products(shape), || {
         correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
     })
 }
 
 /// Returns the gradients of x, weight and bias that are `wanted`.
-pub fn backward(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
+pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
     within(products(shape), || {
         let Some(output) = shape.output() else { return [None, None, None] };
         let d_x = wanted[0].then(|| {
@@ -36,12 +36,12 @@ pub fn backward(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [b
 }
 
 /// The number of multiply-adds of a pass.
-fn products(shape: Shape) -> usize {
+fn products(shape: ConvShape) -> usize {
     let taps: usize = shape.kernel.iter().product();
     shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)
 }
 
-fn weight_gradient(shape: Shape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
+fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let (taps, pairs) = (shape.kernel.iter().product::<usize>(), shape.inputs * shape.outputs);
     let x = Padded::input(shape, x);
     // Rows are as wide as the padded input's. The zeros between them cancel the input that a tap reads beyond the

@@ -20,7 +20,7 @@ pub struct KeysValues<'a> {
 /// Sizes of one call. Queries are `[rows, key_heads * sharing * width]`, keys and values have `key_heads * width`
 /// columns.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct DecodeShape {
     /// Heads of keys and values.
     pub key_heads: usize,
     /// Query heads per key head; they are adjacent.
@@ -36,30 +36,29 @@ pub struct Shape {
 /// Attention of row i of `q` over the rows `key_ranges[i]` of `prompts` and `tails`, in this order. A row's bits do not
 /// depend on the other rows.
 pub fn attend(
-    shape: Shape,
+    shape: DecodeShape,
     q: &[f32],
     prompts: KeysValues<'_>,
     tails: KeysValues<'_>,
     key_ranges: &[[Range<usize>; 2]],
 ) -> Vec<f32> {
-    let Shape { key_heads, sharing, width, .. } = shape;
-    let (own, stride) = (sharing * width, key_heads * width);
+    let DecodeShape { key_heads, sharing, width, .. } = shape;
+    let (group_width, stride) = (sharing * width, key_heads * width);
     let mut out = vec![0.0; q.len()];
     let max_keys = key_ranges.iter().map(|[a, b]| a.len() + b.len()).max().unwrap_or(0);
-    let tasks = out.par_chunks_mut(own.max(1)).zip(q.par_chunks(own.max(1))).enumerate();
+    let tasks = out.par_chunks_mut(group_width.max(1)).zip(q.par_chunks(group_width.max(1))).enumerate();
     tasks.for_each_init(
         || vec![0.0; sharing * max_keys],
         |scores, (i, (out, q))| {
             let (ranges, head) = (&key_ranges[i / key_heads], i % key_heads);
             let keys = ranges[0].len() + ranges[1].len();
             let scores = &mut scores[..sharing * keys];
-            let mut first = 0;
-            for (all, rows) in [prompts, tails].into_iter().zip(ranges) {
-                if !rows.is_empty() {
-                    let start = rows.start * stride + head * width;
-                    score(q, &all.k[start..], scores, [width, stride, rows.len(), keys, first]);
-                    first += rows.len();
-                }
+            // Tensors and their rows, and the column of the first one's score.
+            let sources = [(prompts, &ranges[0], 0), (tails, &ranges[1], ranges[0].len())];
+            let sources = sources.into_iter().filter(|(_, rows, _)| !rows.is_empty());
+            for (all, rows, first) in sources.clone() {
+                let start = rows.start * stride + head * width;
+                score(q, &all.k[start..], scores, [width, stride, rows.len(), keys, first]);
             }
             for row in scores.chunks_exact_mut(keys.max(1)) {
                 row.iter_mut().for_each(|score| *score *= shape.scale);
@@ -70,13 +69,9 @@ pub fn attend(
                 let sum = exp_minus(row, max, 1.0);
                 row.iter_mut().for_each(|p| *p /= sum);
             }
-            let mut first = 0;
-            for (all, rows) in [prompts, tails].into_iter().zip(ranges) {
-                if !rows.is_empty() {
-                    let start = rows.start * stride + head * width;
-                    add_weighted_values(scores, &all.v[start..], out, [width, stride, rows.len(), keys, first]);
-                    first += rows.len();
-                }
+            for (all, rows, first) in sources {
+                let start = rows.start * stride + head * width;
+                add_weighted_values(scores, &all.v[start..], out, [width, stride, rows.len(), keys, first]);
             }
         },
     );

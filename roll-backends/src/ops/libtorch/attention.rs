@@ -76,8 +76,8 @@ impl AttentionKernel for LibTorch {
             None::<Tensor>,
             f64::from(call.scale),
         );
-        let mut found = [dq, dk, dv].into_iter();
-        wanted.map(|wanted| found.next().filter(|_| wanted).map(|d| merge_heads(&d)))
+        let mut gradients = [dq, dk, dv].into_iter();
+        wanted.map(|wanted| gradients.next().filter(|_| wanted).map(|d| merge_heads(&d)))
     }
 }
 
@@ -136,8 +136,8 @@ impl Graph {
             self.leaves.iter().zip(wanted).filter(|(_, wanted)| *wanted).map(|(x, _)| x).collect();
         // Rows outermost, which is the memory layout.
         let [y, d_y] = [&self.out, &split_heads(d_out, heads)].map(|x| tch::with_grad(|| x.transpose(1, 2)));
-        let mut found = pulled(&y, &d_y, &leaves).into_iter();
-        wanted.map(|wanted| if wanted { found.next().map(|d| merge_heads(&d)) } else { None })
+        let mut gradients = pulled(&y, &d_y, &leaves).into_iter();
+        wanted.map(|wanted| if wanted { gradients.next().map(|d| merge_heads(&d)) } else { None })
     }
 }
 
@@ -221,9 +221,9 @@ mod tests {
                 LibTorch::attention_backward(qkv.clone(), out.clone(), softmax, d_out.clone(), call, [true; 3]);
             for subset in 1..8 {
                 let wanted = [0, 1, 2].map(|i| subset >> i & 1 == 1);
-                let (found, graph) = Graph::of(qkv.clone(), call, wanted);
-                assert_eq!(found.tensor.kind(), kind);
-                assert!(!found.tensor.requires_grad() && distance(&found, &out) < tolerance);
+                let (result, graph) = Graph::of(qkv.clone(), call, wanted);
+                assert_eq!(result.tensor.kind(), kind);
+                assert!(!result.tensor.requires_grad() && distance(&result, &out) < tolerance);
                 let gradients = graph.pull(&d_out, wanted);
                 for ((gradient, expected), wanted) in gradients.into_iter().zip(&expected).zip(wanted) {
                     assert_eq!(gradient.is_some(), wanted);
@@ -245,8 +245,8 @@ mod tests {
             let again =
                 super::super::pull_through([&q, &k, &v], [true; 3], &split_heads(&d_out, 3), |qkv| fused(qkv, call));
             let (_, graph) = Graph::of(qkv, call, [true; 3]);
-            for (found, again) in graph.pull(&d_out, [true; 3]).into_iter().zip(again) {
-                assert_eq!(found.unwrap().tensor, merge_heads(&again.unwrap()).tensor);
+            for (gradient, again) in graph.pull(&d_out, [true; 3]).into_iter().zip(again) {
+                assert_eq!(gradient.unwrap().tensor, merge_heads(&again.unwrap()).tensor);
             }
         }
     }

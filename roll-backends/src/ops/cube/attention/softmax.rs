@@ -56,14 +56,7 @@ pub struct Softmax {
 
 /// Returns the softmax of `scores`, and its exponentials in `dtype` if given.
 pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
-    match dtype {
-        Some(DType::BF16) => softmax_in::<bf16>(scores, block, Some(DType::BF16)),
-        dtype => softmax_in::<f32>(scores, block, dtype.map(|_| DType::F32)),
-    }
-}
-
-fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
-    let [heads, rows, _] = block.shape;
+    let [heads, rows, columns] = block.shape;
     let found = Softmax {
         // A kernel launch needs all operands; this one is not written then.
         exponentials: dtype.map_or_else(|| empty(scores, [1]), |dtype| empty_as(scores, block.shape, dtype)),
@@ -72,7 +65,11 @@ fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>)
     };
     let (cubes, dim) = cube_per_row(scores, block.rows(), UNITS);
     let AttentionCall { scale, causal, softcap, .. } = block.call;
-    exponentials::launch::<E>(
+    let launch = match dtype {
+        Some(DType::BF16) => exponentials::launch::<bf16>,
+        _ => exponentials::launch::<f32>,
+    };
+    launch(
         &scores.client,
         cubes,
         dim,
@@ -83,7 +80,7 @@ fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>)
         found.inverse.clone().into_buffer_arg(),
         block.rows(),
         rows,
-        block.shape[2],
+        columns,
         block.first,
         block.queries,
         block.keys,
@@ -104,19 +101,6 @@ fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>)
 pub fn softmax_backward(
     scores: &CubeTensor,
     d: &CubeTensor,
-    row_statistics: [CubeTensor; 3],
-    block: Block,
-    dtype: DType,
-) -> [CubeTensor; 2] {
-    match dtype {
-        DType::BF16 => softmax_backward_in::<bf16>(scores, d, row_statistics, block, DType::BF16),
-        _ => softmax_backward_in::<f32>(scores, d, row_statistics, block, DType::F32),
-    }
-}
-
-fn softmax_backward_in<E: Float>(
-    scores: &CubeTensor,
-    d: &CubeTensor,
     [max, inverse, mean]: [CubeTensor; 3],
     block: Block,
     dtype: DType,
@@ -124,7 +108,11 @@ fn softmax_backward_in<E: Float>(
     let [weights, d_scores] = [(); 2].map(|()| empty_as(scores, block.shape, dtype));
     let (cubes, dim) = cube_per_row(scores, block.rows(), UNITS);
     let AttentionCall { scale, causal, softcap, .. } = block.call;
-    cotangents::launch::<E>(
+    let launch = match dtype {
+        DType::BF16 => cotangents::launch::<bf16>,
+        _ => cotangents::launch::<f32>,
+    };
+    launch(
         &scores.client,
         cubes,
         dim,

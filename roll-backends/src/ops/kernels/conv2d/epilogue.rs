@@ -50,11 +50,11 @@ impl Epilogue<'_> {
         }
     }
 
-    /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and `kept`:
-    /// the sums if [`Epilogue::needs_sums`] is true, else the outputs.
+    /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and
+    /// `saved`: the sums if [`Epilogue::needs_sums`] is true, else the outputs.
     #[inline(always)]
-    pub fn pull<M: MulAdd>(self, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
-        let all = kept.iter().zip(d_y).zip(d_z);
+    pub fn pull<M: MulAdd>(self, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
+        let all = saved.iter().zip(d_y).zip(d_z);
         match self {
             Self::Nothing => all.for_each(|((_, d_y), d_z)| *d_z = *d_y),
             Self::Relu => all.for_each(|((y, d_y), d_z)| *d_z = if *y > 0.0 { *d_y } else { 0.0 }),

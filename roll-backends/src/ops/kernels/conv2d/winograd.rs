@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::panel::{Line, floats, floats_mut};
-use super::passes::Shape;
+use super::panel::Line;
+use super::passes::Conv2dShape;
 use super::tiles::{Call, ONE_THREAD, store};
 use crate::ops::kernels::geometry;
 use crate::ops::kernels::simd::vectorised;
@@ -29,7 +29,7 @@ const MIN_PANELS: usize = 4;
 const MAX_TASK_KIB: usize = 4 * TASK_KIB;
 
 /// Whether convolutions of `shape` (with any number of items, size and padding) are computed here.
-pub fn applies(shape: Shape) -> bool {
+pub fn applies(shape: Conv2dShape) -> bool {
     shape.kernel == [3; 2]
         && shape.stride == [1; 2]
         && shape.dilation == [1; 2]
@@ -38,9 +38,9 @@ pub fn applies(shape: Shape) -> bool {
 }
 
 /// The transformed kernels of the convolution or, if `transposed`, of the convolution that computes its input gradient.
-pub fn pack(shape: Shape, weight: &[f32], transposed: bool) -> Kernels {
+pub fn pack(shape: Conv2dShape, weight: &[f32], transposed: bool) -> Kernels {
     let [inputs, outputs] = if transposed { [shape.outputs, shape.inputs] } else { [shape.inputs, shape.outputs] };
-    let shape = geometry::Shape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
+    let shape = geometry::ConvShape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
     Kernels::new(shape, weight, transposed)
 }
 
@@ -101,7 +101,7 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
     sums.resize((ELEMENTS * element_stride).max(sums.len()), Line::default());
     let all: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
     for (runs, patches) in all.iter().zip(patches.chunks_exact_mut(ELEMENTS * pitch)) {
-        patches_of(call, before, runs, floats_mut(patches), pitch * NR);
+        patches_of(call, before, runs, bytemuck::cast_slice_mut(patches), pitch * NR);
     }
     for element in 0..ELEMENTS {
         for (block, sums) in
@@ -109,8 +109,8 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
         {
             let weights = kernels.at(task.blocks.start + block, element);
             for (panel, sums) in sums.chunks_exact_mut(SUMS / NR).enumerate() {
-                let patches = floats(&patches[(panel * ELEMENTS + element) * pitch..][..inputs]);
-                let Some(sums) = floats_mut(sums).first_chunk_mut() else { continue };
+                let patches: &[f32] = bytemuck::cast_slice(&patches[(panel * ELEMENTS + element) * pitch..][..inputs]);
+                let Some(sums) = bytemuck::cast_slice_mut(sums).first_chunk_mut() else { continue };
                 for first in (0..inputs).step_by(KC) {
                     let range = first..(first + KC).min(inputs);
                     let (weights, patches) = (&weights[first * MR..range.end * MR], &patches[first * NR..]);
@@ -119,7 +119,7 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
             }
         }
     }
-    let sums = floats(sums);
+    let sums: &[f32] = bytemuck::cast_slice(sums);
     for block in 0..blocks {
         let first = (task.blocks.start + block) * MR;
         for (panel, runs) in all.iter().enumerate() {

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::geometry::Shape;
+use super::geometry::ConvShape;
 use super::parallel::within;
 use super::tile::{KC, MR, NR, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
@@ -36,7 +36,7 @@ const MOST_THREADS: usize = 8;
 /// Convolves x `[inputs, size]` and adds the bias of each output channel. The weight is `[outputs, inputs, kernel]`. If
 /// `transposed`, computes the input cotangent of a convolution whose output cotangent is x: the weight is then that
 /// convolution's, `[inputs, outputs, kernel]`, and is read with reversed taps. Panics unless the kernel is 3 x 3.
-pub fn convolve(shape: Shape, x: &[f32], weight: &[f32], transposed: bool, bias: Option<&[f32]>) -> Vec<f32> {
+pub fn convolve(shape: ConvShape, x: &[f32], weight: &[f32], transposed: bool, bias: Option<&[f32]>) -> Vec<f32> {
     let bytes = CACHED_BYTES * rayon::current_num_threads().min(MOST_THREADS);
     let positions: usize = shape.output().map_or(0, |size| size.iter().product());
     within(positions * weight.len(), || convolve_within(bytes, shape, x, weight, transposed, bias))
@@ -46,7 +46,7 @@ pub fn convolve(shape: Shape, x: &[f32], weight: &[f32], transposed: bool, bias:
 /// bit-identical for any bound.
 fn convolve_within(
     bytes: usize,
-    shape: Shape,
+    shape: ConvShape,
     x: &[f32],
     weight: &[f32],
     transposed: bool,
@@ -146,8 +146,8 @@ fn write_tiles(
     }
 }
 
-/// A transformed weight, packed for [`accumulate`] in the order: block of output channels, element, block of
-/// input channels, kernel frame, input channel of the block, output channel of the block.
+/// A transformed weight, packed for [`accumulate`] in the order: block of output channels, element, block of input
+/// channels, kernel frame, input channel of the block, output channel of the block.
 #[derive(Debug)]
 pub struct Kernels {
     values: Vec<f32>,
@@ -160,8 +160,8 @@ pub struct Kernels {
 
 impl Kernels {
     /// Transforms `weight` (see [`convolve`] for its shape and `transposed`). Size and padding of `shape` are not read.
-    pub fn new(shape: Shape, weight: &[f32], transposed: bool) -> Self {
-        let Shape { inputs, outputs, kernel: [taps, ..], .. } = shape;
+    pub fn new(shape: ConvShape, weight: &[f32], transposed: bool) -> Self {
+        let ConvShape { inputs, outputs, kernel: [taps, ..], .. } = shape;
         let channel_block = (KC / taps).clamp(1, inputs.max(1));
         let depth = taps * inputs;
         let mut values = vec![0.0; outputs.div_ceil(MR) * ELEMENTS * depth * MR];
@@ -199,7 +199,7 @@ impl Kernels {
 
 /// Transforms the patches of some panels to the order panel, element, block of input channels, frame, input channel of
 /// the block, tile. Lanes of a partial panel keep their old content.
-fn patches_of(shape: Shape, grid: TileGrid, x: &[f32], first: usize, channel_block: usize, patches: &mut [f32]) {
+fn patches_of(shape: ConvShape, grid: TileGrid, x: &[f32], first: usize, channel_block: usize, patches: &mut [f32]) {
     let padded_frames = shape.size[0] + 2 * shape.padding[0];
     let panel_size = ELEMENTS * padded_frames * shape.inputs * NR;
     let [frames, rows, columns] = shape.size;
@@ -226,7 +226,7 @@ fn patches_of(shape: Shape, grid: TileGrid, x: &[f32], first: usize, channel_blo
 
 /// Computes the sums over input channels and kernel frames, in the order element, block of output channels, panel,
 /// frame, output channel of the block, tile.
-fn products(shape: Shape, kernels: &Kernels, patches: &[f32], panels: usize, sums: &mut [f32]) {
+fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize, sums: &mut [f32]) {
     let Kernels { taps, inputs, channel_block, .. } = *kernels;
     let padded_frames = shape.size[0] + 2 * shape.padding[0];
     let frames = padded_frames + 1 - taps;

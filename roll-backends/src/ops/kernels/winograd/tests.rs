@@ -6,7 +6,7 @@ use crate::ops::test_noise::noise;
 
 /// Odd and even sizes, all kinds of padding, one to three frames of kernel and input, partial blocks of channels, and
 /// more channels than a block.
-const SHAPES: [Shape; 8] = [
+const SHAPES: [ConvShape; 8] = [
     shape([16, 16], [1, 5, 7], 1, [0, 1, 1]),
     shape([17, 19], [3, 6, 33], 3, [0, 1, 1]),
     shape([1, 1], [1, 1, 1], 1, [0, 1, 1]),
@@ -17,8 +17,8 @@ const SHAPES: [Shape; 8] = [
     shape([3, 50], [3, 16, 16], 3, [0, 1, 1]),
 ];
 
-const fn shape([inputs, outputs]: [usize; 2], size: [usize; 3], frames: usize, padding: [usize; 3]) -> Shape {
-    Shape { inputs, outputs, size, kernel: [frames, 3, 3], padding }
+const fn shape([inputs, outputs]: [usize; 2], size: [usize; 3], frames: usize, padding: [usize; 3]) -> ConvShape {
+    ConvShape { inputs, outputs, size, kernel: [frames, 3, 3], padding }
 }
 
 fn positions(size: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
@@ -27,7 +27,7 @@ fn positions(size: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
 }
 
 /// Calls `f` with the indices of output, input and weight for each multiplication of the convolution.
-fn each_product(shape: Shape, mut f: impl FnMut(usize, usize, usize)) {
+fn each_product(shape: ConvShape, mut f: impl FnMut(usize, usize, usize)) {
     let (output, taps) = (shape.output().unwrap_or_default(), shape.kernel.iter().product::<usize>());
     let (results, points) = (output.iter().product::<usize>(), shape.size.iter().product::<usize>());
     for (p, at) in positions(output).enumerate() {

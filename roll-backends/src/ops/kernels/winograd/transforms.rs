@@ -10,26 +10,22 @@ vectorised! {
     /// Transforms eight kernels (`G g G^T`) and writes the first [`MR`] of them element by element;
     /// elements are `element_stride` apart.
     pub fn kernel_transform<M>(g: &[[f32; 8]; 9], out: &mut [f32], element_stride: usize) {
+        let combined = |[a, b, d]: [f32; 3]| {
+            let outer = 0.5 * (a + d);
+            [a, outer + 0.5 * b, outer - 0.5 * b, d]
+        };
         let mut down = [[[0.0f32; 8]; 3]; 4];
         for c in 0..3 {
             for l in 0..8 {
-                let [a, b, d] = [g[c][l], g[3 + c][l], g[6 + c][l]];
-                let outer = 0.5 * (a + d);
-                down[0][c][l] = a;
-                down[1][c][l] = outer + 0.5 * b;
-                down[2][c][l] = outer - 0.5 * b;
-                down[3][c][l] = d;
+                let column = combined([g[c][l], g[3 + c][l], g[6 + c][l]]);
+                down.iter_mut().zip(column).for_each(|(down, value)| down[c][l] = value);
             }
         }
         for (r, down) in down.iter().enumerate() {
             let mut across = [[0.0f32; 8]; 4];
             for l in 0..8 {
-                let [a, b, d] = [down[0][l], down[1][l], down[2][l]];
-                let outer = 0.5 * (a + d);
-                across[0][l] = a;
-                across[1][l] = outer + 0.5 * b;
-                across[2][l] = outer - 0.5 * b;
-                across[3][l] = d;
+                let row = combined([down[0][l], down[1][l], down[2][l]]);
+                across.iter_mut().zip(row).for_each(|(across, value)| across[l] = value);
             }
             for (c, across) in across.iter().enumerate() {
                 out[(4 * r + c) * element_stride..][..MR].copy_from_slice(&across[..MR]);

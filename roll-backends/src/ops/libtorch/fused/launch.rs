@@ -37,26 +37,19 @@ impl Kernel {
 }
 
 /// A device that runs kernels: a GPU, or the CPU emulation in tests.
-pub(super) trait Launcher {
+pub trait Launcher {
     /// Queues a launch behind earlier work of the device. Fails, with the reason, if nothing was queued.
     fn launch(&self, launch: &mut Launch) -> Result<(), String>;
 }
 
-/// A kernel launch: kernel, grid, block and arguments.
-pub(super) struct Launch {
+/// A kernel launch.
+pub struct Launch {
     pub(super) kernel: Kernel,
-    /// Number of blocks.
-    pub(super) grid: u32,
-    /// Threads per block in x and y.
-    pub(super) block: [u32; 2],
-    arguments: Vec<Argument>,
+    pub(super) shape: LaunchShape,
+    pub(super) arguments: Vec<Argument>,
 }
 
 impl Launch {
-    pub(super) fn new(kernel: Kernel, shape: LaunchShape, arguments: impl Into<Vec<Argument>>) -> Self {
-        Self { kernel, grid: shape.grid, block: shape.block, arguments: arguments.into() }
-    }
-
     /// Pointers to the arguments, as the driver takes them. Valid until `self` is moved or dropped.
     pub(super) fn parameters(&mut self) -> Vec<*mut c_void> {
         self.arguments.iter_mut().map(|argument| std::ptr::from_mut(&mut argument.0).cast()).collect()
@@ -68,25 +61,16 @@ impl Launch {
 pub(super) struct Argument(u64);
 
 impl Argument {
-    /// A null pointer: no tensor.
-    pub(super) const NONE: Self = Self(0);
-
     fn of_four(bytes: [u8; 4]) -> Self {
         let [a, b, c, d] = bytes;
         Self(u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]))
     }
 }
 
-/// Passes the address of the tensor's memory.
-impl From<&Tensor> for Argument {
-    fn from(tensor: &Tensor) -> Self {
-        Self(tensor.data_ptr() as u64)
-    }
-}
-
+/// Passes the address of the tensor's memory, or a null pointer.
 impl From<Option<&Tensor>> for Argument {
     fn from(tensor: Option<&Tensor>) -> Self {
-        tensor.map_or(Self::NONE, Self::from)
+        Self(tensor.map_or(0, |tensor| tensor.data_ptr() as u64))
     }
 }
 
@@ -122,7 +106,9 @@ const ELEMENTWISE_BLOCK: u32 = 256;
 /// Grid and block of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaunchShape {
+    /// Number of blocks.
     pub(super) grid: u32,
+    /// Threads per block in x and y.
     pub(super) block: [u32; 2],
 }
 
@@ -140,8 +126,8 @@ impl LaunchShape {
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
-    /// Shape of reductions over short rows, and the number of threads of a warp (lanes) that share a row. `None` if a row
-    /// exceeds what they hold, or the number of rows exceeds the kernels' indices.
+    /// Shape of reductions over short rows, and the number of threads of a warp (lanes) that share a row. `None` if a
+    /// row exceeds what they hold, or the number of rows exceeds the kernels' indices.
     ///
     /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
     pub(super) fn short_row_reduction(rows: i32, width: i32) -> Option<(Self, i32)> {

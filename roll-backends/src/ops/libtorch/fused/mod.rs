@@ -25,138 +25,60 @@ use tch::{Device, Kind, Tensor};
 
 use launch::{Argument, Kernel, Launch, LaunchShape, Launcher, MAX_ROWS, MAX_WIDTH};
 
-/// Layer norm: `(x - mean) / sqrt(variance + eps) * gain + shift`. Operands: x `[L, D]` f32, gain and shift `[1, D]` or
-/// `[L, D]` f32. Returns `[L, D]` bf16, and mean and `1 / sqrt(variance + eps)` of each row, `[L, 2]` f32.
-pub(super) fn layer_norm(x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
-    FusedOps(&*gpu_of(x)?).layer_norm(x, gain, shift, eps)
-}
-
-/// The gradient of x, `[L, D]` f32, given the gradient of the result, `[L, D]` bf16, and the moments that
-/// [`layer_norm`] returned.
-pub(super) fn layer_norm_pull(x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
-    FusedOps(&*gpu_of_bf16(d_y)?).layer_norm_pull(x, gain, moments, d_y)
-}
-
-/// RMS norm over whole rows, `x / sqrt(mean of x^2 + eps) * gain`, followed by rotary embedding of the adjacent pairs
-/// of each head if angles are given. Operands: x `[L, H * d]` bf16, gain `[1, H * d]` f32, cosine and sine `[L, d / 2]`
-/// f32. Returns `[L, H * d]` bf16, and the inverse root mean square of each row, `[L, 1]` f32.
-pub(super) fn rms_rope(
-    x: &Tensor,
-    gain: &Tensor,
-    eps: f64,
-    rotation: Option<[&Tensor; 2]>,
-    heads: i64,
-) -> Option<(Tensor, Tensor)> {
-    FusedOps(&*gpu_of_bf16(x)?).rms_rope(x, gain, eps, rotation, heads)
-}
-
-/// The gradient of x, `[L, H * d]` bf16, given the gradient of the result (same shape and dtype) and the `inverse` that
-/// [`rms_rope`] returned.
-pub(super) fn rms_rope_pull(
-    x: &Tensor,
-    gain: &Tensor,
-    inverse: &Tensor,
-    rotation: Option<[&Tensor; 2]>,
-    heads: i64,
-    d_y: &Tensor,
-) -> Option<Tensor> {
-    FusedOps(&*gpu_of_bf16(x)?).rms_rope_pull(x, gain, inverse, rotation, heads, d_y)
-}
-
-/// Returns `x + gate * y` as f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32 (ones by default).
-pub(super) fn gated_add(x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
-    FusedOps(&*gpu_of_bf16(y)?).gated_add(x, y, gate)
-}
-
-/// The gradient of y of [`gated_add`], `d_z * gate` as bf16, given the gradient of the result, `[L, D]` f32.
-pub(super) fn gate_pull(d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
-    FusedOps(&*gpu_of(d_z)?).gate_pull(d_z, gate)
-}
-
-/// SiLU of a row-wise RMS norm: `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, where `|x|` is the
-/// norm of a row. Operands: x `[L, C]` f32 or bf16, gain `[1, C]` f32. Writes to `y`, which has the shape and dtype of
-/// x.
-pub(super) fn channel_norm_silu(x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
-    FusedOps(&*gpu_of_matrix(x)?).channel_norm_silu(x, gain, least, y)
-}
-
-/// The gradient of x, given the gradient of [`channel_norm_silu`]'s result; both have the shape and dtype of x.
-pub(super) fn channel_norm_silu_pull(x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
-    FusedOps(&*gpu_of_matrix(x)?).channel_norm_silu_pull(x, gain, least, d_y)
-}
-
-/// One AdamW update. Operands: parameters, gradient, first and second moment, all f32, one-dimensional, of one length.
-/// Returns the new parameters, first and second moments.
-pub(super) fn adam(operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
-    FusedOps(&*gpu_of(operands[0])?).adam(operands, update)
-}
-
-/// The GPU of a tensor; `None` if it is on the CPU or its GPU cannot run the kernels.
-fn gpu_of(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
+/// The kernels on the GPU of a tensor; `None` if it is on the CPU or its GPU cannot run the kernels.
+pub(super) fn ops(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>> {
     match tensor.device() {
-        Device::Cuda(number) => driver::gpu(number),
+        Device::Cuda(number) => driver::gpu(number).map(FusedOps),
         _ => None,
     }
 }
 
-/// Returns [`gpu_of`] for bf16 operands only. In pure f32 runs the kernels are neither compiled nor is their absence
+/// Returns [`ops`] for bf16 operands only. In pure f32 runs the kernels are neither compiled nor is their absence
 /// logged.
-fn gpu_of_bf16(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
-    (tensor.kind() == Kind::BFloat16).then(|| gpu_of(tensor)).flatten()
+pub(super) fn ops_in_bf16(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>> {
+    (tensor.kind() == Kind::BFloat16).then(|| ops(tensor)).flatten()
 }
 
-/// Returns [`gpu_of`] for matrices only: nothing is compiled for volumes in another layout.
-fn gpu_of_matrix(tensor: &Tensor) -> Option<Arc<driver::Gpu>> {
-    (tensor.dim() == 2).then(|| gpu_of(tensor)).flatten()
+/// Returns [`ops`] for matrices only: nothing is compiled for volumes in another layout.
+pub(super) fn ops_of_matrix(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>> {
+    (tensor.dim() == 2).then(|| ops(tensor)).flatten()
 }
 
-/// The functions above, on one launcher.
-struct FusedOps<'a, M: Launcher + ?Sized>(&'a M);
+/// The fused operators on one launcher.
+pub(super) struct FusedOps<L: Launcher>(L);
 
-impl<M: Launcher + ?Sized> FusedOps<'_, M> {
-    fn layer_norm(&self, x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
+impl<L: Launcher> FusedOps<L> {
+    /// Layer norm: `(x - mean) / sqrt(variance + eps) * gain + shift`. Operands: x `[L, D]` f32, gain and shift
+    /// `[1, D]` or `[L, D]` f32. Returns `[L, D]` bf16, and mean and `1 / sqrt(variance + eps)` of each row, `[L, 2]`
+    /// f32.
+    pub(super) fn layer_norm(&self, x: &Tensor, gain: &Tensor, shift: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
         let rows = Rows::of(x, Kind::Float)?.in_registers()?;
         let (gain_stride, shift_stride) = (rows.stride(gain)?, rows.stride(shift)?);
         let (y, moments) = (rows.empty(Kind::BFloat16), rows.empty_columns(2));
-        let arguments = [
-            x.into(),
-            gain.into(),
-            shift.into(),
-            (&y).into(),
-            (&moments).into(),
-            rows.rows.into(),
-            rows.width.into(),
-            rows.per_width(),
-            gain_stride.into(),
-            shift_stride.into(),
-            Argument::from(eps as f32),
-        ];
-        self.run(Kernel::LAYER_NORM, rows.row_reduction(), arguments)?;
+        let numbers = rows.numbers([rows.per_width(), gain_stride.into(), shift_stride.into(), (eps as f32).into()]);
+        let tensors = [x, gain, shift, &y, &moments].map(Some);
+        self.run(Kernel::LAYER_NORM, rows.row_reduction(), &tensors, &numbers)?;
         Some((y, moments))
     }
 
-    fn layer_norm_pull(&self, x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
+    /// The gradient of x, `[L, D]` f32, given the gradient of the result, `[L, D]` bf16, and the moments that
+    /// [`FusedOps::layer_norm`] returned.
+    pub(super) fn layer_norm_pull(&self, x: &Tensor, gain: &Tensor, moments: &Tensor, d_y: &Tensor) -> Option<Tensor> {
         let rows = Rows::of(x, Kind::Float)?.in_registers()?;
         rows.expect_same(d_y, Kind::BFloat16)?;
         rows.expect_columns(moments, 2)?;
         let gain_stride = rows.stride(gain)?;
         let d_x = rows.empty(Kind::Float);
-        let arguments = [
-            x.into(),
-            gain.into(),
-            moments.into(),
-            d_y.into(),
-            (&d_x).into(),
-            rows.rows.into(),
-            rows.width.into(),
-            rows.per_width(),
-            Argument::from(gain_stride),
-        ];
-        self.run(Kernel::LAYER_NORM_PULL, rows.row_reduction(), arguments)?;
+        let numbers = rows.numbers([rows.per_width(), gain_stride.into()]);
+        let tensors = [x, gain, moments, d_y, &d_x].map(Some);
+        self.run(Kernel::LAYER_NORM_PULL, rows.row_reduction(), &tensors, &numbers)?;
         Some(d_x)
     }
 
-    fn rms_rope(
+    /// RMS norm over whole rows, `x / sqrt(mean of x^2 + eps) * gain`, followed by rotary embedding of the adjacent
+    /// pairs of each head if angles are given. Operands: x `[L, H * d]` bf16, gain `[1, H * d]` f32, cosine and sine
+    /// `[L, d / 2]` f32. Returns `[L, H * d]` bf16, and the inverse root mean square of each row, `[L, 1]` f32.
+    pub(super) fn rms_rope(
         &self,
         x: &Tensor,
         gain: &Tensor,
@@ -166,26 +88,18 @@ impl<M: Launcher + ?Sized> FusedOps<'_, M> {
     ) -> Option<(Tensor, Tensor)> {
         let rows = Rows::of(x, Kind::BFloat16)?.in_registers()?;
         rows.expect_one_row(gain)?;
-        let ([cosines, sines], half) = rows.angles(rotation, heads)?;
+        let half = rows.half(rotation, heads)?;
+        let [cosines, sines] = rotation.map_or([None; 2], |angles| angles.map(Some));
         let (y, inverses) = (rows.empty(Kind::BFloat16), rows.empty_columns(1));
-        let arguments = [
-            x.into(),
-            gain.into(),
-            cosines,
-            sines,
-            (&y).into(),
-            (&inverses).into(),
-            rows.rows.into(),
-            rows.width.into(),
-            rows.per_width(),
-            half.into(),
-            Argument::from(eps as f32),
-        ];
-        self.run(Kernel::RMS_ROPE, rows.row_reduction(), arguments)?;
+        let numbers = rows.numbers([rows.per_width(), half.into(), (eps as f32).into()]);
+        let tensors = [Some(x), Some(gain), cosines, sines, Some(&y), Some(&inverses)];
+        self.run(Kernel::RMS_ROPE, rows.row_reduction(), &tensors, &numbers)?;
         Some((y, inverses))
     }
 
-    fn rms_rope_pull(
+    /// The gradient of x, `[L, H * d]` bf16, given the gradient of the result (same shape and dtype) and the `inverse`
+    /// that [`FusedOps::rms_rope`] returned.
+    pub(super) fn rms_rope_pull(
         &self,
         x: &Tensor,
         gain: &Tensor,
@@ -198,47 +112,39 @@ impl<M: Launcher + ?Sized> FusedOps<'_, M> {
         rows.expect_same(d_y, Kind::BFloat16)?;
         rows.expect_one_row(gain)?;
         rows.expect_columns(inverse, 1)?;
-        let ([cosines, sines], half) = rows.angles(rotation, heads)?;
+        let half = rows.half(rotation, heads)?;
+        let [cosines, sines] = rotation.map_or([None; 2], |angles| angles.map(Some));
         let d_x = rows.empty(Kind::BFloat16);
-        let arguments = [
-            x.into(),
-            gain.into(),
-            inverse.into(),
-            cosines,
-            sines,
-            d_y.into(),
-            (&d_x).into(),
-            rows.rows.into(),
-            rows.width.into(),
-            rows.per_width(),
-            Argument::from(half),
-        ];
-        self.run(Kernel::RMS_ROPE_PULL, rows.row_reduction(), arguments)?;
+        let numbers = rows.numbers([rows.per_width(), half.into()]);
+        let tensors = [Some(x), Some(gain), Some(inverse), cosines, sines, Some(d_y), Some(&d_x)];
+        self.run(Kernel::RMS_ROPE_PULL, rows.row_reduction(), &tensors, &numbers)?;
         Some(d_x)
     }
 
-    fn gated_add(&self, x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
+    /// Returns `x + gate * y` as f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32 (ones by default).
+    pub(super) fn gated_add(&self, x: &Tensor, y: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
         let rows = Rows::of(x, Kind::Float)?;
         rows.expect_same(y, Kind::BFloat16)?;
-        let stride = rows.gate_stride(gate)?;
+        let numbers = rows.numbers([rows.gate_stride(gate)?.into()]);
         let z = rows.empty(Kind::Float);
-        let arguments =
-            [x.into(), y.into(), gate.into(), (&z).into(), rows.rows.into(), rows.width.into(), Argument::from(stride)];
-        self.run(Kernel::GATED_ADD, rows.elementwise_2d(), arguments)?;
+        self.run(Kernel::GATED_ADD, rows.elementwise_2d(), &[Some(x), Some(y), gate, Some(&z)], &numbers)?;
         Some(z)
     }
 
-    fn gate_pull(&self, d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
+    /// The gradient of y of [`FusedOps::gated_add`], `d_z * gate` as bf16, given the gradient of the result, `[L, D]`
+    /// f32.
+    pub(super) fn gate_pull(&self, d_z: &Tensor, gate: Option<&Tensor>) -> Option<Tensor> {
         let rows = Rows::of(d_z, Kind::Float)?;
-        let stride = rows.gate_stride(gate)?;
+        let numbers = rows.numbers([rows.gate_stride(gate)?.into()]);
         let d_y = rows.empty(Kind::BFloat16);
-        let arguments =
-            [d_z.into(), gate.into(), (&d_y).into(), rows.rows.into(), rows.width.into(), Argument::from(stride)];
-        self.run(Kernel::GATE_PULL, rows.elementwise_2d(), arguments)?;
+        self.run(Kernel::GATE_PULL, rows.elementwise_2d(), &[Some(d_z), gate, Some(&d_y)], &numbers)?;
         Some(d_y)
     }
 
-    fn channel_norm_silu(&self, x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
+    /// SiLU of a row-wise RMS norm: `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, where `|x|` is
+    /// the norm of a row. Operands: x `[L, C]` f32 or bf16, gain `[1, C]` f32. Writes to `y`, which has the shape and
+    /// dtype of x.
+    pub(super) fn channel_norm_silu(&self, x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
         let rows = Rows::of(x, x.kind())?;
         rows.expect_same(y, x.kind())?;
         rows.expect_one_row(gain)?;
@@ -248,21 +154,13 @@ impl<M: Launcher + ?Sized> FusedOps<'_, M> {
             _ => return None,
         };
         let (shape, lanes) = LaunchShape::short_row_reduction(rows.rows, rows.width)?;
-        let root = (rows.width as f32).sqrt();
-        let arguments = [
-            x.into(),
-            gain.into(),
-            y.into(),
-            rows.rows.into(),
-            rows.width.into(),
-            lanes.into(),
-            root.into(),
-            Argument::from(least),
-        ];
-        self.run(kernel, shape, arguments)
+        let numbers = rows.numbers([lanes.into(), (rows.width as f32).sqrt().into(), least.into()]);
+        self.run(kernel, shape, &[x, gain, y].map(Some), &numbers)
     }
 
-    fn channel_norm_silu_pull(&self, x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
+    /// The gradient of x, given the gradient of the result of [`FusedOps::channel_norm_silu`]; both have the shape and
+    /// dtype of x.
+    pub(super) fn channel_norm_silu_pull(&self, x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
         let rows = Rows::of(x, x.kind())?;
         rows.expect_same(d_y, x.kind())?;
         rows.expect_one_row(gain)?;
@@ -272,24 +170,16 @@ impl<M: Launcher + ?Sized> FusedOps<'_, M> {
             _ => return None,
         };
         let (shape, lanes) = LaunchShape::short_row_reduction(rows.rows, rows.width)?;
-        let (d_x, root) = (rows.empty(x.kind()), (rows.width as f32).sqrt());
-        let arguments = [
-            x.into(),
-            gain.into(),
-            d_y.into(),
-            (&d_x).into(),
-            rows.rows.into(),
-            rows.width.into(),
-            rows.per_width(),
-            lanes.into(),
-            root.into(),
-            Argument::from(least),
-        ];
-        self.run(kernel, shape, arguments)?;
+        let d_x = rows.empty(x.kind());
+        let root = (rows.width as f32).sqrt();
+        let numbers = rows.numbers([rows.per_width(), lanes.into(), root.into(), least.into()]);
+        self.run(kernel, shape, &[x, gain, d_y, &d_x].map(Some), &numbers)?;
         Some(d_x)
     }
 
-    fn adam(&self, operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
+    /// One AdamW update. Operands: parameters, gradient, first and second moment, all f32, one-dimensional, of one
+    /// length. Returns the new parameters, first and second moments.
+    pub(super) fn adam(&self, operands: [&Tensor; 4], update: &AdamUpdate) -> Option<[Tensor; 3]> {
         let (device, size) = (operands[0].device(), operands[0].size());
         let [length] = size.as_slice() else { return None };
         let count = i32::try_from(*length).ok().filter(|count| (1..=MAX_ROWS).contains(count))?;
@@ -299,18 +189,18 @@ impl<M: Launcher + ?Sized> FusedOps<'_, M> {
         }
         let new: [Tensor; 3] = std::array::from_fn(|_| Tensor::empty([*length], (Kind::Float, device)));
         let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
-        let mut arguments: Vec<Argument> = operands.map(Argument::from).into();
-        arguments.extend(new.each_ref().map(Argument::from));
-        arguments.push(count.into());
         let numbers = [scale[0], scale[1], beta_2, rest[0], rest[1], eps, step_size, root_correction, keep];
-        arguments.extend(numbers.map(Argument::from));
-        self.run(Kernel::ADAM, LaunchShape::elementwise_1d(count), arguments)?;
+        let numbers: Vec<_> = std::iter::once(Argument::from(count)).chain(numbers.map(Argument::from)).collect();
+        let tensors: Vec<_> = operands.into_iter().chain(&new).map(Some).collect();
+        self.run(Kernel::ADAM, LaunchShape::elementwise_1d(count), &tensors, &numbers)?;
         Some(new)
     }
 
-    /// Launches a kernel. `None` if the launch failed; nothing is written then, and the launcher has logged why.
-    fn run(&self, kernel: Kernel, shape: LaunchShape, arguments: impl Into<Vec<Argument>>) -> Option<()> {
-        self.0.launch(&mut Launch::new(kernel, shape, arguments)).ok()
+    /// Launches a kernel with the given arguments, tensors first. `None` if the launch failed; nothing is written then,
+    /// and the launcher has logged why.
+    fn run(&self, kernel: Kernel, shape: LaunchShape, tensors: &[Option<&Tensor>], numbers: &[Argument]) -> Option<()> {
+        let arguments = tensors.iter().map(|tensor| Argument::from(*tensor)).chain(numbers.iter().copied()).collect();
+        self.0.launch(&mut Launch { kernel, shape, arguments }).ok()
     }
 }
 
@@ -377,11 +267,11 @@ impl Rows {
         gate.map_or(Some(0), |gate| self.stride(gate))
     }
 
-    /// Cosines and sines, and their number per token. A thread rotates four pairs, which must belong to one head; the
-    /// number per head must be a power of two, because the kernel masks indices instead of dividing (a division takes
-    /// as long as the rotation).
-    fn angles(&self, rotation: Option<[&Tensor; 2]>, heads: i64) -> Option<([Argument; 2], i32)> {
-        let Some(rotation) = rotation else { return Some(([Argument::NONE; 2], 0)) };
+    /// The number of angles per token (0 without a rotation), if the kernels support them. A thread rotates four pairs,
+    /// which must belong to one head; the number per head must be a power of two, because the kernel masks indices
+    /// instead of dividing (a division takes as long as the rotation).
+    fn half(&self, rotation: Option<[&Tensor; 2]>, heads: i64) -> Option<i32> {
+        let Some(rotation) = rotation else { return Some(0) };
         let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;
         let half = self.width / heads / 2;
         if half * heads * 2 != self.width || half < 4 || !half.unsigned_abs().is_power_of_two() {
@@ -390,7 +280,12 @@ impl Rows {
         for angles in rotation {
             self.expect_columns(angles, half.into())?;
         }
-        Some((rotation.map(Argument::from), half))
+        Some(half)
+    }
+
+    /// Rows and width, followed by `more`: the arguments of a kernel after its tensors.
+    fn numbers<const N: usize>(&self, more: [Argument; N]) -> Vec<Argument> {
+        [self.rows, self.width].map(Argument::from).into_iter().chain(more).collect()
     }
 
     fn per_width(&self) -> Argument {

@@ -38,16 +38,6 @@ pub(super) struct Nvrtc {
     file: String,
 }
 
-/// The output of [`Nvrtc::compile`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Output {
-    /// Machine code (CUBIN) of one architecture, which loads in milliseconds without the driver's compiler.
-    Code,
-    /// PTX, which `ptxas` and other tools read.
-    #[cfg_attr(not(test), allow(dead_code, reason = "tests count registers with it"))]
-    Ptx,
-}
-
 impl Nvrtc {
     /// Loads the NVRTC near torch's libraries, else the one that the system's loader finds. Fails with the missing
     /// part.
@@ -98,13 +88,10 @@ impl Nvrtc {
         &self.file
     }
 
-    /// Compiles `source` for an architecture such as `sm_90`. Fails with NVRTC's log.
-    pub(super) fn compile(&self, source: &str, architecture: &str, output: Output) -> Result<Vec<u8>, String> {
+    /// Compiles `source` for an architecture: such as `sm_90` to machine code (CUBIN), which loads in milliseconds
+    /// without the driver's compiler, or such as `compute_90` to PTX, which other tools read. Fails with NVRTC's log.
+    pub(super) fn compile(&self, source: &str, architecture: &str) -> Result<Vec<u8>, String> {
         let source = CString::new(source).map_err(|_| "the source of the kernels has a zero byte".to_string())?;
-        let architecture = match output {
-            Output::Code => architecture.to_owned(),
-            Output::Ptx => architecture.replace("sm_", "compute_"),
-        };
         let option = CString::new(format!("--gpu-architecture={architecture}")).map_err(|e| e.to_string())?;
         let options = [option.as_ptr(), c"--std=c++17".as_ptr()];
         let mut program = null_mut();
@@ -114,10 +101,8 @@ impl Nvrtc {
         // SAFETY: as above; the number of options matches.
         let compiled = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", compiled) {
-            Ok(()) => match output {
-                Output::Code => self.bytes(program, self.code_size, self.code),
-                Output::Ptx => self.bytes(program, self.ptx_size, self.ptx),
-            },
+            Ok(()) if architecture.starts_with("sm_") => self.bytes(program, self.code_size, self.code),
+            Ok(()) => self.bytes(program, self.ptx_size, self.ptx),
             Err(error) => {
                 let log = self.bytes(program, self.log_size, self.log).unwrap_or_default();
                 let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::nvrtc::{Nvrtc, Output, SOURCE};
+use super::nvrtc::{Nvrtc, SOURCE};
 use super::*;
 
 const EPS: f64 = 1e-6;
@@ -31,7 +31,7 @@ struct Emulation {
 
 impl Launcher for Emulation {
     fn launch(&self, launch: &mut Launch) -> Result<(), String> {
-        let (name, grid, block) = (launch.kernel.0, launch.grid, launch.block);
+        let (name, grid, block) = (launch.kernel.0, launch.shape.grid, launch.shape.block);
         let mut parameters = launch.parameters();
         // SAFETY: the parameters are those of the kernel and point to CPU tensors.
         let code = unsafe {
@@ -107,7 +107,7 @@ fn rotated(x: &Tensor, [cos, sin]: [&Tensor; 2], heads: i64) -> Tensor {
 }
 
 /// Checks the norms and gates at one shape, with operands shared by all rows or `per_row`.
-fn check_layers<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Device, [rows, width]: [i64; 2], per_row: bool) {
+fn check_layers<L: Launcher>(ops: &FusedOps<L>, device: Device, [rows, width]: [i64; 2], per_row: bool) {
     let what = |name: &str| format!("{name} of [{rows}, {width}], operands per row: {per_row}");
     let operands = if per_row { rows } else { 1 };
     let float = |rows: i64, seed: i64| noise(rows, width, seed, device).to_kind(Kind::Float);
@@ -143,7 +143,7 @@ fn check_layers<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Device, [ro
 }
 
 /// Checks the RMS norm at one shape, with and without angles.
-fn check_rms<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Device, [rows, width]: [i64; 2], heads: i64) {
+fn check_rms<L: Launcher>(ops: &FusedOps<L>, device: Device, [rows, width]: [i64; 2], heads: i64) {
     let what = |name: &str| format!("{name} of [{rows}, {width}], {heads} heads");
     let double = |x: &Tensor| x.to_kind(Kind::Double);
     let x = noise(rows, width, 1, device).to_kind(Kind::BFloat16);
@@ -172,7 +172,7 @@ fn check_rms<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Device, [rows,
 }
 
 /// Checks the channel norm at one shape, in f32 and bf16. The first row is zero.
-fn check_channel_norm<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Device, [rows, width]: [i64; 2]) {
+fn check_channel_norm<L: Launcher>(ops: &FusedOps<L>, device: Device, [rows, width]: [i64; 2]) {
     const LEAST: f32 = 1e-12;
     let double = |x: &Tensor| x.to_kind(Kind::Double);
     let gain = noise(1, width, 3, device).to_kind(Kind::Float);
@@ -209,7 +209,7 @@ fn check_channel_norm<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Devic
 }
 
 /// Asserts an update of `count` parameters.
-fn check_adam<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Device, count: i64) {
+fn check_adam<L: Launcher>(ops: &FusedOps<L>, device: Device, count: i64) {
     let line = |seed: i64| noise(1, count, seed, device).to_kind(Kind::Float).reshape([count]);
     let [p, g, m] = [1, 2, 3].map(line);
     let v = line(4).square() + 0.01;
@@ -238,7 +238,7 @@ fn check_adam<M: Launcher + ?Sized>(ops: &FusedOps<'_, M>, device: Device, count
 fn fused_adam_matches_f64() {
     let Some(emulation) = emulation() else { return };
     for count in [1, 3, 4, 5, 1023, 1024, 1027, 5000] {
-        check_adam(&FusedOps(&emulation), Device::Cpu, count);
+        check_adam(&FusedOps(emulation), Device::Cpu, count);
     }
 }
 
@@ -248,7 +248,7 @@ fn fused_channel_norms_match_f64() {
     for width in CHANNELS {
         for rows in [1, 3, 37] {
             for from_the_last in [false, true] {
-                check_channel_norm(&FusedOps(&Emulation { from_the_last, ..emulation }), Device::Cpu, [rows, width]);
+                check_channel_norm(&FusedOps(Emulation { from_the_last, ..emulation }), Device::Cpu, [rows, width]);
             }
         }
     }
@@ -257,7 +257,7 @@ fn fused_channel_norms_match_f64() {
 #[test]
 fn fused_kernels_match_f64() {
     let Some(emulation) = emulation() else { return };
-    let ops = FusedOps(&emulation);
+    let ops = FusedOps(emulation);
     for (width, heads) in WIDTHS {
         for rows in [1, 3, 37] {
             if rows * width > 200_000 {
@@ -280,7 +280,7 @@ fn fused_bits_do_not_depend_on_thread_order() {
         let gain = noise(1, width, 3, Device::Cpu).to_kind(Kind::Float);
         let all = |from_the_last: bool| {
             let emulation = Emulation { from_the_last, ..emulation };
-            let ops = FusedOps(&emulation);
+            let ops = FusedOps(emulation);
             let (y, moments) = ops.layer_norm(&x, &gain, &gain, EPS).unwrap();
             let d_x = ops.layer_norm_pull(&x, &gain, &moments, &narrow).unwrap();
             let (rotated, inverse) = ops.rms_rope(&narrow, &gain, EPS, None, heads).unwrap();
@@ -301,7 +301,7 @@ fn fused_kernels_reject_unsupported_operands() {
             Ok(())
         }
     }
-    let ops = FusedOps(&Nothing);
+    let ops = FusedOps(Nothing);
     let zeros = |size: [i64; 2], kind| Tensor::zeros(size, (kind, Device::Cpu));
     let (x, y, row) = (zeros([4, 16], Kind::Float), zeros([4, 16], Kind::BFloat16), zeros([1, 16], Kind::Float));
     let two = zeros([2, 16], Kind::Float);
@@ -324,7 +324,7 @@ fn fused_kernels_reject_unsupported_operands() {
     let two = zeros([4, 2], Kind::Float);
     assert!(ops.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "a head width that is not a multiple of 8");
     // Tensors on the CPU are not supported.
-    assert!(layer_norm(&x, &row, &row, EPS).is_none() && gate_pull(&x, None).is_none());
+    assert!(super::ops(&x).is_none() && super::ops_in_bf16(&y).is_none());
 }
 
 #[test]
@@ -334,9 +334,9 @@ fn fused_kernels_compile_without_spills() {
         Err(reason) => roll_testing::skip!(reason),
     };
     for architecture in ["sm_80", "sm_90"] {
-        let code = nvrtc.compile(SOURCE, architecture, Output::Code).unwrap();
+        let code = nvrtc.compile(SOURCE, architecture).unwrap();
         assert!(code.starts_with(b"\x7fELF"), "{architecture}");
-        let ptx = nvrtc.compile(SOURCE, architecture, Output::Ptx).unwrap();
+        let ptx = nvrtc.compile(SOURCE, &architecture.replace("sm_", "compute_")).unwrap();
         let ptx = CStr::from_bytes_until_nul(&ptx).map_or(&ptx[..], CStr::to_bytes);
         for kernel in Kernel::ALL {
             let entry = format!(".entry {}(", kernel.0.to_str().unwrap());
@@ -380,7 +380,7 @@ fn usable_gpu() -> Option<Arc<driver::Gpu>> {
 #[test]
 fn fused_kernels_match_f64_on_a_gpu() {
     let Some(gpu) = usable_gpu() else { return };
-    let (ops, device) = (FusedOps(&*gpu), Device::Cuda(0));
+    let (ops, device) = (FusedOps(gpu.clone()), Device::Cuda(0));
     for (width, heads) in WIDTHS {
         for rows in [1, 3, 37, 1364] {
             for per_row in [false, true] {
@@ -410,7 +410,9 @@ fn fused_kernels_run_in_new_threads() {
     let Some(_) = usable_gpu() else { return };
     let options = (Kind::Float, Device::Cuda(0));
     let x = Tensor::ones([37, 64], options);
-    let halves = std::thread::spawn(move || gate_pull(&x, Some(&Tensor::full([1, 64], 0.5, options)))).join().unwrap();
+    let halves = std::thread::spawn(move || super::ops(&x)?.gate_pull(&x, Some(&Tensor::full([1, 64], 0.5, options))))
+        .join()
+        .unwrap();
     let sum = halves.expect("supported").sum(Kind::Float);
     assert_eq!(f64::try_from(sum).unwrap(), 37.0 * 64.0 * 0.5);
 }
@@ -419,7 +421,7 @@ fn fused_kernels_run_in_new_threads() {
 #[ignore = "a measurement: prints the bandwidth of each kernel on a GPU"]
 fn fused_bandwidth() {
     let Some(gpu) = usable_gpu() else { return };
-    let (ops, device) = (FusedOps(&*gpu), Device::Cuda(0));
+    let (ops, device) = (FusedOps(gpu.clone()), Device::Cuda(0));
     let [rows, width] = [18_900, 5120];
     let x = Tensor::randn([rows, width], (Kind::Float, device));
     let narrow = x.to_kind(Kind::BFloat16);
