@@ -60,7 +60,7 @@ mod under_way;
 
 #[cfg(feature = "host")]
 pub use discover::discover;
-pub use error::Chain;
+pub use error::ErrorChain;
 #[cfg(feature = "host")]
 pub use error::PluginError;
 #[cfg(feature = "host")]

@@ -1,5 +1,5 @@
-//! The call of a plugin that a thread is in. Native code may end the process without coming back; who hears of it, in a
-//! handler of the signal, can say whose code it was.
+//! The plugin call that a thread is in. Native code may end the process without returning; a signal handler can then
+//! report which plugin was called.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ thread_local! {
     static UNDER_WAY: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// While it lives, its thread is in a call; then it is where it was before.
+/// Records a call of its thread until it is dropped.
 pub(super) struct UnderWay(Option<Call>);
 
 impl UnderWay {
@@ -32,8 +32,8 @@ impl Drop for UnderWay {
     }
 }
 
-/// The plugin, by name and file, and its function that this thread is calling. It allocates nothing and waits for
-/// nothing: handlers of signals may ask.
+/// The plugin, by name and file, and its function that this thread is calling. Allocates nothing and never blocks, so
+/// that signal handlers may call it.
 pub fn under_way() -> Option<(&'static str, &'static str)> {
     UNDER_WAY.get()
 }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_knows_the_innermost_call_that_it_is_in() {
+    fn the_innermost_call_of_a_thread_is_recorded() {
         let source = |name: &str| Source::Plugin(Arc::new(Origin::new(name.into(), format!("{name}.so").into())));
         assert_eq!(under_way(), None);
         let outer = UnderWay::begin(&source("a"), "train_step");
