@@ -21,7 +21,7 @@ pub use abi::ABI_VERSION;
 pub use boundary::interface;
 pub use boundary::{ErrorChain, OptionSpec};
 #[cfg(feature = "host")]
-pub use boundary::{Plugin, PluginComponent, PluginError, discover, load, under_way};
+pub use boundary::{Plugin, PluginComponent, PluginError, current_call, discover, load};
 pub use roll_core::*;
 
 /// The environment variable that lists directories, separated as in `PATH`, whose libraries are loaded if they are

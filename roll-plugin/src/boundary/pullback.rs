@@ -77,15 +77,15 @@ pub(super) unsafe fn take(given: RollPullback, source: &Source) -> Option<Pullba
     }))
 }
 
-/// Makes `pullback` fail unless its gradient is f32 and has the shape of `wanted`.
-pub(super) fn shaped(pullback: Option<Pullback>, wanted: &Tensor, source: &Source) -> Option<Pullback> {
-    let (wanted, source) = (wanted.shape().to_vec(), source.clone());
+/// Makes `pullback` fail unless its gradient is f32 and has the shape of `expected`.
+pub(super) fn shaped(pullback: Option<Pullback>, expected: &Tensor, source: &Source) -> Option<Pullback> {
+    let (expected, source) = (expected.shape().to_vec(), source.clone());
     pullback.map(|pullback| {
         Pullback::new(move |cotangent| {
             let gradient = pullback.pull(cotangent)?;
-            let checked = gradient.f32s().map(drop).and_then(|()| match gradient.shape() == wanted {
+            let checked = gradient.f32s().map(drop).and_then(|()| match gradient.shape() == expected {
                 true => Ok(()),
-                false => Err(Error::shape("the gradient", format!("{wanted:?}"), gradient.shape())),
+                false => Err(Error::shape("the gradient", format!("{expected:?}"), gradient.shape())),
             });
             checked.map(|()| gradient).map_err(|e| source.blame("pull", e))
         })

@@ -43,8 +43,8 @@ impl Source {
 
     /// Records that this thread is in a function of the other side, until the result is dropped.
     #[cfg(feature = "host")]
-    pub(super) fn entered(&self, function: &'static str) -> super::under_way::UnderWay {
-        super::under_way::UnderWay::begin(self, function)
+    pub(super) fn entered(&self, function: &'static str) -> super::current_call::CallGuard {
+        super::current_call::CallGuard::begin(self, function)
     }
 
     /// Only a host records the calls that it makes.
