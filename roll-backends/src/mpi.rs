@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mpi::ffi;
-use roll_core::communicator::{check_lengths, sum_in_order};
-use roll_core::{Communicator, Groups, Rank, RanksError, Result};
+use roll_core::communicator::{check_lengths, check_parts, sum_in_order};
+use roll_core::{Communicator, Rank, RanksError, Result};
 
 use crate::BackendError;
 use crate::sync::lock;
@@ -325,10 +325,6 @@ impl Communicator for MpiRanks {
         Ok(())
     }
 
-    fn as_groups(&self) -> Option<&dyn Groups> {
-        Some(self)
-    }
-
     fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
         if root.0 >= self.size {
             return Err(RanksError::NoSuchRank { rank: root.0, ranks: self.size }.into());
@@ -377,11 +373,9 @@ impl Communicator for MpiRanks {
             self.notify_failure(reason);
         }
     }
-}
 
-impl Groups for MpiRanks {
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        let part = values.len() / self.size;
+        let part = check_parts(values, out, self.size)?;
         let at_once = (CHUNK / self.size).max(1);
         for start in (0..part).step_by(at_once) {
             let count = at_once.min(part - start);

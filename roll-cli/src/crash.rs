@@ -75,7 +75,7 @@ extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void
 
 /// Says `how` the process ended, where the thread is in a call of a plugin.
 fn tell(how: &str) {
-    let Some((plugin, function)) = roll_plugin::under_way() else { return };
+    let Some((plugin, function)) = roll_plugin::current_call() else { return };
     for part in [
         "error: ",
         how,

@@ -79,7 +79,7 @@ mod tensor;
 mod video;
 
 pub use algorithm::{Algorithm, DataSource};
-pub use communicator::{Communicator, Groups, Rank, RanksError, SingleRank, ThreadRanks};
+pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
@@ -100,8 +100,8 @@ pub use option_kind::OptionKind;
 pub use plan::{Planner, WeightPlacement};
 pub use pullback::{Grad, Pullback};
 pub use registry::{
-    BuildContext, ComponentOptions, Factory, LoadedComponent, Options, Registration, Registry, Replaces, Variable,
-    check_seconds, default_options, parse_options,
+    BuildContext, ComponentOptions, Factory, Make, Options, Registration, Registry, Replaces, Variable, check_seconds,
+    default_options, parse_options,
 };
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]

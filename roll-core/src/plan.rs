@@ -12,9 +12,9 @@ use crate::{BuildContext, Options, Result};
 #[derive(Clone, Copy)]
 #[allow(missing_docs)] // each variant plans for the kind that it is called after
 pub enum Planner {
-    Algorithm(fn(&Options) -> Result<Passes>),
-    Strategy(fn(&Options) -> Result<Division>),
-    Model(fn(&Options, &PlanInput, &BuildContext) -> Result<Needs>),
+    Algorithm(&'static (dyn Fn(&Options) -> Result<Passes> + Send + Sync)),
+    Strategy(&'static (dyn Fn(&Options) -> Result<Division> + Send + Sync)),
+    Model(&'static (dyn Fn(&Options, &PlanInput, &BuildContext) -> Result<Needs> + Send + Sync)),
 }
 
 /// How often one sample of one step passes through the model.

@@ -52,63 +52,35 @@ impl BuildContext {
     }
 }
 
-/// A component of a library that was loaded at run time: what the registry needs of it. Each function that makes a
-/// component fails if the component is of another kind.
-#[allow(missing_docs)] // each function makes what its name says
-pub trait LoadedComponent: Send + Sync {
-    /// Its kind.
-    fn kind(&self) -> Kind;
-    /// The defaults of its options.
-    fn defaults(&self) -> Options;
-    /// The keys of its options.
-    fn keys(&self) -> Vec<Key>;
-    /// As [`Registry::passes`].
-    fn passes(&self, options: &Options) -> Result<Passes>;
-    /// As [`Registry::division`].
-    fn division(&self, options: &Options) -> Result<Division>;
-    /// As [`Registry::needs`].
-    fn needs(&self, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs>;
-    fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>>;
-    fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>>;
-    fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>>;
-    fn strategy(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>>;
-    fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>>;
-}
-
 /// An environment variable that begins with `ROLL_` and is not a key of a configuration. Submit with
 /// `inventory::submit!` where it is read.
 pub struct Variable(pub &'static str);
 
 inventory::collect!(Variable);
 
+/// Makes a component of its options.
+pub type Make<T> = dyn Fn(&Options, &BuildContext) -> Result<Box<T>> + Send + Sync;
+
 /// How to make one.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)] // each variant makes what its name says
 pub enum Factory {
-    Model(fn(&Options, &BuildContext) -> Result<Box<dyn Model>>),
-    Reward(fn(&Options, &BuildContext) -> Result<Box<dyn RewardScorer>>),
-    Algorithm(fn(&Options, &BuildContext) -> Result<Box<dyn Algorithm>>),
-    Strategy(fn(&Options, &BuildContext) -> Result<Box<dyn Strategy>>),
-    Environment(fn(&Options, &BuildContext) -> Result<Box<dyn Environment>>),
-    /// A reward of the program itself ([`Registry::with_reward`]).
-    OwnReward(&'static MakeReward),
-    /// A component of a loaded library, of whatever kind it says.
-    Loaded(&'static dyn LoadedComponent),
+    Model(&'static Make<dyn Model>),
+    Reward(&'static Make<dyn RewardScorer>),
+    Algorithm(&'static Make<dyn Algorithm>),
+    Strategy(&'static Make<dyn Strategy>),
+    Environment(&'static Make<dyn Environment>),
 }
-
-/// Makes a reward of its options.
-pub type MakeReward = dyn Fn(&Options, &BuildContext) -> Result<Box<dyn RewardScorer>> + Send + Sync;
 
 impl Factory {
     /// The kind of the components that it makes.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Model(_) => Kind::Model,
-            Self::Reward(_) | Self::OwnReward(_) => Kind::Reward,
+            Self::Reward(_) => Kind::Reward,
             Self::Algorithm(_) => Kind::Algorithm,
             Self::Strategy(_) => Kind::Strategy,
             Self::Environment(_) => Kind::Environment,
-            Self::Loaded(component) => component.kind(),
         }
     }
 
@@ -135,7 +107,7 @@ macro_rules! register {
         None
     };
     (@plan $kind:ident $planner:expr) => {
-        Some($crate::Planner::$kind($planner))
+        Some($crate::Planner::$kind(&$planner))
     };
     ($kind:ident, $name:expr, $options:ty, $summary:expr, $make:expr $(, plan: $planner:expr)? $(,)?) => {
         impl $crate::ComponentOptions for $options {
@@ -148,9 +120,10 @@ macro_rules! register {
                 summary: $summary,
                 origin: env!("CARGO_PKG_NAME"),
                 version: env!("CARGO_PKG_VERSION"),
-                defaults: $crate::default_options::<$options>,
-                keys: $crate::keys::of::<$options>,
-                factory: $crate::Factory::$kind(|options, context| {
+                is_linked: true,
+                defaults: &$crate::default_options::<$options>,
+                keys: &$crate::keys::of::<$options>,
+                factory: $crate::Factory::$kind(&|options, context| {
                     let make: fn($options, &$crate::BuildContext) -> $crate::Result<_> = $make;
                     let options = $crate::parse_options($crate::Kind::$kind.section(), options)?;
                     Ok(Box::new(make(options, context)?))
@@ -171,10 +144,12 @@ pub struct Registration {
     pub origin: &'static str,
     /// Version of that.
     pub version: &'static str,
+    /// Whether it is part of this program, and not of a library that was loaded.
+    pub is_linked: bool,
     /// Every option with its default; read it through [`Registration::options`].
-    pub defaults: fn() -> Options,
+    pub defaults: &'static (dyn Fn() -> Options + Send + Sync),
     /// Every option with its meaning, [`crate::keys::of`] its type; read it through [`Registration::keys`].
-    pub keys: fn() -> Vec<Key>,
+    pub keys: &'static (dyn Fn() -> Vec<Key> + Send + Sync),
     /// How to make it.
     pub factory: Factory,
     /// How to plan for it; `None` where `roll plan` cannot know.
@@ -186,23 +161,12 @@ inventory::collect!(Registration);
 impl Registration {
     /// Every option with its default: `roll config` shows them, and unknown keys are compared with them.
     pub fn options(&self) -> Options {
-        match self.factory {
-            Factory::Loaded(component) => component.defaults(),
-            _ => (self.defaults)(),
-        }
+        (self.defaults)()
     }
 
     /// Every option, and those within options that are maps, with meaning, values and default.
     pub fn keys(&self) -> Vec<Key> {
-        match self.factory {
-            Factory::Loaded(component) => component.keys(),
-            _ => (self.keys)(),
-        }
-    }
-
-    /// Whether it is part of this program, and not of a library that was loaded.
-    pub fn is_linked(&self) -> bool {
-        !matches!(self.factory, Factory::Loaded(_))
+        (self.keys)()
     }
 
     fn cannot_plan(&self) -> Error {
@@ -281,7 +245,7 @@ impl Registry {
         make: impl Fn(T, &BuildContext) -> Result<R> + Send + Sync + 'static,
     ) -> Result<Self>
     where
-        T: serde::Serialize + serde::de::DeserializeOwned + Default,
+        T: serde::Serialize + serde::de::DeserializeOwned + Default + 'static,
         R: RewardScorer + 'static,
     {
         let make = move |options: &Options, context: &BuildContext| -> Result<Box<dyn RewardScorer>> {
@@ -292,9 +256,10 @@ impl Registry {
             summary: "A reward of this program",
             origin: "this program",
             version: "",
-            defaults: default_options::<T>,
-            keys: crate::keys::of_defaults::<T>,
-            factory: Factory::OwnReward(Box::leak(Box::new(make))),
+            is_linked: true,
+            defaults: &default_options::<T>,
+            keys: &crate::keys::of_defaults::<T>,
+            factory: Factory::Reward(Box::leak(Box::new(make))),
             planner: None,
         };
         let mut entries = self.entries;
@@ -311,9 +276,8 @@ impl Registry {
                 continue;
             }
             if replaces == Replaces::LinkedIn {
-                entries.retain(|old| {
-                    !(old.is_linked() && (old.factory.kind(), old.name) == (new.factory.kind(), new.name))
-                });
+                entries
+                    .retain(|old| !(old.is_linked && (old.factory.kind(), old.name) == (new.factory.kind(), new.name)));
             }
             entries.push(new);
         }
@@ -342,7 +306,6 @@ impl Registry {
     pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
         match &self.find(Kind::Model, name)?.factory {
             Factory::Model(make) => make(options, context),
-            Factory::Loaded(component) => component.model(options, context),
             other => Err(other.is_not(Kind::Model)),
         }
     }
@@ -351,8 +314,6 @@ impl Registry {
     pub fn reward(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
         match &self.find(Kind::Reward, name)?.factory {
             Factory::Reward(make) => make(options, context),
-            Factory::OwnReward(make) => make(options, context),
-            Factory::Loaded(component) => component.reward(options, context),
             other => Err(other.is_not(Kind::Reward)),
         }
     }
@@ -361,7 +322,6 @@ impl Registry {
     pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
         match &self.find(Kind::Algorithm, name)?.factory {
             Factory::Algorithm(make) => make(options, context),
-            Factory::Loaded(component) => component.algorithm(options, context),
             other => Err(other.is_not(Kind::Algorithm)),
         }
     }
@@ -370,7 +330,6 @@ impl Registry {
     pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
         match &self.find(Kind::Strategy, name)?.factory {
             Factory::Strategy(make) => make(options, context),
-            Factory::Loaded(component) => component.strategy(options, context),
             other => Err(other.is_not(Kind::Strategy)),
         }
     }
@@ -379,7 +338,6 @@ impl Registry {
     pub fn environment(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
         match &self.find(Kind::Environment, name)?.factory {
             Factory::Environment(make) => make(options, context),
-            Factory::Loaded(component) => component.environment(options, context),
             other => Err(other.is_not(Kind::Environment)),
         }
     }
@@ -387,9 +345,8 @@ impl Registry {
     /// Passes of the algorithm `name` over a sample. Fails if it has no planner.
     pub fn passes(&self, name: &str, options: &Options) -> Result<Passes> {
         let registration = self.find(Kind::Algorithm, name)?;
-        match (registration.planner, registration.factory) {
-            (Some(Planner::Algorithm(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => component.passes(options),
+        match registration.planner {
+            Some(Planner::Algorithm(plan)) => plan(options),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -397,9 +354,8 @@ impl Registry {
     /// How the strategy `name` divides the work. Fails when it does not say.
     pub fn division(&self, name: &str, options: &Options) -> Result<Division> {
         let registration = self.find(Kind::Strategy, name)?;
-        match (registration.planner, registration.factory) {
-            (Some(Planner::Strategy(plan)), _) => plan(options),
-            (_, Factory::Loaded(component)) => component.division(options),
+        match registration.planner {
+            Some(Planner::Strategy(plan)) => plan(options),
             _ => Err(registration.cannot_plan()),
         }
     }
@@ -407,9 +363,8 @@ impl Registry {
     /// Needs of the model `name`. Fails if it has no planner.
     pub fn needs(&self, name: &str, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
         let registration = self.find(Kind::Model, name)?;
-        match (registration.planner, registration.factory) {
-            (Some(Planner::Model(plan)), _) => plan(options, input, context),
-            (_, Factory::Loaded(component)) => component.needs(options, input, context),
+        match registration.planner {
+            Some(Planner::Model(plan)) => plan(options, input, context),
             _ => Err(registration.cannot_plan()),
         }
     }

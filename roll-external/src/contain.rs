@@ -1,11 +1,11 @@
-//! Work of other people's code on other people's files, which may panic or go on for ever.
+//! Runs third-party code on untrusted files, which may panic or hang.
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Does `work` on a thread of its own. The error says that it panicked, or that it took longer than `limit`; the thread
-/// then goes on until the process ends, so that an error should end it.
+/// Runs `work` on a thread of its own. Fails if it panics or takes longer than `limit`. After a timeout the thread runs
+/// on until the process ends, so the caller should end the process.
 pub fn contain<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     let (done, result) = sync_channel(1);
     let thread = thread::Builder::new().name("contained".into()).spawn(move || {
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panics_and_work_without_end_are_errors() {
+    fn panics_and_timeouts_are_errors() {
         let long = Duration::from_secs(60);
         assert_eq!(contain(long, || 3), Ok(3));
         assert!(
@@ -38,7 +38,7 @@ mod tests {
                 .unwrap_err()
                 .contains("panicked: at 7")
         );
-        let told = contain(Duration::from_millis(20), || thread::sleep(Duration::from_secs(600))).unwrap_err();
-        assert!(told.contains("longer than 0.02 s"), "{told}");
+        let message = contain(Duration::from_millis(20), || thread::sleep(Duration::from_secs(600))).unwrap_err();
+        assert!(message.contains("longer than 0.02 s"), "{message}");
     }
 }

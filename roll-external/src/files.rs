@@ -1,4 +1,4 @@
-//! Files that are whole or not there, and files of others that are read only so far.
+//! Atomic writes, and bounded reads of untrusted files.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use roll_core::{Error, Result};
 
-/// Bytes of a file that is read whole as text, JSON or YAML, unless its reader says otherwise: the largest
-/// `tokenizer.json` that is published has some 30 MB.
+/// Default limit in bytes of a file that is read whole as text, JSON or YAML: the largest published `tokenizer.json`
+/// has some 30 MB.
 pub const MAX_TEXT: u64 = 256 << 20;
 
 /// Opens the file at `path` to read it. Fails on directories, and on named pipes and devices, which need not end.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Asked before it is opened: the opening of a named pipe waits for its other end.
+    // Checked before it is opened: opening a named pipe waits for its other end.
     let kind = fs::metadata(path)?.file_type();
     match kind.is_file() {
         true => File::open(path),
@@ -33,15 +33,15 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         return Err(too_long(length));
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    // It may grow meanwhile, and files of the system say that they are empty.
+    // The file may grow meanwhile, and files of `/proc` report length 0.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(too_long(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
-/// As [`read`], of a file that must be UTF-8.
+/// As [`read`]; fails if the file is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read(path, most)?)
-        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("no UTF-8: {}", e.utf8_error())))
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", e.utf8_error())))
 }
 
 /// Replaces the file at `path` by one that holds `bytes`, as [`write_atomically_with`].
@@ -76,8 +76,8 @@ pub fn temporary_beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}-{n}.tmp", std::process::id()))
 }
 
-/// Makes renames and new names in `directory` last over a power cut. Where directories cannot be opened (Windows),
-/// nothing can be done about it.
+/// Makes renames and new names in `directory` durable over a power cut. Has no effect where directories cannot be
+/// opened (Windows).
 pub fn sync_directory(directory: &Path) -> Result<()> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     if cfg!(unix) {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_write_leaves_the_old_file_and_nothing_else() {
+    fn a_failed_write_leaves_only_the_old_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         write_atomically(&path, b"old").unwrap();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_or_too_long_is_not_read() {
+    fn rejects_long_files_and_what_is_not_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         fs::write(&path, "four").unwrap();

@@ -1,4 +1,4 @@
-//! Keys of caches: a few characters that identify the inputs of a computation.
+//! Cache keys: hashes of the inputs of a computation.
 
 use std::fmt::Display;
 use std::io::{Read, Seek, SeekFrom};
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_part_changes_it() {
+    fn every_part_changes_the_fingerprint() {
         let of = |a: &str, b: &str, t: &Tensor| Fingerprint::new("k").text("a", a).text("b", b).tensor("t", t).finish();
         let one = Tensor::zeros([2, 3]);
         let base = of("x", "yz", &one);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_its_contents() {
+    fn fingerprints_of_files_depend_on_their_contents() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         let of = |path: &Path| Fingerprint::new("f").file(path).unwrap().finish();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_whole_file_every_byte_counts() {
+    fn whole_file_depends_on_every_byte() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let of = |bytes: &[u8]| {

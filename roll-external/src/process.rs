@@ -1,17 +1,17 @@
-//! Child processes with all that they start, and limits of processes that do work for others.
+//! Process groups of child processes, and memory limits of worker processes.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often a child that is waited for is looked at.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval at which a child is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A child in a process group of its own (Unix). When it ends, the rest of its group is killed; when this is
-/// dropped, all of them are.
+/// A child in a process group of its own (Unix). When the child ends, the rest of its group is killed; dropping this
+/// kills all of them.
 ///
-/// A process that leaves the group (`setsid`) is not found again. Elsewhere than on Unix only the child is killed.
+/// A process that leaves the group (`setsid`) is not killed. On systems other than Unix only the child is killed.
 #[derive(Debug)]
 pub struct ChildGroup {
     child: Child,
@@ -26,12 +26,12 @@ impl ChildGroup {
         Ok(Self { child: command.spawn()?, status: None })
     }
 
-    /// The child, for its pipes. Not to be waited for: its group would be forgotten.
+    /// The child, for its pipes. Do not wait for it: its group would then not be killed.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// How it ended, if it has; those that it left behind are killed then.
+    /// The exit status, if the child has ended; the rest of its group is then killed.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() && has_ended(&mut self.child)? {
             kill_group(&mut self.child);
@@ -40,18 +40,18 @@ impl ChildGroup {
         Ok(self.status)
     }
 
-    /// As [`ChildGroup::try_wait`], after at most `limit`.
+    /// As [`ChildGroup::try_wait`]; waits for at most `limit`.
     pub fn wait_for(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         let begun = Instant::now();
         loop {
             match self.try_wait()? {
-                None if begun.elapsed() < limit => thread::sleep(LOOK),
+                None if begun.elapsed() < limit => thread::sleep(POLL_INTERVAL),
                 ended => return Ok(ended),
             }
         }
     }
 
-    /// Kills it and its group, and waits for it. Nothing happens when it has ended.
+    /// Kills the group and waits for the child. Has no effect if the child has ended.
     pub fn kill(&mut self) {
         if self.status.is_none() {
             kill_group(&mut self.child);
@@ -66,7 +66,7 @@ impl Drop for ChildGroup {
     }
 }
 
-/// Whether it has ended. It is not taken off the system's table yet, so that its number stays that of its group.
+/// Whether the child has ended. Does not reap it, so that its process id stays valid for the group.
 #[cfg(unix)]
 fn has_ended(child: &mut Child) -> io::Result<bool> {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
@@ -79,15 +79,15 @@ fn has_ended(child: &mut Child) -> io::Result<bool> {
     Ok(child.try_wait()?.is_some())
 }
 
-/// Errors say that it has ended just now.
+/// Kills the child and its group. Errors are ignored: they mean that the child has just ended.
 fn kill_group(child: &mut Child) {
     #[cfg(unix)]
     let _ = rustix::process::kill_process_group(rustix::process::Pid::from_child(child), rustix::process::Signal::KILL);
     let _ = child.kill();
 }
 
-/// Limits the memory of this process to what it has reserved by now and `more` bytes, and lets it end without a dump of
-/// its memory. An allocation beyond that ends it. Linux only; elsewhere nothing happens.
+/// Limits the memory of this process to what it has reserved by now plus `more` bytes, and disables core dumps. An
+/// allocation beyond the limit ends the process. Has no effect on systems other than Linux.
 pub fn limit_memory(more: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
@@ -129,12 +129,12 @@ mod tests {
         let is_gone = || std::fs::read_to_string(grandchild.join("stat")).map_or(true, |stat| stat.contains(") Z "));
         while !is_gone() {
             assert!(begun.elapsed() < Duration::from_secs(10), "{} is left behind", grandchild.display());
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
     #[test]
-    fn children_of_children_end_when_the_child_ends_is_killed_or_is_forgotten() {
+    fn grandchildren_end_with_the_child() {
         let (mut group, grandchild) = family("exit 3");
         let status = group.wait_for(Duration::from_secs(10)).unwrap().unwrap();
         assert_eq!(status.code(), Some(3));

@@ -1,7 +1,7 @@
-//! A service that is asked by POST, for rewards and environments over HTTP.
+//! Requests by POST to a service, for rewards and environments over HTTP.
 //!
-//! What keeps a service from doing harm: a request with its answer ends within a time, and no redirect is followed, so
-//! that body and token go to the one address alone. How much of an answer is read is up to who reads it.
+//! Safeguards: a request has a time limit that includes its answer, and redirects are not followed, so that body and
+//! token are sent to one address only. The caller limits how much of an answer is read.
 
 use std::io::Read;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use ureq::http::Uri;
 
 use roll_core::{Error, Result, check_seconds};
 
-/// How long to wait before asking again, when the service does not say.
+/// Delay before a retry if the service does not name one.
 pub const PAUSE: Duration = Duration::from_millis(500);
-/// How long at least, whatever it says.
+/// Minimum delay before a retry.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
-/// Most bytes of an invalid answer that an error quotes.
+/// Maximum number of bytes of an invalid answer that an error quotes.
 const QUOTED: usize = 300;
 
-/// Where a service is and how it is asked, as the options of its section of the configuration say.
+/// Address and request options of a service, from a section of the configuration.
 #[derive(Clone, Debug)]
 pub struct ServiceOptions<'a> {
     /// The section, which errors name: `reward`, `env`.
@@ -42,21 +42,21 @@ pub struct Service {
     authorization: Option<String>,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NoAnswer {
-    /// Ask again after a while (429 or 503): nothing was done.
+    /// The service is busy (429 or 503) and did nothing: retry after this delay.
     Busy(Duration),
-    /// Nobody listens at the address: nothing was done.
+    /// Connection refused; the service did nothing.
     Absent(String),
-    /// May go better the next time; something may have been done.
+    /// A failure that may be temporary; the service may have done the work.
     Failed(String),
-    /// Will not go better.
+    /// A permanent failure.
     Refused(String),
 }
 
 impl Service {
-    /// The service of `options`; asks nothing yet.
+    /// Creates a client; sends no request yet.
     ///
     /// # Errors
     /// Fails on an invalid address or one with a password, on a missing token, and on an invalid time limit; the error
@@ -77,7 +77,7 @@ impl Service {
         Ok(Self { section: section.into(), url: url.into(), agent: builder.build().into(), authorization })
     }
 
-    /// Its address.
+    /// The address.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -105,10 +105,10 @@ impl Service {
             300..400 => {
                 let to: String = location.unwrap_or("elsewhere".into()).chars().take(QUOTED).collect();
                 let key = format!("{}.url", self.section);
-                NoAnswer::Refused(format!("status {status}: it sends on to {to}; name that address in `{key}`"))
+                NoAnswer::Refused(format!("status {status}: it redirects to {to}; name that address in `{key}`"))
             }
-            500.. => NoAnswer::Failed(format!("status {status}: {}", said(reader))),
-            _ => NoAnswer::Refused(format!("status {status}: {}", said(reader))),
+            500.. => NoAnswer::Failed(format!("status {status}: {}", excerpt(reader))),
+            _ => NoAnswer::Refused(format!("status {status}: {}", excerpt(reader))),
         })
     }
 }
@@ -125,7 +125,7 @@ fn check_url(section: &str, url: &str) -> Result<()> {
     }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         let problem = format!(
-            "an address with a password would stand in the run's config.yaml; put the service's token into an \
+            "an address with a password would be stored in the run's config.yaml; put the service's token into an \
              environment variable and name it in `{section}.token_env`"
         );
         return Err(Error::config(key, problem));
@@ -144,19 +144,19 @@ fn bearer(section: &str, name: &str) -> Result<String> {
     }
 }
 
-/// How long to wait before asking again, by the header `Retry-After`.
+/// The delay before a retry, from the header `Retry-After`.
 fn pause(header: Option<&str>) -> Duration {
     let seconds = header.and_then(|wait| wait.trim().parse::<f64>().ok());
     let wait = seconds.filter(|s| (0.0..3600.0).contains(s)).map(Duration::from_secs_f64);
     wait.unwrap_or(PAUSE).max(LEAST_PAUSE)
 }
 
-/// The beginning of an answer that is only for a message, as one line: a page of HTML is no message.
-fn said(reader: impl Read) -> String {
-    let mut said = Vec::new();
+/// The beginning of an answer as one line, for an error message.
+fn excerpt(reader: impl Read) -> String {
+    let mut bytes = Vec::new();
     // Text that was read before a failure counts too.
-    let _ = reader.take(QUOTED as u64).read_to_end(&mut said);
-    String::from_utf8_lossy(&said).split_whitespace().collect::<Vec<_>>().join(" ")
+    let _ = reader.take(QUOTED as u64).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_service_names_its_key() {
+    fn invalid_options_name_their_key() {
         for wrong in ["", "example.org/score", "ftp://example.org", "https://", "http:///score", "http://a b/"] {
             let problem = refused(|o| o.url = wrong);
             assert!(problem.contains("env.url") && problem.contains(&format!("`{wrong}`")), "{problem}");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_that_of_the_service_within_bounds() {
+    fn pauses_follow_the_service_within_bounds() {
         let seconds = |header| pause(header).as_secs_f64();
         assert_eq!([None, Some("tomorrow"), Some("NaN"), Some("-1"), Some("1e9")].map(seconds), [0.5; 5]);
         assert_eq!([Some(" 2.5 "), Some("0")].map(seconds), [2.5, 0.02]);

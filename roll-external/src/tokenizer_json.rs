@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How long the making of a tokenizer and the tokenizing of one text may take: usual ones take milliseconds.
+/// Time limit for making a tokenizer and for tokenizing one text; usual times are milliseconds.
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a text after normalization, at most. The tokenizer needs about fifty times that memory.
 const MAX_NORMALIZED: u64 = 32 << 20;
@@ -14,7 +14,7 @@ const MAX_DECODED: usize = 1024;
 /// Sequences within sequences.
 const MAX_DEPTH: usize = 16;
 
-/// How much longer the normalizer of a tokenizer may make a text.
+/// Bound on the length that the normalizer of a tokenizer adds to a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
     /// Bytes for each byte.
@@ -23,7 +23,7 @@ pub struct Growth {
     added: u64,
 }
 
-/// The parts that matter here; the vocabulary is passed over.
+/// The parts that are checked; the vocabulary is skipped.
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
@@ -108,7 +108,7 @@ fn decoded(decoder: &Value, depth: usize) -> Result<(), String> {
 /// Bytes of the longest text that sentencepiece's map of characters has for one: its texts end with zeros, after a trie
 /// whose size comes first.
 fn longest_replacement(base64: &str) -> Result<u64, String> {
-    let map = from_base64(base64).ok_or("a `precompiled_charsmap` that is no base64")?;
+    let map = from_base64(base64).ok_or("a `precompiled_charsmap` that is not base64")?;
     let size = map.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
     let texts = map.get(4 + size..).ok_or("a `precompiled_charsmap` that is shorter than it says")?;
     Ok(texts.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0).max(1) as u64)
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_normalizers_add_and_multiply_is_counted() {
+    fn normalizer_growth_is_bounded() {
         let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"String": pattern}, "content": content});
         assert_eq!(growth(Value::Null), Ok(Growth { factor: 1, added: 0 }));
         assert_eq!(growth(replace(" ", "\u{2581}")), Ok(Growth { factor: 3, added: 0 }));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_would_become_too_long_is_refused() {
+    fn rejects_texts_that_would_grow_too_long() {
         let huge =
             growth(json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(1 << 20)})).unwrap();
         assert!(huge.check("a cat").is_ok());
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_text_of_a_character_map_counts() {
+    fn character_maps_are_bounded_by_their_longest_text() {
         // A trie of 4 bytes, then "ab\0cde\0".
         let map = [4, 0, 0, 0, 9, 9, 9, 9, b'a', b'b', 0, b'c', b'd', b'e', 0];
         assert_eq!(from_base64("BAAAAAkJCQlhYgBjZGUA").unwrap(), map);

@@ -1,10 +1,10 @@
 //! The plugin boundary of roll: components from libraries that were compiled elsewhere.
 //!
-//! *What it is for*: an author of a plugin depends on this crate alone. It re-exports the traits and types of
+//! An author of a plugin depends on this crate only. It re-exports the traits and types of
 //! `roll-core` and adds one macro per kind of component, such as [`export_reward!`]. A program that loads plugins
-//! enables the feature `host`, which adds `load` and `discover`. *What it may depend on*: `roll-core`.
+//! enables the feature `host`, which adds `load` and `discover`.
 //!
-//! *Where to start reading*: [`abi`] has the C types that cross and the contract that both sides keep (P1 to P9).
+//! Start reading at [`abi`], which has the C types that cross and the contract that both sides keep (P1 to P9).
 //! `boundary` turns traits into tables of C functions and tables into traits.
 //!
 //! A reward as a plugin, in a crate whose type is `cdylib`:
@@ -19,9 +19,9 @@ mod boundary;
 pub use abi::ABI_VERSION;
 #[doc(hidden)]
 pub use boundary::interface;
-pub use boundary::{Chain, OptionSpec};
+pub use boundary::{ErrorChain, OptionSpec};
 #[cfg(feature = "host")]
-pub use boundary::{Plugin, PluginComponent, PluginError, discover, load, under_way};
+pub use boundary::{Plugin, PluginComponent, PluginError, current_call, discover, load};
 pub use roll_core::*;
 
 /// The environment variable that lists directories, separated as in `PATH`, whose libraries are loaded if they are

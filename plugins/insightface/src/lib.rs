@@ -1,6 +1,6 @@
 //! The identity reward as a plugin: the code of `roll-rewards`, which `roll` has linked in by default, as a library of
 //! its own.
 
-use roll_rewards as _; // or what it registers is not linked
+use roll_rewards as _; // links its registrations
 
 roll_plugin::export_linked!(Reward "insightface");

@@ -36,9 +36,9 @@ pub(super) const TO_HOST: c_int = 2;
 const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 const CUDART: [&str; 4] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"];
 
-/// A table of function pointers, loaded from one library.
+/// A table of function pointers, loaded from the library that messages call `$library`.
 macro_rules! functions {
-    ($(#[$doc:meta])* $name:ident { $($field:ident: $symbol:literal ($($argument:ty),*) -> $result:ty,)* }) => {
+    ($(#[$doc:meta])* $name:ident, $library:literal { $($field:ident: $symbol:literal ($($argument:ty),*) -> $result:ty,)* }) => {
         $(#[$doc])*
         pub(super) struct $name {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
@@ -57,13 +57,26 @@ macro_rules! functions {
                 std::mem::forget(library.clone());
                 Ok(Self { $($field,)* _library: library })
             }
+
+            /// Fails unless `code` is 0: `ncclSuccess`, `cudaSuccess`.
+            pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
+                if code == 0 {
+                    return Ok(());
+                }
+                // SAFETY: the library returns null or a constant text for every code.
+                let text = unsafe {
+                    let text = (self.get_error_string)(code);
+                    if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+                };
+                Err(NcclError::Call { library: $library, call, code, text })
+            }
         }
     };
 }
 
 functions! {
     /// Functions of NCCL.
-    Nccl {
+    Nccl, "NCCL" {
         get_unique_id: b"ncclGetUniqueId\0" (*mut UniqueId) -> c_int,
         comm_init_rank: b"ncclCommInitRank\0" (*mut Handle, c_int, UniqueId, c_int) -> c_int,
         comm_destroy: b"ncclCommDestroy\0" (Handle) -> c_int,
@@ -79,7 +92,7 @@ functions! {
 
 functions! {
     /// Functions of the CUDA runtime.
-    Cuda {
+    Cuda, "CUDA" {
         get_device_count: b"cudaGetDeviceCount\0" (*mut c_int) -> c_int,
         set_device: b"cudaSetDevice\0" (c_int) -> c_int,
         malloc: b"cudaMalloc\0" (*mut *mut c_void, usize) -> c_int,
@@ -98,17 +111,6 @@ impl Nccl {
         let (library, file) = open(&NCCL, "NCCL", "the package `libnccl2`, or `nvidia-nccl-cu12` of PyPI")?;
         Self::find(library, file)
     }
-
-    /// Fails unless `code` is `ncclSuccess`.
-    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        check(code, || NcclError::Call {
-            library: "NCCL",
-            call,
-            code,
-            // SAFETY: the library returns a constant text for every code.
-            text: unsafe { text((self.get_error_string)(code)) },
-        })
-    }
 }
 
 impl Cuda {
@@ -117,28 +119,6 @@ impl Cuda {
         let (library, file) = open(&CUDART, "the CUDA runtime", "`nvidia-cuda-runtime-cu12` of PyPI, or CUDA itself")?;
         Self::find(library, file)
     }
-
-    /// Fails unless `code` is `cudaSuccess`.
-    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        check(code, || NcclError::Call {
-            library: "CUDA",
-            call,
-            code,
-            // SAFETY: the library returns a constant text for every code.
-            text: unsafe { text((self.get_error_string)(code)) },
-        })
-    }
-}
-
-fn check(code: c_int, error: impl FnOnce() -> NcclError) -> Result<(), NcclError> {
-    if code == 0 { Ok(()) } else { Err(error()) }
-}
-
-/// # Safety
-/// `at` is null or a valid C string for the duration of the call.
-unsafe fn text(at: *const c_char) -> String {
-    // SAFETY: as the caller promises.
-    if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned() }
 }
 
 /// The first of `files` that can be loaded.

@@ -176,14 +176,14 @@ impl NcclRanks {
     /// The job's `ncclUniqueId`, made by rank 0 and sent to every rank.
     fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
-        let mut made = Ok(());
+        let mut created = Ok(());
         if host.rank().0 == 0 {
             // SAFETY: writes one identifier.
-            made = nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) });
+            created = nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) });
         }
         // Sent even after a failure: the other ranks wait for it.
-        let ids = host.all_gather_bytes(if made.is_ok() { &id.0 } else { &[] })?;
-        made?;
+        let ids = host.all_gather_bytes(if created.is_ok() { &id.0 } else { &[] })?;
+        created?;
         match ids.first().and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes.as_slice()).ok()) {
             Some(bytes) => Ok(UniqueId(bytes)),
             None => Err(NcclError::Rank { rank: 0, reason: "it could not create the job's identifier".into() }.into()),

@@ -27,7 +27,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use roll_core::{Communicator, Error, Groups, Rank, Result};
+use roll_core::{Communicator, Error, Rank, Result};
 
 use crate::sync::lock;
 use thread::{Queue, QueuedRequest};
@@ -228,18 +228,12 @@ impl Communicator for OverlappedRanks {
     fn barrier(&self) -> Result<()> {
         self.when_settled(|ranks| ranks.barrier())
     }
-    fn as_groups(&self) -> Option<&dyn Groups> {
-        self.sequencer.ranks.as_groups().map(|_| self as &dyn Groups)
-    }
     fn set_timeout(&self, timeout: Duration) {
         self.sequencer.ranks.set_timeout(timeout);
     }
     fn fail(&self, reason: &str) {
         self.sequencer.ranks.fail(reason);
     }
-}
-
-impl Groups for OverlappedRanks {
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
         self.when_settled(|ranks| ranks.split(color))
     }

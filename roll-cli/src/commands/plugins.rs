@@ -6,7 +6,7 @@ use roll_core::{
     BuildContext, Error, Finding, Kind, Options, Registration, Registry, Replaces, Result, Verdict, check_reward,
     nearest, one_line,
 };
-use roll_plugin::{LoadedComponent as _, Plugin, PluginComponent, load};
+use roll_plugin::{Plugin, PluginComponent, load};
 
 use roll_train::config::{Section, sections};
 use roll_train::progress::counted;

@@ -53,21 +53,25 @@ pub trait Communicator: Send + Sync {
     /// Call it on the way out, once.
     fn fail(&self, _reason: &str) {}
 
-    /// The operations that sequence parallelism adds, if the transport has them.
-    fn as_groups(&self) -> Option<&dyn Groups> {
-        None
-    }
-}
-
-/// The operations of a transport that only sequence parallelism needs.
-pub trait Groups: Communicator {
-    /// Makes the group of this rank: see `split` of `dyn Communicator`. By default, there are no groups.
+    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails if
+    /// the transport has no groups.
     fn split(&self, _color: usize) -> Result<Arc<dyn Communicator>> {
-        Err(no_groups(self.world_size()))
+        let ranks = self.world_size();
+        Err(Error::Unsupported(format!("these {ranks} ranks cannot be divided into groups over this transport")))
     }
 
-    /// Exchanges parts whose lengths were checked: see `all_to_all` of `dyn Communicator`.
-    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()>;
+    /// All-to-all: sends part `i` of `values` to rank `i`, and receives part `i` of `out` from it. Parts are equal, one
+    /// per rank. A transport without all-to-all gathers the values of all ranks.
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        let (ranks, own) = (self.world_size(), self.rank().0);
+        let part = check_parts(values, out, ranks)?;
+        let mut all = vec![0f32; ranks * values.len()];
+        self.all_gather(values, &mut all)?;
+        for (from, out) in out.chunks_exact_mut(part.max(1)).enumerate() {
+            out.copy_from_slice(&all[from * values.len() + own * part..][..part]);
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for dyn Communicator + '_ {
@@ -77,30 +81,6 @@ impl fmt::Debug for dyn Communicator + '_ {
 }
 
 impl dyn Communicator + '_ {
-    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails if
-    /// the transport has no [`Groups`].
-    pub fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
-        self.as_groups().ok_or_else(|| no_groups(self.world_size()))?.split(color)
-    }
-
-    /// All-to-all: sends part `i` of `values` to rank `i`, and receives part `i` of `out` from it. Parts are equal, one
-    /// per rank. A transport without [`Groups`] gathers the values of all ranks.
-    pub fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        let (ranks, own) = (self.world_size(), self.rank().0);
-        let part = values.len() / ranks.max(1);
-        check_lengths("all_to_all", values.len(), part, ranks)?;
-        check_lengths("all_to_all", out.len(), part, ranks)?;
-        if let Some(groups) = self.as_groups() {
-            return groups.all_to_all(values, out);
-        }
-        let mut all = vec![0f32; ranks * values.len()];
-        self.all_gather(values, &mut all)?;
-        for (from, out) in out.chunks_exact_mut(part.max(1)).enumerate() {
-            out.copy_from_slice(&all[from * values.len() + own * part..][..part]);
-        }
-        Ok(())
-    }
-
     /// Joins bytes of any length: every rank's, in the order of the ranks.
     pub fn all_gather_bytes(&self, part: &[u8]) -> Result<Vec<Vec<u8>>> {
         let ranks = self.world_size();
@@ -135,10 +115,6 @@ impl dyn Communicator + '_ {
     }
 }
 
-fn no_groups(ranks: usize) -> Error {
-    Error::Unsupported(format!("these {ranks} ranks cannot be divided into groups over this transport"))
-}
-
 /// `count` words that hold `bytes`, zeros behind them.
 fn words(bytes: &[u8], count: usize) -> Vec<f32> {
     let mut words = vec![0f32; count];
@@ -167,6 +143,14 @@ pub fn sum_in_order<'a>(out: &mut [f32], parts: impl IntoIterator<Item = &'a [f3
     for part in parts {
         out.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
     }
+}
+
+/// Returns the length of a part of an all-to-all. Fails unless `values` and `out` consist of `ranks` equal parts.
+pub fn check_parts(values: &[f32], out: &[f32], ranks: usize) -> Result<usize> {
+    let part = values.len() / ranks.max(1);
+    check_lengths("all_to_all", values.len(), part, ranks)?;
+    check_lengths("all_to_all", out.len(), part, ranks)?;
+    Ok(part)
 }
 
 /// Fails unless a collective's lengths belong together.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Communicator, Groups, Rank, RanksError, check_lengths, join, sum_in_order};
+use super::{Communicator, Rank, RanksError, check_lengths, check_parts, join, sum_in_order};
 use crate::{Error, Fault, Result};
 
 /// One of several ranks that are threads of this process: for tests, and for jobs of one machine.
@@ -209,10 +209,6 @@ impl Communicator for ThreadRanks {
         self.exchange("a barrier".into(), Vec::new()).map(drop)
     }
 
-    fn as_groups(&self) -> Option<&dyn Groups> {
-        Some(self)
-    }
-
     fn set_timeout(&self, timeout: Duration) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
@@ -221,9 +217,7 @@ impl Communicator for ThreadRanks {
         let failed = RanksError::Failed { rank: self.rank.0, reason: reason.into() };
         let _ = self.shared.fail(self.shared.lock(), failed); // an earlier failure stands
     }
-}
 
-impl Groups for ThreadRanks {
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
         let colors: Vec<usize> = join(self, &color)?;
         let (number, own) = (self.splits.fetch_add(1, Ordering::Relaxed), self.rank.0);
@@ -247,7 +241,7 @@ impl Groups for ThreadRanks {
     }
 
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        let part = values.len() / self.shared.size;
+        let part = check_parts(values, out, self.shared.size)?;
         let all = self.exchange(format!("all_to_all of {} values", values.len()), values.to_vec())?;
         for (i, deposit) in all.iter().enumerate() {
             out[i * part..(i + 1) * part].copy_from_slice(&deposit.values[self.rank.0 * part..][..part]);

@@ -8,7 +8,7 @@ use super::{
 };
 
 data! {
-    /// A row of the data. A picture that is not there has the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR).
+    /// A row of the data. A missing picture has the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR).
     #[derive(Clone, Copy)]
     pub struct RollSample {
         pub index: u64,
@@ -21,7 +21,7 @@ data! {
         pub path: RollStr,
     }
 
-    /// Source of random draws: the keys, not the draws.
+    /// The keys of the random draws.
     #[derive(Clone, Copy)]
     pub struct RollNoise {
         pub seed: u64,
@@ -43,7 +43,7 @@ data! {
         pub step: u64,
         pub samples: RollList<RollSample>,
         pub model: RollObject,
-        /// Without a table: none.
+        /// A null table: no reward.
         pub reward: RollObject,
         pub strategy: RollObject,
         pub learning_rate: f64,
@@ -62,14 +62,14 @@ data! {
         pub progress: RollProgress,
     }
 
-    /// A sample that was left out, and why.
+    /// A skipped sample and the reason.
     #[derive(Clone, Copy)]
     pub struct RollSkipped {
         pub sample: RollStr,
         pub reason: RollStr,
     }
 
-    /// A video and its name. One that is not there has frames of the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR).
+    /// A video and its name. A missing video has frames of the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR).
     #[derive(Clone, Copy)]
     pub struct RollNamedVideo {
         pub name: RollStr,
@@ -90,7 +90,7 @@ data! {
     /// Result of `validate`.
     #[derive(Default)]
     pub struct RollValidation {
-        /// 0: the algorithm has no such notion.
+        /// 0: the algorithm does not support it.
         pub supported: u32,
         pub metrics: RollOwned<RollNamedNumber>,
         /// A JSON list.
@@ -108,12 +108,12 @@ data! {
     /// Result of `evaluate`.
     #[derive(Default)]
     pub struct RollEvaluation {
-        /// 0: the algorithm has no such notion.
+        /// 0: the algorithm does not support it.
         pub supported: u32,
         pub items: RollOwned<RollEvaluated>,
     }
 
-    /// Where an algorithm's samples come from.
+    /// The source of an algorithm's samples.
     #[derive(Default)]
     pub struct RollDataSource {
         /// 0: the configuration's clips.
@@ -122,7 +122,7 @@ data! {
         pub steps_per_epoch: u64,
     }
 
-    /// Makes environments during the call that it is lent for; they belong to who asked.
+    /// Makes environments during the call that it is lent for; they belong to the caller of `make`.
     #[derive(Clone, Copy)]
     pub struct RollEnvironmentMaker {
         pub state: *mut c_void,

@@ -20,7 +20,7 @@ table! {
         fn reset(seed: u64, out: *mut RollOwned<u8>);
         fn step(action: RollStr, out: *mut RollTransition);
         fn instructions(out: *mut RollOwned<u8>);
-        /// 0 no, 1 yes, 2 it does not tell.
+        /// 0 no, 1 yes, 2 unknown.
         fn solved(out: *mut u32);
         /// A list of texts as JSON.
         fn kinds(out: *mut RollOwned<u8>);

@@ -1,31 +1,31 @@
-//! Structures that grow (P6), and the macros that define the types of the boundary.
+//! Structures that grow with minor versions (P6), and the macros that define the types of the boundary.
 
 /// A structure that begins with its size in bytes.
 ///
 /// # Safety
 /// `#[repr(C)]`, the first member is `size: usize`, and all bytes zero are a value.
 pub unsafe trait Grows: Copy {
-    /// As in messages.
+    /// The name in messages.
     const NAME: &'static str;
-    /// Bytes that every version has.
+    /// Size in bytes of the members that every version has.
     const MANDATORY: usize;
 
-    /// One in which nothing but the size is there.
+    /// A value in which only the size is set.
     fn absent() -> Self;
 }
 
-/// More than any version will have: a larger size is garbage.
+/// Maximum size in bytes; a larger one is garbage.
 const MAX_SIZE: usize = 1 << 16;
 
-/// What the other side's structure and ours have in common; the rest is absent. Fails, in words, on sizes that cannot
-/// be.
+/// Reads the members that the other side's structure and ours have in common; the rest is absent. Fails on invalid
+/// sizes.
 ///
 /// # Safety
 /// `theirs` is null, or points to a `T` of the other side's version.
 pub unsafe fn read<T: Grows>(theirs: *const T) -> Result<T, String> {
     let (name, word) = (T::NAME, align_of::<T>());
     if theirs.is_null() || !theirs.is_aligned() {
-        return Err(format!("`{name}` is at {theirs:p}, where none can be"));
+        return Err(format!("`{name}` is at {theirs:p}, which is null or misaligned"));
     }
     // SAFETY: as the caller promises, it begins with its size.
     let size = unsafe { theirs.cast::<usize>().read() };
@@ -56,7 +56,7 @@ macro_rules! data {
     )+};
 }
 
-/// Defines a structure that grows: its size, what every version has, and what later minor versions added.
+/// Defines a structure that grows: its size, the members of every version, and those of later minor versions.
 ///
 /// `abi_stable` takes it for a "prefix type" of which only the size is certain; [`read`] knows what else is mandatory.
 macro_rules! growing {
@@ -84,7 +84,7 @@ macro_rules! growing {
             const MANDATORY: usize = {
                 #[repr(C)]
                 struct Mandatory { _size: usize, $( $member: $of ),* }
-                // A smaller member would begin in what older versions have as padding.
+                // A smaller member would begin in the padding of older versions.
                 $( $( assert!(size_of::<$what>().is_multiple_of(size_of::<usize>())); )* )*
                 size_of::<Mandatory>()
             };
@@ -114,8 +114,8 @@ macro_rules! growing {
 /// ```
 ///
 /// is [`growing!`] with `prepare: Option<unsafe extern "C" fn(state: *mut c_void, reference: *const RollVideo, out:
-/// *mut RollOwned<RollNamedTensor>, error: *mut RollError) -> u32>`, and likewise `measures`. All are optional: what a
-/// missing one means is said where a trait is made of the table.
+/// *mut RollOwned<RollNamedTensor>, error: *mut RollError) -> u32>`, and likewise `measures`. All are optional: the
+/// implementation of the trait on the table defines the meaning of a missing function.
 macro_rules! table {
     (
         $(#[$meta:meta])*
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_both_sides_have_are_read_and_others_are_absent() {
+    fn reads_common_members_and_rejects_invalid_sizes() {
         let read_as = |size: usize| {
             let theirs = [size, 7, 8, 9];
             // SAFETY: numbers; `read` takes no more than `size` bytes, and all sizes below that it accepts are there.

@@ -49,7 +49,7 @@
 //!   object. A null table in an argument means that there is no such object.
 //! - **P9, values.** Texts are UTF-8 without a final zero. A flag is 1 for yes and 0 for no. A list of length 0 may
 //!   have any pointer; others are aligned and hold the stated number of items.
-#![allow(missing_docs)] // the header documents each field for those who write against it
+#![allow(missing_docs)] // the header documents each field
 
 #[macro_use]
 mod growth;

@@ -20,7 +20,7 @@ data! {
         pub parameters: RollOwned<RollParameter>,
         /// The table of a diffusion model, whose functions take the model's state; null if it is not a diffusion model.
         pub diffusion: *const c_void,
-        /// Likewise of a language model.
+        /// The table of a language model, likewise.
         pub language: *const c_void,
     }
 
@@ -56,7 +56,7 @@ data! {
         pub frames: usize,
     }
 
-    /// Arguments of `encode`. A tensor that is not there has the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR).
+    /// Arguments of `encode`. A missing tensor has the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR).
     #[derive(Clone, Copy)]
     pub struct RollConditionInput {
         pub prompt: RollStr,
@@ -67,7 +67,7 @@ data! {
         pub width: usize,
     }
 
-    /// The result of `encode` and an argument of `velocity`. A tensor that is not there has the dtype
+    /// The result of `encode` and an argument of `velocity`. A missing tensor has the dtype
     /// [`NO_TENSOR`](crate::abi::NO_TENSOR).
     #[derive(Clone, Copy, Default)]
     pub struct RollConditioning {
@@ -78,7 +78,7 @@ data! {
         pub latent_shape: [usize; 4],
     }
 
-    /// How to generate.
+    /// Sampling options.
     #[derive(Clone, Copy)]
     pub struct RollSampling {
         pub temperature: f64,
@@ -135,7 +135,7 @@ table! {
         fn export_adapter(out: *mut RollOwned<RollFile>);
         fn import_adapter(files: RollList<RollFile>);
         fn parts(out: *mut RollParts);
-        /// The place of the frozen weights: 0 the model knows one place only, 1 resident, 2 streamed, 3 sharded.
+        /// The placement of the frozen weights: 0 the model has one placement only, 1 resident, 2 streamed, 3 sharded.
         fn distribution(out: *mut usize);
     }
 }
@@ -146,15 +146,15 @@ table! {
         fn read_part(which: RollRange, values: RollListMut<f32>);
         fn write_part(which: RollRange, values: RollList<f32>);
         fn take_gradients_part(which: RollRange, add_into: RollListMut<f32>);
-        /// The sink belongs to the model (P2); without a table: no more deliveries. Answers whether the model delivers.
+        /// The sink belongs to the model (P2); a null table ends the deliveries. Returns whether the model delivers.
         fn deliver_gradients(sink: RollObject, out: *mut u32);
     }
 }
 
 table! {
-    /// Takes gradients while a pull goes on.
+    /// Receives gradients during a backward pass.
     pub struct RollGradientSinkTable {
-        /// Answers whether it wants the gradient.
+        /// Returns whether it accepts the gradient.
         fn deliver(position: usize, gradient: RollList<f32>, out: *mut u32);
     }
 }
@@ -180,7 +180,7 @@ table! {
         fn encoding_key(out: *mut RollOwned<u8>);
         /// Sizes and lengths of videos. Without it: multiples of 16 pixels, and of 4 frames plus one.
         fn video_unit(out: *mut RollVideoUnit);
-        /// Frames a second of what it generates; 0: it does not tell.
+        /// Frames per second of generated videos; 0: unknown.
         fn frame_rate(out: *mut f64);
     }
 }

@@ -33,22 +33,22 @@ impl RollAbi {
 growing! {
     /// Functions that the host lends a plugin for as long as the process lives.
     pub struct RollHost {
-        /// Given to its functions.
+        /// Passed to its functions.
         pub state: *const c_void,
         /// Levels: 1 error, 2 warning, 3 notice, 4 debug, 5 trace.
         pub log: Option<unsafe extern "C" fn(state: *const c_void, level: u32, target: RollStr, message: RollStr)>,
-        /// Messages above this level go nowhere now.
+        /// The current level; messages above it are dropped.
         pub log_level: Option<unsafe extern "C" fn(state: *const c_void) -> u32>,
     }
 }
 
 growing! {
-    /// Inputs of the making of a component.
+    /// The context in which a component is made.
     pub struct RollContext {
         pub backend: RollStr,
         pub base_dir: RollStr,
         pub seed: u64,
-        /// Where the strategy wants frozen weights: 0 the model decides, 1 resident, 2 streamed, 3 sharded.
+        /// Requested placement of frozen weights: 0 the model decides, 1 resident, 2 streamed, 3 sharded.
         pub placement: usize,
         /// The ranks of the job, a communicator that belongs to the component (P2); for strategies and algorithms.
         /// Without a table: one rank alone.
@@ -57,17 +57,17 @@ growing! {
 }
 
 growing! {
-    /// Something with a name in the configuration.
+    /// A named component.
     pub struct RollComponent {
         /// 1 reward, 2 model, 3 strategy, 4 algorithm, 5 environment.
         pub kind: usize,
         pub name: RollStr,
         pub summary: RollStr,
         pub options: RollList<RollOption>,
-        /// Given to its functions.
+        /// Passed to its functions.
         pub data: *const c_void,
         /// Makes one; the options are a JSON object with every option in it.
-        // The context may grow, and is compared by itself.
+        // The context may grow and is compared separately.
         #[cfg_attr(feature = "abi_stable", sabi(unsafe_change_type = Option<
             unsafe extern "C" fn(
                 data: *const c_void,
@@ -86,7 +86,7 @@ growing! {
                 error: *mut RollError,
             ) -> u32,
         >,
-        /// Tells the needs of a run in JSON; null: it cannot know them. `input` is JSON too: `[input, context]` for
+        /// Returns the needs of a run as JSON; null: unknown. `input` is JSON too: `[input, context]` for
         /// models, null for other kinds.
         pub plan: Option<
             unsafe extern "C" fn(
@@ -107,7 +107,7 @@ growing! {
         pub version: RollStr,
         pub authors: RollStr,
         pub about: RollStr,
-        // They may grow, and are compared by themselves.
+        // Components may grow and are compared separately.
         #[cfg_attr(feature = "abi_stable", sabi(unsafe_change_type = RollList<*const c_void>))]
         pub components: RollList<*const RollComponent>,
     }

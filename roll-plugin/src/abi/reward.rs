@@ -9,7 +9,7 @@ data! {
         pub name: RollOwned<u8>,
         /// 1 if `score` can return a pullback.
         pub differentiable: u32,
-        /// What to do when there is nothing to score: 0 skip the sample, 1 stop, 2 score it as `missing_value`.
+        /// Reaction when there is nothing to score: 0 skip the sample, 1 stop, 2 score it as `missing_value`.
         pub on_missing: u32,
         pub missing_value: f64,
     }
@@ -17,7 +17,7 @@ data! {
     /// Result of `score`.
     #[derive(Default)]
     pub struct RollScore {
-        /// 1: there was nothing to score, and `reason` says why.
+        /// 1: there was nothing to score, and `reason` is the explanation.
         pub missing: u32,
         pub value: f64,
         pub details: RollOwned<RollNamedNumber>,
@@ -42,7 +42,7 @@ table! {
     pub struct RollRewardTable {
         fn facts(out: *mut RollRewardFacts);
         fn prepare(reference: *const RollVideo, out: *mut RollOwned<RollNamedTensor>);
-        /// `target` is what `prepare` gave; `record` 1: a pullback is wanted.
+        /// `target` is the result of `prepare`; `record` 1: a pullback is wanted.
         fn score(
             video: *const RollVideo,
             prompt: RollStr,

@@ -11,16 +11,16 @@ use abi_stable::type_layout::{TLField, TLFieldOrFunction, TypeLayout};
 
 use super::{algorithm, environment, model, plugin, reward, strategy};
 
-/// Major and minor of `abi_stable`: its descriptions can be read by the same ones.
+/// Major and minor version of `abi_stable`; only equal versions can read each other's descriptions.
 const DESCRIBED_BY: [u32; 2] = [0, 11];
 
-/// More types than this are garbage.
+/// Maximum number of types; a larger number is garbage.
 const MAX_TYPES: usize = 1024;
 
-/// Most characters of a difference that has no better words.
-const MAX_TOLD: usize = 300;
+/// Maximum length of a difference in characters, if only `abi_stable` describes it.
+const MAX_DIFFERENCE: usize = 300;
 
-/// The symbol `roll_plugin_types` of Rust plugins: data, so that no code of theirs decides how it is found.
+/// The symbol `roll_plugin_types` of Rust plugins: data, so that finding it runs no code of the plugin.
 #[repr(C)]
 pub struct StableTypes {
     described_by: [u32; 2],
@@ -31,7 +31,7 @@ pub struct StableTypes {
 // SAFETY: points to statics.
 unsafe impl Sync for StableTypes {}
 
-/// What grows; everything else is reached from these.
+/// The structures that grow; all other types are reached from these.
 static TYPES: &[&TypeLayout] = &[
     <plugin::RollHost_Ref as StableAbi>::LAYOUT,
     <plugin::RollContext_Ref as StableAbi>::LAYOUT,
@@ -50,7 +50,7 @@ static TYPES: &[&TypeLayout] = &[
 ];
 
 impl StableTypes {
-    /// As this crate was compiled.
+    /// The types of this crate.
     pub const CURRENT: Self = Self { described_by: DESCRIBED_BY, types: TYPES.as_ptr(), len: TYPES.len() };
 
     /// Whether `self`, a plugin's, is described by an `abi_stable` that ours can read.
@@ -75,7 +75,7 @@ impl StableTypes {
             let name = grown(expected);
             let found = implementation.iter().find(|found| grown(found) == name);
             let found = found.ok_or_else(|| format!("it does not know `{name}`"))?;
-            // Fresh: what one plugin was built with says nothing about another.
+            // New for each check: plugins may be built differently.
             check_layout_compatibility_with_globals(expected, found, &CheckingGlobals::new())
                 .map_err(|errors| first(name, &errors, older))?;
         }
@@ -91,18 +91,18 @@ fn grown(description: &'static TypeLayout) -> &'static str {
 /// The first of many differences: its path and its kind. `abi_stable` itself describes one in tens of kilobytes.
 fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
-    let mut told = format!("`{name}`");
+    let mut path = format!("`{name}`");
     // The outermost step refers to the structure itself.
     for step in error.stack_trace.iter().skip(1) {
         if let TLFieldOrFunction::Field(member) = &step.expected
             && !member.name().is_empty()
             && !member.name().starts_with(|c: char| c.is_ascii_digit())
         {
-            told += &format!(" > `{}`", self::member(member));
+            path += &format!(" > `{}`", self::member(member));
         }
     }
     // Both directions have the difference; the first is enough.
-    told + ": " + &error.errs.first().map_or_else(String::new, |e| what(e, swapped))
+    path + ": " + &error.errs.first().map_or_else(String::new, |e| what(e, swapped))
 }
 
 fn what(difference: &AbiInstability, swapped: bool) -> String {
@@ -114,7 +114,7 @@ fn what(difference: &AbiInstability, swapped: bool) -> String {
         AbiInstability::Alignment(x) => [x.expected, x.found].map(|n| format!("an alignment of {n}")),
         AbiInstability::FieldCountMismatch(x) => [x.expected, x.found].map(|n| format!("{n} members")),
         AbiInstability::UnexpectedField(x) => [&x.expected, &x.found].map(|m| format!("`{}`", member(m))),
-        other => return format!("{other:?}").chars().take(MAX_TOLD).collect(),
+        other => return format!("{other:?}").chars().take(MAX_DIFFERENCE).collect(),
     };
     match swapped {
         true => format!("expected {found}, found {expected}"),

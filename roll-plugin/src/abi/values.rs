@@ -17,7 +17,7 @@ data! {
         pub len: usize,
     }
 
-    /// A list that is lent, to write into.
+    /// A writable list that is lent (P1).
     pub struct RollListMut<T> {
         pub items: *mut T,
         pub len: usize,
@@ -41,7 +41,7 @@ data! {
         /// 0 f32, 1 bf16, 2 f16, 3 i64, 4 i32, 5 u8, 6 bool.
         pub dtype: u32,
         pub owner: *mut c_void,
-        /// Makes one more owner. Null: the bytes can only be copied.
+        /// Adds an owner. Null: the bytes can only be copied.
         pub retain: Option<unsafe extern "C" fn(owner: *mut c_void)>,
         pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
     }
@@ -141,7 +141,7 @@ impl<T> RollListMut<T> {
     }
 }
 
-// Derived ones would ask the same of the items.
+// Derived implementations would require the traits of the items.
 impl<T> Clone for RollList<T> {
     fn clone(&self) -> Self {
         *self

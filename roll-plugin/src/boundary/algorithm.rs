@@ -1,4 +1,4 @@
-//! [`Algorithm`] across the boundary: the one kind whose arguments are objects of the host.
+//! [`Algorithm`] across the boundary. Its arguments are objects of the host.
 
 use std::ffi::c_void;
 
@@ -7,10 +7,10 @@ use crate::abi::{
     RollList, RollObject, RollOwned, RollStepContext, RollStepReport, RollStr,
 };
 
-use super::crossing::{Calls, crossing};
+use super::crossing::crossing;
 use super::data::{json, own_json, take_json};
 use super::environment::{self, ForeignEnvironment};
-use super::foreign::Foreign;
+use super::foreign::ForeignObject;
 use super::foreign_model::ForeignModel;
 use super::memory::{list, text};
 use super::model::LentModel;
@@ -44,7 +44,7 @@ crossing! {
             let samples = LentSamples::new(context.samples);
             let (model, strategy) = (LentModel::new(context.model), LentStrategy::new(context.strategy));
             let reward = context.reward.as_deref_mut().map(|reward| LentReward::new(&mut *reward));
-            let given = RollStepContext {
+            let arguments = RollStepContext {
                 step: context.step,
                 samples: samples.list(),
                 model: model.object(),
@@ -57,7 +57,7 @@ crossing! {
             };
             let report = self.object.call("step", self.table.step, |step, state, out, error| {
                 // SAFETY: P1 and P7.
-                unsafe { step(state, &given, out, error) }
+                unsafe { step(state, &arguments, out, error) }
             })?;
             self.object.must("step", report)
         }
@@ -66,7 +66,7 @@ crossing! {
             let (samples, model) = (LentSamples::new(context.samples), LentModel::new(context.model));
             let rewards: Vec<LentReward> = context.rewards.iter_mut().map(|r| LentReward::new(&mut **r)).collect();
             let objects: Vec<RollObject> = rewards.iter().map(LentReward::object).collect();
-            let given = RollEvaluationContext {
+            let arguments = RollEvaluationContext {
                 samples: samples.list(),
                 model: model.object(),
                 rewards: RollList::lend(&objects),
@@ -75,7 +75,7 @@ crossing! {
             };
             let evaluated = self.object.call("evaluate", self.table.evaluate, |evaluate, state, out, error| {
                 // SAFETY: P1 and P7.
-                unsafe { evaluate(state, &given, out, error) }
+                unsafe { evaluate(state, &arguments, out, error) }
             })?;
             self.object.must("evaluate", evaluated)
         }
@@ -90,7 +90,7 @@ unsafe extern "C" fn step(
 ) -> u32 {
     let body = |algorithm: &mut Target| {
         // SAFETY: P1, P8 and P9.
-        let (given, samples, mut model, mut reward, mut strategy) = unsafe {
+        let (arguments, samples, mut model, mut reward, mut strategy) = unsafe {
             let c = &*context;
             (
                 c,
@@ -101,15 +101,15 @@ unsafe extern "C" fn step(
             )
         };
         let mut own = StepContext {
-            step: given.step,
+            step: arguments.step,
             samples: &samples,
             model: &mut model,
             reward: reward.as_mut().map(|r| r as &mut dyn RewardScorer),
             strategy: &mut strategy,
-            learning_rate: given.learning_rate,
-            noise: &own_noise(given.noise),
-            progress: &ForeignProgress(given.progress),
-            want_videos: given.want_videos == 1,
+            learning_rate: arguments.learning_rate,
+            noise: &own_noise(arguments.noise),
+            progress: &ForeignProgress(arguments.progress),
+            want_videos: arguments.want_videos == 1,
         };
         algorithm.step(&mut own).map(Answer::give)
     };
@@ -125,7 +125,7 @@ unsafe extern "C" fn evaluate(
 ) -> u32 {
     let body = |algorithm: &mut Target| {
         // SAFETY: P1, P8 and P9.
-        let (given, samples, mut model, mut rewards) = unsafe {
+        let (arguments, samples, mut model, mut rewards) = unsafe {
             let c = &*context;
             let rewards = list(c.rewards)?.iter().map(|r| ForeignReward::new(*r, Source::Host));
             let rewards = rewards.collect::<Result<Vec<_>>>()?;
@@ -135,8 +135,8 @@ unsafe extern "C" fn evaluate(
             samples: &samples,
             model: &mut model,
             rewards: rewards.iter_mut().map(|r| r as &mut dyn RewardScorer).collect(),
-            noise: &own_noise(given.noise),
-            progress: &ForeignProgress(given.progress),
+            noise: &own_noise(arguments.noise),
+            progress: &ForeignProgress(arguments.progress),
         };
         algorithm.evaluate(&mut own).map(Answer::give)
     };
@@ -149,26 +149,7 @@ pub(super) fn give(algorithm: Box<dyn Algorithm>) -> RollObject {
 }
 
 /// An algorithm of the other side.
-pub(super) struct ForeignAlgorithm {
-    object: Foreign,
-    table: RollAlgorithmTable,
-}
-
-impl ForeignAlgorithm {
-    /// # Safety
-    /// As [`Foreign::new`].
-    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        let (object, table) = unsafe { Foreign::new(object, source) }?;
-        Ok(Self { object, table })
-    }
-}
-
-impl Calls<RollAlgorithmTable> for ForeignAlgorithm {
-    fn callee(&self) -> (&Foreign, Option<&RollAlgorithmTable>) {
-        (&self.object, Some(&self.table))
-    }
-}
+pub(super) type ForeignAlgorithm = ForeignObject<RollAlgorithmTable>;
 
 impl Answer for DataSource {
     type Wire = RollDataSource;
@@ -233,9 +214,9 @@ impl Lend for serde_json::Value {
 type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
 type Made = dyn FnMut() -> Result<Box<dyn Environment>>;
 
-/// Serves a [`Make`] behind a thin pointer.
+/// Calls a [`Make`] behind a thin pointer.
 unsafe extern "C" fn make_environment(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
-    // SAFETY: P1: lent for the call that this is part of, and asked by one at a time (P4).
+    // SAFETY: P1: lent for the enclosing call, and called by one thread at a time (P4).
     let body = || unsafe { (*state.cast::<Make<'_>>())().map(environment::give) };
     // SAFETY: P7.
     unsafe { answer(out, error, body) }
@@ -272,9 +253,9 @@ mod tests {
     use super::*;
     use crate::Tensor;
 
-    struct Keeps(StateDict);
+    struct WithTensors(StateDict);
 
-    impl Algorithm for Keeps {
+    impl Algorithm for WithTensors {
         fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
             Ok(())
         }
@@ -290,14 +271,14 @@ mod tests {
         }
     }
 
-    fn keeps() -> RollObject {
-        give(Box::new(Keeps([("old".to_string(), Tensor::full([2, 3], 0.5))].into())))
+    fn algorithm() -> RollObject {
+        give(Box::new(WithTensors([("old".to_string(), Tensor::full([2, 3], 0.5))].into())))
     }
 
     #[test]
     fn tensors_cross_both_ways() {
-        // SAFETY: an object of ours, of this kind.
-        let mut theirs = unsafe { ForeignAlgorithm::new(keeps(), Source::Host) }.unwrap();
+        // SAFETY: an own object of this kind.
+        let mut theirs = unsafe { ForeignAlgorithm::new(algorithm(), Source::Host) }.unwrap();
         let tensors = theirs.tensors().unwrap();
         assert_eq!((tensors.len(), tensors["old"].shape()), (1, &[2, 3][..]));
         theirs.load_tensors(&[("old".to_string(), Tensor::full([2, 3], 0.25))].into()).unwrap();
@@ -305,13 +286,13 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_without_the_function_keeps_no_tensors() {
+    fn an_algorithm_without_the_function_has_no_tensors() {
         let shorter = RollAlgorithmTable { tensors: None, load_tensors: None, ..TABLE };
-        let object = RollObject { table: (&raw const shorter).cast(), ..keeps() };
+        let object = RollObject { table: (&raw const shorter).cast(), ..algorithm() };
         // SAFETY: as above; the table outlives the object.
         let mut theirs = unsafe { ForeignAlgorithm::new(object, Source::Host) }.unwrap();
         assert!(theirs.tensors().unwrap().is_empty());
-        let told = theirs.load_tensors(&StateDict::new()).unwrap_err().to_string();
-        assert!(told.contains("load_tensors"), "{told}");
+        let message = theirs.load_tensors(&StateDict::new()).unwrap_err().to_string();
+        assert!(message.contains("load_tensors"), "{message}");
     }
 }

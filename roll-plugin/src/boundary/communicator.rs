@@ -39,7 +39,7 @@ unsafe extern "C" fn ranks(state: *mut c_void, out: *mut RollRanks, error: *mut 
     unsafe { serve_shared(state, out, error, body) }
 }
 
-/// A communicator of ours that the other side calls.
+/// An own communicator that the other side calls.
 type Ranks = Arc<dyn Communicator>;
 
 pub(super) fn give(ranks: Ranks) -> RollObject {

@@ -1,24 +1,24 @@
-//! How the methods of a trait cross the boundary: [`crossing!`] writes both directions of each.
+//! [`crossing!`] generates both directions of the methods of a trait across the boundary.
 //!
-//! Operands of a method are each an [`Argument`](super::wire::Argument), its result is an
-//! [`Answer`](super::wire::Answer): those say how a type looks on the wire and how it is made of that again. A method
-//! without conversions of its own is one line.
+//! Each operand of a method is an [`Argument`](super::wire::Argument), and its result an
+//! [`Answer`](super::wire::Answer): these traits convert a type to its C form and back. A method without special
+//! conversions is one line.
 
 use super::foreign::Foreign;
 
 /// An object of the other side that has the functions of `Table`.
 pub(super) trait Calls<Table> {
-    /// `None` if the object turned out to have no table.
+    /// `None` if the object has no such table.
     fn callee(&self) -> (&Foreign, Option<&Table>);
 }
 
-/// Logs the error of a call that cannot fail where it is asked for.
+/// Logs the error of a method that cannot return one.
 pub(super) fn log(error: &crate::Error) {
     tracing::error!("{}", crate::one_line(error));
 }
 
-/// Writes both directions of a trait: the static table whose functions call the trait (the other side's view of our
-/// object), and the implementation of the trait by calling such a table (our view of theirs).
+/// Generates both directions of a trait: the static table whose functions call the trait (for own objects, which the
+/// other side calls), and the implementation of the trait by calling such a table (for objects of the other side).
 ///
 /// ```ignore
 /// crossing! {
@@ -39,13 +39,13 @@ pub(super) fn log(error: &crate::Error) {
 /// - `, or E`: the method returns `T` and cannot fail; if the call fails, the failure is logged and the method returns
 ///   `E`.
 /// - `, absent E`: its value when the other side has no such function, which is an error otherwise.
-/// - `, then f`: `self.f(answer, arguments...)` looks at the answer of the other side.
-/// - `, through f` after the target: `f` makes of the target the object that has the methods (a diffusion model of a
-///   model); its functions are called by one thread at a time whatever they are.
+/// - `, then f`: `self.f(answer, arguments...)` checks or converts the answer of the other side.
+/// - `, through f` after the target: `f` converts the target to the object that has the methods (a model to a diffusion
+///   model); its functions are always called by one thread at a time.
 /// - `by hand [f]`: functions of the table that are written out in the file, and methods that are written out here.
 ///
-/// The table is a structure without a rest and the implementation one of the trait: a function that is left out does
-/// not compile, nor does one whose types are not those of `abi`.
+/// The table literal and the trait implementation are complete: a missing function does not compile, nor does one whose
+/// types differ from those of `abi`.
 macro_rules! crossing {
     ($trait:ident for $foreign:ident, table $table:ident of $target:ident { $($methods:tt)* } $($hand:tt)*) => {
         crossing! { @whole $trait for $foreign, table $table of $target, [] { $($methods)* } $($hand)* }
@@ -63,7 +63,7 @@ macro_rules! crossing {
         }
         by hand [$($also:ident),*] { $($hand:tt)* }
     ) => {
-        /// The functions of ours that the other side calls.
+        /// The own functions that the other side calls.
         pub(super) static TABLE: crate::abi::$table = {
             $(
                 unsafe extern "C" fn $name(
@@ -98,7 +98,7 @@ macro_rules! crossing {
         }
     };
 
-    // The methods; `self` must come from where it is used.
+    // The methods. Hygiene requires `self` to be passed to the inner rules.
     (@method mut $table:ident $name:ident ($($arg:ident: $ty:ty),*) [$($ret:ty)?] [$($or:expr)?] $absent:tt $then:tt) => {
         fn $name(&mut self, $($arg: $ty),*) -> crossing!(@result [$($ret)?] [$($or)?]) {
             crossing!(@call self $table $name ($($arg: $ty),*) [$($ret)?] [$($or)?] $absent $then)

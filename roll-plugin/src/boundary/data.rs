@@ -1,4 +1,4 @@
-//! Numbers, texts and lists on their way across: [`Argument`]s and [`Answer`]s.
+//! Numbers, texts and lists across the boundary: [`Argument`]s and [`Answer`]s.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::source::Source;
 use super::wire::{Answer, Argument};
 use crate::{Adapter, Distribution, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
 
-/// Types that are a plain value on the wire: how they get there and back.
+/// Types whose C form is a plain value, with the conversions in both directions.
 macro_rules! plain {
     ($( $ty:ty = $wire:ty: |$value:ident| $to:expr, |$number:ident| $from:expr; )*) => {$(
         impl Argument for $ty {
@@ -232,7 +232,7 @@ impl Answer for Vec<u32> {
 
 /// JSON.
 pub(super) fn own_json<T: serde::Serialize>(value: &T) -> RollOwned<u8> {
-    // Types whose values JSON has words for; a broken one is an error where it is read.
+    // All values of these types have a JSON form; an invalid text is an error where it is read.
     own_text(serde_json::to_string(value).unwrap_or_default())
 }
 
@@ -275,7 +275,7 @@ pub(super) unsafe fn take_numbers(list: RollOwned<RollNamedNumber>) -> Result<BT
     unsafe { take(list, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
 }
 
-/// Answers that cross as they are.
+/// Answers that need no conversion.
 macro_rules! as_it_is {
     ($($ty:ty),*) => {$(
         impl Answer for $ty {

@@ -8,7 +8,7 @@ use super::foreign_model::{ForeignModel, Target};
 use super::memory::text;
 use super::pullback::shaped;
 use super::source::Source;
-use super::tensor::{Lent, receive, receive_option, share, share_option, take, take_option};
+use super::tensor::{LentTensor, receive, receive_option, share, share_option, take, take_option};
 use super::wire::{Answer, Lend};
 use crate::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Sigma,
@@ -17,7 +17,7 @@ use crate::{
 
 crossing! {
     DiffusionModel for ForeignModel, table RollDiffusionTable of Target, through of {
-        // No schedule works with this shift, which the next call says.
+        // No schedule accepts this shift: the next call fails.
         ref fn schedule() -> ScheduleFacts, or ScheduleFacts { shift: f64::NAN, boundary: None, trained: SigmaRange::ALL };
         ref fn video_unit() -> VideoUnit, or VideoUnit::default(), absent VideoUnit::default();
         mut fn encode(input: &ConditionInput) -> Conditioning;
@@ -113,11 +113,11 @@ impl Answer for Option<f64> {
 
 impl Lend for ConditionInput {
     type Wire = *const RollConditionInput;
-    type Lent = (RollConditionInput, [Option<Lent>; 2]);
+    type Lent = (RollConditionInput, [Option<LentTensor>; 2]);
     type Received = ConditionInput;
     fn lend(&self) -> Self::Lent {
-        let pictures = [&self.image, &self.end_image].map(Lent::option);
-        let [image, end_image] = pictures.each_ref().map(Lent::get_option);
+        let pictures = [&self.image, &self.end_image].map(LentTensor::option);
+        let [image, end_image] = pictures.each_ref().map(LentTensor::get_option);
         let [height, width] = self.size;
         let prompt = RollStr::lend(&self.prompt);
         (RollConditionInput { prompt, image, end_image, frames: self.frames, height, width }, pictures)
@@ -142,12 +142,12 @@ impl Lend for ConditionInput {
 
 impl Lend for Conditioning {
     type Wire = *const RollConditioning;
-    type Lent = (RollConditioning, Lent, [Option<Lent>; 3]);
+    type Lent = (RollConditioning, LentTensor, [Option<LentTensor>; 3]);
     type Received = Conditioning;
     fn lend(&self) -> Self::Lent {
-        let context = Lent::new(&self.context);
-        let rest = [&self.channels, &self.image_tokens, &self.first_frame].map(Lent::option);
-        let [channels, image_tokens, first_frame] = rest.each_ref().map(Lent::get_option);
+        let context = LentTensor::new(&self.context);
+        let rest = [&self.channels, &self.image_tokens, &self.first_frame].map(LentTensor::option);
+        let [channels, image_tokens, first_frame] = rest.each_ref().map(LentTensor::get_option);
         let latent_shape = self.latent_shape;
         let wire = RollConditioning { context: context.get(), channels, image_tokens, first_frame, latent_shape };
         (wire, context, rest)
@@ -158,13 +158,13 @@ impl Lend for Conditioning {
     unsafe fn receive(wire: *const RollConditioning) -> Result<Conditioning> {
         // SAFETY: as the caller promises.
         unsafe {
-            let given = &*wire;
+            let c = &*wire;
             Ok(Conditioning {
-                context: receive(&given.context)?,
-                channels: receive_option(&given.channels)?,
-                image_tokens: receive_option(&given.image_tokens)?,
-                first_frame: receive_option(&given.first_frame)?,
-                latent_shape: given.latent_shape,
+                context: receive(&c.context)?,
+                channels: receive_option(&c.channels)?,
+                image_tokens: receive_option(&c.image_tokens)?,
+                first_frame: receive_option(&c.first_frame)?,
+                latent_shape: c.latent_shape,
             })
         }
     }

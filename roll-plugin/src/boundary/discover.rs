@@ -1,4 +1,4 @@
-//! Plugins that are found without being named.
+//! Discovers plugins in the directories of a search path.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

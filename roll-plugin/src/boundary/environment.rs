@@ -2,9 +2,9 @@
 
 use crate::abi::{RollEnvironmentTable, RollObject, RollOwned, RollTransition};
 
-use super::crossing::{Calls, crossing};
+use super::crossing::crossing;
 use super::data::{own_json, take_json};
-use super::foreign::Foreign;
+use super::foreign::ForeignObject;
 use super::memory::{own_text, take_text};
 use super::served::Served;
 use super::source::Source;
@@ -29,26 +29,7 @@ pub(super) fn give(environment: Box<dyn Environment>) -> RollObject {
 }
 
 /// An environment of the other side.
-pub(super) struct ForeignEnvironment {
-    object: Foreign,
-    table: RollEnvironmentTable,
-}
-
-impl ForeignEnvironment {
-    /// # Safety
-    /// As [`Foreign::new`].
-    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        let (object, table) = unsafe { Foreign::new(object, source) }?;
-        Ok(Self { object, table })
-    }
-}
-
-impl Calls<RollEnvironmentTable> for ForeignEnvironment {
-    fn callee(&self) -> (&Foreign, Option<&RollEnvironmentTable>) {
-        (&self.object, Some(&self.table))
-    }
-}
+pub(super) type ForeignEnvironment = ForeignObject<RollEnvironmentTable>;
 
 impl Answer for Vec<String> {
     type Wire = RollOwned<u8>;
@@ -57,7 +38,7 @@ impl Answer for Vec<String> {
     }
     unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
         // SAFETY: as the caller promises.
-        unsafe { take_json(wire, "the worlds of an environment are") }
+        unsafe { take_json(wire, "the kinds of an environment are") }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::abi::CHAIN;
 #[non_exhaustive]
 pub enum PluginError {
     // Before the system's loader sees the file
-    /// The file is no library that this program could load.
+    /// The file is not a library that this program can load.
     #[error("the plugin {} cannot be loaded: {problem}", path.display())]
     NotLoadable {
         /// The file.
@@ -33,7 +33,7 @@ pub enum PluginError {
         #[source]
         source: libloading::Error,
     },
-    /// A library, but no plugin.
+    /// A library that is not a plugin.
     #[error(
         "{} is a library but no plugin of roll: it has no symbol `{symbol}` (a Rust plugin needs \
          `crate-type = [\"cdylib\"]` and a line such as `roll_plugin::export_reward!(...)`)",
@@ -58,7 +58,7 @@ pub enum PluginError {
         /// Major and minor version of the plugin.
         found: [u32; 2],
     },
-    /// Its types are laid out in another way although its version says otherwise.
+    /// Its types have another layout although its version is compatible.
     #[error(
         "the plugin {} was built with other types at the boundary: {difference}; rebuild it with the roll-plugin of this \
          roll", path.display()
@@ -71,8 +71,8 @@ pub enum PluginError {
     },
 
     // Calls
-    /// Its description of itself makes no sense.
-    #[error("the plugin {} describes itself wrongly: {problem}", path.display())]
+    /// Its description of itself is invalid.
+    #[error("the plugin {} has an invalid description: {problem}", path.display())]
     Description {
         /// The file.
         path: PathBuf,
@@ -104,17 +104,17 @@ impl From<PluginError> for Error {
 /// The messages of an error of the other side, outermost first.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct Chain {
+pub struct ErrorChain {
     message: String,
     #[source]
-    source: Option<Box<Chain>>,
+    source: Option<Box<ErrorChain>>,
 }
 
-impl Chain {
+impl ErrorChain {
     /// From messages joined with [`CHAIN`].
     pub(super) fn parse(text: &str) -> Self {
         let mut messages = text.split(CHAIN).filter(|m| !m.is_empty()).rev();
-        let last = messages.next().unwrap_or("it gave no reason");
+        let last = messages.next().unwrap_or("it returned no reason");
         let innermost = Self { message: last.into(), source: None };
         messages.fold(innermost, |source, message| Self { message: message.into(), source: Some(Box::new(source)) })
     }

@@ -1,4 +1,4 @@
-//! How a Rust crate becomes a plugin.
+//! Exports the components of a Rust crate as a plugin.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub unsafe fn init(
     remember_panics();
     let body = || {
         // SAFETY: P6.
-        let host = unsafe { grown(host) }?;
+        let host = unsafe { read_host(host) }?;
         log::forward_to(host);
         let components: Vec<*const RollComponent> = components()?.into_iter().map(describe).collect();
         let plugin = RollPlugin {
@@ -63,7 +63,7 @@ pub unsafe fn init(
 ///
 /// # Safety
 /// P6.
-unsafe fn grown<T: crate::abi::Grows>(theirs: *const T) -> Result<T> {
+unsafe fn read_host<T: crate::abi::Grows>(theirs: *const T) -> Result<T> {
     // SAFETY: as the caller promises.
     unsafe { crate::abi::read(theirs) }.map_err(Error::Misuse)
 }
@@ -103,7 +103,7 @@ fn leak(text: String) -> RollStr {
 unsafe fn own_context(context: *const RollContext) -> Result<BuildContext> {
     // SAFETY: as the caller promises; the ranks first, so that they are released whatever the others are.
     let (context, ranks, backend, base_dir) = unsafe {
-        let context = grown(context)?;
+        let context = read_host(context)?;
         let ranks = match context.ranks.table.is_null() {
             true => None,
             false => Some(ForeignCommunicator::new(context.ranks, Source::Host)?),
@@ -167,14 +167,10 @@ unsafe extern "C" fn plan(
 fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> Result<RollObject> {
     Ok(match factory {
         Factory::Reward(make) => reward::give(make(options, context)?),
-        Factory::OwnReward(make) => reward::give(make(options, context)?),
         Factory::Model(make) => model::give(make(options, context)?),
         Factory::Strategy(make) => strategy::give(make(options, context)?),
         Factory::Algorithm(make) => algorithm::give(make(options, context)?),
         Factory::Environment(make) => environment::give(make(options, context)?),
-        Factory::Loaded(_) => {
-            return Err(Error::Unsupported("a component of another plugin cannot be exported again".into()));
-        }
     })
 }
 
@@ -200,7 +196,7 @@ macro_rules! export_plugin {
 /// Makes a crate of type `cdylib` a plugin with the components that other crates registered with `inventory`:
 ///
 /// ```ignore
-/// use roll_models as _; // or its registrations are not linked
+/// use roll_models as _; // links its registrations
 /// roll_plugin::export_linked!(Model "wan2_2");
 /// ```
 #[macro_export]
@@ -340,9 +336,10 @@ macro_rules! component {
             summary: $summary,
             origin: env!("CARGO_PKG_NAME"),
             version: env!("CARGO_PKG_VERSION"),
-            defaults: $crate::default_options::<$options>,
-            keys: $crate::keys::of_defaults::<$options>,
-            factory: $crate::Factory::$kind(|options, context| {
+            is_linked: true,
+            defaults: &$crate::default_options::<$options>,
+            keys: &$crate::keys::of_defaults::<$options>,
+            factory: $crate::Factory::$kind(&|options, context| {
                 let options: $options = $crate::parse_options($crate::Kind::$kind.section(), options)?;
                 let made = $crate::interface::made(options, context, $make)?;
                 Ok(Box::new(made) as Box<dyn $crate::$trait>)

@@ -1,9 +1,10 @@
-//! The side that calls: errors come back and say whose they are.
+//! The calling side: objects of the other side, whose errors name the plugin.
 
 use std::ffi::c_void;
 
 use crate::abi::{Grows, RollError, RollObject};
 
+use super::crossing::Calls;
 use super::source::Source;
 use super::wire::Answer;
 use crate::{Error, Result};
@@ -29,7 +30,7 @@ impl Foreign {
         Ok((own, table))
     }
 
-    /// Calls a function with `call`, which adds the arguments. `None`: the other side does not have it.
+    /// Calls a function with `call`, which adds the arguments. Returns `None` if the other side lacks the function.
     pub(super) fn call<F, R: Answer>(
         &self,
         name: &'static str,
@@ -45,7 +46,7 @@ impl Foreign {
         self.blame(name, unsafe { R::take(out, &self.source) }).map(Some)
     }
 
-    /// The answer of a function that every object of its kind has.
+    /// The answer of a mandatory function; fails if the other side lacks it.
     pub(super) fn must<R>(&self, name: &'static str, answer: Option<R>) -> Result<R> {
         answer.ok_or_else(|| self.source.blame(name, Error::Misuse(format!("it has no function `{name}`"))))
     }
@@ -53,6 +54,28 @@ impl Foreign {
     /// Adds the plugin's name to an error found in its answer.
     pub(super) fn blame<R>(&self, call: &'static str, result: Result<R>) -> Result<R> {
         result.map_err(|e| self.source.blame(call, e))
+    }
+}
+
+/// An object of the other side with the functions of one table.
+pub(super) struct ForeignObject<Table> {
+    pub(super) object: Foreign,
+    pub(super) table: Table,
+}
+
+impl<Table: Grows> ForeignObject<Table> {
+    /// # Safety
+    /// As [`Foreign::new`].
+    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        let (object, table) = unsafe { Foreign::new(object, source) }?;
+        Ok(Self { object, table })
+    }
+}
+
+impl<Table> Calls<Table> for ForeignObject<Table> {
+    fn callee(&self) -> (&Foreign, Option<&Table>) {
+        (&self.object, Some(&self.table))
     }
 }
 

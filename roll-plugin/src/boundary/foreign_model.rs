@@ -21,7 +21,7 @@ pub(super) struct ForeignModel {
     pub(super) parameters: Vec<ParameterSpec>,
     pub(super) diffusion: Option<RollDiffusionTable>,
     pub(super) language: Option<RollLanguageTable>,
-    /// Since they were asked for.
+    /// Set when the parts are first requested.
     pub(super) parts: Option<RollPartsTable>,
 }
 
@@ -48,14 +48,14 @@ impl ForeignModel {
     }
 
     /// Whether the model offers its parameters in parts.
-    pub(super) fn ask_for_parts(&mut self) -> Result<bool> {
-        let told: Option<RollParts> = self.object.call("parts", self.table.parts, |parts, state, out, error| {
+    pub(super) fn request_parts(&mut self) -> Result<bool> {
+        let answer: Option<RollParts> = self.object.call("parts", self.table.parts, |parts, state, out, error| {
             // SAFETY: P7.
             unsafe { parts(state, out, error) }
         })?;
-        self.parts = match told {
+        self.parts = match answer {
             // SAFETY: P3 and P8.
-            Some(told) => unsafe { self.object.source.part(told.table) }?,
+            Some(answer) => unsafe { self.object.source.part(answer.table) }?,
             None => None,
         };
         Ok(self.parts.is_some())
@@ -68,7 +68,7 @@ impl Calls<RollModelTable> for ForeignModel {
     }
 }
 
-/// As a model's facts tell them.
+/// The parameters of a model as an owned list.
 pub(super) fn own_parameters(parameters: Vec<ParameterSpec>) -> RollOwned<RollParameter> {
     let parameter = |s: &ParameterSpec| RollParameter { name: RollStr::lend(&s.name), shape: RollList::lend(&s.shape) };
     own(parameters.iter().map(parameter).collect(), parameters)

@@ -115,17 +115,17 @@ impl Lend for Sampling {
     unsafe fn receive(wire: Self::Wire) -> Result<Sampling> {
         // SAFETY: as the caller promises.
         unsafe {
-            let given = &*wire;
-            let stop = list(given.stop)?.iter().map(|s| Ok(text(*s)?.to_string()));
+            let sampling = &*wire;
+            let stop = list(sampling.stop)?.iter().map(|s| Ok(text(*s)?.to_string()));
             Ok(Sampling {
-                temperature: given.temperature,
-                top_p: given.top_p,
-                top_k: given.top_k,
-                max_new_tokens: given.max_new_tokens,
+                temperature: sampling.temperature,
+                top_p: sampling.top_p,
+                top_k: sampling.top_k,
+                max_new_tokens: sampling.max_new_tokens,
                 limits: Vec::new(),
                 stop: stop.collect::<Result<_>>()?,
-                seed: given.seed,
-                numbers: list(given.numbers)?.to_vec(),
+                seed: sampling.seed,
+                numbers: list(sampling.numbers)?.to_vec(),
             })
         }
     }

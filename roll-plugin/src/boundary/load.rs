@@ -1,4 +1,4 @@
-//! From a file to components that have names.
+//! Loads a plugin: from a file to named components.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,10 @@ use super::reward::ForeignReward;
 use super::source::{Origin, Source};
 use super::strategy::ForeignStrategy;
 use super::{communicator, log, object_file};
-use crate::plan::{Division, Needs, Passes, PlanInput};
-use crate::{
-    Algorithm, BuildContext, Environment, Error, Factory, Key, Kind, Model, OptionKind, Options, Registration, Result,
-    RewardScorer, Strategy,
-};
+use crate::plan::PlanInput;
+use crate::{BuildContext, Error, Factory, Kind, Make, OptionKind, Options, Planner, Registration, Result};
 
-/// Most components of one plugin, and most options of one component: beyond it the numbers are garbage.
+/// Most components of one plugin, and most options of one component: larger numbers are garbage.
 const MAX_ENTRIES: usize = 1024;
 
 /// A plugin in this process.
@@ -238,7 +235,7 @@ unsafe fn component_of(
         (raw, text(raw.name)?, text(raw.summary)?, list(raw.options)?)
     };
     let kind = u32::try_from(raw.kind).ok().and_then(Kind::from_id);
-    let kind = kind.ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which means nothing", raw.kind)))?;
+    let kind = kind.ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which does not exist", raw.kind)))?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || !name.chars().all(plain) {
         return Err(Error::Misuse(format!("{name:?} is not a name for a {kind}: use letters, digits and `_`")));
@@ -268,15 +265,21 @@ unsafe fn component_of(
         summary: String::leak(summary.into()),
         origin: String::leak(format!("{} ({})", origin.plugin, origin.path.display())),
         version: String::leak(version.into()),
-        defaults: Options::new,
-        keys: Vec::new,
-        factory: Factory::Loaded(component),
-        planner: None,
+        is_linked: false,
+        defaults: Box::leak(Box::new(|| OptionSpec::defaults(&component.options))),
+        keys: Box::leak(Box::new(|| component.options.iter().map(OptionSpec::key).collect())),
+        factory: factory(component),
+        planner: planner(component),
     });
     Ok(component)
 }
 
 impl PluginComponent {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// Its name in the configuration.
     pub fn name(&self) -> &'static str {
         self.registration_name
@@ -333,11 +336,8 @@ impl PluginComponent {
         model: Option<(&PlanInput, &BuildContext)>,
     ) -> Result<T> {
         let RawComponent(RollComponent { data, plan, .. }) = self.raw;
-        let Some(plan) = plan else {
-            let (kind, name) = (self.kind, self.name());
-            let problem = format!("the {kind} `{name}` comes from a plugin and does not say what it needs");
-            return Err(Error::Unsupported(problem));
-        };
+        let missing = || self.source.blame("plan", Error::Misuse("it has no function `plan`".into()));
+        let plan = plan.ok_or_else(missing)?;
         let options = self.complete("plan", options)?;
         let input =
             serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("writing the input of the plan: {e}")))?;
@@ -351,58 +351,48 @@ impl PluginComponent {
     }
 }
 
-impl crate::LoadedComponent for PluginComponent {
-    fn kind(&self) -> Kind {
-        self.kind
-    }
+/// A maker that converts the objects of `component` with `wrap`.
+fn maker<T: ?Sized>(
+    component: &'static PluginComponent,
+    wrap: fn(RollObject, Source) -> Result<Box<T>>,
+) -> &'static Make<T> {
+    Box::leak(Box::new(move |options: &Options, context: &BuildContext| {
+        wrap(component.make(options, context)?, component.source.clone())
+    }))
+}
 
-    fn keys(&self) -> Vec<Key> {
-        self.options.iter().map(OptionSpec::key).collect()
-    }
-
-    fn defaults(&self) -> Options {
-        OptionSpec::defaults(&self.options)
-    }
-
-    fn passes(&self, options: &Options) -> Result<Passes> {
-        self.plan(options, None)
-    }
-
-    fn division(&self, options: &Options) -> Result<Division> {
-        self.plan(options, None)
-    }
-
-    fn needs(&self, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
-        self.plan(options, Some((input, context)))
-    }
-
-    fn reward(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
-        let object = self.make(options, context)?;
+fn factory(component: &'static PluginComponent) -> Factory {
+    match component.kind {
         // SAFETY: P2 and P8.
-        Ok(Box::new(unsafe { ForeignReward::new(object, self.source.clone()) }?))
-    }
-
-    fn model(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
-        let object = self.make(options, context)?;
+        Kind::Reward => Factory::Reward(maker(component, |o, s| Ok(Box::new(unsafe { ForeignReward::new(o, s) }?)))),
         // SAFETY: as above.
-        Ok(Box::new(unsafe { ForeignModel::new(object, self.source.clone()) }?))
+        Kind::Model => Factory::Model(maker(component, |o, s| Ok(Box::new(unsafe { ForeignModel::new(o, s) }?)))),
+        Kind::Strategy => {
+            // SAFETY: as above.
+            Factory::Strategy(maker(component, |o, s| Ok(Box::new(unsafe { ForeignStrategy::new(o, s) }?))))
+        }
+        Kind::Algorithm => {
+            // SAFETY: as above.
+            Factory::Algorithm(maker(component, |o, s| Ok(Box::new(unsafe { ForeignAlgorithm::new(o, s) }?))))
+        }
+        Kind::Environment => {
+            // SAFETY: as above.
+            Factory::Environment(maker(component, |o, s| Ok(Box::new(unsafe { ForeignEnvironment::new(o, s) }?))))
+        }
     }
+}
 
-    fn strategy(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
-        let object = self.make(options, context)?;
-        // SAFETY: as above.
-        Ok(Box::new(unsafe { ForeignStrategy::new(object, self.source.clone()) }?))
-    }
-
-    fn algorithm(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
-        let object = self.make(options, context)?;
-        // SAFETY: as above.
-        Ok(Box::new(unsafe { ForeignAlgorithm::new(object, self.source.clone()) }?))
-    }
-
-    fn environment(&self, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
-        let object = self.make(options, context)?;
-        // SAFETY: as above.
-        Ok(Box::new(unsafe { ForeignEnvironment::new(object, self.source.clone()) }?))
-    }
+/// The planner of a component that has the function `plan`.
+fn planner(component: &'static PluginComponent) -> Option<Planner> {
+    component.raw.0.plan?;
+    Some(match component.kind {
+        Kind::Algorithm => Planner::Algorithm(Box::leak(Box::new(|options: &Options| component.plan(options, None)))),
+        Kind::Strategy => Planner::Strategy(Box::leak(Box::new(|options: &Options| component.plan(options, None)))),
+        Kind::Model => {
+            Planner::Model(Box::leak(Box::new(|options: &Options, input: &PlanInput, context: &BuildContext| {
+                component.plan(options, Some((input, context)))
+            })))
+        }
+        Kind::Reward | Kind::Environment => return None,
+    })
 }

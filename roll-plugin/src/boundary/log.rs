@@ -1,4 +1,4 @@
-//! A plugin has a `tracing` of its own: its events are handed to the host's.
+//! Forwards the events of a plugin, which has a `tracing` of its own, to the host.
 
 #[cfg(feature = "host")]
 use std::ffi::c_void;
@@ -78,9 +78,9 @@ impl Subscriber for Forward {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        let (metadata, message) = (event.metadata(), RollStr::lend(&line.0));
+        let mut text = EventText(String::new());
+        event.record(&mut text);
+        let (metadata, message) = (event.metadata(), RollStr::lend(&text.0));
         if let Some(log) = self.0.log {
             // SAFETY: P1 and P4.
             unsafe { log(self.0.state, number(*metadata.level()), RollStr::lend(metadata.target()), message) };
@@ -91,9 +91,9 @@ impl Subscriber for Forward {
 }
 
 /// `message key=value key=value`.
-struct Line(String);
+struct EventText(String);
 
-impl Visit for Line {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         // Writing to a string does not fail.
         let _ = match field.name() {

@@ -1,4 +1,4 @@
-//! Memory of the other side, and memory that is given to it.
+//! Reads memory of the other side, and passes memory to it.
 
 use std::ffi::c_void;
 
@@ -22,7 +22,7 @@ pub(super) unsafe fn slice<'a, T>(data: *const T, len: usize) -> Result<&'a [T]>
     if data.is_null() || !data.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
         return Err(impossible("list", len, data.cast()));
     }
-    // SAFETY: as the caller promises; null, misaligned and overlong ones were turned away.
+    // SAFETY: as the caller promises; null, misaligned and overlong ones were rejected.
     Ok(unsafe { std::slice::from_raw_parts(data, len) })
 }
 
@@ -35,29 +35,29 @@ pub(super) unsafe fn list<'a, T>(list: RollList<T>) -> Result<&'a [T]> {
     unsafe { slice(list.items, list.len) }
 }
 
-/// Fails when it is no UTF-8.
+/// A text of the other side. Fails if it is not UTF-8.
 ///
 /// # Safety
 /// As [`list`].
 pub(super) unsafe fn text<'a>(text: RollStr) -> Result<&'a str> {
     // SAFETY: as the caller promises.
     let bytes = unsafe { slice(text.data, text.len) }?;
-    std::str::from_utf8(bytes).map_err(|e| Error::Misuse(format!("a text that is no UTF-8: {e}")))
+    std::str::from_utf8(bytes).map_err(|e| Error::Misuse(format!("a text that is not UTF-8: {e}")))
 }
 
 /// Items and the memory that they point into.
-struct Payload<T, K> {
+struct OwnedList<T, K> {
     items: Vec<T>,
     _keep: K,
 }
 
-/// `items`, kept with `keep` until the other side releases them (P2).
+/// Passes `items` to the other side, which releases them together with `keep` (P2).
 pub(super) fn own<T, K>(items: Vec<T>, keep: K) -> RollOwned<T> {
     unsafe extern "C" fn release<T, K>(owner: *mut c_void) {
         // SAFETY: P2, and made by `into_raw` below.
-        quietly(|| drop(unsafe { Box::from_raw(owner.cast::<Payload<T, K>>()) }));
+        quietly(|| drop(unsafe { Box::from_raw(owner.cast::<OwnedList<T, K>>()) }));
     }
-    let payload = Box::new(Payload { items, _keep: keep });
+    let payload = Box::new(OwnedList { items, _keep: keep });
     let (items, len) = (payload.items.as_ptr(), payload.items.len());
     RollOwned { items, len, owner: Box::into_raw(payload).cast(), release: Some(release::<T, K>) }
 }

@@ -50,24 +50,24 @@ mod tensor;
 mod wire;
 
 #[cfg(feature = "host")]
+mod current_call;
+#[cfg(feature = "host")]
 mod discover;
 #[cfg(feature = "host")]
 mod load;
 #[cfg(feature = "host")]
 mod object_file;
-#[cfg(feature = "host")]
-mod under_way;
 
 #[cfg(feature = "host")]
+pub use current_call::current_call;
+#[cfg(feature = "host")]
 pub use discover::discover;
-pub use error::Chain;
+pub use error::ErrorChain;
 #[cfg(feature = "host")]
 pub use error::PluginError;
 #[cfg(feature = "host")]
 pub use load::{Plugin, PluginComponent, load};
 pub use options::OptionSpec;
-#[cfg(feature = "host")]
-pub use under_way::under_way;
 
 /// Parts of the macros; not for use by hand.
 #[doc(hidden)]

@@ -10,7 +10,7 @@ use crate::abi::{RollError, RollFile, RollList, RollModelFacts, RollObject, Roll
 use super::crossing::{crossing, log};
 use super::foreign_model::{ForeignModel, Target, own_parameters};
 use super::memory::{list, own, take, text};
-use super::served::{Served, serve};
+use super::served::{Served, lent, serve};
 use super::source::Source;
 use super::tensor::{LentTensors, receive_tensors};
 use super::wire::{Answer, Argument, Lend};
@@ -28,7 +28,7 @@ crossing! {
     }
     by hand [facts, parts] {
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
-            match self.ask_for_parts() {
+            match self.request_parts() {
                 Ok(true) => Some(self),
                 Ok(false) => None,
                 Err(error) => {
@@ -76,20 +76,7 @@ pub(super) fn give(model: Box<dyn Model>) -> RollObject {
     Served::give(model, &TABLE)
 }
 
-/// A model of this side that the other side may call during one call (P1).
-pub(super) struct LentModel(Served<Target>);
-
-impl LentModel {
-    pub(super) fn new<'a>(model: &'a mut (dyn Model + 'a)) -> Self {
-        let model: *mut (dyn Model + 'a) = model;
-        // SAFETY: P1; only the lifetime changes; the caller drops the loan before the borrow ends.
-        Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn Model + 'a), *mut Target>(model) }))
-    }
-
-    pub(super) fn object(&self) -> RollObject {
-        self.0.object(&TABLE)
-    }
-}
+lent!(LentModel: Model);
 
 impl<'a> Argument for &'a mut (dyn Model + 'a) {
     type Wire = RollObject;

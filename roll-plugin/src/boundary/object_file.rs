@@ -1,5 +1,5 @@
-//! A look at a file before the system's loader sees it: the loader maps as much as the header promises, and a file that
-//! is shorter than that ends the process with a bus error.
+//! Checks a file before the system's loader opens it: the loader maps as much as the header promises, and a shorter file
+//! would end the process with a bus error.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ const MACHINES: [(&str, u16); 9] = [
     ("loongarch64", 258),
 ];
 
-/// Fails when the file is no shared object for this machine, or shorter than it says. Only Linux has the check.
+/// Fails if the file is not a shared object for this machine or is truncated. Checks only on Linux.
 pub(super) fn check(path: &Path) -> Result<(), PluginError> {
     let bad = |problem: String| PluginError::NotLoadable { path: path.into(), problem };
     let metadata = std::fs::metadata(path).map_err(|e| bad(e.to_string()))?;
@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_file_of_this_machine_passes() {
+    fn accepts_whole_files_of_this_machine() {
         assert_eq!(check_elf(&elf(62), "x86_64"), Ok(()));
         assert_eq!(check_elf(&elf(9999), "an architecture of the future"), Ok(()));
     }
 
     #[test]
-    fn every_cut_is_found() {
+    fn rejects_files_cut_at_any_length() {
         let whole = elf(62);
         for length in 0..whole.len() {
             assert!(check_elf(&whole[..length], "x86_64").is_err(), "{length}");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_header_is_an_error_where_the_loader_relies_on_it_and_never_a_panic() {
+    fn rejects_damaged_headers_without_panicking() {
         let whole = elf(62);
         // The magic number, class and order of bytes; type and machine; size and number of table entries.
         let relied_on = |at: usize| matches!(at, 0..6 | 16..20 | 54..58);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_machine_or_kind_is_an_error_that_says_so() {
+    fn names_other_machines_and_file_types() {
         assert!(check_elf(&elf(183), "x86_64").unwrap_err().contains("aarch64"));
         assert!(check_elf(b"#!/bin/sh\n", "x86_64").unwrap_err().contains("not a shared library"));
     }

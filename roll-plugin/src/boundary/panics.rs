@@ -1,4 +1,4 @@
-//! Panics end here (P5).
+//! Catches panics at the boundary (P5).
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,18 +21,18 @@ pub(super) fn remember_panics() {
 /// Runs `f`; a panic is an error with the panic's message.
 pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
-        let said = payload.downcast_ref::<&str>().map(|s| s.to_string());
-        let said = said.or_else(|| payload.downcast_ref::<String>().cloned());
+        let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
         // Dropping a payload may panic again.
         std::mem::forget(payload);
         let hooked = LAST_PANIC.with_borrow_mut(Option::take).map(|m| m.replace('\n', " "));
-        hooked.or(said.map(|s| format!("panicked: {s}"))).unwrap_or_else(|| "panicked".into())
+        hooked.or(text.map(|s| format!("panicked: {s}"))).unwrap_or_else(|| "panicked".into())
     })
 }
 
 /// Runs a call that must not fail: a panic is logged.
 pub(super) fn quietly(f: impl FnOnce()) {
     if let Err(message) = catch(f) {
-        tracing::error!("while giving something back across the plugin boundary: {message}");
+        tracing::error!("while releasing an object across the plugin boundary: {message}");
     }
 }

@@ -21,7 +21,7 @@ crossing! {
 }
 
 fn of(model: &mut Target) -> Result<&mut dyn ParameterParts> {
-    model.parts().ok_or_else(|| Error::Misuse("this model gives its parameters as a whole only".into()))
+    model.parts().ok_or_else(|| Error::Misuse("this model has no parts".into()))
 }
 
 impl Calls<RollPartsTable> for ForeignModel {

@@ -8,7 +8,7 @@ use crate::abi::{RollError, RollPullback, RollTensor, RollValue};
 use super::panics::quietly;
 use super::served::answer;
 use super::source::Source;
-use super::tensor::{self, Lent};
+use super::tensor::{self, LentTensor};
 use super::wire::Answer;
 use crate::{Error, Pullback, Result, Tensor};
 
@@ -35,7 +35,7 @@ unsafe extern "C" fn release(state: *mut c_void) {
     quietly(|| drop(unsafe { Box::from_raw(state.cast::<Mutex<Option<Pullback>>>()) }));
 }
 
-/// Gives a pullback away.
+/// Passes a pullback to the other side.
 pub(super) fn give(pullback: Option<Pullback>) -> RollPullback {
     let Some(pullback) = pullback else { return RollPullback::default() };
     let state = Box::into_raw(Box::new(Mutex::new(Some(pullback)))).cast();
@@ -43,12 +43,12 @@ pub(super) fn give(pullback: Option<Pullback>) -> RollPullback {
 }
 
 /// A pullback of the other side, released when dropped.
-struct Theirs(RollPullback);
+struct ForeignPullback(RollPullback);
 
 // SAFETY: P4: it may move between threads.
-unsafe impl Send for Theirs {}
+unsafe impl Send for ForeignPullback {}
 
-impl Drop for Theirs {
+impl Drop for ForeignPullback {
     fn drop(&mut self) {
         if let Some(release) = self.0.release {
             // SAFETY: P2.
@@ -62,30 +62,30 @@ impl Drop for Theirs {
 /// # Safety
 /// P2.
 pub(super) unsafe fn take(given: RollPullback, source: &Source) -> Option<Pullback> {
-    let (theirs, source) = (Theirs(given), source.clone());
-    let pull = theirs.0.pull?;
+    let (foreign, source) = (ForeignPullback(given), source.clone());
+    let pull = foreign.0.pull?;
     Some(Pullback::new(move |cotangent| {
         // All of it, not its parts: dropped with this closure.
-        let theirs = &theirs;
-        let (lent, mut out, mut error) = (Lent::new(cotangent), RollTensor::default(), RollError::default());
+        let foreign = &foreign;
+        let (lent, mut out, mut error) = (LentTensor::new(cotangent), RollTensor::default(), RollError::default());
         let _entered = source.entered("pull");
         // SAFETY: P1; the pullback is not released.
-        let status = unsafe { pull(theirs.0.state, &lent.get(), &mut out, &mut error) };
+        let status = unsafe { pull(foreign.0.state, &lent.get(), &mut out, &mut error) };
         let out = source.outcome("pull", status, out, error)?;
         // SAFETY: P2.
         unsafe { tensor::take(out) }.map_err(|e| source.blame("pull", e))
     }))
 }
 
-/// `pullback`, whose gradient must have the shape `wanted` and be f32.
-pub(super) fn shaped(pullback: Option<Pullback>, wanted: &Tensor, source: &Source) -> Option<Pullback> {
-    let (wanted, source) = (wanted.shape().to_vec(), source.clone());
+/// Makes `pullback` fail unless its gradient is f32 and has the shape of `expected`.
+pub(super) fn shaped(pullback: Option<Pullback>, expected: &Tensor, source: &Source) -> Option<Pullback> {
+    let (expected, source) = (expected.shape().to_vec(), source.clone());
     pullback.map(|pullback| {
         Pullback::new(move |cotangent| {
             let gradient = pullback.pull(cotangent)?;
-            let checked = gradient.f32s().map(drop).and_then(|()| match gradient.shape() == wanted {
+            let checked = gradient.f32s().map(drop).and_then(|()| match gradient.shape() == expected {
                 true => Ok(()),
-                false => Err(Error::shape("the gradient", format!("{wanted:?}"), gradient.shape())),
+                false => Err(Error::shape("the gradient", format!("{expected:?}"), gradient.shape())),
             });
             checked.map(|()| gradient).map_err(|e| source.blame("pull", e))
         })

@@ -9,7 +9,7 @@ use super::data::{own_numbers, take_numbers};
 use super::foreign::Foreign;
 use super::memory::{own_text, take_text};
 use super::pullback;
-use super::served::{Served, serve_shared};
+use super::served::{Served, lent, serve_shared};
 use super::source::Source;
 use super::wire::{Answer, Argument};
 use crate::{Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
@@ -42,43 +42,24 @@ crossing! {
 unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollRewardFacts, error: *mut RollError) -> u32 {
     let body = |scorer: &Scorer| {
         let (name, differentiable) = (scorer.name().into(), scorer.differentiable());
-        Ok(Facts { name, differentiable, on_missing: scorer.on_missing() }.give())
+        Ok(RewardFacts { name, differentiable, on_missing: scorer.on_missing() }.give())
     };
     // SAFETY: P4, P7 and P8.
     unsafe { serve_shared(state, out, error, body) }
 }
 
-/// Gives a scorer away.
+/// Passes a scorer to the other side.
 pub(super) fn give(scorer: Box<dyn RewardScorer>) -> RollObject {
     Served::give(scorer, &TABLE)
 }
 
-/// Lends a scorer to the other side for a call.
-pub(super) struct LentReward(Served<Scorer>);
-
-impl LentReward {
-    pub(super) fn new<'a>(scorer: &'a mut (dyn RewardScorer + 'a)) -> Self {
-        // SAFETY: P1: dropped before the borrow ends, by who makes this.
-        unsafe { Self::at(scorer) }
-    }
-
-    /// # Safety
-    /// The scorer outlives the result.
-    unsafe fn at<'a>(scorer: *mut (dyn RewardScorer + 'a)) -> Self {
-        // SAFETY: only the lifetime changes, and the caller sees to it.
-        Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn RewardScorer + 'a), *mut Scorer>(scorer) }))
-    }
-
-    pub(super) fn object(&self) -> RollObject {
-        self.0.object(&TABLE)
-    }
-}
+lent!(LentReward: RewardScorer);
 
 /// A scorer of the other side.
 pub(super) struct ForeignReward {
     object: Foreign,
     table: RollRewardTable,
-    facts: Facts,
+    facts: RewardFacts,
 }
 
 impl ForeignReward {
@@ -95,7 +76,7 @@ impl ForeignReward {
         Ok(Self { object, table, facts })
     }
 
-    /// Demands on the score: finite where the frames are, and with a pullback exactly when one was promised.
+    /// Checks the score: it must be finite if the frames are, and have a pullback if the scorer is differentiable.
     fn check(
         &self,
         (score, pullback): (Score, Option<Pullback>),
@@ -109,7 +90,7 @@ impl ForeignReward {
             return Err(Error::NonFinite { what: "the score of frames that are finite".into(), value: *value });
         }
         if grad.is_on() && self.facts.differentiable && pullback.is_none() {
-            return Err(Error::Misuse("it calls itself differentiable but gave no pullback".into()));
+            return Err(Error::Misuse("it calls itself differentiable but returned no pullback".into()));
         }
         let pullback = pullback.filter(|_| grad.is_on());
         Ok((score, pullback::shaped(pullback, video.frames(), &self.object.source)))
@@ -127,13 +108,13 @@ impl Calls<RollRewardTable> for ForeignReward {
 }
 
 /// The facts of a scorer that do not change.
-struct Facts {
+struct RewardFacts {
     name: String,
     differentiable: bool,
     on_missing: OnMissing,
 }
 
-impl Answer for Facts {
+impl Answer for RewardFacts {
     type Wire = RollRewardFacts;
     fn give(self) -> RollRewardFacts {
         let (on_missing, missing_value) = match self.on_missing {
@@ -251,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn the_terms_of_a_sum_cross_in_their_order() {
-        // SAFETY: an object of ours, of this kind.
+    fn terms_keep_their_order() {
+        // SAFETY: an own object of this kind.
         let theirs = unsafe { ForeignReward::new(give(Box::new(Sum)), Source::Host) }.unwrap();
         assert_eq!(theirs.terms(), Sum.terms());
     }

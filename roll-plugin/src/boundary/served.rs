@@ -1,4 +1,4 @@
-//! The side that is called: panics are caught and errors become text.
+//! The called side: catches panics and converts errors to text.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::abi::{FAULT_FAILURE, FAULT_INTERRUPT, FAULT_NOTHING, FAULT_USER, OK, RollError, RollObject};
 
-use super::error::Chain;
+use super::error::ErrorChain;
 use super::memory::own_text;
 use super::panics::{catch, quietly};
 use crate::{Error, Fault, Result};
@@ -31,7 +31,7 @@ pub(super) unsafe fn answer<R>(out: *mut R, error: *mut RollError, f: impl FnOnc
                 Fault::Interrupt => FAULT_INTERRUPT,
             };
             // SAFETY: P7.
-            unsafe { error.write(RollError { fault, text: own_text(Chain::write(&problem)) }) };
+            unsafe { error.write(RollError { fault, text: own_text(ErrorChain::write(&problem)) }) };
             1
         }
     }
@@ -67,12 +67,12 @@ pub(super) struct Served<T: ?Sized> {
 }
 
 impl<T: ?Sized> Served<T> {
-    /// Gives `target` away (P2).
+    /// Passes `target` to the other side (P2).
     pub(super) fn give<Table>(target: Box<T>, table: &'static Table) -> RollObject {
         Self::give_with(target, table, Poison::default())
     }
 
-    /// As [`Served::give`], for a part of the object that this thread serves: a panic of one is a panic of both.
+    /// As [`Served::give`], for a part of the object that this thread serves: a panic of the part also poisons the object.
     pub(super) fn give_part<Table>(target: Box<T>, table: &'static Table) -> RollObject {
         Self::give_with(target, table, SERVING.with_borrow(Clone::clone).unwrap_or_default())
     }
@@ -106,6 +106,34 @@ impl<T: ?Sized> Drop for Served<T> {
         }
     }
 }
+
+/// Defines the loan of an object of a trait: the other side may call it during one call (P1).
+macro_rules! lent {
+    ($name:ident: $trait:ident) => {
+        /// An object that is lent to the other side for a call.
+        pub(super) struct $name($crate::boundary::served::Served<dyn $trait>);
+
+        impl $name {
+            pub(super) fn new<'a>(object: &'a mut (dyn $trait + 'a)) -> Self {
+                // SAFETY: P1: the caller drops the loan before the borrow ends.
+                unsafe { Self::at(object) }
+            }
+
+            /// # Safety
+            /// The object outlives the result.
+            unsafe fn at<'a>(object: *mut (dyn $trait + 'a)) -> Self {
+                // SAFETY: only the lifetime changes, and the caller ensures that the object lives long enough.
+                let object = unsafe { std::mem::transmute::<*mut (dyn $trait + 'a), *mut dyn $trait>(object) };
+                Self($crate::boundary::served::Served::lend(object))
+            }
+
+            pub(super) fn object(&self) -> RollObject {
+                self.0.object(&TABLE)
+            }
+        }
+    };
+}
+pub(super) use lent;
 
 /// Runs `f` on the object for the other side. After a panic the object is not called again.
 ///
@@ -147,7 +175,7 @@ unsafe fn serve_pointer<T: ?Sized, R>(
         // SAFETY: as the caller promises.
         let served = unsafe { &*state.cast::<Served<T>>() };
         served.poison.check()?;
-        // Objects serve and call each other in turn.
+        // Calls may nest: an object that is served may call another one.
         let outer = SERVING.replace(Some(served.poison.clone()));
         let result = catch(|| f(served.target));
         SERVING.set(outer);

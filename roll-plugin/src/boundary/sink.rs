@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::abi::{RollGradientSinkTable, RollObject};
 
-use super::crossing::{Calls, crossing};
-use super::foreign::Foreign;
+use super::crossing::crossing;
+use super::foreign::ForeignObject;
 use super::served::Served;
 use super::source::Source;
 use super::wire::Argument;
@@ -15,28 +15,19 @@ type Sink = Arc<dyn GradientSink>;
 
 crossing! {
     GradientSink for ForeignSink, table RollGradientSinkTable of Sink {
-        // One that failed takes nothing; the object that it belongs to answers its next call with the panic (P5).
+        // A sink that failed accepts nothing; the object it belongs to reports the panic at its next call (P5).
         ref fn deliver(position: usize, gradient: &[f32]) -> bool, or false;
     }
     by hand [] {}
 }
 
-/// A sink that lives on the other side of the boundary; calls go through its table.
-pub(super) struct ForeignSink {
-    object: Foreign,
-    table: RollGradientSinkTable,
-}
+/// A sink of the other side.
+type ForeignSink = ForeignObject<RollGradientSinkTable>;
 
 // SAFETY: P4: its function may be called by several threads.
 unsafe impl Sync for ForeignSink {}
 
-impl Calls<RollGradientSinkTable> for ForeignSink {
-    fn callee(&self) -> (&Foreign, Option<&RollGradientSinkTable>) {
-        (&self.object, Some(&self.table))
-    }
-}
-
-/// Borrowed away (P2): a model keeps it for the pulls to come.
+/// Ownership passes to the other side (P2): a model keeps the sink for later pulls.
 impl Argument for Option<Sink> {
     type Wire = RollObject;
     type Lent = Option<Sink>;
@@ -53,8 +44,7 @@ impl Argument for Option<Sink> {
             return Ok(None);
         }
         // SAFETY: P2 and P8.
-        let (object, table) = unsafe { Foreign::new(wire, Source::Host) }?;
-        Ok(Some(Arc::new(ForeignSink { object, table })))
+        Ok(Some(Arc::new(unsafe { ForeignSink::new(wire, Source::Host) }?)))
     }
     fn borrow(received: &mut Option<Sink>) -> Option<Sink> {
         received.take()

@@ -1,4 +1,4 @@
-//! Whose objects, and whose errors.
+//! The owner of an object: the host or a plugin, which error messages name.
 
 use std::ffi::c_void;
 #[cfg(feature = "host")]
@@ -6,11 +6,11 @@ use std::{path::PathBuf, sync::Arc};
 
 use crate::abi::{CHAIN, FAULT_INTERRUPT, FAULT_NOTHING, FAULT_USER, Grows, OK, RollError};
 
-use super::error::Chain;
+use super::error::ErrorChain;
 use super::memory::take_text;
 use crate::{Error, Fault, Result};
 
-/// Whose object it is, for messages.
+/// The owner of an object, for messages.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Host,
@@ -24,7 +24,7 @@ pub(super) enum Source {
 pub(super) struct Origin {
     pub(super) plugin: String,
     pub(super) path: PathBuf,
-    /// Both, for messages of a process that is dying. Received for ever, as the library is (P3).
+    /// Both, for messages of a process that is dying. Leaked, because the library is never unloaded (P3).
     pub(super) label: &'static str,
 }
 
@@ -41,10 +41,10 @@ impl Source {
         !matches!(self, Self::Host)
     }
 
-    /// Says, while the result lives, that this thread is in a function of the other side.
+    /// Records that this thread is in a function of the other side, until the result is dropped.
     #[cfg(feature = "host")]
-    pub(super) fn entered(&self, function: &'static str) -> super::under_way::UnderWay {
-        super::under_way::UnderWay::begin(self, function)
+    pub(super) fn entered(&self, function: &'static str) -> super::current_call::CallGuard {
+        super::current_call::CallGuard::begin(self, function)
     }
 
     /// Only a host records the calls that it makes.
@@ -96,10 +96,10 @@ impl Source {
         // SAFETY: P2 and P7.
         let text = unsafe { take_text(error.text) }.unwrap_or_default();
         if error.fault == FAULT_NOTHING {
-            // Not blamed on the plugin: nothing is wrong with it.
+            // Not attributed to the plugin, which did nothing wrong.
             return Err(Error::nothing_to_score(text.replace(CHAIN, ": ")));
         }
-        Err(self.blame(call, Error::component(fault, Chain::parse(&text))))
+        Err(self.blame(call, Error::component(fault, ErrorChain::parse(&text))))
     }
 
     /// A table of the other side: a copy of the part that both sides know.
@@ -108,14 +108,14 @@ impl Source {
     /// P3 and P8.
     pub(super) unsafe fn table<Table: Grows>(&self, call: &'static str, table: *const c_void) -> Result<Table> {
         if table.is_null() {
-            return Err(self.blame(call, Error::Misuse("it made an object without functions".into())));
+            return Err(self.blame(call, Error::Misuse("it returned an object without functions".into())));
         }
         // SAFETY: as the caller promises.
         let read = unsafe { crate::abi::read(table.cast::<Table>()) };
         read.map_err(|e| self.blame(call, Error::Misuse(format!("{e}; rebuild it with the roll-core of this roll"))))
     }
 
-    /// As [`Source::table`], for a table that an object may have beside the functions of its kind.
+    /// As [`Source::table`], for an optional table of an object.
     ///
     /// # Safety
     /// P3 and P8.
@@ -131,11 +131,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reference_without_a_target_is_the_fault_of_its_sample_on_both_sides() {
+    fn nothing_to_score_stays_a_fault_of_the_sample() {
         let (mut out, mut error) = ((), RollError::default());
         // SAFETY: P7.
         let status = unsafe { answer(&mut out, &mut error, || Err::<(), _>(Error::nothing_to_score("no face"))) };
-        let told = Source::Host.outcome("prepare", status, out, error).unwrap_err();
-        assert_eq!(told.missing_reason(), Some("no face"));
+        let error = Source::Host.outcome("prepare", status, out, error).unwrap_err();
+        assert_eq!(error.missing_reason(), Some("no face"));
     }
 }

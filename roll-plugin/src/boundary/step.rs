@@ -1,4 +1,4 @@
-//! The inputs and reports of the steps and evaluations of an algorithm, on the way across.
+//! The inputs and reports of steps and evaluations of an algorithm, across the boundary.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::data::{json, own_numbers, take_numbers};
 use super::memory::{list, own, own_text, take, take_text, text};
 use super::panics::quietly;
 use super::source::Source;
-use super::tensor::{Lent, receive_option, receive_video};
+use super::tensor::{LentTensor, receive_option, receive_video};
 use super::wire::{Answer, Argument, Lend};
 use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, Video};
 
@@ -20,7 +20,7 @@ use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, 
 pub(super) struct LentSamples {
     list: Vec<RollSample>,
     _paths: Vec<Option<String>>,
-    _tensors: Vec<(Lent, [Option<Lent>; 2])>,
+    _tensors: Vec<(LentTensor, [Option<LentTensor>; 2])>,
 }
 
 impl LentSamples {
@@ -28,9 +28,9 @@ impl LentSamples {
     pub(super) fn new(samples: &[Sample]) -> Self {
         let (mut list, mut paths, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for sample in samples {
-            let frames = Lent::new(sample.video.frames());
-            let pictures = [&sample.image, &sample.end_image].map(Lent::option);
-            let [image, end_image] = pictures.each_ref().map(Lent::get_option);
+            let frames = LentTensor::new(sample.video.frames());
+            let pictures = [&sample.image, &sample.end_image].map(LentTensor::option);
+            let [image, end_image] = pictures.each_ref().map(LentTensor::get_option);
             let path = sample.path.as_ref().map(|p| p.to_string_lossy().into_owned());
             list.push(RollSample {
                 index: sample.index,
@@ -105,10 +105,10 @@ unsafe extern "C" fn phase(state: *const c_void, phase: RollStr) {
 }
 
 unsafe extern "C" fn interrupted(state: *const c_void) -> u32 {
-    let mut asked = false;
+    let mut interrupted = false;
     // SAFETY: as above.
-    quietly(|| asked = unsafe { (*state.cast::<&dyn Progress>()).interrupted() });
-    asked.into()
+    quietly(|| interrupted = unsafe { (*state.cast::<&dyn Progress>()).interrupted() });
+    interrupted.into()
 }
 
 /// The other side's progress.
@@ -148,7 +148,7 @@ impl<'a> Argument for &'a (dyn Progress + 'a) {
     }
 }
 
-fn named_video(name: &str, video: Option<(&Lent, f64)>) -> RollNamedVideo {
+fn named_video(name: &str, video: Option<(&LentTensor, f64)>) -> RollNamedVideo {
     let (frames, fps) = video.map_or((RollTensor::none(), 0.0), |(frames, fps)| (frames.get(), fps));
     RollNamedVideo { name: RollStr::lend(name), video: RollVideo { frames, fps } }
 }
@@ -188,7 +188,7 @@ impl Answer for StepReport {
     fn give(self) -> RollStepReport {
         let skipped = self.skipped.iter();
         let skipped = skipped.map(|(s, r)| RollSkipped { sample: RollStr::lend(s), reason: RollStr::lend(r) });
-        let lent: Vec<Lent> = self.videos.iter().map(|(_, video)| Lent::new(video.frames())).collect();
+        let lent: Vec<LentTensor> = self.videos.iter().map(|(_, video)| LentTensor::new(video.frames())).collect();
         let videos = self.videos.iter().zip(&lent).map(|((n, v), lent)| named_video(n, Some((lent, v.fps()))));
         let (skipped, videos) = (skipped.collect(), videos.collect());
         RollStepReport {
@@ -222,7 +222,7 @@ impl Answer for Option<Vec<Evaluated>> {
         let Some(evaluated) = self else { return RollEvaluation::default() };
         let maybe = |s: &Option<f64>| RollMaybe { present: s.is_some().into(), value: s.unwrap_or_default() };
         let scores: Vec<Vec<_>> = evaluated.iter().map(|e| e.scores.iter().map(maybe).collect()).collect();
-        let lent: Vec<_> = evaluated.iter().map(|e| e.video.as_ref().map(|v| Lent::new(v.frames()))).collect();
+        let lent: Vec<_> = evaluated.iter().map(|e| e.video.as_ref().map(|v| LentTensor::new(v.frames()))).collect();
         let items = evaluated.iter().zip(&scores).zip(&lent).map(|((e, scores), lent)| RollEvaluated {
             scores: RollList::lend(scores),
             kl: e.kl,

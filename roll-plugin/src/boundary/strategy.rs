@@ -10,7 +10,7 @@ use super::crossing::{Calls, crossing};
 use super::foreign::Foreign;
 use super::foreign_model::ForeignModel;
 use super::model::LentModel;
-use super::served::{Served, serve, serve_shared};
+use super::served::{Served, lent, serve, serve_shared};
 use super::source::Source;
 use super::wire::{Answer, Lend};
 use crate::{
@@ -73,20 +73,7 @@ pub(super) fn give(strategy: Box<dyn Strategy>) -> RollObject {
     Served::give(strategy, &TABLE)
 }
 
-/// Lends a strategy to the other side for a call.
-pub(super) struct LentStrategy(Served<Target>);
-
-impl LentStrategy {
-    pub(super) fn new<'a>(strategy: &'a mut (dyn Strategy + 'a)) -> Self {
-        let strategy: *mut (dyn Strategy + 'a) = strategy;
-        // SAFETY: P1; only the lifetime changes, and who makes this drops it before the borrow ends.
-        Self(Served::lend(unsafe { std::mem::transmute::<*mut (dyn Strategy + 'a), *mut Target>(strategy) }))
-    }
-
-    pub(super) fn object(&self) -> RollObject {
-        self.0.object(&TABLE)
-    }
-}
+lent!(LentStrategy: Strategy);
 
 /// A strategy of the other side.
 pub(super) struct ForeignStrategy {
@@ -110,9 +97,7 @@ impl ForeignStrategy {
         let ranks = unsafe { ForeignCommunicator::new(ranks, source) }?;
         Ok(Self { ranks: StrategyRanks::new(Arc::new(ranks)), object, table })
     }
-}
 
-impl ForeignStrategy {
     /// Collectives of one job have one order, which the strategy and a model that gathers its weights have to share;
     /// a library cannot.
     fn refuse_sharded_weights(&self, model: &dyn Model) -> Result<()> {
@@ -122,7 +107,7 @@ impl ForeignStrategy {
             false => Ok(()),
             true => Err(Error::config(
                 "strategy.name",
-                "weights that are divided among the ranks need the strategy that is linked in: leave its plugin out",
+                "weights that are sharded over the ranks need the strategy that is linked in: leave its plugin out",
             )),
         }
     }

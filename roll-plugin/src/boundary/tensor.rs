@@ -1,4 +1,4 @@
-//! Tensors and videos on their way across: nothing is copied that can be retained.
+//! Tensors and videos across the boundary: copied only if they cannot be retained.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -18,7 +18,7 @@ const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DTy
 const MAX_RANK: usize = 16;
 
 /// Keeps a tensor of the other side alive.
-struct Shared {
+struct ForeignBytes {
     data: *const u8,
     bytes: usize,
     owner: *mut c_void,
@@ -26,11 +26,11 @@ struct Shared {
 }
 
 // SAFETY: P2: it may be released on any thread, and until then the bytes do not change.
-unsafe impl Send for Shared {}
+unsafe impl Send for ForeignBytes {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for ForeignBytes {}
 
-impl AsRef<[u8]> for Shared {
+impl AsRef<[u8]> for ForeignBytes {
     fn as_ref(&self) -> &[u8] {
         match self.bytes {
             0 => &[],
@@ -40,7 +40,7 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for ForeignBytes {
     fn drop(&mut self) {
         if let Some(release) = self.release {
             // SAFETY: P2: this is one owner.
@@ -79,9 +79,9 @@ pub(super) fn share_option(tensor: Option<&Tensor>) -> RollTensor {
 /// # Safety
 /// P2 and P9.
 pub(super) unsafe fn take(tensor: RollTensor) -> Result<Tensor> {
-    let keep = Shared { data: tensor.data, bytes: tensor.bytes, owner: tensor.owner, release: tensor.release };
+    let keep = ForeignBytes { data: tensor.data, bytes: tensor.bytes, owner: tensor.owner, release: tensor.release };
     // SAFETY: as the caller promises; an error drops `keep`, which releases.
-    let (dtype, shape) = unsafe { form(&tensor) }?;
+    let (dtype, shape) = unsafe { dtype_and_shape(&tensor) }?;
     Tensor::from_bytes(dtype, shape, Arc::new(keep))
 }
 
@@ -112,7 +112,8 @@ pub(super) unsafe fn receive(tensor: &RollTensor) -> Result<Tensor> {
         }
         None => {
             // SAFETY: as the caller promises.
-            let (copy, (dtype, shape)) = unsafe { (slice(tensor.data, tensor.bytes)?.to_vec(), form(tensor)?) };
+            let (copy, (dtype, shape)) =
+                unsafe { (slice(tensor.data, tensor.bytes)?.to_vec(), dtype_and_shape(tensor)?) };
             Tensor::from_bytes(dtype, shape, Arc::new(copy))
         }
     }
@@ -132,10 +133,10 @@ pub(super) unsafe fn receive_option(tensor: &RollTensor) -> Result<Option<Tensor
 
 /// # Safety
 /// P9.
-unsafe fn form(tensor: &RollTensor) -> Result<(DType, Vec<usize>)> {
+unsafe fn dtype_and_shape(tensor: &RollTensor) -> Result<(DType, Vec<usize>)> {
     let dtype = *DTYPES
         .get(tensor.dtype as usize)
-        .ok_or_else(|| Error::Misuse(format!("a tensor's dtype is {}, which means nothing", tensor.dtype)))?;
+        .ok_or_else(|| Error::Misuse(format!("a tensor's dtype is {}, which does not exist", tensor.dtype)))?;
     if tensor.rank > MAX_RANK {
         return Err(Error::Misuse(format!("a tensor has {} axes, more than {MAX_RANK}", tensor.rank)));
     }
@@ -148,9 +149,9 @@ unsafe fn form(tensor: &RollTensor) -> Result<(DType, Vec<usize>)> {
 }
 
 /// A tensor lent for one call.
-pub(super) struct Lent(RollTensor);
+pub(super) struct LentTensor(RollTensor);
 
-impl Lent {
+impl LentTensor {
     pub(super) fn new(tensor: &Tensor) -> Self {
         Self(share(tensor))
     }
@@ -169,7 +170,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentTensor {
     fn drop(&mut self) {
         // SAFETY: made by `share`, released once.
         unsafe { release_tensor(self.0.owner) };
@@ -178,12 +179,12 @@ impl Drop for Lent {
 
 impl Lend for Tensor {
     type Wire = *const RollTensor;
-    type Lent = Lent;
+    type Lent = LentTensor;
     type Received = Tensor;
-    fn lend(&self) -> Lent {
-        Lent::new(self)
+    fn lend(&self) -> LentTensor {
+        LentTensor::new(self)
     }
-    fn wire(lent: &mut Lent) -> *const RollTensor {
+    fn wire(lent: &mut LentTensor) -> *const RollTensor {
         &raw const lent.0
     }
     unsafe fn receive(wire: *const RollTensor) -> Result<Tensor> {
@@ -212,14 +213,14 @@ pub(super) unsafe fn receive_video(video: &RollVideo) -> Result<Video> {
 
 impl Lend for Video {
     type Wire = *const RollVideo;
-    type Lent = (Lent, RollVideo);
+    type Lent = (LentTensor, RollVideo);
     type Received = Video;
-    fn lend(&self) -> (Lent, RollVideo) {
-        let lent = Lent::new(self.frames());
+    fn lend(&self) -> (LentTensor, RollVideo) {
+        let lent = LentTensor::new(self.frames());
         let video = RollVideo { frames: lent.get(), fps: self.fps() };
         (lent, video)
     }
-    fn wire((_, video): &mut (Lent, RollVideo)) -> *const RollVideo {
+    fn wire((_, video): &mut (LentTensor, RollVideo)) -> *const RollVideo {
         video
     }
     unsafe fn receive(wire: *const RollVideo) -> Result<Video> {
@@ -231,13 +232,14 @@ impl Lend for Video {
 /// Named tensors that are lent; the names stay with the caller.
 pub(super) struct LentTensors {
     list: Vec<RollNamedTensor>,
-    _tensors: Vec<Lent>,
+    _tensors: Vec<LentTensor>,
 }
 
 impl LentTensors {
     pub(super) fn new(named: &StateDict) -> Self {
-        let tensors: Vec<Lent> = named.values().map(Lent::new).collect();
-        let item = |(name, lent): (&String, &Lent)| RollNamedTensor { name: RollStr::lend(name), tensor: lent.get() };
+        let tensors: Vec<LentTensor> = named.values().map(LentTensor::new).collect();
+        let item =
+            |(name, lent): (&String, &LentTensor)| RollNamedTensor { name: RollStr::lend(name), tensor: lent.get() };
         Self { list: named.keys().zip(&tensors).map(item).collect(), _tensors: tensors }
     }
 
@@ -255,12 +257,12 @@ pub(super) unsafe fn receive_tensors(named: &[RollNamedTensor]) -> Result<StateD
 
 fn own_tensors(named: StateDict) -> RollOwned<RollNamedTensor> {
     let LentTensors { list, _tensors } = LentTensors::new(&named);
-    own(list, Sent { _tensors, _named: named })
+    own(list, OwnedTensors { _tensors, _named: named })
 }
 
 /// The memory that an owned list points into.
-struct Sent {
-    _tensors: Vec<Lent>,
+struct OwnedTensors {
+    _tensors: Vec<LentTensor>,
     _named: StateDict,
 }
 

@@ -166,9 +166,9 @@ mod tests {
         ($kind:ident, $name:literal) => {
             roll_core::inventory::submit! {
                 Registration {
-                    name: $name, summary: "", origin: "tests", version: "0", defaults: options,
-                    keys: roll_core::keys::of_defaults::<TestOptions>,
-                    factory: Factory::$kind(|_, _| Err(Error::Interrupted)),
+                    name: $name, summary: "", origin: "tests", version: "0", is_linked: true, defaults: &options,
+                    keys: &roll_core::keys::of_defaults::<TestOptions>,
+                    factory: Factory::$kind(&|_, _| Err(Error::Interrupted)),
                     planner: None,
                 }
             }

@@ -50,7 +50,7 @@ impl LoadedConfig {
         let mut notes = configured.idle(IDLE);
         for (kind, name) in components {
             // A plugin's component that replaces a linked one has options of its own.
-            if registry.find(kind, name)?.is_linked() {
+            if registry.find(kind, name)?.is_linked {
                 notes.extend(OptionNotes::of(kind, name, &configured)?);
             }
         }

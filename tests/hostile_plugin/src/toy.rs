@@ -38,6 +38,13 @@ pub fn model(fault: Fault, context: &BuildContext) -> Result<ToyModel> {
     Ok(ToyModel { fault, mock, specs, sink: Arc::default(), placement })
 }
 
+impl ToyModel {
+    /// The sink that receives gradients now.
+    pub fn sink(&self) -> Option<Arc<dyn GradientSink>> {
+        lock(&self.sink).clone()
+    }
+}
+
 /// Makes a language model without faults.
 pub fn bigram(_: Fault, _: &BuildContext) -> Result<Bigram> {
     Ok(Bigram::of("xyz"))
@@ -461,15 +468,17 @@ impl Algorithm for ToyAlgorithm {
 
 /// The toys' words on a run; the same linked in and from the library.
 pub const PLANNERS: [Planner; 3] = [
-    Planner::Model(|options, input, context| {
+    Planner::Model(&|options, input, context| {
         let fault: Fault = parse_options("model", options)?;
         fault.at("plan")?;
         let work = format!("{} frames on {} for {:?}", input.frames, context.backend, context.placement);
         let facts = [("flops".to_string(), input.speed.flops / 3.0)].into();
         Ok(Needs { work, facts, ..Needs::default() })
     }),
-    Planner::Strategy(|_| Ok(Division { stage: 2, placement: Some(WeightPlacement::Streamed), ..Division::default() })),
-    Planner::Algorithm(|_| Ok(Passes { forward: 3, pulled: 1, ..Passes::default() })),
+    Planner::Strategy(&|_| {
+        Ok(Division { stage: 2, placement: Some(WeightPlacement::Streamed), ..Division::default() })
+    }),
+    Planner::Algorithm(&|_| Ok(Passes { forward: 3, pulled: 1, ..Passes::default() })),
 ];
 
 /// Counts down from the seed by the lengths of actions.

@@ -104,7 +104,7 @@ fn on_the_host(config: &roll_train::config::RunConfig) -> bool {
 /// The model's files that are there; `None` when opening them would fail.
 fn files(loaded: &LoadedConfig, registry: &Registry, found: &mut Findings) -> Option<FilesFound> {
     let model = &loaded.config.model;
-    let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked());
+    let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked);
     let Some(check) = FileCheck::of(Kind::Model, &model.name).filter(|_| linked) else {
         found.note(format!("`{}` cannot look at its files before it opens them", model.name));
         return Some(FilesFound::default());

@@ -15,9 +15,9 @@ fn refused(name: &str, bytes: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     std::fs::write(&path, bytes).unwrap();
-    let told = one_line(&load(&path).unwrap_err());
-    assert!(told.contains(name), "the message does not name the file: {told}");
-    told
+    let message = one_line(&load(&path).unwrap_err());
+    assert!(message.contains(name), "the message does not name the file: {message}");
+    message
 }
 
 /// The bytes of a good plugin with its version changed.
@@ -35,16 +35,19 @@ fn with_version(major: u32, minor: u32) -> Vec<u8> {
 }
 
 #[test]
-fn another_major_version_of_the_interface_is_refused_whichever_is_newer() {
+fn rejects_other_major_versions() {
     let [major, minor] = ABI_VERSION;
     for found in [major + 1, 0] {
-        let told = refused("libother.so", &with_version(found, minor));
-        assert!(told.contains(&format!("built for plugin ABI {found}.{minor}")) && told.contains("rebuild"), "{told}");
+        let message = refused("libother.so", &with_version(found, minor));
+        assert!(
+            message.contains(&format!("built for plugin ABI {found}.{minor}")) && message.contains("rebuild"),
+            "{message}"
+        );
     }
 }
 
 #[test]
-fn another_minor_version_is_accepted_when_the_types_agree() {
+fn accepts_other_minor_versions_with_the_same_types() {
     let [major, minor] = ABI_VERSION;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libother.so");
@@ -54,7 +57,7 @@ fn another_minor_version_is_accepted_when_the_types_agree() {
 }
 
 #[test]
-fn other_types_at_the_boundary_are_refused_in_a_few_lines_whatever_the_minor_version() {
+fn rejects_other_types_with_a_short_message() {
     let [major, minor] = ABI_VERSION;
     for (from, to, parts) in [
         // A structure that a function of the table takes.
@@ -75,34 +78,34 @@ fn other_types_at_the_boundary_are_refused_in_a_few_lines_whatever_the_minor_ver
             for at in found {
                 bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
             }
-            let told = refused("libother.so", &bytes);
-            assert!(told.contains("other types at the boundary") && told.contains("rebuild it"), "{told}");
-            assert!(parts.iter().all(|part| told.contains(part)), "{told}");
-            assert!(told.lines().count() <= 10 && told.len() < 1000, "{} characters: {told}", told.len());
+            let message = refused("libother.so", &bytes);
+            assert!(message.contains("other types at the boundary") && message.contains("rebuild it"), "{message}");
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+            assert!(message.lines().count() <= 10 && message.len() < 1000, "{} characters: {message}", message.len());
         }
     }
 }
 
 #[test]
-fn a_truncated_plugin_is_refused_at_every_length() {
+fn rejects_truncated_plugins() {
     let whole = std::fs::read(library("sharpness_reward")).unwrap();
     for length in [0, 3, 16, 63, 64, 500, 4096, whole.len() / 2, whole.len() - 1] {
-        let told = refused("libcut.so", &whole[..length]);
-        assert!(told.contains("cut off") || told.contains("not a shared library"), "{length}: {told}");
+        let message = refused("libcut.so", &whole[..length]);
+        assert!(message.contains("cut off") || message.contains("not a shared library"), "{length}: {message}");
     }
 }
 
 #[test]
-fn another_architecture_is_named() {
+fn rejects_other_architectures_by_name() {
     let mut bytes = std::fs::read(library("sharpness_reward")).unwrap();
     let (name, machine) = if cfg!(target_arch = "aarch64") { ("x86_64", 62u16) } else { ("aarch64", 183) };
     bytes[18..20].copy_from_slice(&machine.to_le_bytes());
-    let told = refused("libarm.so", &bytes);
-    assert!(told.contains(&format!("built for {name}")), "{told}");
+    let message = refused("libarm.so", &bytes);
+    assert!(message.contains(&format!("built for {name}")), "{message}");
 }
 
 #[test]
-fn what_is_no_plugin_is_told_apart() {
+fn rejects_files_that_are_not_plugins() {
     assert!(refused("notes.txt", b"a text").contains("not a shared library"));
     let directory = tempfile::tempdir().unwrap();
     assert!(one_line(&load(directory.path()).unwrap_err()).contains("not a file"));
@@ -111,8 +114,8 @@ fn what_is_no_plugin_is_told_apart() {
     assert!(executable.contains("/") && !executable.is_empty(), "{executable}");
     // A library without our symbols.
     let Some(plain) = compile(&directory, "plain", "int answer(void) { return 42; }", &[]) else { return };
-    let told = one_line(&load(plain).unwrap_err());
-    assert!(told.contains("no plugin of roll") && told.contains("roll_plugin_abi"), "{told}");
+    let message = one_line(&load(plain).unwrap_err());
+    assert!(message.contains("no plugin of roll") && message.contains("roll_plugin_abi"), "{message}");
     // Our symbol, but not our data.
     let Some(liar) = compile(&directory, "liar", "const char roll_plugin_abi[16] = \"something else\";", &[]) else {
         return;
@@ -125,7 +128,7 @@ fn what_is_no_plugin_is_told_apart() {
 }
 
 #[test]
-fn two_plugins_of_one_name_are_an_error_that_names_both_files() {
+fn rejects_two_plugins_of_one_name() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("libcopy.so");
     std::fs::copy(library("sharpness_reward"), &copy).unwrap();
@@ -152,7 +155,7 @@ impl RewardScorer for Steeper {
 }
 
 #[test]
-fn the_check_passes_good_rewards_and_finds_a_wrong_gradient() {
+fn check_reward_passes_good_plugins_and_finds_a_wrong_gradient() {
     let make = |name, reward| registry(&plugin(name)).reward(reward, &Options::new(), &context()).unwrap();
     for (name, reward) in [("sharpness_reward", "edges"), ("color_reward", "colors"), ("hostile_plugin", "hostile")] {
         let findings = check_reward(make(name, reward).as_mut(), 1);
@@ -164,7 +167,7 @@ fn the_check_passes_good_rewards_and_finds_a_wrong_gradient() {
 }
 
 #[test]
-fn a_search_path_gives_its_plugins_and_leaves_out_the_rest() {
+fn discovers_the_plugins_of_a_search_path() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(library("color_reward"), dir.path().join("libcolors.so")).unwrap();
     std::fs::write(dir.path().join("libbroken.so"), b"\x7fELF").unwrap();
@@ -177,7 +180,7 @@ fn a_search_path_gives_its_plugins_and_leaves_out_the_rest() {
 const CONTRAST: &str = include_str!("../../../../plugins/contrast_reward_c/contrast.c");
 
 #[test]
-fn a_reward_in_c_is_a_reward() {
+fn loads_a_reward_in_c() {
     let dir = tempfile::tempdir().unwrap();
     let Some(path) = compile(&dir, "contrast", CONTRAST, &[]) else { return };
     let plugin = load(path).unwrap();
@@ -188,8 +191,8 @@ fn a_reward_in_c_is_a_reward() {
         |gain: f64| registry.reward("contrast", &[("gain".to_string(), gain.into())].into_iter().collect(), &context());
     let findings = check_reward(make(3.0).unwrap().as_mut(), 0);
     assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
-    let told = one_line(&make(-1.0).map(drop).unwrap_err());
-    assert!(told.contains("`gain` must be above 0") && told.contains("libcontrast.so"), "{told}");
+    let message = one_line(&make(-1.0).map(drop).unwrap_err());
+    assert!(message.contains("`gain` must be above 0") && message.contains("libcontrast.so"), "{message}");
     assert!(registry.reward("contrast", &Options::new(), &context()).is_ok());
 }
 
@@ -208,7 +211,7 @@ macro_rules! structures {
 }
 
 #[test]
-fn the_header_says_the_same_as_the_rust_types() {
+fn the_c_header_matches_the_rust_types() {
     let structures = structures! {
         roll_abi = RollAbi { magic, major, minor }
         roll_str = RollStr { data, len }
@@ -236,8 +239,8 @@ fn the_header_says_the_same_as_the_rust_types() {
         roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures, terms }
     };
     let header = include_str!("../../../../roll-plugin/include/roll_plugin.h");
-    let told = header.lines().filter(|line| line.starts_with("} roll_")).count();
-    assert_eq!(told, structures.len(), "the list above has another number of structures than the header");
+    let message = header.lines().filter(|line| line.starts_with("} roll_")).count();
+    assert_eq!(message, structures.len(), "the list above has another number of structures than the header");
     let [major, minor] = ABI_VERSION;
     assert!(
         header.contains(&format!("version {major}.{minor},")) && header.contains(&format!("'G'}}, {major}, {minor}}}"))
