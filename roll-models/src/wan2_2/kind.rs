@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result};
 
-/// The model whose layout is imitated.
+/// The model whose architecture a new checkpoint has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TinyKind {
@@ -32,6 +32,14 @@ impl TinyKind {
         match self {
             Self::I2v | Self::T2v => &["high_noise_model", "low_noise_model"],
             Self::Ti2v | Self::I2v21 => &["."],
+        }
+    }
+
+    /// File name of the VAE, without extension.
+    pub(super) fn vae_file(self) -> &'static str {
+        match self {
+            Self::I2v | Self::T2v | Self::I2v21 => "Wan2.1_VAE",
+            Self::Ti2v => "Wan2.2_VAE",
         }
     }
 

@@ -364,7 +364,7 @@ pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
     let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
     let length = of(&files.dit);
     if length > MAX_TEXT_LEN {
-        let problem = format!("says `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
+        let problem = format!("has `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
         return Err(Error::bad_file(files.dit.path(), problem));
     }
     match files.dit2.as_ref().filter(|low| of(low) != length) {
@@ -477,8 +477,11 @@ mod tests {
             (u.as_bytes().to_vec(), d.as_bytes().to_vec(), gradients.into_iter().map(f32::to_bits).collect::<Vec<_>>())
         };
         for dtype in [WeightsDType::F32, WeightsDType::Bf16] {
-            let kept = bits(IdleExpert::Keep, dtype);
-            assert!(bits(IdleExpert::Host, dtype) == kept && bits(IdleExpert::Drop, dtype) == kept, "{dtype:?}");
+            let expected = bits(IdleExpert::Keep, dtype);
+            assert!(
+                bits(IdleExpert::Host, dtype) == expected && bits(IdleExpert::Drop, dtype) == expected,
+                "{dtype:?}"
+            );
         }
     }
 

@@ -1,11 +1,12 @@
 //! Sizes of the VAE, read from its checkpoint, and the list of layers that follows from them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use roll_core::{Error, Noise, Purpose, Result, StateDict, Tensor};
 
 use super::layer::{Layer, LayerKind};
 use super::rearrange::Factors;
+use crate::wan2_2::shapes::WeightShapes;
 
 /// The two published architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,18 +210,11 @@ impl VaeConfig {
     }
 
     fn check(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<()> {
-        let expected: BTreeMap<_, _> = self.weights().into_iter().collect();
-        for (key, expected) in &expected {
-            match shapes.get(key) {
-                None => return Err(missing(key)),
-                Some(found) if found != expected => {
-                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
-                }
-                Some(_) => {}
-            }
-        }
-        let ours = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
-        if let Some(key) = shapes.keys().filter(ours).find(|key| !expected.contains_key(*key)) {
+        let weights = self.weights();
+        weight_shapes(shapes).check(&weights)?;
+        let expected: BTreeSet<_> = weights.iter().map(|(key, _)| key).collect();
+        let of_vae = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
+        if let Some(key) = shapes.keys().filter(of_vae).find(|key| !expected.contains(key)) {
             return Err(Error::Unsupported(format!(
                 "the weight `{key}` does not belong to a Wan VAE with {} stages of {} residual blocks",
                 self.dim_mult.len(),
@@ -298,6 +292,7 @@ impl LayerNames {
 
 /// Derives the configuration from a few weights; `check` then compares it with every weight.
 fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
+    let missing = |key: &str| weight_shapes(shapes).missing(key);
     let first = |key: &str| -> Result<usize> {
         match shapes.get(key).ok_or_else(|| missing(key))?.first() {
             Some(&n) if n > 0 => Ok(n),
@@ -381,8 +376,6 @@ fn nested_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
     stages
 }
 
-fn missing(key: &str) -> Error {
-    Error::Unsupported(format!(
-        "the weight `{key}` of the Wan VAE is missing: the file is incomplete, or of another model"
-    ))
+fn weight_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> WeightShapes<'_> {
+    WeightShapes { network: "Wan VAE", shapes }
 }
