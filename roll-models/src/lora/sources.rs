@@ -24,8 +24,8 @@ pub enum AdapterSources {
     Sum(Vec<AdapterSource>),
 }
 
-/// The path of an adapter, or one path per expert. A path is a file, the directory of a PEFT adapter or a checkpoint, or
-/// a run (its newest checkpoint). It may end in a strength: `=0.8`.
+/// The path of an adapter, or one path per expert. A path is a file, the directory of a PEFT adapter or a checkpoint,
+/// or a run (its newest checkpoint). It may end in a strength: `=0.8`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AdapterSource {

@@ -36,8 +36,8 @@ pub struct EncodedLora {
 }
 
 impl EncodedLora {
-    /// Names the tensors of `lora`. `metadata`, of the file it came from, is kept. Fails if the convention cannot
-    /// represent the LoRA.
+    /// Names the tensors of `lora`. The header also has `metadata`, that of the original file. Fails if the convention
+    /// cannot represent the LoRA.
     pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
         let WriteOptions { convention, names } = options;
         check_convention(lora, convention)?;

@@ -61,12 +61,7 @@ impl TinyKind {
 impl std::str::FromStr for TinyKind {
     type Err = Error;
     fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "i2v" => Ok(Self::I2v),
-            "t2v" => Ok(Self::T2v),
-            "ti2v" => Ok(Self::Ti2v),
-            "i2v21" => Ok(Self::I2v21),
-            _ => Err(Error::config("kind", format!("expected i2v, t2v, ti2v or i2v21, found `{name}`"))),
-        }
+        serde_json::from_value(name.into())
+            .map_err(|_| Error::config("kind", format!("expected i2v, t2v, ti2v or i2v21, found `{name}`")))
     }
 }

@@ -24,7 +24,7 @@ use super::plan;
 use super::prompts::TextEncoder;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
-use super::vae::{Chunking, MemoryBudget, Vae};
+use super::vae::{Chunking, MemoryBudget, Tiling, Vae};
 
 roll_core::register! {
     Model, "wan2_2", WanOptions,
@@ -80,21 +80,8 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         end_image: options.wants("end_image"),
         chunking: Chunking { tiling: options.tiling()?, checkpoints, offload },
     };
-    let encoding_sources = EncodingSources {
-        files: std::iter::once(&files.vae)
-            .chain(&files.text_encoder)
-            .chain(&files.clip)
-            .flat_map(|file| file.paths().map(Path::to_path_buf))
-            .chain(text.as_ref().map(|text| text.tokenizer.path().to_path_buf()))
-            .collect(),
-        settings: format!(
-            "{}, {:?} tokens, end image {}, tiles {:?}",
-            kernels(&context.backend)?,
-            text.as_ref().map(|text| text.length),
-            settings.end_image,
-            (settings.chunking.tiling, tiling_budget),
-        ),
-    };
+    let tiles = (settings.chunking.tiling, tiling_budget);
+    let encoding_sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, tiles)?;
     let mut dits = dits.into_iter();
     let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
     let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
@@ -104,6 +91,24 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     model.encoding_sources = Some(encoding_sources);
     model.placement = Some(options.weight_store.chosen());
     Ok(model)
+}
+
+fn encoding_sources(
+    files: &ComponentFiles,
+    text: Option<&TextEncoder>,
+    context: &BuildContext,
+    end_image: bool,
+    tiles: (Option<Tiling>, Option<MemoryBudget>),
+) -> Result<EncodingSources> {
+    let networks = std::iter::once(&files.vae).chain(&files.text_encoder).chain(&files.clip);
+    let (kernels, tokens) = (kernels(&context.backend)?, text.map(|text| text.length));
+    Ok(EncodingSources {
+        files: networks
+            .flat_map(|file| file.paths().map(Path::to_path_buf))
+            .chain(text.map(|text| text.tokenizer.path().to_path_buf()))
+            .collect(),
+        settings: format!("{kernels}, {tokens:?} tokens, end image {end_image}, tiles {tiles:?}"),
+    })
 }
 
 pub(super) fn reading(file: &Checkpoint) -> String {

@@ -388,8 +388,8 @@ fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
         return Err(Error::shape("latents", "[B, C, T, H, W]", stack.shape()));
     };
     let volume = t * h * w;
-    let kept = stack.f32s()?.chunks_exact(all * volume).flat_map(|one| &one[..channels * volume]).copied();
-    Tensor::new(kept.collect::<Vec<f32>>(), [count, channels, t, h, w])
+    let first = stack.f32s()?.chunks_exact(all * volume).flat_map(|one| &one[..channels * volume]).copied();
+    Tensor::new(first.collect::<Vec<f32>>(), [count, channels, t, h, w])
 }
 
 /// Adapters for a transformer of these sizes; see [`crate::trainable::lora_parameters`].

@@ -8,8 +8,8 @@ use super::super::options::{IdleExpert, Placement};
 use super::super::vae::{DEFAULT_CHECKPOINTS, Tiling, decoder_bytes, state_bytes};
 use super::{Plan, RESERVE};
 
-/// f32 values per token that the recomputation and the pullback of one block hold, in units of the width of the residual
-/// stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
+/// f32 values per token that the recomputation and the pullback of one block hold, in units of the width of the
+/// residual stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
 /// (example `dit_memory` of commit ac7d28a).
 const BLOCK_WORDS: [usize; 2] = [10, 4];
 /// Bytes of the process itself.

@@ -180,13 +180,15 @@ impl VaeConfig {
         for (stage, &output) in dims.iter().enumerate() {
             let last = stage + 1 == dims.len();
             let stage_input = input;
-            names.open_stage(&mut layers);
+            // The last stage has no shortcut.
+            if !last {
+                names.open_stage(&mut layers);
+            }
             for _ in 0..=self.num_res_blocks {
                 residual(&mut layers, names.next(), input, output);
                 input = output;
             }
             if last {
-                names.close_without_shortcut(&mut layers);
                 break;
             }
             // The decoder doubles the time axis in the reverse order of the encoder's halving.
@@ -278,14 +280,6 @@ impl LayerNames {
             layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), shortcut));
             self.stage += 1;
             self.layer = 0;
-        }
-    }
-
-    fn close_without_shortcut(&self, layers: &mut Vec<Layer>) {
-        if self.nested {
-            layers.retain(|layer| {
-                layer.kind() != LayerKind::Branch || layer.name() != format!("{}.{}", self.outer, self.stage)
-            });
         }
     }
 }
