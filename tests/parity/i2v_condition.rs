@@ -1,7 +1,7 @@
 //! Conditions of image-to-video models.
 
 use roll_core::Tensor;
-use roll_models::wan2_2::conditioning::{first_frame_latents, image_channels, unit_pixels};
+use roll_models::wan2_2::conditioning::{first_frame_latents, image_channels};
 use roll_models::wan2_2::vae::{Chunking, Vae};
 use serde::Deserialize;
 
@@ -31,4 +31,10 @@ pub fn run(case: &Case) -> Outcome<Report> {
     report.compare("ti2v_first_frame_latents", &first);
     report.compare("preprocessed_u8", &unit_pixels(&inputs["image_u8"])?);
     Ok(report)
+}
+
+/// Converts u8 pixels to f32 in [-1, 1].
+fn unit_pixels(pixels: &Tensor) -> roll_core::Result<Tensor> {
+    let values = pixels.as_slice::<u8>()?.iter().map(|&v| f32::from(v) / 127.5 - 1.0).collect::<Vec<f32>>();
+    Tensor::new(values, pixels.shape())
 }

@@ -29,10 +29,10 @@ pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<E
         None => Ok(None),
         Some("high_noise") => Ok(Some(Expert::High)),
         Some("low_noise") => Ok(Some(Expert::Low)),
-        Some(other) => Err(LoraError::Config {
-            path: path.into(),
-            problem: format!("`{EXPERT}` of the header: expected high_noise or low_noise, found `{other}`"),
-        }),
+        Some(other) => Err(LoraError::invalid(
+            path,
+            format!("`{EXPERT}` of the header: expected high_noise or low_noise, found `{other}`"),
+        )),
     }
 }
 
@@ -91,15 +91,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_words_name_ranks_alphas_and_layers_once() {
-        let words = layers([("blocks.0.self_attn.q", 4), ("blocks.1.self_attn.q", 4), ("blocks.0.ffn.0", 8)], 0.5);
-        let of = |name: &str| words[name].as_str();
+    fn entries_list_ranks_alphas_and_layers_once() {
+        let entries = layers([("blocks.0.self_attn.q", 4), ("blocks.1.self_attn.q", 4), ("blocks.0.ffn.0", 8)], 0.5);
+        let of = |name: &str| entries[name].as_str();
         assert_eq!((of(RANK), of(ALPHA), of(TARGETS)), ("4,8", "2,4", "ffn.0,self_attn.q"));
         assert_eq!(target("head.head"), "head.head");
     }
 
     #[test]
-    fn an_expert_is_read_from_the_header_or_from_the_name_of_the_file() {
+    fn expert_is_read_from_the_header_or_the_file_name() {
         let header = |value: &str| BTreeMap::from([(EXPERT.to_string(), value.to_string())]);
         let path = Path::new("a.safetensors");
         assert_eq!(expert(path, &header("low_noise")).unwrap(), Some(Expert::Low));

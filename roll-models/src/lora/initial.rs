@@ -62,7 +62,7 @@ impl InitialAdapter {
                         Some(rank) if rank > 0 => Err(Error::config(
                             "lora_rank",
                             format!(
-                                "{rank} is asked for, and {files} holds all weights of a network: leave the key out"
+                                "{rank} is requested, and {files} holds all weights of a network: leave the key out"
                             ),
                         )),
                         _ => Ok(Self::Full(state)),
@@ -188,7 +188,7 @@ fn check_request(
     let differs = |key: &str, requested: String, found: String| {
         Err(Error::config(
             key,
-            format!("{requested} is asked for, and {files} has {found}: leave the key out to follow the file"),
+            format!("{requested} is requested, and {files} has {found}: leave the key out to follow the file"),
         ))
     };
     let mut found: Vec<usize> = ranks.values().copied().collect();

@@ -98,9 +98,18 @@ pub fn is_lora_key(key: &str) -> bool {
 /// Parses a key. `path` is for error messages.
 pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError> {
     if let Some((_, kind)) = OTHER_KINDS.iter().find(|(mark, _)| key.contains(mark)) {
-        return Err(LoraError::OtherKind { path: path.into(), key: key.into(), kind });
+        let problem = format!("`{key}` belongs to {kind}; expected a plain LoRA of two matrices a layer");
+        return Err(LoraError::invalid(path, problem));
     }
-    let unknown = || LoraError::UnknownKey { path: path.into(), key: key.into() };
+    let unknown = || {
+        LoraError::invalid(
+            path,
+            format!(
+                "`{key}` is not a tensor of a LoRA: expected a name that ends in .lora_A.weight, .lora_B.weight, \
+                 .lora_down.weight, .lora_up.weight, .alpha, .diff, .diff_b or .diff_m"
+            ),
+        )
+    };
     let (convention, expert, rest) = PREFIXES
         .iter()
         .find_map(|(prefix, convention, expert)| Some((Some(*convention), *expert, key.strip_prefix(prefix)?)))
@@ -151,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_layer_and_part_are_told_apart() {
+    fn keys_split_into_prefix_layer_and_part() {
         let key = read("base_model.model.blocks.0.self_attn.q.lora_A.default.weight");
         assert_eq!(key.convention, Some(Convention::Peft));
         assert_eq!((key.layer, key.part, key.adapter), ("blocks.0.self_attn.q", Part::Down, Some("default")));
@@ -169,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_lora_is_refused_by_its_name() {
+    fn errors_name_keys_that_are_not_of_a_lora() {
         let error = |key: &str| parse(Path::new("x.safetensors"), key).unwrap_err().to_string();
         assert!(error("blocks.0.ffn.0.weight").contains("blocks.0.ffn.0.weight"));
         assert!(error("diffusion_model.blocks.0.ffn.0.dora_scale").contains("DoRA"));

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn underscores_are_undone_for_every_layer_of_wan() {
+    fn underscored_names_of_all_wan_layers_are_recovered() {
         for (official_name, other) in names::dit_layers() {
             for layer in [official_name, other].map(|n| n.replacen('#', "17", 1)) {
                 assert_eq!(unflatten(&flat(&layer)).unwrap(), official(&layer), "{layer}");
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_wan_does_not_have_keeps_its_name() {
+    fn unknown_layers_keep_their_names() {
         assert_eq!(official("model.layers.3.self_attn.q_proj"), "model.layers.3.self_attn.q_proj");
         assert_eq!(official("blocks.3.attn2.to_out.0"), "blocks.3.cross_attn.o");
         assert!(is_diffusers("blocks.3.ffn.net.2") && !is_diffusers("blocks.3.ffn.2"));

@@ -10,6 +10,7 @@ use crate::weights::{Change, Checkpoint, Outputs, rewrite};
 
 use super::error::{LoraError, some};
 use super::layer_names::{flat, official, parameter};
+use super::read::shape_error;
 use super::{Layer, Lora};
 
 /// Options of a merge.
@@ -64,15 +65,15 @@ pub fn merge_lora(
     };
     let mut metadata = base.metadata();
     if is_file {
-        metadata.extend(said_beside(base));
+        metadata.extend(config_entries(base));
     }
     let files = rewrite(base, &outputs, options.dtype, &mut deltas, &metadata, progress)?;
-    Ok(MergeResult { files, changed: deltas.of.len(), missing: deltas.missing })
+    Ok(MergeResult { files, changed: deltas.by_key.len(), missing: deltas.missing })
 }
 
 /// Facts in the `config.json` next to the base that cannot be derived from its weights. They go into the header of a
 /// single file, which has no `config.json`.
-fn said_beside(base: &Checkpoint) -> Vec<(String, String)> {
+fn config_entries(base: &Checkpoint) -> Vec<(String, String)> {
     let config = base.config_json().unwrap_or_default();
     let named = [("num_heads", "num_heads"), ("num_heads", "num_attention_heads"), ("text_len", "text_len")];
     named
@@ -83,32 +84,28 @@ fn said_beside(base: &Checkpoint) -> Vec<(String, String)> {
 
 /// Additions to each tensor of the base, by the tensor's key.
 struct Deltas {
-    of: HashMap<String, Vec<Delta>>,
+    by_key: HashMap<String, Vec<Delta<Tensor>>>,
     missing: Vec<String>,
     path: PathBuf,
     /// The tensor whose rows are being changed, and its additions in f32. Only one tensor is converted at a time.
-    current: (String, Vec<Widened>),
+    current: (String, Vec<Delta<Vec<f32>>>),
 }
 
-enum Delta {
+/// An addition to a tensor; `T` is a [`Tensor`], or its values in f32.
+enum Delta<T> {
     /// `scale * up down`: `[rows, rank]` times `[rank, columns]`.
-    LowRank { up: Tensor, down: Tensor, rank: usize, scale: f32 },
+    LowRank { up: T, down: T, rank: usize, scale: f32 },
     /// `scale * values`.
-    Whole { values: Tensor, scale: f32 },
+    Whole { values: T, scale: f32 },
 }
 
-enum Widened {
-    LowRank { up: Vec<f32>, down: Vec<f32>, rank: usize, scale: f32 },
-    Whole { values: Vec<f32>, scale: f32 },
-}
-
-impl Delta {
-    fn widen(&self) -> Widened {
+impl Delta<Tensor> {
+    fn to_f32(&self) -> Delta<Vec<f32>> {
         match self {
             Self::LowRank { up, down, rank, scale } => {
-                Widened::LowRank { up: up.to_f32_vec(), down: down.to_f32_vec(), rank: *rank, scale: *scale }
+                Delta::LowRank { up: up.to_f32_vec(), down: down.to_f32_vec(), rank: *rank, scale: *scale }
             }
-            Self::Whole { values, scale } => Widened::Whole { values: values.to_f32_vec(), scale: *scale },
+            Self::Whole { values, scale } => Delta::Whole { values: values.to_f32_vec(), scale: *scale },
         }
     }
 }
@@ -132,7 +129,7 @@ impl Deltas {
         }
         let find = |layer: &str, end: &str| by_name.get(&format!("{}_{end}", flat(layer))).copied();
         let path = base.path().to_path_buf();
-        let mut deltas = Self { of: HashMap::new(), missing: Vec::new(), path, current: Default::default() };
+        let mut deltas = Self { by_key: HashMap::new(), missing: Vec::new(), path, current: Default::default() };
         let strength = options.strength as f32;
         let mut total = 0;
         for (name, layer) in &lora.layers {
@@ -148,7 +145,7 @@ impl Deltas {
             let (up, down) = (layer.up.clone(), layer.down.clone());
             deltas.add(weight, Delta::LowRank { up, down, rank, scale });
             if let Some((bias, Some(key))) = bias {
-                deltas.whole(base, key, name, bias, scale)?;
+                deltas.add_whole(base, key, name, bias, scale)?;
             }
         }
         for (name, difference) in &lora.differences {
@@ -159,7 +156,7 @@ impl Deltas {
                 let Some(tensor) = tensor else { continue };
                 total += 1;
                 match find(name, end).or(whole.filter(|_| end == "weight")) {
-                    Some(key) => deltas.whole(base, key, name, tensor, strength)?,
+                    Some(key) => deltas.add_whole(base, key, name, tensor, strength)?,
                     None => deltas.missing.push(format!("{name}.{end}")),
                 }
             }
@@ -168,11 +165,11 @@ impl Deltas {
         Ok(deltas)
     }
 
-    fn add(&mut self, key: &str, delta: Delta) {
-        self.of.entry(key.to_string()).or_default().push(delta);
+    fn add(&mut self, key: &str, delta: Delta<Tensor>) {
+        self.by_key.entry(key.to_string()).or_default().push(delta);
     }
 
-    fn whole(
+    fn add_whole(
         &mut self,
         base: &Checkpoint,
         key: &str,
@@ -182,19 +179,15 @@ impl Deltas {
     ) -> Result<(), LoraError> {
         let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
         if found != tensor.shape() {
-            return Err(LoraError::Shape {
-                path: base.path().into(),
-                layer: layer.into(),
-                expected: format!("the shape {:?} of its difference for `{key}`", tensor.shape()),
-                found: format!("{found:?}"),
-            });
+            let expected = format!("the shape {:?} of its difference for `{key}`", tensor.shape());
+            return Err(shape_error(base.path(), layer, &expected, &format!("{found:?}")));
         }
         self.add(key, Delta::Whole { values: tensor.clone(), scale });
         Ok(())
     }
 
     fn check(&self, base: &Checkpoint, lora: &Lora, options: &MergeOptions, total: usize) -> Result<(), LoraError> {
-        if self.of.is_empty() {
+        if self.by_key.is_empty() {
             return Err(LoraError::NothingMatched {
                 base: base.path().into(),
                 found: some(base.keys(), 3),
@@ -203,32 +196,35 @@ impl Deltas {
         }
         match self.missing.is_empty() || options.allow_missing {
             true => Ok(()),
-            false => Err(LoraError::Unmatched {
-                base: base.path().into(),
-                count: self.missing.len(),
-                total,
-                names: some(self.missing.iter().map(String::as_str), 40),
-            }),
+            false => Err(LoraError::invalid(
+                base.path(),
+                format!(
+                    "{} of {total} layers of the LoRA are not in the base: {}; is it for another model? \
+                     --allow-missing merges the rest",
+                    self.missing.len(),
+                    some(self.missing.iter().map(String::as_str), 40)
+                ),
+            )),
         }
     }
 }
 
 impl Change<LoraError> for Deltas {
     fn touches(&self, key: &str) -> bool {
-        self.of.contains_key(key)
+        self.by_key.contains_key(key)
     }
 
     fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), LoraError> {
         if self.current.0 != key {
-            let widened = self.of.get(key).into_iter().flatten().map(Delta::widen).collect();
-            self.current = (key.to_string(), widened);
+            let converted = self.by_key.get(key).into_iter().flatten().map(Delta::to_f32).collect();
+            self.current = (key.to_string(), converted);
         }
         for delta in &self.current.1 {
             match delta {
-                Widened::LowRank { up, down, rank, scale } => {
+                Delta::LowRank { up, down, rank, scale } => {
                     add_product(values, &up[rows.start * rank..rows.end * rank], down, *rank, *scale);
                 }
-                Widened::Whole { values: added, scale } => {
+                Delta::Whole { values: added, scale } => {
                     let first = rows.start * (values.len() / rows.len().max(1));
                     values.iter_mut().zip(&added[first..]).for_each(|(v, d)| *v += scale * d);
                 }
@@ -252,12 +248,10 @@ fn check_shape(base: &Checkpoint, key: &str, name: &str, layer: &Layer) -> Resul
     let flat = |shape: &[usize]| [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product()];
     match flat(&found) == flat(&wanted) {
         true => Ok(()),
-        false => Err(LoraError::Shape {
-            path: base.path().into(),
-            layer: name.into(),
-            expected: format!("{wanted:?}, by the LoRA, for `{key}`"),
-            found: format!("{found:?}"),
-        }),
+        false => {
+            let expected = format!("{wanted:?}, by the LoRA, for `{key}`");
+            Err(shape_error(base.path(), name, &expected, &format!("{found:?}")))
+        }
     }
 }
 

@@ -38,6 +38,8 @@ use std::path::Path;
 
 use roll_core::{StateDict, Tensor, header};
 
+use serde::{Deserialize, Serialize};
+
 use crate::weights::Checkpoint;
 
 pub use error::LoraError;
@@ -47,7 +49,9 @@ pub use layer_names::Names;
 pub use merge::{MergeOptions, MergeResult, merge_lora};
 pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;
-pub use sources::{AdapterSources, AdapterWeights, OpenedAdapter, files as adapter_files, newest_checkpoint};
+pub use sources::{
+    AdapterSource, AdapterSources, AdapterWeights, OpenedAdapter, files as adapter_files, newest_checkpoint,
+};
 pub use write::{EncodedLora, WriteOptions, write_lora};
 
 /// A program's scheme for the tensor names of a LoRA.
@@ -104,9 +108,7 @@ pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
 
 /// Adds the `adapter_config.json` that PEFT needs beside a file of these tensors to their header ([`header::BESIDE`]).
 pub(crate) fn put_peft_config(file: &mut StateDict) -> roll_core::Result<()> {
-    let mut tensors = file.clone();
-    let words = header::take(&mut tensors)?;
-    let lora = LoraFile::read(Path::new("the adapter"), &tensors, words, None)?.one(None)?;
+    let lora = LoraFile::from_state("the adapter", file)?.one(None)?;
     let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
     match EncodedLora::new(&lora, options, &BTreeMap::new())?.adapter_config {
         Some(config) => {
@@ -118,11 +120,13 @@ pub(crate) fn put_peft_config(file: &mut StateDict) -> roll_core::Result<()> {
 }
 
 /// The one of Wan2.2's two transformers that an adapter is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Expert {
     /// The first transformer: high noise.
+    #[serde(rename = "dit", alias = "high", alias = "high_noise")]
     High,
     /// The second transformer: low noise.
+    #[serde(rename = "dit2", alias = "low", alias = "low_noise")]
     Low,
 }
 
@@ -219,8 +223,8 @@ impl Lora {
             let parts = [("matrix A", Some(&layer.down)), ("matrix B", Some(&layer.up)), ("bias", layer.bias.as_ref())];
             parts.map(|(what, tensor)| (what, name, tensor))
         });
-        let differences = self.differences.iter().flat_map(|(name, of)| {
-            let parts = [&of.weight, &of.bias, &of.modulation];
+        let differences = self.differences.iter().flat_map(|(name, difference)| {
+            let parts = [&difference.weight, &difference.bias, &difference.modulation];
             parts.map(|tensor| ("difference", name, tensor.as_ref()))
         });
         for (what, name, tensor) in layers.chain(differences) {

@@ -29,7 +29,7 @@ impl Config {
     /// Reads `object`, whose keys begin with `prefix`. Returns `None` if it has no alpha. Fails on options that make
     /// the adapter something other than `alpha / rank * B A`.
     pub fn read(path: &Path, object: &Map<String, Value>, prefix: &str) -> Result<Option<Self>, LoraError> {
-        let problem = |problem: String| LoraError::Config { path: path.into(), problem };
+        let problem = |problem: String| LoraError::invalid(path, problem);
         let get = |key: &str| object.get(&format!("{prefix}{key}"));
         let on = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
         if let Some(kind) = get("peft_type").and_then(Value::as_str).filter(|k| *k != "LORA") {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_lora_is_refused() {
+    fn rejects_anything_but_a_plain_lora() {
         for (json, named) in [
             (r#"{"use_dora": true}"#, "use_dora"),
             (r#"{"peft_type": "IA3"}"#, "IA3"),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_configurations_read_back() {
         let layers = [("a.q", (4, 2.0)), ("a.k", (4, 2.0)), ("b.q", (8, 2.5))];
         let layers = layers.map(|(l, of)| (l.to_string(), of)).into();
         let fields = write(&layers, false, "transformer.");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, StateDict, Tensor};
+use roll_core::{DType, StateDict, Tensor, header};
 use roll_external::files;
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ impl LoraFile {
         };
         let checkpoint = Checkpoint::open(&file)?;
         if !checkpoint.keys().any(keys::is_lora_key) {
-            return Err(LoraError::NoLora { path: file, found: some(checkpoint.keys(), 3) });
+            return Err(no_lora(&file, &some(checkpoint.keys(), 3)));
         }
         let beside = file.with_file_name(peft::CONFIG_FILE);
         let config = match files::read(&beside, files::MAX_TEXT) {
@@ -70,6 +70,13 @@ impl LoraFile {
         Ok(opened)
     }
 
+    /// Reads the tensors of an adapter whose header entries are among them. `name` is for error messages.
+    pub(crate) fn from_state(name: &str, file: &StateDict) -> roll_core::Result<Self> {
+        let mut tensors = file.clone();
+        let metadata = header::take(&mut tensors)?;
+        Ok(Self::read(Path::new(name), &tensors, metadata, None)?)
+    }
+
     /// Reads the tensors and metadata of a file. `config` is the `adapter_config.json` next to the file (path and
     /// contents), which is used for PEFT files only. `path` is for error messages.
     pub fn read(
@@ -82,7 +89,7 @@ impl LoraFile {
         let keys = keys.collect::<Result<Vec<(&str, Key<'_>)>, LoraError>>()?;
         let convention = convention(path, &keys)?;
         let header = Header::take(path, &mut metadata, convention)?;
-        let beside = match (convention, config) {
+        let config = match (convention, config) {
             (Convention::Peft, Some((path, bytes))) => Config::read(path, &object(path, bytes)?, "")?,
             _ => None,
         };
@@ -100,7 +107,11 @@ impl LoraFile {
         {
             adapters.insert(Some(Expert::High), first);
         }
-        let adapters = adapters.into_iter().map(|(expert, raw)| raw.finish(path, expert, &header, beside.as_ref()));
+        let adapters = adapters.into_iter().map(|(expert, raw)| {
+            let prefix = expert.filter(|expert| *expert == Expert::Low);
+            let config = config.as_ref().or_else(|| header.diffusers.get(&prefix));
+            raw.finish(path, expert, &Scales { convention, config, alphas: header.alphas.as_ref() })
+        });
         let mut adapters = adapters.collect::<Result<Vec<Lora>, LoraError>>()?;
         if let [only] = adapters.as_mut_slice() {
             only.trained_for = about::expert(path, &metadata)?;
@@ -129,10 +140,14 @@ impl LoraFile {
                     Err(LoraError::NoExpert { path: self.path, expert, found: lora.is_for() })
                 }
                 (Some(lora), _) => Ok(lora),
-                (None, _) => Err(LoraError::NoLora { path: self.path, found: "no tensors".into() }),
+                (None, _) => Err(no_lora(&self.path, "no tensors")),
             },
         }
     }
+}
+
+fn no_lora(path: &Path, found: &str) -> LoraError {
+    LoraError::invalid(path, format!("expected the tensors of a LoRA, found {found}"))
 }
 
 /// The common convention of all keys. Fails if two keys have different conventions.
@@ -140,8 +155,8 @@ fn convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraE
     let mut known = keys.iter().filter_map(|(full, key)| Some((*full, key.convention?)));
     let Some((first, convention)) = known.next() else { return Ok(Convention::DiffSynth) };
     if let Some((second, other)) = known.find(|(_, other)| *other != convention) {
-        let of = [convention, other];
-        return Err(LoraError::Mixed { path: path.into(), first: first.into(), second: second.into(), of });
+        let problem = format!("two conventions in one file: `{first}` ({convention}) and `{second}` ({other})");
+        return Err(LoraError::invalid(path, problem));
     }
     Ok(convention)
 }
@@ -172,19 +187,16 @@ impl Header {
         if let Some(text) = metadata.remove(ALPHAS_KEY)
             && matches!(convention, Convention::Peft | Convention::DiffSynth)
         {
-            let alphas: BTreeMap<String, f64> = serde_json::from_str(&text).map_err(|e| LoraError::Config {
-                path: path.into(),
-                problem: format!("`{ALPHAS_KEY}` of the header: expected numbers by layer: {e}"),
-            })?;
-            header.alphas = Some(alphas);
+            header.alphas = Some(serde_json::from_str(&text).map_err(|e| {
+                LoraError::invalid(path, format!("`{ALPHAS_KEY}` of the header: expected numbers by layer: {e}"))
+            })?);
         }
         Ok(header)
     }
 }
 
 fn object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, LoraError> {
-    serde_json::from_slice(bytes)
-        .map_err(|e| LoraError::Config { path: path.into(), problem: format!("expected a JSON object: {e}") })
+    serde_json::from_slice(bytes).map_err(|e| LoraError::invalid(path, format!("expected a JSON object: {e}")))
 }
 
 /// An adapter whose keys are being collected, by the official name of the layer.
@@ -192,7 +204,6 @@ fn object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, L
 struct RawAdapter {
     layers: BTreeMap<String, RawLayer>,
     undotted: Vec<String>,
-    convention: Option<Convention>,
 }
 
 #[derive(Default)]
@@ -200,14 +211,17 @@ struct RawLayer {
     /// The layer's name in the file.
     name: String,
     parts: Vec<(Part, Tensor)>,
+    /// The name of the adapter in the layer's keys.
     adapter: Option<String>,
 }
 
-impl RawLayer {
-    fn take(&mut self, part: Part) -> Option<Tensor> {
-        let at = self.parts.iter().position(|(p, _)| *p == part)?;
-        Some(self.parts.swap_remove(at).1)
-    }
+/// The sources of a layer's alpha besides its own tensor.
+struct Scales<'a> {
+    convention: Convention,
+    /// PEFT's configuration, next to the file or in the header.
+    config: Option<&'a Config>,
+    /// This project's alphas in the header.
+    alphas: Option<&'a BTreeMap<String, f64>>,
 }
 
 impl RawAdapter {
@@ -219,7 +233,6 @@ impl RawAdapter {
         convention: Convention,
         tensor: &Tensor,
     ) -> Result<(), LoraError> {
-        self.convention = Some(convention);
         let official = match convention {
             Convention::Kohya => layer_names::unflatten(key.layer).unwrap_or_else(|| {
                 if !self.undotted.iter().any(|n| n == key.layer) {
@@ -231,37 +244,28 @@ impl RawAdapter {
         };
         let layer = self.layers.entry(official.clone()).or_default();
         layer.name = key.layer.into();
-        let twice = |part| LoraError::Twice { path: path.into(), layer: official.clone(), part, key: full.into() };
+        let twice = |part: &str| {
+            let problem = format!("the {part} of the layer `{official}` appears twice, the second time as `{full}`");
+            Err(LoraError::invalid(path, problem))
+        };
         if layer.parts.iter().any(|(part, _)| *part == key.part) {
-            return Err(twice(key.part.name()));
+            return twice(key.part.name());
         }
         match (&layer.adapter, key.adapter) {
-            (Some(first), Some(second)) if first != second => return Err(twice("name of the adapter")),
+            (Some(first), Some(second)) if first != second => return twice("name of the adapter"),
             (None, Some(adapter)) => layer.adapter = Some(adapter.into()),
             _ => {}
         }
         if !matches!(tensor.dtype(), DType::F32 | DType::Bf16 | DType::F16) && key.part != Part::Alpha {
-            return Err(LoraError::Shape {
-                path: path.into(),
-                layer: official,
-                expected: "values of f32, bf16 or f16".into(),
-                found: format!("{} in `{full}`", tensor.dtype()),
-            });
+            let found = format!("{} in `{full}`", tensor.dtype());
+            return Err(shape_error(path, &official, "values of f32, bf16 or f16", &found));
         }
         layer.parts.push((key.part, tensor.clone()));
         Ok(())
     }
 
-    fn finish(
-        self,
-        path: &Path,
-        expert: Option<Expert>,
-        header: &Header,
-        beside: Option<&Config>,
-    ) -> Result<Lora, LoraError> {
+    fn finish(self, path: &Path, expert: Option<Expert>, scales: &Scales<'_>) -> Result<Lora, LoraError> {
         let mut lora = Lora { expert, undotted: self.undotted, ..Lora::default() };
-        let own = if expert == Some(Expert::Low) { expert } else { None };
-        let said = beside.or_else(|| header.diffusers.get(&own));
         for (name, mut raw) in self.layers {
             let weight = raw.take(Part::Difference);
             let bias = raw.take(Part::DifferenceOfBias);
@@ -269,91 +273,103 @@ impl RawAdapter {
             if weight.is_some() || bias.is_some() || modulation.is_some() {
                 lora.differences.insert(name.clone(), Difference { weight, bias, modulation });
             }
-            if raw.parts.is_empty() {
-                continue;
+            if !raw.parts.is_empty() {
+                let layer = raw.finish(path, &name, scales)?;
+                lora.layers.insert(name, layer);
             }
-            let layer = raw.finish(path, &name, said, header.alphas.as_ref(), self.convention)?;
-            lora.layers.insert(name, layer);
         }
         Ok(lora)
     }
 }
 
 impl RawLayer {
-    fn finish(
-        mut self,
-        path: &Path,
-        name: &str,
-        said: Option<&Config>,
-        alphas: Option<&BTreeMap<String, f64>>,
-        convention: Option<Convention>,
-    ) -> Result<Layer, LoraError> {
-        let missing = |part: Part| LoraError::Incomplete { path: path.into(), layer: name.into(), part: part.name() };
+    fn take(&mut self, part: Part) -> Option<Tensor> {
+        let at = self.parts.iter().position(|(p, _)| *p == part)?;
+        Some(self.parts.swap_remove(at).1)
+    }
+
+    fn finish(mut self, path: &Path, name: &str, scales: &Scales<'_>) -> Result<Layer, LoraError> {
+        let missing = |part: Part| {
+            let problem = format!("the layer `{name}` has no {}, expected both matrices of every layer", part.name());
+            LoraError::invalid(path, problem)
+        };
         let down = self.take(Part::Down).ok_or_else(|| missing(Part::Down))?;
         let up = self.take(Part::Up).ok_or_else(|| missing(Part::Up))?;
         let bias = self.take(Part::UpBias);
         check_shapes(path, name, &down, &up, bias.as_ref())?;
-        let rank = down.shape()[0];
-        let not_finite = || LoraError::NotFinite { path: path.into(), what: "alpha", name: name.into() };
-        let config = |problem: String| LoraError::Config { path: path.into(), problem };
-        let stored = match self.take(Part::Alpha) {
+        let alpha = self.alpha(path, name, down.shape()[0], scales)?;
+        let mut layer = Layer { down, up, alpha, bias };
+        let in_header = scales.alphas.is_some_and(|alphas| alphas.contains_key(name));
+        match (self.take(Part::UnscaledUp), in_header && scales.convention == Convention::DiffSynth) {
+            (None, false) => {}
+            (Some(unscaled), true) => {
+                check_shapes(path, name, &layer.down, &unscaled, None)?;
+                layer.up = unscaled;
+            }
+            // Written by this project: `B` contains the scale, which is a power of two.
+            (None, true) if layer.scale() == 0.0 => {
+                let problem = format!("layer `{name}`: the header says alpha 0, which cannot be undone");
+                return Err(LoraError::invalid(path, problem));
+            }
+            (None, true) => {
+                let factor = 1.0 / layer.scale();
+                layer.up = scaled(&layer.up, factor).unwrap_or_else(|| rounded(&layer.up, factor));
+            }
+            (Some(_), false) => {
+                let problem = format!("layer `{name}`: an unscaled matrix B without `{ALPHAS_KEY}` in the header");
+                return Err(LoraError::invalid(path, problem));
+            }
+        }
+        Ok(layer)
+    }
+
+    /// The alpha of the layer; `None` if it equals the rank. Fails if the header contradicts the configuration.
+    fn alpha(&mut self, path: &Path, name: &str, rank: usize, scales: &Scales<'_>) -> Result<Option<f64>, LoraError> {
+        let own = match self.take(Part::Alpha) {
             None => None,
             Some(alpha) if alpha.len() == 1 => Some(f64::from(alpha.to_f32_vec()[0])),
             Some(alpha) => {
-                return Err(config(format!("the alpha of `{name}`: expected one number, found {:?}", alpha.shape())));
+                let problem = format!("the alpha of `{name}`: expected one number, found {:?}", alpha.shape());
+                return Err(LoraError::invalid(path, problem));
             }
         };
-        let own = alphas.and_then(|alphas| alphas.get(name)).copied();
-        let beside = said.map(|config| config.alpha(&self.name, rank));
-        if let (Some(own), Some(beside)) = (own, beside)
-            && (own - beside).abs() > 1e-6 * beside.abs()
+        let in_header = scales.alphas.and_then(|alphas| alphas.get(name)).copied();
+        let in_config = scales.config.map(|config| config.alpha(&self.name, rank));
+        if let (Some(header), Some(config)) = (in_header, in_config)
+            && (header - config).abs() > 1e-6 * config.abs()
         {
-            return Err(config(format!(
-                "layer `{name}`: its header says alpha {own}, {} beside it {beside}; remove one of them",
+            let problem = format!(
+                "layer `{name}`: its header says alpha {header}, {} beside it {config}; remove one of them",
                 peft::CONFIG_FILE
-            )));
+            );
+            return Err(LoraError::invalid(path, problem));
         }
-        let alpha = stored.or(beside).or(own).filter(|alpha| *alpha != rank as f64);
+        let alpha = own.or(in_config).or(in_header).filter(|alpha| *alpha != rank as f64);
         // The scale is used as an f32.
-        if alpha.is_some_and(|alpha| !(alpha as f32).is_finite()) {
-            return Err(not_finite());
+        match alpha.is_some_and(|alpha| !(alpha as f32).is_finite()) {
+            true => Err(LoraError::NotFinite { path: path.into(), what: "alpha", name: name.into() }),
+            false => Ok(alpha),
         }
-        let up = match (self.take(Part::UnscaledUp), own, convention) {
-            (Some(unscaled), Some(_), Some(Convention::DiffSynth)) => {
-                check_shapes(path, name, &down, &unscaled, None)?;
-                unscaled
-            }
-            // Written by this project: `B` contains the scale, which is a power of two.
-            (None, Some(_), Some(Convention::DiffSynth)) => {
-                let scale = alpha.map_or(1.0, |alpha| alpha / rank as f64);
-                if scale == 0.0 {
-                    return Err(config(format!("layer `{name}`: the header says alpha 0, which cannot be undone")));
-                }
-                scaled(&up, 1.0 / scale).unwrap_or_else(|| rounded(&up, 1.0 / scale))
-            }
-            (Some(_), _, _) => {
-                return Err(config(format!(
-                    "layer `{name}`: an unscaled matrix B without `{ALPHAS_KEY}` in the header"
-                )));
-            }
-            (None, _, _) => up,
-        };
-        Ok(Layer { down, up, alpha, bias })
     }
 }
 
+pub(super) fn shape_error(path: &Path, layer: &str, expected: &str, found: &str) -> LoraError {
+    LoraError::invalid(path, format!("layer `{layer}`: expected {expected}, found {found}"))
+}
+
 fn check_shapes(path: &Path, name: &str, down: &Tensor, up: &Tensor, bias: Option<&Tensor>) -> Result<(), LoraError> {
-    let shape =
-        |expected: String, found: String| LoraError::Shape { path: path.into(), layer: name.into(), expected, found };
     match (down.shape(), up.shape()) {
         ([rank, _, ..], [out, columns, rest @ ..]) if rank == columns && *rank > 0 && rest.iter().all(|d| *d == 1) => {
             match bias {
                 Some(bias) if bias.shape() != [*out] => {
-                    Err(shape(format!("a bias of {out} values"), format!("{:?}", bias.shape())))
+                    Err(shape_error(path, name, &format!("a bias of {out} values"), &format!("{:?}", bias.shape())))
                 }
                 _ => Ok(()),
             }
         }
-        (a, b) => Err(shape("A of [rank, in, ...] and B of [out, rank, 1, ...]".into(), format!("A {a:?}, B {b:?}"))),
+        (a, b) => {
+            let expected = "A of [rank, in, ...] and B of [out, rank, 1, ...]";
+            Err(shape_error(path, name, expected, &format!("A {a:?}, B {b:?}")))
+        }
     }
 }

@@ -2,14 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, StateDict};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
 use crate::weights::Checkpoint;
 
@@ -17,12 +14,26 @@ use super::about;
 use super::keys::is_lora_key;
 use super::{Expert, Lora, LoraFile};
 
-/// One or several adapters: a path; `HIGH,LOW`, one path per expert; a map from experts to paths; or a list of these,
-/// whose adapters are added up. A path may end in a strength: `=0.8`. A path is a file, the directory of a PEFT adapter
-/// or a checkpoint, or a run (its newest checkpoint).
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(transparent)]
-pub struct AdapterSources(Json);
+/// One adapter, or several that are added up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a path, `HIGH,LOW`, a map from `dit` and `dit2` to paths, or a list of these")]
+pub enum AdapterSources {
+    /// One adapter, or one per expert.
+    One(AdapterSource),
+    /// Adapters that are added up.
+    Sum(Vec<AdapterSource>),
+}
+
+/// The path of an adapter, or one path per expert. A path is a file, the directory of a PEFT adapter or a checkpoint,
+/// or a run (its newest checkpoint). It may end in a strength: `=0.8`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AdapterSource {
+    /// A path, or `HIGH,LOW`.
+    Path(String),
+    /// Paths by expert.
+    PerExpert(BTreeMap<Expert, String>),
+}
 
 impl JsonSchema for AdapterSources {
     fn schema_name() -> Cow<'static, str> {
@@ -31,44 +42,6 @@ impl JsonSchema for AdapterSources {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({"type": ["string", "object", "array"]})
-    }
-}
-
-impl<'de> Deserialize<'de> for AdapterSources {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Json::deserialize(deserializer)?;
-        let one = |value: &Json| match value {
-            Json::String(text) => !text.is_empty(),
-            Json::Object(map) => {
-                !map.is_empty() && map.iter().all(|(expert, path)| named_expert(expert).is_some() && path.is_string())
-            }
-            _ => false,
-        };
-        let known = match &value {
-            Json::Array(items) => !items.is_empty() && items.iter().all(one),
-            value => one(value),
-        };
-        match known {
-            true => Ok(Self(value)),
-            false => Err(D::Error::custom(format!(
-                "expected a path, `HIGH,LOW`, a map from `dit` and `dit2` to paths, or a list of these; found {value}"
-            ))),
-        }
-    }
-}
-
-impl From<&Path> for AdapterSources {
-    fn from(path: &Path) -> Self {
-        Self(path.to_string_lossy().into())
-    }
-}
-
-impl fmt::Display for AdapterSources {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Json::String(text) => f.write_str(text),
-            other => write!(f, "{other}"),
-        }
     }
 }
 
@@ -102,53 +75,46 @@ impl AdapterSources {
     /// Reads all adapters. `resolve` makes relative paths absolute. Fails if a file is for another expert than the
     /// configuration assigns it to.
     pub fn open(&self, resolve: impl Fn(&Path) -> PathBuf) -> Result<Vec<OpenedAdapter>> {
-        let items = match &self.0 {
-            Json::Array(items) => items.as_slice(),
-            one => std::slice::from_ref(one),
+        let sources = match self {
+            Self::One(source) => std::slice::from_ref(source),
+            Self::Sum(sources) => sources,
         };
         let mut opened = Vec::new();
-        for item in items {
-            for (expert, text) in named(item, &resolve)? {
+        for source in sources {
+            for (expert, text) in source.paths(&resolve)? {
                 let (path, strength) = with_strength(text, &resolve)?;
                 for file in files(&resolve(&path))? {
                     opened.extend(open(&file, expert, strength)?);
                 }
             }
         }
-        Ok(opened)
+        match opened.is_empty() {
+            true => Err(Error::Unsupported("expected at least one adapter, found none".into())),
+            false => Ok(opened),
+        }
     }
 }
 
-/// The paths of one entry, each with the expert that the entry assigns it to.
-fn named<'a>(item: &'a Json, resolve: &impl Fn(&Path) -> PathBuf) -> Result<Vec<(Option<Expert>, &'a str)>> {
-    match item {
-        Json::Object(map) => {
-            Ok(map.iter().filter_map(|(expert, path)| Some((Some(named_expert(expert)?), path.as_str()?))).collect())
-        }
-        item => {
-            let text = item.as_str().unwrap_or_default();
+impl AdapterSource {
+    /// The paths, each with the expert to which it is assigned.
+    fn paths(&self, resolve: &impl Fn(&Path) -> PathBuf) -> Result<Vec<(Option<Expert>, &str)>> {
+        let text = match self {
+            Self::PerExpert(paths) => {
+                return Ok(paths.iter().map(|(expert, path)| (Some(*expert), path.as_str())).collect());
+            }
             // The name of an existing file may contain commas.
-            if resolve(Path::new(text)).exists() {
-                return Ok(vec![(None, text)]);
-            }
-            match text.split(',').map(str::trim).collect::<Vec<_>>().as_slice() {
-                [one] => Ok(vec![(None, one)]),
-                [high, low] => Ok(vec![(Some(Expert::High), high), (Some(Expert::Low), low)]),
-                several => Err(Error::Unsupported(format!(
-                    "`{text}`: expected one adapter, or two for the two experts, `HIGH,LOW`; found {}; several for one \
-                     network are a list (--adapter A --adapter B)",
-                    several.len()
-                ))),
-            }
+            Self::Path(text) if resolve(Path::new(text)).exists() => return Ok(vec![(None, text)]),
+            Self::Path(text) => text,
+        };
+        match text.split(',').map(str::trim).collect::<Vec<_>>().as_slice() {
+            [one] => Ok(vec![(None, one)]),
+            [high, low] => Ok(vec![(Some(Expert::High), high), (Some(Expert::Low), low)]),
+            several => Err(Error::Unsupported(format!(
+                "`{text}`: expected one adapter, or two for the two experts, `HIGH,LOW`; found {}; several for one network \
+                 are a list (--adapter A --adapter B)",
+                several.len()
+            ))),
         }
-    }
-}
-
-fn named_expert(name: &str) -> Option<Expert> {
-    match name {
-        "dit" | "high" | "high_noise" => Some(Expert::High),
-        "dit2" | "low" | "low_noise" => Some(Expert::Low),
-        _ => None,
     }
 }
 
@@ -175,9 +141,9 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.into()]);
     }
-    let weights = weights(path)?;
+    let weights = weight_files(path)?;
     if !weights.is_empty() {
-        return of_one_adapter(path, weights);
+        return one_adapter(path, weights);
     }
     match newest_checkpoint(path)? {
         Some(newest) => files(&newest),
@@ -192,10 +158,10 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
 /// The newest complete checkpoint of a run or of a directory of checkpoints. `None` if the directory has no checkpoint,
 /// or contains weights itself.
 pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
-    if !weights(path)?.is_empty() {
+    if !weight_files(path)?.is_empty() {
         return Ok(None);
     }
-    let checkpoints = [path.join("checkpoints"), path.to_path_buf()].into_iter().find(|place| place.is_dir());
+    let checkpoints = [path.join("checkpoints"), path.to_path_buf()].into_iter().find(|directory| directory.is_dir());
     let mut steps = entries(&checkpoints.unwrap_or_default())?;
     steps.retain(|step| {
         let name = step.file_name().unwrap_or_default().to_string_lossy();
@@ -206,43 +172,46 @@ pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
     Ok(steps.pop())
 }
 
-fn entries(place: &Path) -> Result<Vec<PathBuf>> {
-    let listing = std::fs::read_dir(place).map_err(Error::file("list", place))?;
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let listing = std::fs::read_dir(directory).map_err(Error::file("list", directory))?;
     let mut paths: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
     Ok(paths)
 }
 
 /// The weight files of a directory.
-fn weights(place: &Path) -> Result<Vec<PathBuf>> {
-    Ok(entries(place)?.into_iter().filter(|file| file.extension().is_some_and(|e| e == "safetensors")).collect())
+fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
+    Ok(entries(directory)?.into_iter().filter(|file| file.extension().is_some_and(|e| e == "safetensors")).collect())
 }
 
-/// Selects the weight files in `place` that make up one adapter. Fails if the choice is ambiguous.
-fn of_one_adapter(place: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+/// Selects the weight files in `directory` that make up one adapter. Fails if the choice is ambiguous.
+fn one_adapter(directory: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
     const STEMS: [&str; 4] = ["adapter", "adapter_model", "model", "diffusion_pytorch_model"];
     let stem = |file: &Path| {
         let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         stem.trim_end_matches("_high_noise").trim_end_matches("_low_noise").to_string()
     };
-    let of_both = |files: &[&PathBuf]| {
+    let has_both_experts = |files: &[&PathBuf]| {
         let experts: Vec<_> = files.iter().map(|file| about::expert_of_name(file)).collect();
         matches!(experts[..], [Some(a), Some(b)] if a != b)
     };
     let known: Vec<&PathBuf> = weights.iter().filter(|file| STEMS.contains(&stem(file).as_str())).collect();
     let all: Vec<&PathBuf> = weights.iter().collect();
     for files in [known, all] {
-        if files.len() == 1 || of_both(&files) {
+        if files.len() == 1 || has_both_experts(&files) {
             return Ok(files.into_iter().cloned().collect());
         }
     }
     let names: Vec<_> = weights.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy())).collect();
-    Err(Error::bad_file(place, format!("holds several weight files; name one of them: {}", names.join(", "))))
+    Err(Error::bad_file(directory, format!("holds several weight files; name one of them: {}", names.join(", "))))
 }
 
-fn open(path: &Path, given_for: Option<Expert>, strength: f64) -> Result<Vec<OpenedAdapter>> {
+/// Reads the adapters of a file. Fails if the file is for another expert than `assigned`.
+fn open(path: &Path, assigned: Option<Expert>, strength: f64) -> Result<Vec<OpenedAdapter>> {
     let checkpoint = Checkpoint::open(path)?;
-    let read: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)> = match checkpoint.keys().any(is_lora_key)
+    let adapters: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)> = match checkpoint
+        .keys()
+        .any(is_lora_key)
     {
         true => {
             let file = LoraFile::open(path)?;
@@ -254,32 +223,28 @@ fn open(path: &Path, given_for: Option<Expert>, strength: f64) -> Result<Vec<Ope
             vec![(about::expert(path, &header)?, AdapterWeights::Full(checkpoint.all()?), header)]
         }
     };
-    let (mut opened, for_both) = (Vec::new(), read.len() > 1);
-    for (said, weights, header) in read {
-        if let (Some(given), Some(said)) = (given_for, said)
-            && given != said
+    let (mut opened, has_both_experts) = (Vec::new(), adapters.len() > 1);
+    for (own, weights, header) in adapters {
+        if let (Some(assigned), Some(own)) = (assigned, own)
+            && assigned != own
         {
-            // A file with adapters for both experts: only the requested one is used.
-            if for_both {
+            // Only the requested expert of a file with both is used.
+            if has_both_experts {
                 continue;
             }
-            return Err(other_expert(path, said, given));
+            let name = |expert| if expert == Expert::High { "`dit`, high_noise" } else { "`dit2`, low_noise" };
+            let problem = format!("is an adapter for {}; it was to be used for {}", name(own), name(assigned));
+            return Err(Error::bad_file(path, problem));
         }
-        let by_name = about::expert_of_name(path);
+        let in_file_name = about::expert_of_name(path);
         opened.push(OpenedAdapter {
             path: path.into(),
-            expert: given_for.or(said).or(by_name),
-            expert_from_file_name: given_for.or(said).is_none() && by_name.is_some(),
+            expert: assigned.or(own).or(in_file_name),
+            expert_from_file_name: assigned.or(own).is_none() && in_file_name.is_some(),
             strength,
             weights,
             header,
         });
     }
     Ok(opened)
-}
-
-/// The error for a file that is for `said` but was assigned to `given`.
-pub(crate) fn other_expert(path: &Path, said: Expert, given: Expert) -> Error {
-    let name = |expert| if expert == Expert::High { "`dit`, high_noise" } else { "`dit2`, low_noise" };
-    Error::bad_file(path, format!("is an adapter for {}; it was to be used for {}", name(said), name(given)))
 }

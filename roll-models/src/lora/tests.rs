@@ -72,7 +72,7 @@ fn assert_same(a: &Lora, b: &Lora) {
 }
 
 #[test]
-fn a_lora_comes_back_bit_for_bit_around_all_conventions_in_any_order() {
+fn conversions_between_all_conventions_are_bit_exact() {
     let alphas: [&dyn Fn(usize) -> Option<f64>; 4] =
         [&|_| None, &|_| Some(2.0), &|i| Some(if i % 2 == 0 { 3.0 } else { 0.7f32.into() }), &|i| {
             (i > 2).then_some(16.0)
@@ -97,7 +97,7 @@ fn a_lora_comes_back_bit_for_bit_around_all_conventions_in_any_order() {
 }
 
 #[test]
-fn a_16_bit_lora_keeps_its_bits_where_the_scale_stands_in_the_matrix() {
+fn bf16_loras_are_bit_exact_if_b_contains_the_scale() {
     let mut first = lora(|_| Some(2.5));
     for layer in first.layers.values_mut() {
         layer.up = layer.up.to_float(DType::Bf16).unwrap();
@@ -113,7 +113,7 @@ fn a_16_bit_lora_keeps_its_bits_where_the_scale_stands_in_the_matrix() {
 }
 
 #[test]
-fn keys_are_those_that_the_programs_expect() {
+fn keys_follow_the_conventions() {
     let lora = lora(|_| Some(2.0));
     let keys = |convention, names| {
         let written = EncodedLora::new(&lora, WriteOptions { convention, names }, &BTreeMap::new()).unwrap();
@@ -129,7 +129,7 @@ fn keys_are_those_that_the_programs_expect() {
 }
 
 #[test]
-fn both_experts_in_a_file_are_two_adapters() {
+fn files_with_both_experts_have_two_adapters() {
     let mut state = StateDict::new();
     for (prefix, seed) in [("transformer", 1), ("transformer_2", 2)] {
         state.insert(format!("{prefix}.blocks.0.attn1.to_q.lora_A.weight"), matrix(2, 4, seed));
@@ -150,7 +150,7 @@ fn both_experts_in_a_file_are_two_adapters() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused_by_name() {
+fn errors_name_the_contradiction() {
     let good = || -> StateDict {
         [("diffusion_model.a.lora_A.weight", matrix(2, 4, 1)), ("diffusion_model.a.lora_B.weight", matrix(3, 2, 2))]
             .map(|(k, t)| (k.to_string(), t))
@@ -180,7 +180,7 @@ fn what_contradicts_itself_is_refused_by_name() {
 }
 
 #[test]
-fn a_peft_configuration_beside_the_file_gives_the_scale() {
+fn scale_of_a_peft_adapter_is_in_its_configuration() {
     let dir = tempfile::tempdir().unwrap();
     write(&lora(|_| None), Convention::Peft, dir.path());
     let path = dir.path().join("peft/adapter_config.json");
@@ -199,7 +199,7 @@ fn a_peft_configuration_beside_the_file_gives_the_scale() {
 }
 
 #[test]
-fn names_with_underscores_are_resolved_by_the_model_they_are_for() {
+fn underscored_names_are_resolved_by_the_parameters_of_the_model() {
     let state: StateDict = [
         ("lora_unet_double_blocks_0_img_attn.lora_down.weight", matrix(2, 4, 1)),
         ("lora_unet_double_blocks_0_img_attn.lora_up.weight", matrix(3, 2, 2)),
@@ -238,7 +238,7 @@ fn merged(base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> StateDict {
 }
 
 #[test]
-fn a_merge_adds_the_scaled_product_and_touches_nothing_else() {
+fn merge_adds_the_scaled_product_only() {
     let dir = tempfile::tempdir().unwrap();
     let base = base(dir.path(), DType::Bf16);
     let lora = lora(|i| (i % 2 == 0).then_some(6.0));
@@ -266,7 +266,7 @@ fn a_merge_adds_the_scaled_product_and_touches_nothing_else() {
 }
 
 #[test]
-fn a_merge_finds_layers_whatever_either_side_calls_them() {
+fn merge_matches_layers_across_naming_schemes() {
     let dir = tempfile::tempdir().unwrap();
     let base = base(dir.path(), DType::F32);
     let lora = lora(|_| Some(2.0));
@@ -299,7 +299,7 @@ fn a_merge_finds_layers_whatever_either_side_calls_them() {
 }
 
 #[test]
-fn whole_differences_and_biases_are_merged_too() {
+fn merges_differences_and_biases() {
     let dir = tempfile::tempdir().unwrap();
     let base = base(dir.path(), DType::F32);
     let mut lora = lora(|_| Some(2.0));
@@ -324,7 +324,7 @@ fn whole_differences_and_biases_are_merged_too() {
 }
 
 #[test]
-fn a_merge_that_does_not_fit_writes_nothing_and_says_what() {
+fn failed_merges_write_nothing_and_name_the_mismatch() {
     let dir = tempfile::tempdir().unwrap();
     let base = base(dir.path(), DType::F32);
     let out = dir.path().join("out.safetensors");

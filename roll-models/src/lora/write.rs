@@ -36,11 +36,11 @@ pub struct EncodedLora {
 }
 
 impl EncodedLora {
-    /// Names the tensors of `lora`. `metadata`, of the file it came from, is kept. Fails if the convention cannot
-    /// represent the LoRA.
+    /// Names the tensors of `lora`. The header also has `metadata`, that of the original file. Fails if the convention
+    /// cannot represent the LoRA.
     pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
         let WriteOptions { convention, names } = options;
-        check_places(lora, convention)?;
+        check_convention(lora, convention)?;
         let mut written = Self { metadata: metadata.clone(), ..Self::default() };
         let mut alphas = BTreeMap::new();
         let mut config = BTreeMap::new();
@@ -54,7 +54,7 @@ impl EncodedLora {
             config.insert(listed.to_string(), (layer.rank(), alpha));
             if written.state.contains_key(&format!("{stem}{}.weight", matrix_names(convention).0)) {
                 let what = "two layers whose names differ in dots and underscores alone";
-                return Err(LoraError::NoPlace { convention, what, layer: name.clone(), instead: "ComfyUI or PEFT" });
+                return Err(unrepresentable(convention, what, name, "ComfyUI or PEFT"));
             }
             written.add(&stem, layer, convention, alpha);
         }
@@ -120,10 +120,8 @@ impl EncodedLora {
             let beside = path.with_file_name(peft::CONFIG_FILE);
             let text = format!("{config:#}\n");
             if std::fs::read_to_string(&beside).is_ok_and(|found| found != text) {
-                return Err(LoraError::Config {
-                    path: beside,
-                    problem: "belongs to another adapter; write into a directory of its own".into(),
-                });
+                let problem = "belongs to another adapter; write into a directory of its own";
+                return Err(LoraError::invalid(&beside, problem));
             }
             std::fs::write(&beside, text).map_err(WeightsError::io("write", beside))?;
         }
@@ -190,24 +188,34 @@ fn stem(layer: &str, convention: Convention, names: Names, expert: Option<Expert
     }
 }
 
+fn unrepresentable(convention: Convention, what: &str, layer: &str, instead: &str) -> LoraError {
+    LoraError::Unrepresentable(format!(
+        "{convention} files have no place for {what} (layer `{layer}`); choose {instead}"
+    ))
+}
+
 /// Fails if the convention cannot represent the whole LoRA.
-fn check_places(lora: &Lora, convention: Convention) -> Result<(), LoraError> {
+fn check_convention(lora: &Lora, convention: Convention) -> Result<(), LoraError> {
     if convention != Convention::Kohya && !lora.undotted.is_empty() {
-        return Err(LoraError::Undotted { names: some(lora.undotted.iter().map(String::as_str), 5) });
+        return Err(LoraError::Unrepresentable(format!(
+            "Wan has no layer that kohya would call {}: give the model they are for (--base), whose names tell where the \
+             dots are",
+            some(lora.undotted.iter().map(String::as_str), 5)
+        )));
     }
     let has_differences = matches!(convention, Convention::ComfyUi | Convention::Kohya);
-    let no_place =
-        |what, layer: &str, instead| Err(LoraError::NoPlace { convention, what, layer: layer.into(), instead });
-    match (lora.differences.keys().next(), lora.layers.iter().find(|(_, layer)| layer.bias.is_some())) {
-        (Some(layer), _) if !has_differences => {
-            no_place("differences of whole parameters (.diff, .diff_b, .diff_m)", layer, "ComfyUI or kohya")
-        }
-        (_, Some((layer, _))) if has_differences => no_place("a scaled bias (lora_B.bias)", layer, "PEFT or diffusers"),
-        (_, Some((layer, of))) if convention == Convention::DiffSynth && of.scale() != 1.0 => {
-            no_place("a scaled bias (lora_B.bias)", layer, "PEFT or diffusers")
-        }
-        _ => Ok(()),
+    if let Some(layer) = lora.differences.keys().next()
+        && !has_differences
+    {
+        let what = "differences of whole parameters (.diff, .diff_b, .diff_m)";
+        return Err(unrepresentable(convention, what, layer, "ComfyUI or kohya"));
     }
+    if let Some((layer, of)) = lora.layers.iter().find(|(_, layer)| layer.bias.is_some())
+        && (has_differences || (convention == Convention::DiffSynth && of.scale() != 1.0))
+    {
+        return Err(unrepresentable(convention, "a scaled bias (lora_B.bias)", layer, "PEFT or diffusers"));
+    }
+    Ok(())
 }
 
 /// Returns `tensor * factor` in its own dtype if division restores the same bits, and `None` otherwise.

@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Error, ParameterSpec, Result, StateDict, flat, header};
+use roll_core::{Error, ParameterSpec, Result, StateDict, Tensor, flat, header};
 
-use crate::lora::{self, about};
+use crate::lora::{self, LoraFile, about};
 
-use super::adapter;
 use super::expert::Expert;
 use super::initial_adapters::BaseNetwork;
 
 /// Name, without extension, of a transformer's weight file in the official repositories.
 pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
+
+/// Prefix that ComfyUI and diffusers expect in LoRA files of Wan.
+const PREFIX: &str = "diffusion_model.";
 
 /// Names of the files that [`export`] returns.
 pub(super) fn files(experts: &[Expert]) -> Vec<String> {
@@ -29,10 +31,6 @@ fn file_name(experts: &[Expert], expert: &Expert) -> String {
     }
 }
 
-fn which(expert: &Expert) -> lora::Expert {
-    if expert.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
-}
-
 /// Returns the files of all trained experts by name.
 pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> {
     let mut files = BTreeMap::new();
@@ -41,20 +39,19 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
         let mut values = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
         parameters.read(&mut values)?;
         let state = flat::to_state(parameters.specs(), &values)?;
-        let state = match expert.lora {
-            true => adapter::to_file(state, expert.dit.lora_scale())?,
+        let mut state = match expert.lora {
+            true => to_file(state, expert.dit.lora_scale()),
             false => state,
         };
-        let mut state = state;
-        header::put(&mut state, about_expert(expert, experts.len() > 1))?;
+        header::put(&mut state, metadata(expert, experts.len() > 1))?;
         files.insert(file_name(experts, expert), state);
     }
     Ok(files)
 }
 
 /// Returns the header's entries for the expert's file.
-fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
-    let mut words = match expert.lora {
+fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
+    let mut entries = match expert.lora {
         true => {
             let specs = expert.dit.parameters().map(|parameters| parameters.specs()).unwrap_or_default();
             let ranks = specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
@@ -62,17 +59,17 @@ fn about_expert(expert: &Expert, of_two: bool) -> BTreeMap<String, String> {
         }
         false => BTreeMap::from([(about::FORMAT.0.to_string(), about::FORMAT.1.to_string())]),
     };
-    if of_two {
-        words.insert(about::EXPERT.into(), which(expert).to_string());
+    if is_one_of_two {
+        entries.insert(about::EXPERT.into(), expert.lora_expert().to_string());
     }
-    words.extend(expert.base.iter().flat_map(BaseNetwork::metadata));
-    words
+    entries.extend(expert.base.iter().flat_map(BaseNetwork::metadata));
+    entries
 }
 
 /// Loads files that [`export`] returned. If one of them does not fit, nothing is loaded.
 pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
     // All files are read and checked before any parameter is written.
-    let (names, mut parts) = (self::files(experts), Vec::new());
+    let (names, mut loaded) = (self::files(experts), Vec::new());
     for expert in experts {
         let Some(parameters) = expert.dit.parameters() else { continue };
         let name = file_name(experts, expert);
@@ -86,13 +83,56 @@ pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) ->
             ))
         })?;
         let state = match expert.lora {
-            true => adapter::from_file(&name, file, which(expert), expert.dit.lora_scale())?,
+            true => from_file(&name, file, expert.lora_expert(), expert.dit.lora_scale())?,
             false => file.clone(),
         };
-        parts.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));
+        loaded.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));
     }
-    for (parameters, values) in parts {
+    for (parameters, values) in loaded {
         parameters.write(&values)?;
     }
     Ok(())
+}
+
+/// Renames parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. Writes an `alpha` for each layer unless it
+/// equals the rank, which readers assume without it.
+fn to_file(parameters: StateDict, scale: f64) -> StateDict {
+    let mut file = StateDict::new();
+    for (name, tensor) in parameters {
+        if let (Some(layer), true) = (name.strip_suffix(".lora_A.weight"), scale != 1.0) {
+            let rank = tensor.shape()[0] as f64;
+            file.insert(format!("{PREFIX}{layer}.alpha"), Tensor::scalar((scale * rank) as f32));
+        }
+        file.insert(format!("{PREFIX}{name}"), tensor);
+    }
+    file
+}
+
+/// Reads the parameters of an adapter file in any convention; the inverse of [`to_file`]. A file with adapters for both
+/// transformers yields `expert`'s. `name` is the file's name, for error messages. Fails if the file's scale is not
+/// `scale`, or if the file contains more than low-rank layers.
+fn from_file(name: &str, file: &StateDict, expert: lora::Expert, scale: f64) -> Result<StateDict> {
+    let lora = LoraFile::from_state(name, file)?.one(Some(expert))?;
+    if let Some(layer) = lora.differences.keys().next() {
+        return Err(Error::Unsupported(format!(
+            "the LoRA file changes whole parameters beside its low-rank layers (`{layer}.diff`): they cannot be trained \
+             on; put it into the base with `roll merge-lora`"
+        )));
+    }
+    let mut parameters = StateDict::new();
+    for (name, layer) in lora.layers {
+        let found = layer.scale();
+        if (found - scale).abs() > 1e-6 * scale.abs() {
+            return Err(Error::Unsupported(format!(
+                "the layer `{name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: set \
+                 `lora_alpha` to match"
+            )));
+        }
+        if let Some(bias) = layer.bias {
+            parameters.insert(format!("{name}.lora_B.bias"), bias);
+        }
+        parameters.insert(format!("{name}.lora_A.weight"), layer.down);
+        parameters.insert(format!("{name}.lora_B.weight"), layer.up);
+    }
+    Ok(parameters)
 }

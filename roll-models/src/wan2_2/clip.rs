@@ -12,6 +12,7 @@ use roll_core::{Error, Result, Tensor};
 use crate::weights::{Checkpoint, Streamed};
 
 use super::resize::bicubic;
+use super::shapes::WeightShapes;
 
 const EPS: f64 = 1e-5;
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
@@ -41,14 +42,9 @@ impl ClipConfig {
     /// Reads the sizes from the shapes of the weights (official key names, `visual.*`) and checks the shape of every
     /// weight in use. Without `heads`, heads are 80 wide, as in the published model.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>, heads: Option<usize>) -> Result<Self> {
-        let shape = |key: &str, rank: usize| match shapes.get(key) {
-            Some(found) if found.len() == rank => Ok(found),
-            Some(found) => Err(Error::shape(format!("the weight `{key}`"), format!("rank {rank}"), found)),
-            None => Err(missing(key)),
-        };
-        let patch = shape("visual.patch_embedding.weight", 4)?;
-        let (dim, patch) = (patch[0], patch[3]);
-        let tokens = shape("visual.pos_embedding", 3)?[1];
+        let weights = WeightShapes { network: "CLIP image encoder", shapes };
+        let [dim, _, _, patch] = weights.get("visual.patch_embedding.weight")?;
+        let [_, tokens, _] = weights.get("visual.pos_embedding")?;
         let grid = tokens.saturating_sub(1).isqrt();
         if grid * grid + 1 != tokens {
             return Err(Error::shape("the weight `visual.pos_embedding`", "[1, 1 + n * n, dim]", &[1, tokens, dim]));
@@ -60,22 +56,14 @@ impl ClipConfig {
         };
         if heads == 0 || !dim.is_multiple_of(heads) {
             return Err(Error::Unsupported(format!(
-                "CLIP image encoder: expected a width that is a multiple of {OFFICIAL_HEAD_DIM}, found {dim}; weights \
-                 do not say the number of heads"
+                "CLIP image encoder: expected a width that is a multiple of {OFFICIAL_HEAD_DIM}, found {dim}; the \
+                 weights do not contain the number of heads"
             )));
         }
-        let ffn_dim = shape("visual.transformer.0.mlp.0.weight", 2)?[0];
-        let layers = (0..).take_while(|i| shapes.contains_key(&format!("visual.transformer.{i}.norm1.weight"))).count();
+        let [ffn_dim, _] = weights.get("visual.transformer.0.mlp.0.weight")?;
+        let layers = weights.blocks(|i| format!("visual.transformer.{i}.norm1.weight"));
         let config = Self { dim, patch, grid, ffn_dim, layers, heads };
-        for (key, expected) in config.weights() {
-            match shapes.get(&key) {
-                None => return Err(missing(&key)),
-                Some(found) if *found != expected => {
-                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
-                }
-                Some(_) => {}
-            }
-        }
+        weights.check(&config.weights())?;
         Ok(config)
     }
 
@@ -108,12 +96,6 @@ impl ClipConfig {
         }
         all
     }
-}
-
-fn missing(key: &str) -> Error {
-    Error::Unsupported(format!(
-        "the weight `{key}` of the CLIP image encoder is missing: the file is incomplete, or of another model"
-    ))
 }
 
 /// The CLIP image encoder.

@@ -146,7 +146,7 @@ fn the_encoder_agrees_with_layers_of_torch() {
 }
 
 #[test]
-fn a_picture_of_any_size_gives_the_same_number_of_tokens() {
+fn number_of_tokens_does_not_depend_on_the_picture_size() {
     let clip = open(&random(&config()), Some(2)).unwrap();
     for size in [[3, 1, 1], [3, 17, 5]] {
         let tokens = clip.encode(&Tensor::full(size, 0.25)).unwrap();
@@ -169,7 +169,7 @@ fn the_last_block_is_not_run() {
 }
 
 #[test]
-fn wrong_shapes_and_unknown_heads_are_errors() {
+fn rejects_wrong_shapes_and_unknown_heads() {
     let mut state = random(&config());
     assert!(open(&state, None).err().unwrap().to_string().contains("heads"));
     assert!(open(&state, Some(5)).is_err());

@@ -1,6 +1,6 @@
 //! Conditioning of image-to-video models: latents of the known frames, and a mask that marks these frames.
 
-use roll_core::{DType, Error, Grad, Result, Tensor};
+use roll_core::{Error, Grad, Result, Tensor};
 
 use super::vae::{Chunking, Vae};
 
@@ -56,16 +56,6 @@ pub fn image_channels(
 pub fn first_frame_latents(vae: &Vae, image: &Tensor, chunking: &Chunking) -> Result<Tensor> {
     let [h, w] = picture_size("image", image)?;
     Ok(vae.encode_with(&image.reshape([1, 3, h, w])?, chunking, Grad::Skip)?.0)
-}
-
-/// Converts pixels from 0..=255 (u8, any shape) to f32 in [-1, 1].
-pub fn unit_pixels(pixels: &Tensor) -> Result<Tensor> {
-    if pixels.dtype() != DType::U8 {
-        let found = pixels.dtype().to_string();
-        return Err(Error::DType { what: "pixels".into(), expected: "u8".into(), found });
-    }
-    let values = pixels.as_slice::<u8>()?.iter().map(|&v| f32::from(v) / 127.5 - 1.0).collect::<Vec<f32>>();
-    Tensor::new(values, pixels.shape())
 }
 
 fn picture_size(what: &str, picture: &Tensor) -> Result<[usize; 2]> {

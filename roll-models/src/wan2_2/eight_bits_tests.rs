@@ -68,7 +68,7 @@ fn differences(a: &[Tensor; 3], b: &[Tensor; 3]) -> [f64; 3] {
 }
 
 #[test]
-fn eight_bits_change_velocities_and_gradients_by_their_rounding() {
+fn eight_bits_change_results_by_their_rounding() {
     let dir = tempfile::tempdir().unwrap();
     let options = tiny(dir.path());
     let with = |weights_dtype: WeightsDType| passed(&WanOptions { weights_dtype, ..options.clone() });
@@ -83,7 +83,7 @@ fn eight_bits_change_velocities_and_gradients_by_their_rounding() {
 }
 
 #[test]
-fn matrices_in_eight_bits_give_the_same_bits_wherever_they_wait() {
+fn location_of_eight_bit_matrices_changes_no_bit() {
     let dir = tempfile::tempdir().unwrap();
     let options = WanOptions { weights_dtype: WeightsDType::Int8, ..tiny(dir.path()) };
     let bits = |options: WanOptions| passed(&options).map(|tensor| tensor.as_bytes().to_vec());
@@ -139,7 +139,7 @@ fn publish(path: &Path, by_row: bool) {
 }
 
 #[test]
-fn published_files_in_scaled_fp8_are_used_as_they_are() {
+fn published_scaled_fp8_files_stay_in_fp8() {
     let dir = tempfile::tempdir().unwrap();
     let options = tiny(dir.path());
     let original = passed(&options);
@@ -157,18 +157,22 @@ fn published_files_in_scaled_fp8_are_used_as_they_are() {
         assert!(q.scaled().is_some() && q.size() == 64 * 64 + 4 * 64, "{}", q.size());
         assert!(block["blocks.0.self_attn.q.bias"].scaled().is_none());
         let about = crate::inspect::inspect(path).unwrap();
-        let said = about[0].details.iter().find(|(name, _)| name == "eight bits").unwrap();
-        assert_eq!(said.1, "20 weights of f8_e4m3, with their scales");
+        let detail = about[0].details.iter().find(|(name, _)| name == "eight bits").unwrap();
+        assert_eq!(detail.1, "20 weights of f8_e4m3, with their scales");
     }
-    let kept = passed(&options);
+    let in_eight_bits = passed(&options);
     let widened = passed(&WanOptions { weights_dtype: WeightsDType::F32, ..options.clone() });
-    assert!(differences(&kept, &widened).iter().all(|d| *d < 1e-4), "{:?}", differences(&kept, &widened));
-    let rounded = differences(&kept, &original);
+    assert!(
+        differences(&in_eight_bits, &widened).iter().all(|d| *d < 1e-4),
+        "{:?}",
+        differences(&in_eight_bits, &widened)
+    );
+    let rounded = differences(&in_eight_bits, &original);
     assert!(rounded.iter().all(|d| (1e-4..0.25).contains(d)), "{rounded:?}");
 }
 
 #[test]
-fn a_scale_that_fits_neither_the_matrix_nor_its_rows_is_named() {
+fn errors_name_scales_of_a_wrong_shape() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.safetensors");
     let entry = |name: &str, dtype: &str, shape: &[usize], bytes: u64, alignment: usize| TensorEntry {
@@ -183,6 +187,6 @@ fn a_scale_that_fits_neither_the_matrix_nor_its_rows_is_named() {
     writer.write("a.scale_weight", &[0; 12]).unwrap();
     writer.write("a.weight", &[0x38; 8]).unwrap();
     writer.finish().unwrap();
-    let said = Checkpoint::open(&path).unwrap().tensor("a.weight").unwrap_err().to_string();
-    assert!(said.contains("`a.weight`") && said.contains("2 rows") && said.contains("found 3"), "{said}");
+    let message = Checkpoint::open(&path).unwrap().tensor("a.weight").unwrap_err().to_string();
+    assert!(message.contains("`a.weight`") && message.contains("2 rows") && message.contains("found 3"), "{message}");
 }

@@ -2,6 +2,8 @@
 
 use roll_core::{ParameterSpec, Sigma, SigmaRange};
 
+use crate::lora;
+
 use super::dit::Dit;
 use super::initial_adapters::BaseNetwork;
 
@@ -21,6 +23,11 @@ impl Expert {
     pub(super) fn new(name: &'static str, dit: Dit) -> Self {
         let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
         Self { name, dit, lora, base: None }
+    }
+
+    /// The expert as adapter files name it.
+    pub(super) fn lora_expert(&self) -> lora::Expert {
+        if self.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
     }
 
     /// The trainable parameters; the expert's name is their prefix.

@@ -25,12 +25,13 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     let checkpoint = Checkpoint::open(&source)?;
     let config_file = base.join("config.json");
     let config_json = files::read(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
-    let said = serde_json::from_slice::<serde_json::Value>(&config_json)
+    let described = serde_json::from_slice::<serde_json::Value>(&config_json)
         .map_err(|e| Error::bad_file(&config_file, format!("expected JSON: {e}")))?;
-    let count = said.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok()).or_else(|| heads(&checkpoint));
+    let count =
+        described.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok()).or_else(|| heads(&checkpoint));
     let config = DitConfig::from_shapes(&checkpoint.shapes(), count)
         .map_err(|e| Error::bad_file(&source, format!("expected every weight of a transformer: {e}")))?;
-    fits(&said, &config).map_err(|problem| {
+    check_sizes(&described, &config).map_err(|problem| {
         let base = config_file.display();
         Error::bad_file(&source, format!("is not of the base that {base} describes: {problem}"))
     })?;
@@ -49,8 +50,8 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     Ok(file)
 }
 
-/// Fails with a description if the weights have other sizes than a `config.json` says.
-fn fits(said: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
+/// Fails with a description if the sizes of the weights differ from those in a `config.json`.
+fn check_sizes(described: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
     let sizes = [
         (["dim", ""], config.dim),
         (["ffn_dim", "ffn_dim"], config.ffn_dim),
@@ -59,7 +60,7 @@ fn fits(said: &serde_json::Value, config: &DitConfig) -> std::result::Result<(),
         (["out_dim", "out_channels"], config.out_channels),
     ];
     for (names, found) in sizes {
-        let named = names.iter().find_map(|name| Some((name, said.get(name)?.as_u64()?)));
+        let named = names.iter().find_map(|name| Some((name, described.get(name)?.as_u64()?)));
         if let Some((name, expected)) = named.filter(|(_, expected)| *expected != found as u64) {
             return Err(format!("expected `{name}` {expected}, found {found}"));
         }
@@ -69,10 +70,10 @@ fn fits(said: &serde_json::Value, config: &DitConfig) -> std::result::Result<(),
 
 /// The old shards of a transformer in `directory`, with their index. One new file replaces them.
 fn old_shards(directory: &Path) -> Result<Vec<PathBuf>> {
-    let place = glob::Pattern::escape(&directory.to_string_lossy());
+    let escaped = glob::Pattern::escape(&directory.to_string_lossy());
     let mut shards = Vec::new();
     for pattern in ["-*-of-*.safetensors", ".safetensors.index.json"] {
-        shards.extend(expand_glob(&format!("{place}/{EXPERT_FILE}{pattern}")).unwrap_or_default());
+        shards.extend(expand_glob(&format!("{escaped}/{EXPERT_FILE}{pattern}")).unwrap_or_default());
     }
     Ok(shards)
 }

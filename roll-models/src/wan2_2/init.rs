@@ -85,23 +85,38 @@ impl Sizes {
 pub fn init_experts(directory: impl AsRef<Path>, kind: TinyKind, sizes: &Sizes, seed: u64) -> Result<PathBuf> {
     let directory = directory.as_ref();
     let config = sizes.config(kind)?;
-    let mut listed = Vec::new();
-    for (number, folder) in kind.folders().iter().enumerate() {
-        let place = directory.join(folder);
-        make_directory(&place)?;
-        let file = format!("{EXPERT_FILE}.safetensors");
-        save(&place.join(&file), &initial_weights(&config, &Noise::new(seed), number as u64)?)?;
-        write(&place.join("config.json"), &config_json(&config, kind, sizes.text_len))?;
-        listed.push(Path::new(folder).join(file).to_string_lossy().trim_start_matches("./").to_string());
-    }
-    let vae = match kind {
-        TinyKind::I2v | TinyKind::T2v | TinyKind::I2v21 => "Wan2.1_VAE.*",
-        TinyKind::Ti2v => "Wan2.2_VAE.*",
-    };
-    listed.extend(["models_t5_*".into(), vae.into()]);
+    let weights = |number| initial_weights(&config, &Noise::new(seed), number);
+    let mut listed = write_experts(directory, kind, &config, sizes.text_len, weights)?;
+    listed.extend(["models_t5_*".into(), format!("{}.*", kind.vae_file())]);
     listed.extend(kind.has_clip().then(|| "models_clip_*".into()));
+    write_paths(directory, &listed)
+}
+
+/// Writes the folders of the experts, each with its weights (by the number of the expert) and `config.json`. Returns
+/// the paths of the weights relative to `directory`.
+pub(super) fn write_experts(
+    directory: &Path,
+    kind: TinyKind,
+    config: &DitConfig,
+    text_len: usize,
+    weights: impl Fn(u64) -> Result<StateDict>,
+) -> Result<Vec<String>> {
+    let mut written = Vec::new();
+    for (number, folder) in kind.folders().iter().enumerate() {
+        let path = directory.join(folder);
+        make_directory(&path)?;
+        let file = format!("{EXPERT_FILE}.safetensors");
+        save(&path.join(&file), &weights(number as u64)?)?;
+        write(&path.join("config.json"), &config_json(config, kind, text_len))?;
+        written.push(Path::new(folder).join(file).to_string_lossy().trim_start_matches("./").to_string());
+    }
+    Ok(written)
+}
+
+/// Writes `wan22_paths.json` with these entries and returns its path.
+pub(super) fn write_paths(directory: &Path, entries: &[String]) -> Result<PathBuf> {
     let paths = directory.join("wan22_paths.json");
-    write(&paths, &format!("{:#}\n", json!(listed)))?;
+    write(&paths, &format!("{:#}\n", json!(entries)))?;
     Ok(paths)
 }
 
@@ -138,7 +153,7 @@ pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Resul
 
 /// The text of a `config.json` as in the official repositories. It contains the number of heads and the length of
 /// prompts, which the weights do not.
-pub(super) fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -> String {
+fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -> String {
     let value = json!({
         "_class_name": "WanModel",
         "dim": config.dim,
@@ -198,7 +213,7 @@ mod tests {
     use crate::weights::Checkpoint;
 
     #[test]
-    fn the_experts_are_whole_transformers_that_differ_and_say_their_heads_and_prompts() {
+    fn experts_differ_and_have_all_weights_and_a_config() {
         let dir = tempfile::tempdir().unwrap();
         let sizes = Sizes { dim: 24, layers: 2, heads: 3, ..Sizes::default() };
         let paths = init_experts(dir.path(), TinyKind::I2v, &sizes, 1).unwrap();
@@ -242,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_sizes_are_named() {
+    fn errors_name_invalid_sizes() {
         let message = |sizes: Sizes| sizes.config(TinyKind::T2v).unwrap_err().to_string();
         assert!(message(Sizes { heads: 5, ..Sizes::default() }).contains("heads"));
         assert!(message(Sizes { layers: 0, ..Sizes::default() }).contains("layers"));

@@ -4,11 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{DType, Noise, Purpose, Result, StateDict, Tensor};
-use serde_json::json;
 
 use super::clip::ClipConfig;
 use super::dit::DitConfig;
-use super::init::{config_json, make_directory, save, write};
+use super::init::{make_directory, save, write, write_experts, write_paths};
 use super::tokenizer::{PROMPT_TOKENS, tiny_tokenizer_json, tiny_vocabulary};
 use super::umt5::Umt5Config;
 use super::vae::{VaeConfig, VaeVersion};
@@ -28,38 +27,24 @@ pub struct TinyFiles {
 /// Existing files are overwritten; `wan22_paths.json` is written last.
 pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Result<TinyFiles> {
     let directory = directory.as_ref();
-    let draw = Draw { noise: Noise::new(seed) };
-    let mut listed = Vec::new();
-    for (number, folder) in kind.folders().iter().enumerate() {
-        let place = directory.join(folder);
-        make_directory(&place)?;
-        let config = dit_config(kind);
-        save(&place.join(DIT), &draw.dit(&config, number as u64)?)?;
-        write(&place.join("config.json"), &config_json(&config, kind, PROMPT_TOKENS))?;
-        listed.push(Path::new(folder).join(DIT));
-    }
-    save(&directory.join(T5), &draw.umt5(&umt5_config())?)?;
+    let (noise, config) = (Noise::new(seed), dit_config(kind));
+    let weights = |number| dit_state(&noise, &config, number);
+    let mut listed = write_experts(directory, kind, &config, PROMPT_TOKENS, weights)?;
+    save(&directory.join(T5), &umt5_state(&noise, &umt5_config())?)?;
     listed.push(T5.into());
-    let vae = match kind {
-        TinyKind::I2v | TinyKind::T2v | TinyKind::I2v21 => "Wan2.1_VAE.safetensors",
-        TinyKind::Ti2v => "Wan2.2_VAE.safetensors",
-    };
-    save(&directory.join(vae), &vae_state(kind, seed)?)?;
-    listed.push(vae.into());
+    let vae = format!("{}.safetensors", kind.vae_file());
+    save(&directory.join(&vae), &vae_state(kind, seed)?)?;
+    listed.push(vae);
     if kind.has_clip() {
-        save(&directory.join(CLIP), &draw.clip(&clip_config())?)?;
+        save(&directory.join(CLIP), &clip_state(&noise, &clip_config())?)?;
         listed.push(CLIP.into());
     }
     let tokenizer = directory.join("google/umt5-xxl");
     make_directory(&tokenizer)?;
     write(&tokenizer.join("tokenizer.json"), &tiny_tokenizer_json())?;
-    let model_paths = directory.join("wan22_paths.json");
-    let listed: Vec<String> = listed.iter().map(|p| p.to_string_lossy().trim_start_matches("./").to_string()).collect();
-    write(&model_paths, &format!("{:#}\n", json!(listed)))?;
-    Ok(TinyFiles { model_paths, tokenizer })
+    Ok(TinyFiles { model_paths: write_paths(directory, &listed)?, tokenizer })
 }
 
-const DIT: &str = "diffusion_pytorch_model.safetensors";
 const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 const CLIP: &str = "models_clip_open-clip-xlm-roberta-large-vit-huge-14-onlyvisual.safetensors";
 
@@ -116,60 +101,54 @@ fn vae_state(kind: TinyKind, seed: u64) -> Result<StateDict> {
     Ok(state)
 }
 
-/// Draws weights. Each tensor depends on its own position only, not on the order of drawing.
-struct Draw {
-    noise: Noise,
+/// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape. Each tensor depends on its
+/// own position only, not on the order of drawing.
+fn state(
+    noise: &Noise,
+    network: u64,
+    shapes: &[(String, Vec<usize>)],
+    rule: impl Fn(&str, &[usize]) -> (f32, f32),
+) -> Result<StateDict> {
+    let tensor = |(i, (key, shape)): (usize, &(String, Vec<usize>))| {
+        let (mean, deviation) = rule(key, shape);
+        let drawn = noise.normal(Purpose::Synthetic, network, i as u64, shape)?;
+        let values = drawn.f32s()?.iter().map(|v| mean + deviation * v).collect();
+        Ok((key.clone(), Tensor::new::<f32>(values, shape.clone())?))
+    };
+    shapes.iter().enumerate().map(tensor).collect()
 }
 
-impl Draw {
-    /// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape.
-    fn state(
-        &self,
-        network: u64,
-        shapes: &[(String, Vec<usize>)],
-        rule: impl Fn(&str, &[usize]) -> (f32, f32),
-    ) -> Result<StateDict> {
-        let tensor = |(i, (key, shape)): (usize, &(String, Vec<usize>))| {
-            let (mean, deviation) = rule(key, shape);
-            let drawn = self.noise.normal(Purpose::Synthetic, network, i as u64, shape)?;
-            let values = drawn.f32s()?.iter().map(|v| mean + deviation * v).collect();
-            Ok((key.clone(), Tensor::new::<f32>(values, shape.clone())?))
-        };
-        shapes.iter().enumerate().map(tensor).collect()
-    }
+/// Every linear layer preserves the variance of its input, so the velocity is of order one.
+fn dit_state(noise: &Noise, config: &DitConfig, expert: u64) -> Result<StateDict> {
+    let width = (config.dim as f32).sqrt();
+    state(noise, expert, &config.weights(), |key, shape| match key {
+        _ if key.ends_with("modulation") => (0.0, 1.0 / width),
+        _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
+        _ if key.ends_with("bias") => (0.0, 0.02),
+        _ => (0.0, fan_in(shape)),
+    })
+}
 
-    /// Every linear layer preserves the variance of its input, so the velocity is of order one.
-    fn dit(&self, config: &DitConfig, expert: u64) -> Result<StateDict> {
-        let width = (config.dim as f32).sqrt();
-        self.state(expert, &config.weights(), |key, shape| match key {
-            _ if key.ends_with("modulation") => (0.0, 1.0 / width),
-            _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
-            _ if key.ends_with("bias") => (0.0, 0.02),
-            _ => (0.0, fan_in(shape)),
-        })
-    }
+fn clip_state(noise: &Noise, config: &ClipConfig) -> Result<StateDict> {
+    state(noise, 3, &config.weights(), |key, shape| match key {
+        _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
+        _ if key.ends_with("bias") => (0.0, 0.02),
+        _ if key.ends_with("embedding") => (0.0, 0.3),
+        _ => (0.0, fan_in(shape)),
+    })
+}
 
-    fn clip(&self, config: &ClipConfig) -> Result<StateDict> {
-        self.state(3, &config.weights(), |key, shape| match key {
-            _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
-            _ if key.ends_with("bias") => (0.0, 0.02),
-            _ if key.ends_with("embedding") => (0.0, 0.3),
-            _ => (0.0, fan_in(shape)),
-        })
-    }
-
-    /// T5 does not scale its attention scores, so the query weights are smaller. Stored in bf16, as the file's name
-    /// says.
-    fn umt5(&self, config: &Umt5Config) -> Result<StateDict> {
-        let head = (config.attention_dim / config.heads) as f32;
-        let state = self.state(2, &config.weights(), |key, shape| match key {
-            _ if key.contains("norm") => (1.0, 0.02),
-            _ if key.contains("embedding") => (0.0, 1.0),
-            _ if key.ends_with("attn.q.weight") => (0.0, fan_in(shape) / head.sqrt()),
-            _ => (0.0, fan_in(shape)),
-        })?;
-        state.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(DType::Bf16)?))).collect()
-    }
+/// T5 does not scale its attention scores, so the query weights are smaller. Stored in bf16, as the file's name
+/// says.
+fn umt5_state(noise: &Noise, config: &Umt5Config) -> Result<StateDict> {
+    let head = (config.attention_dim / config.heads) as f32;
+    let state = state(noise, 2, &config.weights(), |key, shape| match key {
+        _ if key.contains("norm") => (1.0, 0.02),
+        _ if key.contains("embedding") => (0.0, 1.0),
+        _ if key.ends_with("attn.q.weight") => (0.0, fan_in(shape) / head.sqrt()),
+        _ => (0.0, fan_in(shape)),
+    })?;
+    state.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(DType::Bf16)?))).collect()
 }
 
 /// Returns 1 / sqrt(fan in).
@@ -196,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_read_back_and_gives_velocities_of_order_one() {
+    fn velocities_and_embeddings_of_each_kind_are_of_order_one() {
         for (kind, experts, channels, vae) in [
             (TinyKind::I2v, 2, 20, Component::Vae21),
             (TinyKind::T2v, 2, 0, Component::Vae21),
@@ -243,12 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_bytes_and_the_experts_differ() {
+    fn files_depend_on_the_seed_and_the_expert() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         init_tiny(a.path(), TinyKind::I2v, 7).unwrap();
         init_tiny(b.path(), TinyKind::I2v, 7).unwrap();
         let read = |dir: &Path, name: &str| std::fs::read(dir.join(name)).unwrap();
-        let names = ["high_noise_model", "low_noise_model"].map(|folder| format!("{folder}/{DIT}"));
+        let names = ["high_noise_model", "low_noise_model"]
+            .map(|folder| format!("{folder}/diffusion_pytorch_model.safetensors"));
         for name in names.iter().map(String::as_str).chain([T5, "Wan2.1_VAE.safetensors", "wan22_paths.json"]) {
             assert_eq!(read(a.path(), name), read(b.path(), name), "{name}");
         }

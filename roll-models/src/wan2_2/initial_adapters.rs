@@ -71,12 +71,12 @@ fn default_expert(adapter: &OpenedAdapter, named: Option<&[String]>) -> Result<&
         [one] if one == "dit" => "dit",
         [_] => "dit2",
         _ => {
-            let problem = "does not say which expert it is for, and both are trained: name two, `HIGH,LOW`, or a map, \
+            let problem = "names no expert, and both are trained: name two, `HIGH,LOW`, or a map, \
                            `{dit: HIGH, dit2: LOW}`";
             return Err(Error::bad_file(&adapter.path, problem));
         }
     };
-    tracing::info!("{} does not say which expert it is for: it is used for `{expert}`", adapter.path.display());
+    tracing::info!("{} names no expert: it is used for `{expert}`", adapter.path.display());
     Ok(expert)
 }
 
@@ -94,10 +94,10 @@ impl BaseNetwork {
         // Rounded to bf16, because copies of the official f32 files are stored in bf16.
         let last = file.tensor("head.head.weight")?.to_float(DType::Bf16)?;
         let parts: Vec<_> = file.path().components().rev().take(2).collect();
-        let place: Vec<_> = parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
+        let file_name: Vec<_> = parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
         let mut fingerprint = Fingerprint::new("base of an adapter").tensor("head.head.weight", &last).finish();
         fingerprint.truncate(16);
-        Ok(Self { name: format!("{} ({})", config.kind(), place.join("/")), fingerprint })
+        Ok(Self { name: format!("{} ({})", config.kind(), file_name.join("/")), fingerprint })
     }
 
     /// The header's entries for an adapter that is trained on this network.

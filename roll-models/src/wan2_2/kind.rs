@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result};
 
-/// The model whose layout is imitated.
+/// The model whose architecture a new checkpoint has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TinyKind {
@@ -35,6 +35,14 @@ impl TinyKind {
         }
     }
 
+    /// File name of the VAE, without extension.
+    pub(super) fn vae_file(self) -> &'static str {
+        match self {
+            Self::I2v | Self::T2v | Self::I2v21 => "Wan2.1_VAE",
+            Self::Ti2v => "Wan2.2_VAE",
+        }
+    }
+
     /// The value of `model_type` in `config.json`.
     pub(super) fn model_type(self) -> &'static str {
         match self {
@@ -53,12 +61,7 @@ impl TinyKind {
 impl std::str::FromStr for TinyKind {
     type Err = Error;
     fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "i2v" => Ok(Self::I2v),
-            "t2v" => Ok(Self::T2v),
-            "ti2v" => Ok(Self::Ti2v),
-            "i2v21" => Ok(Self::I2v21),
-            _ => Err(Error::config("kind", format!("expected i2v, t2v, ti2v or i2v21, found `{name}`"))),
-        }
+        serde_json::from_value(name.into())
+            .map_err(|_| Error::config("kind", format!("expected i2v, t2v, ti2v or i2v21, found `{name}`")))
     }
 }

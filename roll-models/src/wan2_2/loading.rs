@@ -24,7 +24,7 @@ use super::plan;
 use super::prompts::TextEncoder;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
-use super::vae::{Chunking, MemoryBudget, Vae};
+use super::vae::{Chunking, MemoryBudget, Tiling, Vae};
 
 roll_core::register! {
     Model, "wan2_2", WanOptions,
@@ -80,21 +80,8 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         end_image: options.wants("end_image"),
         chunking: Chunking { tiling: options.tiling()?, checkpoints, offload },
     };
-    let encoding_sources = EncodingSources {
-        files: std::iter::once(&files.vae)
-            .chain(&files.text_encoder)
-            .chain(&files.clip)
-            .flat_map(|file| file.paths().map(Path::to_path_buf))
-            .chain(text.as_ref().map(|text| text.tokenizer.path().to_path_buf()))
-            .collect(),
-        settings: format!(
-            "{}, {:?} tokens, end image {}, tiles {:?}",
-            kernels(&context.backend)?,
-            text.as_ref().map(|text| text.length),
-            settings.end_image,
-            (settings.chunking.tiling, tiling_budget),
-        ),
-    };
+    let tiles = (settings.chunking.tiling, tiling_budget);
+    let encoding_sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, tiles)?;
     let mut dits = dits.into_iter();
     let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
     let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
@@ -104,6 +91,24 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     model.encoding_sources = Some(encoding_sources);
     model.placement = Some(options.weight_store.chosen());
     Ok(model)
+}
+
+fn encoding_sources(
+    files: &ComponentFiles,
+    text: Option<&TextEncoder>,
+    context: &BuildContext,
+    end_image: bool,
+    tiles: (Option<Tiling>, Option<MemoryBudget>),
+) -> Result<EncodingSources> {
+    let networks = std::iter::once(&files.vae).chain(&files.text_encoder).chain(&files.clip);
+    let (kernels, tokens) = (kernels(&context.backend)?, text.map(|text| text.length));
+    Ok(EncodingSources {
+        files: networks
+            .flat_map(|file| file.paths().map(Path::to_path_buf))
+            .chain(text.map(|text| text.tokenizer.path().to_path_buf()))
+            .collect(),
+        settings: format!("{kernels}, {tokens:?} tokens, end image {end_image}, tiles {tiles:?}"),
+    })
 }
 
 pub(super) fn reading(file: &Checkpoint) -> String {
@@ -366,7 +371,7 @@ pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
     let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
     let length = of(&files.dit);
     if length > MAX_TEXT_LEN {
-        let problem = format!("says `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
+        let problem = format!("has `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
         return Err(Error::bad_file(files.dit.path(), problem));
     }
     match files.dit2.as_ref().filter(|low| of(low) != length) {
@@ -479,8 +484,11 @@ mod tests {
             (u.as_bytes().to_vec(), d.as_bytes().to_vec(), gradients.into_iter().map(f32::to_bits).collect::<Vec<_>>())
         };
         for dtype in [WeightsDType::F32, WeightsDType::Bf16] {
-            let kept = bits(IdleExpert::Keep, dtype);
-            assert!(bits(IdleExpert::Host, dtype) == kept && bits(IdleExpert::Drop, dtype) == kept, "{dtype:?}");
+            let expected = bits(IdleExpert::Keep, dtype);
+            assert!(
+                bits(IdleExpert::Host, dtype) == expected && bits(IdleExpert::Drop, dtype) == expected,
+                "{dtype:?}"
+            );
         }
     }
 

@@ -5,7 +5,6 @@
 //! image encoder. `model.rs` composes them into [`roll_core::DiffusionModel`], `loading.rs` opens them from options,
 //! and [`names`] and [`components`] recognise checkpoints of other libraries.
 
-mod adapter;
 mod adapter_io;
 mod check;
 pub mod clip;
@@ -29,6 +28,7 @@ pub mod paths;
 pub mod plan;
 mod prompts;
 mod resize;
+mod shapes;
 mod text;
 pub mod tokenizer;
 pub mod umt5;

@@ -104,10 +104,10 @@ impl Wan {
     pub fn new(parts: Parts, settings: Settings) -> Self {
         let config = parts.dit.config().clone();
         let from_text = config.in_channels == config.out_channels;
-        let own = if from_text { T2V_BOUNDARY } else { I2V_BOUNDARY };
+        let default_boundary = if from_text { T2V_BOUNDARY } else { I2V_BOUNDARY };
         let shift = if from_text && parts.dit2.is_some() { T2V_A14B_SHIFT } else { SHIFT };
         let shift = settings.shift.unwrap_or(shift);
-        let boundary = parts.dit2.as_ref().map(|_| settings.boundary.unwrap_or(own));
+        let boundary = parts.dit2.as_ref().map(|_| settings.boundary.unwrap_or(default_boundary));
         let experts: Vec<_> = [("dit", Some(parts.dit)), ("dit2", parts.dit2)]
             .into_iter()
             .filter_map(|(name, dit)| Some((name, dit?)))
@@ -324,8 +324,8 @@ impl DiffusionModel for Wan {
             if positions.is_empty() {
                 continue;
             }
-            let own: Vec<VelocityInput<'_>> = positions.iter().map(|i| inputs[*i]).collect();
-            let (value, pullback) = expert.dit.velocities(&own, adapter, grad)?;
+            let batch: Vec<VelocityInput<'_>> = positions.iter().map(|i| inputs[*i]).collect();
+            let (value, pullback) = expert.dit.velocities(&batch, adapter, grad)?;
             scatter(&mut values, &positions, value)?;
             pullbacks.extend(pullback.map(|pullback| (positions, pullback)));
         }
@@ -333,8 +333,8 @@ impl DiffusionModel for Wan {
         let pull = move |cotangents: &Tensor| {
             let (cotangents, mut pulled) = (cotangents.unstack()?, vec![None; count]);
             for (positions, pullback) in pullbacks {
-                let own: Vec<Tensor> = positions.iter().map(|i| cotangents[*i].clone()).collect();
-                scatter(&mut pulled, &positions, pullback.pull(&Tensor::stack(&own)?)?)?;
+                let batch: Vec<Tensor> = positions.iter().map(|i| cotangents[*i].clone()).collect();
+                scatter(&mut pulled, &positions, pullback.pull(&Tensor::stack(&batch)?)?)?;
             }
             stack_all(pulled)
         };

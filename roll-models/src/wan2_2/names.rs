@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_renaming_of_a_whole_transformer_is_a_bijection() {
+    fn renaming_a_transformer_is_a_bijection() {
         for case in ["dit_tiny_i2v", "dit_tiny_t2v", "dit_tiny_ti2v5b"] {
             let theirs = assert_bijection(&fixture_keys(case, "weights.safetensors"), dit);
             assert!(theirs.contains("blocks.1.attn2.to_out.0.bias") && theirs.contains("blocks.0.norm2.weight"));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_renaming_of_a_whole_vae_is_a_bijection() {
+    fn renaming_a_vae_is_a_bijection() {
         let old = assert_bijection(&fixture_keys("vae21_tiny", "weights.safetensors"), vae_21);
         for key in [
             "encoder.down_blocks.3.conv_shortcut.weight",
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_renaming_of_a_whole_text_encoder_gives_the_names_of_transformers() {
+    fn renaming_a_text_encoder_yields_the_names_of_transformers() {
         let theirs = assert_bijection(&fixture_keys("umt5_tiny", "weights.safetensors"), umt5);
         let mut expected: BTreeSet<String> = fixture_keys("umt5_tiny", "weights_hf.safetensors").into_iter().collect();
         expected.remove("encoder.embed_tokens.weight");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_has_no_name() {
+    fn unknown_keys_have_no_name() {
         assert_eq!(dit("blocks.x.modulation", Direction::FromOfficial), None);
         assert_eq!(dit("blocks.0.modulation.more", Direction::FromOfficial), None);
         assert_eq!(dit("patch_embedding", Direction::ToOfficial), None);

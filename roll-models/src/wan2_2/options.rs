@@ -123,8 +123,9 @@ roll_core::inventory::submit! {
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let options: WanOptions = match config.value("model") {
         Some(Json::Object(options)) => {
-            let own = options.iter().filter(|(key, _)| *key != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
-            parse_options("model", &own)?
+            let options =
+                options.iter().filter(|(key, _)| *key != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
+            parse_options("model", &options)?
         }
         _ => return Ok(Vec::new()),
     };
@@ -207,8 +208,8 @@ pub enum IdleExpert {
 
 impl IdleExpert {
     /// Resolves `Auto` for experts of `bytes` bytes in total. `memory` is the GPU's, if the device is a GPU and it is
-    /// known. `converted` says that the files have another dtype; conversion takes longer than a copy, so such experts
-    /// are kept in host memory instead of being read again.
+    /// known. `converted` says whether the files have another dtype; conversion is slower than a copy, so such experts
+    /// stay in host memory instead of being read again.
     pub(super) fn chosen(self, bytes: usize, gpu: bool, memory: Option<u64>, converted: bool) -> Self {
         match self {
             Self::Auto if !gpu || memory.is_some_and(|memory| 2 * bytes as u64 <= memory) => Self::Keep,
@@ -253,16 +254,25 @@ impl Serialize for TileSize {
 
 impl<'de> Deserialize<'de> for TileSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        let value = serde_json::Value::deserialize(deserializer)?;
-        match &value {
-            serde_json::Value::Null => return Ok(Self::Whole),
-            serde_json::Value::String(text) if text == "auto" => return Ok(Self::Auto),
-            serde_json::Value::String(text) if text == "none" => return Ok(Self::Whole),
-            _ => {}
-        }
-        let wrong = || de::Error::custom(format!("expected `auto`, `none` or [height, width], found {value}"));
-        serde_json::from_value(value.clone()).map(Self::Of).map_err(|_| wrong())
+        let words = [("auto", Self::Auto), ("none", Self::Whole)];
+        word_or(deserializer, &words, Self::Of, "`auto`, `none` or [height, width]")
     }
+}
+
+/// Reads one of `words`, or else a value for `of`. YAML's `null` is the word `none`.
+fn word_or<'de, D: Deserializer<'de>, C: Copy, T: de::DeserializeOwned>(
+    deserializer: D,
+    words: &[(&str, C)],
+    of: fn(T) -> C,
+    expected: &str,
+) -> std::result::Result<C, D::Error> {
+    let value = Json::deserialize(deserializer)?;
+    let word = if value.is_null() { Some("none") } else { value.as_str() };
+    if let Some((_, choice)) = words.iter().find(|(name, _)| word == Some(*name)) {
+        return Ok(*choice);
+    }
+    let wrong = || de::Error::custom(format!("expected {expected}, found {value}"));
+    serde_json::from_value(value.clone()).map(of).map_err(|_| wrong())
 }
 
 /// Number of checkpoints in the VAE's decoder.
@@ -296,12 +306,7 @@ impl Serialize for Checkpoints {
 
 impl<'de> Deserialize<'de> for Checkpoints {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        let value = serde_json::Value::deserialize(deserializer)?;
-        if value.as_str() == Some("auto") {
-            return Ok(Self::Auto);
-        }
-        let wrong = || de::Error::custom(format!("expected `auto` or a whole number of at least 0, found {value}"));
-        serde_json::from_value(value.clone()).map(Self::Of).map_err(|_| wrong())
+        word_or(deserializer, &[("auto", Self::Auto)], Self::Of, "`auto` or a whole number of at least 0")
     }
 }
 
@@ -462,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_those_of_yaml_or_texts_with_commas() {
+    fn lists_are_yaml_lists_or_texts_with_commas() {
         let text = parsed(json!({
             "trainable_models": "dit,dit2", "lora_base_model": null, "lora_target_modules": "q,k",
             "extra_inputs": "input_image,end_image", "model_id_with_origin_paths": "o/n:a*,o/n:b",
@@ -480,14 +485,14 @@ mod tests {
     }
 
     #[test]
-    fn tiles_are_a_size_a_word_or_nothing() {
+    fn tile_size_is_a_word_a_size_or_null() {
         let tiles = |value: serde_json::Value| parsed(json!({"vae_tile_size": value})).map(|o| o.vae_tile_size);
         assert_eq!(tiles(json!("auto")).unwrap(), TileSize::Auto);
         assert_eq!((tiles(json!("none")).unwrap(), tiles(json!(null)).unwrap()), (TileSize::Whole, TileSize::Whole));
         assert_eq!(tiles(json!([34, 34])).unwrap(), TileSize::Of([34, 34]));
         for value in [json!("some"), json!([34]), json!(34)] {
-            let said = tiles(value).unwrap_err().to_string();
-            assert!(said.contains("[height, width]"), "{said}");
+            let message = tiles(value).unwrap_err().to_string();
+            assert!(message.contains("[height, width]"), "{message}");
         }
         for size in [TileSize::Auto, TileSize::Whole, TileSize::Of([8, 9])] {
             let text = serde_json::to_value(size).unwrap();
@@ -496,14 +501,14 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_are_a_number_or_left_open() {
+    fn checkpoints_are_auto_or_a_number() {
         let checkpoints =
             |value: serde_json::Value| parsed(json!({"vae_checkpoints": value})).map(|o| o.vae_checkpoints);
         assert_eq!(checkpoints(json!("auto")).unwrap(), Checkpoints::Auto);
         assert_eq!(checkpoints(json!(0)).unwrap(), Checkpoints::Of(0));
         for value in [json!("all"), json!(-1), json!([4])] {
-            let said = checkpoints(value).unwrap_err().to_string();
-            assert!(said.contains("vae_checkpoints"), "{said}");
+            let message = checkpoints(value).unwrap_err().to_string();
+            assert!(message.contains("vae_checkpoints"), "{message}");
         }
         for count in [Checkpoints::Auto, Checkpoints::Of(7)] {
             let text = serde_json::to_value(count).unwrap();
@@ -512,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn the_idle_expert_goes_where_memory_is_short() {
+    fn location_of_the_idle_expert_follows_the_memory() {
         let chosen = |gpu, memory, converted| IdleExpert::Auto.chosen(57_000_000_000, gpu, memory, converted);
         assert_eq!(chosen(false, None, true), IdleExpert::Keep);
         assert_eq!(chosen(true, Some(141_000_000_000), true), IdleExpert::Keep);
@@ -525,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_an_error_that_names_the_key() {
+    fn errors_name_keys_that_are_not_lists() {
         for (options, key) in [
             (json!({"trainable_models": 3}), "model.trainable_models"),
             (json!({"extra_inputs": null}), "model.extra_inputs"),
@@ -538,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expert_is_trained_as_the_options_say() {
+    fn trainable_part_of_an_expert_follows_the_options() {
         let options = WanOptions { lora_rank: Some(4), ..WanOptions::default() };
         let trained = ["dit2".to_string()];
         assert_eq!(options.trainable(&trained, "dit"), Trainable::Frozen);
@@ -548,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_those_that_are_named_or_those_of_the_file_or_the_second() {
+    fn trained_experts_are_named_or_of_the_adapter_or_dit2() {
         let both = ["dit", "dit2"];
         let options = WanOptions::default();
         assert_eq!(options.trained_experts(true, &[]).unwrap(), ["dit2"]);
@@ -560,8 +565,8 @@ mod tests {
     }
 
     #[test]
-    fn options_without_effect_are_told_and_unknown_inputs_refused() {
-        let told = |changes: serde_json::Value| {
+    fn notes_name_options_without_effect_and_check_rejects_unknown_inputs() {
+        let notes_for = |changes: serde_json::Value| {
             let defaults: Options = json!({"model": WanOptions::default()}).as_object().unwrap().clone();
             let mut config = defaults.clone();
             for (key, value) in changes.as_object().unwrap() {
@@ -570,8 +575,8 @@ mod tests {
             OptionNotes::of(Kind::Model, "wan2_2", &ConfiguredOptions::new(&config, &defaults))
                 .map_err(|e| e.to_string())
         };
-        assert_eq!(told(json!({})).unwrap(), Vec::<String>::new());
-        assert_eq!(told(json!({"lora_base_model": "dit2", "trainable_models": "dit2"})).unwrap().len(), 0);
+        assert_eq!(notes_for(json!({})).unwrap(), Vec::<String>::new());
+        assert_eq!(notes_for(json!({"lora_base_model": "dit2", "trainable_models": "dit2"})).unwrap().len(), 0);
         for (changes, word) in [
             (json!({"lora_base_model": "dit", "trainable_models": "dit2"}), "`model.lora_base_model` names"),
             (json!({"lora_rank": 0, "lora_alpha": 3.0}), "`model.lora_alpha: 3.0` has no effect"),
@@ -580,18 +585,18 @@ mod tests {
                 "`model.use_gradient_checkpointing: false` has no effect",
             ),
         ] {
-            let notes = told(changes).unwrap();
+            let notes = notes_for(changes).unwrap();
             assert!(notes.iter().any(|note| note.contains(word)), "{notes:?}");
         }
-        let whole = told(json!({"lora_rank": 0, "trainable_models": "dit"})).unwrap();
+        let whole = notes_for(json!({"lora_rank": 0, "trainable_models": "dit"})).unwrap();
         assert!(
             whole.len() == 1 && whole[0].contains("every weight of `dit`") && whole[0].contains("228 GB"),
             "{whole:?}"
         );
-        let refused = told(json!({"extra_inputs": "input_image,foo"})).unwrap_err();
+        let refused = notes_for(json!({"extra_inputs": "input_image,foo"})).unwrap_err();
         assert!(refused.contains("`foo`") && refused.contains("`end_image`"), "{refused}");
         for alpha in [0.0, -1.0] {
-            let refused = told(json!({"lora_alpha": alpha})).unwrap_err();
+            let refused = notes_for(json!({"lora_alpha": alpha})).unwrap_err();
             assert!(refused.contains("model.lora_alpha") && refused.contains("above 0"), "{refused}");
         }
     }

@@ -8,7 +8,7 @@ use roll_core::{DeviceUpdates, Error, GradientSink, ParameterParts, ParameterSpe
 
 use super::model::Wan;
 
-/// The parameters of one expert in such a part.
+/// The parameters of one expert within a part.
 struct Span<'a> {
     parameters: &'a Parameters,
     /// Range of parameters within the expert.
@@ -18,6 +18,11 @@ struct Span<'a> {
 }
 
 impl Wan {
+    /// The trainable parameters of each expert that has any.
+    fn trained(&self) -> impl Iterator<Item = &Parameters> {
+        self.experts.iter().filter_map(|expert| expert.dit.parameters())
+    }
+
     /// Splits the parameters `which` by expert. Fails unless they have `found` values in total.
     fn spans(&self, which: Range<usize>, found: usize) -> Result<Vec<Span<'_>>> {
         let expected = count(self.specs.get(which.clone()).unwrap_or_default());
@@ -25,7 +30,7 @@ impl Wan {
             return Err(Error::shape("part of the parameters", format!("[{expected}]"), &[found]));
         }
         let (mut spans, mut first, mut at) = (Vec::new(), 0, 0);
-        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
+        for parameters in self.trained() {
             let specs = parameters.specs();
             let positions = which.start.max(first) - first..which.end.min(first + specs.len()).max(first) - first;
             first += specs.len();
@@ -40,7 +45,7 @@ impl Wan {
 
     /// Bytes of the trainable parameters in this process: its own shard if they are sharded between ranks.
     pub fn parameter_bytes(&self) -> usize {
-        self.experts.iter().filter_map(|e| e.dit.parameters()).map(Parameters::bytes).sum()
+        self.trained().map(Parameters::bytes).sum()
     }
 }
 
@@ -72,7 +77,7 @@ impl ParameterParts for Wan {
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
         let mut first = 0;
-        for parameters in self.experts.iter().filter_map(|e| e.dit.parameters()) {
+        for parameters in self.trained() {
             parameters.deliver_gradients(sink.clone(), first);
             first += parameters.specs().len();
         }
@@ -80,6 +85,6 @@ impl ParameterParts for Wan {
     }
 
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
-        Parameters::device_updates(self.experts.iter().filter_map(|e| e.dit.parameters()))
+        Parameters::device_updates(self.trained())
     }
 }

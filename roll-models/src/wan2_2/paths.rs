@@ -200,14 +200,14 @@ impl PipelineFiles {
 /// The files that match a path or glob of the JSON file.
 fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
     // `join` returns an absolute path unchanged.
-    let places = [directory.join(entry), PathBuf::from(entry)];
-    if let Some(path) = places.iter().find(|p| p.exists()) {
+    let candidates = [directory.join(entry), PathBuf::from(entry)];
+    if let Some(path) = candidates.iter().find(|p| p.exists()) {
         return Ok(vec![path.clone()]);
     }
     if entry.contains(['*', '?', '[']) {
-        let beside = format!("{}/{entry}", glob::Pattern::escape(&directory.to_string_lossy()));
+        let next_to_json = format!("{}/{entry}", glob::Pattern::escape(&directory.to_string_lossy()));
         let patterns = match (Path::new(entry).is_absolute(), directory.as_os_str().is_empty()) {
-            (false, false) => vec![beside, entry.to_string()],
+            (false, false) => vec![next_to_json, entry.to_string()],
             _ => vec![entry.to_string()],
         };
         for pattern in &patterns {
@@ -219,7 +219,7 @@ fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
         return Err(WeightsError::NoMatch { pattern: patterns.join("` or `") }.into());
     }
     let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
-    Err(WeightsError::io("read", &places[0])(missing).into())
+    Err(WeightsError::io("read", &candidates[0])(missing).into())
 }
 
 /// Folders of a whole model and the stem of the files in them, the high-noise expert first. An empty folder is the
@@ -349,8 +349,8 @@ fn warn_of_order(first: &Checkpoint, second: &Checkpoint) {
 /// The tokenizer next to the text encoder's file.
 fn tokenizer_next_to(text_encoder: &Checkpoint) -> Option<PathBuf> {
     let directory = text_encoder.path().parent()?;
-    let places = [Some(directory), directory.parent()];
-    let mut candidates = places.into_iter().flatten().flat_map(|d| TOKENIZERS.iter().map(move |t| d.join(t)));
+    let directories = [Some(directory), directory.parent()];
+    let mut candidates = directories.into_iter().flatten().flat_map(|d| TOKENIZERS.iter().map(move |t| d.join(t)));
     candidates.find(|t| t.is_file())
 }
 

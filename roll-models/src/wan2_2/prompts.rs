@@ -7,9 +7,9 @@ use roll_core::{Result, Tensor};
 use super::tokenizer::Tokenizer;
 use super::umt5::{Umt5, padded};
 
-/// Number of prompts that are encoded together. The XXL encoder has 11 GB, which are then read once for all of them; an
+/// Number of prompts per batch. The XXL encoder has 11 GB, which are then read once for all of them; an
 /// embedding has at most 8 MB.
-pub const TOGETHER: usize = 32;
+const BATCH: usize = 32;
 
 /// Encodes prompts as embeddings.
 pub struct TextEncoder {
@@ -49,21 +49,21 @@ impl Prompts {
         self.expected = prompts.to_vec();
     }
 
-    /// Returns the embedding of `prompt`, equal to [`TextEncoder::encode`]. If it is not ready, it is encoded together
-    /// with expected prompts.
+    /// Returns the embedding of `prompt`, equal to [`TextEncoder::encode`]. If it is not ready, it is encoded in
+    /// one batch with expected prompts.
     pub(super) fn embedding(&mut self, prompt: &str, text: &TextEncoder) -> Result<Tensor> {
         if let Some(rows) = self.ready.get(prompt) {
             return padded(rows, text.length);
         }
-        let mut together = vec![prompt.to_string()];
+        let mut batch = vec![prompt.to_string()];
         for other in &self.expected {
-            if together.len() < TOGETHER && !together.contains(other) && !self.ready.contains_key(other) {
-                together.push(other.clone());
+            if batch.len() < BATCH && !batch.contains(other) && !self.ready.contains_key(other) {
+                batch.push(other.clone());
             }
         }
-        let rows = text.encode_all(&together)?;
+        let rows = text.encode_all(&batch)?;
         self.ready.retain(|prompt, _| self.expected.contains(prompt));
-        self.ready.extend(together.into_iter().zip(rows));
+        self.ready.extend(batch.into_iter().zip(rows));
         padded(&self.ready[prompt], text.length)
     }
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expected_prompts_are_encoded_with_the_first_and_have_its_bits() {
+    fn batched_prompts_are_bit_exact_and_cached() {
         let dir = tempfile::tempdir().unwrap();
         let written = init_tiny(dir.path(), TinyKind::T2v, 1).unwrap();
         let files = ComponentFiles::from_json(&written.model_paths).unwrap();
@@ -86,14 +86,14 @@ mod tests {
             encoder: Umt5::streamed(files.text_encoder.as_ref().unwrap(), &device).unwrap(),
             length: 64,
         };
-        let names: Vec<String> = (0..2 * TOGETHER).map(|i| format!("prompt {i}")).collect();
+        let names: Vec<String> = (0..2 * BATCH).map(|i| format!("prompt {i}")).collect();
         let mut prompts = Prompts::default();
         prompts.expect(&names);
         let bits = |tensor: Tensor| tensor.as_bytes().to_vec();
         assert_eq!(bits(prompts.embedding("prompt 3", &text).unwrap()), bits(text.encode("prompt 3").unwrap()));
-        assert_eq!(prompts.ready.len(), TOGETHER);
+        assert_eq!(prompts.ready.len(), BATCH);
         assert_eq!(bits(prompts.embedding("prompt 7", &text).unwrap()), bits(text.encode("prompt 7").unwrap()));
-        assert_eq!(prompts.ready.len(), TOGETHER);
+        assert_eq!(prompts.ready.len(), BATCH);
         // Prompts that are no longer expected are dropped when the encoder runs next.
         prompts.expect(&names[names.len() - 1..]);
         prompts.embedding("another", &text).unwrap();

@@ -56,14 +56,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_size_is_the_same_picture() {
+    fn resizing_to_the_same_size_is_the_identity() {
         let values: Vec<f32> = (0..3 * 4 * 5).map(|i| (i as f32).sin()).collect();
         let picture = Tensor::new(values.clone(), [3, 4, 5]).unwrap();
         assert_eq!(bicubic(&picture, [4, 5]).unwrap(), values);
     }
 
     #[test]
-    fn numbers_of_torch() {
+    fn bicubic_agrees_with_torch() {
         // torch.nn.functional.interpolate(p, size=(3, 7), mode="bicubic", align_corners=False) in float64 with
         // p[c, y, x] = sin(1.7 * (c * 20 + y * 5 + x)), shape [3, 4, 5]; some flat positions, printed by torch 2.9.
         let values: Vec<f32> = (0..60).map(|i| (1.7 * f64::from(i)).sin() as f32).collect();

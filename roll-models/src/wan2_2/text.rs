@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn entities_are_all_of_html_and_the_old_ones_need_no_semicolon() {
+    fn resolves_all_html_entities_with_and_without_semicolon() {
         // Expected values are from ftfy 6.3.1 and Python's `html.unescape`.
         assert_eq!(clean("&ampfoo &notit; &times2 &alpha; &#128; &#x80; &hellip;"), "&foo ¬it; ×2 α € € …");
         assert_eq!(clean("&&&&amp;;"), "&&&&;");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn typography_becomes_plain() {
+    fn replaces_typographic_characters() {
         assert_eq!(clean("“it’s” ﬁne"), "\"it's\" fine");
         assert_eq!(clean("ＬＯＵＤ！"), "LOUD!");
         assert_eq!(clean("e\u{301}"), "é");
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_cleaned_without_panic() {
+    fn cleaning_never_panics() {
         for text in ["", "&", "&#", "&#x", "&#;", "&é", "\u{1b}", "\u{1b}[", "&amp", "&&&&amp;;"] {
             clean(text);
         }

@@ -30,16 +30,16 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json`. `place` is that file, a directory with it (directly or in `google/umt5-xxl` or
+    /// Loads `tokenizer.json`. `path` is that file, a directory with it (directly or in `google/umt5-xxl` or
     /// `tokenizer`), or a model's name (`google/umt5-xxl`). A model is searched for on this machine and downloaded if
     /// it is missing.
-    pub fn load(place: impl AsRef<Path>) -> Result<Self> {
-        Self::load_with(place.as_ref(), &Hub::from_env())
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        Self::load_with(path.as_ref(), &Hub::from_env())
     }
 
     /// Like [`Tokenizer::load`], with the given caches.
-    pub fn load_with(place: &Path, hub: &Hub) -> Result<Self> {
-        let file = find(place, hub)?;
+    pub fn load_with(path: &Path, hub: &Hub) -> Result<Self> {
+        let file = find(path, hub)?;
         let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
         let bad = |problem: String| Error::bad_file(&file, problem);
         let fails = |problem: String| bad(format!("expected a tokenizer.json, found one that fails: {problem}"));
@@ -65,7 +65,7 @@ impl Tokenizer {
     /// takes longer than [`LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
-            return Err(Error::Misuse("a prompt of no tokens at all was asked for".into()));
+            return Err(Error::Misuse("expected a prompt length of at least 1 token, found 0".into()));
         }
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a prompt: {problem}"));
         self.growth.check(prompt).map_err(failed)?;
@@ -86,28 +86,28 @@ impl Tokenizer {
     }
 }
 
-/// Finds the `tokenizer.json` for `place`. Fails if there is only a `spiece.model`.
-fn find(place: &Path, hub: &Hub) -> Result<PathBuf> {
-    if place.is_file() {
-        return match place.file_name().is_some_and(|name| name == SPIECE) {
-            true => Err(only_spiece(place)),
-            false => Ok(place.to_path_buf()),
+/// Finds the `tokenizer.json` for `path`. Fails if there is only a `spiece.model`.
+fn find(path: &Path, hub: &Hub) -> Result<PathBuf> {
+    if path.is_file() {
+        return match path.file_name().is_some_and(|name| name == SPIECE) {
+            true => Err(only_spiece(path)),
+            false => Ok(path.to_path_buf()),
         };
     }
-    if place.is_dir() {
+    if path.is_dir() {
         let inside = |file: &str| {
-            let places = ["", "google/umt5-xxl", "tokenizer"].map(|folder| place.join(folder).join(file));
-            places.into_iter().find(|f| f.is_file())
+            let candidates = ["", "google/umt5-xxl", "tokenizer"].map(|folder| path.join(folder).join(file));
+            candidates.into_iter().find(|f| f.is_file())
         };
         return inside(FILE).ok_or_else(|| match inside(SPIECE) {
             Some(spiece) => only_spiece(&spiece),
             None => {
-                let problem = format!("expected `{FILE}` in the directory {}, found none", place.display());
+                let problem = format!("expected `{FILE}` in the directory {}, found none", path.display());
                 Error::config("tokenizer_path", problem)
             }
         });
     }
-    let name = place.to_string_lossy();
+    let name = path.to_string_lossy();
     let looks_like_a_model = name.split('/').count() == 2 && !name.starts_with(['.', '/']);
     match looks_like_a_model.then(|| hub.directory(&name, &["**/tokenizer.json"], &[])) {
         Some(Ok(directory)) => find(&directory, &Hub::default()),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_what_the_file_itself_appends() {
+    fn end_token_is_that_of_the_template() {
         let dir = tempfile::tempdir().unwrap();
         let tokenizer = tiny(dir.path());
         let with_template = tokenizer.inner.encode("a man talks", true).unwrap();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_found_as_file_directory_or_model() {
+    fn finds_the_tokenizer_by_file_directory_or_model() {
         let dir = tempfile::tempdir().unwrap();
         let nested = dir.path().join("models/google/umt5-xxl");
         std::fs::create_dir_all(&nested).unwrap();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn errors_name_the_missing_file() {
         let dir = tempfile::tempdir().unwrap();
         let message = |place: &Path| Tokenizer::load_with(place, &Hub::default()).err().unwrap().to_string();
         assert!(message(dir.path()).contains(FILE));

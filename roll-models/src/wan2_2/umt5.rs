@@ -16,6 +16,7 @@ use crate::precision::storable;
 use crate::weights::{Checkpoint, Streamed, stored_dtype};
 
 use super::dit::Probe;
+use super::shapes::WeightShapes;
 
 /// Epsilon of T5's layer norm: `x / sqrt(mean(x^2) + EPS)`.
 const EPS: f64 = 1e-6;
@@ -25,6 +26,9 @@ const MAX_DISTANCE: usize = 128;
 
 /// Number of query rows whose attention scores are in memory at a time, per head.
 const QUERY_ROWS: usize = 512;
+
+/// Name of the network in error messages.
+const NETWORK: &str = "UMT5 encoder";
 
 const EMBEDDING: &str = "token_embedding.weight";
 
@@ -44,8 +48,8 @@ pub(super) fn padded(rows: &Tensor, length: usize) -> Result<Tensor> {
     Tensor::new(values, [length, dim])
 }
 
-fn none<T>() -> Result<T> {
-    Err(Error::Misuse("an encoding of no sequence was asked for".into()))
+fn no_sequence<T>() -> Result<T> {
+    Err(Error::Misuse("an encoding of no sequence was requested".into()))
 }
 
 /// The sizes of a UMT5 encoder, read from its weights.
@@ -71,16 +75,12 @@ impl Umt5Config {
     /// Reads the sizes from the shapes of the weights (official key names), and checks that every weight is present in
     /// its shape.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> Result<Self> {
-        let matrix = |key: &str| match shapes.get(key).map(Vec::as_slice) {
-            Some(&[rows, columns]) => Ok([rows, columns]),
-            Some(other) => Err(Error::shape(format!("the weight `{key}`"), "[rows, columns]", other)),
-            None => Err(missing(key)),
-        };
-        let [vocab, dim] = matrix(EMBEDDING)?;
-        let [attention_dim, _] = matrix("blocks.0.attn.q.weight")?;
-        let [ffn_dim, _] = matrix("blocks.0.ffn.fc1.weight")?;
-        let [buckets, heads] = matrix("blocks.0.pos_embedding.embedding.weight")?;
-        let layers = (0..).take_while(|i| shapes.contains_key(&format!("blocks.{i}.norm1.weight"))).count();
+        let weights = WeightShapes { network: NETWORK, shapes };
+        let [vocab, dim] = weights.get(EMBEDDING)?;
+        let [attention_dim, _] = weights.get("blocks.0.attn.q.weight")?;
+        let [ffn_dim, _] = weights.get("blocks.0.ffn.fc1.weight")?;
+        let [buckets, heads] = weights.get("blocks.0.pos_embedding.embedding.weight")?;
+        let layers = weights.blocks(|i| format!("blocks.{i}.norm1.weight"));
         let config = Self { vocab, dim, attention_dim, ffn_dim, heads, buckets, layers };
         if heads == 0 || !attention_dim.is_multiple_of(heads) {
             return Err(Error::Unsupported(format!(
@@ -92,15 +92,7 @@ impl Umt5Config {
                 "UMT5 encoder: expected a multiple of 4 relative position buckets, found {buckets}"
             )));
         }
-        for (key, expected) in config.weights() {
-            match shapes.get(&key) {
-                None => return Err(missing(&key)),
-                Some(found) if *found != expected => {
-                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
-                }
-                Some(_) => {}
-            }
-        }
+        weights.check(&config.weights())?;
         Ok(config)
     }
 
@@ -123,12 +115,6 @@ impl Umt5Config {
         }
         all
     }
-}
-
-fn missing(key: &str) -> Error {
-    Error::Unsupported(format!(
-        "the weight `{key}` of the UMT5 encoder is missing: the file is incomplete, or of another model"
-    ))
 }
 
 /// A UMT5 encoder.
@@ -155,7 +141,9 @@ impl Umt5 {
         let shapes = state.iter().map(|(k, t)| (k.clone(), t.shape().to_vec())).collect();
         let config = Umt5Config::from_shapes(&shapes)?;
         let mut blocks = state.clone();
-        let embedding = blocks.remove(EMBEDDING).ok_or_else(|| missing(EMBEDDING))?;
+        let embedding = blocks
+            .remove(EMBEDDING)
+            .ok_or_else(|| WeightShapes { network: NETWORK, shapes: &shapes }.missing(EMBEDDING))?;
         let store = Resident::new(&blocks, storable(stored_dtype(&embedding), device), device);
         Ok(Self { config, store: Arc::new(store), embedding: Embedding::Loaded(embedding), probe: None })
     }
@@ -192,7 +180,7 @@ impl Umt5 {
         if ids.is_empty() || ids.len() > length {
             return Err(Error::Misuse(format!("expected 1 to {length} token ids, found {}", ids.len())));
         }
-        self.encode_all(&[ids])?.iter().map(|rows| padded(rows, length)).next().unwrap_or_else(none)
+        self.encode_all(&[ids])?.iter().map(|rows| padded(rows, length)).next().unwrap_or_else(no_sequence)
     }
 
     /// Encodes several prompts, f32 `[ids.len(), dim]` each. Every weight is read once, and the results are
@@ -212,7 +200,7 @@ impl Umt5 {
     /// Like [`Umt5::hidden`], but returns the result on the device. It is part of the autodiff graph if the weights are
     /// leaves of one.
     pub fn hidden_recorded(&self, ids: &[u32], keys: &[usize]) -> Result<Burn<2>> {
-        self.hidden_all(&[(ids, keys)])?.pop().map_or_else(none, Ok)
+        self.hidden_all(&[(ids, keys)])?.pop().map_or_else(no_sequence, Ok)
     }
 
     fn hidden_all(&self, sequences: &[(&[u32], &[usize])]) -> Result<Vec<Burn<2>>> {
@@ -229,8 +217,8 @@ impl Umt5 {
             let weights = self.store.segment(&block_prefix(i))?;
             let scope =
                 Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
-            let through = |(x, positions)| self.block(&scope, i, x, positions);
-            states = states.into_iter().zip(&positions).map(through).collect::<Result<_>>()?;
+            let block = |(x, positions)| self.block(&scope, i, x, positions);
+            states = states.into_iter().zip(&positions).map(block).collect::<Result<_>>()?;
         }
         let weights = self.store.segment(FINAL_NORM)?;
         let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
@@ -241,9 +229,9 @@ impl Umt5 {
         let name = |part: &str| format!("blocks.{i}.{part}");
         let normed = ops::rms_norm(x.clone(), scope.weight(&name("norm1.weight"))?, EPS);
         let q = scope.linear(normed.clone(), &name("attn.q"))?;
-        let seen = positions.rows(normed);
-        let k = scope.linear(seen.clone(), &name("attn.k"))?;
-        let v = scope.linear(seen, &name("attn.v"))?;
+        let at_keys = positions.rows(normed);
+        let k = scope.linear(at_keys.clone(), &name("attn.k"))?;
+        let v = scope.linear(at_keys, &name("attn.v"))?;
         let table = scope.weight::<2>(&name("pos_embedding.embedding.weight"))?;
         let mixed = attention([q, k, v], table, positions, self.store.device());
         let attended = scope.linear(mixed, &name("attn.o"))?;

@@ -41,7 +41,7 @@ fn a_prompt_embedding_does_not_depend_on_its_padding() {
 }
 
 #[test]
-fn a_streamed_bf16_file_encodes_as_the_resident_one() {
+fn streamed_and_resident_bf16_weights_are_bit_exact() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t5.safetensors");
     let state = random(&config(), DType::Bf16);
@@ -55,7 +55,7 @@ fn a_streamed_bf16_file_encodes_as_the_resident_one() {
 }
 
 #[test]
-fn ids_beyond_the_vocabulary_and_wrong_lengths_are_errors() {
+fn rejects_ids_beyond_the_vocabulary_and_wrong_lengths() {
     let model = Umt5::new(&random(&config(), DType::F32), &device()).unwrap();
     assert!(model.encode(&[30], 4).unwrap_err().to_string().contains("vocabulary of 30"));
     assert!(model.encode(&[], 4).is_err());
@@ -63,7 +63,7 @@ fn ids_beyond_the_vocabulary_and_wrong_lengths_are_errors() {
 }
 
 #[test]
-fn prompts_together_have_the_bits_of_each_alone_and_every_weight_is_read_once() {
+fn batched_prompts_are_bit_exact_and_read_each_weight_once() {
     /// Counts reads.
     struct Counting(Resident, std::sync::Mutex<Vec<String>>);
     impl WeightStore for Counting {
@@ -94,7 +94,7 @@ fn prompts_together_have_the_bits_of_each_alone_and_every_weight_is_read_once() 
 }
 
 #[test]
-fn a_missing_or_misshapen_weight_is_named() {
+fn errors_name_missing_and_misshapen_weights() {
     let mut state = random(&config(), DType::F32);
     let taken = state.remove("blocks.1.ffn.fc2.weight").unwrap();
     let message = Umt5::new(&state, &device()).err().unwrap().to_string();

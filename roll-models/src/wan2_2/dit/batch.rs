@@ -33,7 +33,7 @@ pub(super) struct BatchShape {
 impl Batch {
     pub(super) fn new(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Self> {
         let Some(first) = inputs.first() else {
-            return Err(Error::Misuse("velocities of no inputs were asked for".into()));
+            return Err(Error::Misuse("velocities of no inputs were requested".into()));
         };
         let latents: Result<Vec<Tensor>> =
             inputs.iter().map(|input| with_channels(config, input.latents, input.conditioning)).collect();
@@ -46,12 +46,12 @@ impl Batch {
             let frames = other.conditioning.first_frame.as_ref().map_or(vec![0], |f| f.shape().to_vec());
             return Err(Error::shape("known first frames", "one for every sample, or for none", &frames));
         }
-        let (all, given) = (shape.grid.tokens(), shape.grid.tokens_per_frame());
+        let (all, per_frame) = (shape.grid.tokens(), shape.grid.tokens_per_frame());
         let (mut timesteps, mut groups) = (Vec::new(), Vec::new());
         for input in inputs {
             if known(input) {
                 timesteps.push(Timestep(0.0));
-                groups.push(given);
+                groups.push(per_frame);
             }
             timesteps.push(input.timestep);
             groups.push(all - groups.last().filter(|_| known(input)).copied().unwrap_or(0));

@@ -32,7 +32,7 @@ pub struct Pass {
     pub activations: DType,
     /// Rotary tables (cosines, sines), each `[tokens, head_dim / 2]`.
     pub rope: (Tensor<2>, Tensor<2>),
-    /// Number of samples that are computed together. States and context have the rows of one sample after the other.
+    /// Number of samples in the batch. States and context have the rows of one sample after the other.
     pub samples: usize,
     /// Number of tokens of each group that shares a timestep and therefore a row of the modulations: one group per
     /// sample, or two for TI2V (the known first frame, then the other frames).
@@ -97,8 +97,8 @@ impl Pass {
         }
         let spread = |(i, n): (usize, &usize)| rows.clone().narrow(0, i, 1).expand([*n, width]);
         // A rank may have no token of some group.
-        let there = self.groups.iter().enumerate().filter(|(_, n)| **n > 0);
-        Tensor::cat(there.map(spread).collect(), 0)
+        let present = self.groups.iter().enumerate().filter(|(_, n)| **n > 0);
+        Tensor::cat(present.map(spread).collect(), 0)
     }
 
     /// Attention within each sample. The samples of a batch are folded into the head axis.
@@ -109,11 +109,11 @@ impl Pass {
             return ops::attention_with(q, k, v, heads, options);
         }
         let [rows, width] = q.dims();
-        let beside = |x: Tensor<2>| {
+        let fold = |x: Tensor<2>| {
             let n = x.dims()[0] / samples;
             x.reshape([samples, n, width]).swap_dims(0, 1).reshape([n, samples * width])
         };
-        let attended = ops::attention_with(beside(q), beside(k), beside(v), samples * heads, options);
+        let attended = ops::attention_with(fold(q), fold(k), fold(v), samples * heads, options);
         attended.reshape([rows / samples, samples, width]).swap_dims(0, 1).reshape([rows, width])
     }
 
@@ -197,8 +197,8 @@ impl Block {
     fn apply(&self, scope: &Scope<'_>, x: Tensor<2>, modulation: Tensor<2>, context: Tensor<2>) -> Result<Tensor<2>> {
         let (pass, name) = (&self.pass, format!("blocks.{}", self.index));
         let dim = pass.config.dim;
-        let own = scope.weight::<3>(&format!("{name}.modulation"))?.reshape([1, 6 * dim]);
-        let modulation = modulation + own;
+        let bias = scope.weight::<3>(&format!("{name}.modulation"))?.reshape([1, 6 * dim]);
+        let modulation = modulation + bias;
         let row = |i: usize| modulation.clone().narrow(1, i * dim, dim);
         let shift_or_gate = |i: usize| pass.per_token(row(i));
         let gain = |i: usize| pass.per_token(row(i) + 1.0);
@@ -281,9 +281,9 @@ impl Segment for Head {
         pass.scoped_f32("head.", tape, |scope| {
             let x = state.rank::<2>()?;
             let dim = pass.config.dim;
-            let own = scope.weight::<3>("head.modulation")?;
+            let bias = scope.weight::<3>("head.modulation")?;
             let time = shared[shared::TIME].rank::<2>()?;
-            let row = |i: usize| time.clone() + own.clone().narrow(1, i, 1).reshape([1, dim]);
+            let row = |i: usize| time.clone() + bias.clone().narrow(1, i, 1).reshape([1, dim]);
             let h = ops::layer_norm(x, pass.per_token(row(1) + 1.0), pass.per_token(row(0)), EPS);
             let out = scope.linear(h, "head.head")?;
             pass.probe_value(|| "head".into(), &out);

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use roll_core::{Error, Result};
 
+use crate::wan2_2::shapes::WeightShapes;
+
 /// Width of an attention head in every published Wan model. The weights do not contain it.
 const OFFICIAL_HEAD_DIM: usize = 128;
 
@@ -50,22 +52,15 @@ impl DitConfig {
     /// `heads` comes from the checkpoint's `config.json` or from the user. Without it, heads are 128 wide, as in every
     /// published model.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>, heads: Option<usize>) -> Result<Self> {
-        let shape = |key: &str, rank: usize| -> Result<&Vec<usize>> {
-            let found = shapes.get(key).ok_or_else(|| missing(key))?;
-            match found.len() == rank {
-                true => Ok(found),
-                false => Err(Error::shape(key, format!("rank {rank}"), found)),
-            }
-        };
-        let patch = shape("patch_embedding.weight", 5)?;
-        let (dim, in_channels, patch) = (patch[0], patch[1], [patch[2], patch[3], patch[4]]);
-        let layers = (0..).take_while(|i| shapes.contains_key(&format!("blocks.{i}.modulation"))).count();
+        let weights = WeightShapes { network: "Wan transformer", shapes };
+        let [dim, in_channels, pt, ph, pw] = weights.get("patch_embedding.weight")?;
+        let patch = [pt, ph, pw];
         let heads = match heads {
             Some(heads) => heads,
             None if dim.is_multiple_of(OFFICIAL_HEAD_DIM) => dim / OFFICIAL_HEAD_DIM,
             None => {
                 return Err(Error::Unsupported(format!(
-                    "the number of attention heads is not known: weights do not say it, and the width {dim} is no \
+                    "the number of attention heads is unknown: the weights do not contain it, and the width {dim} is not a \
                      multiple of {OFFICIAL_HEAD_DIM}; put a config.json with `num_heads` beside the weights or set \
                      `model.num_heads`"
                 )));
@@ -74,23 +69,27 @@ impl DitConfig {
         if heads == 0 || !dim.is_multiple_of(2 * heads) {
             return Err(Error::config("num_heads", format!("{heads} heads do not divide the width {dim} into pairs")));
         }
-        let volume: usize = patch.iter().product();
+        let volume = pt * ph * pw;
+        let [out, _] = weights.get("head.head.weight")?;
+        let [_, text_dim] = weights.get("text_embedding.0.weight")?;
+        let [_, freq_dim] = weights.get("time_embedding.0.weight")?;
+        let [ffn_dim, _] = weights.get("blocks.0.ffn.0.weight")?;
         let config = Self {
             dim,
             in_channels,
-            out_channels: shape("head.head.weight", 2)?[0] / volume.max(1),
+            out_channels: out / volume.max(1),
             patch,
-            text_dim: shape("text_embedding.0.weight", 2)?[1],
-            freq_dim: shape("time_embedding.0.weight", 2)?[1],
-            ffn_dim: shape("blocks.0.ffn.0.weight", 2)?[0],
-            layers,
+            text_dim,
+            freq_dim,
+            ffn_dim,
+            layers: weights.blocks(|i| format!("blocks.{i}.modulation")),
             heads,
             image_dim: match shapes.contains_key("img_emb.proj.1.weight") {
-                true => Some(shape("img_emb.proj.1.weight", 2)?[1]),
+                true => Some(weights.get::<2>("img_emb.proj.1.weight")?[1]),
                 false => None,
             },
         };
-        config.check(shapes)?;
+        weights.check(&config.weights())?;
         Ok(config)
     }
 
@@ -164,23 +163,4 @@ impl DitConfig {
         }
         all
     }
-
-    fn check(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<()> {
-        for (key, expected) in self.weights() {
-            match shapes.get(&key) {
-                None => return Err(missing(&key)),
-                Some(found) if *found != expected => {
-                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(())
-    }
-}
-
-fn missing(key: &str) -> Error {
-    Error::Unsupported(format!(
-        "the weight `{key}` of the Wan transformer is missing: the file is incomplete, or of another model"
-    ))
 }

@@ -50,7 +50,7 @@ pub struct Dit {
     full: bool,
     /// The ranks between which trained weights are sharded.
     ranks: Option<Arc<dyn Communicator>>,
-    /// The ranks between which the tokens of a pass are divided.
+    /// The ranks between which the tokens of a pass are sharded.
     token_ranks: Option<Arc<TokenRanks>>,
     lora_scale: f64,
     products: DType,
@@ -68,13 +68,13 @@ struct Rotary(Mutex<Option<(BatchShape, [Burn<2>; 2])>>);
 impl Rotary {
     fn tables(&self, shape: BatchShape, head_dim: usize, device: &Device) -> Result<[Burn<2>; 2]> {
         // A poisoned lock is harmless, because the tables are replaced in one assignment.
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*kept {
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*cached {
             Some((of, tables)) if *of == shape => Ok(tables.clone()),
             _ => {
                 let (cos, sin) = shape.rotary_tables(head_dim)?;
                 let tables = [to_device(&cos, device)?, to_device(&sin, device)?];
-                *kept = Some((shape, tables.clone()));
+                *cached = Some((shape, tables.clone()));
                 Ok(tables)
             }
         }
@@ -141,7 +141,7 @@ impl Dit {
         self
     }
 
-    /// Divides the tokens of every pass between `ranks` (sequence parallelism). Each rank computes self-attention for
+    /// Shards the tokens of every pass between `ranks` (sequence parallelism). Each rank computes self-attention for
     /// its heads and everything else for its tokens, so the number of ranks must divide the heads.
     ///
     /// All ranks must make the same passes with the same inputs. Each receives the whole velocity and the whole
@@ -152,7 +152,7 @@ impl Dit {
         self
     }
 
-    /// Number of ranks between which the tokens of a pass are divided.
+    /// Number of ranks between which the tokens of a pass are sharded.
     pub fn token_ranks(&self) -> usize {
         self.token_ranks.as_ref().map_or(1, |group| group.count())
     }
@@ -239,7 +239,7 @@ impl Dit {
         let batch = Batch::new(inputs, &self.config)?;
         let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
         let own = self.own_tokens(&batch)?;
-        let [cos, sin] = [cos, sin].map(|table| own.of(table));
+        let [cos, sin] = [cos, sin].map(|table| own.select(table));
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
             Adapter::Off => None,
@@ -269,22 +269,22 @@ impl Dit {
         let tape = if track_shared { Tape::on() } else { Tape::off() };
         let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
-        let state = NdTensor::from(own.of(to_device::<2>(&batch.tokens, &device)?));
+        let state = NdTensor::from(own.select(to_device::<2>(&batch.tokens, &device)?));
         let chain = chain(&pass);
         let (out, record) = chain.forward(state, shared, grad, self.memory, track_shared, trains.clone())?;
-        let velocities = batch.shape.to_latents(&own.joined(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
+        let velocities = batch.shape.to_latents(&own.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
         let shape = batch.shape;
         let channels = self.config.out_channels;
         let pullback = record.map(|record| {
             Pullback::new(move |cotangents: &Tensor| {
                 let tokens = shape.to_tokens(cotangents, Order::ChannelLast)?;
-                let cotangent = own.of(to_device::<2>(&tokens, &device)?).into();
+                let cotangent = own.select(to_device::<2>(&tokens, &device)?).into();
                 let (input, shared) = record.pull(cotangent)?;
                 if track_shared {
                     embedded.pull(shared, trains.as_ref());
                 }
-                let input = shape.to_latents(&own.joined(to_host(input.rank::<2>()?)?)?, Order::ChannelFirst)?;
+                let input = shape.to_latents(&own.gather(to_host(input.rank::<2>()?)?)?, Order::ChannelFirst)?;
                 first_channels(&input, channels)
             })
         });
@@ -299,7 +299,7 @@ impl Dit {
         let Some(group) = self.token_ranks.clone() else { return Ok(OwnTokens { rows: 0..tokens, group: None }) };
         let (count, heads) = (group.count(), self.config.heads);
         if batch.shape.samples() != 1 {
-            let problem = "tokens that are divided among ranks are those of one sample at a time";
+            let problem = "tokens are sharded between ranks for one sample at a time";
             return Err(Error::Unsupported(problem.into()));
         }
         if !tokens.is_multiple_of(count) || !heads.is_multiple_of(count) {
@@ -321,7 +321,7 @@ struct OwnTokens {
 
 impl OwnTokens {
     /// Selects this rank's rows from a matrix of all tokens.
-    fn of(&self, all: Burn<2>) -> Burn<2> {
+    fn select(&self, all: Burn<2>) -> Burn<2> {
         match self.group {
             Some(_) => all.narrow(0, self.rows.start, self.rows.len()),
             None => all,
@@ -340,9 +340,9 @@ impl OwnTokens {
     }
 
     /// Gathers the matrix of all tokens from the rows of every rank.
-    fn joined(&self, own: Tensor) -> Result<Tensor> {
+    fn gather(&self, own: Tensor) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own) };
-        // Reports an exchange that failed during the pass.
+        // Reports an all-to-all that failed during the pass.
         group.check()?;
         let shape = [own.shape()[0] * group.count(), own.shape()[1]];
         Tensor::new(group.gathered(own.f32s()?)?, shape)
@@ -388,8 +388,8 @@ fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
         return Err(Error::shape("latents", "[B, C, T, H, W]", stack.shape()));
     };
     let volume = t * h * w;
-    let kept = stack.f32s()?.chunks_exact(all * volume).flat_map(|one| &one[..channels * volume]).copied();
-    Tensor::new(kept.collect::<Vec<f32>>(), [count, channels, t, h, w])
+    let first = stack.f32s()?.chunks_exact(all * volume).flat_map(|one| &one[..channels * volume]).copied();
+    Tensor::new(first.collect::<Vec<f32>>(), [count, channels, t, h, w])
 }
 
 /// Adapters for a transformer of these sizes; see [`crate::trainable::lora_parameters`].

@@ -69,12 +69,12 @@ impl Grid {
         };
         let mut position = 0;
         for token in 0..gt * gh * gw {
-            let place = [token / (gh * gw), token / gw % gh, token % gw];
+            let coordinates = [token / (gh * gw), token / gw % gh, token % gw];
             match order {
                 Order::ChannelFirst => {
                     for c in 0..channels {
                         for inner in 0..pt * ph * pw {
-                            at(position, place, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
+                            at(position, coordinates, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
                             position += 1;
                         }
                     }
@@ -82,7 +82,7 @@ impl Grid {
                 Order::ChannelLast => {
                     for inner in 0..pt * ph * pw {
                         for c in 0..channels {
-                            at(position, place, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
+                            at(position, coordinates, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
                             position += 1;
                         }
                     }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_and_latents_are_one_permutation_apart() {
+    fn tokens_round_trip_to_latents() {
         let latents = Tensor::new((0..3 * 2 * 4 * 6).map(|i| i as f32).collect::<Vec<_>>(), [3, 2, 4, 6]).unwrap();
         let grid = Grid::new(latents.shape(), [1, 2, 2]).unwrap();
         assert_eq!(grid.tokens(), 2 * 2 * 3);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_that_does_not_divide_is_an_error() {
+    fn rejects_patches_that_do_not_divide_the_latents() {
         assert!(Grid::new(&[16, 2, 5, 4], [1, 2, 2]).is_err());
         assert!(Grid::new(&[16, 0, 4, 4], [1, 2, 2]).is_err());
         assert!(Grid::new(&[16, 4, 4], [1, 2, 2]).is_err());

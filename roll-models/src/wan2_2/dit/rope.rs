@@ -15,8 +15,8 @@ pub fn rotary_tables(grid: &Grid, head_dim: usize) -> Result<(Tensor, Tensor)> {
     let half = head_dim / 2;
     let (mut cos, mut sin) = (Vec::with_capacity(gt * gh * gw * half), Vec::with_capacity(gt * gh * gw * half));
     for token in 0..gt * gh * gw {
-        let place = [token / (gh * gw), token / gw % gh, token % gw];
-        for (position, width) in place.into_iter().zip(widths) {
+        let coordinates = [token / (gh * gw), token / gw % gh, token % gw];
+        for (position, width) in coordinates.into_iter().zip(widths) {
             for pair in 0..width / 2 {
                 let angle = position as f64 / THETA.powf((2 * pair) as f64 / width as f64);
                 cos.push(angle.cos() as f32);

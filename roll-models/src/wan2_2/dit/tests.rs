@@ -60,7 +60,7 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
 }
 
 #[test]
-fn embeddings_do_not_depend_on_what_the_products_of_the_blocks_are_taken_in() {
+fn embeddings_do_not_depend_on_the_product_dtype() {
     let (dit, conditioning, latents) = (dit(), conditioning(), latents([4, 2, 4, 6]));
     let input = VelocityInput { latents: &latents, timestep: Timestep(937.5), conditioning: &conditioning };
     let batch = Batch::new(&[input], dit.config()).unwrap();
@@ -91,7 +91,7 @@ fn embeddings_do_not_depend_on_what_the_products_of_the_blocks_are_taken_in() {
 }
 
 #[test]
-fn rotary_tables_are_made_anew_for_another_shape_only() {
+fn rotary_tables_are_cached_by_shape() {
     let (dit, conditioning) = (dit(), conditioning());
     let velocity = |dit: &Dit, shape: [usize; 4]| {
         let at = Timestep(500.0);
@@ -101,14 +101,14 @@ fn rotary_tables_are_made_anew_for_another_shape_only() {
     let first = [velocity(&dit, small), velocity(&dit, small), velocity(&dit, large), velocity(&dit, small)];
     assert!(first[0] == first[1] && first[0] == first[3]);
     assert_eq!(first[2], velocity(&super::tests::dit(), large));
-    let kept = dit.rotary.0.lock().unwrap().as_ref().map(|(shape, _)| *shape);
+    let cached = dit.rotary.0.lock().unwrap().as_ref().map(|(shape, _)| *shape);
     let input = latents(small);
     let input = VelocityInput { latents: &input, timestep: Timestep(1.0), conditioning: &conditioning };
-    assert!(kept == Some(Batch::new(&[input], dit.config()).unwrap().shape));
+    assert!(cached == Some(Batch::new(&[input], dit.config()).unwrap().shape));
 }
 
 #[test]
-fn inputs_kept_in_bf16_give_the_gradient_to_the_rounding_of_bf16() {
+fn bf16_block_inputs_change_gradients_by_their_rounding() {
     let (conditioning, latents) = (conditioning(), latents([4, 2, 4, 6]));
     let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: ["q", "v", "ffn.0"].map(String::from).to_vec() };
     let gradient = |products: DType, memory: Memory| {
@@ -170,7 +170,7 @@ fn recorded(dit: &Dit, first_frame: bool, shape: [usize; 4]) -> Result<[Tensor; 
 }
 
 #[test]
-fn tokens_divided_among_ranks_give_the_velocity_and_the_gradients_of_one_rank() {
+fn sharded_tokens_have_the_velocity_and_gradients_of_one_rank() {
     // Twelve tokens, six of which belong to the first frame if it is known: a rank then has tokens of one kind only.
     let shape = [4, 2, 4, 6];
     for first_frame in [false, true] {
@@ -195,7 +195,7 @@ fn tokens_divided_among_ranks_give_the_velocity_and_the_gradients_of_one_rank() 
 }
 
 #[test]
-fn operators_that_hand_on_bf16_lose_little_more_than_products_in_bf16() {
+fn bf16_activations_lose_little_more_than_bf16_products() {
     for device in ["flex", "libtorch"].iter().filter_map(|name| roll_backends::device(name).ok()) {
         let run = |products: DType, activations: DType| {
             let dit = Dit::new(&weights(), Some(2), DType::BF16, &device).unwrap();
@@ -212,14 +212,14 @@ fn operators_that_hand_on_bf16_lose_little_more_than_products_in_bf16() {
 }
 
 #[test]
-fn operators_hand_on_f32_unless_libtorch_drives_the_gpu() {
+fn activations_are_f32_by_default_on_the_cpu() {
     let of = |dit: Dit| recorded(&with_adapter(dit), false, [4, 2, 4, 6]).unwrap().map(|x| x.as_bytes().to_vec());
     let narrow = || dit().with_products(DType::BF16);
     assert!(of(narrow()) == of(narrow().with_activations(DType::F32)));
 }
 
 #[test]
-fn tokens_divided_among_ranks_may_be_bf16_between_operators() {
+fn sharded_tokens_work_with_bf16_activations() {
     let run = |ranks: Option<Arc<dyn Communicator>>| {
         let dit = Dit::new(&weights(), Some(4), DType::BF16, &device()).unwrap();
         let dit = dit.with_products(DType::BF16).with_activations(DType::BF16);
@@ -233,13 +233,13 @@ fn tokens_divided_among_ranks_may_be_bf16_between_operators() {
 }
 
 #[test]
-fn ranks_that_do_not_divide_tokens_and_heads_are_refused() {
-    let said = |count: usize, shape: [usize; 4]| {
+fn rejects_ranks_that_do_not_divide_tokens_and_heads() {
+    let messages = |count: usize, shape: [usize; 4]| {
         let run = |ranks| recorded(&adapted(Some(ranks)), false, shape).map(drop);
         let results = ThreadRanks::run(count, Duration::from_secs(60), run);
         results.into_iter().map(|result| result.unwrap_err().to_string()).collect::<Vec<_>>()
     };
     for (count, shape) in [(3, [4, 2, 4, 6]), (4, [4, 1, 4, 6])] {
-        assert!(said(count, shape).iter().all(|said| said.contains("ranks cannot divide")), "{count}");
+        assert!(messages(count, shape).iter().all(|message| message.contains("ranks cannot divide")), "{count}");
     }
 }

@@ -8,8 +8,8 @@ use super::super::options::{IdleExpert, Placement};
 use super::super::vae::{DEFAULT_CHECKPOINTS, Tiling, decoder_bytes, state_bytes};
 use super::{Plan, RESERVE};
 
-/// f32 values per token that the recomputation and the pullback of one block hold, in units of the width of the residual
-/// stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
+/// f32 values per token that the recomputation and the pullback of one block hold, in units of the width of the
+/// residual stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
 /// (example `dit_memory` of commit ac7d28a).
 const BLOCK_WORDS: [usize; 2] = [10, 4];
 /// Bytes of the process itself.
@@ -21,67 +21,17 @@ impl Plan {
     pub fn memory(&self) -> Result<Vec<MemoryItem>> {
         let (networks, division, passes) = (&self.networks, &self.input.division, &self.input.passes);
         let (ranks, gpu, held) = (self.input.ranks(), self.input.memory.is_some(), passes.held());
-        let (dit, block) = (networks.dit_elements(), self.block_bytes());
-        let expert = self.expert_bytes();
-        let all = expert * networks.experts;
-        let counted = match self.storage.eight_bits {
-            true => format!("{expert} B (matrices of blocks in 8 bits)"),
-            false => format!("{dit} x {} B", self.storage.weight_bytes),
-        };
-        let here = self.experts_on_device();
-        // The block in use, and the one in flight.
-        let ahead = if division.overlap_comm && ranks > 1 { 2 } else { 1 };
-        let item = |name, device, host, formula: String| MemoryItem::new(name, [device, host], formula);
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
         if gpu {
-            items.push(item(
-                "context and rewards",
-                RESERVE,
-                0,
-                "CUDA's context, rewards' networks; an estimate".into(),
-            ));
+            let formula = "CUDA's context, rewards' networks; an estimate".into();
+            items.push(item("context and rewards", RESERVE, 0, formula));
         }
-
         // Trained weights are loaded like frozen ones.
-        let full = self.trainable == Trainable::Full;
-        items.push(match self.placement() {
-            Placement::Sharded => item(
-                "transformer weights",
-                ahead * block,
-                all.div_ceil(ranks),
-                format!("{} x {counted} / {ranks} ranks, and {ahead} block(s)", networks.experts),
-            ),
-            Placement::Streamed => {
-                item("transformer weights", 2 * block, 0, "two blocks; the rest in its files".to_string())
-            }
-            Placement::Host => {
-                let formula = format!("two blocks; {} x {counted} in host memory", networks.experts);
-                item("transformer weights", 2 * block, all, formula)
-            }
-            Placement::Auto | Placement::Resident => {
-                let (on_host, note) = match self.storage.idle {
-                    IdleExpert::Auto | IdleExpert::Keep => (0, ""),
-                    IdleExpert::Host => (all, "; all in host memory, one at a time here"),
-                    IdleExpert::Drop => (0, "; the idle expert in its files"),
-                };
-                item("transformer weights", expert * here, on_host, format!("{here} x {counted}{note}"))
-            }
-        });
+        items.push(self.transformer_weights());
         let vae = networks.vae_elements();
         items.push(item("VAE weights", 4 * vae, 0, format!("{vae} x 4 B")));
-
         let n = self.trained_elements()?;
-        let what = if full { "all weights" } else { "adapters" };
-        // Trained weights are sharded like frozen ones; adapters never are.
-        items.push(match full && ranks > 1 && self.placement() == Placement::Sharded {
-            true => item(
-                "trained parameters",
-                4 * ahead * networks.block_elements(),
-                4 * n.div_ceil(ranks),
-                format!("{n} / {ranks} x 4 B, {what}, and {ahead} block(s)"),
-            ),
-            false => item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}")),
-        });
+        items.push(self.trained_parameters(n));
         items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
         items.extend(division.memory(n, ranks, gpu));
 
@@ -115,6 +65,53 @@ impl Plan {
         Ok(items)
     }
 
+    fn transformer_weights(&self) -> MemoryItem {
+        let (experts, ranks, block) = (self.networks.experts, self.input.ranks(), self.block_bytes());
+        let expert = self.expert_bytes();
+        let counted = match self.storage.eight_bits {
+            true => format!("{expert} B (matrices of blocks in 8 bits)"),
+            false => format!("{} x {} B", self.networks.dit_elements(), self.storage.weight_bytes),
+        };
+        let (device, host, formula) = match self.placement() {
+            Placement::Sharded => {
+                let blocks = self.gathered_blocks();
+                let formula = format!("{experts} x {counted} / {ranks} ranks, and {blocks} block(s)");
+                (blocks * block, (expert * experts).div_ceil(ranks), formula)
+            }
+            Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
+            Placement::Host => {
+                (2 * block, expert * experts, format!("two blocks; {experts} x {counted} in host memory"))
+            }
+            Placement::Auto | Placement::Resident => {
+                let (on_host, note) = match self.storage.idle {
+                    IdleExpert::Auto | IdleExpert::Keep => (0, ""),
+                    IdleExpert::Host => (expert * experts, "; all in host memory, one at a time here"),
+                    IdleExpert::Drop => (0, "; the idle expert in its files"),
+                };
+                let here = self.experts_on_device();
+                (expert * here, on_host, format!("{here} x {counted}{note}"))
+            }
+        };
+        item("transformer weights", device, host, formula)
+    }
+
+    /// Trained weights are sharded like frozen ones; adapters never are.
+    fn trained_parameters(&self, n: usize) -> MemoryItem {
+        let (ranks, full) = (self.input.ranks(), self.trainable == Trainable::Full);
+        let what = if full { "all weights" } else { "adapters" };
+        if !(full && ranks > 1 && self.placement() == Placement::Sharded) {
+            return item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}"));
+        }
+        let blocks = self.gathered_blocks();
+        let formula = format!("{n} / {ranks} x 4 B, {what}, and {blocks} block(s)");
+        item("trained parameters", 4 * blocks * self.networks.block_elements(), 4 * n.div_ceil(ranks), formula)
+    }
+
+    /// Number of sharded blocks on the device: the one in use, and with overlap the one in flight.
+    fn gathered_blocks(&self) -> usize {
+        if self.input.division.overlap_comm && self.input.ranks() > 1 { 2 } else { 1 }
+    }
+
     /// Bytes that the recomputation and the pullback of one transformer block hold.
     pub fn block_pull(&self) -> usize {
         let dit = &self.networks.dit;
@@ -126,4 +123,8 @@ impl Plan {
         let [_, h, w] = self.latent_size();
         decoder_bytes(&self.networks.vae, self.tiling, self.input.frames, [h, w])
     }
+}
+
+fn item(name: &str, device: usize, host: usize, formula: String) -> MemoryItem {
+    MemoryItem::new(name, [device, host], formula)
 }

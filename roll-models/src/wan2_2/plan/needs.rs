@@ -131,14 +131,14 @@ fn hints(plan: &Plan) -> Vec<String> {
     let mut hint = |applies: bool, text: &str| hints.extend(applies.then(|| text.to_string()));
     let (resident, full) = (plan.placement() == Placement::Resident, plan.trainable == Trainable::Full);
     let division = &plan.input.division;
-    hint(resident && plan.input.ranks() > 1, "strategy.stage=3 divides the frozen weights among the ranks");
+    hint(resident && plan.input.ranks() > 1, "strategy.stage=3 shards the frozen weights between the ranks");
     hint(
         !plan.storage.eight_bits && plan.placement() != Placement::Sharded && !full,
         "model.weights_dtype=int8 rounds the matrices of the frozen blocks to eight bits",
     );
     hint(
         resident && !plan.storage.eight_bits,
-        "model.weight_store=host keeps the frozen weights in host memory, and brings a block ahead",
+        "model.weight_store=host keeps the frozen weights in host memory, and prefetches a block",
     );
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
     let largest = plan.tiling.map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
@@ -157,7 +157,7 @@ fn hints(plan: &Plan) -> Vec<String> {
     // Algorithms whose videos are scored without a gradient compute several at a time, which groups do not.
     let possible = !groups && plan.input.passes.decoded()[0] == 0;
     if let Some(n) = (2..=ranks).find(|n| possible && plan.can_shard_tokens(*n)) {
-        hint(true, &format!("strategy.sequence_parallel_size={n} divides the tokens of a video among {n} ranks"));
+        hint(true, &format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
     }
     hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");
     hints

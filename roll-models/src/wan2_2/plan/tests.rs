@@ -110,7 +110,7 @@ fn each_zero_stage_shards_one_more_item() {
     let eighth = |a: usize, b: usize| a.abs_diff(b.div_ceil(8)) <= 8;
     assert!(eighth(one[0], zero[0]) && one[1..] == zero[1..]);
     assert!(eighth(two[1], zero[1]) && two[2..] == zero[2..]);
-    // Two blocks of one expert are there whole.
+    // Two blocks of one expert are gathered.
     assert!(three[2] > zero[2] / 8 && three[2] < zero[2] / 8 + zero[2] / 38);
     assert_eq!(three[3], zero[3]);
 }
@@ -119,7 +119,7 @@ fn each_zero_stage_shards_one_more_item() {
 fn optimizer_state_is_on_the_gpu_up_to_the_limit() {
     let mut plan = plan("wan2_2-i2v-a14b");
     let n = plan.trained_elements().unwrap();
-    let places = |plan: &Plan| {
+    let device_and_host = |plan: &Plan| {
         let state = plan.memory().unwrap().into_iter().find(|item| item.name == "optimizer state").unwrap();
         [state.device, state.host]
     };
@@ -127,7 +127,7 @@ fn optimizer_state_is_on_the_gpu_up_to_the_limit() {
         [(None, n, [0, 8 * n]), (Some(80 << 30), n, [8 * n, 0]), (Some(80 << 30), n - 1, [0, 8 * n])]
     {
         (plan.input.memory, plan.input.division.state_on_gpu) = (memory, most);
-        assert_eq!(places(&plan), expected);
+        assert_eq!(device_and_host(&plan), expected);
         plan.input.division.copies_parameters = true;
         assert_eq!(bytes(&plan, "copy of the parameters"), expected[1] / 2);
     }
@@ -139,13 +139,13 @@ fn sharded_optimizer_state_is_on_the_gpu_and_sums_of_gradients_on_the_host() {
     let n = plan.trained_elements().unwrap();
     (plan.input.memory, plan.input.ranks) = (Some(80 << 30), 4);
     plan.input.division = Division { stage: 2, state_on_gpu: n / 4, ..plan.input.division };
-    let places = |name: &str| {
+    let device_and_host = |name: &str| {
         let item = plan.memory().unwrap().into_iter().find(|item| item.name == name).unwrap();
         [item.device, item.host]
     };
     assert_eq!(n % 4, 0);
-    assert_eq!(places("optimizer state"), [8 * n / 4, 0]);
-    assert_eq!(places("sums of gradients"), [0, 4 * n / 4]);
+    assert_eq!(device_and_host("optimizer state"), [8 * n / 4, 0]);
+    assert_eq!(device_and_host("sums of gradients"), [0, 4 * n / 4]);
 }
 
 #[test]

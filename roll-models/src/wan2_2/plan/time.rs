@@ -11,8 +11,8 @@ use super::Plan;
 const HOST_RATE: f64 = 10e9;
 
 impl Plan {
-    /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers overlap computation if
-    /// weights are prefetched.
+    /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers overlap computation
+    /// if weights are prefetched.
     pub fn time(&self) -> Vec<PhaseCost> {
         let (input, speed) = (&self.input, self.input.speed);
         let (forward, pull) = (self.forward_flops(), self.pull_flops());
@@ -68,8 +68,8 @@ impl Plan {
         phases
     }
 
-    /// Bytes that a rank sends to the other ranks of its token group in a forward pass: queries, keys, values and results
-    /// of self-attention, in f32.
+    /// Bytes that a rank sends to the other ranks of its token group in a forward pass: queries, keys, values and
+    /// results of self-attention, in f32.
     fn all_to_all_bytes(&self) -> f64 {
         let (dit, group) = (&self.networks.dit, self.input.division.token_ranks.max(1) as f64);
         16.0 * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
@@ -102,8 +102,8 @@ impl Plan {
     }
 }
 
-/// Floating-point operations of the decoder per pixel of a frame: its 3x3x3 convolutions, and the 3x3 convolutions of the
-/// upsampling.
+/// Floating-point operations of the decoder per pixel of a frame: its 3x3x3 convolutions, and the 3x3 convolutions of
+/// the upsampling.
 fn decoder_flops(vae: &VaeConfig) -> f64 {
     let stages = vae.dim_mult.len();
     let patch = vae.pixel_patch() as f64;

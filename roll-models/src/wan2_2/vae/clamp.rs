@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_zero_outside_and_one_on_the_border() {
+    fn gradient_is_zero_outside_and_one_on_the_bounds() {
         let frames = Tensor::new(vec![-1.5f32, -1.0, 0.25, 1.0, 1.5], [5]).unwrap();
         let clamped = clamp(&frames).unwrap();
         assert_eq!(clamped.frames.f32s().unwrap(), [-1.0, -1.0, 0.25, 1.0, 1.0]);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn many_values_are_clamped_as_few_are() {
+    fn clamping_in_parallel_equals_clamping_one_by_one() {
         let values: Vec<f32> = (0..200_003).map(|i| (i * 7919 % 4001) as f32 / 1000.0 - 2.0).collect();
         let count = values.iter().filter(|v| v.abs() > 1.0).count();
         let clamped = clamp(&Tensor::new(values.clone(), [values.len()]).unwrap()).unwrap();

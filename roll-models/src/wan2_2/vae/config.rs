@@ -1,11 +1,12 @@
 //! Sizes of the VAE, read from its checkpoint, and the list of layers that follows from them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use roll_core::{Error, Noise, Purpose, Result, StateDict, Tensor};
 
 use super::layer::{Layer, LayerKind};
 use super::rearrange::Factors;
+use crate::wan2_2::shapes::WeightShapes;
 
 /// The two published architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,13 +180,15 @@ impl VaeConfig {
         for (stage, &output) in dims.iter().enumerate() {
             let last = stage + 1 == dims.len();
             let stage_input = input;
-            names.open_stage(&mut layers);
+            // The last stage has no shortcut.
+            if !last {
+                names.open_stage(&mut layers);
+            }
             for _ in 0..=self.num_res_blocks {
                 residual(&mut layers, names.next(), input, output);
                 input = output;
             }
             if last {
-                names.close_without_shortcut(&mut layers);
                 break;
             }
             // The decoder doubles the time axis in the reverse order of the encoder's halving.
@@ -209,18 +212,11 @@ impl VaeConfig {
     }
 
     fn check(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<()> {
-        let expected: BTreeMap<_, _> = self.weights().into_iter().collect();
-        for (key, expected) in &expected {
-            match shapes.get(key) {
-                None => return Err(missing(key)),
-                Some(found) if found != expected => {
-                    return Err(Error::shape(format!("the weight `{key}`"), format!("{expected:?}"), found));
-                }
-                Some(_) => {}
-            }
-        }
-        let ours = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
-        if let Some(key) = shapes.keys().filter(ours).find(|key| !expected.contains_key(*key)) {
+        let weights = self.weights();
+        weight_shapes(shapes).check(&weights)?;
+        let expected: BTreeSet<_> = weights.iter().map(|(key, _)| key).collect();
+        let of_vae = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
+        if let Some(key) = shapes.keys().filter(of_vae).find(|key| !expected.contains(key)) {
             return Err(Error::Unsupported(format!(
                 "the weight `{key}` does not belong to a Wan VAE with {} stages of {} residual blocks",
                 self.dim_mult.len(),
@@ -286,18 +282,11 @@ impl LayerNames {
             self.layer = 0;
         }
     }
-
-    fn close_without_shortcut(&self, layers: &mut Vec<Layer>) {
-        if self.nested {
-            layers.retain(|layer| {
-                layer.kind() != LayerKind::Branch || layer.name() != format!("{}.{}", self.outer, self.stage)
-            });
-        }
-    }
 }
 
 /// Derives the configuration from a few weights; `check` then compares it with every weight.
 fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
+    let missing = |key: &str| weight_shapes(shapes).missing(key);
     let first = |key: &str| -> Result<usize> {
         match shapes.get(key).ok_or_else(|| missing(key))?.first() {
             Some(&n) if n > 0 => Ok(n),
@@ -381,8 +370,6 @@ fn nested_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
     stages
 }
 
-fn missing(key: &str) -> Error {
-    Error::Unsupported(format!(
-        "the weight `{key}` of the Wan VAE is missing: the file is incomplete, or of another model"
-    ))
+fn weight_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> WeightShapes<'_> {
+    WeightShapes { network: "Wan VAE", shapes }
 }

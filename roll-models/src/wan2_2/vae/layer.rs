@@ -214,9 +214,9 @@ impl Layer {
         }
     }
 
-    /// The pullback of [`LayerKind::Conv`] and [`LayerKind::Activated`], which does not run the convolution again. `next` is the
-    /// cotangent of the cache for the next chunk. Returns the cotangent of the cache (`None` in the first chunk) and
-    /// that of the convolution's input (for `Activated`, after norm and SiLU).
+    /// The pullback of [`LayerKind::Conv`] and [`LayerKind::Activated`], which does not run the convolution again.
+    /// `next` is the cotangent of the cache for the next chunk. Returns the cotangent of the cache (`None` in the first
+    /// chunk) and that of the convolution's input (for `Activated`, after norm and SiLU).
     pub fn pull_convolution(
         &self,
         cotangent: Tensor<4>,

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn both_layouts_rearrange_alike() {
+    fn layouts_rearrange_alike() {
         let layouts = [ChunkLayout::ChannelsFirst, ChunkLayout::ChannelsLast];
         let (x, y) = (normal([4, 3, 2, 5], 0), normal([4, 2, 2, 5], 1));
         let [channels_first, channels_last] = layouts.map(|layout| {
@@ -169,15 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn the_pulls_are_the_transposes() {
+    fn pullbacks_are_transposes() {
         let dot = |a: Tensor<4>, b: Tensor<4>| (a * b).sum().into_scalar::<f32>();
         for layout in [ChunkLayout::ChannelsFirst, ChunkLayout::ChannelsLast] {
             let (x, doubled) = (normal([4, 3, 2, 5], 2), normal([4, 3, 4, 10], 3));
-            let (there, back) = (layout.double(x.clone()), layout.double_pull(doubled.clone()));
-            assert!((dot(there, doubled) - dot(x.clone(), back)).abs() < 1e-4);
+            let (forward, back) = (layout.double(x.clone()), layout.double_pull(doubled.clone()));
+            assert!((dot(forward, doubled) - dot(x.clone(), back)).abs() < 1e-4);
             let frames = normal([2, 6, 2, 5], 4);
-            let (there, back) = (layout.interleave(x.clone()), layout.interleave_pull(frames.clone()));
-            assert!((dot(there, frames) - dot(x, back)).abs() < 1e-4);
+            let (forward, back) = (layout.interleave(x.clone()), layout.interleave_pull(frames.clone()));
+            assert!((dot(forward, frames) - dot(x, back)).abs() < 1e-4);
         }
     }
 }

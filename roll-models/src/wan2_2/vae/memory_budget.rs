@@ -38,8 +38,9 @@ impl MemoryBudget {
     }
 
     /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
-    /// with this tiling and `element_size` bytes per element. The other half is a reserve for uncounted memory. The result is at
-    /// least `DEFAULT_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks minus one.
+    /// with this tiling and `element_size` bytes per element. The other half is a reserve for uncounted memory. The
+    /// result is at least `DEFAULT_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks
+    /// minus one.
     pub fn checkpoints(
         &self,
         vae: &VaeConfig,
@@ -60,9 +61,9 @@ impl MemoryBudget {
     }
 }
 
-/// Like [`MemoryBudget::checkpoints`], in host memory: the number that fits into half of the memory that is free now. The
-/// result is [`DEFAULT_CHECKPOINTS`] if the system does not report its memory. `state` is the size of a checkpoint in
-/// bytes.
+/// Like [`MemoryBudget::checkpoints`], in host memory: the number that fits into half of the memory that is free now.
+/// The result is [`DEFAULT_CHECKPOINTS`] if the system does not report its memory. `state` is the size of a checkpoint
+/// in bytes.
 pub fn checkpoints_in_host_memory(chunks: usize, state: usize) -> usize {
     let more = free_host_memory().unwrap_or(0) / 2 / state.max(1);
     more.clamp(DEFAULT_CHECKPOINTS, chunks.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
@@ -74,8 +75,8 @@ fn free_host_memory() -> Option<usize> {
     Some(line.split_whitespace().next()?.parse::<usize>().ok()? << 10)
 }
 
-/// Bytes of the decoder's feature cache at a chunk border, with `element_size` bytes per element, for frames or tiles of
-/// `[height, width]` latent pixels.
+/// Bytes of the decoder's feature cache at a chunk border, with `element_size` bytes per element, for frames or tiles
+/// of `[height, width]` latent pixels.
 pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], element_size: usize) -> usize {
     let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
     let (mut scale, mut elements) = (1, 0);

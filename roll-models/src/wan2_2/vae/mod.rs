@@ -6,7 +6,7 @@
 //! video at once.
 //!
 //! The pullback visits the chunks in reverse order, with gradients flowing through the caches. Only
-//! [`Chunking::checkpoints`] of the caches at chunk borders are kept, on the device or in host memory; the others are
+//! [`Chunking::checkpoints`] of the caches at chunk borders are stored, on the device or in host memory; the others are
 //! recomputed (`schedule`). Within a chunk, one layer at a time is pulled back (`chain`). Names and order follow
 //! the official `wan/modules/vae2_1.py` and `vae2_2.py`.
 
@@ -53,11 +53,11 @@ use volume::Volume;
 pub struct Chunking {
     /// Tiles of the latent plane; `None` processes whole frames.
     pub tiling: Option<Tiling>,
-    /// Number of feature caches at chunk borders that are kept for the pullback, besides the first. Fewer take less
+    /// Number of feature caches at chunk borders that are stored for the pullback, besides the first. Fewer need less
     /// memory and more time; the results are the same. At 128 x 128 pixels one cache of the published Wan2.1 VAE takes
     /// about 150 MB ([`state_bytes`]).
     pub checkpoints: usize,
-    /// Whether these caches are kept in host memory. The results are the same.
+    /// Whether these caches are stored in host memory. The results are the same.
     pub offload: bool,
 }
 

@@ -33,8 +33,8 @@ pub struct Tile {
 }
 
 impl Tiling {
-    /// Divides a latent plane of `extent` into tiles. Input and output are `scales` times as large as the latents. Fails
-    /// on tiles that leave gaps.
+    /// Divides a latent plane of `extent` into tiles. Input and output are `scales` times as large as the latents.
+    /// Fails on tiles that leave gaps.
     pub fn tiles(tiling: Option<&Self>, extent: [usize; 2], scales: [usize; 2]) -> Result<Vec<Tile>> {
         let scaled = |latent: &[Range<usize>; 2]| {
             scales.map(|scale| latent.clone().map(|range| range.start * scale..range.end * scale))
