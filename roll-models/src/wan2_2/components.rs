@@ -153,10 +153,8 @@ fn translate(checkpoint: Checkpoint, component: Component) -> Result<Checkpoint,
         false => rename(key),
     };
     if let Some(key) = checkpoint.keys().find(|key| rename(key).is_none()) {
-        return Err(WeightsError::Header {
-            path: checkpoint.path().into(),
-            problem: format!("expected the keys of a {component} of diffusers or transformers, found `{key}`"),
-        });
+        let problem = format!("expected the keys of a {component} of diffusers or transformers, found `{key}`");
+        return Err(WeightsError::invalid(checkpoint.path(), problem));
     }
     checkpoint.rename(|key| if both && key == second { None } else { rename(key) })
 }
