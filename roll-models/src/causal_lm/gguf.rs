@@ -376,14 +376,8 @@ impl Vocabulary {
         let vocab: serde_json::Map<String, Json> =
             self.texts.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect();
         let added = self.texts.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| matches!(kind, 3 | 4));
-        let added: Vec<Json> = added
-            .map(|(id, (text, kind))| {
-                json!({
-                    "id": id, "content": text, "special": *kind == 3, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false,
-                })
-            })
-            .collect();
+        let added: Vec<Json> =
+            added.map(|(id, (text, kind))| sentencepiece::added_token(id, text, *kind == 3, false)).collect();
         let json = json!({
             "version": "1.0",
             "added_tokens": added,

@@ -1,4 +1,4 @@
-//! Whole models out of GGUF files that the tests write, against the same weights under the names of Hugging Face.
+//! Models in GGUF files that the tests write, compared with the same weights under their Hugging Face names.
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::DType;
@@ -37,7 +37,7 @@ fn list(kind: u32, items: &[Vec<u8>]) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes(), &items.concat()].concat()
 }
 
-/// A file of `family` with these numbers and the weights of `state`, as a converter names and stores them.
+/// A file of `family` with these numbers and with the weights of `state`, which `name` names as a converter does.
 fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl Fn(&str) -> String) -> Writer {
     let mut writer = Writer::default().value("general.architecture", TEXT, &text(family));
     for (key, number) in numbers {
@@ -59,7 +59,7 @@ fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl 
         .value("tokenizer.ggml.add_space_prefix", 7, &[u8::from(family == "phi3")])
         .value("tokenizer.ggml.eos_token_id", U32, &2u32.to_le_bytes());
     for (theirs, tensor) in state {
-        // Gemma's converter stores the gains: 1 and the learnt part.
+        // Gemma's converter adds 1 to the gains.
         let gain = if family.starts_with("gemma") && theirs.ends_with("norm.weight") { 1.0 } else { 0.0 };
         let bytes: Vec<u8> = tensor.to_f32_vec().iter().flat_map(|value| (value + gain).to_le_bytes()).collect();
         let shape: Vec<u64> = tensor.shape().iter().map(|d| *d as u64).collect();
@@ -75,7 +75,7 @@ fn opened(file: &Writer) -> roll_core::Result<Parts> {
     gguf::open(&path)
 }
 
-/// Names of a converter, by the ends of the names of Hugging Face.
+/// Renames a Hugging Face weight as a converter does, by a table of layers.
 fn renamed(name: &str, layers: &[(&str, &str)]) -> String {
     match name {
         "model.embed_tokens.weight" => return "token_embd.weight".into(),
@@ -113,7 +113,7 @@ const PHI3: [(&str, &str); 6] = [
     ("post_attention_layernorm", "ffn_norm"),
 ];
 
-/// Shared by all of these models, as `config.json` and as GGUF say it.
+/// The configuration of all test models with these changes. `NUMBERS` is the same for GGUF.
 fn shape(changes: Json) -> LmConfig {
     let mut json = json!({
         "vocab_size": 8, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "num_attention_heads": 2,
@@ -137,7 +137,7 @@ const NUMBERS: [(&str, f64); 10] = [
     ("rope.freq_base", 20_000.0),
 ];
 
-/// The parts of a file are those that a directory with the same model has, and so are the logits.
+/// Asserts that a file has the same configuration, weights and logits as the model's directory.
 fn assert_same(parts: Parts, config: &LmConfig, state: &StateDict) {
     assert_eq!(parts.config, *config);
     assert!(parts.blocks.is_empty() && parts.state.keys().eq(state.keys()));

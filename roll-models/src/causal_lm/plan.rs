@@ -18,7 +18,7 @@ use super::config::LmConfig;
 use super::generate::TOKENS_OF_A_PASS;
 use super::head::{CHUNK_IDS, CHUNK_LOGITS};
 use super::loading::{CausalLmOptions, start};
-use super::memory::Rollout;
+use super::memory::RolloutShape;
 use super::{gguf, network, source};
 use crate::headers::has_all;
 use crate::hub::Hub;
@@ -188,7 +188,7 @@ impl<'a> MemoryPlan<'a> {
         let new_tokens = pass.generated.min(length.saturating_sub(1));
         let prompt_tokens = length - new_tokens;
         let prompts = if pass.shared_prompt { called.min(rows / pass.group.max(1)) } else { called };
-        let turn = Rollout { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
+        let turn = RolloutShape { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
         let bytes = turn.bytes(config, width);
         // Sequences that have ended and left their slot, and those of other calls. Keys and values of the previous turn
         // are kept until the last prompts of a call are read; a pass over all prompts frees them layer by layer.
