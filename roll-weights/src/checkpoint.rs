@@ -173,7 +173,7 @@ impl Checkpoint {
     /// Reads one tensor. An eight-bit weight is converted to f32 and multiplied by its scale; [`Checkpoint::scaled`]
     /// returns it quantised.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
-        if let Some(tensor) = self.widened(key)? {
+        if let Some(tensor) = self.dequantised(key)? {
             return Ok(tensor);
         }
         let (file, stored) = self.locate(key).ok_or_else(|| self.missing(key))?;

@@ -12,12 +12,12 @@ use crate::file::WeightFile;
 const SCALES: [&str; 2] = ["scale_weight", "weight_scale"];
 /// Last parts of the names of tensors that are not weights: scales of weights, scales of activations (activations are
 /// not quantised here), marks of the format, and the tokenizer in such files of UMT5.
-const BESIDE: [&str; 7] =
+const AUXILIARY: [&str; 7] =
     ["scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant", "scaled_fp8", "spiece_model"];
 
 /// Whether the tensor `key` is not a weight but belongs to an eight-bit weight or its format.
-pub fn is_beside(key: &str) -> bool {
-    BESIDE.contains(&key.rsplit('.').next().unwrap_or(key))
+pub fn is_auxiliary(key: &str) -> bool {
+    AUXILIARY.contains(&key.rsplit('.').next().unwrap_or(key))
 }
 
 /// An eight-bit weight as stored in a file.
@@ -46,7 +46,7 @@ impl Checkpoint {
     }
 
     /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.
-    pub(crate) fn widened(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
+    pub(crate) fn dequantised(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
         let (table, row) = (kind.table(), codes.len() / scales.len().max(1));
         let mut values = Vec::with_capacity(codes.len());

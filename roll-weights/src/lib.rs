@@ -21,7 +21,7 @@ mod tests;
 use std::path::PathBuf;
 
 pub use checkpoint::Checkpoint;
-pub use eight_bits::is_beside;
+pub use eight_bits::is_auxiliary;
 pub use error::WeightsError;
 pub use file::WeightFile;
 pub use info::TensorInfo;

@@ -8,8 +8,8 @@ use serde_json::{Value as Json, json};
 
 use super::config::LmConfig;
 use super::gguf;
+use super::loaded::LoadedModel;
 use super::network::Network;
-use super::parts::Parts;
 use crate::weights::gguf::tests::Writer;
 
 const U32: u32 = 4;
@@ -68,7 +68,7 @@ fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl 
     writer
 }
 
-fn opened(file: &Writer) -> roll_core::Result<Parts> {
+fn opened(file: &Writer) -> roll_core::Result<LoadedModel> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
@@ -138,13 +138,13 @@ const NUMBERS: [(&str, f64); 10] = [
 ];
 
 /// Asserts that a file has the same configuration, weights and logits as the model's directory.
-fn assert_same(parts: Parts, config: &LmConfig, state: &StateDict) {
-    assert_eq!(parts.config, *config);
-    assert!(parts.blocks.is_empty() && parts.state.keys().eq(state.keys()));
+fn assert_same(model: LoadedModel, config: &LmConfig, state: &StateDict) {
+    assert_eq!(model.config, *config);
+    assert!(model.blocks.is_empty() && model.state.keys().eq(state.keys()));
     for (name, tensor) in state {
-        let (found, expected) = (parts.state[name].to_f32_vec(), tensor.to_f32_vec());
+        let (found, expected) = (model.state[name].to_f32_vec(), tensor.to_f32_vec());
         let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-7);
-        assert!(near && parts.state[name].shape() == tensor.shape(), "{name}");
+        assert!(near && model.state[name].shape() == tensor.shape(), "{name}");
     }
     let device = roll_backends::device("flex").unwrap();
     let logits = |state: &StateDict| {
@@ -152,7 +152,7 @@ fn assert_same(parts: Parts, config: &LmConfig, state: &StateDict) {
         let tokens = Tensor::new(vec![3i64, 4, 5, 6, 7, 1], [1, 6]).unwrap();
         network.logits(&tokens, &Tensor::new(vec![1u8; 6], [1, 6]).unwrap(), Adapter::Off).unwrap().to_f32_vec()
     };
-    let (found, expected) = (logits(&parts.state), logits(state));
+    let (found, expected) = (logits(&model.state), logits(state));
     assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, {expected:?}");
 }
 
@@ -165,11 +165,11 @@ fn gemma_2_matches_its_directory() {
     let state = random(&config);
     // The bound of scores is left out: all files of the first weeks lack it.
     let numbers = [&NUMBERS[..], &[("final_logit_softcapping", 20.5)]].concat();
-    let parts = opened(&written("gemma2", &numbers, &state, |name| renamed(name, &GEMMA))).unwrap();
-    assert_eq!(parts.config.windows[..3], [Some(3), None, Some(3)]);
-    let tokenizer = parts.tokenizer.as_ref().unwrap();
+    let model = opened(&written("gemma2", &numbers, &state, |name| renamed(name, &GEMMA))).unwrap();
+    assert_eq!(model.config.windows[..3], [Some(3), None, Some(3)]);
+    let tokenizer = model.tokenizer.as_ref().unwrap();
     assert_eq!(tokenizer.encode("ab ab<end>").unwrap(), [6, 7, 2]);
-    assert_same(parts, &config, &state);
+    assert_same(model, &config, &state);
 }
 
 #[test]
@@ -182,9 +182,9 @@ fn gemma_3_matches_its_directory() {
     let file = written("gemma3", &NUMBERS, &state, |name| renamed(name, &GEMMA))
         .value("gemma3.rope.scaling.type", TEXT, &text("linear"))
         .value("gemma3.rope.scaling.factor", F32, &8f32.to_le_bytes());
-    let parts = opened(&file).unwrap();
-    assert_eq!(parts.config.windows, [Some(3), Some(3), Some(3), Some(3), Some(3), None, Some(3)]);
-    assert_same(parts, &config, &state);
+    let model = opened(&file).unwrap();
+    assert_eq!(model.config.windows, [Some(3), Some(3), Some(3), Some(3), Some(3), None, Some(3)]);
+    assert_same(model, &config, &state);
 }
 
 #[test]
@@ -192,11 +192,11 @@ fn phi_3_matches_its_directory() {
     let config = shape(json!({"model_type": "phi3", "rope_theta": 20_000.0}));
     let state = random(&config);
     let numbers = [&NUMBERS[..], &[("rope.dimension_count", 4.0)]].concat();
-    let parts = opened(&written("phi3", &numbers, &state, |name| renamed(name, &PHI3))).unwrap();
-    assert_eq!(parts.config.windows, vec![Some(3); 7]);
-    let tokenizer = parts.tokenizer.as_ref().unwrap();
+    let model = opened(&written("phi3", &numbers, &state, |name| renamed(name, &PHI3))).unwrap();
+    assert_eq!(model.config.windows, vec![Some(3); 7]);
+    let tokenizer = model.tokenizer.as_ref().unwrap();
     assert_eq!(tokenizer.encode("ab<end> ab").unwrap(), [7, 2, 7]);
-    assert_same(parts, &config, &state);
+    assert_same(model, &config, &state);
 }
 
 #[test]

@@ -15,12 +15,12 @@ mod gguf;
 #[cfg(test)]
 mod gguf_tests;
 pub mod head;
+mod loaded;
 mod loading;
 mod memory;
 mod model;
 mod network;
 mod packed;
-mod parts;
 mod plan;
 #[cfg(test)]
 mod plan_tests;

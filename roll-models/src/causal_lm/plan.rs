@@ -20,7 +20,7 @@ use super::head::{CHUNK_IDS, CHUNK_LOGITS};
 use super::loading::{CausalLmOptions, start};
 use super::memory::RolloutShape;
 use super::{gguf, network, source};
-use crate::headers::has_all;
+use crate::headers::check_tensors;
 use crate::hub::Hub;
 use crate::lora::Start;
 use crate::trainable::Trainable;
@@ -333,9 +333,9 @@ fn item(phase: &str, name: &str, bytes: [usize; 2], formula: String) -> MemoryIt
 /// alone. Nothing is downloaded.
 fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<(LmConfig, DType, BTreeMap<String, usize>)> {
     let Some(path) = &options.model_path else {
-        let parts = source::built_in()?;
-        let dtype = parts.state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
-        return Ok((parts.config, dtype, BTreeMap::new()));
+        let model = source::built_in()?;
+        let dtype = model.state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
+        return Ok((model.config, dtype, BTreeMap::new()));
     };
     let location = source::locate(path, context.resolve(path), &Hub { remote: None, ..Hub::from_env() })?;
     if source::is_gguf(&location)? {
@@ -345,7 +345,7 @@ fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<(LmConfi
     }
     let config = LmConfig::read(&location.join("config.json"))?;
     let file = source::open_weights(&location)?;
-    has_all(&file, &config.weights())?;
+    check_tensors(&file, &config.weights())?;
     let stored = file.info("model.norm.weight").and_then(|info| info.dtype);
     let dtype = if stored == Some(roll_core::DType::Bf16) { DType::BF16 } else { DType::F32 };
     Ok((config, dtype, BTreeMap::new()))

@@ -11,8 +11,8 @@ use roll_core::{Adapter, Generation, Grad, Noise, Purpose, Sampling, StateDict, 
 
 use super::config::LmConfig;
 use super::generate::{Endings, generate};
+use super::loaded::decode;
 use super::network::Network;
-use super::parts::decode;
 use super::prefixes::Prefixes;
 use crate::trainable::Trainable;
 

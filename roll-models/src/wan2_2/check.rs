@@ -13,7 +13,7 @@ use super::starts;
 use super::tokenizer::Tokenizer;
 use super::umt5::Umt5Config;
 use super::vae::VaeConfig;
-use crate::headers::{has_all, summary};
+use crate::headers::{check_tensors, summary};
 use crate::hub::Hub;
 use crate::weights::Checkpoint;
 
@@ -52,7 +52,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     for (name, file) in [("dit", Some(&files.dit)), ("dit2", files.dit2.as_ref())] {
         let Some(file) = file else { continue };
         let heads = options.num_heads.or_else(|| components::heads(file));
-        has_all(file, &DitConfig::from_shapes(&file.shapes(), heads).while_doing(|| reading(file))?.weights())?;
+        check_tensors(file, &DitConfig::from_shapes(&file.shapes(), heads).while_doing(|| reading(file))?.weights())?;
         let how = match options.trainable(&trained, name) {
             Trainable::Frozen => "frozen".into(),
             Trainable::Full => "all weights are trained".into(),
@@ -66,7 +66,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         lines.push(format!("{}; {how}", summary(&format!("transformer `{name}`"), file)));
     }
     let vae = VaeConfig::from_shapes(&files.vae.shapes()).while_doing(|| reading(&files.vae))?;
-    has_all(&files.vae, &vae.weights())?;
+    check_tensors(&files.vae, &vae.weights())?;
     let heads = options.num_heads.or_else(|| components::heads(&files.dit));
     let [_, height, width] = DitConfig::from_shapes(&files.dit.shapes(), heads)?.patch;
     let unit = VideoUnit {
@@ -77,7 +77,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     lines.push(summary(&files.vae_kind.to_string(), &files.vae));
     if let Some(file) = &files.text_encoder {
         let config = Umt5Config::from_shapes(&file.shapes()).while_doing(|| reading(file))?;
-        has_all(file, &config.weights())?;
+        check_tensors(file, &config.weights())?;
         lines.push(summary(&Component::TextEncoder.to_string(), file));
         let given = options.tokenizer_path.as_ref().map(|path| context.resolve(path));
         let Some(place) = given.or_else(|| files.tokenizer.clone()) else {

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 
 use crate::lora::is_lora_key;
-use crate::weights::{Checkpoint, WeightsError, is_beside};
+use crate::weights::{Checkpoint, WeightsError, is_auxiliary};
 
 use super::names::{self, Direction};
 
@@ -130,9 +130,9 @@ fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
 
 /// Removes the scales of eight-bit weights: [`Checkpoint`] finds the scale of a weight by itself.
 fn without_scales(checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
-    let beside = checkpoint.keys().any(is_beside);
+    let beside = checkpoint.keys().any(is_auxiliary);
     match beside {
-        true => checkpoint.rename(|key| (!is_beside(key)).then(|| key.to_string())),
+        true => checkpoint.rename(|key| (!is_auxiliary(key)).then(|| key.to_string())),
         false => Ok(checkpoint),
     }
 }

@@ -274,7 +274,7 @@ fn open_dit(name: &str, file: &Checkpoint, options: &WanOptions, experts: &Exper
         let dit = match options.weight_store {
             Placement::Auto | Placement::Resident => Dit::with_store(config, experts.store(name, file)?),
             Placement::Streamed => {
-                let store = Streamed::new(file.clone(), device).stored_as(*storage).reading_ahead();
+                let store = Streamed::new(file.clone(), device).stored_as(*storage).with_prefetch();
                 Dit::with_store(config, Arc::new(store))
             }
             Placement::Host => {
