@@ -6,7 +6,7 @@ use crate::weights::Checkpoint;
 
 /// Fails unless the file has every tensor of `wanted`, in its shape. The error names the first tensor that is missing
 /// or has another shape.
-pub(crate) fn has_all(file: &Checkpoint, wanted: &[(String, Vec<usize>)]) -> Result<()> {
+pub(crate) fn check_tensors(file: &Checkpoint, wanted: &[(String, Vec<usize>)]) -> Result<()> {
     for (name, shape) in wanted {
         match file.info(name) {
             None => {

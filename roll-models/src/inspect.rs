@@ -9,7 +9,7 @@ use crate::lora::{self, LoraFile};
 use crate::wan2_2::components::{Component, heads, recognise};
 use crate::wan2_2::dit::DitConfig;
 use crate::wan2_2::paths::networks;
-use crate::weights::{Checkpoint, WeightsError, is_beside};
+use crate::weights::{Checkpoint, WeightsError, is_auxiliary};
 
 /// Contents of a weight file or of a set of shards.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -137,7 +137,7 @@ impl FileDescription {
     }
 
     fn network(&mut self, component: Component, official: &Checkpoint, file: &Checkpoint) {
-        let same = official.keys().eq(file.keys().filter(|key| !is_beside(key)));
+        let same = official.keys().eq(file.keys().filter(|key| !is_auxiliary(key)));
         self.detail("names", if same { "official" } else { "another library's, or wrapped" });
         let mut eight_bits: BTreeMap<&str, usize> = BTreeMap::new();
         let scaled = official.keys().filter(|key| official.is_scaled(key)).filter_map(|key| official.info(key));

@@ -44,7 +44,7 @@ impl Checkpoint {
         if paths.is_empty() {
             return Err(WeightsError::NoMatch { pattern: "(an empty list of shards)".into() });
         }
-        whole_series(&paths)?;
+        check_series(&paths)?;
         let mut index = BTreeMap::new();
         let mut files: Vec<Arc<WeightFile>> = Vec::with_capacity(paths.len());
         for path in paths {
@@ -52,11 +52,7 @@ impl Checkpoint {
             for key in file.keys() {
                 if let Some((first, _)) = index.insert(key.to_string(), (files.len(), key.to_string())) {
                     let first = files.get(first).map_or(path, |f| f.path());
-                    return Err(WeightsError::Duplicate {
-                        tensor: key.into(),
-                        first: first.into(),
-                        second: path.into(),
-                    });
+                    return Err(WeightsError::duplicate(key, first, path));
                 }
             }
             files.push(Arc::new(file));
@@ -112,9 +108,8 @@ impl Checkpoint {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
         }
         let bytes = files::read(path, files::MAX_TEXT).map_err(WeightsError::io("read", path))?;
-        let shards: ShardIndex = serde_json::from_slice(&bytes).map_err(|e| WeightsError::Header {
-            path: path.into(),
-            problem: format!("expected an index of shards with a `weight_map`: {e}"),
+        let shards: ShardIndex = serde_json::from_slice(&bytes).map_err(|e| {
+            WeightsError::invalid(path, format!("expected an index of shards with a `weight_map`: {e}"))
         })?;
         let directory = path.parent().unwrap_or(Path::new("."));
         let mut names: Vec<&String> = shards.weight_map.values().collect();
@@ -124,14 +119,12 @@ impl Checkpoint {
         for name in &names {
             // A shard lies next to its index. Any other path would let an index read any file of the machine.
             if Path::new(name).file_name() != Some(std::ffi::OsStr::new(name)) {
-                return Err(WeightsError::Header {
-                    path: path.into(),
-                    problem: format!("expected shards beside the index, found the path `{name}`"),
-                });
+                let problem = format!("expected shards beside the index, found the path `{name}`");
+                return Err(WeightsError::invalid(path, problem));
             }
             let shard = directory.join(name);
             if !shard.exists() {
-                return Err(WeightsError::MissingShard { of: path.into(), shard: name.to_string() });
+                return Err(WeightsError::missing_shard(path, name));
             }
             files.push(Arc::new(WeightFile::open(shard)?));
         }
@@ -139,7 +132,7 @@ impl Checkpoint {
         for (key, name) in &shards.weight_map {
             let number = names.binary_search(&name).unwrap_or_default(); // found: `names` was made from these values
             if files[number].info(key).is_none() {
-                return Err(WeightsError::MissingTensor { path: files[number].path().into(), tensor: key.clone() });
+                return Err(WeightsError::missing(files[number].path(), key));
             }
             index.insert(key.clone(), (number, key.clone()));
         }
@@ -168,8 +161,8 @@ impl Checkpoint {
 
     /// Shape and dtype of a tensor.
     pub fn info(&self, key: &str) -> Option<&TensorInfo> {
-        let (file, stored) = self.index.get(key)?;
-        self.files[*file].info(stored)
+        let (file, stored) = self.locate(key)?;
+        file.info(stored)
     }
 
     /// The shapes of all tensors.
@@ -180,36 +173,38 @@ impl Checkpoint {
     /// Reads one tensor. An eight-bit weight is converted to f32 and multiplied by its scale; [`Checkpoint::scaled`]
     /// returns it quantised.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
-        if let Some(tensor) = self.widened(key)? {
+        if let Some(tensor) = self.dequantised(key)? {
             return Ok(tensor);
         }
-        let missing = || WeightsError::MissingTensor { path: self.path().into(), tensor: key.into() };
-        let (file, stored) = self.index.get(key).ok_or_else(missing)?;
-        self.files[*file].tensor(stored)
+        let (file, stored) = self.locate(key).ok_or_else(|| self.missing(key))?;
+        file.tensor(stored)
     }
 
     /// Releases the memory of a mapped tensor, for callers that have copied it. The tensor stays readable.
     pub fn release(&self, key: &str) {
-        if let Some((file, stored)) = self.index.get(key) {
-            self.files[*file].release(stored);
+        if let Some((file, stored)) = self.locate(key) {
+            file.release(stored);
         }
     }
 
     /// Bytes of the tensor `key` in its file; see [`WeightFile::stored_bytes`].
     pub fn stored_bytes(&self, key: &str) -> Option<usize> {
-        let (file, stored) = self.index.get(key)?;
-        self.files[*file].stored_bytes(stored)
+        let (file, stored) = self.locate(key)?;
+        file.stored_bytes(stored)
     }
 
     /// Reads some bytes of the tensor `key`; see [`WeightFile::read_part`].
     pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
-        let missing = || WeightsError::MissingTensor { path: self.path().into(), tensor: key.into() };
-        let (file, stored) = self.index.get(key).ok_or_else(missing)?;
-        self.files[*file].read_part(stored, at, buffer)
+        let (file, stored) = self.locate(key).ok_or_else(|| self.missing(key))?;
+        file.read_part(stored, at, buffer)
     }
 
-    /// The file of a tensor, and the name of the tensor in that file.
-    pub(crate) fn place(&self, key: &str) -> Option<(&WeightFile, &str)> {
+    pub(crate) fn missing(&self, key: &str) -> WeightsError {
+        WeightsError::missing(self.path(), key)
+    }
+
+    /// Returns the file of a tensor, and the name of the tensor in that file.
+    pub(crate) fn locate(&self, key: &str) -> Option<(&WeightFile, &str)> {
         let (file, stored) = self.index.get(key)?;
         Some((self.files.get(*file)?, stored))
     }
@@ -251,7 +246,7 @@ impl Checkpoint {
 
     /// The metadata of all files. The last file's value wins if several files have the key.
     pub fn metadata(&self) -> BTreeMap<String, String> {
-        self.files.iter().flat_map(|f| f.metadata()).collect()
+        self.files.iter().flat_map(|f| f.metadata().clone()).collect()
     }
 
     /// The `config.json` next to the first file; `None` if it is missing or not a JSON object.
@@ -267,8 +262,7 @@ impl Checkpoint {
         for (key, (file, stored)) in self.index {
             let Some(new) = name(&key) else { continue };
             if let Some((first, _)) = index.insert(new.clone(), (file, stored)) {
-                let path = |i: usize| -> PathBuf { self.files[i].path().into() };
-                return Err(WeightsError::Duplicate { tensor: new, first: path(first), second: path(file) });
+                return Err(WeightsError::duplicate(&new, self.files[first].path(), self.files[file].path()));
             }
         }
         Ok(Self { files: self.files, index })
@@ -282,14 +276,14 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 /// Fails if one of the shards called `name-00002-of-00007.ext` is missing.
-fn whole_series(paths: &[&Path]) -> Result<(), WeightsError> {
+fn check_series(paths: &[&Path]) -> Result<(), WeightsError> {
     for path in paths {
         let Some((stem, count, tail)) = series(path) else { continue };
         // A wrong count in a name costs no time: the loop ends at the first missing file.
         for number in 1..=count {
             let name = format!("{stem}{number:05}-of-{count:05}{tail}");
             if !paths.iter().any(|p| p.file_name().is_some_and(|f| f.to_string_lossy() == name)) {
-                return Err(WeightsError::MissingShard { of: path.to_path_buf(), shard: name });
+                return Err(WeightsError::missing_shard(path, &name));
             }
         }
     }

@@ -12,12 +12,12 @@ use crate::file::WeightFile;
 const SCALES: [&str; 2] = ["scale_weight", "weight_scale"];
 /// Last parts of the names of tensors that are not weights: scales of weights, scales of activations (activations are
 /// not quantised here), marks of the format, and the tokenizer in such files of UMT5.
-const BESIDE: [&str; 7] =
+const AUXILIARY: [&str; 7] =
     ["scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant", "scaled_fp8", "spiece_model"];
 
 /// Whether the tensor `key` is not a weight but belongs to an eight-bit weight or its format.
-pub fn is_beside(key: &str) -> bool {
-    BESIDE.contains(&key.rsplit('.').next().unwrap_or(key))
+pub fn is_auxiliary(key: &str) -> bool {
+    AUXILIARY.contains(&key.rsplit('.').next().unwrap_or(key))
 }
 
 /// An eight-bit weight as stored in a file.
@@ -35,31 +35,29 @@ impl Checkpoint {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
         let Ok(matrix) = <[usize; 2]>::try_from(shape) else { return Ok(None) };
         let rows = ScaledRows::new(kind, codes, scales, matrix);
-        let problem = |e| WeightsError::Header { path: self.path().into(), problem: format!("tensor `{key}`: {e}") };
-        rows.map(Some).map_err(problem)
+        rows.map(Some).map_err(|e| WeightsError::tensor(self.path(), key, e))
     }
 
     /// Whether the file has the weight `key` in a supported eight-bit format.
     pub fn is_scaled(&self, key: &str) -> bool {
-        self.place(key).is_some_and(|(file, stored)| {
+        self.locate(key).is_some_and(|(file, stored)| {
             kind(file, stored).is_some_and(|kind| kind != EightBits::Int8 || self.scale_of(stored).is_some())
         })
     }
 
     /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.
-    pub(crate) fn widened(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
+    pub(crate) fn dequantised(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
         let (table, row) = (kind.table(), codes.len() / scales.len().max(1));
         let mut values = Vec::with_capacity(codes.len());
         for (row, scale) in codes.chunks(row.max(1)).zip(&scales) {
             values.extend(row.iter().map(|code| table[usize::from(*code)] * scale));
         }
-        let problem = |e| WeightsError::Header { path: self.path().into(), problem: format!("tensor `{key}`: {e}") };
-        Tensor::new(values, shape).map(Some).map_err(problem)
+        Tensor::new(values, shape).map(Some).map_err(|e| WeightsError::tensor(self.path(), key, e))
     }
 
     fn codes(&self, key: &str) -> Result<Option<Codes>, WeightsError> {
-        let Some((file, stored)) = self.place(key).filter(|_| self.is_scaled(key)) else { return Ok(None) };
+        let Some((file, stored)) = self.locate(key).filter(|_| self.is_scaled(key)) else { return Ok(None) };
         let (Some(kind), Some(info), Some(bytes)) = (kind(file, stored), file.info(stored), file.stored_bytes(stored))
         else {
             return Ok(None);
@@ -71,13 +69,8 @@ impl Checkpoint {
         };
         let rows = shape.first().copied().unwrap_or(1);
         if scales.len() != 1 && scales.len() != rows {
-            return Err(WeightsError::Header {
-                path: file.path().into(),
-                problem: format!(
-                    "tensor `{stored}`: expected one scale, or one for each of its {rows} rows, found {}",
-                    scales.len()
-                ),
-            });
+            let problem = format!("expected one scale, or one for each of its {rows} rows, found {}", scales.len());
+            return Err(WeightsError::tensor(file.path(), stored, problem));
         }
         let mut codes = vec![0; bytes];
         file.read_part(stored, 0, &mut codes)?;

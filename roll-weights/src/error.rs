@@ -1,5 +1,6 @@
 //! Errors of weight files.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Fault};
@@ -8,7 +9,6 @@ use roll_core::{Error, Fault};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    // The file as a whole
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
     Io {
@@ -45,125 +45,13 @@ pub enum WeightsError {
         pattern: String,
     },
 
-    // safetensors
-    /// The file is too short.
-    #[error("{}: truncated: expected {expected} bytes{}, found {found}", path.display(), of(tensor))]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// The tensor whose bytes are missing, if it is known.
-        tensor: Option<String>,
-        /// Number of bytes that the header requires.
-        expected: u64,
-        /// Number of bytes in the file.
-        found: u64,
-    },
-    /// The header claims to be longer than the file or than the format's limit.
-    #[error("{}: the header says it is {found} bytes long, expected at most {expected}", path.display())]
-    HeaderLength {
-        /// The file.
-        path: PathBuf,
-        /// The greatest possible length in bytes.
-        expected: u64,
-        /// The claimed length in bytes.
-        found: u64,
-    },
-    /// The header or an index is not valid JSON of its kind.
+    /// The contents of the file, or of one of its tensors, are invalid or not supported.
     #[error("{}: {problem}", path.display())]
-    Header {
+    Invalid {
         /// The file.
         path: PathBuf,
         /// The fault.
         problem: String,
-    },
-    /// The byte range of a tensor contradicts its shape, the file's length or another tensor.
-    #[error("{}: tensor `{tensor}`: expected {expected}, found {found}", path.display())]
-    Offsets {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The requirement on the byte range.
-        expected: String,
-        /// The byte range in the header.
-        found: String,
-    },
-    /// The number of bytes of a tensor exceeds 2^64.
-    #[error("{}: tensor `{tensor}`: the shape {shape:?} overflows, expected a size below 2^64 bytes", path.display())]
-    ShapeOverflow {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Its shape.
-        shape: Vec<u64>,
-    },
-
-    // torch
-    /// A torch checkpoint cannot be parsed.
-    #[error("{}: not a torch checkpoint that can be read: {problem}", path.display())]
-    Pickle {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        problem: String,
-    },
-    /// A torch checkpoint refers to code or to objects other than tensors and plain values. Nothing of it is executed.
-    #[error(
-        "{}: `{key}`: expected tensors and plain values, found the Python object `{found}` (not executed); save a \
-         plain state dictionary, or convert it to safetensors",
-        path.display()
-    )]
-    UnexpectedPickle {
-        /// The file.
-        path: PathBuf,
-        /// Position in the checkpoint: the keys, joined by dots.
-        key: String,
-        /// Name of the Python object.
-        found: String,
-    },
-
-    // Tensors
-    /// The dtype of a tensor is not supported.
-    #[error(
-        "{}: tensor `{tensor}`: expected dtype f32, bf16, f16, i64, i32, u8 or bool, found {found}",
-        path.display()
-    )]
-    DType {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The dtype's name in the file.
-        found: String,
-    },
-    /// A tensor is missing.
-    #[error("{}: the tensor `{tensor}` is missing", path.display())]
-    MissingTensor {
-        /// The file, or the first of several.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// Two files, or two names, have the same tensor.
-    #[error("{}", duplicate(tensor, first, second))]
-    Duplicate {
-        /// The tensor.
-        tensor: String,
-        /// The first file.
-        first: PathBuf,
-        /// The second file.
-        second: PathBuf,
-    },
-
-    // Several files
-    /// A shard is missing.
-    #[error("{}: the shard `{shard}` is missing", of.display())]
-    MissingShard {
-        /// The index or one of the shards.
-        of: PathBuf,
-        /// Name of the missing file.
-        shard: String,
     },
     /// The keys do not belong to a known component.
     #[error("{}: expected {expected}, found keys such as {found}", path.display())]
@@ -177,27 +65,47 @@ pub enum WeightsError {
     },
 }
 
-fn of(tensor: &Option<String>) -> String {
-    tensor.as_ref().map(|t| format!(" for the tensor `{t}`")).unwrap_or_default()
-}
-
-fn duplicate(tensor: &str, first: &Path, second: &Path) -> String {
-    match first == second {
-        true => format!("{}: its header names the tensor `{tensor}` twice", first.display()),
-        false => format!(
-            "two files hold the tensor `{tensor}`: {} and {}. They are of two networks, or two copies of one: name the \
-             files of one network alone",
-            first.display(),
-            second.display()
-        ),
-    }
-}
-
 impl WeightsError {
     /// Returns a conversion of an IO error, for `map_err(WeightsError::io("read", path))`.
     pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
+    }
+
+    /// Returns an [`WeightsError::Invalid`].
+    pub fn invalid(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+        Self::Invalid { path: path.into(), problem: problem.into() }
+    }
+
+    /// Returns an error of one tensor.
+    pub fn tensor(path: impl Into<PathBuf>, name: &str, problem: impl Display) -> Self {
+        Self::invalid(path, format!("tensor `{name}`: {problem}"))
+    }
+
+    /// Returns the error of a missing tensor.
+    pub fn missing(path: impl Into<PathBuf>, tensor: &str) -> Self {
+        Self::invalid(path, format!("the tensor `{tensor}` is missing"))
+    }
+
+    /// Returns the error of a tensor whose dtype is not supported.
+    pub fn dtype(path: impl Into<PathBuf>, tensor: &str, found: impl Display) -> Self {
+        Self::tensor(path, tensor, format!("expected dtype f32, bf16, f16, i64, i32, u8 or bool, found {found}"))
+    }
+
+    /// Returns the error of a tensor that is in two files.
+    pub(crate) fn duplicate(tensor: &str, first: &Path, second: &Path) -> Self {
+        let remedy = "the files belong to two networks, or are two copies of one: name the files of one network alone";
+        Self::tensor(second, tensor, format!("{} has it too; {remedy}", first.display()))
+    }
+
+    /// Returns the error of a missing shard.
+    pub(crate) fn missing_shard(of: &Path, shard: &str) -> Self {
+        Self::invalid(of, format!("the shard `{shard}` is missing"))
+    }
+
+    /// Returns the error of a torch checkpoint that cannot be parsed.
+    pub(crate) fn pickle(path: &Path, problem: impl Display) -> Self {
+        Self::invalid(path, format!("not a torch checkpoint that can be read: {problem}"))
     }
 }
 

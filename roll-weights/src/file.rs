@@ -3,28 +3,28 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use pytorch_reader::PytorchReader;
 use roll_core::Tensor;
 use roll_external::files;
 
 use crate::error::WeightsError;
 use crate::info::TensorInfo;
-use crate::pth::PthFile;
+use crate::pth;
 use crate::safetensors::{MAX_HEADER, SafetensorsFile};
-
-/// Extensions of safetensors files and of torch checkpoints.
-const SAFETENSORS: &[&str] = &["safetensors"];
-const TORCH: &[&str] = &["pth", "pt", "bin", "ckpt"];
 
 /// An open weight file of either format: names, shapes and dtypes are known, tensors are read on demand.
 pub struct WeightFile {
     path: PathBuf,
+    tensors: BTreeMap<String, TensorInfo>,
+    metadata: BTreeMap<String, String>,
     contents: Contents,
 }
 
 enum Contents {
     Safetensors(SafetensorsFile),
-    Torch(PthFile),
+    Torch(PytorchReader),
 }
 
 impl WeightFile {
@@ -32,39 +32,31 @@ impl WeightFile {
     /// executed). The whole header is checked here; no tensor is read. Fails if the contents contradict the extension.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
         let path = path.as_ref();
-        let about = std::fs::metadata(path).map_err(WeightsError::io("read", path))?;
-        if about.is_dir() {
+        let metadata = std::fs::metadata(path).map_err(WeightsError::io("read", path))?;
+        if metadata.is_dir() {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
         }
-        let found = sniff(path)?;
         let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-        let wrong = |expected: &str, found: &str| WeightsError::Format {
-            path: path.into(),
-            expected: expected.into(),
-            found: found.into(),
+        let wrong = |expected: &str, found: &str| {
+            Err(WeightsError::Format { path: path.into(), expected: expected.into(), found: found.into() })
         };
-        let contents = if SAFETENSORS.contains(&extension.as_str()) {
-            match found {
-                Looks::Torch => return Err(wrong("a safetensors file, as its name says", "a torch checkpoint")),
-                _ => Contents::Safetensors(SafetensorsFile::open(path)?),
+        let expected = "a weight file called *.safetensors, *.pth, *.pt, *.bin or *.ckpt";
+        match (extension.as_str(), sniff(path)?) {
+            ("safetensors", Format::Torch) => wrong("a safetensors file, as its name says", "a torch checkpoint"),
+            ("safetensors", _) => {
+                let (file, (tensors, metadata)) = SafetensorsFile::open(path)?;
+                Ok(Self { path: path.into(), tensors, metadata, contents: Contents::Safetensors(file) })
             }
-        } else if TORCH.contains(&extension.as_str()) {
-            match found {
-                Looks::Safetensors => {
-                    return Err(wrong("a torch checkpoint, as its name says", "a safetensors file; rename it"));
-                }
-                _ => Contents::Torch(PthFile::open(path)?),
+            ("pth" | "pt" | "bin" | "ckpt", Format::Safetensors) => {
+                wrong("a torch checkpoint, as its name says", "a safetensors file; rename it")
             }
-        } else {
-            return Err(wrong(
-                "a weight file called *.safetensors, *.pth, *.pt, *.bin or *.ckpt",
-                &match extension.is_empty() {
-                    true => "a name without extension".into(),
-                    false => format!("the extension `.{extension}`"),
-                },
-            ));
-        };
-        Ok(Self { path: path.into(), contents })
+            ("pth" | "pt" | "bin" | "ckpt", _) => {
+                let (reader, tensors) = pth::open(path)?;
+                Ok(Self { path: path.into(), tensors, metadata: BTreeMap::new(), contents: Contents::Torch(reader) })
+            }
+            ("", _) => wrong(expected, "a name without extension"),
+            (other, _) => wrong(expected, &format!("the extension `.{other}`")),
+        }
     }
 
     /// The file's path.
@@ -73,34 +65,31 @@ impl WeightFile {
     }
 
     /// Names of the tensors.
-    pub fn keys(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        match &self.contents {
-            Contents::Safetensors(file) => Box::new(file.tensors.keys().map(String::as_str)),
-            Contents::Torch(file) => Box::new(file.tensors.keys().map(String::as_str)),
-        }
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
     }
 
     /// Shape and dtype of a tensor.
     pub fn info(&self, key: &str) -> Option<&TensorInfo> {
-        match &self.contents {
-            Contents::Safetensors(file) => file.tensors.get(key).map(|(info, _)| info),
-            Contents::Torch(file) => file.tensors.get(key),
-        }
+        self.tensors.get(key)
     }
 
     /// Reads a tensor. Aligned tensors of safetensors files share the map; other tensors are copied.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
-        match &self.contents {
-            Contents::Safetensors(file) => file.tensor(&self.path, key),
-            Contents::Torch(file) => file.tensor(&self.path, key),
-        }
+        let info = self.info(key).ok_or_else(|| WeightsError::missing(&self.path, key))?;
+        let (dtype, shape) = (info.supported(&self.path, key)?, info.shape.clone());
+        let tensor = match &self.contents {
+            Contents::Safetensors(file) => Tensor::from_bytes(dtype, shape, Arc::new(file.slice(info.range.clone()))),
+            Contents::Torch(reader) => Tensor::from_bytes(dtype, shape, Arc::new(pth::read(reader, &self.path, key)?)),
+        };
+        tensor.map_err(|e| WeightsError::tensor(&self.path, key, e))
     }
 
     /// Number of bytes of a tensor in a safetensors file, whatever its dtype. `None` for torch checkpoints, whose
     /// tensors can only be read whole.
     pub fn stored_bytes(&self, key: &str) -> Option<usize> {
         match &self.contents {
-            Contents::Safetensors(file) => file.tensors.get(key).map(|(_, range)| range.len()),
+            Contents::Safetensors(_) => self.info(key).map(|info| info.range.len()),
             Contents::Torch(_) => None,
         }
     }
@@ -108,16 +97,19 @@ impl WeightFile {
     /// Fills `buffer` with bytes of a tensor from byte `at` on, whatever the dtype, without reading the rest. Fails for
     /// torch checkpoints.
     pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
-        match &self.contents {
-            Contents::Safetensors(file) => file.read_part(&self.path, key, at, buffer),
-            Contents::Torch(_) => Err(WeightsError::MissingTensor { path: self.path.clone(), tensor: key.into() }),
+        let has_bytes = |info: &&TensorInfo| at.checked_add(buffer.len()).is_some_and(|end| end <= info.range.len());
+        match (&self.contents, self.info(key).filter(has_bytes)) {
+            (Contents::Safetensors(file), Some(info)) => {
+                file.read(info.range.start + at, buffer).map_err(WeightsError::io("read", &self.path))
+            }
+            _ => Err(WeightsError::missing(&self.path, key)),
         }
     }
 
     /// Releases the memory of a mapped tensor, which stays readable.
     pub fn release(&self, key: &str) {
-        if let Contents::Safetensors(file) = &self.contents {
-            file.release(key);
+        if let (Contents::Safetensors(file), Some(info)) = (&self.contents, self.info(key)) {
+            file.release(&info.range);
         }
     }
 
@@ -130,31 +122,28 @@ impl WeightFile {
     }
 
     /// The `__metadata__` of a safetensors file; empty for torch checkpoints.
-    pub fn metadata(&self) -> BTreeMap<String, String> {
-        match &self.contents {
-            Contents::Safetensors(file) => file.metadata.clone(),
-            Contents::Torch(_) => BTreeMap::new(),
-        }
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
     }
 }
 
-enum Looks {
+enum Format {
     Safetensors,
     Torch,
     Unknown,
 }
 
 /// Recognises the format by the first bytes.
-fn sniff(path: &Path) -> Result<Looks, WeightsError> {
+fn sniff(path: &Path) -> Result<Format, WeightsError> {
     let mut head = Vec::new();
     files::open(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
     let length = head.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
     Ok(match (head.as_slice(), length) {
-        ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Looks::Safetensors,
-        ([b'P', b'K', 3 | 5, 4 | 6, ..], _) => Looks::Torch,
+        ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Format::Safetensors,
+        ([b'P', b'K', 3 | 5, 4 | 6, ..], _) => Format::Torch,
         // The opcode PROTO, with an existing version of the pickle protocol.
-        ([0x80, 1..=5, ..], _) => Looks::Torch,
-        _ => Looks::Unknown,
+        ([0x80, 1..=5, ..], _) => Format::Torch,
+        _ => Format::Unknown,
     })
 }
 

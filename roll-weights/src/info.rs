@@ -1,5 +1,6 @@
 //! Dtype and shape of a tensor in a file.
 
+use std::ops::Range;
 use std::path::Path;
 
 use roll_core::DType;
@@ -15,14 +16,16 @@ pub struct TensorInfo {
     pub stored: String,
     /// Shape.
     pub shape: Vec<usize>,
+    /// Position in a safetensors file, in bytes.
+    pub(crate) range: Range<usize>,
 }
 
 impl TensorInfo {
     pub(crate) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
-        self.dtype.ok_or_else(|| WeightsError::DType {
-            path: path.into(),
-            tensor: tensor.into(),
-            found: self.stored.clone(),
-        })
+        self.dtype.ok_or_else(|| self.unsupported(path, tensor))
+    }
+
+    pub(crate) fn unsupported(&self, path: &Path, tensor: &str) -> WeightsError {
+        WeightsError::dtype(path, tensor, &self.stored)
     }
 }

@@ -1,8 +1,8 @@
-//! Weight files: safetensors (single, sharded, mapped) and torch checkpoints, read lazily; safetensors written whole or
-//! not at all.
+//! Weight files: safetensors (single, sharded, mapped) and torch checkpoints are read lazily, safetensors are written
+//! atomically.
 //!
-//! *What it is for*: [`Checkpoint`] opens the weights of a network, [`save_safetensors`] writes tensors. *What it is
-//! not*: a place for networks (`roll-models`), which say which tensors they need.
+//! [`Checkpoint`] opens the weights of a network, [`save_safetensors`] writes tensors. The networks, which define the
+//! tensors they need, are in `roll-models`.
 
 mod checkpoint;
 mod eight_bits;
@@ -21,7 +21,7 @@ mod tests;
 use std::path::PathBuf;
 
 pub use checkpoint::Checkpoint;
-pub use eight_bits::is_beside;
+pub use eight_bits::is_auxiliary;
 pub use error::WeightsError;
 pub use file::WeightFile;
 pub use info::TensorInfo;
@@ -30,11 +30,10 @@ pub use safetensors::parse_safetensors;
 pub use save::save_safetensors;
 pub use writer::{SafetensorsWriter, TensorEntry};
 
-/// The weight files that match a glob, sorted. Indexes of shards and other files that match are left aside; no match
-/// is an error.
+/// Returns the weight files that match a glob, sorted. Indexes of shards and other files are ignored. Fails if no file
+/// matches.
 pub fn expand_glob(pattern: &str) -> Result<Vec<PathBuf>, WeightsError> {
-    let bad = |problem: String| WeightsError::Header { path: pattern.into(), problem };
-    let matches = glob::glob(pattern).map_err(|e| bad(format!("not a pattern: {e}")))?;
+    let matches = glob::glob(pattern).map_err(|e| WeightsError::invalid(pattern, format!("not a pattern: {e}")))?;
     let mut paths = Vec::new();
     for path in matches {
         let path = path.map_err(|e| {

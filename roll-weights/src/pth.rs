@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use pytorch_reader::{PickleValue, PytorchError, PytorchReader};
-use roll_core::{DType, Tensor};
+use roll_core::DType;
 
 use crate::error::WeightsError;
 use crate::info::TensorInfo;
@@ -32,45 +31,33 @@ const MAX_GROWTH: u64 = 4;
 /// Number of tensor bytes that any file may have.
 const FREE_BYTES: u64 = 64 << 20;
 
-/// An open torch checkpoint. Nested dictionaries are flattened and their keys joined by dots.
-pub(crate) struct PthFile {
-    reader: PytorchReader,
-    pub tensors: BTreeMap<String, TensorInfo>,
+/// Opens a torch checkpoint. Nested dictionaries are flattened and their keys joined by dots.
+pub(crate) fn open(path: &Path) -> Result<(PytorchReader, BTreeMap<String, TensorInfo>), WeightsError> {
+    let values = PytorchReader::read_pickle_data(path, None).map_err(|e| broken(path, e))?;
+    refuse_objects(path, &values, &mut Vec::new())?;
+    let reader = PytorchReader::new(path).map_err(|e| broken(path, e))?;
+    let tensors: BTreeMap<_, _> = reader.tensors().iter().map(|(name, t)| (name.clone(), info(t))).collect();
+    let bytes = reader.tensors().values().try_fold(0u64, |sum, tensor| {
+        let elements = tensor.shape().iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64))?;
+        sum.checked_add(elements.checked_mul(tensor.dtype().size() as u64)?)
+    });
+    let length = std::fs::metadata(path).map_err(WeightsError::io("read", path))?.len();
+    let most = length.saturating_mul(MAX_GROWTH).saturating_add(FREE_BYTES);
+    if bytes.is_none_or(|bytes| bytes > most) {
+        let found = bytes.map_or("more than any machine has".into(), |bytes| format!("{bytes} bytes"));
+        let problem = format!(
+            "expected tensors of at most {most} bytes in a file of {length}, found {found}: views of few numbers, or \
+             compressed; save the tensors as they are, with torch.save({{k: v.contiguous() for k, v in ...}}, ...)"
+        );
+        return Err(WeightsError::pickle(path, problem));
+    }
+    Ok((reader, tensors))
 }
 
-impl PthFile {
-    pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let values = PytorchReader::read_pickle_data(path, None).map_err(|e| broken(path, e))?;
-        refuse_objects(path, &values, &mut Vec::new())?;
-        let reader = PytorchReader::new(path).map_err(|e| broken(path, e))?;
-        let tensors: BTreeMap<_, _> = reader.tensors().iter().map(|(name, t)| (name.clone(), info(t))).collect();
-        let bytes = reader.tensors().values().try_fold(0u64, |sum, tensor| {
-            let elements = tensor.shape().iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64))?;
-            sum.checked_add(elements.checked_mul(tensor.dtype().size() as u64)?)
-        });
-        let length = std::fs::metadata(path).map_err(WeightsError::io("read", path))?.len();
-        let most = length.saturating_mul(MAX_GROWTH).saturating_add(FREE_BYTES);
-        if bytes.is_none_or(|bytes| bytes > most) {
-            let found = bytes.map_or("more than any machine has".into(), |bytes| format!("{bytes} bytes"));
-            let problem = format!(
-                "expected tensors of at most {most} bytes in a file of {length}, found {found}: views of few numbers, or \
-                 compressed; save the tensors as they are, with torch.save({{k: v.contiguous() for k, v in ...}}, ...)"
-            );
-            return Err(WeightsError::Pickle { path: path.into(), problem });
-        }
-        Ok(Self { reader, tensors })
-    }
-
-    /// Reads the tensor `name`.
-    pub fn tensor(&self, path: &Path, name: &str) -> Result<Tensor, WeightsError> {
-        let missing = || WeightsError::MissingTensor { path: path.into(), tensor: name.into() };
-        let dtype = self.tensors.get(name).ok_or_else(missing)?.supported(path, name)?;
-        let tensor = self.reader.get(name).ok_or_else(missing)?;
-        let problem = |problem: String| WeightsError::Pickle { path: path.into(), problem };
-        let bytes = tensor.read().map_err(|e| problem(e.to_string()))?;
-        Tensor::from_bytes(dtype, tensor.shape().to_vec(), Arc::new(bytes))
-            .map_err(|e| problem(format!("tensor `{name}`: {e}")))
-    }
+/// Reads the bytes of the tensor `name`.
+pub(crate) fn read(reader: &PytorchReader, path: &Path, name: &str) -> Result<Vec<u8>, WeightsError> {
+    let tensor = reader.get(name).ok_or_else(|| WeightsError::missing(path, name))?;
+    tensor.read().map_err(|e| WeightsError::pickle(path, e))
 }
 
 fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
@@ -85,7 +72,8 @@ fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
         P::Bool => Some(DType::Bool),
         P::F64 | P::I16 | P::I8 | P::U64 | P::U32 | P::U16 => None,
     };
-    TensorInfo { dtype, stored: format!("{:?}", tensor.dtype()).to_lowercase(), shape: tensor.shape().to_vec() }
+    let stored = format!("{:?}", tensor.dtype()).to_lowercase();
+    TensorInfo { dtype, stored, shape: tensor.shape().to_vec(), range: 0..0 }
 }
 
 fn broken(path: &Path, e: PytorchError) -> WeightsError {
@@ -93,7 +81,7 @@ fn broken(path: &Path, e: PytorchError) -> WeightsError {
         PytorchError::Io(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
             WeightsError::Io { action: "read", path: path.into(), source }
         }
-        e => WeightsError::Pickle { path: path.into(), problem: e.to_string() },
+        e => WeightsError::pickle(path, e),
     }
 }
 
@@ -117,7 +105,11 @@ fn refuse_objects(path: &Path, value: &PickleValue, at: &mut Vec<String>) -> Res
         }
         PickleValue::Unsupported(name) if !HARMLESS.contains(&name.as_str()) => {
             let key = if at.is_empty() { "(root)".into() } else { at.join(".") };
-            return Err(WeightsError::UnexpectedPickle { path: path.into(), key, found: name.clone() });
+            let problem = format!(
+                "`{key}`: expected tensors and plain values, found the Python object `{name}` (not executed); save a \
+                 plain state dictionary, or convert it to safetensors"
+            );
+            return Err(WeightsError::invalid(path, problem));
         }
         _ => {}
     }

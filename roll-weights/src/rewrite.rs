@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use roll_core::DType;
+use roll_core::{DType, Tensor};
 use serde_json::json;
 
 use crate::checkpoint::Checkpoint;
@@ -125,10 +125,11 @@ pub fn rewrite<E: From<WeightsError>>(
     metadata: &BTreeMap<String, String>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<PathBuf>, E> {
+    let mut rewriter = Rewriter { source, dtype, change, metadata, progress };
     let Some(directory) = &outputs.directory else {
         for (path, keys) in &outputs.files {
             refuse_source(source, path)?;
-            write_file(source, path, keys, dtype, change, metadata, progress)?;
+            rewriter.write_file(path, keys)?;
         }
         return Ok(outputs.files.iter().map(|(path, _)| path.clone()).collect());
     };
@@ -140,7 +141,7 @@ pub fn rewrite<E: From<WeightsError>>(
     }
     let name = directory.file_name().unwrap_or_default().to_string_lossy();
     let temporary = directory.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    let written = write_directory(source, outputs, &temporary, dtype, change, metadata, progress).and_then(|()| {
+    let written = rewriter.write_directory(outputs, &temporary).and_then(|()| {
         // The target may be an empty directory, which is removed; a missing one cannot be removed.
         let _ = fs::remove_dir(directory);
         Ok(fs::rename(&temporary, directory).map_err(WeightsError::io("write", directory))?)
@@ -152,118 +153,122 @@ pub fn rewrite<E: From<WeightsError>>(
     Ok(outputs.files.iter().map(|(path, _)| directory.join(path)).collect())
 }
 
-fn write_directory<E: From<WeightsError>>(
-    source: &Checkpoint,
-    outputs: &Outputs,
-    directory: &Path,
+/// The arguments of [`rewrite`].
+struct Rewriter<'a, E> {
+    source: &'a Checkpoint,
     dtype: Option<DType>,
-    change: &mut dyn Change<E>,
-    metadata: &BTreeMap<String, String>,
-    progress: &mut dyn FnMut(u64),
-) -> Result<(), E> {
-    fs::create_dir_all(directory).map_err(WeightsError::io("create", directory))?;
-    let mut weight_map = BTreeMap::new();
-    let mut total = 0;
-    for (name, keys) in &outputs.files {
-        total += write_file(source, &directory.join(name), keys, dtype, change, metadata, progress)?;
-        weight_map.extend(keys.iter().map(|key| (key.as_str(), name.to_string_lossy())));
-    }
-    if let Some(index) = &outputs.index {
-        let path = directory.join(index);
-        let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": weight_map }));
-        fs::write(&path, text).map_err(WeightsError::io("write", path))?;
-    }
-    let config = source.path().with_file_name("config.json");
-    if config.is_file() {
-        let path = directory.join("config.json");
-        fs::copy(config, &path).map_err(WeightsError::io("write", path))?;
-    }
-    Ok(())
+    change: &'a mut dyn Change<E>,
+    metadata: &'a BTreeMap<String, String>,
+    progress: &'a mut dyn FnMut(u64),
 }
 
-/// Writes one file and returns the number of its tensor bytes.
-fn write_file<E: From<WeightsError>>(
-    source: &Checkpoint,
-    path: &Path,
-    keys: &[String],
-    dtype: Option<DType>,
-    change: &mut dyn Change<E>,
-    metadata: &BTreeMap<String, String>,
-    progress: &mut dyn FnMut(u64),
-) -> Result<u64, E> {
-    let entries = keys.iter().map(|key| entry(source, key, dtype)).collect::<Result<Vec<_>, _>>()?;
-    let total = entries.iter().map(|e| e.bytes).sum();
-    let mut writer = SafetensorsWriter::create(path, entries, metadata)?;
-    for TensorEntry { name, .. } in writer.order().to_vec() {
-        copy(source, &name, dtype, change, &mut writer, progress)?;
-    }
-    writer.finish()?;
-    Ok(total)
-}
-
-fn copy<E: From<WeightsError>>(
-    source: &Checkpoint,
-    key: &str,
-    dtype: Option<DType>,
-    change: &mut dyn Change<E>,
-    writer: &mut SafetensorsWriter,
-    progress: &mut dyn FnMut(u64),
-) -> Result<(), E> {
-    // A tensor of a torch checkpoint is read whole; other tensors are read piece by piece.
-    let whole = match source.stored_bytes(key) {
-        Some(_) => None,
-        None => Some(source.tensor(key)?),
-    };
-    let length = whole.as_ref().map(|t| t.as_bytes().len()).or_else(|| source.stored_bytes(key)).unwrap_or_default();
-    let mut buffer = Vec::new();
-    let mut read = |at: usize, bytes: usize, buffer: &mut Vec<u8>| -> Result<(), WeightsError> {
-        let bytes = bytes.min(length - at);
-        buffer.resize(bytes, 0);
-        progress(bytes as u64);
-        match &whole {
-            Some(tensor) => buffer.copy_from_slice(&tensor.as_bytes()[at..at + bytes]),
-            None => source.read_part(key, at, buffer)?,
+impl<E: From<WeightsError>> Rewriter<'_, E> {
+    fn write_directory(&mut self, outputs: &Outputs, directory: &Path) -> Result<(), E> {
+        fs::create_dir_all(directory).map_err(WeightsError::io("create", directory))?;
+        let mut weight_map = BTreeMap::new();
+        let mut total = 0;
+        for (name, keys) in &outputs.files {
+            total += self.write_file(&directory.join(name), keys)?;
+            weight_map.extend(keys.iter().map(|key| (key.as_str(), name.to_string_lossy())));
+        }
+        if let Some(index) = &outputs.index {
+            let path = directory.join(index);
+            let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": weight_map }));
+            fs::write(&path, text).map_err(WeightsError::io("write", path))?;
+        }
+        let config = self.source.path().with_file_name("config.json");
+        if config.is_file() {
+            let path = directory.join("config.json");
+            fs::copy(config, &path).map_err(WeightsError::io("write", path))?;
         }
         Ok(())
-    };
-    let missing = || WeightsError::MissingTensor { path: source.path().into(), tensor: key.into() };
-    let info = source.info(key).ok_or_else(missing)?;
-    let changed = change.touches(key);
-    let types = info.dtype.map(|from| (from, target(from, dtype))).filter(|(from, to)| changed || to != from);
-    let Some((from, to)) = types else {
-        if changed {
-            return Err(info.supported(source.path(), key).map(drop).err().unwrap_or_else(missing).into());
-        }
-        for at in (0..length).step_by(4 * CHUNK) {
-            read(at, 4 * CHUNK, &mut buffer)?;
-            writer.write(key, &buffer)?;
-        }
-        return Ok(());
-    };
-    let rows = info.shape.first().copied().unwrap_or(1);
-    let columns = length / from.size() / rows.max(1);
-    let row_bytes = columns * from.size();
-    let rows_at_once = (CHUNK / columns.max(1)).max(1);
-    let (mut values, mut narrowed) = (Vec::new(), Vec::new());
-    for row in (0..if row_bytes == 0 { 0 } else { rows }).step_by(rows_at_once) {
-        read(row * row_bytes, rows_at_once * row_bytes, &mut buffer)?;
-        widen(from, &buffer, &mut values);
-        if changed {
-            change.apply(key, row..row + values.len() / columns, &mut values)?;
-        }
-        narrow(to, &values, &mut narrowed).map_err(|value| WeightsError::Header {
-            path: source.path().into(),
-            problem: format!("tensor `{key}`: {value} is beyond the values of {to}"),
-        })?;
-        writer.write(key, &narrowed)?;
     }
-    Ok(())
+
+    /// Writes one file and returns the number of its tensor bytes.
+    fn write_file(&mut self, path: &Path, keys: &[String]) -> Result<u64, E> {
+        let entries = keys.iter().map(|key| entry(self.source, key, self.dtype)).collect::<Result<Vec<_>, _>>()?;
+        let total = entries.iter().map(|e| e.bytes).sum();
+        let mut writer = SafetensorsWriter::create(path, entries, self.metadata)?;
+        for TensorEntry { name, .. } in writer.order().to_vec() {
+            self.copy(&name, &mut writer)?;
+        }
+        writer.finish()?;
+        Ok(total)
+    }
+
+    fn copy(&mut self, key: &str, writer: &mut SafetensorsWriter) -> Result<(), E> {
+        let source = self.source;
+        let info = source.info(key).ok_or_else(|| source.missing(key))?;
+        let input = TensorBytes::open(source, key)?;
+        let mut buffer = Vec::new();
+        let changed = self.change.touches(key);
+        let types = match info.dtype.map(|from| (from, target(from, self.dtype))) {
+            None if changed => return Err(info.unsupported(source.path(), key).into()),
+            types => types.filter(|(from, to)| changed || to != from),
+        };
+        let Some((from, to)) = types else {
+            for at in (0..input.length).step_by(4 * CHUNK) {
+                input.read(at, 4 * CHUNK, &mut buffer)?;
+                (self.progress)(buffer.len() as u64);
+                writer.write(key, &buffer)?;
+            }
+            return Ok(());
+        };
+        let rows = info.shape.first().copied().unwrap_or(1);
+        let columns = input.length / from.size() / rows.max(1);
+        let row_bytes = columns * from.size();
+        let rows_at_once = (CHUNK / columns.max(1)).max(1);
+        let (mut values, mut narrowed) = (Vec::new(), Vec::new());
+        for row in (0..if row_bytes == 0 { 0 } else { rows }).step_by(rows_at_once) {
+            input.read(row * row_bytes, rows_at_once * row_bytes, &mut buffer)?;
+            (self.progress)(buffer.len() as u64);
+            widen(from, &buffer, &mut values);
+            if changed {
+                self.change.apply(key, row..row + values.len() / columns, &mut values)?;
+            }
+            narrow(to, &values, &mut narrowed).map_err(|value| {
+                WeightsError::tensor(source.path(), key, format!("{value} is beyond the values of {to}"))
+            })?;
+            writer.write(key, &narrowed)?;
+        }
+        Ok(())
+    }
+}
+
+/// The bytes of a tensor, which are read in parts, or whole from a torch checkpoint.
+struct TensorBytes<'a> {
+    source: &'a Checkpoint,
+    key: &'a str,
+    whole: Option<Tensor>,
+    length: usize,
+}
+
+impl<'a> TensorBytes<'a> {
+    fn open(source: &'a Checkpoint, key: &'a str) -> Result<Self, WeightsError> {
+        Ok(match source.stored_bytes(key) {
+            Some(length) => Self { source, key, whole: None, length },
+            None => {
+                let tensor = source.tensor(key)?;
+                Self { source, key, length: tensor.as_bytes().len(), whole: Some(tensor) }
+            }
+        })
+    }
+
+    /// Replaces the contents of `buffer` by at most `most` bytes from byte `at` on.
+    fn read(&self, at: usize, most: usize, buffer: &mut Vec<u8>) -> Result<(), WeightsError> {
+        let length = most.min(self.length - at);
+        buffer.resize(length, 0);
+        match &self.whole {
+            Some(tensor) => buffer.copy_from_slice(&tensor.as_bytes()[at..][..length]),
+            None => self.source.read_part(self.key, at, buffer)?,
+        }
+        Ok(())
+    }
 }
 
 /// The header entry of a tensor in the output.
 fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorEntry, WeightsError> {
-    let missing = || WeightsError::MissingTensor { path: source.path().into(), tensor: key.into() };
-    let info = source.info(key).ok_or_else(missing)?;
+    let info = source.info(key).ok_or_else(|| source.missing(key))?;
     let elements: usize = info.shape.iter().product();
     let (name, bytes, alignment) = match (info.dtype, source.stored_bytes(key)) {
         (Some(from), _) => {
@@ -272,7 +277,7 @@ fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorE
         }
         // Copied byte for byte, whatever the dtype is.
         (None, Some(bytes)) => (info.stored.to_uppercase(), bytes as u64, bytes / elements.max(1)),
-        (None, None) => return Err(info.supported(source.path(), key).map(drop).err().unwrap_or_else(missing)),
+        (None, None) => return Err(info.unsupported(source.path(), key)),
     };
     Ok(TensorEntry { name: key.into(), dtype: name, shape: info.shape.clone(), bytes, alignment })
 }

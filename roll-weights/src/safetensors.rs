@@ -30,8 +30,6 @@ pub(crate) struct SafetensorsFile {
     map: Arc<Mmap>,
     #[cfg_attr(not(unix), allow(dead_code))]
     file: File,
-    pub tensors: BTreeMap<String, (TensorInfo, Range<usize>)>,
-    pub metadata: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -72,82 +70,29 @@ impl<'de> Deserialize<'de> for Header {
 }
 
 impl SafetensorsFile {
-    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+    /// Maps the file and parses its header.
+    pub fn open(path: &Path) -> Result<(Self, Parsed), WeightsError> {
         let file = files::open(path).map_err(WeightsError::io("read", path))?;
         let length = file.metadata().map_err(WeightsError::io("read", path))?.len();
         if length < 8 {
-            return Err(WeightsError::Truncated { path: path.into(), tensor: None, expected: 8, found: length });
+            return Err(WeightsError::invalid(path, format!("truncated: expected 8 bytes, found {length}")));
         }
         // SAFETY: the map is read-only; the type documents the caveat about other processes.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
-        let (tensors, metadata) = parse(path, &map)?;
-        Ok(Self { map: Arc::new(map), file, tensors, metadata })
+        let parsed = parse(path, &map)?;
+        Ok((Self { map: Arc::new(map), file }, parsed))
     }
 
-    /// Reads the tensor `name`. It shares the map if its alignment allows.
-    pub fn tensor(&self, path: &Path, name: &str) -> Result<Tensor, WeightsError> {
-        let (info, range) = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| WeightsError::MissingTensor { path: path.into(), tensor: name.into() })?;
-        let dtype = info.supported(path, name)?;
-        let bytes = MapSlice { map: self.map.clone(), range: range.clone() };
-        Tensor::from_bytes(dtype, info.shape.clone(), Arc::new(bytes))
-            .map_err(|e| WeightsError::Header { path: path.into(), problem: format!("tensor `{name}`: {e}") })
+    /// Returns a part of the map.
+    pub fn slice(&self, range: Range<usize>) -> MapSlice {
+        MapSlice { map: self.map.clone(), range }
     }
-}
 
-/// Tensors and metadata of a header.
-type Contents = (BTreeMap<String, (TensorInfo, Range<usize>)>, BTreeMap<String, String>);
-
-/// Parses the header of a file whose bytes are `bytes`: at least eight.
-fn parse(path: &Path, bytes: &[u8]) -> Result<Contents, WeightsError> {
-    let length = bytes.len() as u64;
-    let mut prefix = [0; 8];
-    prefix.copy_from_slice(&bytes[..8]);
-    let found = u64::from_le_bytes(prefix);
-    let expected = MAX_HEADER.min(length - 8);
-    if found > expected {
-        return Err(WeightsError::HeaderLength { path: path.into(), expected, found });
-    }
-    let start = 8 + found as usize; // fits, because the header is within the map
-    let problem = |problem: String| WeightsError::Header { path: path.into(), problem };
-    let text = std::str::from_utf8(&bytes[8..start]).map_err(|e| problem(format!("the header is no UTF-8: {e}")))?;
-    let header: Header =
-        serde_json::from_str(text).map_err(|e| problem(format!("the header is not a safetensors header: {e}")))?;
-    Ok((locate(path, header.tensors, start, length)?, header.metadata))
-}
-
-/// Reads the tensors of a safetensors file in memory. Error messages call the file `name`.
-pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsError> {
-    let path = Path::new(name);
-    if bytes.len() < 8 {
-        let found = bytes.len() as u64;
-        return Err(WeightsError::Truncated { path: path.into(), tensor: None, expected: 8, found });
-    }
-    let mut state = StateDict::new();
-    for (name, (info, range)) in parse(path, bytes)?.0 {
-        let tensor = Tensor::from_bytes(info.supported(path, &name)?, info.shape, Arc::new(bytes[range].to_vec()));
-        let problem = |e| WeightsError::Header { path: path.into(), problem: format!("tensor `{name}`: {e}") };
-        let tensor = tensor.map_err(problem)?;
-        state.insert(name, tensor);
-    }
-    Ok(state)
-}
-
-impl SafetensorsFile {
-    /// Fills `buffer` with bytes of the tensor `name` from byte `at` on. They are read from the file and not through
-    /// the map, whose pages would count as this process's memory.
-    pub fn read_part(&self, path: &Path, name: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
-        let missing = || WeightsError::MissingTensor { path: path.into(), tensor: name.into() };
-        let (_, range) = self.tensors.get(name).ok_or_else(missing)?;
-        if at.checked_add(buffer.len()).is_none_or(|end| end > range.len()) {
-            return Err(missing());
-        }
-        let start = range.start + at;
+    /// Fills `buffer` with the bytes from `start` on. They are read from the file and not through the map, whose pages
+    /// would count as this process's memory.
+    pub fn read(&self, start: usize, buffer: &mut [u8]) -> std::io::Result<()> {
         #[cfg(unix)]
-        return std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, start as u64)
-            .map_err(WeightsError::io("read", path));
+        return std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, start as u64);
         #[cfg(not(unix))]
         {
             buffer.copy_from_slice(&self.map[start..start + buffer.len()]);
@@ -155,10 +100,11 @@ impl SafetensorsFile {
         }
     }
 
-    /// Releases the memory of a tensor: the system drops the mapped pages and reads them again at their next use.
-    pub fn release(&self, name: &str) {
+    /// Releases the memory of a range: the system drops the mapped pages and reads them again at their next use.
+    #[cfg_attr(not(unix), allow(unused_variables))]
+    pub fn release(&self, range: &Range<usize>) {
         #[cfg(unix)]
-        if let Some((_, range)) = self.tensors.get(name).filter(|(_, range)| !range.is_empty()) {
+        if !range.is_empty() {
             // SAFETY: the map is read-only and backed by the file, so dropped pages are read again with the same
             // contents; the type documents that the file must not change. A refusal costs memory, nothing else.
             let _ = unsafe {
@@ -168,8 +114,46 @@ impl SafetensorsFile {
     }
 }
 
+/// The tensors and the metadata of a header.
+pub(crate) type Parsed = (BTreeMap<String, TensorInfo>, BTreeMap<String, String>);
+
+/// Parses the header of a file whose bytes are `bytes`: at least eight.
+fn parse(path: &Path, bytes: &[u8]) -> Result<Parsed, WeightsError> {
+    let length = bytes.len() as u64;
+    let mut prefix = [0; 8];
+    prefix.copy_from_slice(&bytes[..8]);
+    let found = u64::from_le_bytes(prefix);
+    let expected = MAX_HEADER.min(length - 8);
+    if found > expected {
+        let problem = format!("the header claims to have {found} bytes, expected at most {expected}");
+        return Err(WeightsError::invalid(path, problem));
+    }
+    let start = 8 + found as usize; // fits, because the header is within the map
+    let problem = |problem: String| WeightsError::invalid(path, problem);
+    let text = std::str::from_utf8(&bytes[8..start]).map_err(|e| problem(format!("the header is not UTF-8: {e}")))?;
+    let header: Header =
+        serde_json::from_str(text).map_err(|e| problem(format!("the header is not a safetensors header: {e}")))?;
+    Ok((locate(path, header.tensors, start, length)?, header.metadata))
+}
+
+/// Reads the tensors of a safetensors file in memory. Error messages call the file `name`.
+pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsError> {
+    let path = Path::new(name);
+    if bytes.len() < 8 {
+        return Err(WeightsError::invalid(path, format!("truncated: expected 8 bytes, found {}", bytes.len())));
+    }
+    let mut state = StateDict::new();
+    for (name, info) in parse(path, bytes)?.0 {
+        let dtype = info.supported(path, &name)?;
+        let tensor = Tensor::from_bytes(dtype, info.shape, Arc::new(bytes[info.range].to_vec()));
+        let tensor = tensor.map_err(|e| WeightsError::tensor(path, &name, e))?;
+        state.insert(name, tensor);
+    }
+    Ok(state)
+}
+
 /// Part of a mapped file, which keeps the map alive.
-struct MapSlice {
+pub(crate) struct MapSlice {
     map: Arc<Mmap>,
     range: Range<usize>,
 }
@@ -182,74 +166,64 @@ impl AsRef<[u8]> for MapSlice {
 
 /// Checks the byte range of every tensor against its shape, the file and the other tensors. `start` is the offset of
 /// the data in the file, `length` the length of the file.
-#[allow(clippy::type_complexity)] // the type is used nowhere else
 fn locate(
     path: &Path,
     entries: Vec<(String, Entry)>,
     start: usize,
     length: u64,
-) -> Result<BTreeMap<String, (TensorInfo, Range<usize>)>, WeightsError> {
+) -> Result<BTreeMap<String, TensorInfo>, WeightsError> {
     let data = length - start as u64;
-    let mut places: Vec<(u64, u64, String)> = Vec::with_capacity(entries.len());
+    let mut ranges: Vec<(u64, u64, String)> = Vec::with_capacity(entries.len());
     let mut tensors = BTreeMap::new();
     for (name, entry) in entries {
         let [begin, end] = entry.data_offsets;
-        let offsets = |expected: String| WeightsError::Offsets {
-            path: path.into(),
-            tensor: name.clone(),
-            expected,
-            found: format!("offsets {begin}..{end}"),
-        };
+        let fault = |problem: String| Err(WeightsError::tensor(path, &name, problem));
         if begin > end {
-            return Err(offsets("offsets in ascending order".into()));
+            return fault(format!("expected offsets in ascending order, found offsets {begin}..{end}"));
         }
         let elements = entry.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
         let bits = element_bits(&entry.dtype);
         let bytes = elements.and_then(|n| n.checked_mul(bits.unwrap_or(8))).map(|b| b.div_ceil(8));
         let (Some(elements), Some(bytes)) = (elements, bytes) else {
-            return Err(WeightsError::ShapeOverflow { path: path.into(), tensor: name, shape: entry.shape });
+            return fault(format!("the shape {:?} overflows, expected a size below 2^64 bytes", entry.shape));
         };
         if bits.is_some() && end - begin != bytes {
-            return Err(offsets(format!("{bytes} bytes for {elements} elements of {}", entry.dtype)));
+            let expected = format!("{bytes} bytes for {elements} elements of {}", entry.dtype);
+            return fault(format!("expected {expected}, found offsets {begin}..{end}"));
         }
         if end > data {
-            return Err(WeightsError::Truncated {
-                path: path.into(),
-                tensor: Some(name),
-                expected: end.saturating_add(start as u64),
-                found: length,
-            });
+            let expected = end.saturating_add(start as u64);
+            return fault(format!("truncated: expected a file of {expected} bytes, found {length}"));
         }
         let dtype = supported(&entry.dtype);
         // Every axis fits: unless the tensor is empty, the product of its axes is within the file.
         let shape = entry.shape.iter().map(|&d| usize::try_from(d).unwrap_or(usize::MAX)).collect();
-        let info = TensorInfo { dtype, stored: entry.dtype.to_lowercase(), shape };
         let range = start + begin as usize..start + end as usize;
-        if tensors.insert(name.clone(), (info, range)).is_some() {
-            return Err(WeightsError::Duplicate { tensor: name, first: path.into(), second: path.into() });
+        let info = TensorInfo { dtype, stored: entry.dtype.to_lowercase(), shape, range };
+        if tensors.insert(name.clone(), info).is_some() {
+            return fault("the header has it twice".into());
         }
-        places.push((begin, end, name));
+        ranges.push((begin, end, name));
     }
-    places.sort();
+    ranges.sort();
     let mut covered = 0;
-    for (begin, end, tensor) in places {
+    for (begin, end, tensor) in ranges {
         if begin != covered {
             let what = if begin < covered { "overlapping another tensor" } else { "after a hole" };
-            return Err(WeightsError::Offsets {
-                path: path.into(),
-                tensor,
-                expected: format!("its bytes to begin at {covered}, where the previous tensor ends"),
-                found: format!("offsets {begin}..{end}, {what}"),
-            });
+            let problem = format!(
+                "expected its bytes to begin at {covered}, where the previous tensor ends, found offsets {begin}..{end}, \
+                 {what}"
+            );
+            return Err(WeightsError::tensor(path, &tensor, problem));
         }
         covered = end;
     }
     match covered == data {
         true => Ok(tensors),
-        false => Err(WeightsError::Header {
-            path: path.into(),
-            problem: format!("expected {covered} bytes of tensors after the header, found {data}"),
-        }),
+        false => Err(WeightsError::invalid(
+            path,
+            format!("expected {covered} bytes of tensors after the header, found {data}"),
+        )),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use roll_external::files;
 use serde_json::{Map, Value, json};
 
 use crate::error::WeightsError;
@@ -67,7 +68,7 @@ impl SafetensorsWriter {
         }
         let mut header = Value::Object(header).to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
-        let temporary = temporary_name(path)?;
+        let temporary = files::temporary_beside(path);
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
         let file = file.map_err(WeightsError::io("write", path))?;
         let missing = entries.first().map_or(0, |e| e.bytes);
@@ -85,7 +86,7 @@ impl SafetensorsWriter {
 
     /// Appends bytes of the tensor `name`. Fails if another tensor is next, or if the tensor would become too long.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), WeightsError> {
-        self.skip_whole();
+        self.skip_complete();
         let problem = match self.entries.get(self.at) {
             Some(entry) if entry.name == name && bytes.len() as u64 <= self.missing => {
                 self.missing -= bytes.len() as u64;
@@ -97,15 +98,15 @@ impl SafetensorsWriter {
             }
             None => format!("every tensor is written, got {} bytes more of `{name}`", bytes.len()),
         };
-        Err(WeightsError::Header { path: self.path.clone(), problem })
+        Err(WeightsError::invalid(&self.path, problem))
     }
 
     /// Syncs the file and renames it to its final name. Fails if bytes are missing.
     pub fn finish(mut self) -> Result<(), WeightsError> {
-        self.skip_whole();
+        self.skip_complete();
         if let Some(entry) = self.entries.get(self.at) {
             let problem = format!("{} bytes of `{}` were never written", self.missing, entry.name);
-            return Err(WeightsError::Header { path: self.path.clone(), problem });
+            return Err(WeightsError::invalid(&self.path, problem));
         }
         let Some(out) = self.out.take() else { return Ok(()) };
         let file = out.into_inner().map_err(std::io::IntoInnerError::into_error);
@@ -115,13 +116,13 @@ impl SafetensorsWriter {
             return Err(WeightsError::io("write", &self.path)(e));
         }
         // The rename reaches the disk once the directory is synced; not every system lets a program open a directory.
-        if let Some(Ok(directory)) = self.path.parent().map(File::open) {
-            let _ = directory.sync_all();
+        if let Some(directory) = self.path.parent() {
+            let _ = files::sync_directory(directory);
         }
         Ok(())
     }
 
-    fn skip_whole(&mut self) {
+    fn skip_complete(&mut self) {
         while self.missing == 0 && self.at < self.entries.len() {
             self.at += 1;
             self.missing = self.entries.get(self.at).map_or(0, |e| e.bytes);
@@ -140,13 +141,4 @@ impl Drop for SafetensorsWriter {
             let _ = fs::remove_file(&self.temporary);
         }
     }
-}
-
-fn temporary_name(path: &Path) -> Result<PathBuf, WeightsError> {
-    let name = path.file_name().ok_or_else(|| WeightsError::Format {
-        path: path.into(),
-        expected: "the name of a file to write".into(),
-        found: "a path without one".into(),
-    })?;
-    Ok(path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id())))
 }

@@ -17,7 +17,7 @@ use super::packed::Packed;
 const PROMPTS_PER_TASK: usize = 4;
 
 /// The inputs that all segments of one forward pass share.
-pub struct Pass {
+pub struct ForwardPass {
     /// Architecture of the network.
     pub config: LmConfig,
     /// Frozen weights.
@@ -41,7 +41,7 @@ pub struct Pass {
     pub cache: Option<(Arc<Cache>, CachedTokens)>,
 }
 
-impl Pass {
+impl ForwardPass {
     /// Creates a pass over `packed` in f32, without a cache.
     pub fn new(
         config: &LmConfig,
@@ -103,7 +103,7 @@ fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Dev
 }
 
 /// The embedding of the pass's token ids. The input state is ignored, because ids are not floats.
-pub struct Embedding(pub Arc<Pass>);
+pub struct Embedding(pub Arc<ForwardPass>);
 
 impl Segment for Embedding {
     fn forward(&self, _state: &NdTensor, _shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
@@ -122,7 +122,7 @@ pub struct Block {
     /// Number of the block, from 0.
     pub index: usize,
     /// Inputs of the pass.
-    pub pass: Arc<Pass>,
+    pub pass: Arc<ForwardPass>,
 }
 
 impl Segment for Block {
@@ -314,7 +314,7 @@ fn visible_keys(places: &[KeyPlace], window: Option<usize>) -> Arc<[KeyPlace]> {
 }
 
 /// The norm before the output layer.
-pub struct FinalNorm(pub Arc<Pass>);
+pub struct FinalNorm(pub Arc<ForwardPass>);
 
 impl Segment for FinalNorm {
     fn forward(&self, state: &NdTensor, _shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {

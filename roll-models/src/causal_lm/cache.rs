@@ -164,47 +164,37 @@ impl Cache {
     /// writes in place. A view of the prompt would keep the tensor of all present prompts alive, of which each new
     /// prompt makes another.
     pub fn copy_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
-        let select = |x: Tensor<2>, rows: Range<usize>| {
-            let rows = rows.map(|row| row as i64).collect();
+        self.prefix(prompt, slot, tail, |x, rows| {
             let device = x.device();
-            x.select(0, integers(rows, &device))
-        };
-        let of_slot = |tails: &Tensor<3>| {
-            let [slots, capacity, width] = tails.dims();
-            select(tails.clone().reshape([slots * capacity, width]), slot * capacity..slot * capacity + tail)
-        };
-        self.prefix(prompt, tail, |prompts, rows| select(prompts.clone(), rows), of_slot)
+            x.select(0, integers(rows.map(|row| row as i64).collect(), &device))
+        })
     }
 
     /// Returns the same as views, which keep the cache's memory alive: for a cache that is not written any more.
     pub fn view_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
-        let of_slot = |tails: &Tensor<3>| {
-            let [slots, capacity, width] = tails.dims();
-            tails.clone().reshape([slots * capacity, width]).narrow(0, slot * capacity, tail)
-        };
-        self.prefix(prompt, tail, |prompts, rows| prompts.clone().narrow(0, rows.start, rows.len()), of_slot)
+        self.prefix(prompt, slot, tail, |x, rows| x.narrow(0, rows.start, rows.len()))
     }
 
     fn prefix(
         &self,
         prompt: usize,
+        slot: usize,
         tail: usize,
-        of_prompts: impl Fn(&Tensor<2>, Range<usize>) -> Tensor<2>,
-        of_slot: impl Fn(&Tensor<3>) -> Tensor<2>,
+        select: impl Fn(Tensor<2>, Range<usize>) -> Tensor<2>,
     ) -> Prefix {
         let rows = self.prompt(prompt);
-        let of_layer = |layer: &Mutex<CachedLayer>| {
-            let layer = layer.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut parts = Vec::new();
-            if let Some((k, v)) = &layer.prompts {
-                parts.push((of_prompts(k, rows.clone()), of_prompts(v, rows.clone())));
-            }
-            if let Some((k, v)) = layer.tails.as_ref().filter(|_| tail > 0) {
-                parts.push((of_slot(k), of_slot(v)));
-            }
-            parts
+        let of_prompts = |x: &Tensor<2>| select(x.clone(), rows.clone());
+        let of_slot = |tails: &Tensor<3>| {
+            let [slots, capacity, width] = tails.dims();
+            select(tails.clone().reshape([slots * capacity, width]), slot * capacity..slot * capacity + tail)
         };
-        self.layers.iter().map(of_layer).collect()
+        let of_layer = |layer: usize| {
+            let layer = self.layer(layer);
+            let prompts = layer.prompts.as_ref().map(|(k, v)| (of_prompts(k), of_prompts(v)));
+            let tails = layer.tails.as_ref().filter(|_| tail > 0).map(|(k, v)| (of_slot(k), of_slot(v)));
+            prompts.into_iter().chain(tails).collect()
+        };
+        (0..self.layers.len()).map(of_layer).collect()
     }
 }
 

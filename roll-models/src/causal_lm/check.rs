@@ -7,7 +7,7 @@ use super::config::LmConfig;
 use super::loading::CausalLmOptions;
 use super::source;
 use super::tokenizer::Tokenizer;
-use crate::headers::{has_all, summary};
+use crate::headers::{check_tensors, summary};
 use crate::hub::Hub;
 
 roll_core::inventory::submit! {
@@ -34,7 +34,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     }
     let config = LmConfig::read(&location.join("config.json"))?;
     let file = source::open_weights(&location)?;
-    has_all(&file, &config.weights())?;
+    check_tensors(&file, &config.weights())?;
     let mut lines = vec![summary("language model", &file), format!("context of {} tokens", config.context)];
     let tokenizer = location.join("tokenizer.json");
     match tokenizer.exists() {

@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 
 use super::chat::ChatTemplate;
 use super::config::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
-use super::parts::Parts;
+use super::loaded::LoadedModel;
 use super::sentencepiece::{self, Piece};
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::{GgufFile, Value};
@@ -21,7 +21,7 @@ const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
 const MAX_TOKENS: usize = 1 << 22;
 
 /// Opens the model in `path`.
-pub fn open(path: &Path) -> Result<Parts> {
+pub fn open(path: &Path) -> Result<LoadedModel> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let config = config(&file).map_err(bad)?;
@@ -38,7 +38,7 @@ pub fn open(path: &Path) -> Result<Parts> {
         }
         None => None,
     };
-    Ok(Parts { config, state, blocks, tokenizer, template, location: path.display().to_string() })
+    Ok(LoadedModel { config, state, blocks, tokenizer, template, location: path.display().to_string() })
 }
 
 /// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging Face
@@ -376,14 +376,8 @@ impl Vocabulary {
         let vocab: serde_json::Map<String, Json> =
             self.texts.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect();
         let added = self.texts.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| matches!(kind, 3 | 4));
-        let added: Vec<Json> = added
-            .map(|(id, (text, kind))| {
-                json!({
-                    "id": id, "content": text, "special": *kind == 3, "single_word": false, "lstrip": false,
-                    "rstrip": false, "normalized": false,
-                })
-            })
-            .collect();
+        let added: Vec<Json> =
+            added.map(|(id, (text, kind))| sentencepiece::added_token(id, text, *kind == 3, false)).collect();
         let json = json!({
             "version": "1.0",
             "added_tokens": added,

@@ -1,4 +1,4 @@
-//! Whole models out of GGUF files that the tests write, against the same weights under the names of Hugging Face.
+//! Models in GGUF files that the tests write, compared with the same weights under their Hugging Face names.
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::DType;
@@ -8,8 +8,8 @@ use serde_json::{Value as Json, json};
 
 use super::config::LmConfig;
 use super::gguf;
+use super::loaded::LoadedModel;
 use super::network::Network;
-use super::parts::Parts;
 use crate::weights::gguf::tests::Writer;
 
 const U32: u32 = 4;
@@ -37,7 +37,7 @@ fn list(kind: u32, items: &[Vec<u8>]) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes(), &items.concat()].concat()
 }
 
-/// A file of `family` with these numbers and the weights of `state`, as a converter names and stores them.
+/// A file of `family` with these numbers and with the weights of `state`, which `name` names as a converter does.
 fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl Fn(&str) -> String) -> Writer {
     let mut writer = Writer::default().value("general.architecture", TEXT, &text(family));
     for (key, number) in numbers {
@@ -59,7 +59,7 @@ fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl 
         .value("tokenizer.ggml.add_space_prefix", 7, &[u8::from(family == "phi3")])
         .value("tokenizer.ggml.eos_token_id", U32, &2u32.to_le_bytes());
     for (theirs, tensor) in state {
-        // Gemma's converter stores the gains: 1 and the learnt part.
+        // Gemma's converter adds 1 to the gains.
         let gain = if family.starts_with("gemma") && theirs.ends_with("norm.weight") { 1.0 } else { 0.0 };
         let bytes: Vec<u8> = tensor.to_f32_vec().iter().flat_map(|value| (value + gain).to_le_bytes()).collect();
         let shape: Vec<u64> = tensor.shape().iter().map(|d| *d as u64).collect();
@@ -68,14 +68,14 @@ fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl 
     writer
 }
 
-fn opened(file: &Writer) -> roll_core::Result<Parts> {
+fn opened(file: &Writer) -> roll_core::Result<LoadedModel> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
     gguf::open(&path)
 }
 
-/// Names of a converter, by the ends of the names of Hugging Face.
+/// Renames a Hugging Face weight as a converter does, by a table of layers.
 fn renamed(name: &str, layers: &[(&str, &str)]) -> String {
     match name {
         "model.embed_tokens.weight" => return "token_embd.weight".into(),
@@ -113,7 +113,7 @@ const PHI3: [(&str, &str); 6] = [
     ("post_attention_layernorm", "ffn_norm"),
 ];
 
-/// Shared by all of these models, as `config.json` and as GGUF say it.
+/// The configuration of all test models with these changes. `NUMBERS` is the same for GGUF.
 fn shape(changes: Json) -> LmConfig {
     let mut json = json!({
         "vocab_size": 8, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "num_attention_heads": 2,
@@ -137,14 +137,14 @@ const NUMBERS: [(&str, f64); 10] = [
     ("rope.freq_base", 20_000.0),
 ];
 
-/// The parts of a file are those that a directory with the same model has, and so are the logits.
-fn assert_same(parts: Parts, config: &LmConfig, state: &StateDict) {
-    assert_eq!(parts.config, *config);
-    assert!(parts.blocks.is_empty() && parts.state.keys().eq(state.keys()));
+/// Asserts that a file has the same configuration, weights and logits as the model's directory.
+fn assert_same(model: LoadedModel, config: &LmConfig, state: &StateDict) {
+    assert_eq!(model.config, *config);
+    assert!(model.blocks.is_empty() && model.state.keys().eq(state.keys()));
     for (name, tensor) in state {
-        let (found, expected) = (parts.state[name].to_f32_vec(), tensor.to_f32_vec());
+        let (found, expected) = (model.state[name].to_f32_vec(), tensor.to_f32_vec());
         let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-7);
-        assert!(near && parts.state[name].shape() == tensor.shape(), "{name}");
+        assert!(near && model.state[name].shape() == tensor.shape(), "{name}");
     }
     let device = roll_backends::device("flex").unwrap();
     let logits = |state: &StateDict| {
@@ -152,7 +152,7 @@ fn assert_same(parts: Parts, config: &LmConfig, state: &StateDict) {
         let tokens = Tensor::new(vec![3i64, 4, 5, 6, 7, 1], [1, 6]).unwrap();
         network.logits(&tokens, &Tensor::new(vec![1u8; 6], [1, 6]).unwrap(), Adapter::Off).unwrap().to_f32_vec()
     };
-    let (found, expected) = (logits(&parts.state), logits(state));
+    let (found, expected) = (logits(&model.state), logits(state));
     assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, {expected:?}");
 }
 
@@ -165,11 +165,11 @@ fn gemma_2_matches_its_directory() {
     let state = random(&config);
     // The bound of scores is left out: all files of the first weeks lack it.
     let numbers = [&NUMBERS[..], &[("final_logit_softcapping", 20.5)]].concat();
-    let parts = opened(&written("gemma2", &numbers, &state, |name| renamed(name, &GEMMA))).unwrap();
-    assert_eq!(parts.config.windows[..3], [Some(3), None, Some(3)]);
-    let tokenizer = parts.tokenizer.as_ref().unwrap();
+    let model = opened(&written("gemma2", &numbers, &state, |name| renamed(name, &GEMMA))).unwrap();
+    assert_eq!(model.config.windows[..3], [Some(3), None, Some(3)]);
+    let tokenizer = model.tokenizer.as_ref().unwrap();
     assert_eq!(tokenizer.encode("ab ab<end>").unwrap(), [6, 7, 2]);
-    assert_same(parts, &config, &state);
+    assert_same(model, &config, &state);
 }
 
 #[test]
@@ -182,9 +182,9 @@ fn gemma_3_matches_its_directory() {
     let file = written("gemma3", &NUMBERS, &state, |name| renamed(name, &GEMMA))
         .value("gemma3.rope.scaling.type", TEXT, &text("linear"))
         .value("gemma3.rope.scaling.factor", F32, &8f32.to_le_bytes());
-    let parts = opened(&file).unwrap();
-    assert_eq!(parts.config.windows, [Some(3), Some(3), Some(3), Some(3), Some(3), None, Some(3)]);
-    assert_same(parts, &config, &state);
+    let model = opened(&file).unwrap();
+    assert_eq!(model.config.windows, [Some(3), Some(3), Some(3), Some(3), Some(3), None, Some(3)]);
+    assert_same(model, &config, &state);
 }
 
 #[test]
@@ -192,11 +192,11 @@ fn phi_3_matches_its_directory() {
     let config = shape(json!({"model_type": "phi3", "rope_theta": 20_000.0}));
     let state = random(&config);
     let numbers = [&NUMBERS[..], &[("rope.dimension_count", 4.0)]].concat();
-    let parts = opened(&written("phi3", &numbers, &state, |name| renamed(name, &PHI3))).unwrap();
-    assert_eq!(parts.config.windows, vec![Some(3); 7]);
-    let tokenizer = parts.tokenizer.as_ref().unwrap();
+    let model = opened(&written("phi3", &numbers, &state, |name| renamed(name, &PHI3))).unwrap();
+    assert_eq!(model.config.windows, vec![Some(3); 7]);
+    let tokenizer = model.tokenizer.as_ref().unwrap();
     assert_eq!(tokenizer.encode("ab<end> ab").unwrap(), [7, 2, 7]);
-    assert_same(parts, &config, &state);
+    assert_same(model, &config, &state);
 }
 
 #[test]

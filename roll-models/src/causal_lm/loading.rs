@@ -9,9 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::config::LmConfig;
+use super::loaded::{LoadedModel, decode};
 use super::model::CausalLm;
 use super::network::Network;
-use super::parts::{Parts, decode};
 use super::source;
 use crate::comma_list::{self, split};
 use crate::hub::Hub;
@@ -149,7 +149,7 @@ roll_core::register! {
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
-    let Parts { config, mut state, mut blocks, tokenizer, template, location } = match &options.model_path {
+    let LoadedModel { config, mut state, mut blocks, tokenizer, template, location } = match &options.model_path {
         Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
         None => source::built_in()?,
     };

@@ -6,7 +6,7 @@ use super::generate::TOKENS_OF_A_PASS;
 
 /// A rollout whose rows are all generated at the same time and end together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rollout {
+pub(super) struct RolloutShape {
     /// Number of rows.
     pub rows: usize,
     /// Number of distinct prompts.
@@ -19,7 +19,7 @@ pub struct Rollout {
 
 /// The memory of a rollout in bytes, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RolloutBytes {
+pub(super) struct RolloutBytes {
     /// Keys and values of each distinct prompt and of the slots.
     pub keys_values: usize,
     /// A second copy of one layer's keys and values, while its tensors grow.
@@ -30,14 +30,7 @@ pub struct RolloutBytes {
     pub logits: usize,
 }
 
-impl RolloutBytes {
-    /// The maximum at a time. Growth, passes over prompts and logits do not overlap.
-    pub fn peak(&self) -> usize {
-        self.keys_values + self.growth.max(self.pass).max(self.logits)
-    }
-}
-
-impl Rollout {
+impl RolloutShape {
     /// Returns the memory with a network of `config` whose cached keys and values have `width` bytes each.
     pub fn bytes(&self, config: &LmConfig, width: usize) -> RolloutBytes {
         let token_bytes = 2 * config.kv_heads * config.head_dim * width;
@@ -78,19 +71,19 @@ mod tests {
 
     #[test]
     fn counts_distinct_prompts_and_all_slots() {
-        let rollout = Rollout { rows: 8, prompts: 2, prompt_tokens: 100, new_tokens: 40 };
+        let rollout = RolloutShape { rows: 8, prompts: 2, prompt_tokens: 100, new_tokens: 40 };
         // Two key heads of width 4, keys and values, f32; slots have room for 64 tokens.
         let expected = 3 * (2 * 100 + 8 * 64) * 2 * 8 * 4;
         assert_eq!(rollout.bytes(&config(), 4).keys_values, expected);
         assert_eq!(rollout.bytes(&config(), 2).keys_values, expected / 2);
-        let distinct = Rollout { prompts: 8, ..rollout };
+        let distinct = RolloutShape { prompts: 8, ..rollout };
         assert_eq!(distinct.bytes(&config(), 4).keys_values - expected, 3 * 6 * 100 * 2 * 8 * 4);
     }
 
     #[test]
     fn slots_have_the_capacity_of_the_cache() {
         let slots = |new_tokens| {
-            let rollout = Rollout { rows: 1, prompts: 1, prompt_tokens: 0, new_tokens };
+            let rollout = RolloutShape { rows: 1, prompts: 1, prompt_tokens: 0, new_tokens };
             rollout.bytes(&config(), 4).keys_values / (3 * 2 * 8 * 4)
         };
         assert_eq!([1, 2, 33, 34, 65, 66, 2048].map(slots), [0, 32, 32, 64, 64, 128, 2048]);
@@ -99,7 +92,7 @@ mod tests {
     #[test]
     fn passes_have_whole_prompts_up_to_the_bound() {
         let pass = |prompts, prompt_tokens| {
-            let rollout = Rollout { rows: 64, prompts, prompt_tokens, new_tokens: 1 };
+            let rollout = RolloutShape { rows: 64, prompts, prompt_tokens, new_tokens: 1 };
             rollout.bytes(&config(), 4).pass / ((2 * 16 + 3 * 64) * 4)
         };
         assert_eq!([pass(2, 100), pass(64, 2048), pass(4, 20_000)], [200, 16_384, 20_000]);

@@ -1,26 +1,26 @@
 //! Causal language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, and Phi-3 in one implementation,
 //! configured by `config.json`.
 //!
-//! Batches are packed without padding ([`packed`]). The network is a chain of recomputed segments ([`block`]), like the
-//! video transformer; the output layer ([`head`]) computes log-probabilities and entropies without holding the logits.
+//! Batches are packed without padding (`packed`). The network is a chain of recomputed segments (`block`), like the video
+//! transformer; the output layer ([`head`]) computes log-probabilities and entropies without holding the logits.
 
 mod adapter;
-pub mod block;
+mod block;
 mod cache;
 pub mod chat;
 mod check;
-pub mod config;
+mod config;
 mod generate;
 mod gguf;
 #[cfg(test)]
 mod gguf_tests;
 pub mod head;
+mod loaded;
 mod loading;
 mod memory;
 mod model;
 mod network;
-pub mod packed;
-mod parts;
+mod packed;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
@@ -35,7 +35,6 @@ mod tokenizer;
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
 pub use loading::{CausalLmOptions, open};
-pub use memory::{Rollout, RolloutBytes};
 pub use model::CausalLm;
 pub use network::Network;
 pub use source::write_built_in;

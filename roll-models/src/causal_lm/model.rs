@@ -82,6 +82,15 @@ impl CausalLm {
         if self.is_lora() { "adapter_model" } else { "model" }
     }
 
+    /// Applies `f` to the trainable parameters. Without any, fails unless the caller has `count` 0 of them.
+    fn with_parameters(&self, count: usize, f: impl FnOnce(&Parameters) -> Result<()>) -> Result<()> {
+        match (self.network.parameters(), count) {
+            (Some(parameters), _) => f(parameters),
+            (None, 0) => Ok(()),
+            (None, _) => Err(Error::shape("flat parameters", "[0]", &[count])),
+        }
+    }
+
     fn tokenizer(&self) -> Result<&Tokenizer> {
         let missing =
             || Error::Unsupported("this model has no tokenizer: put its tokenizer.json beside the weights".into());
@@ -95,25 +104,16 @@ impl Model for CausalLm {
     }
 
     fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
-        match self.network.parameters() {
-            Some(parameters) => parameters.read(out),
-            None => check_empty(out.len()),
-        }
+        self.with_parameters(out.len(), |parameters| parameters.read(out))
     }
 
     fn write_parameters(&mut self, values: &[f32]) -> Result<()> {
         self.prefixes.clear();
-        match self.network.parameters() {
-            Some(parameters) => parameters.write(values),
-            None => check_empty(values.len()),
-        }
+        self.with_parameters(values.len(), |parameters| parameters.write(values))
     }
 
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
-        match self.network.parameters() {
-            Some(parameters) => parameters.take_gradients(add_into),
-            None => check_empty(add_into.len()),
-        }
+        self.with_parameters(add_into.len(), |parameters| parameters.take_gradients(add_into))
     }
 
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
@@ -151,22 +151,16 @@ impl Model for CausalLm {
 
 impl ParameterParts for CausalLm {
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()> {
-        match self.network.parameters() {
-            Some(parameters) => parameters.read_part(which, out),
-            None => check_empty(out.len()),
-        }
+        self.with_parameters(out.len(), |parameters| parameters.read_part(which, out))
     }
 
     fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
         self.prefixes.clear();
-        self.network.parameters().map_or_else(|| check_empty(values.len()), |p| p.write_part(which, values))
+        self.with_parameters(values.len(), |parameters| parameters.write_part(which, values))
     }
 
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()> {
-        match self.network.parameters() {
-            Some(parameters) => parameters.take_gradients_part(which, add_into),
-            None => check_empty(add_into.len()),
-        }
+        self.with_parameters(add_into.len(), |parameters| parameters.take_gradients_part(which, add_into))
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
@@ -178,14 +172,6 @@ impl ParameterParts for CausalLm {
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
         let prefixes = self.prefixes.clone();
         Parameters::device_updates_after(move || prefixes.clear(), self.network.parameters())
-    }
-}
-
-/// Checks the flat parameters of a model that trains none.
-fn check_empty(found: usize) -> Result<()> {
-    match found {
-        0 => Ok(()),
-        _ => Err(Error::shape("flat parameters", "[0]", &[found])),
     }
 }
 

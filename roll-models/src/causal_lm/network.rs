@@ -10,7 +10,7 @@ use roll_backends::{
 };
 use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
 
-use super::block::{Block, Embedding, FinalNorm, Pass, integers};
+use super::block::{Block, Embedding, FinalNorm, ForwardPass, integers};
 use super::cache::{Cache, CachedTokens};
 use super::config::LmConfig;
 use super::head::{self, Head, HeadWeight};
@@ -249,7 +249,7 @@ impl Network {
         self.parameters.as_ref().filter(|_| adapter == Adapter::On).map(Parameters::snapshot)
     }
 
-    fn hidden(&self, pass: &Arc<Pass>) -> Result<Burn<2>> {
+    fn hidden(&self, pass: &Arc<ForwardPass>) -> Result<Burn<2>> {
         let start = NdTensor::from(Burn::<1>::zeros([1], (self.store.device(), DType::F32)));
         chain(pass).forward(start, Vec::new(), Grad::Skip, self.memory, false, None)?.0.rank::<2>()
     }
@@ -259,8 +259,8 @@ impl Network {
         packed: &Packed,
         trainable: Option<Snapshot>,
         cache: Option<(Arc<Cache>, CachedTokens)>,
-    ) -> Arc<Pass> {
-        let mut pass = Pass::new(&self.config, self.store.clone(), trainable, self.lora_scale, packed);
+    ) -> Arc<ForwardPass> {
+        let mut pass = ForwardPass::new(&self.config, self.store.clone(), trainable, self.lora_scale, packed);
         pass.products = self.products;
         pass.cache = cache;
         Arc::new(pass)
@@ -312,7 +312,7 @@ pub(super) fn adapters(
     )
 }
 
-fn chain(pass: &Arc<Pass>) -> Chain {
+fn chain(pass: &Arc<ForwardPass>) -> Chain {
     let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(Embedding(pass.clone()))];
     for index in 0..pass.config.layers {
         segments.push(Arc::new(Block { index, pass: pass.clone() }));

@@ -16,15 +16,6 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Packs sequences that start at position 0.
-    pub fn of(sequences: &[Vec<u32>]) -> Self {
-        let mut packed = Self::default();
-        for sequence in sequences {
-            packed.push(sequence.iter().map(|id| i64::from(*id)), 0);
-        }
-        packed
-    }
-
     /// Adds a sequence, or the part of one that starts at position `from`.
     pub fn push(&mut self, ids: impl Iterator<Item = i64>, from: usize) {
         let start = self.ids.len();

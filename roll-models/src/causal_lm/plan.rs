@@ -18,9 +18,9 @@ use super::config::LmConfig;
 use super::generate::TOKENS_OF_A_PASS;
 use super::head::{CHUNK_IDS, CHUNK_LOGITS};
 use super::loading::{CausalLmOptions, start};
-use super::memory::Rollout;
+use super::memory::RolloutShape;
 use super::{gguf, network, source};
-use crate::headers::has_all;
+use crate::headers::check_tensors;
 use crate::hub::Hub;
 use crate::lora::InitialAdapter;
 use crate::trainable::Trainable;
@@ -188,7 +188,7 @@ impl<'a> MemoryPlan<'a> {
         let new_tokens = pass.generated.min(length.saturating_sub(1));
         let prompt_tokens = length - new_tokens;
         let prompts = if pass.shared_prompt { called.min(rows / pass.group.max(1)) } else { called };
-        let turn = Rollout { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
+        let turn = RolloutShape { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
         let bytes = turn.bytes(config, width);
         // Sequences that have ended and left their slot, and those of other calls. Keys and values of the previous turn
         // are kept until the last prompts of a call are read; a pass over all prompts frees them layer by layer.
@@ -333,9 +333,9 @@ fn item(phase: &str, name: &str, bytes: [usize; 2], formula: String) -> MemoryIt
 /// alone. Nothing is downloaded.
 fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<(LmConfig, DType, BTreeMap<String, usize>)> {
     let Some(path) = &options.model_path else {
-        let parts = source::built_in()?;
-        let dtype = parts.state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
-        return Ok((parts.config, dtype, BTreeMap::new()));
+        let model = source::built_in()?;
+        let dtype = model.state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
+        return Ok((model.config, dtype, BTreeMap::new()));
     };
     let location = source::locate(path, context.resolve(path), &Hub { remote: None, ..Hub::from_env() })?;
     if source::is_gguf(&location)? {
@@ -345,7 +345,7 @@ fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<(LmConfi
     }
     let config = LmConfig::read(&location.join("config.json"))?;
     let file = source::open_weights(&location)?;
-    has_all(&file, &config.weights())?;
+    check_tensors(&file, &config.weights())?;
     let stored = file.info("model.norm.weight").and_then(|info| info.dtype);
     let dtype = if stored == Some(roll_core::DType::Bf16) { DType::BF16 } else { DType::F32 };
     Ok((config, dtype, BTreeMap::new()))

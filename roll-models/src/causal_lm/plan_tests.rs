@@ -9,7 +9,7 @@ use roll_core::{
 use serde_json::{Value, json};
 
 use super::loading::{CausalLmOptions, open};
-use super::memory::Rollout;
+use super::memory::RolloutShape;
 use super::plan::needs;
 use crate::weights::gguf::tests::Writer;
 
@@ -92,7 +92,7 @@ fn stage_3_on_two_ranks_halves_optimizer_and_rollout_memory() {
 fn keys_and_values_match_those_of_a_rollout() {
     let config = open(&CausalLmOptions::default(), &context()).unwrap().network().config().clone();
     let counted = |rows, prompts, prompt_tokens| {
-        Rollout { rows, prompts, prompt_tokens, new_tokens: 40 }.bytes(&config, 4).keys_values
+        RolloutShape { rows, prompts, prompt_tokens, new_tokens: 40 }.bytes(&config, 4).keys_values
     };
     let of_token = 2 * config.kv_heads * config.head_dim * 4 * config.layers;
     let needs = planned(json!({}), &input(&work())).unwrap();

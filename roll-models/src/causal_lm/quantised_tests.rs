@@ -1,4 +1,4 @@
-//! Networks whose matrices stay in blocks, against the same networks with decoded matrices.
+//! Networks with quantised matrices, compared with the same networks with dequantised matrices.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -11,8 +11,8 @@ use roll_core::{Adapter, Generation, Grad, Noise, Purpose, Sampling, StateDict, 
 
 use super::config::LmConfig;
 use super::generate::{Endings, generate};
+use super::loaded::decode;
 use super::network::Network;
-use super::parts::decode;
 use super::prefixes::Prefixes;
 use crate::trainable::Trainable;
 
@@ -24,7 +24,7 @@ fn config() -> LmConfig {
     .unwrap()
 }
 
-/// Random blocks whose values are about as large as weights are.
+/// Random blocks whose values have the magnitude of weights.
 fn blocks(kind: BlockType, shape: [usize; 2], rng: &mut impl RngCore) -> BlockMatrix {
     let mut bytes = vec![0; shape[0] * shape[1] / kind.values() * kind.bytes()];
     rng.fill_bytes(&mut bytes);
@@ -37,7 +37,7 @@ fn blocks(kind: BlockType, shape: [usize; 2], rng: &mut impl RngCore) -> BlockMa
     BlockMatrix::new(kind, bytes, shape).unwrap()
 }
 
-/// The network with blocks, the one with decoded matrices, and bytes of the matrices in blocks and in f32.
+/// The quantised network and the dequantised one, and the bytes of the matrices in blocks and in f32.
 fn networks(kind: BlockType) -> ([Network; 2], [usize; 2]) {
     let mut rng = Noise::new(5).generator(Purpose::Parameters, 0, 0);
     let (mut state, mut matrices, mut bytes) = (StateDict::new(), BTreeMap::new(), [0; 2]);
@@ -54,16 +54,16 @@ fn networks(kind: BlockType) -> ([Network; 2], [usize; 2]) {
             }
         }
     }
-    let mut decoded = state.clone();
-    decode(&mut decoded, &matrices).unwrap();
+    let mut dequantised = state.clone();
+    decode(&mut dequantised, &matrices).unwrap();
     let device = roll_backends::device("flex").unwrap();
-    let kept = Network::with_blocks(config(), &state, matrices, DType::F32, &device).unwrap();
-    let networks = [kept, Network::new(config(), &decoded, DType::F32, &device).unwrap()];
-    (networks.map(adapted), bytes)
+    let quantised = Network::with_blocks(config(), &state, matrices, DType::F32, &device).unwrap();
+    let networks = [quantised, Network::new(config(), &dequantised, DType::F32, &device).unwrap()];
+    (networks.map(with_lora), bytes)
 }
 
-/// With a LoRA whose values are random.
-fn adapted(mut network: Network) -> Network {
+/// Adds a LoRA with random values.
+fn with_lora(mut network: Network) -> Network {
     let targets = config().linear_layers().split(',').map(String::from).collect();
     let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets };
     network.train(&lora, &Noise::new(1), &StateDict::new()).unwrap();
@@ -76,7 +76,7 @@ fn adapted(mut network: Network) -> Network {
 }
 
 /// Log-probabilities of some tokens, and the gradient of their sum.
-fn trained(network: &Network) -> (Vec<f32>, Vec<f32>) {
+fn log_probs_and_gradient(network: &Network) -> (Vec<f32>, Vec<f32>) {
     let tokens = Tensor::new((0..36).map(|i| (i * 7 + 3) % 40).collect::<Vec<i64>>(), [2, 18]).unwrap();
     let mask = Tensor::new(vec![1u8; 36], [2, 18]).unwrap();
     let (stats, pullback) = network.evaluate(&tokens, &mask, Adapter::On, Grad::Record).unwrap();
@@ -89,7 +89,7 @@ fn trained(network: &Network) -> (Vec<f32>, Vec<f32>) {
     (stats.log_probs.f32s().unwrap().to_vec(), gradient)
 }
 
-fn written(network: &Network) -> Vec<Generation> {
+fn generated(network: &Network) -> Vec<Generation> {
     let sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::greedy(12) };
     let endings = Endings { ids: &[], decode: &|_: &[u32]| Ok(String::new()) };
     generate(network, &[vec![1, 2, 3], vec![4], vec![1, 2, 3]], &sampling, &endings, &Prefixes::default(), 8).unwrap()
@@ -105,18 +105,19 @@ fn assert_near(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
 #[test]
 fn quantised_network_matches_its_dequantised_one_in_less_memory() {
     for (kind, most) in [(BlockType::Q8_0, 0.27), (BlockType::Q4K, 0.15)] {
-        let ([kept, decoded], [in_blocks, in_f32]) = networks(kind);
-        let ((log_probs, gradient), (expected, expected_gradient)) = (trained(&kept), trained(&decoded));
+        let ([quantised, dequantised], [in_blocks, in_f32]) = networks(kind);
+        let ((log_probs, gradient), (expected, expected_gradient)) =
+            (log_probs_and_gradient(&quantised), log_probs_and_gradient(&dequantised));
         assert_near("log-probabilities", &log_probs, &expected, 2e-6);
         assert_near("gradients of the adapters", &gradient, &expected_gradient, 1e-5);
-        let (found, expected) = (written(&kept), written(&decoded));
+        let (found, expected) = (generated(&quantised), generated(&dequantised));
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found.tokens, expected.tokens, "{kind:?}");
-            assert_near("of what was written", &found.log_probs, &expected.log_probs, 2e-6);
+            assert_near("log-probabilities of generated tokens", &found.log_probs, &expected.log_probs, 2e-6);
         }
         assert!((in_blocks as f64) < most * in_f32 as f64, "{kind:?}: {in_blocks} of {in_f32}");
-        // After use as before it.
-        assert!(kept.frozen_bytes().unwrap() < in_blocks + 10_000, "{}", kept.frozen_bytes().unwrap());
-        assert!(decoded.frozen_bytes().unwrap() > in_f32);
+        // Use does not change the memory.
+        assert!(quantised.frozen_bytes().unwrap() < in_blocks + 10_000, "{}", quantised.frozen_bytes().unwrap());
+        assert!(dequantised.frozen_bytes().unwrap() > in_f32);
     }
 }

@@ -50,11 +50,8 @@ pub fn tokenizer(
     let added = pieces.iter().enumerate().filter(|(_, piece)| matches!(piece.kind, CONTROL | ADDED));
     let added: Vec<Json> = added
         .map(|(id, piece)| {
-            let document = matches!(piece.text, "<s>" | "<|endoftext|>");
-            json!({
-                "id": id, "content": piece.text, "special": piece.kind == CONTROL, "single_word": false,
-                "lstrip": false, "rstrip": strips && !document, "normalized": false,
-            })
+            let rstrip = strips && !matches!(piece.text, "<s>" | "<|endoftext|>");
+            added_token(id, piece.text, piece.kind == CONTROL, rstrip)
         })
         .collect();
     let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
@@ -75,6 +72,14 @@ pub fn tokenizer(
             "vocab": vocab, "merges": merges(pieces),
         },
     }))
+}
+
+/// Returns an entry of `added_tokens`. With `rstrip` the token absorbs the blanks after it.
+pub fn added_token(id: usize, text: &str, special: bool, rstrip: bool) -> Json {
+    json!({
+        "id": id, "content": text, "special": special, "single_word": false, "lstrip": false, "rstrip": rstrip,
+        "normalized": false,
+    })
 }
 
 /// Returns the pairs of pieces whose concatenation is a piece, in the order of merging.

@@ -8,7 +8,7 @@ use roll_core::{Error, Result, ResultExt};
 use super::chat::ChatTemplate;
 use super::config::LmConfig;
 use super::gguf;
-use super::parts::Parts;
+use super::loaded::LoadedModel;
 use super::tokenizer::Tokenizer;
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, parse_safetensors};
@@ -39,7 +39,7 @@ pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
 }
 
 /// Reads the model at `path`: a directory or a GGUF file.
-pub fn open(path: &Path) -> Result<Parts> {
+pub fn open(path: &Path) -> Result<LoadedModel> {
     match is_gguf(path)? {
         true => gguf::open(path),
         false => directory(path),
@@ -59,10 +59,10 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     }
 }
 
-fn directory(directory: &Path) -> Result<Parts> {
+fn directory(directory: &Path) -> Result<LoadedModel> {
     let config = LmConfig::read(&directory.join("config.json"))?;
     let tokenizer = directory.join("tokenizer.json");
-    Ok(Parts {
+    Ok(LoadedModel {
         config,
         state: open_weights(directory)?.all()?,
         blocks: BTreeMap::new(),
@@ -108,10 +108,10 @@ pub fn write_built_in(directory: &Path) -> Result<()> {
 }
 
 /// Reads the small model for FrozenLake that is part of the program; `demo/agent` trains it.
-pub fn built_in() -> Result<Parts> {
+pub fn built_in() -> Result<LoadedModel> {
     let location = "the built-in model";
     let broken = |problem: String| Error::bad_file(location, problem);
-    Ok(Parts {
+    Ok(LoadedModel {
         config: LmConfig::parse(CONFIG).map_err(broken)?,
         state: parse_safetensors(location, WEIGHTS)?,
         blocks: BTreeMap::new(),

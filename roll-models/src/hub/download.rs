@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use roll_core::Fault;
@@ -187,7 +187,7 @@ impl<'a> Download<'a> {
         let place = self.repository.join("snapshots").join(commit).join(name);
         fs::create_dir_all(place.parent().unwrap_or(&self.repository))?;
         let _ = fs::remove_file(&place); // a dangling link
-        let depth = Path::new(name).components().count();
+        let depth = Path::new(name).components().filter(|c| matches!(c, Component::Normal(_))).count();
         let target = PathBuf::from("../".repeat(depth + 1)).join("blobs").join(blob.file_name().unwrap_or_default());
         #[cfg(unix)]
         let placed = std::os::unix::fs::symlink(target, place);

@@ -16,7 +16,7 @@ use roll_external::files;
 use crate::weights::expand_glob;
 
 /// The places of published models' files.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct Hub {
     /// Hugging Face caches. Each contains `models--ORG--NAME/{refs/main, snapshots/HASH/...}`.
     pub caches: Vec<PathBuf>,
@@ -26,20 +26,13 @@ pub struct Hub {
     pub remote: Option<Remote>,
 }
 
-/// A server of models.
-#[derive(Clone, PartialEq, Eq)]
+/// A server of models. It does not implement `Debug`, so that the token cannot be logged.
+#[derive(Clone)]
 pub struct Remote {
     /// The server's address, such as `https://huggingface.co`.
     pub endpoint: String,
     /// Access token, which is sent with every request to `endpoint`. Models with a licence to accept require one.
     pub token: Option<String>,
-}
-
-// Debug output does not contain the token, because it may be logged.
-impl std::fmt::Debug for Remote {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Remote").field("endpoint", &self.endpoint).field("token", &self.token.is_some()).finish()
-    }
 }
 
 /// A model cannot be found or downloaded.
@@ -92,11 +85,9 @@ impl Hub {
         let offline = text("HF_HUB_OFFLINE").is_some_and(|v| ["1", "true", "yes", "on"].contains(&&*v.to_lowercase()));
         let remote = (cfg!(feature = "hub") && !offline).then(|| {
             let login = || files::read_text(&home.as_ref()?.join("token"), files::MAX_TEXT).ok();
+            let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
             Remote {
-                endpoint: text("HF_ENDPOINT")
-                    .unwrap_or_else(|| "https://huggingface.co".into())
-                    .trim_end_matches('/')
-                    .into(),
+                endpoint: endpoint.trim_end_matches('/').into(),
                 token: text("HF_TOKEN").or_else(login).map(|t| t.trim().to_string()).filter(|t| !t.is_empty()),
             }
         });

@@ -11,7 +11,7 @@ use super::options::WanOptions;
 use super::paths::ComponentFiles;
 use super::umt5::Umt5Config;
 use super::vae::VaeConfig;
-use crate::headers::{has_all, summary};
+use crate::headers::{check_tensors, summary};
 use crate::hub::Hub;
 
 roll_core::inventory::submit! {
@@ -32,7 +32,7 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     let mut lines = Vec::new();
     let (adapters, trained) = initial_adapters::open(&options, context, &files)?;
     for (name, file) in files.experts() {
-        has_all(file, &components::dit_config(file, options.num_heads).while_doing(|| reading(file))?.weights())?;
+        check_tensors(file, &components::dit_config(file, options.num_heads).while_doing(|| reading(file))?.weights())?;
         let how = match options.trainable(&trained, name) {
             Trainable::Frozen => "frozen".into(),
             Trainable::Full => "all weights are trained".into(),
@@ -46,12 +46,12 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         lines.push(format!("{}; {how}", summary(&format!("transformer `{name}`"), file)));
     }
     let vae = VaeConfig::from_shapes(&files.vae.shapes()).while_doing(|| reading(&files.vae))?;
-    has_all(&files.vae, &vae.weights())?;
+    check_tensors(&files.vae, &vae.weights())?;
     let unit = video_unit(&vae, &components::dit_config(&files.dit, options.num_heads)?);
     lines.push(summary(&files.vae_kind.to_string(), &files.vae));
     if let Some(file) = &files.text_encoder {
         let config = Umt5Config::from_shapes(&file.shapes()).while_doing(|| reading(file))?;
-        has_all(file, &config.weights())?;
+        check_tensors(file, &config.weights())?;
         lines.push(summary(&Component::TextEncoder.to_string(), file));
         let tokenizer = open_tokenizer(&files, config.vocab, &options, context, &offline)?;
         let length = text_len(&files)?;

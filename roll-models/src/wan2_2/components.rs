@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 
 use crate::lora::is_lora_key;
-use crate::weights::{Checkpoint, WeightsError, is_beside};
+use crate::weights::{Checkpoint, WeightsError, is_auxiliary};
 
 use super::dit::DitConfig;
 use super::names::{self, Direction};
@@ -136,9 +136,9 @@ fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
 
 /// Removes the scales of eight-bit weights: [`Checkpoint`] finds the scale of a weight by itself.
 fn without_scales(checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
-    let has_scales = checkpoint.keys().any(is_beside);
+    let has_scales = checkpoint.keys().any(is_auxiliary);
     match has_scales {
-        true => checkpoint.rename(|key| (!is_beside(key)).then(|| key.to_string())),
+        true => checkpoint.rename(|key| (!is_auxiliary(key)).then(|| key.to_string())),
         false => Ok(checkpoint),
     }
 }
@@ -159,10 +159,8 @@ fn translate(checkpoint: Checkpoint, component: Component) -> Result<Checkpoint,
         false => rename(key),
     };
     if let Some(key) = checkpoint.keys().find(|key| rename(key).is_none()) {
-        return Err(WeightsError::Header {
-            path: checkpoint.path().into(),
-            problem: format!("expected the keys of a {component} of diffusers or transformers, found `{key}`"),
-        });
+        let problem = format!("expected the keys of a {component} of diffusers or transformers, found `{key}`");
+        return Err(WeightsError::invalid(checkpoint.path(), problem));
     }
     checkpoint.rename(|key| if both && key == second { None } else { rename(key) })
 }

@@ -16,7 +16,7 @@ use super::loading::open;
 use super::model::Wan;
 use super::options::{IdleExpert, Placement, WanOptions};
 use crate::precision::WeightsDType;
-use crate::weights::{Checkpoint, SafetensorsWriter, TensorEntry, is_beside, resident};
+use crate::weights::{Checkpoint, SafetensorsWriter, TensorEntry, is_auxiliary, resident};
 
 const FOLDERS: [&str; 2] = ["high_noise_model", "low_noise_model"];
 const NAME: &str = "diffusion_pytorch_model.safetensors";
@@ -149,7 +149,7 @@ fn published_scaled_fp8_files_stay_in_fp8() {
     for path in &paths {
         let (component, file) = recognise(Checkpoint::open(path).unwrap()).unwrap();
         assert_eq!(component, Component::Dit);
-        assert!(!file.keys().any(is_beside));
+        assert!(!file.keys().any(is_auxiliary));
         let storage = WeightsDType::Auto.storage(burn::tensor::DType::F32, &EXACT, &device).unwrap();
         let block =
             roll_backends::WeightStore::segment(&resident(&file, storage, &device).unwrap(), "blocks.0.").unwrap();

@@ -261,7 +261,7 @@ fn open_dit(
         }
         let store: Arc<dyn WeightStore> = match options.weight_store {
             Placement::Auto | Placement::Resident => experts.store(name, file)?,
-            Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).reading_ahead()),
+            Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).with_prefetch()),
             Placement::Host => Arc::new(weights::from_host(file, storage, device)?),
             Placement::Sharded => {
                 let store = Sharded::new(&file.all()?, storage, device, context.ranks.clone())?;

@@ -153,7 +153,7 @@ impl Umt5 {
     pub fn streamed(checkpoint: &Checkpoint, device: &Device) -> Result<Self> {
         let config = Umt5Config::from_shapes(&checkpoint.shapes())?;
         let order = (0..config.layers).map(block_prefix).chain([FINAL_NORM.to_string()]).collect();
-        let store = Arc::new(Streamed::new(checkpoint.clone(), device).reading_ahead_through(order));
+        let store = Arc::new(Streamed::new(checkpoint.clone(), device).with_prefetch_order(order));
         Ok(Self { config, store, embedding: Embedding::Stored(checkpoint.clone()), probe: None })
     }
 

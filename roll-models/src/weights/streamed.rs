@@ -46,14 +46,14 @@ impl Streamed {
 
     /// Prefetches the next segment on a thread during the computation. This takes the memory of one more segment and
     /// avoids the wait, for networks that run through the same segments again and again.
-    pub fn reading_ahead(mut self) -> Self {
+    pub fn with_prefetch(mut self) -> Self {
         self.ahead = Some(Prefetcher::default());
         self
     }
 
-    /// Prefetches like [`Streamed::reading_ahead`], for a network that runs through the segments in this order, but
+    /// Prefetches like [`Streamed::with_prefetch`], for a network that runs through the segments in this order, but
     /// rarely: the first pass is prefetched, too, and no segment waits in memory for the next pass.
-    pub fn reading_ahead_through(mut self, order: Vec<String>) -> Self {
+    pub fn with_prefetch_order(mut self, order: Vec<String>) -> Self {
         self.ahead = Some(Prefetcher::in_order(order));
         self
     }
@@ -181,7 +181,7 @@ mod tests {
             (0..4).map(|i| (format!("blocks.{i}.w"), Tensor::new(vec![i as f32; 3000], [3000]).unwrap())).collect();
         save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
         let device = roll_backends::device("flex").unwrap();
-        let store = Streamed::new(Checkpoint::open(&path).unwrap(), &device).reading_ahead();
+        let store = Streamed::new(Checkpoint::open(&path).unwrap(), &device).with_prefetch();
         for i in [0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3, 3, 2, 1, 0, 2, 0, 1, 3, 0, 1, 2] {
             let prefix = format!("blocks.{i}.");
             let weights = store.segment(&prefix).unwrap();

@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use roll_core::{Error, Message, Result};
 use roll_external::files;
-use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use self::template::{Conversation, Template, TemplateSource};
 use self::worker::Worker;
@@ -40,7 +40,7 @@ pub struct ChatTemplate {
     /// Variables that the template reads.
     variables: Vec<String>,
     /// Values of further variables.
-    arguments: serde_json::Map<String, serde_json::Value>,
+    arguments: Map<String, Value>,
 }
 
 enum Renderer {
@@ -48,70 +48,42 @@ enum Renderer {
     Worker(Worker),
 }
 
-/// Keys of a `tokenizer_config.json`; others are ignored.
-#[derive(Default, Deserialize)]
-struct TokenizerConfig {
-    chat_template: Option<Templates>,
-    bos_token: Option<Special>,
-    eos_token: Option<Special>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Templates {
-    One(String),
-    Named(Vec<Named>),
-}
-
-#[derive(Deserialize)]
-struct Named {
-    name: String,
-    template: String,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Special {
-    Text(String),
-    Token { content: String },
-}
-
-impl From<Special> for String {
-    fn from(special: Special) -> Self {
-        match special {
-            Special::Text(text) => text,
-            Special::Token { content } => content,
-        }
-    }
-}
-
 impl ChatTemplate {
     /// Loads the template of a model directory: `chat_template.jinja`, else the one in `tokenizer_config.json`. Returns
     /// `None` if there is neither.
     pub fn load(directory: &Path) -> Result<Option<Self>> {
         let file = directory.join("tokenizer_config.json");
-        let config: TokenizerConfig = match file.exists() {
+        let config: Map<String, Value> = match file.exists() {
             true => {
                 let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
                 serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&file, e.to_string()))?
             }
-            false => TokenizerConfig::default(),
+            false => Map::new(),
         };
         let jinja = directory.join("chat_template.jinja");
-        let (source, path) = match (jinja.exists(), config.chat_template) {
+        let (source, path) = match (jinja.exists(), config.get("chat_template")) {
             (true, _) => (files::read_text(&jinja, MAX_SOURCE as u64).map_err(Error::file("read", &jinja))?, jinja),
-            (false, Some(Templates::One(template))) => (template, file),
-            (false, Some(Templates::Named(mut named))) => {
-                let index = named.iter().position(|n| n.name == "default").unwrap_or(0);
-                if named.is_empty() {
-                    return Err(Error::bad_file(file, "`chat_template` is an empty list"));
+            (false, None | Some(Value::Null)) => return Ok(None),
+            (false, Some(Value::String(template))) => (template.clone(), file),
+            (false, Some(named)) => {
+                let named = named.as_array().map_or(&[][..], Vec::as_slice);
+                let default = named.iter().find(|entry| entry["name"] == "default").or(named.first());
+                match default.and_then(|entry| entry["template"].as_str()) {
+                    Some(template) => (template.into(), file),
+                    None => {
+                        let problem =
+                            "`chat_template`: expected a text, or a list of entries with `name` and `template`";
+                        return Err(Error::bad_file(file, problem));
+                    }
                 }
-                (named.swap_remove(index).template, file)
             }
-            (false, None) => return Ok(None),
         };
-        let text = |special: Option<Special>| special.map(String::from).unwrap_or_default();
-        let template = Self::new(source, text(config.bos_token), text(config.eos_token));
+        // A special token is a text, or an object with its text in `content`.
+        let special = |key: &str| {
+            let token = config.get(key).unwrap_or(&Value::Null);
+            token.as_str().or(token["content"].as_str()).unwrap_or_default().to_string()
+        };
+        let template = Self::new(source, special("bos_token"), special("eos_token"));
         template.map(Some).map_err(|problem| Error::bad_file(path, problem))
     }
 
@@ -132,11 +104,11 @@ impl ChatTemplate {
                 (Renderer::Local(template), variables)
             }
         };
-        Ok(Self { renderer: Mutex::new(renderer), variables, arguments: serde_json::Map::new() })
+        Ok(Self { renderer: Mutex::new(renderer), variables, arguments: Map::new() })
     }
 
     /// Sets further variables, such as `enable_thinking`. Fails on a variable that the template does not read.
-    pub fn with_arguments(mut self, arguments: serde_json::Map<String, serde_json::Value>) -> Result<Self> {
+    pub fn with_arguments(mut self, arguments: Map<String, Value>) -> Result<Self> {
         if let Some(name) = arguments.keys().find(|name| !self.variables.contains(*name)) {
             let problem = format!("the model's chat template does not read `{name}`");
             return Err(Error::config("model.chat_template_args", problem));
@@ -159,7 +131,7 @@ impl ChatTemplate {
     pub fn render_with_tools(
         &self,
         messages: &[Message],
-        tools: &[serde_json::Value],
+        tools: &[Value],
         continue_as_assistant: bool,
     ) -> Result<String> {
         let mut arguments = self.arguments.clone();
@@ -171,7 +143,7 @@ impl ChatTemplate {
         &self,
         messages: &[Message],
         continue_as_assistant: bool,
-        arguments: Cow<'_, serde_json::Map<String, serde_json::Value>>,
+        arguments: Cow<'_, Map<String, Value>>,
     ) -> Result<String> {
         let conversation =
             Conversation { messages: messages.into(), add_generation_prompt: continue_as_assistant, arguments };

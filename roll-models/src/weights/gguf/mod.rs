@@ -64,10 +64,9 @@ impl GgufFile {
         // mapped.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
         let mut reader = Reader { bytes: &map, at: 0 };
-        let (metadata, tensors) = reader.header().map_err(|problem| WeightsError::Header {
-            path: path.into(),
-            problem: format!("not a GGUF file that can be read: {problem}"),
-        })?;
+        let (metadata, tensors) = reader
+            .header()
+            .map_err(|problem| WeightsError::invalid(path, format!("not a GGUF file that can be read: {problem}")))?;
         Ok(Self { path: path.into(), metadata, tensors, map })
     }
 
@@ -120,7 +119,7 @@ impl GgufFile {
     pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
         let (location, kind) = self.locate(name)?;
         let values = kind.decode(&self.map[location.bytes.clone()]);
-        Tensor::new(values, location.shape.clone()).map_err(|e| self.problem(name, &e))
+        Tensor::new(values, location.shape.clone()).map_err(|e| WeightsError::tensor(&self.path, name, e))
     }
 
     /// Copies a quantised matrix in the file's block format. Returns `None` if the tensor is not quantised or not a
@@ -132,7 +131,7 @@ impl GgufFile {
             return Ok(None);
         }
         let bytes = self.map[location.bytes.clone()].to_vec();
-        BlockMatrix::new(kind, bytes, shape).map(Some).map_err(|e| self.problem(name, &e))
+        BlockMatrix::new(kind, bytes, shape).map(Some).map_err(|e| WeightsError::tensor(&self.path, name, e))
     }
 
     /// Number of bytes that [`GgufFile::blocks`] would copy; nothing is read.
@@ -142,18 +141,9 @@ impl GgufFile {
     }
 
     fn locate(&self, name: &str) -> Result<(&TensorLocation, BlockType), WeightsError> {
-        let missing = || WeightsError::MissingTensor { path: self.path.clone(), tensor: name.into() };
-        let location = self.tensors.get(name).ok_or_else(missing)?;
-        let unsupported = || WeightsError::DType {
-            path: self.path.clone(),
-            tensor: name.into(),
-            found: blocks::name_of(location.kind),
-        };
+        let location = self.tensors.get(name).ok_or_else(|| WeightsError::missing(&self.path, name))?;
+        let unsupported = || WeightsError::dtype(&self.path, name, blocks::name_of(location.kind));
         Ok((location, BlockType::of(location.kind).ok_or_else(unsupported)?))
-    }
-
-    fn problem(&self, name: &str, problem: &roll_core::Error) -> WeightsError {
-        WeightsError::Header { path: self.path.clone(), problem: format!("tensor `{name}`: {problem}") }
     }
 }
 
@@ -248,29 +238,30 @@ impl Reader<'_> {
     }
 
     fn list(&mut self) -> Result<Value, String> {
-        let kind = self.u32()?;
-        match kind {
+        match self.u32()? {
             8 => {
                 let n = self.count(8)?;
                 (0..n).map(|_| self.text()).collect::<Result<_, _>>().map(Value::Texts)
             }
-            6 | 12 => {
-                let n = self.count(if kind == 6 { 4 } else { 8 })?;
-                let value = |reader: &mut Self| match reader.scalar(kind)? {
-                    Value::Float(value) => Ok::<_, String>(value),
-                    other => Err(format!("{other:?} in a list of floating-point numbers")),
-                };
-                (0..n).map(|_| value(self)).collect::<Result<_, _>>().map(Value::Floats)
-            }
-            _ => {
-                let n = self.count(1)?;
-                let value = |reader: &mut Self| match reader.scalar(kind)? {
-                    Value::Integer(value) => Ok::<_, String>(value),
-                    other => Err(format!("{other:?} in a list of integers")),
-                };
-                (0..n).map(|_| value(self)).collect::<Result<_, _>>().map(Value::Integers)
-            }
+            kind @ (6 | 12) => self
+                .scalars(kind, 4, |value| match value {
+                    Value::Float(value) => Some(value),
+                    _ => None,
+                })
+                .map(Value::Floats),
+            kind => self
+                .scalars(kind, 1, |value| match value {
+                    Value::Integer(value) => Some(value),
+                    _ => None,
+                })
+                .map(Value::Integers),
         }
+    }
+
+    /// Reads a list of scalars that take at least `least` bytes each.
+    fn scalars<T>(&mut self, kind: u32, least: usize, convert: fn(Value) -> Option<T>) -> Result<Vec<T>, String> {
+        let n = self.count(least)?;
+        (0..n).map(|_| convert(self.scalar(kind)?).ok_or_else(|| format!("a list of the type {kind}"))).collect()
     }
 
     fn scalar(&mut self, kind: u32) -> Result<Value, String> {

@@ -1,4 +1,4 @@
-//! The parts of a language model.
+//! A language model as its files contain it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::config::LmConfig;
 use super::tokenizer::Tokenizer;
 
 /// A model as its files have it, before it is on a device.
-pub struct Parts {
+pub struct LoadedModel {
     /// Architecture of the network.
     pub config: LmConfig,
     /// Weights under their Hugging Face names, except those in `blocks`.
