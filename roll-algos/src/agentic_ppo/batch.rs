@@ -1,11 +1,13 @@
 //! Episodes as a batch of samples: whole episodes, or each turn by itself.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use roll_core::{Result, Tensor};
 
 use super::episode::Episode;
 use super::grid::{Grid, Mask};
+use super::rewards::groups;
 
 /// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]
@@ -29,30 +31,21 @@ pub struct Sample {
 /// The samples of `episodes`: one each, or one per turn that ends with the turn's answer and trains on it alone.
 pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
     let mut samples = Vec::new();
-    for (place, episode) in episodes.iter().enumerate() {
-        if !stepwise {
-            samples.push(Sample {
-                episode: place,
-                turn: 0,
-                begins: 0,
-                tokens: episode.tokens.clone(),
-                response: episode.response.clone(),
-                log_probs: episode.log_probs.clone(),
-                raw_log_probs: episode.raw_log_probs.clone(),
-            });
-            continue;
-        }
-        for (turn, step) in episode.steps.iter().enumerate() {
-            let (begins, end) = (step.begins, step.tokens.end);
-            samples.push(Sample {
-                episode: place,
-                turn,
-                begins,
-                tokens: episode.tokens[begins..end].to_vec(),
-                response: (begins..end).map(|t| step.tokens.contains(&t) && episode.response[t]).collect(),
-                log_probs: episode.log_probs[begins..end].to_vec(),
-                raw_log_probs: episode.raw_log_probs[begins..end].to_vec(),
-            });
+    for (index, episode) in episodes.iter().enumerate() {
+        let sample = |turn, begins: usize, trained: Range<usize>| Sample {
+            episode: index,
+            turn,
+            begins,
+            tokens: episode.tokens[begins..trained.end].to_vec(),
+            response: (begins..trained.end).map(|t| trained.contains(&t) && episode.response[t]).collect(),
+            log_probs: episode.log_probs[begins..trained.end].to_vec(),
+            raw_log_probs: episode.raw_log_probs[begins..trained.end].to_vec(),
+        };
+        match stepwise {
+            true => samples.extend(
+                episode.steps.iter().enumerate().map(|(turn, step)| sample(turn, step.begins, step.tokens.clone())),
+            ),
+            false => samples.push(sample(0, 0, 0..episode.tokens.len())),
         }
     }
     samples
@@ -107,17 +100,9 @@ impl Evaluated {
 /// Rows in parts of `episodes` conversations, so that the turns of one are evaluated together. Turns with prompts of
 /// their own are one each.
 pub fn by_episodes(samples: &[Sample], rows: &[usize], episodes: usize) -> Vec<Vec<usize>> {
-    let mut found: Vec<Vec<usize>> = Vec::new();
-    let mut place = HashMap::new();
-    for row in rows {
-        let sample = &samples[*row];
-        let at = *place.entry((sample.episode, sample.begins)).or_insert(found.len());
-        match found.get_mut(at) {
-            Some(rows) => rows.push(*row),
-            None => found.push(vec![*row]),
-        }
-    }
-    found.chunks(episodes).map(<[_]>::concat).collect()
+    let conversations = groups(rows.iter().map(|row| (samples[*row].episode, samples[*row].begins)));
+    let rows_of = |part: &[Vec<usize>]| part.concat().into_iter().map(|i| rows[i]).collect();
+    conversations.chunks(episodes).map(rows_of).collect()
 }
 
 /// Samples side by side, padded on the right to the longest.

@@ -13,7 +13,7 @@ use super::episode::Episode;
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
 use super::report::spread;
-use super::rewards::{self, Grouping, KlReward};
+use super::rewards::{self, Grouping};
 use super::statistics::row_sums;
 use crate::ranks::{join_f64, share};
 use crate::update::language;
@@ -62,8 +62,8 @@ pub(super) fn prepare(
     let mut token_rewards = token_rewards(config, episodes, &samples, &whole, metrics);
     let reference = ref_log_probs.as_ref().filter(|_| config.add_token_level_kl);
     if let (Some(old), Some(reference)) = (&old_log_probs, reference) {
-        let how = KlReward { estimate: config.kl_penalty, subtract: true, clip: config.reward_clip };
-        let penalised = rewards::with_kl(&token_rewards, (old, reference), &whole.response, how, controller);
+        let (estimate, clip, mask) = (config.kl_penalty, config.reward_clip, &whole.response);
+        let penalised = rewards::with_kl(&token_rewards, (old, reference), mask, estimate, clip, controller);
         token_rewards = penalised.rewards;
         metrics.extend(penalised.metrics);
     }
@@ -76,7 +76,7 @@ pub(super) fn prepare(
         _ => None,
     };
     let values = estimates.as_ref().map(|estimates| &estimates.values);
-    let found = estimate(&token_rewards, values, &whole.response, &config.advantages());
+    let found = estimate(&token_rewards, values, &whole.response, config);
     if let Some(values) = values {
         spread(metrics, "critic/values", &kept(values, &whole.response));
         if let Some(explained) = explained_variance(values, &found.returns, &whole.response) {
@@ -136,7 +136,8 @@ fn token_rewards(
                         (group, episodes[s.episode].steps[s.turn].observation.as_str())
                     };
                     let states: Vec<_> = samples.iter().map(state).collect();
-                    rewards::gigpo_rewards((&totals, &keys), (&returns, &states), normalization, config.gigpo()).rewards
+                    let weights = [config.episode_reward_weight, config.step_reward_weight];
+                    rewards::gigpo_rewards((&totals, &keys), (&returns, &states), normalization, weights)
                 }
                 _ => rewards::normalize_grouped(&returns, &keys, resolved),
             }

@@ -91,18 +91,18 @@ impl Normalize {
     }
 }
 
-/// Indices by key, each list in order.
-fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usize>> {
-    let mut found: Vec<Vec<usize>> = Vec::new();
-    let mut place: HashMap<K, usize> = HashMap::new();
+/// The indices of equal keys, in the order in which the keys first occur.
+pub(super) fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut group_of: HashMap<K, usize> = HashMap::new();
     for (i, key) in keys.enumerate() {
-        let group = *place.entry(key).or_insert_with(|| {
-            found.push(Vec::new());
-            found.len() - 1
-        });
-        found[group].push(i);
+        let group = *group_of.entry(key).or_insert(groups.len());
+        match groups.get_mut(group) {
+            Some(indices) => indices.push(i),
+            None => groups.push(vec![i]),
+        }
     }
-    found
+    groups
 }
 
 /// Rewards normalised as `how` says, in groups of equal `keys`. Where a standard deviation is divided by, a group of
@@ -147,38 +147,18 @@ pub fn step_returns<K: Eq + Hash>(scores: &[f64], trajectories: &[K], steps: &[u
     returns
 }
 
-/// GiGPO's rewards of turns.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GigpoRewards {
-    /// `episode_weight * episode + step_weight * step`.
-    pub rewards: Vec<f64>,
-    /// Normalised scores of the episodes.
-    pub episode: Vec<f64>,
-    /// Returns of the turns, normalised among turns that began in the same state.
-    pub step: Vec<f64>,
-}
-
-/// How GiGPO joins its two rewards.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GigpoWeights {
-    /// Weight of the episode's.
-    pub episode: f64,
-    /// Weight of the turn's.
-    pub step: f64,
-}
-
-/// GiGPO's rewards: `episode_scores` normalised as `normalization` says in groups of equal `episode_keys`, and
-/// `step_returns` normalised by its method in groups of equal `state_keys`.
+/// GiGPO's rewards of turns, `episode_weight * episode + step_weight * step`: `episode_scores` normalised as
+/// `normalization` says in groups of equal `episode_keys`, and `step_returns` normalised by its method in groups of
+/// equal `state_keys`.
 pub fn gigpo_rewards<E: Eq + Hash, S: Eq + Hash>(
     (episode_scores, episode_keys): (&[f64], &[E]),
     (step_returns, state_keys): (&[f64], &[S]),
     normalization: &RewardNormalization,
-    weights: GigpoWeights,
-) -> GigpoRewards {
+    [episode_weight, step_weight]: [f64; 2],
+) -> Vec<f64> {
     let episode = normalize_grouped(episode_scores, episode_keys, normalization.resolved());
     let step = normalize_grouped(step_returns, state_keys, Normalize::by_method(normalization.method, Over::Group));
-    let rewards = episode.iter().zip(&step).map(|(e, s)| weights.episode * e + weights.step * s).collect();
-    GigpoRewards { rewards, episode, step }
+    episode.iter().zip(&step).map(|(e, s)| episode_weight * e + step_weight * s).collect()
 }
 
 /// Each row's reward at its last attended token, in the columns of predictions (one fewer than `attention` has). A row
@@ -203,33 +183,23 @@ pub struct TokenRewards {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// The KL between the policy and its reference as part of the reward.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct KlReward {
-    /// The estimate.
-    pub estimate: KlEstimate,
-    /// Whether it is subtracted, times the controller's coefficient; it is measured in any case.
-    pub subtract: bool,
-    /// Bound on the magnitude of the result.
-    pub clip: Option<f64>,
-}
-
-/// Adds the KL penalty of each response token to `rewards`, and updates the controller with the KL: the mean over rows
-/// of their means.
+/// Subtracts the KL to the reference policy, times the controller's coefficient, from the reward of each response
+/// token, and clips the result to +-`clip`. Updates the controller with the KL: the mean over rows of their means.
 pub fn with_kl(
     rewards: &Grid,
     (log_probs, ref_log_probs): (&Grid, &Grid),
     mask: &Mask,
-    how: KlReward,
+    estimate: KlEstimate,
+    clip: Option<f64>,
     controller: &mut KlController,
 ) -> TokenRewards {
-    let kl = how.estimate.of(log_probs, ref_log_probs).masked(mask);
-    let coefficient = if how.subtract { controller.value() } else { 0.0 };
+    let kl = estimate.of(log_probs, ref_log_probs).masked(mask);
+    let coefficient = controller.value();
     let mut rewards = rewards.zip(&kl, |r, kl| r - coefficient * kl);
     let current = plain_mean(&row_means(&kl, mask));
     controller.update(current, mask.rows());
     let mut metrics = BTreeMap::from([("critic/kl".into(), current), ("critic/kl_coef".into(), coefficient)]);
-    if let Some(bound) = how.clip {
+    if let Some(bound) = clip {
         metrics.insert("critic/token_reward_clip_frac".into(), clip_fraction(rewards.values(), bound));
         rewards = rewards.map(|r| r.clamp(-bound, bound));
     }

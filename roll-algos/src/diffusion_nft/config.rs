@@ -1,7 +1,8 @@
 //! Options of DiffusionNFT.
 
 use crate::Sampler;
-use roll_core::{Error, Result, ResultExt, ScheduleFacts};
+use roll_core::keys::check_ranges;
+use roll_core::{Result, ResultExt, ScheduleFacts};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
@@ -160,8 +161,8 @@ impl DiffusionNftConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
         let shared = self.shared_options();
+        check_ranges("algo", self)?;
         shared.check()?;
-        self.check_numbers()?;
         let sampling = shared.training(facts, Self::default().num_inference_steps)?;
         shared.evaluation(facts)?;
         let schedule = &sampling.schedule;
@@ -171,17 +172,6 @@ impl DiffusionNftConfig {
         nft.check().in_section("algo")?;
         let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
         Ok(Plan { sampling, levels, nft, clip })
-    }
-
-    fn check_numbers(&self) -> Result<()> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
-        if self.levels_per_video == 0 {
-            return key("levels_per_video", "must be at least 1, found 0".into());
-        }
-        if !(self.old_kl_weight.is_finite() && self.old_kl_weight >= 0.0) {
-            return key("old_kl_weight", format!("must be at least 0, found {}", self.old_kl_weight));
-        }
-        Ok(())
     }
 
     pub(super) fn shared_options(&self) -> Shared {

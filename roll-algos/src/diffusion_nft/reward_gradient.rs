@@ -38,14 +38,9 @@ impl Default for RewardGradient {
 }
 
 impl RewardGradient {
-    /// Fails on a weight that can only be a mistake, on a bound below all `levels` that are trained, and with a reward
-    /// that has no gradient.
+    /// Fails on a bound below all `levels` that are trained, and with a reward that has no gradient.
     pub(super) fn check(&self, levels: &[Sigma], reward: &dyn RewardScorer) -> Result<()> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.reward_gradient.{name}"), problem));
-        if !(self.weight.is_finite() && self.weight >= 0.0) {
-            let problem = format!("must be at least 0, found {}: it would drive the score down", self.weight);
-            return key("weight", problem);
-        }
         if self.weight == 0.0 {
             return Ok(());
         }

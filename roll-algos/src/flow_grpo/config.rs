@@ -1,6 +1,7 @@
 //! Options of Flow-GRPO.
 
 use crate::Sampler;
+use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::loss::{PolicyLoss, check_threshold};
@@ -182,6 +183,7 @@ impl FlowGrpoConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
         let shared = self.shared_options();
+        check_ranges("algo", self)?;
         shared.check()?;
         self.check_numbers()?;
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
@@ -252,10 +254,6 @@ impl FlowGrpoConfig {
     }
 
     fn check_numbers(&self) -> Result<()> {
-        if !(self.advantage_clip.is_finite() && self.advantage_clip > 0.0) {
-            let problem = format!("must be above 0, found {}", self.advantage_clip);
-            return Err(Error::config("algo.advantage_clip", problem));
-        }
         if let Some(limit) = self.noise_limit.filter(|limit| !(limit.is_finite() && *limit > 0.0)) {
             return Err(Error::config("algo.noise_limit", format!("must be above 0, found {limit}")));
         }

@@ -5,7 +5,7 @@ use roll_core::{
     StepContext, StepReport,
 };
 
-use super::levels::generate_with_kl;
+use super::levels::evaluation_plan;
 use super::options::Shared;
 use super::round::{Group, RoundState};
 use super::slow_copies::{SlowCopies, with_parameters};
@@ -79,13 +79,14 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         let shared = self.method.shared();
-        let sampling = shared.evaluation(diffusion(context.model, M::NAME)?.schedule())?;
+        let facts = diffusion(context.model, M::NAME)?.schedule();
+        let plan = evaluation_plan(shared.evaluation(facts)?, facts)?;
         let generation = Generation {
             algorithm: M::NAME,
-            negative_prompt: sampling.guidance.is_on().then_some(shared.sampling.negative_prompt.as_str()),
+            negative_prompt: &shared.sampling.negative_prompt,
             reference: shared.reference,
             frame_rate: shared.frame_rate,
-            generate: &|model, conditions, noise| generate_with_kl(model, M::NAME, &sampling, conditions, noise),
+            plan: &plan,
         };
         let prepared = &mut self.state.prepared;
         let evaluated = match self.state.copies.evaluated(context.model)? {
