@@ -1,4 +1,4 @@
-//! The end of a step, the same for every algorithm: the update, or leaving it out after a value that is not finite.
+//! The end of a step of every algorithm: the update, which is skipped after a value that is not finite.
 
 use roll_core::{
     Communicator, DiffusionModel, Error, LanguageModel, Model, Result, RewardScorer, StepContext, StrategyReport,

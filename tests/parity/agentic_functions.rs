@@ -2,7 +2,9 @@
 
 use roll_algos::agentic_ppo::advantages::{self, Estimator};
 use roll_algos::agentic_ppo::kl::{KlController, KlEstimate};
-use roll_algos::agentic_ppo::rewards::{self, Grouping, Method, Normalize, Over, RewardNormalization};
+use roll_algos::agentic_ppo::rewards::{
+    self, Grouping, NormalizationMethod, Normalize, RewardNormalization, StatisticScope,
+};
 use roll_algos::agentic_ppo::statistics;
 use roll_algos::agentic_ppo::{AgenticPpoConfig, Aggregation, Grid, Mask, Totals};
 use roll_core::{StateDict, Tensor};
@@ -214,7 +216,7 @@ impl Context {
             ("traj_group_id", traj_group_id.clone()),
             ("tags", tags.clone()),
         ];
-        let over = [("None", None), ("batch", Some(Over::Batch)), ("group", Some(Over::Group))];
+        let over = [("None", None), ("batch", Some(StatisticScope::Batch)), ("group", Some(StatisticScope::Group))];
         for (grouping, keys) in groupings {
             for (mean_name, mean) in over {
                 for (std_name, std) in over {
@@ -275,7 +277,11 @@ impl Context {
         self.see_vector("discounted_step_returns", &returns)?;
         // Weights and clip are not in the configuration; they follow from the numbers.
         let (weights, bound) = ([0.7, 1.3], 1.0);
-        for (name, method) in [("identity", Method::Identity), ("mean_std", Method::MeanStd), ("mean", Method::Mean)] {
+        for (name, method) in [
+            ("identity", NormalizationMethod::Identity),
+            ("mean_std", NormalizationMethod::MeanStd),
+            ("mean", NormalizationMethod::Mean),
+        ] {
             let normalization =
                 RewardNormalization { grouping: Grouping::TrajGroupId, method, ..RewardNormalization::default() };
             let key = format!("reward_normalization.{name}.traj_group_id");
@@ -288,7 +294,8 @@ impl Context {
             let gigpo = rewards::gigpo_rewards((&episodes, &groups), (&returns, &states), &normalization, weights);
             let key = format!("response_rewards.gigpo.{name}");
             let plain = |values: &[f64]| rewards::normalize_grouped(values, &groups, resolved);
-            let of_steps = rewards::normalize_grouped(&returns, &states, Normalize::by_method(method, Over::Group));
+            let of_steps =
+                rewards::normalize_grouped(&returns, &states, Normalize::by_method(method, StatisticScope::Group));
             self.see_vector(&format!("{key}.episode_norm"), &plain(&episodes))?;
             self.see_vector(&format!("{key}.step_norm"), &of_steps)?;
             for (estimator, mut found) in

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn gae_ignores_what_the_critic_says_of_observations() {
+    fn gae_ignores_values_of_observations() {
         let (rewards, mask) = two_turns();
         let values = |observed: f64| Grid::new(6, vec![observed, 1.0, 1.0, observed, 1.0, 1.0]).unwrap();
         let at = |observed| estimate(&rewards, Some(&values(observed)), &mask, &options(Estimator::Gae)).advantages;

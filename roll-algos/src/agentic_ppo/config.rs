@@ -6,7 +6,7 @@ use roll_core::{Error, Result, ResultExt, Sampling};
 use super::advantages::Estimator;
 use super::kl::KlEstimate;
 use super::loss::LossConfig;
-use super::rewards::{Grouping, Method, RewardNormalization};
+use super::rewards::{Grouping, NormalizationMethod, RewardNormalization};
 use super::rollout::template::{SYSTEM, TURN};
 use super::rollout::worlds;
 use super::tools::{ToolOptions, Tools};
@@ -225,7 +225,7 @@ impl Default for AgenticPpoConfig {
             states_across_groups: false,
             reward_normalization: RewardNormalization {
                 grouping: Grouping::TrajGroupId,
-                method: Method::MeanStd,
+                method: NormalizationMethod::MeanStd,
                 ..RewardNormalization::default()
             },
             reward_clip: None,

@@ -6,7 +6,7 @@ use roll_core::{Adapter, Grad, Result, StepContext};
 
 use super::NAME;
 use super::advantages::{Advantages, Estimator, estimate};
-use super::batch::{Batch, Evaluated, Sample, by_episodes, samples, width};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, samples, width};
 use super::config::AgenticPpoConfig;
 use super::critic::{Critic, ValueEstimates, explained_variance};
 use super::episode::Episode;
@@ -20,7 +20,7 @@ use crate::update::language;
 
 /// The samples of a step with everything that the loss needs; grids are `[B, L - 1]`.
 pub(super) struct Prepared {
-    pub(super) samples: Vec<Sample>,
+    pub(super) samples: Vec<TextSample>,
     pub(super) whole: Batch,
     pub(super) advantages: Grid,
     /// Before they are whitened or clipped.
@@ -99,7 +99,7 @@ pub(super) fn prepare(
 fn token_rewards(
     config: &AgenticPpoConfig,
     episodes: &[Episode],
-    samples: &[Sample],
+    samples: &[TextSample],
     whole: &Batch,
     metrics: &mut BTreeMap<String, f64>,
 ) -> Grid {
@@ -107,7 +107,7 @@ fn token_rewards(
         return turn_rewards(episodes, samples, whole);
     }
     let normalization = &config.reward_normalization;
-    let group_key = |sample: &Sample| {
+    let group_key = |sample: &TextSample| {
         let episode = &episodes[sample.episode];
         match normalization.grouping {
             Grouping::TrajGroupId => (episode.group, ""),
@@ -123,7 +123,7 @@ fn token_rewards(
             rewards::normalize_grouped(&scores, &keys, resolved)
         }
         true => {
-            let score = |s: &Sample| episodes[s.episode].steps[s.turn].reward;
+            let score = |s: &TextSample| episodes[s.episode].steps[s.turn].reward;
             let scores: Vec<f64> = samples.iter().map(score).collect();
             let trajectories: Vec<usize> = samples.iter().map(|s| s.episode).collect();
             let turns: Vec<usize> = samples.iter().map(|s| s.turn).collect();
@@ -131,7 +131,7 @@ fn token_rewards(
             match config.adv_estimator {
                 Estimator::Gigpo => {
                     let totals: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
-                    let state = |s: &Sample| {
+                    let state = |s: &TextSample| {
                         let group = if config.states_across_groups { 0 } else { episodes[s.episode].group };
                         (group, episodes[s.episode].steps[s.turn].observation.as_str())
                     };
@@ -153,14 +153,14 @@ fn token_rewards(
 fn log_probs(
     config: &AgenticPpoConfig,
     ctx: &mut StepContext<'_>,
-    samples: &[Sample],
+    samples: &[TextSample],
     width: usize,
     adapter: Adapter,
 ) -> Result<Grid> {
     let mut values: Vec<f64> = Vec::new();
     let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
     for rows in by_episodes(samples, &own, config.micro_batch_size) {
-        let evaluated = Evaluated::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
+        let evaluated = ConversationBatch::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
         let Batch { tokens, attention, .. } = &evaluated.batch;
         let (stats, _) = language(ctx.model, NAME)?.evaluate(tokens, attention, adapter, Grad::Skip)?;
         let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
@@ -170,7 +170,7 @@ fn log_probs(
 }
 
 /// The reward of each turn at the end of its answer.
-fn turn_rewards(episodes: &[Episode], samples: &[Sample], whole: &Batch) -> Grid {
+fn turn_rewards(episodes: &[Episode], samples: &[TextSample], whole: &Batch) -> Grid {
     let mut grid = Grid::filled(whole.response.rows(), whole.response.columns(), 0.0);
     for (b, sample) in samples.iter().enumerate() {
         for step in &episodes[sample.episode].steps {

@@ -13,7 +13,7 @@ const STD_FLOOR: f64 = 1e-6;
 /// Over what a statistic of rewards is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Over {
+pub enum StatisticScope {
     /// The whole batch.
     Batch,
     /// The reward's own group.
@@ -36,7 +36,7 @@ pub enum Grouping {
 /// The older way to say what is normalised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum NormalizationMethod {
     /// Nothing.
     #[default]
     Identity,
@@ -55,17 +55,17 @@ pub struct RewardNormalization {
     /// Groups in which rewards are normalised.
     pub grouping: Grouping,
     /// Kind of normalisation where the next two are absent.
-    pub method: Method,
+    pub method: NormalizationMethod,
     /// Rewards whose mean is subtracted.
-    pub norm_mean_type: Option<Over>,
+    pub norm_mean_type: Option<StatisticScope>,
     /// Rewards whose standard deviation is the divisor.
-    pub norm_std_type: Option<Over>,
+    pub norm_std_type: Option<StatisticScope>,
 }
 
 impl RewardNormalization {
     /// Over what mean and standard deviation are taken; `None`: not at all.
     pub fn resolved(&self) -> Normalize {
-        let over = if self.grouping == Grouping::Batch { Over::Batch } else { Over::Group };
+        let over = if self.grouping == Grouping::Batch { StatisticScope::Batch } else { StatisticScope::Group };
         let by_method = Normalize::by_method(self.method, over);
         Normalize { mean: self.norm_mean_type.or(by_method.mean), std: self.norm_std_type.or(by_method.std) }
     }
@@ -75,18 +75,18 @@ impl RewardNormalization {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Normalize {
     /// The set over which the subtracted mean is taken.
-    pub mean: Option<Over>,
+    pub mean: Option<StatisticScope>,
     /// The set over which the dividing standard deviation is taken.
-    pub std: Option<Over>,
+    pub std: Option<StatisticScope>,
 }
 
 impl Normalize {
     /// Returns the normalization that `method` names, over `over`.
-    pub fn by_method(method: Method, over: Over) -> Self {
+    pub fn by_method(method: NormalizationMethod, over: StatisticScope) -> Self {
         match method {
-            Method::Identity => Self::default(),
-            Method::Mean => Self { mean: Some(over), std: None },
-            Method::MeanStd | Method::AsymClip => Self { mean: Some(over), std: Some(over) },
+            NormalizationMethod::Identity => Self::default(),
+            NormalizationMethod::Mean => Self { mean: Some(over), std: None },
+            NormalizationMethod::MeanStd | NormalizationMethod::AsymClip => Self { mean: Some(over), std: Some(over) },
         }
     }
 }
@@ -111,7 +111,7 @@ pub fn normalize_grouped<K: Eq + Hash>(rewards: &[f64], keys: &[K], how: Normali
     let mut normalized = vec![0.0; rewards.len()];
     for group in groups(keys.iter()) {
         let members: Vec<f64> = group.iter().map(|i| rewards[*i]).collect();
-        let over = |over: Over| if over == Over::Batch { rewards } else { &members };
+        let over = |over: StatisticScope| if over == StatisticScope::Batch { rewards } else { &members };
         let mean = how.mean.map_or(0.0, |m| plain_mean(over(m)));
         let std = how.std.map(|s| plain_std(over(s)));
         for i in group {
@@ -157,7 +157,8 @@ pub fn gigpo_rewards<E: Eq + Hash, S: Eq + Hash>(
     [episode_weight, step_weight]: [f64; 2],
 ) -> Vec<f64> {
     let episode = normalize_grouped(episode_scores, episode_keys, normalization.resolved());
-    let step = normalize_grouped(step_returns, state_keys, Normalize::by_method(normalization.method, Over::Group));
+    let step =
+        normalize_grouped(step_returns, state_keys, Normalize::by_method(normalization.method, StatisticScope::Group));
     episode.iter().zip(&step).map(|(e, s)| episode_weight * e + step_weight * s).collect()
 }
 
@@ -213,13 +214,13 @@ mod tests {
 
     #[test]
     fn a_group_of_one_and_a_constant_group_have_no_normalised_reward() {
-        let both = Normalize { mean: Some(Over::Group), std: Some(Over::Group) };
+        let both = Normalize { mean: Some(StatisticScope::Group), std: Some(StatisticScope::Group) };
         assert_eq!(normalize_grouped(&[1.0, 3.0, 5.0, 5.0], &["a", "b", "c", "c"], both), [0.0; 4]);
         assert!(normalize_grouped(&[], &[0u8; 0], both).is_empty());
     }
 
     #[test]
-    fn a_reward_stands_at_the_last_attended_token() {
+    fn reward_is_placed_at_the_last_attended_token() {
         let attention = Mask::new(4, vec![true, true, true, false, false, false, false, false]).unwrap();
         assert_eq!(at_last_token(&[2.0, 7.0], &attention).values(), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
     }
@@ -228,10 +229,10 @@ mod tests {
     fn explicit_statistics_win_over_the_method() {
         let explicit = RewardNormalization {
             grouping: Grouping::TrajGroupId,
-            method: Method::Mean,
-            norm_mean_type: Some(Over::Batch),
+            method: NormalizationMethod::Mean,
+            norm_mean_type: Some(StatisticScope::Batch),
             norm_std_type: None,
         };
-        assert_eq!(explicit.resolved(), Normalize { mean: Some(Over::Batch), std: None });
+        assert_eq!(explicit.resolved(), Normalize { mean: Some(StatisticScope::Batch), std: None });
     }
 }

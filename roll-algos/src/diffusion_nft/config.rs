@@ -11,7 +11,7 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
-use crate::policy_gradient::{SeveralRewards, Shared, shared_options};
+use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
 use crate::sampling::{GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -149,7 +149,7 @@ impl Default for DiffusionNftConfig {
 }
 
 /// What follows from the options and a model's facts.
-pub(super) struct Plan {
+pub(super) struct NftPlan {
     pub(super) sampling: Sampling,
     /// The noise levels that are trained, descending.
     pub(super) levels: Vec<roll_core::Sigma>,
@@ -159,7 +159,7 @@ pub(super) struct Plan {
 
 impl DiffusionNftConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
-    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<NftPlan> {
         let shared = self.shared_options();
         check_ranges("algo", self)?;
         shared.check()?;
@@ -171,10 +171,10 @@ impl DiffusionNftConfig {
         let nft = Nft { beta: self.beta, bound: self.advantage_clip, mode: self.advantage_mode };
         nft.check().in_section("algo")?;
         let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
-        Ok(Plan { sampling, levels, nft, clip })
+        Ok(NftPlan { sampling, levels, nft, clip })
     }
 
-    pub(super) fn shared_options(&self) -> Shared {
+    pub(super) fn shared_options(&self) -> SharedOptions {
         shared_options!(self, self.sampler)
     }
 }

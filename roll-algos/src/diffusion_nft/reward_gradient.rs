@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::loss::ValueAndGradient;
 use super::{DiffusionNftConfig, NAME, NoisedCopy};
 use crate::arithmetic::axpy;
-use crate::policy_gradient::Counted;
+use crate::policy_gradient::LossMask;
 use crate::policy_gradient::round::{Group, RoundState};
 use crate::scoring::{FrameRate, Measured, Prepared, PreparedTarget, pull_frames};
 use crate::stopwatch::{DECODE, PULL, SCORING};
@@ -120,8 +120,8 @@ impl<'a> PredictionReward<'a> {
         let d_data = pull_frames(pullback, decode, -self.options.weight)?;
         let d_data = d_data.f32s()?;
         // d x_0 / d v is -t, but for a first frame that is known.
-        let counted = Counted::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;
-        counted.positions().for_each(|i| loss.gradient[i] -= t * f64::from(d_data[i]));
+        let mask = LossMask::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;
+        mask.positions().for_each(|i| loss.gradient[i] -= t * f64::from(d_data[i]));
         Ok(())
     }
 }

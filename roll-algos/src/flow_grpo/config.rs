@@ -10,7 +10,7 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
 use crate::policy_gradient::sde::{SdeKind, SdeStep};
-use crate::policy_gradient::{SeveralRewards, Shared, shared_options};
+use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -171,7 +171,7 @@ impl Default for FlowGrpoConfig {
 }
 
 /// What follows from the options and a model's facts.
-pub(super) struct Plan {
+pub(super) struct FlowGrpoPlan {
     pub(super) sampling: Sampling,
     pub(super) windows: Windows,
     /// The stochastic step at each position of the schedule that a window may hold.
@@ -181,7 +181,7 @@ pub(super) struct Plan {
 
 impl FlowGrpoConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
-    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<FlowGrpoPlan> {
         let shared = self.shared_options();
         check_ranges("algo", self)?;
         shared.check()?;
@@ -210,7 +210,7 @@ impl FlowGrpoConfig {
         }
         let clip =
             ClipRange::new(self.clip_range, self.clip_range_high.unwrap_or(self.clip_range)).in_section("algo")?;
-        Ok(Plan { sampling, windows, steps, clip })
+        Ok(FlowGrpoPlan { sampling, windows, steps, clip })
     }
 
     fn windows(&self, sampling: &Sampling, facts: ScheduleFacts) -> Result<Windows> {
@@ -261,7 +261,7 @@ impl FlowGrpoConfig {
         check_threshold(self.divergence_threshold).in_section("algo")
     }
 
-    pub(super) fn shared_options(&self) -> Shared {
+    pub(super) fn shared_options(&self) -> SharedOptions {
         shared_options!(self, Sampler::Euler)
     }
 }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn rewards_of_other_scales_do_not_drown_one_another() {
+    fn rewards_normalised_apart_are_independent_of_scale() {
         let (small, large) = ([0.001, 0.002, 0.003, 0.0, 0.0, 0.0], [300.0, 200.0, 100.0, 0.0, 0.0, 0.0]);
         let rewards = [small.map(Some).to_vec(), large.map(Some).to_vec()];
         assert!(normalized_apart(&rewards, &[1.0, 1.0], &GROUPS).iter().all(|a| a.abs() < 1e-9));

@@ -60,8 +60,8 @@ mod tests {
         };
         assert_eq!(acting_steps(&schedule, facts(0.0, 0.9), [0.0, 1.0]).unwrap(), [3, 4, 5, 6, 7]);
         assert_eq!(acting_steps(&schedule, facts(0.9, 1.0), [0.0, 0.98]).unwrap(), [1, 2]);
-        let told = acting_steps(&schedule, facts(0.0, 0.9), [0.9, 1.0]).unwrap_err().to_string();
-        assert!(told.contains("no step is left") && told.contains("trainable_models"), "{told}");
+        let message = acting_steps(&schedule, facts(0.0, 0.9), [0.9, 1.0]).unwrap_err().to_string();
+        assert!(message.contains("no step is left") && message.contains("trainable_models"), "{message}");
         assert!(acting_steps(&schedule, facts(0.0, 0.9), [-0.1, 1.0]).is_err());
     }
 }

@@ -121,7 +121,7 @@ impl RewardFlConfig {
             );
             return Err(Error::config("algo.sampler", problem));
         }
-        self.trained_steps.narrowed(self.plan_with(Sampler::Euler, facts)?)
+        self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?)
     }
 
     /// The steps of a rollout that is not trained on. Its KL covers all steps of the window, whichever of them are
