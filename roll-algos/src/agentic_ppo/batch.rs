@@ -106,7 +106,7 @@ pub fn by_episodes(samples: &[TextSample], rows: &[usize], episodes: usize) -> V
     conversations.chunks(episodes).map(rows_of).collect()
 }
 
-/// Samples side by side, padded on the right to the longest.
+/// A batch of samples, padded on the right to one width.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// i64 `[B, L]`.

@@ -1,4 +1,4 @@
-//! Options of agentic PPO that have no effect beside others.
+//! Options of agentic PPO that have no effect in combination with others.
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 

@@ -105,8 +105,8 @@ pub(super) fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usi
     groups
 }
 
-/// Rewards normalised as `how` says, in groups of equal `keys`. Where a standard deviation is divided by, a group of
-/// one and a constant group become 0: there is nothing to tell their members apart by.
+/// Rewards normalised by `how` in groups of equal `keys`. With a standard deviation as the divisor, the rewards of a
+/// group of one and of a constant group become 0.
 pub fn normalize_grouped<K: Eq + Hash>(rewards: &[f64], keys: &[K], how: Normalize) -> Vec<f64> {
     let mut normalized = vec![0.0; rewards.len()];
     for group in groups(keys.iter()) {

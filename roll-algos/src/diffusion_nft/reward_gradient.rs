@@ -1,4 +1,4 @@
-//! The gradient of the reward beside the regression, on the same noised copies of the same videos.
+//! The gradient of the reward in addition to the regression, on the same noised copies of the same videos.
 //!
 //! The velocity v at a copy `x_t` points at a video, `x_0 = x_t - t v`. It is decoded and scored, and `-weight * score`
 //! is added to the loss of the copy. That is what Reward-FL does with `trained_steps: {renoised: N}`, at the velocities

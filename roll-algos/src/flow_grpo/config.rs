@@ -216,7 +216,7 @@ impl FlowGrpoConfig {
     fn windows(&self, sampling: &Sampling, facts: ScheduleFacts) -> Result<Windows> {
         let schedule = &sampling.schedule;
         let acting = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
-        // Its noise is too little to tell a probability.
+        // The last step has too little noise for a probability.
         let trained: Vec<usize> = acting.into_iter().filter(|i| i + 1 < schedule.steps()).collect();
         let key = |problem: String| Err(Error::config("algo.window_range", problem));
         let (Some(&first), Some(&last)) = (trained.first(), trained.last()) else {

@@ -39,7 +39,7 @@ pub(crate) fn with_parameters<C, T>(
 }
 
 impl SlowCopies {
-    /// Copies the model as it is now, for whichever of the two is kept.
+    /// Copies the current parameters of the model for the copies that are used.
     pub(crate) fn begin(&mut self, model: &dyn Model, keeps_old: bool, keeps_evaluated: bool) -> Result<()> {
         let copy = |keeps: bool| keeps.then(|| parameters(model)).transpose();
         *self = Self { old: copy(keeps_old)?, evaluated: copy(keeps_evaluated)? };
@@ -55,7 +55,7 @@ impl SlowCopies {
         }
     }
 
-    /// The policy to evaluate, if there is one beside the model's.
+    /// The policy to evaluate; `None` if it is the model.
     pub(crate) fn evaluated(&self, model: &dyn Model) -> Result<Option<&[f32]>> {
         check_length(EVALUATED, self.evaluated.as_deref(), model)?;
         Ok(self.evaluated.as_deref())

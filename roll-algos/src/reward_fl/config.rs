@@ -187,7 +187,7 @@ impl RewardFlConfig {
         }
     }
 
-    /// The steps to be trained, whichever expert is used there.
+    /// The steps within the window and the boundaries, of either expert.
     pub(super) fn window(&self, schedule: &FlowSchedule) -> Vec<usize> {
         let allowed = self.min_timestep_boundary..=self.max_timestep_boundary;
         (self.mid_timestep..=self.final_timestep).filter(|&i| allowed.contains(&schedule.sigma(i).0)).collect()

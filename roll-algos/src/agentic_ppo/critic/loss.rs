@@ -18,7 +18,7 @@ pub struct ValueLoss {
 }
 
 /// The loss of `values` against `returns` over `mask`. With `clip` a value counts as no further than that from its
-/// `old` one where this makes the loss larger, so that nothing is gained by going further
+/// `old` one where this makes the loss larger, so that the loss has no gradient beyond it
 /// (<https://arxiv.org/abs/1707.06347>, as its authors implement it).
 pub fn value_loss(
     values: &Grid,

@@ -49,7 +49,7 @@ pub struct PolicyLoss {
     pub d_log_probs: Grid,
     /// Gradient in `entropy`, when the loss has an entropy bonus.
     pub d_entropy: Option<Grid>,
-    /// Metrics, joined with those of the other micro-batches as each of them says.
+    /// Metrics, each with its reduction over micro-batches.
     pub metrics: ActorMetrics,
 }
 

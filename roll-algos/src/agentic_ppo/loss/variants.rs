@@ -107,7 +107,7 @@ impl VariantInputs<'_> {
         TokenLosses { values, d_log_prob, d_ratio, metrics: ActorMetrics::default() }
     }
 
-    /// 1 where the ratio is as `condition` says.
+    /// 1 where the ratio meets `condition`, 0 elsewhere.
     fn where_ratio(&self, condition: impl Fn(f64) -> bool) -> Grid {
         self.ratio.map(|r| f64::from(u8::from(condition(r))))
     }

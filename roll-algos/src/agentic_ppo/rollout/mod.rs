@@ -163,7 +163,8 @@ struct Answer {
     tokens: std::ops::Range<usize>,
 }
 
-/// The answers of all episodes that have not ended, by their index. Each has at most the tokens that are left of its budget.
+/// The answers of all episodes that have not ended, by their index. Each has at most the tokens that are left of its
+/// budget.
 fn answers(
     config: &AgenticPpoConfig,
     plan: EpisodePlan,

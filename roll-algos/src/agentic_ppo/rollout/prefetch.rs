@@ -22,7 +22,7 @@ pub struct PrefetchedRollout {
 }
 
 /// The environments of a rank, and the rollout that they play ahead of its step, if any. Episodes depend on the policy
-/// and the plan alone, never on how fast the update beside them is.
+/// and the plan alone, not on the duration of the update.
 #[derive(Default)]
 pub struct Prefetcher(Mutex<PrefetchState>);
 

@@ -1,7 +1,7 @@
 //! Losses of the velocity at a noised sample, weighted by its advantage.
 //!
 //! All of them compare the velocity v at `x_t = (1 - t) x_0 + t noise` with what would lead there from the sample x_0;
-//! the old policy's velocity stands beside it. Each is a function of one sample at one noise level: its value, and its
+//! the old policy's velocity is an input too. Each is a function of one sample at one noise level: its value, and its
 //! gradient in v, in f64. Means are over the elements that count.
 
 pub mod awm;
