@@ -8,21 +8,14 @@ use roll_core::{Error, Fault};
 pub enum AlgorithmError {
     /// The model is of another kind.
     #[error(
-        "the algorithm `{algorithm}` trains video diffusion models, and this model is not one; choose another \
-         `algo.name` or `model.name`"
+        "the algorithm `{algorithm}` trains {kind}, and this model is not one; choose another `algo.name` or \
+         `model.name`"
     )]
-    NotDiffusion {
+    OtherModel {
         /// Name of the algorithm.
         algorithm: &'static str,
-    },
-    /// The model is of another kind.
-    #[error(
-        "the algorithm `{algorithm}` trains language models, and this model is not one; choose another \
-         `algo.name` or `model.name`"
-    )]
-    NotLanguage {
-        /// Name of the algorithm.
-        algorithm: &'static str,
+        /// Models that it trains: "language models".
+        kind: &'static str,
     },
     /// The configuration names no environment.
     #[error(
@@ -63,10 +56,10 @@ pub enum AlgorithmError {
         /// Name of the reward.
         reward: String,
     },
-    /// A part that promised a pullback gave none.
+    /// A part returned no pullback.
     #[error("{what} returned no pullback although one was asked for")]
     NoPullback {
-        /// The part that was asked for: "the velocity of step 4".
+        /// The part: "the velocity of step 4".
         what: String,
     },
     /// A sample without anything to score, and the policy is to stop.

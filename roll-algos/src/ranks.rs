@@ -1,4 +1,4 @@
-//! How ranks share the work of a step.
+//! The distribution of a step's work over ranks.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ pub(crate) fn share(ranks: &dyn Communicator, count: usize) -> Range<usize> {
     rank * count / world..(rank + 1) * count / world
 }
 
-/// How often each of this rank's samples comes before it in the step: the samples of all ranks in a row, one rank after
-/// another. Other than 0 only where a step has more samples than there are clips.
+/// The number of earlier occurrences of each of this rank's samples in the step; the samples of all ranks are one
+/// sequence, in the order of the ranks. Above 0 only if a step has more samples than there are clips.
 pub(crate) fn repeats(ranks: &dyn Communicator, samples: &[Sample]) -> Result<Vec<u64>> {
     let own: Vec<u64> = samples.iter().map(|sample| sample.index).collect();
     let mut row = match ranks.world_size() {
@@ -31,13 +31,12 @@ pub(crate) fn repeats(ranks: &dyn Communicator, samples: &[Sample]) -> Result<Ve
     Ok(repeats)
 }
 
-/// The key of a sample's draws: a clip that comes again in a step, after `repeats` times, gets other draws.
+/// The key of a sample's draws. A clip that occurred `repeats` times in the step before gets other draws.
 pub(crate) fn draw_key(sample: &Sample, repeats: u64) -> u64 {
     sample.index ^ (repeats << 40)
 }
 
-/// The key of the draws of video `k` of those that are generated for a key of [`draw_key`]. The first has that key
-/// itself.
+/// The key of the draws of video `k` of a sample with the key `key` of [`draw_key`]. That of video 0 is `key` itself.
 pub(crate) fn rollout_key(key: u64, k: usize) -> u64 {
     key ^ ((k as u64) << 52)
 }
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_keys_of_a_step_do_not_depend_on_the_number_of_ranks_and_are_never_equal() {
+    fn draw_keys_are_unique_and_independent_of_the_number_of_ranks() {
         let rows = [3, 0, 3, 3, 0, 1, 3, 1];
         let keys = |ranks: usize| -> Vec<u64> {
             let of_rank = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {

@@ -37,7 +37,7 @@ impl Sampler {
         }
     }
 
-    /// The first step of a trajectory is next.
+    /// Begins a trajectory.
     pub fn start(self) -> Integration {
         Integration { sampler: self, last: None }
     }
@@ -59,16 +59,16 @@ impl FromStr for Sampler {
     }
 }
 
-/// A trajectory under way: the memory of a sampler of earlier steps.
+/// The state of a trajectory: the earlier steps that a sampler uses.
 #[derive(Clone, Debug)]
 pub struct Integration {
     sampler: Sampler,
-    last: Option<Taken>,
+    last: Option<UnipcStep>,
 }
 
-/// A step of UniPC that was taken.
+/// The latest step of UniPC.
 #[derive(Clone, Debug)]
-struct Taken {
+struct UnipcStep {
     sigma: f64,
     /// The latents that it began at, corrected.
     latents: Vec<f32>,
@@ -107,18 +107,18 @@ impl Integration {
         };
         // The last step is of first order, as in the official inference: the data lie infinitely far in log-SNR.
         let before = last.filter(|_| to > 0.0).map(|last| (last.sigma, last.data));
-        let taken = Taken { sigma: from, latents, data, before };
-        let next = taken.predicted(to);
-        self.last = Some(taken);
+        let step = UnipcStep { sigma: from, latents, data, before };
+        let next = step.predicted(to);
+        self.last = Some(step);
         next
     }
 }
 
-impl Taken {
+impl UnipcStep {
     /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_r - m_s) / (2 r))`, r = (lambda_r - lambda_s) / h.
     fn predicted(&self, to: f64) -> Vec<f32> {
         let (b, [_, inverse]) = (self.b(to), self.ratios(to));
-        self.moved(to, b, |_, m, earlier| m + 0.5 * inverse * (earlier - m))
+        self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse * (earlier - m))
     }
 
     /// The same with the data found at the end of the step: weights that make the step exact for data that change as a
@@ -135,16 +135,18 @@ impl Taken {
                 (first - earlier, earlier * inverse)
             }
         };
-        self.moved(to, b, |i, m, earlier| m + at_earlier * (earlier - m) + at_end * (f64::from(found[i]) - m))
+        self.advanced(to, b, |i, m, earlier| m + at_earlier * (earlier - m) + at_end * (f64::from(found[i]) - m))
     }
 
     /// `sigma_t / sigma_s x_s - alpha_t B m`, m being a combination of the data at the start and those before.
-    fn moved(&self, to: f64, b: f64, combined: impl Fn(usize, f64, f64) -> f64) -> Vec<f32> {
-        let (kept, pulled) = (to / self.sigma, (1.0 - to) * b);
+    fn advanced(&self, to: f64, b: f64, combined: impl Fn(usize, f64, f64) -> f64) -> Vec<f32> {
+        let (of_latents, of_data) = (to / self.sigma, (1.0 - to) * b);
         let earlier = self.before.as_ref().map_or(&self.data, |(_, data)| data);
         let numbers = self.latents.iter().zip(&self.data).zip(earlier).enumerate();
         numbers
-            .map(|(i, ((x, m), e))| (kept * f64::from(*x) - pulled * combined(i, f64::from(*m), f64::from(*e))) as f32)
+            .map(|(i, ((x, m), e))| {
+                (of_latents * f64::from(*x) - of_data * combined(i, f64::from(*m), f64::from(*e))) as f32
+            })
             .collect()
     }
 

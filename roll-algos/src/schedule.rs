@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_schedules_are_errors() {
+    fn invalid_schedules_are_errors() {
         assert!(FlowSchedule::new(0, 5.0).is_err());
         assert!(FlowSchedule::new(4, f64::NAN).is_err());
         assert!(FlowSchedule::new(4, -1.0).is_err());

@@ -1,4 +1,4 @@
-//! Where the time of a step goes, and whether the user asked to stop.
+//! The seconds of the phases of a step, and the user's request to stop.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,7 +16,7 @@ pub(crate) const PULL: &str = "time/pull";
 pub(crate) const DATA: &str = "time/data";
 pub(crate) const OPTIMIZER: &str = "time/optimizer";
 
-/// Ends a phase when the next begins.
+/// Measures the seconds of the phases of a step. A phase ends when the next one begins.
 pub(crate) struct Stopwatch<'a> {
     progress: &'a dyn Progress,
     started: Instant,
@@ -25,13 +25,13 @@ pub(crate) struct Stopwatch<'a> {
 }
 
 impl<'a> Stopwatch<'a> {
-    /// A stopwatch of these metrics: phases that never run still show, as zero.
+    /// A stopwatch of these metrics. A phase that never runs is reported as 0.
     pub(crate) fn new(progress: &'a dyn Progress, metrics: &[&'static str]) -> Self {
         let seconds = metrics.iter().map(|m| (*m, 0.0)).collect();
         Self { progress, started: Instant::now(), running: None, seconds }
     }
 
-    /// A phase begins, whose seconds go to `metric`. Fails when the user asked to stop.
+    /// Begins a phase, whose seconds are added to `metric`. Fails if the user asked to stop.
     pub(crate) fn begin(&mut self, metric: &'static str, words: Option<&str>) -> Result<()> {
         if self.progress.interrupted() {
             return Err(Error::Interrupted);
@@ -40,8 +40,7 @@ impl<'a> Stopwatch<'a> {
         Ok(())
     }
 
-    /// As [`Stopwatch::begin`] where it is too late to stop: parameters have changed, and an error would say that they
-    /// have not.
+    /// Like [`Stopwatch::begin`] after parameters have changed, when the step can no longer be stopped.
     pub(crate) fn begin_after_update(&mut self, metric: &'static str, words: Option<&str>) {
         self.lap();
         if let Some(words) = words {

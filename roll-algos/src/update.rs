@@ -1,4 +1,4 @@
-//! The end of a step, the same for every algorithm: the update, or leaving it out after a value that is not finite.
+//! The end of a step of every algorithm: the update, which is skipped after a value that is not finite.
 
 use roll_core::{
     Communicator, DiffusionModel, Error, LanguageModel, Model, Result, RewardScorer, StepContext, StrategyReport,
@@ -89,12 +89,12 @@ pub(crate) fn take_gradients(model: &mut dyn Model) -> Result<Vec<f32>> {
 
 /// The video diffusion model that `algorithm` needs.
 pub(crate) fn diffusion<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn DiffusionModel> {
-    Ok(model.as_diffusion().ok_or(AlgorithmError::NotDiffusion { algorithm })?)
+    Ok(model.as_diffusion().ok_or(AlgorithmError::OtherModel { algorithm, kind: "video diffusion models" })?)
 }
 
 /// The language model that `algorithm` needs.
 pub(crate) fn language<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn LanguageModel> {
-    Ok(model.as_language().ok_or(AlgorithmError::NotLanguage { algorithm })?)
+    Ok(model.as_language().ok_or(AlgorithmError::OtherModel { algorithm, kind: "language models" })?)
 }
 
 /// Fails unless the model has parameters to train.

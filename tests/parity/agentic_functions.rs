@@ -1,12 +1,12 @@
 //! Statistics, KL estimates, aggregation, advantages and rewards of agentic PPO.
 
-use roll_algos::agentic_ppo::advantages::{self, Estimator, Options};
+use roll_algos::agentic_ppo::advantages::{self, Estimator};
 use roll_algos::agentic_ppo::kl::{KlController, KlEstimate};
 use roll_algos::agentic_ppo::rewards::{
-    self, GigpoWeights, Grouping, KlReward, Method, Normalize, Over, RewardNormalization,
+    self, Grouping, NormalizationMethod, Normalize, RewardNormalization, StatisticScope,
 };
 use roll_algos::agentic_ppo::statistics;
-use roll_algos::agentic_ppo::{Aggregation, Grid, Mask, Totals};
+use roll_algos::agentic_ppo::{AgenticPpoConfig, Aggregation, Grid, Mask, Totals};
 use roll_core::{StateDict, Tensor};
 use serde::Deserialize;
 
@@ -189,9 +189,16 @@ impl Context {
                 let text = clip.map_or("None".to_string(), |c| c.to_string());
                 let (a, r) = (u8::from(whiten_advantages), u8::from(whiten_rewards));
                 let name = format!("advantage.{name}.whiten_adv{a}.whiten_rew{r}.clip{text}");
-                let observation_steps = true;
-                let options =
-                    Options { estimator, gamma, lambda, clip, whiten_advantages, whiten_rewards, observation_steps };
+                let options = AgenticPpoConfig {
+                    adv_estimator: estimator,
+                    gamma,
+                    lambd: lambda,
+                    advantage_clip: clip,
+                    whiten_advantages,
+                    whiten_rewards,
+                    observation_steps: true,
+                    ..AgenticPpoConfig::default()
+                };
                 let found = advantages::estimate(&rewards, Some(&values), &mask, &options);
                 self.see(&format!("{name}.advantages"), &found.advantages)?;
                 self.see(&format!("{name}.returns"), &found.returns)?;
@@ -209,7 +216,7 @@ impl Context {
             ("traj_group_id", traj_group_id.clone()),
             ("tags", tags.clone()),
         ];
-        let over = [("None", None), ("batch", Some(Over::Batch)), ("group", Some(Over::Group))];
+        let over = [("None", None), ("batch", Some(StatisticScope::Batch)), ("group", Some(StatisticScope::Group))];
         for (grouping, keys) in groupings {
             for (mean_name, mean) in over {
                 for (std_name, std) in over {
@@ -235,18 +242,16 @@ impl Context {
             for (added, clip) in [(true, None), (true, Some(0.5)), (false, None)] {
                 let text = clip.map_or("None".to_string(), |c: f64| c.to_string());
                 let name = format!("token_reward.{name}.add{}.clip{text}", u8::from(added));
-                let how = KlReward { estimate, subtract: added, clip };
-                let mut controller = KlController::new(coefficient, None, 1.0)?;
-                let found = rewards::with_kl(&at_end, (&p, &q), &mask, how, &mut controller);
+                let mut controller = KlController::new(if added { coefficient } else { 0.0 }, None, 1.0)?;
+                let found = rewards::with_kl(&at_end, (&p, &q), &mask, estimate, clip, &mut controller);
                 self.see(&name, &found.rewards)?;
                 for key in ["critic/kl", "critic/kl_coef", "critic/token_reward_clip_frac"] {
                     self.see_metric(&name, Some(key), found.metrics.get(key).copied());
                 }
             }
         }
-        let how = KlReward { estimate: KlEstimate::Kl, subtract: true, clip: None };
         let mut controller = KlController::new(coefficient, None, 1.0)?;
-        let found = rewards::with_kl(&at_end, (&p, &q), &mask, how, &mut controller);
+        let found = rewards::with_kl(&at_end, (&p, &q), &mask, KlEstimate::Kl, None, &mut controller);
         self.see("apply_kl_penalty", &found.rewards)?;
         for key in ["critic/kl", "critic/kl_coef"] {
             self.see_metric("apply_kl_penalty", Some(key), found.metrics.get(key).copied());
@@ -271,8 +276,12 @@ impl Context {
         let totals = statistics::row_sums(&self.grid("rewards")?, &self.mask);
         self.see_vector("discounted_step_returns", &returns)?;
         // Weights and clip are not in the configuration; they follow from the numbers.
-        let (weights, bound) = (GigpoWeights { episode: 0.7, step: 1.3 }, 1.0);
-        for (name, method) in [("identity", Method::Identity), ("mean_std", Method::MeanStd), ("mean", Method::Mean)] {
+        let (weights, bound) = ([0.7, 1.3], 1.0);
+        for (name, method) in [
+            ("identity", NormalizationMethod::Identity),
+            ("mean_std", NormalizationMethod::MeanStd),
+            ("mean", NormalizationMethod::Mean),
+        ] {
             let normalization =
                 RewardNormalization { grouping: Grouping::TrajGroupId, method, ..RewardNormalization::default() };
             let key = format!("reward_normalization.{name}.traj_group_id");
@@ -284,11 +293,13 @@ impl Context {
 
             let gigpo = rewards::gigpo_rewards((&episodes, &groups), (&returns, &states), &normalization, weights);
             let key = format!("response_rewards.gigpo.{name}");
-            self.see_vector(&format!("{key}.episode_norm"), &gigpo.episode)?;
-            self.see_vector(&format!("{key}.step_norm"), &gigpo.step)?;
             let plain = |values: &[f64]| rewards::normalize_grouped(values, &groups, resolved);
+            let of_steps =
+                rewards::normalize_grouped(&returns, &states, Normalize::by_method(method, StatisticScope::Group));
+            self.see_vector(&format!("{key}.episode_norm"), &plain(&episodes))?;
+            self.see_vector(&format!("{key}.step_norm"), &of_steps)?;
             for (estimator, mut found) in
-                [("gigpo", gigpo.rewards), ("step_reinforce", plain(&returns)), ("grpo", plain(&totals))]
+                [("gigpo", gigpo), ("step_reinforce", plain(&returns)), ("grpo", plain(&totals))]
             {
                 let key = format!("response_rewards.{estimator}.{name}");
                 let fraction = rewards::clip(&mut found, bound);

@@ -3,7 +3,7 @@
 use roll_algos::diffusion_nft::loss::Noised;
 use roll_algos::diffusion_nft::loss::awm::{self, Matching};
 use roll_algos::policy_gradient::clip::ClipRange;
-use roll_algos::policy_gradient::{Counted, distance};
+use roll_algos::policy_gradient::{LossMask, distance};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};
@@ -54,13 +54,13 @@ pub fn run(case: &Case) -> Outcome<Report> {
         for (sample, advantage) in advantages.iter().enumerate() {
             let bound = entry.adv_clip_max;
             let advantage = advantage.clamp(-bound, bound) * entry.advantage_max.map_or(1.0, |most| most / bound);
-            let counted = Counted::all(size);
+            let mask = LossMask::all(size);
             let noised = |level: usize| -> Outcome<Noised<'_>> {
                 let at = level * samples + sample;
                 let read = |name: &str| row(&inputs, &input(name), at, times.len());
                 let (noise, velocity, old) = (read("noise")?, read("velocity")?, read("velocity_old")?);
                 let data = row(&inputs, &input("x0"), sample, samples)?;
-                Ok(Noised { data, noise, t: times[at], velocity, old, counted })
+                Ok(Noised { data, noise, t: times[at], velocity, old, mask })
             };
             let noised = (0..levels).map(noised).collect::<Outcome<Vec<_>>>()?;
             let count = times.len() as f64;
@@ -75,8 +75,8 @@ pub fn run(case: &Case) -> Outcome<Report> {
                     [("velocity_ref", entry.beta, &mut kl), ("velocity_ema", entry.ema_beta, &mut ema)]
                 {
                     let other = row(&inputs, &input(name), at, times.len())?;
-                    *sum += distance::squared(velocity, other, counted) / count;
-                    distance::add_squared_gradient(&mut slopes, weight / count, velocity, other, counted);
+                    *sum += distance::squared(velocity, other, mask) / count;
+                    distance::add_squared_gradient(&mut slopes, weight / count, velocity, other, mask);
                 }
                 gradient[at * size..(at + 1) * size].copy_from_slice(&slopes);
             }

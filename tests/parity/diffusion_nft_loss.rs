@@ -3,7 +3,7 @@
 use roll_algos::diffusion_nft::loss::Noised;
 use roll_algos::diffusion_nft::loss::nft::{AdvantageMode, Nft};
 use roll_algos::policy_gradient::averages::{OldDecay, blend, evaluation_decay};
-use roll_algos::policy_gradient::{Counted, distance};
+use roll_algos::policy_gradient::{LossMask, distance};
 use roll_core::StateDict;
 use serde::Deserialize;
 
@@ -41,19 +41,19 @@ fn loss(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
     for (i, (t, advantage)) in times.iter().zip(&advantages).enumerate() {
         let read = |name: &str| row(inputs, &input(name), i, rows);
         let (data, noise, velocity, old) = (read("x0")?, read("noise")?, read("velocity")?, read("velocity_old")?);
-        let (reference, counted) = (read("velocity_ref")?, Counted::all(data.len()));
-        let at = Noised { data, noise, t: *t, velocity, old, counted };
+        let (reference, mask) = (read("velocity_ref")?, LossMask::all(data.len()));
+        let at = Noised { data, noise, t: *t, velocity, old, mask };
         at.check()?;
         let term = nft.at(*advantage, &at);
         let own = [term.share, term.positive, term.negative, term.weights[0], term.weights[1]];
         parts.iter_mut().zip(own).for_each(|(all, value)| all.push(value));
         let mut slopes = term.loss.gradient;
-        distance::add_squared_gradient(&mut slopes, entry.kl_beta, velocity, reference, counted);
+        distance::add_squared_gradient(&mut slopes, entry.kl_beta, velocity, reference, mask);
         gradient.extend(slopes.into_iter().map(|d| d / batch));
         noised.extend(data.iter().zip(noise).map(|(x, e)| (1.0 - t) * f64::from(*x) + t * f64::from(*e)));
-        let kl = distance::squared(velocity, reference, counted);
-        let moved = distance::squared(velocity, old, counted);
-        let old_kl = distance::squared(old, reference, counted);
+        let kl = distance::squared(velocity, reference, mask);
+        let moved = distance::squared(velocity, old, mask);
+        let old_kl = distance::squared(old, reference, mask);
         let all = [term.loss.value, kl, term.loss.value + entry.kl_beta * kl, moved, old_kl];
         sums.iter_mut().zip(all).for_each(|(sum, value)| *sum += value / batch);
     }

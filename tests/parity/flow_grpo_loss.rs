@@ -1,7 +1,7 @@
 //! Policy losses of trained steps, and their gradients back to the velocities of guidance.
 
 use roll_algos::flow_grpo::loss::{PolicyShift, StepTerm, clip, divergence, dppo, guard, mean_shift};
-use roll_algos::policy_gradient::Counted;
+use roll_algos::policy_gradient::LossMask;
 use roll_algos::policy_gradient::clip::{ClipRange, bounded};
 use roll_algos::policy_gradient::sde::{SdeKind, SdeStep};
 use roll_core::StateDict;
@@ -58,9 +58,9 @@ fn batch(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
     let count = rows as f64;
     let means = [of("mean")?, of("mean_old")?, of("mean_ref")?];
     let size = means[0].len() / rows;
-    let counted = Counted::all(size);
+    let mask = LossMask::all(size);
     let mean = |kind: usize, i: usize| &means[kind][i * size..(i + 1) * size];
-    let own: Vec<f64> = (0..rows).map(|i| mean_shift(mean(0, i), mean(1, i), counted)).collect();
+    let own: Vec<f64> = (0..rows).map(|i| mean_shift(mean(0, i), mean(1, i), mask)).collect();
     // The authors' script of GRPO-Guard has one bias for the batch.
     let of_batch = entry.variant == "guard_batch_bias";
     let squared: Vec<f64> = if of_batch { vec![own.iter().sum::<f64>() / count; rows] } else { own };
@@ -87,7 +87,7 @@ fn batch(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
         "std_dt" => 2.0 * (levels[i] * roots[i]).powi(2),
         _ => 2.0 * levels[i].powi(2),
     };
-    let kl = (0..rows).map(|i| mean_shift(mean(0, i), mean(2, i), counted) / kl_variance(i)).sum::<f64>() / count;
+    let kl = (0..rows).map(|i| mean_shift(mean(0, i), mean(2, i), mask) / kl_variance(i)).sum::<f64>() / count;
     exact.compare(&output("loss"), &[policy + entry.beta * kl])?;
     exact.compare(&output("grad_log_prob"), &terms.iter().map(|t| t.term.d_log_prob / count).collect::<Vec<_>>())?;
     if exact.has(&output("policy_loss")) {
@@ -115,7 +115,7 @@ fn batch(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
         ("ppo_kl", -mean_of(&log_ratio)),
         ("policy_loss", policy),
         ("kl_loss", kl),
-        ("masked_fraction", share(&|i| terms[i].is_left_out)),
+        ("masked_fraction", share(&|i| terms[i].is_dropped)),
     ];
     if let Ok(range) = ClipRange::symmetric(entry.clip_range) {
         found.push(("clipfrac", share(&|i| range.is_out(ratio(i)))));
@@ -150,11 +150,11 @@ fn window(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
             let read = |name: &str| row(inputs, &input(name), i * steps + n, rows * steps);
             let (x, next) = (latents(n)?, latents(n + 1)?.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>());
             let (cond, uncond) = (read("cond")?, read("uncond")?);
-            let counted = Counted::all(x.len());
+            let mask = LossMask::all(x.len());
             let guided = |k: usize| f64::from(uncond[k]) + entry.guidance * (f64::from(cond[k]) - f64::from(uncond[k]));
             let mean: Vec<f64> =
                 (0..x.len()).map(|k| step.of_latents() * f64::from(x[k]) + step.of_velocity() * guided(k)).collect();
-            let log_prob = step.log_prob(&next, &mean, counted);
+            let log_prob = step.log_prob(&next, &mean, mask);
             let shift = PolicyShift {
                 log_ratio: log_prob - old[i * steps + n],
                 squared: 0.0,
@@ -165,8 +165,8 @@ fn window(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
             let reference: Vec<f64> = read("mean_ref")?.iter().map(|v| f64::from(*v)).collect();
             let scale = if entry.kl == "std_dt" { step.level() * step.root() } else { step.level() };
             let variance = 2.0 * scale * scale;
-            loss += (term.loss + entry.beta * mean_shift(&mean, &reference, counted) / variance) / count;
-            let d_log_prob = step.d_mean(&next, &mean, counted);
+            loss += (term.loss + entry.beta * mean_shift(&mean, &reference, mask) / variance) / count;
+            let d_log_prob = step.d_mean(&next, &mean, mask);
             let slopes = mean.iter().zip(&reference).zip(&d_log_prob).map(|((mean, reference), d_log_prob)| {
                 let of_kl = entry.beta * 2.0 * (mean - reference) / (variance * x.len() as f64);
                 (term.d_log_prob * d_log_prob + of_kl) * step.of_velocity() / (count * steps as f64)

@@ -1,7 +1,7 @@
 //! Stochastic denoising steps: means, samples, log-probabilities and their gradients; and windows that slide.
 
 use roll_algos::flow_grpo::window::{WindowKind, Windows};
-use roll_algos::policy_gradient::Counted;
+use roll_algos::policy_gradient::LossMask;
 use roll_algos::policy_gradient::sde::{SdeKind, SdeStep};
 use serde::Deserialize;
 use serde_json::Value;
@@ -38,7 +38,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
             let step = SdeStep::new(kind, eta.unwrap_or(0.0), sigmas, *at)?;
             let read = |name: &str| row(&inputs, &input(name), i, rows);
             let (x, mean) = (read("x")?, step.mean(read("x")?, read("velocity")?));
-            let (next, counted) = (step.next(&mean, read("noise")?), Counted::all(x.len()));
+            let (next, mask) = (step.next(&mean, read("noise")?), LossMask::all(x.len()));
             for (name, values) in [("mean", &mean), ("next", &next)] {
                 put(name, values);
             }
@@ -51,13 +51,13 @@ pub fn run(case: &Case) -> Outcome<Report> {
             if eta == Some(0.0) {
                 continue;
             }
-            put("log_prob", &[step.log_prob(&next, &mean, counted)]);
+            put("log_prob", &[step.log_prob(&next, &mean, mask)]);
             let sampled = &sampled[i * x.len()..(i + 1) * x.len()];
             let replayed = step.mean(x, read("velocity_new")?);
             let slope = cotangent[i] * step.of_velocity();
-            let gradient: Vec<f64> = step.d_mean(sampled, &replayed, counted).iter().map(|d| d * slope).collect();
+            let gradient: Vec<f64> = step.d_mean(sampled, &replayed, mask).iter().map(|d| d * slope).collect();
             put("replay.mean", &replayed);
-            put("replay.log_prob", &[step.log_prob(sampled, &replayed, counted)]);
+            put("replay.log_prob", &[step.log_prob(sampled, &replayed, mask)]);
             put("replay.grad_velocity", &gradient);
         }
         for (name, values) in found {

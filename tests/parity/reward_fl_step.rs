@@ -9,7 +9,7 @@ mod scorer;
 use std::sync::Arc;
 
 use roll_algos::{
-    reward_fl::{Loss, Observer, Plan, RewardFl, RewardFlConfig as Options, Trajectory, Unobserved, rollout},
+    reward_fl::{Loss, Observer, RewardFl, RewardFlConfig as Options, RolloutPlan, Trajectory, Unobserved, rollout},
     sampling::Conditions,
 };
 use roll_backends::optimizer::norm;
@@ -102,7 +102,7 @@ impl Bench {
         })
     }
 
-    pub fn plan(&mut self) -> Outcome<Plan> {
+    pub fn plan(&mut self) -> Outcome<RolloutPlan> {
         Ok(self.options.plan(self.model.diffusion()?.schedule())?)
     }
 

@@ -1,5 +1,6 @@
 //! Advantages and returns of response tokens.
 
+use super::config::AgenticPpoConfig;
 use super::grid::{Grid, Mask};
 use super::statistics::{clip_fraction, masked_whiten};
 
@@ -29,26 +30,6 @@ impl Estimator {
     }
 }
 
-/// Options of the estimate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
-    /// The estimator.
-    pub estimator: Estimator,
-    /// Discount per token, for `agentic_reinforce` per turn.
-    pub gamma: f64,
-    /// Decay of GAE.
-    pub lambda: f64,
-    /// Bound on the magnitude of advantages.
-    pub clip: Option<f64>,
-    /// Whether advantages are whitened over all response tokens.
-    pub whiten_advantages: bool,
-    /// Whether rewards are, before.
-    pub whiten_rewards: bool,
-    /// Whether time passes at tokens that the environment wrote, so that they discount and their values bootstrap, as
-    /// the reference has it. By default, only the agent's own tokens are steps.
-    pub observation_steps: bool,
-}
-
 /// Result of the estimate.
 #[derive(Clone, Debug)]
 pub struct Advantages {
@@ -62,40 +43,40 @@ pub struct Advantages {
 
 /// Advantages of the tokens `mask` from their rewards, and the critic's `values` for [`Estimator::Gae`] (zeros when
 /// absent).
-pub fn estimate(rewards: &Grid, values: Option<&Grid>, mask: &Mask, options: &Options) -> Advantages {
+pub fn estimate(rewards: &Grid, values: Option<&Grid>, mask: &Mask, config: &AgenticPpoConfig) -> Advantages {
     // Nothing can be whitened by statistics of nothing.
     let any = mask.count() > 0;
     let mut rewards = rewards.clone();
-    if options.whiten_rewards && any {
+    if config.whiten_rewards && any {
         rewards = masked_whiten(&rewards, mask);
     }
     let rewards = rewards.masked(mask);
     let everything = Mask::new(mask.columns(), vec![true; mask.kept().len()]);
-    let steps = match (options.observation_steps, everything) {
+    let steps = match (config.observation_steps, everything) {
         (true, Ok(everything)) => everything,
         _ => mask.clone(),
     };
-    let (advantages, returns) = match options.estimator {
+    let (advantages, returns) = match config.adv_estimator {
         Estimator::Gae => {
             let none = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
-            gae(&rewards, values.unwrap_or(&none), &steps, options.gamma, options.lambda)
+            gae(&rewards, values.unwrap_or(&none), &steps, config.gamma, config.lambd)
         }
         Estimator::AgenticReinforce => {
-            let returns = segment_returns(&rewards, mask, options.gamma);
+            let returns = segment_returns(&rewards, mask, config.gamma);
             (returns.clone(), returns)
         }
         _ => {
-            let returns = discounted_returns(&rewards, &steps, options.gamma);
+            let returns = discounted_returns(&rewards, &steps, config.gamma);
             (returns.clone(), returns)
         }
     };
     let mut advantages = advantages;
-    if options.whiten_advantages && any {
+    if config.whiten_advantages && any {
         advantages = masked_whiten(&advantages, mask);
     }
     advantages = advantages.masked(mask);
-    let clip = options.clip.map(|bound| clip_fraction(advantages.values(), bound));
-    if let Some(bound) = options.clip {
+    let clip = config.advantage_clip.map(|bound| clip_fraction(advantages.values(), bound));
+    if let Some(bound) = config.advantage_clip {
         advantages = advantages.map(|a| a.clamp(-bound, bound));
     }
     Advantages { advantages, returns, clip_fraction: clip }
@@ -150,16 +131,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn options(estimator: Estimator) -> Options {
-        Options {
-            estimator,
-            gamma: 0.5,
-            lambda: 0.9,
-            clip: None,
-            whiten_advantages: false,
-            whiten_rewards: false,
-            observation_steps: false,
-        }
+    fn options(adv_estimator: Estimator) -> AgenticPpoConfig {
+        AgenticPpoConfig { adv_estimator, gamma: 0.5, lambd: 0.9, ..AgenticPpoConfig::default() }
     }
 
     fn two_turns() -> (Grid, Mask) {
@@ -172,7 +145,7 @@ mod tests {
         let (rewards, mask) = two_turns();
         let own = estimate(&rewards, None, &mask, &options(Estimator::Reinforce)).returns;
         assert_eq!(own.row(0), [0.0, 1.5, 3.0, 0.0, 2.0, 4.0]);
-        let all = Options { observation_steps: true, ..options(Estimator::Reinforce) };
+        let all = AgenticPpoConfig { observation_steps: true, ..options(Estimator::Reinforce) };
         assert_eq!(estimate(&rewards, None, &mask, &all).returns.row(0)[1], 0.5 * (2.0 + 0.125 * 4.0));
     }
 
@@ -184,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn gae_ignores_what_the_critic_says_of_observations() {
+    fn gae_ignores_values_of_observations() {
         let (rewards, mask) = two_turns();
         let values = |observed: f64| Grid::new(6, vec![observed, 1.0, 1.0, observed, 1.0, 1.0]).unwrap();
         let at = |observed| estimate(&rewards, Some(&values(observed)), &mask, &options(Estimator::Gae)).advantages;
@@ -197,7 +170,7 @@ mod tests {
         let rewards = Grid::filled(2, 3, 1.0);
         for kept in [vec![false; 6], vec![false, true, false, false, false, false]] {
             let mask = Mask::new(3, kept).unwrap();
-            let whiten = Options { whiten_advantages: true, whiten_rewards: true, ..options(Estimator::Grpo) };
+            let whiten = AgenticPpoConfig { whiten_advantages: true, whiten_rewards: true, ..options(Estimator::Grpo) };
             let found = estimate(&rewards, None, &mask, &whiten);
             assert!(found.advantages.values().iter().all(|a| a.is_finite()));
         }

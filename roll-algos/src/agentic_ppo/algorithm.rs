@@ -16,9 +16,9 @@ use super::kl::KlController;
 use super::plan::passes;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
-use super::rollout::ahead::{Played, Stage};
+use super::rollout::prefetch::{PrefetchedRollout, Prefetcher};
 use super::rollout::worlds::Worlds;
-use super::rollout::{Plan, play};
+use super::rollout::{EpisodePlan, play};
 use super::selection;
 use super::updates::train;
 use crate::AlgorithmError;
@@ -33,14 +33,14 @@ const TRAIN: &str = "time/step_train";
 /// The algorithm `agentic_ppo`.
 pub struct AgenticPpo {
     config: AgenticPpoConfig,
-    learnt: Learnt,
-    stage: Stage,
+    learned: LearnedState,
+    prefetcher: Prefetcher,
     ranks: Arc<dyn Communicator>,
 }
 
-/// Its own learning, beside the model's; a checkpoint has it.
+/// The learned state besides the model, for checkpoints.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Learnt {
+struct LearnedState {
     #[serde(flatten)]
     controller: KlController,
     #[serde(default)]
@@ -49,12 +49,12 @@ struct Learnt {
 
 /// Contents of a checkpoint.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Saved<L> {
+struct CheckpointedState<L> {
     #[serde(flatten)]
-    learnt: L,
-    /// The next step's episodes, of all ranks, where they were played ahead.
+    learned: L,
+    /// The next step's episodes of all ranks, if they are prefetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    ahead: Option<Played>,
+    ahead: Option<PrefetchedRollout>,
 }
 
 impl AgenticPpo {
@@ -62,8 +62,8 @@ impl AgenticPpo {
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
-        let learnt = Learnt { controller, critic: Critic::default() };
-        Ok(Self { config, learnt, stage: Stage::default(), ranks: Arc::new(SingleRank) })
+        let learned = LearnedState { controller, critic: Critic::default() };
+        Ok(Self { config, learned, prefetcher: Prefetcher::default(), ranks: Arc::new(SingleRank) })
     }
 
     /// Makes this one of several `ranks`, which share episodes and validations.
@@ -93,7 +93,7 @@ impl Algorithm for AgenticPpo {
         if self.config.is_asynchronous() {
             language(model, NAME)?.snapshot().while_doing(|| "`algo.async_generation_ratio: 1`".into())?;
         }
-        let environments = self.stage.environments();
+        let environments = self.prefetcher.environments();
         if environments.is_empty() {
             return Err(AlgorithmError::NoEnvironment { algorithm: NAME }.into());
         }
@@ -111,7 +111,7 @@ impl Algorithm for AgenticPpo {
         // Number of environments that this rank plays; at least one, for its part of a validation.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
-        self.stage = Stage::new((0..needed).map(|_| make()).collect::<Result<_>>()?);
+        self.prefetcher = Prefetcher::new((0..needed).map(|_| make()).collect::<Result<_>>()?);
         Ok(())
     }
 
@@ -140,7 +140,7 @@ impl Algorithm for AgenticPpo {
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let report = update::discard_on_error(context, |context| self.update(context));
         if report.is_err() {
-            self.stage.undo(context.step);
+            self.prefetcher.undo(context.step);
         }
         report
     }
@@ -159,10 +159,10 @@ impl Algorithm for AgenticPpo {
         let model = language(model, NAME)?;
         let ranks = self.ranks.clone();
         let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
-        let environments = self.stage.environments();
+        let environments = self.prefetcher.environments();
         // As many at once as there are environments.
         while !left.is_empty() {
-            let plan = Plan {
+            let plan = EpisodePlan {
                 step: 0,
                 first_group: left.start,
                 groups: environments.len().min(left.len()),
@@ -182,19 +182,19 @@ impl Algorithm for AgenticPpo {
     }
 
     fn state(&self) -> serde_json::Value {
-        serde_json::to_value(Saved { learnt: &self.learnt, ahead: self.ahead() }).unwrap_or_default()
+        serde_json::to_value(CheckpointedState { learned: &self.learned, ahead: self.ahead() }).unwrap_or_default()
     }
 
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
         let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
-        let Saved::<Learnt> { learnt, ahead } =
+        let CheckpointedState::<LearnedState> { learned, ahead } =
             serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
-        if !learnt.critic.is_whole() {
+        if !learned.critic.is_whole() {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
-        self.learnt = learnt;
+        self.learned = learned;
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
-        self.stage.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
+        self.prefetcher.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
             ahead.episodes.retain(|episode| groups.contains(&episode.group));
             ahead
         }));
@@ -230,7 +230,7 @@ impl AgenticPpo {
         }
 
         watch.begin(LOG_PROBS, None)?;
-        let Learnt { controller, critic } = &mut self.learnt;
+        let LearnedState { controller, critic } = &mut self.learned;
         let prepared = prepare(&self.config, controller, critic, ctx, &episodes, &mut report.metrics)?;
 
         watch.begin(TRAIN, None)?;
@@ -249,7 +249,7 @@ impl AgenticPpo {
     /// asynchronous, those of the next step are begun.
     fn rollout(&mut self, ctx: &mut StepContext<'_>) -> Result<(Vec<Episode>, f64)> {
         let groups = share(ctx.strategy.ranks().all.as_ref(), self.config.num_env_groups);
-        let plan = Plan {
+        let plan = EpisodePlan {
             step: ctx.step,
             first_group: groups.start,
             groups: groups.len(),
@@ -258,32 +258,32 @@ impl AgenticPpo {
             temperature: self.config.temperature,
             held_out: false,
         };
-        let (needed, opened) = (plan.groups * plan.group_size, self.stage.environments().len());
+        let (needed, opened) = (plan.groups * plan.group_size, self.prefetcher.environments().len());
         if opened < needed {
             let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
             return Err(Error::Misuse(problem));
         }
         let model = language(ctx.model, NAME)?;
-        let (own, policy_age) = match self.stage.take(ctx.step)? {
+        let (own, policy_age) = match self.prefetcher.take(ctx.step)? {
             Some(own) => (own, 1.0),
-            None => (play(&self.config, plan, model, self.stage.environments(), ctx.noise, ctx.progress)?, 0.0),
+            None => (play(&self.config, plan, model, self.prefetcher.environments(), ctx.noise, ctx.progress)?, 0.0),
         };
         if self.config.is_asynchronous() {
-            let next = Plan { step: ctx.step + 1, ..plan };
-            self.stage.begin(&self.config, next, model.snapshot()?, ctx.noise)?;
+            let next = EpisodePlan { step: ctx.step + 1, ..plan };
+            self.prefetcher.begin(&self.config, next, model.snapshot()?, ctx.noise)?;
         }
         Ok((own, policy_age))
     }
 
     /// The rollout that was played for the next step, that of all ranks.
-    fn ahead(&self) -> Option<Played> {
+    fn ahead(&self) -> Option<PrefetchedRollout> {
         if !self.config.is_asynchronous() {
             return None;
         }
-        let own = self.stage.played();
+        let own = self.prefetcher.played();
         let step = own.as_ref().map(|played| played.step);
         match joined(self.ranks.as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
-            Ok(episodes) => step.map(|step| Played { step, episodes }),
+            Ok(episodes) => step.map(|step| PrefetchedRollout { step, episodes }),
             Err(error) => {
                 tracing::warn!("the checkpoint has no episodes of the next step, which are played again: {error}");
                 None

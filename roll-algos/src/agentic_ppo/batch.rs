@@ -1,15 +1,17 @@
 //! Episodes as a batch of samples: whole episodes, or each turn by itself.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use roll_core::{Result, Tensor};
 
 use super::episode::Episode;
 use super::grid::{Grid, Mask};
+use super::rewards::groups;
 
 /// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]
-pub struct Sample {
+pub struct TextSample {
     /// Place of its episode.
     pub episode: usize,
     /// Its turn, when each turn is a sample.
@@ -27,50 +29,42 @@ pub struct Sample {
 }
 
 /// The samples of `episodes`: one each, or one per turn that ends with the turn's answer and trains on it alone.
-pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<Sample> {
+pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
     let mut samples = Vec::new();
-    for (place, episode) in episodes.iter().enumerate() {
-        if !stepwise {
-            samples.push(Sample {
-                episode: place,
-                turn: 0,
-                begins: 0,
-                tokens: episode.tokens.clone(),
-                response: episode.response.clone(),
-                log_probs: episode.log_probs.clone(),
-                raw_log_probs: episode.raw_log_probs.clone(),
-            });
-            continue;
-        }
-        for (turn, step) in episode.steps.iter().enumerate() {
-            let (begins, end) = (step.begins, step.tokens.end);
-            samples.push(Sample {
-                episode: place,
-                turn,
-                begins,
-                tokens: episode.tokens[begins..end].to_vec(),
-                response: (begins..end).map(|t| step.tokens.contains(&t) && episode.response[t]).collect(),
-                log_probs: episode.log_probs[begins..end].to_vec(),
-                raw_log_probs: episode.raw_log_probs[begins..end].to_vec(),
-            });
+    for (index, episode) in episodes.iter().enumerate() {
+        let sample = |turn, begins: usize, trained: Range<usize>| TextSample {
+            episode: index,
+            turn,
+            begins,
+            tokens: episode.tokens[begins..trained.end].to_vec(),
+            response: (begins..trained.end).map(|t| trained.contains(&t) && episode.response[t]).collect(),
+            log_probs: episode.log_probs[begins..trained.end].to_vec(),
+            raw_log_probs: episode.raw_log_probs[begins..trained.end].to_vec(),
+        };
+        match stepwise {
+            true => samples.extend(
+                episode.steps.iter().enumerate().map(|(turn, step)| sample(turn, step.begins, step.tokens.clone())),
+            ),
+            false => samples.push(sample(0, 0, 0..episode.tokens.len())),
         }
     }
     samples
 }
 
-/// Samples as they are evaluated: where several are turns of one conversation the longest alone, which begins with all
-/// of them. No token depends on those after it, so its log-probabilities are theirs, and their gradients its gradient.
-pub struct Evaluated {
+/// A batch of conversations. Turns of one conversation are evaluated as one row, that of the longest turn, which begins
+/// with the others. No token depends on later ones, so its log-probabilities are theirs and its gradient is the sum of
+/// theirs.
+pub struct ConversationBatch {
     /// The model's input.
     pub batch: Batch,
     /// Row of the batch that has each sample.
     row_of: Vec<usize>,
 }
 
-impl Evaluated {
+impl ConversationBatch {
     /// Makes a batch of `samples`, padded to `width`.
-    pub fn new(samples: &[&Sample], width: usize) -> Result<Self> {
-        let mut longest: Vec<&Sample> = Vec::new();
+    pub fn new(samples: &[&TextSample], width: usize) -> Result<Self> {
+        let mut longest: Vec<&TextSample> = Vec::new();
         let (mut place, mut row_of) = (HashMap::new(), Vec::new());
         for sample in samples {
             let row = *place.entry((sample.episode, sample.begins)).or_insert(longest.len());
@@ -106,21 +100,13 @@ impl Evaluated {
 
 /// Rows in parts of `episodes` conversations, so that the turns of one are evaluated together. Turns with prompts of
 /// their own are one each.
-pub fn by_episodes(samples: &[Sample], rows: &[usize], episodes: usize) -> Vec<Vec<usize>> {
-    let mut found: Vec<Vec<usize>> = Vec::new();
-    let mut place = HashMap::new();
-    for row in rows {
-        let sample = &samples[*row];
-        let at = *place.entry((sample.episode, sample.begins)).or_insert(found.len());
-        match found.get_mut(at) {
-            Some(rows) => rows.push(*row),
-            None => found.push(vec![*row]),
-        }
-    }
-    found.chunks(episodes).map(<[_]>::concat).collect()
+pub fn by_episodes(samples: &[TextSample], rows: &[usize], episodes: usize) -> Vec<Vec<usize>> {
+    let conversations = groups(rows.iter().map(|row| (samples[*row].episode, samples[*row].begins)));
+    let rows_of = |part: &[Vec<usize>]| part.concat().into_iter().map(|i| rows[i]).collect();
+    conversations.chunks(episodes).map(rows_of).collect()
 }
 
-/// Samples side by side, padded on the right to the longest.
+/// A batch of samples, padded on the right to one width.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// i64 `[B, L]`.
@@ -139,7 +125,7 @@ pub struct Batch {
 
 impl Batch {
     /// Pads `samples` to `width` tokens, which must be at least 2 and hold the longest.
-    pub fn new(samples: &[&Sample], width: usize) -> Result<Self> {
+    pub fn new(samples: &[&TextSample], width: usize) -> Result<Self> {
         let (mut tokens, mut attention, mut response) = (Vec::new(), Vec::new(), Vec::new());
         let (mut log_probs, mut raw_log_probs) = (Vec::new(), Vec::new());
         for sample in samples {
@@ -165,7 +151,7 @@ impl Batch {
 }
 
 /// Width that holds all samples; at least 2, so that there is a prediction.
-pub fn width(samples: &[Sample]) -> usize {
+pub fn width(samples: &[TextSample]) -> usize {
     samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2)
 }
 
@@ -174,17 +160,17 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn turn(episode: usize, turn: usize, length: usize) -> Sample {
+    fn turn(episode: usize, turn: usize, length: usize) -> TextSample {
         let tokens: Vec<u32> = (0..length as u32).collect();
         let zeros = vec![0.0; length];
         let response = vec![true; length];
-        Sample { episode, turn, begins: 0, response, log_probs: zeros.clone(), raw_log_probs: zeros, tokens }
+        TextSample { episode, turn, begins: 0, response, log_probs: zeros.clone(), raw_log_probs: zeros, tokens }
     }
 
     #[test]
     fn turns_of_an_episode_are_evaluated_once() {
         let samples = [turn(7, 0, 2), turn(7, 1, 4), turn(9, 0, 3), turn(7, 2, 3)];
-        let evaluated = Evaluated::new(&samples.iter().collect::<Vec<_>>(), 4).unwrap();
+        let evaluated = ConversationBatch::new(&samples.iter().collect::<Vec<_>>(), 4).unwrap();
         assert_eq!(evaluated.batch.tokens.shape(), [2, 4]);
         assert_eq!(evaluated.batch.attention.to_f32_vec(), [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
         let spread = evaluated.by_sample(&Grid::new(3, vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap()).unwrap();
@@ -200,9 +186,9 @@ mod tests {
         assert_eq!(by_episodes(&samples, &[4, 2, 3], 1), [vec![4, 3], vec![2]]);
         assert!(by_episodes(&samples, &[], 2).is_empty());
         // Prompts of their own share nothing.
-        let alone = [Sample { begins: 0, ..turn(0, 0, 2) }, Sample { begins: 2, ..turn(0, 1, 3) }];
+        let alone = [TextSample { begins: 0, ..turn(0, 0, 2) }, TextSample { begins: 2, ..turn(0, 1, 3) }];
         assert_eq!(by_episodes(&alone, &[0, 1], 1), [vec![0], vec![1]]);
-        let evaluated = Evaluated::new(&alone.iter().collect::<Vec<_>>(), 3).unwrap();
+        let evaluated = ConversationBatch::new(&alone.iter().collect::<Vec<_>>(), 3).unwrap();
         assert_eq!(evaluated.batch.tokens.shape(), [2, 3]);
     }
 }

@@ -3,10 +3,10 @@
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, Sampling};
 
-use super::advantages::{Estimator, Options};
+use super::advantages::Estimator;
 use super::kl::KlEstimate;
 use super::loss::LossConfig;
-use super::rewards::{GigpoWeights, Grouping, Method, RewardNormalization};
+use super::rewards::{Grouping, NormalizationMethod, RewardNormalization};
 use super::rollout::template::{SYSTEM, TURN};
 use super::rollout::worlds;
 use super::tools::{ToolOptions, Tools};
@@ -225,7 +225,7 @@ impl Default for AgenticPpoConfig {
             states_across_groups: false,
             reward_normalization: RewardNormalization {
                 grouping: Grouping::TrajGroupId,
-                method: Method::MeanStd,
+                method: NormalizationMethod::MeanStd,
                 ..RewardNormalization::default()
             },
             reward_clip: None,
@@ -329,23 +329,5 @@ impl AgenticPpoConfig {
             seed,
             numbers,
         }
-    }
-
-    /// Options of the advantage estimate.
-    pub fn advantages(&self) -> Options {
-        Options {
-            estimator: self.adv_estimator,
-            gamma: self.gamma,
-            lambda: self.lambd,
-            clip: self.advantage_clip,
-            whiten_advantages: self.whiten_advantages,
-            whiten_rewards: self.whiten_rewards,
-            observation_steps: self.observation_steps,
-        }
-    }
-
-    /// How `gigpo` joins its rewards.
-    pub fn gigpo(&self) -> GigpoWeights {
-        GigpoWeights { episode: self.episode_reward_weight, step: self.step_reward_weight }
     }
 }

@@ -1,6 +1,6 @@
 //! A played episode: tokens, turns and ending.
 
-use super::tools::Call;
+use super::tools::ToolCall;
 
 /// One answer of the agent, and its result.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -21,7 +21,7 @@ pub struct Step {
     pub begins: usize,
     /// Calls of tools that the agent made before it answered; `tokens` holds them and their results too.
     #[serde(default)]
-    pub calls: Vec<Call>,
+    pub calls: Vec<ToolCall>,
 }
 
 /// Why an episode ended.

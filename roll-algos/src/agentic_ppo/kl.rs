@@ -92,7 +92,7 @@ impl KlController {
         }
     }
 
-    /// Learns that `samples` samples had the mean KL `current`.
+    /// Updates the coefficient after `samples` samples with the mean KL `current`.
     pub fn update(&mut self, current: f64, samples: usize) {
         if let Self::Adaptive { value, target, horizon } = self
             && current.is_finite()
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slopes_are_difference_quotients() {
+    fn gradients_match_finite_differences() {
         for estimate in [KlEstimate::Kl, KlEstimate::Abs, KlEstimate::Mse, KlEstimate::K3] {
             for (p, q) in [(-1.2, -0.4), (-0.3, -2.0), (-9.0, -0.1)] {
                 let quotient = (estimate.at(p + 1e-6, q).0 - estimate.at(p - 1e-6, q).0) / 2e-6;

@@ -96,13 +96,13 @@ impl ActorMetrics {
     }
 }
 
-/// Metrics of many micro-batches.
+/// The values of metrics, one per micro-batch.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Joined {
+pub struct MicroBatchMetrics {
     values: BTreeMap<String, (Reduction, Vec<Bits>)>,
 }
 
-impl Joined {
+impl MicroBatchMetrics {
     /// Adds those of one.
     pub fn add(&mut self, metrics: &ActorMetrics) {
         for (name, (how, value)) in &metrics.values {
@@ -144,8 +144,8 @@ impl Joined {
 mod tests {
     use super::*;
 
-    fn joined() -> Joined {
-        let mut joined = Joined::default();
+    fn joined() -> MicroBatchMetrics {
+        let mut joined = MicroBatchMetrics::default();
         for (a, b) in [(1.0, 2.0), (3.0, 6.0)] {
             let mut metrics = ActorMetrics::default();
             metrics.sum("pg_loss", a);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn sums_of_whole_updates_are_averaged() {
-        let mut updates = Joined::default();
+        let mut updates = MicroBatchMetrics::default();
         let mut other = joined();
         other.append(joined());
         updates.add(&joined().whole());

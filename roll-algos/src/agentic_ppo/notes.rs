@@ -1,4 +1,4 @@
-//! Options of agentic PPO that have no effect beside others.
+//! Options of agentic PPO that have no effect in combination with others.
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::agentic_ppo::AgenticPpoConfig;
 
-    fn told(changes: serde_json::Value) -> Vec<String> {
+    fn noted(changes: serde_json::Value) -> Vec<String> {
         let defaults = json!({"algo": AgenticPpoConfig::default(), "data": {"fps": null}, "sample_steps": 25});
         let mut config = defaults.clone();
         for (key, value) in changes.as_object().unwrap() {
@@ -133,8 +133,8 @@ mod tests {
     }
 
     #[test]
-    fn options_that_another_one_turns_off_are_told_with_their_values() {
-        assert_eq!(told(json!({})), Vec::<String>::new());
+    fn idle_options_are_noted_with_their_values() {
+        assert_eq!(noted(json!({})), Vec::<String>::new());
         for (changes, word) in [
             (json!({"algo.init_kl_coef": 0.5}), "`algo.init_kl_coef: 0.5` has no effect"),
             (
@@ -151,14 +151,14 @@ mod tests {
             (json!({"data.fps": 8.0, "sample_steps": 0}), "`data.fps: 8.0` has no effect"),
             (json!({"sample_steps": 5}), "`sample_steps: 5` has no effect"),
         ] {
-            let notes = told(changes);
+            let notes = noted(changes);
             assert_eq!(notes.len(), 1, "{notes:?}");
             assert!(notes[0].contains(word), "{notes:?}");
         }
     }
 
     #[test]
-    fn options_that_are_read_are_not_told() {
+    fn options_in_use_are_not_noted() {
         for changes in [
             json!({"algo.add_token_level_kl": true, "algo.init_kl_coef": 0.5, "algo.target_kl": 0.1}),
             json!({"algo.adv_estimator": "gigpo", "algo.step_reward_weight": 0.5, "algo.step_reward_gamma": 0.5}),
@@ -166,7 +166,7 @@ mod tests {
             json!({"algo.use_kl_loss": true, "algo.kl_loss_coef": 0.5, "sample_steps": 0}),
             json!({"algo.tools": [{"name": "add"}], "algo.max_tool_calls": 9}),
         ] {
-            assert_eq!(told(changes), Vec::<String>::new());
+            assert_eq!(noted(changes), Vec::<String>::new());
         }
     }
 }

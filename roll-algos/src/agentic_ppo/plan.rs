@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_writes_what_all_groups_play_and_learns_from_what_they_keep() {
+    fn plan_counts_generated_and_trained_episodes() {
         let passes = planned(json!({"num_env_groups": 4, "group_size": 8, "group_size_redundancy": 2})).unwrap();
         let [rollout, update] = &passes[..] else { panic!("{passes:?}") };
         assert_eq!((rollout.rows, rollout.group, rollout.tokens), (40, 10, Some(2048)));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_of_a_conversation_are_one_sequence_unless_each_has_its_own_prompt() {
+    fn plan_counts_one_sequence_per_conversation() {
         let mut options =
             json!({"num_env_groups": 2, "group_size": 4, "max_actions_per_traj": 5, "adv_estimator": "gigpo"});
         assert_eq!(planned(options.clone()).unwrap()[1].rows, 8);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn one_answer_from_shared_starts_reads_one_prompt_a_group_and_calls_of_tools_are_answers() {
+    fn plan_shares_the_prompt_of_single_answers_without_tools() {
         let once = json!({"max_actions_per_traj": 1, "val_batch_size": 0});
         assert!(planned(once.clone()).unwrap()[0].shared_prompt);
         let tool = json!({"name": "add", "description": "adds", "command": ["true"]});
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_critic_values_what_was_written_or_all_tokens() {
+    fn plan_counts_the_tokens_that_the_critic_values() {
         let mut options = json!({"adv_estimator": "gae", "max_actions_per_traj": 3, "max_tokens_per_step": 20});
         assert_eq!(planned(options.clone()).unwrap()[2].tokens, Some(60));
         options["observation_steps"] = json!(true);

@@ -6,21 +6,21 @@ use roll_core::{Adapter, Grad, Result, StepContext};
 
 use super::NAME;
 use super::advantages::{Advantages, Estimator, estimate};
-use super::batch::{Batch, Evaluated, Sample, by_episodes, samples, width};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, samples, width};
 use super::config::AgenticPpoConfig;
 use super::critic::{Critic, ValueEstimates, explained_variance};
 use super::episode::Episode;
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
 use super::report::spread;
-use super::rewards::{self, Grouping, KlReward};
+use super::rewards::{self, Grouping};
 use super::statistics::row_sums;
 use crate::ranks::{join_f64, share};
 use crate::update::language;
 
 /// The samples of a step with everything that the loss needs; grids are `[B, L - 1]`.
 pub(super) struct Prepared {
-    pub(super) samples: Vec<Sample>,
+    pub(super) samples: Vec<TextSample>,
     pub(super) whole: Batch,
     pub(super) advantages: Grid,
     /// Before they are whitened or clipped.
@@ -62,8 +62,8 @@ pub(super) fn prepare(
     let mut token_rewards = token_rewards(config, episodes, &samples, &whole, metrics);
     let reference = ref_log_probs.as_ref().filter(|_| config.add_token_level_kl);
     if let (Some(old), Some(reference)) = (&old_log_probs, reference) {
-        let how = KlReward { estimate: config.kl_penalty, subtract: true, clip: config.reward_clip };
-        let penalised = rewards::with_kl(&token_rewards, (old, reference), &whole.response, how, controller);
+        let (estimate, clip, mask) = (config.kl_penalty, config.reward_clip, &whole.response);
+        let penalised = rewards::with_kl(&token_rewards, (old, reference), mask, estimate, clip, controller);
         token_rewards = penalised.rewards;
         metrics.extend(penalised.metrics);
     }
@@ -76,7 +76,7 @@ pub(super) fn prepare(
         _ => None,
     };
     let values = estimates.as_ref().map(|estimates| &estimates.values);
-    let found = estimate(&token_rewards, values, &whole.response, &config.advantages());
+    let found = estimate(&token_rewards, values, &whole.response, config);
     if let Some(values) = values {
         spread(metrics, "critic/values", &kept(values, &whole.response));
         if let Some(explained) = explained_variance(values, &found.returns, &whole.response) {
@@ -99,7 +99,7 @@ pub(super) fn prepare(
 fn token_rewards(
     config: &AgenticPpoConfig,
     episodes: &[Episode],
-    samples: &[Sample],
+    samples: &[TextSample],
     whole: &Batch,
     metrics: &mut BTreeMap<String, f64>,
 ) -> Grid {
@@ -107,7 +107,7 @@ fn token_rewards(
         return turn_rewards(episodes, samples, whole);
     }
     let normalization = &config.reward_normalization;
-    let group_key = |sample: &Sample| {
+    let group_key = |sample: &TextSample| {
         let episode = &episodes[sample.episode];
         match normalization.grouping {
             Grouping::TrajGroupId => (episode.group, ""),
@@ -123,7 +123,7 @@ fn token_rewards(
             rewards::normalize_grouped(&scores, &keys, resolved)
         }
         true => {
-            let score = |s: &Sample| episodes[s.episode].steps[s.turn].reward;
+            let score = |s: &TextSample| episodes[s.episode].steps[s.turn].reward;
             let scores: Vec<f64> = samples.iter().map(score).collect();
             let trajectories: Vec<usize> = samples.iter().map(|s| s.episode).collect();
             let turns: Vec<usize> = samples.iter().map(|s| s.turn).collect();
@@ -131,12 +131,13 @@ fn token_rewards(
             match config.adv_estimator {
                 Estimator::Gigpo => {
                     let totals: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
-                    let state = |s: &Sample| {
+                    let state = |s: &TextSample| {
                         let group = if config.states_across_groups { 0 } else { episodes[s.episode].group };
                         (group, episodes[s.episode].steps[s.turn].observation.as_str())
                     };
                     let states: Vec<_> = samples.iter().map(state).collect();
-                    rewards::gigpo_rewards((&totals, &keys), (&returns, &states), normalization, config.gigpo()).rewards
+                    let weights = [config.episode_reward_weight, config.step_reward_weight];
+                    rewards::gigpo_rewards((&totals, &keys), (&returns, &states), normalization, weights)
                 }
                 _ => rewards::normalize_grouped(&returns, &keys, resolved),
             }
@@ -152,14 +153,14 @@ fn token_rewards(
 fn log_probs(
     config: &AgenticPpoConfig,
     ctx: &mut StepContext<'_>,
-    samples: &[Sample],
+    samples: &[TextSample],
     width: usize,
     adapter: Adapter,
 ) -> Result<Grid> {
     let mut values: Vec<f64> = Vec::new();
     let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
     for rows in by_episodes(samples, &own, config.micro_batch_size) {
-        let evaluated = Evaluated::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
+        let evaluated = ConversationBatch::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
         let Batch { tokens, attention, .. } = &evaluated.batch;
         let (stats, _) = language(ctx.model, NAME)?.evaluate(tokens, attention, adapter, Grad::Skip)?;
         let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
@@ -169,7 +170,7 @@ fn log_probs(
 }
 
 /// The reward of each turn at the end of its answer.
-fn turn_rewards(episodes: &[Episode], samples: &[Sample], whole: &Batch) -> Grid {
+fn turn_rewards(episodes: &[Episode], samples: &[TextSample], whole: &Batch) -> Grid {
     let mut grid = Grid::filled(whole.response.rows(), whole.response.columns(), 0.0);
     for (b, sample) in samples.iter().enumerate() {
         for step in &episodes[sample.episode].steps {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::episode::{Ending, Episode};
 
-/// The origin of an episode that is not trained on, and why.
+/// The origin of an episode that is not trained on, and the reason.
 pub(super) fn skipped(episode: &Episode) -> (String, String) {
     let reason = match &episode.ending {
         Ending::Failed(reason) => format!("the environment failed: {reason}"),

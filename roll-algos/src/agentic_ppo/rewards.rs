@@ -13,7 +13,7 @@ const STD_FLOOR: f64 = 1e-6;
 /// Over what a statistic of rewards is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Over {
+pub enum StatisticScope {
     /// The whole batch.
     Batch,
     /// The reward's own group.
@@ -36,7 +36,7 @@ pub enum Grouping {
 /// The older way to say what is normalised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum NormalizationMethod {
     /// Nothing.
     #[default]
     Identity,
@@ -55,17 +55,17 @@ pub struct RewardNormalization {
     /// Groups in which rewards are normalised.
     pub grouping: Grouping,
     /// Kind of normalisation where the next two are absent.
-    pub method: Method,
+    pub method: NormalizationMethod,
     /// Rewards whose mean is subtracted.
-    pub norm_mean_type: Option<Over>,
+    pub norm_mean_type: Option<StatisticScope>,
     /// Rewards whose standard deviation is the divisor.
-    pub norm_std_type: Option<Over>,
+    pub norm_std_type: Option<StatisticScope>,
 }
 
 impl RewardNormalization {
     /// Over what mean and standard deviation are taken; `None`: not at all.
     pub fn resolved(&self) -> Normalize {
-        let over = if self.grouping == Grouping::Batch { Over::Batch } else { Over::Group };
+        let over = if self.grouping == Grouping::Batch { StatisticScope::Batch } else { StatisticScope::Group };
         let by_method = Normalize::by_method(self.method, over);
         Normalize { mean: self.norm_mean_type.or(by_method.mean), std: self.norm_std_type.or(by_method.std) }
     }
@@ -75,43 +75,43 @@ impl RewardNormalization {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Normalize {
     /// The set over which the subtracted mean is taken.
-    pub mean: Option<Over>,
+    pub mean: Option<StatisticScope>,
     /// The set over which the dividing standard deviation is taken.
-    pub std: Option<Over>,
+    pub std: Option<StatisticScope>,
 }
 
 impl Normalize {
     /// Returns the normalization that `method` names, over `over`.
-    pub fn by_method(method: Method, over: Over) -> Self {
+    pub fn by_method(method: NormalizationMethod, over: StatisticScope) -> Self {
         match method {
-            Method::Identity => Self::default(),
-            Method::Mean => Self { mean: Some(over), std: None },
-            Method::MeanStd | Method::AsymClip => Self { mean: Some(over), std: Some(over) },
+            NormalizationMethod::Identity => Self::default(),
+            NormalizationMethod::Mean => Self { mean: Some(over), std: None },
+            NormalizationMethod::MeanStd | NormalizationMethod::AsymClip => Self { mean: Some(over), std: Some(over) },
         }
     }
 }
 
-/// Indices by key, each list in order.
-fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usize>> {
-    let mut found: Vec<Vec<usize>> = Vec::new();
-    let mut place: HashMap<K, usize> = HashMap::new();
+/// The indices of equal keys, in the order in which the keys first occur.
+pub(super) fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    let mut group_of: HashMap<K, usize> = HashMap::new();
     for (i, key) in keys.enumerate() {
-        let group = *place.entry(key).or_insert_with(|| {
-            found.push(Vec::new());
-            found.len() - 1
-        });
-        found[group].push(i);
+        let group = *group_of.entry(key).or_insert(groups.len());
+        match groups.get_mut(group) {
+            Some(indices) => indices.push(i),
+            None => groups.push(vec![i]),
+        }
     }
-    found
+    groups
 }
 
-/// Rewards normalised as `how` says, in groups of equal `keys`. Where a standard deviation is divided by, a group of
-/// one and a constant group become 0: there is nothing to tell their members apart by.
+/// Rewards normalised by `how` in groups of equal `keys`. With a standard deviation as the divisor, the rewards of a
+/// group of one and of a constant group become 0.
 pub fn normalize_grouped<K: Eq + Hash>(rewards: &[f64], keys: &[K], how: Normalize) -> Vec<f64> {
     let mut normalized = vec![0.0; rewards.len()];
     for group in groups(keys.iter()) {
         let members: Vec<f64> = group.iter().map(|i| rewards[*i]).collect();
-        let over = |over: Over| if over == Over::Batch { rewards } else { &members };
+        let over = |over: StatisticScope| if over == StatisticScope::Batch { rewards } else { &members };
         let mean = how.mean.map_or(0.0, |m| plain_mean(over(m)));
         let std = how.std.map(|s| plain_std(over(s)));
         for i in group {
@@ -147,38 +147,19 @@ pub fn step_returns<K: Eq + Hash>(scores: &[f64], trajectories: &[K], steps: &[u
     returns
 }
 
-/// GiGPO's rewards of turns.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GigpoRewards {
-    /// `episode_weight * episode + step_weight * step`.
-    pub rewards: Vec<f64>,
-    /// Normalised scores of the episodes.
-    pub episode: Vec<f64>,
-    /// Returns of the turns, normalised among turns that began in the same state.
-    pub step: Vec<f64>,
-}
-
-/// How GiGPO joins its two rewards.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GigpoWeights {
-    /// Weight of the episode's.
-    pub episode: f64,
-    /// Weight of the turn's.
-    pub step: f64,
-}
-
-/// GiGPO's rewards: `episode_scores` normalised as `normalization` says in groups of equal `episode_keys`, and
-/// `step_returns` normalised by its method in groups of equal `state_keys`.
+/// GiGPO's rewards of turns, `episode_weight * episode + step_weight * step`: `episode_scores` normalised as
+/// `normalization` says in groups of equal `episode_keys`, and `step_returns` normalised by its method in groups of
+/// equal `state_keys`.
 pub fn gigpo_rewards<E: Eq + Hash, S: Eq + Hash>(
     (episode_scores, episode_keys): (&[f64], &[E]),
     (step_returns, state_keys): (&[f64], &[S]),
     normalization: &RewardNormalization,
-    weights: GigpoWeights,
-) -> GigpoRewards {
+    [episode_weight, step_weight]: [f64; 2],
+) -> Vec<f64> {
     let episode = normalize_grouped(episode_scores, episode_keys, normalization.resolved());
-    let step = normalize_grouped(step_returns, state_keys, Normalize::by_method(normalization.method, Over::Group));
-    let rewards = episode.iter().zip(&step).map(|(e, s)| weights.episode * e + weights.step * s).collect();
-    GigpoRewards { rewards, episode, step }
+    let step =
+        normalize_grouped(step_returns, state_keys, Normalize::by_method(normalization.method, StatisticScope::Group));
+    episode.iter().zip(&step).map(|(e, s)| episode_weight * e + step_weight * s).collect()
 }
 
 /// Each row's reward at its last attended token, in the columns of predictions (one fewer than `attention` has). A row
@@ -203,33 +184,23 @@ pub struct TokenRewards {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// The KL between the policy and its reference as part of the reward.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct KlReward {
-    /// The estimate.
-    pub estimate: KlEstimate,
-    /// Whether it is subtracted, times the controller's coefficient; it is measured in any case.
-    pub subtract: bool,
-    /// Bound on the magnitude of the result.
-    pub clip: Option<f64>,
-}
-
-/// Adds the KL penalty of each response token to `rewards`, and updates the controller with the KL: the mean over rows
-/// of their means.
+/// Subtracts the KL to the reference policy, times the controller's coefficient, from the reward of each response
+/// token, and clips the result to +-`clip`. Updates the controller with the KL: the mean over rows of their means.
 pub fn with_kl(
     rewards: &Grid,
     (log_probs, ref_log_probs): (&Grid, &Grid),
     mask: &Mask,
-    how: KlReward,
+    estimate: KlEstimate,
+    clip: Option<f64>,
     controller: &mut KlController,
 ) -> TokenRewards {
-    let kl = how.estimate.of(log_probs, ref_log_probs).masked(mask);
-    let coefficient = if how.subtract { controller.value() } else { 0.0 };
+    let kl = estimate.of(log_probs, ref_log_probs).masked(mask);
+    let coefficient = controller.value();
     let mut rewards = rewards.zip(&kl, |r, kl| r - coefficient * kl);
     let current = plain_mean(&row_means(&kl, mask));
     controller.update(current, mask.rows());
     let mut metrics = BTreeMap::from([("critic/kl".into(), current), ("critic/kl_coef".into(), coefficient)]);
-    if let Some(bound) = how.clip {
+    if let Some(bound) = clip {
         metrics.insert("critic/token_reward_clip_frac".into(), clip_fraction(rewards.values(), bound));
         rewards = rewards.map(|r| r.clamp(-bound, bound));
     }
@@ -243,13 +214,13 @@ mod tests {
 
     #[test]
     fn a_group_of_one_and_a_constant_group_have_no_normalised_reward() {
-        let both = Normalize { mean: Some(Over::Group), std: Some(Over::Group) };
+        let both = Normalize { mean: Some(StatisticScope::Group), std: Some(StatisticScope::Group) };
         assert_eq!(normalize_grouped(&[1.0, 3.0, 5.0, 5.0], &["a", "b", "c", "c"], both), [0.0; 4]);
         assert!(normalize_grouped(&[], &[0u8; 0], both).is_empty());
     }
 
     #[test]
-    fn a_reward_stands_at_the_last_attended_token() {
+    fn reward_is_placed_at_the_last_attended_token() {
         let attention = Mask::new(4, vec![true, true, true, false, false, false, false, false]).unwrap();
         assert_eq!(at_last_token(&[2.0, 7.0], &attention).values(), [0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
     }
@@ -258,10 +229,10 @@ mod tests {
     fn explicit_statistics_win_over_the_method() {
         let explicit = RewardNormalization {
             grouping: Grouping::TrajGroupId,
-            method: Method::Mean,
-            norm_mean_type: Some(Over::Batch),
+            method: NormalizationMethod::Mean,
+            norm_mean_type: Some(StatisticScope::Batch),
             norm_std_type: None,
         };
-        assert_eq!(explicit.resolved(), Normalize { mean: Some(Over::Batch), std: None });
+        assert_eq!(explicit.resolved(), Normalize { mean: Some(StatisticScope::Batch), std: None });
     }
 }

@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_episodes_stand_in_and_groups_of_equal_scores_are_left_out_on_demand() {
+    fn spare_episodes_replace_failed_ones_and_equal_groups_are_filtered() {
         let played =
             || [(0, 1.0), (0, 0.0), (0, 5.0), (1, 2.0), (1, 2.0), (2, 3.0)].map(|(g, r)| episode(g, r)).to_vec();
         let config = |group_filter| AgenticPpoConfig { group_size: 2, group_filter, ..Default::default() };

@@ -191,7 +191,7 @@ fn with_critic(warmup: u64) -> AgenticPpoConfig {
 }
 
 #[test]
-fn the_critic_warms_up_alone_and_learns_what_episodes_are_worth() {
+fn critic_warm_up_leaves_the_policy_unchanged() {
     let mut algorithm = algorithm(with_critic(6), true);
     let mut model = Bigram::of("xyz");
     let before = model.logits.clone();
@@ -237,7 +237,7 @@ fn resume(config: &AgenticPpoConfig, done: u64) -> [AgenticPpo; 2] {
 }
 
 #[test]
-fn a_run_with_a_critic_goes_on_from_its_checkpoint_bit_by_bit() {
+fn resume_with_a_critic_is_bit_exact() {
     let [whole, mut resumed] = resume(&with_critic(1), 3);
     // As versions without a critic wrote it.
     resumed.load_state(&serde_json::json!({"fixed": {"value": 0.2}})).unwrap();
@@ -264,7 +264,7 @@ impl Environment for Slow {
 }
 
 #[test]
-fn episodes_played_ahead_are_those_of_the_policy_before_the_update_however_slow_the_environments_are() {
+fn prefetched_episodes_use_the_policy_before_the_update() {
     let run = |slow: bool| {
         let mut algorithm = AgenticPpo::new(ahead()).unwrap();
         let environment =
@@ -298,7 +298,7 @@ fn the_ratio_of_episodes_played_ahead_is_to_the_policy_that_wrote_them() {
 }
 
 #[test]
-fn an_agent_learns_from_episodes_that_were_played_ahead() {
+fn learns_from_prefetched_episodes() {
     let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
     let mut success = Vec::new();
     for i in 0..40 {
@@ -310,7 +310,7 @@ fn an_agent_learns_from_episodes_that_were_played_ahead() {
 }
 
 #[test]
-fn a_run_whose_next_episodes_are_under_way_goes_on_from_its_checkpoint_bit_by_bit() {
+fn resume_with_prefetched_episodes_is_bit_exact() {
     resume(&ahead(), 2);
 }
 
@@ -326,7 +326,7 @@ impl Progress for StopAt {
 }
 
 #[test]
-fn a_step_that_was_stopped_anywhere_is_done_again_from_the_episodes_played_for_it() {
+fn interrupted_step_is_repeated_with_its_prefetched_episodes() {
     // Before the rollout is taken, before the log-probabilities, before the update.
     for question in 0..3 {
         let run = |stopped: Option<isize>| {
@@ -349,15 +349,15 @@ fn a_step_that_was_stopped_anywhere_is_done_again_from_the_episodes_played_for_i
 }
 
 #[test]
-fn a_rollout_ahead_that_fails_ends_the_step_it_was_played_for() {
+fn failed_prefetched_rollout_fails_its_step() {
     let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
     // The snapshot of the model cannot render the second step's prompts.
     model.fails = false;
     step(&mut algorithm, &mut model, 0, 1.0).unwrap();
     model.fails = true;
     step(&mut algorithm, &mut model, 1, 1.0).unwrap();
-    let told = step(&mut algorithm, &mut model, 2, 1.0).unwrap_err().to_string();
-    assert!(told.contains("chat template"), "{told}");
+    let reason = step(&mut algorithm, &mut model, 2, 1.0).unwrap_err().to_string();
+    assert!(reason.contains("chat template"), "{reason}");
 }
 
 #[test]
@@ -421,13 +421,13 @@ fn ranks_share_the_episodes_of_a_validation_and_open_only_the_environments_that_
 }
 
 #[test]
-fn environments_that_all_fail_stop_the_run_and_say_why() {
-    let told = step(&mut algorithm(config(), false), &mut Bigram::of("x"), 0, 1.0).unwrap_err().to_string();
-    assert!(told.contains("gone"), "{told}");
+fn run_stops_with_the_reason_if_all_environments_fail() {
+    let reason = step(&mut algorithm(config(), false), &mut Bigram::of("x"), 0, 1.0).unwrap_err().to_string();
+    assert!(reason.contains("gone"), "{reason}");
     let mut model = Bigram::of("x");
     model.context = 2;
-    let told = step(&mut algorithm(config(), true), &mut model, 0, 1.0).unwrap_err().to_string();
-    assert!(told.contains("sequence_length"), "{told}");
+    let reason = step(&mut algorithm(config(), true), &mut model, 0, 1.0).unwrap_err().to_string();
+    assert!(reason.contains("sequence_length"), "{reason}");
 }
 
 #[test]
@@ -439,19 +439,19 @@ fn the_order_of_checks_is_kept() {
 }
 
 #[test]
-fn a_correction_of_answers_that_are_drawn_otherwise_than_trained_is_said() {
+fn warns_of_a_correction_with_other_sampling_options() {
     let warnings = |temperature: f64, top_k: usize, enabled: bool| {
         let mut config = AgenticPpoConfig { temperature, top_k, ..config() };
         config.loss.train_infer_correction.is_weight.enabled = enabled;
         config.warnings()
     };
     assert!(warnings(1.0, 0, true).is_empty() && warnings(0.7, 20, false).is_empty());
-    let told = warnings(0.7, 20, true).concat();
-    assert!(told.contains("`algo.temperature: 0.7`, `algo.top_k: 20`"), "{told}");
+    let reason = warnings(0.7, 20, true).concat();
+    assert!(reason.contains("`algo.temperature: 0.7`, `algo.top_k: 20`"), "{reason}");
 }
 
 #[test]
-fn settings_that_draw_no_answers_are_refused_by_their_key() {
+fn rejects_invalid_sampling_options_with_their_key() {
     let refused = |config: AgenticPpoConfig| AgenticPpo::new(config).err().unwrap().to_string();
     for (config, key) in [
         (AgenticPpoConfig { temperature: -1.0, ..config() }, "`algo.temperature`"),

@@ -6,11 +6,11 @@ use roll_core::{Adapter, Grad, Noise, Result, ResultExt, StepContext, Tensor, co
 
 use super::NAME;
 use super::aggregate::{Aggregation, Totals};
-use super::batch::{Batch, Evaluated, Sample, by_episodes};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes};
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::grid::{Grid, Mask};
 use super::loss::{LossInputs, policy_loss};
-use super::metrics::{ActorMetrics, Joined};
+use super::metrics::{ActorMetrics, MicroBatchMetrics};
 use super::prepare::Prepared;
 use crate::AlgorithmError;
 use crate::ranks::share;
@@ -29,12 +29,12 @@ pub(super) fn train(
     prepared: &Prepared,
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<bool> {
-    let mut joined = Joined::default();
+    let mut joined = MicroBatchMetrics::default();
     let mut applied = false;
     for epoch in 0..config.ppo_epochs {
         let order = order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
         for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
-            let mut parts = Joined::default();
+            let mut parts = MicroBatchMetrics::default();
             applied |= one_update(config, ctx, prepared, rows, &mut parts)?;
             joined.add(&parts.whole());
         }
@@ -50,7 +50,7 @@ pub(super) fn train(
 /// mini-batch is not one group of episodes; where one update takes them all the first epoch leaves them as they are.
 /// Turns of one conversation stay together, unlike in the reference: they are evaluated in one pass, which each
 /// mini-batch that has one of them would repeat.
-fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: &[Sample]) -> Vec<usize> {
+fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: &[TextSample]) -> Vec<usize> {
     let rows: Vec<usize> = (0..samples.len()).collect();
     if epoch == 0 && rows.len() <= config.mini_batch(rows.len()) {
         return rows;
@@ -66,11 +66,11 @@ fn one_update(
     ctx: &mut StepContext<'_>,
     prepared: &Prepared,
     rows: &[usize],
-    metrics: &mut Joined,
+    metrics: &mut MicroBatchMetrics,
 ) -> Result<bool> {
     let all = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
     let totals = Totals { length: config.sequence_length as f64, ..all };
-    let (mut own, mut nonfinite) = (Joined::default(), None);
+    let (mut own, mut nonfinite) = (MicroBatchMetrics::default(), None);
     for rows in by_episodes(
         &prepared.samples,
         &rows[share(ctx.strategy.ranks().all.as_ref(), rows.len())],
@@ -106,7 +106,7 @@ fn pull(
     rows: &[usize],
     totals: Totals,
 ) -> Result<MicroBatchLoss> {
-    let chosen: Vec<&Sample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
+    let chosen: Vec<&TextSample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
     // Rows are cut to the longest of the micro-batch: only padding is left out.
     let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);
     let batch = Batch::new(&chosen, width)?;
@@ -118,7 +118,7 @@ fn pull(
     let reference = prepared.ref_log_probs.as_ref().map(cut).transpose()?;
     let scores: Vec<f64> = rows.iter().map(|b| prepared.scores[*b]).collect();
 
-    let evaluated = Evaluated::new(&chosen, width)?;
+    let evaluated = ConversationBatch::new(&chosen, width)?;
     let Batch { tokens, attention, .. } = &evaluated.batch;
     let (stats, pullback) = language(ctx.model, NAME)?.evaluate(tokens, attention, Adapter::On, Grad::Record)?;
     let log_probs = evaluated.by_sample(&Grid::from_tensor("log-probabilities", &stats.log_probs)?)?;
@@ -140,10 +140,10 @@ fn pull(
     let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);
     loss.metrics.sum("entropy", mean(&entropy));
     // The first compares one distribution with itself, so that its difference is the kernels'; the second compares two.
-    for (name, told) in
+    for (name, reported) in
         [("train_infer_abs_diff", &batch.raw_log_probs), ("train_drawn_abs_diff", &batch.infer_log_probs)]
     {
-        let drift = log_probs.zip(told, |train, told| (train - told).abs()).masked(&batch.response);
+        let drift = log_probs.zip(reported, |train, infer| (train - infer).abs()).masked(&batch.response);
         loss.metrics.sum(name, mean(&drift));
     }
     if loss.value.is_finite() {
@@ -168,14 +168,14 @@ fn rows_of_mask(mask: &Mask, rows: &[usize]) -> Result<Mask> {
 mod tests {
     use super::*;
 
-    fn sample(episode: usize, turn: usize) -> Sample {
+    fn sample(episode: usize, turn: usize) -> TextSample {
         let (tokens, response, log_probs) = (vec![1, 2], vec![false, true], vec![0.0; 2]);
-        Sample { episode, turn, begins: 0, tokens, response, raw_log_probs: log_probs.clone(), log_probs }
+        TextSample { episode, turn, begins: 0, tokens, response, raw_log_probs: log_probs.clone(), log_probs }
     }
 
     #[test]
     fn mini_batches_are_of_whole_conversations() {
-        let samples: Vec<Sample> =
+        let samples: Vec<TextSample> =
             (0..6).flat_map(|episode| (0..=episode % 3).map(move |turn| sample(episode, turn))).collect();
         let config = AgenticPpoConfig { mini_batch_size: 4, ..Default::default() };
         let order = order(&config, &Noise::new(1), 3, 0, &samples);
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn every_epoch_with_several_updates_draws_its_mini_batches() {
         let config = |mini_batch_size| AgenticPpoConfig { mini_batch_size, ppo_epochs: 2, ..Default::default() };
-        let samples: Vec<Sample> = (0..16).map(|episode| sample(episode, 0)).collect();
+        let samples: Vec<TextSample> = (0..16).map(|episode| sample(episode, 0)).collect();
         let order =
             |mini_batch_size, step, epoch| order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
         let rows: Vec<usize> = (0..16).collect();

@@ -1,7 +1,8 @@
 //! Options of DiffusionNFT.
 
 use crate::Sampler;
-use roll_core::{Error, Result, ResultExt, ScheduleFacts};
+use roll_core::keys::check_ranges;
+use roll_core::{Result, ResultExt, ScheduleFacts};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
@@ -10,7 +11,7 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
-use crate::policy_gradient::{SeveralRewards, Shared, shared_options};
+use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
 use crate::sampling::{GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -148,7 +149,7 @@ impl Default for DiffusionNftConfig {
 }
 
 /// What follows from the options and a model's facts.
-pub(super) struct Plan {
+pub(super) struct NftPlan {
     pub(super) sampling: Sampling,
     /// The noise levels that are trained, descending.
     pub(super) levels: Vec<roll_core::Sigma>,
@@ -158,10 +159,10 @@ pub(super) struct Plan {
 
 impl DiffusionNftConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
-    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<NftPlan> {
         let shared = self.shared_options();
+        check_ranges("algo", self)?;
         shared.check()?;
-        self.check_numbers()?;
         let sampling = shared.training(facts, Self::default().num_inference_steps)?;
         shared.evaluation(facts)?;
         let schedule = &sampling.schedule;
@@ -170,21 +171,10 @@ impl DiffusionNftConfig {
         let nft = Nft { beta: self.beta, bound: self.advantage_clip, mode: self.advantage_mode };
         nft.check().in_section("algo")?;
         let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
-        Ok(Plan { sampling, levels, nft, clip })
+        Ok(NftPlan { sampling, levels, nft, clip })
     }
 
-    fn check_numbers(&self) -> Result<()> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
-        if self.levels_per_video == 0 {
-            return key("levels_per_video", "must be at least 1, found 0".into());
-        }
-        if !(self.old_kl_weight.is_finite() && self.old_kl_weight >= 0.0) {
-            return key("old_kl_weight", format!("must be at least 0, found {}", self.old_kl_weight));
-        }
-        Ok(())
-    }
-
-    pub(super) fn shared_options(&self) -> Shared {
+    pub(super) fn shared_options(&self) -> SharedOptions {
         shared_options!(self, self.sampler)
     }
 }

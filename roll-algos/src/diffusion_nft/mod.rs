@@ -32,11 +32,11 @@ use crate::policy_gradient::round::{
 };
 use crate::policy_gradient::slow_copies::with_parameters;
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{Counted, Method, PolicyGradient, Shared, TrainingState, distance};
+use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, distance};
 use crate::sampling::Conditions;
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
-use config::Plan;
+use config::NftPlan;
 use loss::awm::{self, AwmTerm};
 use loss::{Noised, ValueAndGradient};
 use reward_gradient::PredictionReward;
@@ -50,7 +50,7 @@ impl Method for DiffusionNftConfig {
     const NAME: &'static str = NAME;
     const HAS_OLD_POLICY: bool = true;
 
-    fn shared(&self) -> Shared {
+    fn shared(&self) -> SharedOptions {
         self.shared_options()
     }
 
@@ -102,7 +102,7 @@ impl DiffusionNftConfig {
     fn accumulate(
         &self,
         ctx: &mut StepContext<'_>,
-        plan: &Plan,
+        plan: &NftPlan,
         group: &Group<()>,
         old: &[f32],
         predictions: Option<&PredictionReward<'_>>,
@@ -166,7 +166,7 @@ impl DiffusionNftConfig {
         &self,
         noise: &Noise,
         step: u64,
-        plan: &Plan,
+        plan: &NftPlan,
         group: &'a Group<()>,
         video: &'a Rollout,
         update: usize,
@@ -192,13 +192,13 @@ impl DiffusionNftConfig {
     /// The loss at a noised copy, and its gradient in the velocity.
     fn loss_at(
         &self,
-        plan: &Plan,
+        plan: &NftPlan,
         copy: &NoisedCopy<'_>,
         velocity: &Tensor,
         tally: &mut Tally,
     ) -> Result<ValueAndGradient> {
         let known = usize::from(copy.conditions.prompt.first_frame.is_some());
-        let counted = Counted::after(known, velocity.shape())?;
+        let mask = LossMask::after(known, velocity.shape())?;
         let (v, old) = (velocity.f32s()?, copy.old.f32s()?);
         let at = Noised {
             data: copy.video.latents.f32s()?,
@@ -206,7 +206,7 @@ impl DiffusionNftConfig {
             t: copy.sigma.0,
             velocity: v,
             old,
-            counted,
+            mask,
         };
         at.check()?;
         let advantage = copy.video.advantage.clamp(-self.advantage_clip, self.advantage_clip);
@@ -221,16 +221,16 @@ impl DiffusionNftConfig {
             }
         };
         tally.mean("actor/policy_loss", loss.value);
-        let deviation = distance::squared(v, old, counted);
+        let deviation = distance::squared(v, old, mask);
         tally.mean("actor/deviation", deviation);
         loss.value += self.old_kl_weight * deviation;
-        distance::add_squared_gradient(&mut loss.gradient, self.old_kl_weight, v, old, counted);
+        distance::add_squared_gradient(&mut loss.gradient, self.old_kl_weight, v, old, mask);
         if let Some(reference) = &copy.reference {
             let reference = reference.f32s()?;
-            let kl = distance::squared(v, reference, counted);
+            let kl = distance::squared(v, reference, mask);
             tally.mean("actor/kl_loss", kl);
             loss.value += self.kl_weight * kl;
-            distance::add_squared_gradient(&mut loss.gradient, self.kl_weight, v, reference, counted);
+            distance::add_squared_gradient(&mut loss.gradient, self.kl_weight, v, reference, mask);
         }
         Ok(loss)
     }

@@ -1,4 +1,4 @@
-//! The gradient of the reward beside the regression, on the same noised copies of the same videos.
+//! The gradient of the reward in addition to the regression, on the same noised copies of the same videos.
 //!
 //! The velocity v at a copy `x_t` points at a video, `x_0 = x_t - t v`. It is decoded and scored, and `-weight * score`
 //! is added to the loss of the copy. That is what Reward-FL does with `trained_steps: {renoised: N}`, at the velocities
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::loss::ValueAndGradient;
 use super::{DiffusionNftConfig, NAME, NoisedCopy};
 use crate::arithmetic::axpy;
-use crate::policy_gradient::Counted;
+use crate::policy_gradient::LossMask;
 use crate::policy_gradient::round::{Group, RoundState};
 use crate::scoring::{FrameRate, Measured, Prepared, PreparedTarget, pull_frames};
 use crate::stopwatch::{DECODE, PULL, SCORING};
@@ -38,14 +38,9 @@ impl Default for RewardGradient {
 }
 
 impl RewardGradient {
-    /// Fails on a weight that can only be a mistake, on a bound below all `levels` that are trained, and with a reward
-    /// that has no gradient.
+    /// Fails on a bound below all `levels` that are trained, and with a reward that has no gradient.
     pub(super) fn check(&self, levels: &[Sigma], reward: &dyn RewardScorer) -> Result<()> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.reward_gradient.{name}"), problem));
-        if !(self.weight.is_finite() && self.weight >= 0.0) {
-            let problem = format!("must be at least 0, found {}: it would drive the score down", self.weight);
-            return key("weight", problem);
-        }
         if self.weight == 0.0 {
             return Ok(());
         }
@@ -125,8 +120,8 @@ impl<'a> PredictionReward<'a> {
         let d_data = pull_frames(pullback, decode, -self.options.weight)?;
         let d_data = d_data.f32s()?;
         // d x_0 / d v is -t, but for a first frame that is known.
-        let counted = Counted::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;
-        counted.positions().for_each(|i| loss.gradient[i] -= t * f64::from(d_data[i]));
+        let mask = LossMask::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;
+        mask.positions().for_each(|i| loss.gradient[i] -= t * f64::from(d_data[i]));
         Ok(())
     }
 }

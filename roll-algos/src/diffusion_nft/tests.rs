@@ -23,11 +23,11 @@ fn small() -> DiffusionNftConfig {
 }
 
 #[test]
-fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
+fn loss_gradients_match_finite_differences() {
     let [data, noise, velocity, old] = [1, 2, 3, 4].map(|key| values(key, 12));
-    let counted = Counted::after(1, &[2, 3, 1, 2]).unwrap();
+    let mask = LossMask::after(1, &[2, 3, 1, 2]).unwrap();
     let at = |velocity: &[f32], loss: &dyn Fn(&Noised<'_>) -> ValueAndGradient| {
-        loss(&Noised { data: &data, noise: &noise, t: 0.7, velocity, old: &old, counted })
+        loss(&Noised { data: &data, noise: &noise, t: 0.7, velocity, old: &old, mask })
     };
     let nft = Nft { beta: 0.3, bound: 5.0, mode: AdvantageMode::All };
     let range = ClipRange { low: 1.0, high: 10.0 };
@@ -39,7 +39,7 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
             (term.weights, parts, term.loss)
         };
         let (weights, _, whole) =
-            held(&Noised { data: &data, noise: &noise, t: 0.7, velocity: &velocity, old: &old, counted });
+            held(&Noised { data: &data, noise: &noise, t: 0.7, velocity: &velocity, old: &old, mask });
         let quotients = |value: &dyn Fn(&[f32]) -> f64| -> Vec<f64> {
             let moved = |i: usize, h: f32| {
                 let mut velocity = velocity.clone();
@@ -52,7 +52,7 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
             found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 2e-4 * (1.0 + b.abs()))
         };
         let of_nft = quotients(&|velocity| {
-            let at = Noised { data: &data, noise: &noise, t: 0.7, velocity, old: &old, counted };
+            let at = Noised { data: &data, noise: &noise, t: 0.7, velocity, old: &old, mask };
             let (own, parts, _) = held(&at);
             5.0 * (parts[0] * own[0] / weights[0] + parts[1] * own[1] / weights[1]) / 0.3
         });
@@ -70,10 +70,10 @@ fn every_loss_has_the_gradient_of_its_differences_where_weights_are_held() {
 }
 
 #[test]
-fn at_the_old_policy_nft_is_a_regression_weighted_by_the_advantage() {
+fn nft_at_the_old_policy_is_linear_in_the_advantage() {
     let [data, noise, velocity] = [1, 2, 3].map(|key| values(key, 12));
-    let counted = Counted::all(12);
-    let at = Noised { data: &data, noise: &noise, t: 0.6, velocity: &velocity, old: &velocity, counted };
+    let mask = LossMask::all(12);
+    let at = Noised { data: &data, noise: &noise, t: 0.6, velocity: &velocity, old: &velocity, mask };
     let nft = Nft { beta: 1.0, bound: 5.0, mode: AdvantageMode::All };
     let unit = nft.at(1.0, &at).loss;
     for advantage in [-3.0, 0.5, 2.0] {
@@ -132,7 +132,7 @@ fn videos_without_an_advantage_cost_no_backward_pass() {
 }
 
 #[test]
-fn what_has_no_score_is_left_out_and_what_is_not_a_number_ends_the_update() {
+fn missing_scores_are_skipped_and_nonfinite_scores_skip_the_update() {
     let mut bench = set_up(small());
     let report = bench.step(0, &[sample(0, "missing"), sample(1, "b")], 0.1);
     assert_eq!((report.skipped.len(), report.metrics["actor/samples"], report.applied), (1, 4.0, true));
@@ -175,7 +175,7 @@ fn state_carries_the_slow_copies_on() {
 }
 
 #[test]
-fn senseless_options_are_errors_that_name_their_key() {
+fn invalid_options_are_errors_with_their_key() {
     let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
     let cases: [(&str, DiffusionNftConfig); 11] = [
         ("group_size", DiffusionNftConfig { group_size: 1, ..small() }),
@@ -191,13 +191,13 @@ fn senseless_options_are_errors_that_name_their_key() {
         ("min_timestep_boundary", DiffusionNftConfig { min_timestep_boundary: 2.0, ..small() }),
     ];
     for (key, config) in cases {
-        let told = config.plan(facts).map(drop).unwrap_err().to_string();
-        assert!(told.contains(&format!("algo.{key}")), "{key}: {told}");
+        let message = config.plan(facts).map(drop).unwrap_err().to_string();
+        assert!(message.contains(&format!("algo.{key}")), "{key}: {message}");
     }
     let mut bench = set_up(small());
     let fixed = Noise::new(1).with_fixed_latents(3);
-    let told = bench.step_with(0, &two(), 0.1, &fixed).unwrap_err().to_string();
-    assert!(told.contains("all the same"), "{told}");
+    let message = bench.step_with(0, &two(), 0.1, &fixed).unwrap_err().to_string();
+    assert!(message.contains("all the same"), "{message}");
 }
 
 /// Metrics and gradient of a step under these parameters, of the videos of the policy that generates.
@@ -220,7 +220,7 @@ fn with_reward(weight: f64) -> RewardGradient {
 }
 
 #[test]
-fn the_gradient_is_that_of_the_loss_with_distances_clips_and_the_rewards_own_gradient() {
+fn step_gradient_matches_finite_differences() {
     let known = Tensor::full([2, 1, 1, 2], 0.7);
     for first_frame in [None, Some(&known)] {
         for max_timestep_boundary in [1.0, 0.9] {
@@ -269,7 +269,7 @@ fn the_rewards_gradient_is_added_to_that_of_every_loss() {
 }
 
 #[test]
-fn terms_of_weight_zero_change_no_bit_and_compute_nothing() {
+fn terms_of_weight_zero_are_bit_exact_and_compute_nothing() {
     let (plain, zero) = (small(), RewardGradient { weight: 0.0, max_timestep_boundary: 0.0 });
     let (a, gradient) = step_under(&plain, &moved_adapter(), None);
     let other = DiffusionNftConfig { reward_gradient: zero, data_weight: 0.0, ..plain };
@@ -284,19 +284,19 @@ fn terms_of_weight_zero_change_no_bit_and_compute_nothing() {
 
 #[test]
 fn the_rewards_gradient_needs_a_reward_that_has_one_and_a_level_to_act_at() {
-    let told = |reward_gradient, differentiable| {
+    let message = |reward_gradient, differentiable| {
         let mut algorithm = DiffusionNft::new(DiffusionNftConfig { reward_gradient, ..small() });
         let reward = Sines { differentiable, ..Sines::new() };
         algorithm.check(&mut MockDiffusion::new(), Some(&reward)).map_err(|error| error.to_string())
     };
-    told(with_reward(0.5), true).unwrap();
-    told(with_reward(0.0), false).unwrap();
-    let rigid = told(with_reward(0.5), false).unwrap_err();
+    message(with_reward(0.5), true).unwrap();
+    message(with_reward(0.0), false).unwrap();
+    let rigid = message(with_reward(0.5), false).unwrap_err();
     assert!(rigid.contains("algo.reward_gradient.weight") && rigid.contains("`sines` has no gradient"), "{rigid}");
     for weight in [-1.0, f64::NAN] {
-        assert!(told(with_reward(weight), true).unwrap_err().contains("algo.reward_gradient.weight"));
+        assert!(message(with_reward(weight), true).unwrap_err().contains("algo.reward_gradient.weight"));
     }
-    let nowhere = told(RewardGradient { weight: 0.5, max_timestep_boundary: 0.1 }, true).unwrap_err();
+    let nowhere = message(RewardGradient { weight: 0.5, max_timestep_boundary: 0.1 }, true).unwrap_err();
     assert!(nowhere.contains("algo.reward_gradient.max_timestep_boundary"), "{nowhere}");
 }
 
@@ -315,7 +315,7 @@ fn the_rewards_gradient_alone_raises_the_score() {
 }
 
 #[test]
-fn the_plan_counts_the_velocities_that_a_step_computes() {
+fn plan_counts_the_velocities_of_a_step() {
     for (kl_weight, data_weight, updates_per_step) in [(0.0, 0.0, 1), (0.5, 0.0, 1), (0.5, 0.5, 2)] {
         let config = DiffusionNftConfig {
             kl_weight,

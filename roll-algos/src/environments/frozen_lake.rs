@@ -1,11 +1,11 @@
 //! FrozenLake: cross the ice to the goal without falling into a hole. Rules follow Gymnasium, the text follows the
 //! reference implementation.
 
-use rand::RngCore;
 use rand_chacha::ChaCha8Rng;
 use roll_core::{Environment, Error, Noise, Observation, Purpose, Result, Transition};
 
 use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
+use super::{below, uniform};
 
 const NAME: &str = "frozen_lake";
 /// Greatest size of a map. Larger maps do not fit into a prompt.
@@ -147,16 +147,6 @@ impl FrozenLake {
     fn tile(&self) -> Tile {
         self.tiles.get(self.player).copied().unwrap_or(Tile::Ice)
     }
-}
-
-/// Draws uniformly from [0, 1).
-fn uniform(rng: &mut ChaCha8Rng) -> f64 {
-    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// Draws uniformly from 0..n.
-fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
-    (uniform(rng) * n as f64) as usize
 }
 
 impl Environment for FrozenLake {

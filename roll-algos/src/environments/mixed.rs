@@ -102,12 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn a_world_that_cannot_be_is_named() {
-        let told = |worlds| mixed(worlds).err().unwrap().chain();
-        assert!(told(json!({})).contains("env.worlds"));
-        assert!(told(json!({"A": {}})).contains("env.worlds.A.name"));
-        assert!(told(json!({"A": {"name": "frozen_lak"}})).contains("frozen_lake"));
-        assert!(told(json!({"A": {"name": "frozen_lake", "sise": 3}})).contains("`A`"));
-        assert!(told(json!({"A": {"name": "mixed"}})).contains("env.worlds.A.name"));
+    fn invalid_worlds_are_named() {
+        let message = |worlds| mixed(worlds).err().unwrap().chain();
+        assert!(message(json!({})).contains("env.worlds"));
+        assert!(message(json!({"A": {}})).contains("env.worlds.A.name"));
+        assert!(message(json!({"A": {"name": "frozen_lak"}})).contains("frozen_lake"));
+        assert!(message(json!({"A": {"name": "frozen_lake", "sise": 3}})).contains("`A`"));
+        assert!(message(json!({"A": {"name": "mixed"}})).contains("env.worlds.A.name"));
     }
 }

@@ -18,3 +18,16 @@ pub use http::Http;
 pub use mixed::Mixed;
 pub use process::Process;
 pub use sokoban::Sokoban;
+
+use rand::RngCore;
+use rand_chacha::ChaCha8Rng;
+
+/// Draws uniformly from [0, 1).
+fn uniform(rng: &mut ChaCha8Rng) -> f64 {
+    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Draws uniformly from 0..n.
+fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
+    (uniform(rng) * n as f64) as usize
+}

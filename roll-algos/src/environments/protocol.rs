@@ -3,44 +3,44 @@
 use roll_core::{Environment, Error, Observation, Transition};
 use serde_json::{Value, json};
 
-/// A peer that plays episodes in JSON. Errors of the first two methods are descriptions of the problem.
-pub trait Peer: Send {
+/// Sends the requests of an environment. Errors of the first two methods are descriptions of the problem.
+pub trait Transport: Send {
     /// Begins an episode.
-    fn begin(&mut self, seed: u64, told: &mut Told) -> Result<Observation, String>;
+    fn begin(&mut self, seed: u64, transcript: &mut Transcript) -> Result<Observation, String>;
     /// Sends an action of the episode.
-    fn advance(&mut self, action: &str, told: &mut Told) -> Result<Transition, String>;
-    /// The error of an episode that ended with `problem`; it names this peer.
+    fn advance(&mut self, action: &str, transcript: &mut Transcript) -> Result<Transition, String>;
+    /// The error of an episode that ended with `problem`; it names the process or service.
     fn failed(&self, problem: String) -> Error;
 }
 
-/// An environment that a peer plays.
-pub struct Played<P> {
-    peer: P,
-    told: Told,
+/// An environment whose episodes a process or a service plays.
+pub struct RemoteEnvironment<P> {
+    transport: P,
+    transcript: Transcript,
 }
 
-impl<P: Peer> Played<P> {
+impl<P: Transport> RemoteEnvironment<P> {
     /// Creates the environment. Nothing is sent before the first episode.
-    pub fn by(peer: P) -> Self {
-        Self { peer, told: Told::default() }
+    pub fn over(transport: P) -> Self {
+        Self { transport, transcript: Transcript::default() }
     }
 }
 
-impl<P: Peer> Environment for Played<P> {
+impl<P: Transport> Environment for RemoteEnvironment<P> {
     fn reset(&mut self, seed: u64) -> roll_core::Result<Observation> {
-        self.peer.begin(seed, &mut self.told).map_err(|problem| self.peer.failed(problem))
+        self.transport.begin(seed, &mut self.transcript).map_err(|problem| self.transport.failed(problem))
     }
 
     fn step(&mut self, action: &str) -> roll_core::Result<Transition> {
-        self.peer.advance(action, &mut self.told).map_err(|problem| self.peer.failed(problem))
+        self.transport.advance(action, &mut self.transcript).map_err(|problem| self.transport.failed(problem))
     }
 
     fn instructions(&self) -> String {
-        self.told.instructions.clone()
+        self.transcript.instructions.clone()
     }
 
     fn solved(&self) -> Option<bool> {
-        self.told.solved
+        self.transcript.solved
     }
 }
 
@@ -85,16 +85,16 @@ impl Answer {
 
 /// Facts about the current episode from the latest answers.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct Transcript {
     /// Instructions in the answer to `reset`.
     pub instructions: String,
     /// Whether the episode is solved, according to the latest answer.
     pub solved: Option<bool>,
 }
 
-impl Told {
+impl Transcript {
     /// Reads an answer to `reset`.
-    pub fn begun(&mut self, answer: Answer) -> Result<Observation, String> {
+    pub fn read_reset(&mut self, answer: Answer) -> Result<Observation, String> {
         let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
         self.instructions = answer.instructions.unwrap_or_default();
         self.solved = answer.solved;
@@ -102,7 +102,7 @@ impl Told {
     }
 
     /// Reads an answer to `step`.
-    pub fn advanced(&mut self, answer: Answer) -> Result<Transition, String> {
+    pub fn read_step(&mut self, answer: Answer) -> Result<Transition, String> {
         let missing = |key: &str| format!("its answer to `step` has no `{key}`");
         self.solved = answer.solved;
         Ok(Transition {

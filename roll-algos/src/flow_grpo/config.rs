@@ -1,6 +1,7 @@
 //! Options of Flow-GRPO.
 
 use crate::Sampler;
+use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::loss::{PolicyLoss, check_threshold};
@@ -9,7 +10,7 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
 use crate::policy_gradient::sde::{SdeKind, SdeStep};
-use crate::policy_gradient::{SeveralRewards, Shared, shared_options};
+use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -170,7 +171,7 @@ impl Default for FlowGrpoConfig {
 }
 
 /// What follows from the options and a model's facts.
-pub(super) struct Plan {
+pub(super) struct FlowGrpoPlan {
     pub(super) sampling: Sampling,
     pub(super) windows: Windows,
     /// The stochastic step at each position of the schedule that a window may hold.
@@ -180,8 +181,9 @@ pub(super) struct Plan {
 
 impl FlowGrpoConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
-    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<Plan> {
+    pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<FlowGrpoPlan> {
         let shared = self.shared_options();
+        check_ranges("algo", self)?;
         shared.check()?;
         self.check_numbers()?;
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
@@ -208,13 +210,13 @@ impl FlowGrpoConfig {
         }
         let clip =
             ClipRange::new(self.clip_range, self.clip_range_high.unwrap_or(self.clip_range)).in_section("algo")?;
-        Ok(Plan { sampling, windows, steps, clip })
+        Ok(FlowGrpoPlan { sampling, windows, steps, clip })
     }
 
     fn windows(&self, sampling: &Sampling, facts: ScheduleFacts) -> Result<Windows> {
         let schedule = &sampling.schedule;
         let acting = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
-        // Its noise is too little to tell a probability.
+        // The last step has too little noise for a probability.
         let trained: Vec<usize> = acting.into_iter().filter(|i| i + 1 < schedule.steps()).collect();
         let key = |problem: String| Err(Error::config("algo.window_range", problem));
         let (Some(&first), Some(&last)) = (trained.first(), trained.last()) else {
@@ -252,10 +254,6 @@ impl FlowGrpoConfig {
     }
 
     fn check_numbers(&self) -> Result<()> {
-        if !(self.advantage_clip.is_finite() && self.advantage_clip > 0.0) {
-            let problem = format!("must be above 0, found {}", self.advantage_clip);
-            return Err(Error::config("algo.advantage_clip", problem));
-        }
         if let Some(limit) = self.noise_limit.filter(|limit| !(limit.is_finite() && *limit > 0.0)) {
             return Err(Error::config("algo.noise_limit", format!("must be above 0, found {limit}")));
         }
@@ -263,7 +261,7 @@ impl FlowGrpoConfig {
         check_threshold(self.divergence_threshold).in_section("algo")
     }
 
-    pub(super) fn shared_options(&self) -> Shared {
+    pub(super) fn shared_options(&self) -> SharedOptions {
         shared_options!(self, Sampler::Euler)
     }
 }

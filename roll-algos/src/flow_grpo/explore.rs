@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use roll_core::{Noise, Purpose, Result, Tensor};
 
-use super::config::Plan;
+use super::config::FlowGrpoPlan;
 use crate::policy_gradient::round::Explore;
 
 /// The record of a stochastic step of a batch of videos.
@@ -26,7 +26,7 @@ pub(super) struct Transition {
 
 /// Makes the steps of a window stochastic, and records them.
 pub(super) struct WindowExplorer<'a> {
-    plan: &'a Plan,
+    plan: &'a FlowGrpoPlan,
     noise: &'a Noise,
     round: u64,
     window: Range<usize>,
@@ -35,7 +35,7 @@ pub(super) struct WindowExplorer<'a> {
 }
 
 impl<'a> WindowExplorer<'a> {
-    pub(super) fn new(plan: &'a Plan, noise: &'a Noise, round: u64) -> Self {
+    pub(super) fn new(plan: &'a FlowGrpoPlan, noise: &'a Noise, round: u64) -> Self {
         Self { plan, noise, round, window: 0..0, keys: Vec::new(), records: Vec::new() }
     }
 }

@@ -3,7 +3,7 @@
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::policy_gradient::Counted;
+use crate::policy_gradient::LossMask;
 use crate::policy_gradient::clip::{ClipRange, PolicyTerm, clipped};
 
 /// How far the policy may move in an update.
@@ -42,17 +42,17 @@ pub struct StepTerm {
     /// d loss / d `squared` of [`PolicyShift`].
     pub d_squared: f64,
     /// Whether the sample was left out.
-    pub is_left_out: bool,
+    pub is_dropped: bool,
 }
 
 /// `mean((mean - mean_old)^2)`.
-pub fn mean_shift(mean: &[f64], old: &[f64], counted: Counted) -> f64 {
-    counted.mean(|i| (mean[i] - old[i]).powi(2))
+pub fn mean_shift(mean: &[f64], old: &[f64], mask: LossMask) -> f64 {
+    mask.mean(|i| (mean[i] - old[i]).powi(2))
 }
 
 /// The loss with a clip.
 pub fn clip(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
-    StepTerm { term: clipped(shift.log_ratio, advantage, range), d_squared: 0.0, is_left_out: false }
+    StepTerm { term: clipped(shift.log_ratio, advantage, range), d_squared: 0.0, is_dropped: false }
 }
 
 /// The ratio is `exp((log ratio + mean((mean - mean_old)^2) / (2 g^2 h^2)) g h)`, the loss is divided by h^2. The
@@ -66,7 +66,7 @@ pub fn guard(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
     StepTerm {
         term: PolicyTerm { loss: share * term.loss, ratio: term.ratio, d_log_prob },
         d_squared: of_squared * d_log_prob,
-        is_left_out: false,
+        is_dropped: false,
     }
 }
 
@@ -74,9 +74,9 @@ pub fn guard(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
 pub fn dppo(shift: PolicyShift, advantage: f64, divergence: f64, threshold: f64) -> StepTerm {
     let ratio = shift.log_ratio.exp();
     let along = (ratio > 1.0 && advantage > 0.0) || (ratio < 1.0 && advantage < 0.0);
-    let is_left_out = divergence >= threshold && along;
-    let loss = if is_left_out { 0.0 } else { -advantage * ratio };
-    StepTerm { term: PolicyTerm { loss, ratio, d_log_prob: loss }, d_squared: 0.0, is_left_out }
+    let is_dropped = divergence >= threshold && along;
+    let loss = if is_dropped { 0.0 } else { -advantage * ratio };
+    StepTerm { term: PolicyTerm { loss, ratio, d_log_prob: loss }, d_squared: 0.0, is_dropped }
 }
 
 /// The divergence of [`dppo`] between two Gaussians of one step: `mean((mean - mean_old)^2) / (2 g^2 h^2)`.
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slopes_are_difference_quotients() {
+    fn gradients_match_finite_differences() {
         let range = ClipRange { low: 0.2, high: 0.3 };
         let at = |log_ratio: f64, squared: f64| PolicyShift { log_ratio, squared, level: 0.6, root: 0.3 };
         for advantage in [0.8, -1.2] {
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn only_a_sample_that_moved_far_along_its_advantage_is_left_out() {
         let at = |log_ratio: f64, squared: f64| PolicyShift { log_ratio, squared, level: 1.0, root: 1.0 };
-        let left_out = |shift, advantage| dppo(shift, advantage, divergence(shift), 1e-5).is_left_out;
+        let left_out = |shift, advantage| dppo(shift, advantage, divergence(shift), 1e-5).is_dropped;
         assert!(left_out(at(0.1, 1e-4), 1.0) && left_out(at(-0.1, 1e-4), -1.0));
         assert!(!left_out(at(0.1, 1e-4), -1.0) && !left_out(at(-0.1, 1e-4), 1.0));
         assert!(!left_out(at(0.1, 1e-6), 1.0));

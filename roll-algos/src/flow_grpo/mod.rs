@@ -29,12 +29,12 @@ pub use config::{FlowGrpoConfig, KlOf};
 use crate::policy_gradient::round::{Group, Rollout, RoundOptions, RoundState, generate, set_advantages};
 use crate::policy_gradient::sde::SdeStep;
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{Counted, Method, PolicyGradient, Shared, TrainingState, clip, distance};
+use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip, distance};
 use crate::sampling::{Conditions, GuidanceGradient};
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use crate::{AlgorithmError, ranks};
-use config::Plan;
+use config::FlowGrpoPlan;
 use explore::{StepRecord, Transition, WindowExplorer};
 use loss::{PolicyLoss, PolicyShift, StepTerm, divergence, dppo, guard, mean_shift};
 
@@ -47,7 +47,7 @@ impl Method for FlowGrpoConfig {
     const NAME: &'static str = NAME;
     const HAS_OLD_POLICY: bool = false;
 
-    fn shared(&self) -> Shared {
+    fn shared(&self) -> SharedOptions {
         self.shared_options()
     }
 
@@ -74,7 +74,12 @@ impl Method for FlowGrpoConfig {
 
 impl FlowGrpoConfig {
     /// One over the mean of the trained steps' factors, over all ranks; `None` without rescaling.
-    fn rescaling(&self, ctx: &StepContext<'_>, plan: &Plan, groups: &[Group<Vec<StepRecord>>]) -> Result<Option<f64>> {
+    fn rescaling(
+        &self,
+        ctx: &StepContext<'_>,
+        plan: &FlowGrpoPlan,
+        groups: &[Group<Vec<StepRecord>>],
+    ) -> Result<Option<f64>> {
         if !self.rescale {
             return Ok(None);
         }
@@ -92,7 +97,7 @@ impl FlowGrpoConfig {
     fn accumulate(
         &self,
         ctx: &mut StepContext<'_>,
-        plan: &Plan,
+        plan: &FlowGrpoPlan,
         group: &mut Group<Vec<StepRecord>>,
         rescaling: Option<f64>,
         round: &mut RoundState<'_>,
@@ -121,7 +126,7 @@ impl FlowGrpoConfig {
     fn accumulate_step(
         &self,
         ctx: &mut StepContext<'_>,
-        plan: &Plan,
+        plan: &FlowGrpoPlan,
         conditions: &Conditions,
         videos: &[Rollout],
         record: &mut StepRecord,
@@ -182,7 +187,7 @@ impl FlowGrpoConfig {
     #[allow(clippy::too_many_arguments)]
     fn loss_at(
         &self,
-        plan: &Plan,
+        plan: &FlowGrpoPlan,
         step: &SdeStep,
         conditions: &Conditions,
         video: &Rollout,
@@ -197,30 +202,30 @@ impl FlowGrpoConfig {
             return Ok((0.0, zeros.clone(), reference.map(|_| zeros)));
         }
         let known = usize::from(conditions.prompt.first_frame.is_some());
-        let counted = Counted::after(known, velocity.shape())?;
+        let mask = LossMask::after(known, velocity.shape())?;
         // Both in the same way from the same latents: equal velocities have the ratio 1, bit for bit.
         let (x, next) = (transition.x.f32s()?, transition.next()?);
         let (mean, old_mean) = (step.mean(x, velocity.f32s()?), step.mean(x, transition.velocity.f32s()?));
         let shift = PolicyShift {
-            log_ratio: step.log_prob(&next, &mean, counted) - step.log_prob(&next, &old_mean, counted),
-            squared: mean_shift(&mean, &old_mean, counted),
+            log_ratio: step.log_prob(&next, &mean, mask) - step.log_prob(&next, &old_mean, mask),
+            squared: mean_shift(&mean, &old_mean, mask),
             level: step.level(),
             root: step.root(),
         };
         let advantage = clip::bounded(video.advantage, self.advantage_clip);
-        let StepTerm { term, d_squared, is_left_out } = match self.loss {
+        let StepTerm { term, d_squared, is_dropped } = match self.loss {
             PolicyLoss::Clip => loss::clip(shift, advantage, plan.clip),
             PolicyLoss::Guard => guard(shift, advantage, plan.clip),
             PolicyLoss::Dppo => dppo(shift, advantage, divergence(shift), self.divergence_threshold),
         };
         // d mean / d velocity is one number.
-        let d_log_prob = step.d_mean(&next, &mean, counted);
-        let of_squared = 2.0 * d_squared / counted.count() as f64;
+        let d_log_prob = step.d_mean(&next, &mean, mask);
+        let of_squared = 2.0 * d_squared / mask.count() as f64;
         let d_mean = |i: usize| term.d_log_prob * d_log_prob[i] + of_squared * (mean[i] - old_mean[i]);
-        let d_velocity = counted.map(|i| factor * step.of_velocity() * d_mean(i));
+        let d_velocity = mask.map(|i| factor * step.of_velocity() * d_mean(i));
 
         let is_clipped = match self.loss {
-            PolicyLoss::Dppo => is_left_out,
+            PolicyLoss::Dppo => is_dropped,
             _ => plan.clip.is_out(term.ratio),
         };
         tally.mean("actor/policy_loss", term.loss);
@@ -237,12 +242,12 @@ impl FlowGrpoConfig {
                     KlOf::Velocity => 1.0,
                     KlOf::Mean => 0.5 * (step.of_velocity() / step.std()).powi(2),
                 };
-                let kl = scale * distance::squared(c, r, counted);
+                let kl = scale * distance::squared(c, r, mask);
                 tally.mean("actor/kl_loss", kl);
                 value += self.kl_weight * kl;
                 let mut gradient = vec![0.0; c.len()];
                 let weight = share * self.kl_weight * scale;
-                distance::add_squared_gradient(&mut gradient, weight, c, r, counted);
+                distance::add_squared_gradient(&mut gradient, weight, c, r, mask);
                 Some(narrow(&gradient, conditional.shape())?)
             }
         };

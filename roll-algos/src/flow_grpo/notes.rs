@@ -1,4 +1,4 @@
-//! Options of Flow-GRPO that have no effect beside others.
+//! Options of Flow-GRPO that have no effect in combination with others.
 
 use roll_core::{IdleKeys, Kind, OptionNotes, When};
 

@@ -27,7 +27,7 @@ fn small() -> FlowGrpoConfig {
 const KINDS: [SdeKind; 4] = [SdeKind::Sde, SdeKind::Wan, SdeKind::Dance, SdeKind::Cps];
 
 #[test]
-fn before_the_first_update_the_ratio_is_exactly_one() {
+fn ratio_is_exactly_one_before_the_first_update() {
     for sde in KINDS {
         for at_once in [1, 3] {
             for guidance_scale in [1.0, 2.5] {
@@ -60,7 +60,7 @@ fn context<'a>(bench: &'a mut Bench<FlowGrpo>, samples: &'a [Sample], noise: &'a
 }
 
 /// Videos and advantages of a round, generated with the current parameters of the model.
-fn rollouts(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &Plan) -> Vec<Group<Vec<StepRecord>>> {
+fn rollouts(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &FlowGrpoPlan) -> Vec<Group<Vec<StepRecord>>> {
     let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
     let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start: false };
     let mut prepared = Prepared::default();
@@ -77,7 +77,7 @@ fn rollouts(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &Plan) -
 fn gradient_under(
     bench: &mut Bench<FlowGrpo>,
     config: &FlowGrpoConfig,
-    plan: &Plan,
+    plan: &FlowGrpoPlan,
     groups: &mut [Group<Vec<StepRecord>>],
     parameters: &[f32],
     update: usize,
@@ -95,7 +95,7 @@ fn gradient_under(
 }
 
 #[test]
-fn the_gradient_is_that_of_the_loss_on_the_same_rollouts() {
+fn step_gradient_matches_finite_differences() {
     for loss in [PolicyLoss::Clip, PolicyLoss::Guard, PolicyLoss::Dppo] {
         let config = FlowGrpoConfig {
             loss,
@@ -131,7 +131,7 @@ fn the_gradient_is_that_of_the_loss_on_the_same_rollouts() {
 }
 
 #[test]
-fn a_replayed_rollout_begins_at_the_ratio_one_whatever_it_was_sampled_by() {
+fn replayed_rollout_has_ratio_one() {
     for replay in [false, true] {
         let config = FlowGrpoConfig { replay, clip_range: 0.5, ..small() };
         let mut bench = set_up(config.clone());
@@ -159,17 +159,17 @@ fn a_replayed_rollout_begins_at_the_ratio_one_whatever_it_was_sampled_by() {
 }
 
 #[test]
-fn a_limit_makes_room_for_levels_of_noise_that_have_none() {
+fn noise_limit_allows_steps_near_pure_noise() {
     let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
     let plan = |noise_limit| FlowGrpoConfig { eta: 3.0, noise_limit, ..small() }.plan(facts).map(|plan| plan.steps);
-    let told = plan(None).map(drop).unwrap_err().to_string();
-    assert!(told.contains("algo.noise_limit"), "{told}");
+    let message = plan(None).map(drop).unwrap_err().to_string();
+    assert!(message.contains("algo.noise_limit"), "{message}");
     let steps = plan(Some(0.2)).unwrap();
     assert!(steps.iter().flatten().all(|step| step.std() <= 0.2 + 1e-12));
 }
 
 #[test]
-fn the_loss_on_the_clips_is_added_with_its_gradient() {
+fn data_loss_is_added_with_its_gradient() {
     let step = |data_weight: f64, adapter: &[f32]| {
         let mut bench = set_up(FlowGrpoConfig { data_weight, ..small() });
         bench.model.adapter = adapter.to_vec();
@@ -200,7 +200,7 @@ fn the_loss_on_the_clips_is_added_with_its_gradient() {
 }
 
 #[test]
-fn the_plan_counts_the_velocities_that_a_step_computes() {
+fn plan_counts_the_velocities_of_a_step() {
     for (kl_weight, data_weight, updates_per_step) in [(0.0, 0.0, 1), (0.5, 0.0, 1), (0.5, 0.5, 2)] {
         let config = FlowGrpoConfig {
             kl_weight,
@@ -236,7 +236,7 @@ fn a_reward_without_a_gradient_rises_with_every_loss_and_kind_of_noise() {
 }
 
 #[test]
-fn the_window_is_one_for_a_prompt_whichever_of_its_videos() {
+fn videos_of_a_prompt_share_their_window() {
     let config = FlowGrpoConfig { window: 1, window_range: Some([0, 4]), ..small() };
     let bench = set_up(config.clone());
     let plan = config.plan(bench.model.schedule()).unwrap();
@@ -253,7 +253,7 @@ fn the_window_is_one_for_a_prompt_whichever_of_its_videos() {
 }
 
 #[test]
-fn the_known_first_frame_is_in_no_mean_and_no_probability() {
+fn known_first_frame_is_in_no_mean_and_no_log_prob() {
     let mut bench = set_up(small());
     bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
     let metrics = bench.step(0, &two(), 0.1).metrics;
@@ -262,7 +262,7 @@ fn the_known_first_frame_is_in_no_mean_and_no_probability() {
 }
 
 #[test]
-fn videos_side_by_side_without_an_advantage_cost_no_backward_pass() {
+fn batches_without_an_advantage_cost_no_backward_pass() {
     let mut bench = set_up(FlowGrpoConfig { best_of: Some(2), ..small() });
     let report = bench.step(0, &two(), 0.1);
     // Two of four videos of two prompts, at two steps.
@@ -288,7 +288,7 @@ fn rescaling_keeps_the_size_of_the_gradient_where_there_is_one_step() {
 }
 
 #[test]
-fn senseless_options_are_errors_that_name_their_key() {
+fn invalid_options_are_errors_with_their_key() {
     let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
     let cases: [(&str, FlowGrpoConfig); 17] = [
         ("group_size", FlowGrpoConfig { group_size: 1, ..small() }),
@@ -310,8 +310,8 @@ fn senseless_options_are_errors_that_name_their_key() {
         ("advantage_clip", FlowGrpoConfig { advantage_clip: 0.0, ..small() }),
     ];
     for (key, config) in cases {
-        let told = config.plan(facts).map(drop).unwrap_err().to_string();
-        assert!(told.contains(&format!("algo.{key}")), "{key}: {told}");
+        let message = config.plan(facts).map(drop).unwrap_err().to_string();
+        assert!(message.contains(&format!("algo.{key}")), "{key}: {message}");
     }
 }
 

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_nothing_are_errors() {
+    fn empty_windows_are_errors() {
         for wrong in [
             Windows { size: 0, ..windows(WindowKind::Fixed) },
             Windows { range: 4..4, ..windows(WindowKind::Fixed) },

@@ -34,8 +34,8 @@ impl Bytes for EncodedClip {
     }
 }
 
-/// The prompt with the first and last frame of the clip. The model learns to continue the clip, so the reference picture
-/// of the row is not used.
+/// The prompt with the first and last frame of the clip. The model learns to continue the clip, so the reference
+/// picture of the row is not used.
 pub(super) fn input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
     let picture = |t: usize| Tensor::new(sample.video.frame(t).to_vec(), [3, height, width]);

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gradient_is_the_difference_quotient_and_known_frames_have_none() {
+    fn gradient_matches_finite_differences_and_is_zero_for_known_frames() {
         let data = Tensor::new(vec![0.1f32, 0.2, -0.3, 0.4], [2, 2, 1, 1]).unwrap();
         let noise = [1.0, -1.0, 0.5, 0.2];
         let at = |second: f32, known| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use roll_core::{Communicator, Result, Sigma, SigmaRange, communicator};
 use serde::{Deserialize, Serialize};
 
-/// Parts of the noise range whose losses are reported separately: the loss at one level says little about another.
+/// Parts of the noise range whose losses are reported separately, because losses differ much between levels.
 const PARTS: usize = 4;
 
 /// Sums over a step.

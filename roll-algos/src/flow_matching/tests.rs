@@ -79,14 +79,14 @@ fn draws(draws_per_sample: usize) -> FlowMatchingConfig {
 }
 
 #[test]
-fn the_gradient_of_a_step_is_that_of_its_loss() {
+fn step_gradient_matches_finite_differences() {
     Bench::new(FlowMatchingConfig::default()).check_gradient(&two());
     Bench::new(draws(3)).check_gradient(&two());
     Bench::new(FlowMatchingConfig { loss_weighting: LossWeighting::Bell, ..draws(2) }).check_gradient(&two());
 }
 
 #[test]
-fn draws_at_once_give_the_same_update_as_one_by_one() {
+fn batched_draws_match_single_draws() {
     let gradient = |draws_at_once| {
         let mut bench = Bench::new(FlowMatchingConfig { draws_at_once, ..draws(3) });
         bench.step(&two());
@@ -186,7 +186,7 @@ fn a_perfect_model_has_no_loss_and_its_samples_are_the_data() {
 }
 
 #[test]
-fn descending_the_gradient_lowers_the_loss() {
+fn gradient_descent_lowers_the_loss() {
     let mut bench = Bench::new(draws(8));
     let losses: Vec<f64> = (0..5).map(|_| bench.step_at(0, &two(), 0.2).unwrap().metrics["actor/loss"]).collect();
     assert!(losses.windows(2).all(|w| w[1] < w[0]), "{losses:?}");
@@ -208,7 +208,7 @@ fn prompts_are_dropped_as_often_as_asked_and_clips_encoded_once() {
 }
 
 #[test]
-fn what_is_not_finite_leaves_the_parameters_as_they_were() {
+fn nonfinite_values_leave_the_parameters_unchanged() {
     let mut broken = sample(1, "b");
     let frames = Tensor::full([2, 3, 1, 2], f32::NAN);
     broken.video = std::sync::Arc::new(Video::new(frames, 8.0).unwrap());
@@ -230,7 +230,7 @@ fn what_is_not_finite_leaves_the_parameters_as_they_were() {
 }
 
 #[test]
-fn the_check_names_what_cannot_work_and_asks_for_no_reward() {
+fn check_rejects_invalid_configurations_and_needs_no_reward() {
     let check = |config: FlowMatchingConfig| {
         let mut bench = Bench::new(config);
         bench.algorithm.check(&mut bench.model, None).map_err(|e| e.to_string())
@@ -260,7 +260,7 @@ fn the_check_names_what_cannot_work_and_asks_for_no_reward() {
 }
 
 #[test]
-fn the_registry_knows_the_algorithm_and_refuses_unknown_options() {
+fn registry_builds_the_algorithm_and_rejects_unknown_keys() {
     let registry = Registry::linked().unwrap();
     let context = BuildContext::new("flex");
     let options = |json: serde_json::Value| json.as_object().unwrap().clone();

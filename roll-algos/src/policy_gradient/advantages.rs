@@ -66,7 +66,7 @@ impl Normalization {
     }
 }
 
-/// `(score - mean of its group) / spread`. `groups` says which group each score is of.
+/// `(score - mean of its group) / spread`. Scores with equal `groups` form a group.
 pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalization) -> Vec<f64> {
     let members = members(scores, groups);
     let of = |positions: &[usize]| positions.iter().filter_map(|i| scores[*i]).collect::<Vec<f64>>();
@@ -110,8 +110,8 @@ pub fn normalized_apart<G: Ord>(rewards: &[Vec<Option<f64>>], weights: &[f64], g
     sums.iter().enumerate().map(|(i, sum)| if scored(i) { (sum - centre) / divisor } else { 0.0 }).collect()
 }
 
-/// Positions of the `n` scores that tell most: the highest ceil(n / 2), then the lowest floor(n / 2), each part
-/// ascending; all that there are where there are no more than n.
+/// Positions of the highest ceil(n / 2) scores, then of the lowest floor(n / 2), each part ascending. All scores if
+/// there are at most n.
 pub fn best_and_worst(scores: &[Option<f64>], n: usize) -> Vec<usize> {
     let mut ascending: Vec<(usize, f64)> = scores.iter().enumerate().filter_map(|(i, s)| Some((i, (*s)?))).collect();
     ascending.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -123,19 +123,19 @@ pub fn best_and_worst(scores: &[Option<f64>], n: usize) -> Vec<usize> {
     [&ascending[best..], &ascending[..n / 2]].concat()
 }
 
-/// Facts of the groups of a step.
+/// Statistics of the groups of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupStatistics {
     /// Groups with a score.
     pub groups: usize,
-    /// Number of groups that teach nothing: fewer than two scores, or equal scores.
+    /// Number of groups without advantages: fewer than two scores, or equal scores.
     pub uninformative: usize,
     /// Mean over groups of the scores' population deviation.
     pub deviation: f64,
 }
 
 impl GroupStatistics {
-    /// Computes the advantages of `scores`; equal `groups` share a prompt.
+    /// The statistics of `scores`; equal `groups` share a prompt.
     pub fn of<G: Ord>(scores: &[Option<f64>], groups: &[G]) -> Self {
         let how = Normalization::new(Spread::Group);
         let members = members(scores, groups);
@@ -162,7 +162,7 @@ fn members<G: Ord>(scores: &[Option<f64>], groups: &[G]) -> Vec<Vec<usize>> {
     members.into_values().collect()
 }
 
-/// Sums of equal numbers round: their deviation would not be 0.
+/// Whether all values are equal. Their computed deviation need not be 0, because sums are rounded.
 fn are_equal(values: &[f64]) -> bool {
     values.windows(2).all(|pair| pair[0] == pair[1])
 }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn rewards_of_other_scales_do_not_drown_one_another() {
+    fn rewards_normalised_apart_are_independent_of_scale() {
         let (small, large) = ([0.001, 0.002, 0.003, 0.0, 0.0, 0.0], [300.0, 200.0, 100.0, 0.0, 0.0, 0.0]);
         let rewards = [small.map(Some).to_vec(), large.map(Some).to_vec()];
         assert!(normalized_apart(&rewards, &[1.0, 1.0], &GROUPS).iter().all(|a| a.abs() < 1e-9));

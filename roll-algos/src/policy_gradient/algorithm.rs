@@ -5,8 +5,8 @@ use roll_core::{
     StepContext, StepReport,
 };
 
-use super::levels::generate_with_kl;
-use super::options::Shared;
+use super::levels::evaluation_plan;
+use super::options::SharedOptions;
 use super::round::{Group, RoundState};
 use super::slow_copies::{SlowCopies, with_parameters};
 use super::tally::DATA_LOSS;
@@ -25,7 +25,7 @@ pub trait Method: Send {
     const HAS_OLD_POLICY: bool;
 
     /// The options that all of them have.
-    fn shared(&self) -> Shared;
+    fn shared(&self) -> SharedOptions;
 
     /// Fails on options that contradict one another, the model or the reward, naming the key.
     fn check(&self, facts: ScheduleFacts, reward: &dyn RewardScorer) -> Result<()>;
@@ -79,13 +79,14 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         let shared = self.method.shared();
-        let sampling = shared.evaluation(diffusion(context.model, M::NAME)?.schedule())?;
+        let facts = diffusion(context.model, M::NAME)?.schedule();
+        let plan = evaluation_plan(shared.evaluation(facts)?, facts)?;
         let generation = Generation {
             algorithm: M::NAME,
-            negative_prompt: sampling.guidance.is_on().then_some(shared.sampling.negative_prompt.as_str()),
+            negative_prompt: &shared.sampling.negative_prompt,
             reference: shared.reference,
             frame_rate: shared.frame_rate,
-            generate: &|model, conditions, noise| generate_with_kl(model, M::NAME, &sampling, conditions, noise),
+            plan: &plan,
         };
         let prepared = &mut self.state.prepared;
         let evaluated = match self.state.copies.evaluated(context.model)? {
@@ -123,7 +124,7 @@ impl TrainingState {
     /// score that was not finite there is one update, which is left out.
     pub(crate) fn train<T>(
         &mut self,
-        shared: &Shared,
+        shared: &SharedOptions,
         ctx: &mut StepContext<'_>,
         groups: &mut [Group<T>],
         is_finite: bool,
@@ -161,7 +162,7 @@ impl TrainingState {
     }
 
     /// One update of the optimizer, by the mean over the videos that are trained on.
-    fn update(&mut self, shared: &Shared, ctx: &mut StepContext<'_>, round: &mut RoundState<'_>) -> Result<()> {
+    fn update(&mut self, shared: &SharedOptions, ctx: &mut StepContext<'_>, round: &mut RoundState<'_>) -> Result<()> {
         round.watch.begin_after_update(OPTIMIZER, Some("updating parameters"));
         let (trained, nonfinite) = (round.tally.trained, &mut round.outcome.nonfinite);
         let update = update::finish(ctx, trained, nonfinite, shared.on_nonfinite, |_, _| Ok(()))?;

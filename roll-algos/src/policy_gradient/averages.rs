@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_schedule_stays_a_weight_for_ever() {
+    fn old_decay_stays_below_one() {
         for decay in [OldDecay::Follow, OldDecay::Ramp, OldDecay::LateRamp] {
             for n in [0, 1, 74, 75, 76, 1000, u64::MAX] {
                 assert!((0.0..1.0).contains(&decay.at(n)), "{decay:?} {n}");

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slope_is_the_difference_quotient_and_ends_where_the_ratio_has_moved_along_the_advantage() {
+    fn clipped_loss_gradient_matches_finite_differences() {
         let range = ClipRange::new(0.1, 0.2).unwrap();
         for advantage in [1.5, -0.7] {
             for log_ratio in [-0.5, -0.05, 0.0, 0.1, 0.5] {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_ranges_are_errors() {
+    fn invalid_clip_ranges_are_errors() {
         for [low, high] in [[0.0, 0.1], [0.1, 0.0], [-1.0, 0.1], [1.5, 0.1], [f64::NAN, 0.1], [0.1, f64::INFINITY]] {
             assert!(ClipRange::new(low, high).is_err(), "{low} {high}");
         }

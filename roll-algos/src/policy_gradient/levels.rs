@@ -1,11 +1,10 @@
 //! The noise levels that are trained, and evaluations at them.
 
 use crate::FlowSchedule;
-use roll_core::{Error, Grad, Model, Result, ScheduleFacts, Tensor};
+use roll_core::{Error, Result, ScheduleFacts};
 
-use crate::reward_fl::{EarlyStop, LatentDtype, RolloutPlan, Unobserved, rollout};
-use crate::sampling::{Conditions, Sampling};
-use crate::update::diffusion;
+use crate::reward_fl::{EarlyStop, LatentDtype, RolloutPlan};
+use crate::sampling::Sampling;
 
 /// The steps of a schedule at whose noise levels trainable parameters act, within `low` to `high`. Fails if no
 /// step qualifies.
@@ -35,24 +34,13 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
     }
 }
 
-/// Generates latents from noise for an evaluation. Returns also the KL to the model without its adapter: that of
-/// Reward-FL, as a mean over the steps at which trainable parameters act.
-pub(crate) fn generate_with_kl(
-    model: &mut dyn Model,
-    algorithm: &'static str,
-    sampling: &Sampling,
-    conditions: &Conditions,
-    noise: &Tensor,
-) -> Result<(Tensor, f64)> {
-    let model = diffusion(model, algorithm)?;
-    let Sampling { schedule, sampler, guidance } = sampling.clone();
-    let acting = acting_steps(&schedule, model.schedule(), [0.0, 1.0])?;
-    let last = schedule.steps() - 1;
+/// The rollout of an evaluation. Its KL is a mean over the steps at which trainable parameters act.
+pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts) -> Result<RolloutPlan> {
+    let Sampling { schedule, sampler, guidance } = sampling;
+    let acting = acting_steps(&schedule, facts, [0.0, 1.0])?;
+    let (first, last, trained) = (0, schedule.steps() - 1, acting.clone());
     let (early_stop, latent_dtype) = (EarlyStop::Decode, LatentDtype::F32);
-    let (trained, first) = (acting.clone(), 0);
-    let plan = RolloutPlan { schedule, sampler, guidance, trained, acting, first, last, early_stop, latent_dtype };
-    let trajectory = rollout(model, conditions, noise, &plan, Grad::Skip, &mut Unobserved)?;
-    Ok((trajectory.latents, trajectory.kl))
+    Ok(RolloutPlan { schedule, sampler, guidance, trained, acting, first, last, early_stop, latent_dtype })
 }
 
 #[cfg(test)]
@@ -72,8 +60,8 @@ mod tests {
         };
         assert_eq!(acting_steps(&schedule, facts(0.0, 0.9), [0.0, 1.0]).unwrap(), [3, 4, 5, 6, 7]);
         assert_eq!(acting_steps(&schedule, facts(0.9, 1.0), [0.0, 0.98]).unwrap(), [1, 2]);
-        let told = acting_steps(&schedule, facts(0.0, 0.9), [0.9, 1.0]).unwrap_err().to_string();
-        assert!(told.contains("no step is left") && told.contains("trainable_models"), "{told}");
+        let message = acting_steps(&schedule, facts(0.0, 0.9), [0.9, 1.0]).unwrap_err().to_string();
+        assert!(message.contains("no step is left") && message.contains("trainable_models"), "{message}");
         assert!(acting_steps(&schedule, facts(0.0, 0.9), [-0.1, 1.0]).is_err());
     }
 }

@@ -6,7 +6,7 @@ use roll_core::{Adapter, Error, Grad, Result, ResultExt, StepContext, StepReport
 use serde::{Deserialize, Serialize};
 
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
-use super::options::{SeveralRewards, Shared};
+use super::options::{SeveralRewards, SharedOptions};
 use super::tally::Tally;
 use crate::ranks::{draw_key, repeats, rollout_key};
 use crate::report::{SCORE, StepOutcome, detail_metric};
@@ -21,7 +21,7 @@ const PHASES: [&str; 9] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD,
 pub(crate) struct RoundOptions<'a> {
     pub(crate) algorithm: &'static str,
     pub(crate) sampling: &'a Sampling,
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a SharedOptions,
     /// Whether all videos of a prompt start from the same noise.
     pub(crate) same_start: bool,
 }
@@ -55,7 +55,7 @@ impl<'a> RoundState<'a> {
     }
 
     /// The report of the round, over all ranks.
-    pub(crate) fn report(self, ctx: &StepContext<'_>, shared: &Shared) -> Result<StepReport> {
+    pub(crate) fn report(self, ctx: &StepContext<'_>, shared: &SharedOptions) -> Result<StepReport> {
         let tally = self.tally.joined(ctx.strategy.ranks().data.as_ref())?;
         self.outcome.report(ctx, self.watch, &tally.updates, tally.metrics(shared.data_weight))
     }
@@ -258,7 +258,7 @@ impl Scores {
 /// Sets the advantages of all videos, by the scores of all ranks: groups of one row are one, whichever rank generated
 /// them. Returns false if a score of any rank is not finite: then nothing is to be trained.
 pub(crate) fn set_advantages<T>(
-    shared: &Shared,
+    shared: &SharedOptions,
     ctx: &StepContext<'_>,
     groups: &mut [Group<T>],
     round: &mut RoundState<'_>,

@@ -7,7 +7,7 @@
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::Counted;
+use super::LossMask;
 
 /// How much noise a step brings in, and its consequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -132,8 +132,8 @@ impl SdeStep {
     }
 
     /// Log-density of `next`, as a mean over the elements that count; of `cps` minus the mean squared distance.
-    pub fn log_prob(&self, next: &[f64], mean: &[f64], counted: Counted) -> f64 {
-        let squares = counted.mean(|i| (next[i] - mean[i]).powi(2));
+    pub fn log_prob(&self, next: &[f64], mean: &[f64], mask: LossMask) -> f64 {
+        let squares = mask.mean(|i| (next[i] - mean[i]).powi(2));
         match self.kind {
             SdeKind::Cps => -squares,
             _ => {
@@ -144,10 +144,10 @@ impl SdeStep {
     }
 
     /// d log-probability / d mean.
-    pub fn d_mean(&self, next: &[f64], mean: &[f64], counted: Counted) -> Vec<f64> {
+    pub fn d_mean(&self, next: &[f64], mean: &[f64], mask: LossMask) -> Vec<f64> {
         let variance = if self.kind == SdeKind::Cps { 0.5 } else { self.std * self.std };
-        let slope = 1.0 / (variance * counted.count() as f64);
-        counted.map(|i| slope * (next[i] - mean[i]))
+        let slope = 1.0 / (variance * mask.count() as f64);
+        mask.map(|i| slope * (next[i] - mean[i]))
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_bounds_the_deviation_where_it_is_larger_and_changes_no_other_step() {
+    fn noise_limit_bounds_only_larger_deviations() {
         let schedule = FlowSchedule::new(8, 5.0).unwrap();
         for kind in KINDS {
             let free: Vec<SdeStep> = (0..8).map(|i| SdeStep::new(kind, 0.9, schedule.sigmas(), i).unwrap()).collect();
@@ -211,21 +211,21 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_of_the_log_probability_is_its_difference_quotient_and_leaves_out_what_is_known() {
+    fn log_prob_gradient_matches_finite_differences() {
         let schedule = FlowSchedule::new(8, 5.0).unwrap();
-        let counted = Counted::after(1, &[2, 3, 1, 2]).unwrap();
+        let mask = LossMask::after(1, &[2, 3, 1, 2]).unwrap();
         let (x, v, z) = (draws(1), draws(2), draws(3));
         for kind in KINDS {
             for i in [0, 3, 6] {
                 let step = SdeStep::new(kind, 0.7, schedule.sigmas(), i).unwrap();
                 let next = step.next(&step.mean(&x, &v), &z);
                 let mean = step.mean(&x, &draws(4));
-                let gradient = step.d_mean(&next, &mean, counted);
+                let gradient = step.d_mean(&next, &mean, mask);
                 for element in 0..12 {
                     let at = |h: f64| {
                         let mut mean = mean.clone();
                         mean[element] += h;
-                        step.log_prob(&next, &mean, counted)
+                        step.log_prob(&next, &mean, mask)
                     };
                     let quotient = (at(1e-5) - at(-1e-5)) / 2e-5;
                     assert!((quotient - gradient[element]).abs() < 1e-5 * gradient[element].abs().max(1.0));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_noise_and_tables_are_errors() {
+    fn invalid_noise_and_schedules_are_errors() {
         let table = [1.0, 0.5, 0.0];
         for eta in [-0.1, f64::NAN, f64::INFINITY] {
             assert!(KINDS.iter().all(|kind| SdeStep::new(*kind, eta, &table, 0).is_err()));

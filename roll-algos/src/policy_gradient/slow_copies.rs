@@ -1,4 +1,4 @@
-//! The slow copies of the parameters that an algorithm keeps beside the model's.
+//! Slow copies of the parameters: the old policy, and the average that is evaluated.
 
 use roll_core::{Error, Model, Result, StateDict, Tensor};
 
@@ -24,7 +24,7 @@ pub(crate) fn parameters(model: &dyn Model) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// Runs `work` with other parameters in the model, and puts back those that it had, also after an error.
+/// Runs `work` with `values` as the model's parameters, and restores the former ones, also after an error.
 pub(crate) fn with_parameters<C, T>(
     context: &mut C,
     model: impl Fn(&mut C) -> &mut dyn Model,
@@ -39,25 +39,25 @@ pub(crate) fn with_parameters<C, T>(
 }
 
 impl SlowCopies {
-    /// Copies the model as it is now, for whichever of the two is kept.
+    /// Copies the current parameters of the model for the copies that are used.
     pub(crate) fn begin(&mut self, model: &dyn Model, keeps_old: bool, keeps_evaluated: bool) -> Result<()> {
         let copy = |keeps: bool| keeps.then(|| parameters(model)).transpose();
         *self = Self { old: copy(keeps_old)?, evaluated: copy(keeps_evaluated)? };
         Ok(())
     }
 
-    /// The policy that generates; at first the model as it is.
+    /// The policy that generates; initially a copy of the model.
     pub(crate) fn old(&mut self, model: &dyn Model) -> Result<&[f32]> {
-        fitting(OLD, self.old.as_deref(), model)?;
+        check_length(OLD, self.old.as_deref(), model)?;
         match &mut self.old {
             Some(old) => Ok(old),
             none => Ok(none.insert(parameters(model)?)),
         }
     }
 
-    /// The policy to evaluate, if there is one beside the model's.
+    /// The policy to evaluate; `None` if it is the model.
     pub(crate) fn evaluated(&self, model: &dyn Model) -> Result<Option<&[f32]>> {
-        fitting(EVALUATED, self.evaluated.as_deref(), model)?;
+        check_length(EVALUATED, self.evaluated.as_deref(), model)?;
         Ok(self.evaluated.as_deref())
     }
 
@@ -72,7 +72,7 @@ impl SlowCopies {
     /// Lets the evaluated policy, if one is kept, follow the model after `updates` of them, by a weight of at most
     /// `most`.
     pub(crate) fn average(&mut self, model: &dyn Model, updates: u64, most: f64) -> Result<()> {
-        fitting(EVALUATED, self.evaluated.as_deref(), model)?;
+        check_length(EVALUATED, self.evaluated.as_deref(), model)?;
         if let Some(evaluated) = &mut self.evaluated {
             blend(evaluated, &parameters(model)?, evaluation_decay(updates, most));
         }
@@ -97,8 +97,8 @@ impl SlowCopies {
     }
 }
 
-/// Fails when a copy is of another model.
-fn fitting(name: &str, copy: Option<&[f32]>, model: &dyn Model) -> Result<()> {
+/// Fails if the length of a copy is not that of the model's parameters.
+fn check_length(name: &str, copy: Option<&[f32]>, model: &dyn Model) -> Result<()> {
     match copy {
         Some(copy) if copy.len() != model.parameter_count() => {
             Err(Error::shape(name, format!("{} parameters", model.parameter_count()), &[copy.len()]))

@@ -1,6 +1,7 @@
 //! Options of Reward-FL.
 
 use crate::{FlowSchedule, Sampler};
+use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::plan::{EarlyStop, LatentDtype, RolloutPlan};
@@ -120,7 +121,7 @@ impl RewardFlConfig {
             );
             return Err(Error::config("algo.sampler", problem));
         }
-        self.trained_steps.narrowed(self.plan_with(Sampler::Euler, facts)?)
+        self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?)
     }
 
     /// The steps of a rollout that is not trained on. Its KL covers all steps of the window, whichever of them are
@@ -131,6 +132,7 @@ impl RewardFlConfig {
 
     fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<RolloutPlan> {
         let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
+        check_ranges("algo", self)?;
         let default = Self::default().num_inference_steps;
         agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
         let schedule = self.levels(sampler).schedule(facts).in_section("algo")?;
@@ -145,28 +147,6 @@ impl RewardFlConfig {
         }
         if mid > last {
             return key("mid_timestep", format!("must be at most final_timestep, {last}; found {mid}"));
-        }
-        for (name, value) in [
-            ("reward_mean", self.reward_mean),
-            ("reward_weight", self.reward_weight),
-            ("kl_weight", self.kl_weight),
-            ("max_timestep_boundary", self.max_timestep_boundary),
-            ("min_timestep_boundary", self.min_timestep_boundary),
-        ] {
-            if !value.is_finite() {
-                return key(name, format!("must be finite, found {value}"));
-            }
-        }
-        if self.kl_weight < 0.0 {
-            let problem =
-                format!("must be at least 0, found {}: it would drive the model away from its base", self.kl_weight);
-            return key("kl_weight", problem);
-        }
-        if !(self.reward_std.is_finite() && self.reward_std > 0.0) {
-            return key("reward_std", format!("must be above 0, found {}", self.reward_std));
-        }
-        if let Some(clip) = self.reward_clip.filter(|c| !(c.is_finite() && *c > 0.0)) {
-            return key("reward_clip", format!("must be above 0, found {clip}"));
         }
         let mut trained = self.window(&schedule);
         if trained.is_empty() {
@@ -207,7 +187,7 @@ impl RewardFlConfig {
         }
     }
 
-    /// The steps to be trained, whichever expert is used there.
+    /// The steps within the window and the boundaries, of either expert.
     pub(super) fn window(&self, schedule: &FlowSchedule) -> Vec<usize> {
         let allowed = self.min_timestep_boundary..=self.max_timestep_boundary;
         (self.mid_timestep..=self.final_timestep).filter(|&i| allowed.contains(&schedule.sigma(i).0)).collect()

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_said_once() {
+    fn options_without_effect_are_warned_of_once() {
         assert!(warnings(4, 7, LOW).is_empty() && warnings(2, 7, SigmaRange::ALL).is_empty());
         let said = |mid, last, trained, parts: &[&str]| {
             let [warning] = &warnings(mid, last, trained)[..] else { panic!("{:?}", warnings(mid, last, trained)) };
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_steps_that_are_chosen_and_their_experts_are_said() {
+    fn chosen_steps_are_described_with_their_experts() {
         let said = |trained_steps, mid_timestep, trained| {
             let config = RewardFlConfig { mid_timestep, trained_steps, ..RewardFlConfig::default() };
             let facts = ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained };
@@ -197,7 +197,7 @@ mod tests {
     fn boundaries_that_leave_out_all_that_is_trained_are_named() {
         let config = RewardFlConfig { mid_timestep: 0, max_timestep_boundary: 0.9, ..RewardFlConfig::default() };
         let facts = ScheduleFacts { shift: 5.0, boundary: Some(0.9), trained: HIGH };
-        let told = config.check_experts(facts).unwrap_err().to_string();
-        assert!(told.contains("timestep_boundary") && told.contains("steps 0 to 2"), "{told}");
+        let message = config.check_experts(facts).unwrap_err().to_string();
+        assert!(message.contains("timestep_boundary") && message.contains("steps 0 to 2"), "{message}");
     }
 }

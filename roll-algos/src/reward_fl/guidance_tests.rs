@@ -25,7 +25,7 @@ fn scales(high: f64, low: f64) -> GuidanceScale {
 }
 
 #[test]
-fn the_gradient_of_a_guided_step_is_that_of_its_loss() {
+fn guided_step_gradient_matches_finite_differences() {
     for gradient in [GuidanceGradient::Conditional, GuidanceGradient::Both] {
         for scale in [3.5, 1.5] {
             bench(RewardFlConfig { mid_timestep: 0, ..config(scale, gradient) }).check_gradient(&two());
@@ -44,7 +44,7 @@ fn the_gradient_of_a_guided_step_is_that_of_its_loss() {
 }
 
 #[test]
-fn both_gradients_differ_and_a_gradient_of_one_is_not_that_of_both() {
+fn guidance_gradient_modes_differ() {
     let gradient = |gradient| {
         let mut bench = bench(config(3.5, gradient));
         bench.step(&two());
@@ -54,7 +54,7 @@ fn both_gradients_differ_and_a_gradient_of_one_is_not_that_of_both() {
 }
 
 #[test]
-fn a_scale_of_one_changes_no_bit_and_computes_no_second_velocity() {
+fn guidance_scale_one_is_bit_exact_and_computes_one_velocity() {
     let plain = |prompted| {
         let mut bench = Bench::new(RewardFlConfig::default());
         bench.model.prompted = prompted;
@@ -71,7 +71,7 @@ fn a_scale_of_one_changes_no_bit_and_computes_no_second_velocity() {
 }
 
 #[test]
-fn guidance_takes_two_velocities_a_step_and_records_one_unless_both_are_pulled() {
+fn guidance_computes_two_velocities_and_records_one_or_both() {
     // 8 steps, 4 of which are trained and have a reference velocity.
     let counts = |config: RewardFlConfig| {
         let mut bench = bench(config);
@@ -88,7 +88,7 @@ fn guidance_takes_two_velocities_a_step_and_records_one_unless_both_are_pulled()
 }
 
 #[test]
-fn the_plan_counts_the_velocities_that_a_step_computes() {
+fn plan_counts_the_velocities_of_a_step() {
     let planned = |config: &RewardFlConfig| {
         let options = serde_json::to_value(config).unwrap();
         let passes = passes(options.as_object().unwrap()).unwrap();
@@ -137,7 +137,7 @@ fn the_kl_compares_velocities_under_the_prompt_whatever_the_scale() {
 }
 
 #[test]
-fn the_last_pull_is_told_after_that_of_the_negative_prompt() {
+fn before_last_pull_is_called_after_the_pull_of_the_negative_prompt() {
     let mut model = MockDiffusion::new();
     model.prompted = 0.2;
     let prompt = model.encode(&ConditionInput { prompt: "abc".into(), ..ConditionInput::default() }).unwrap();
@@ -164,13 +164,13 @@ fn the_last_pull_is_told_after_that_of_the_negative_prompt() {
 }
 
 #[test]
-fn evaluations_take_any_sampler_and_training_none_that_gradients_do_not_pass() {
+fn training_rejects_samplers_without_gradient() {
     let refused = |config: RewardFlConfig| {
         let mut bench = Bench::new(config);
         bench.algorithm.check(&mut bench.model, Some(&bench.reward)).map_err(|e| e.to_string())
     };
-    let told = refused(RewardFlConfig { sampler: Sampler::Unipc, ..RewardFlConfig::default() }).unwrap_err();
-    assert!(told.contains("`algo.sampler`") && told.contains("algo.evaluation_sampler: unipc"), "{told}");
+    let message = refused(RewardFlConfig { sampler: Sampler::Unipc, ..RewardFlConfig::default() }).unwrap_err();
+    assert!(message.contains("`algo.sampler`") && message.contains("algo.evaluation_sampler: unipc"), "{message}");
     let config = RewardFlConfig { evaluation_sampler: Some(Sampler::Unipc), ..config(3.5, GuidanceGradient::Both) };
     refused(config.clone()).unwrap();
 
@@ -214,15 +214,15 @@ fn listed_timesteps_take_the_place_of_even_ones() {
     let four = RewardFlConfig { mid_timestep: 2, final_timestep: 3, ..RewardFlConfig::default() };
     let even = RewardFlConfig { num_inference_steps: 4, ..four.clone() }.plan(MockDiffusion::new().schedule()).unwrap();
     assert_eq!(listed(&[1000, 750, 500, 250], four.clone()).unwrap(), even);
-    let told = listed(&[1000, 750, 500, 250], RewardFlConfig::default()).unwrap_err();
-    assert!(told.contains("0 to 3 with 4 timesteps"), "{told}");
+    let message = listed(&[1000, 750, 500, 250], RewardFlConfig::default()).unwrap_err();
+    assert!(message.contains("0 to 3 with 4 timesteps"), "{message}");
     let twice = RewardFlConfig { num_inference_steps: 6, ..four.clone() };
     assert!(listed(&[1000, 500, 200, 100], twice).unwrap_err().contains("leave one of the two out"));
     assert!(listed(&[500, 1000, 2], four).unwrap_err().contains("`algo.timesteps`"));
 }
 
 #[test]
-fn generated_videos_have_the_rate_of_the_model_unless_that_of_the_clip_is_asked_for() {
+fn frame_rate_is_that_of_the_model_or_the_clip() {
     let rate = |rate, frame_rate| {
         let mut bench = Bench::new(RewardFlConfig { frame_rate, ..RewardFlConfig::default() });
         bench.model.rate = rate;
@@ -235,7 +235,7 @@ fn generated_videos_have_the_rate_of_the_model_unless_that_of_the_clip_is_asked_
 }
 
 #[test]
-fn both_gradient_norms_are_measured_now_and_then_unless_that_takes_much_memory() {
+fn gradient_split_interval_depends_on_the_parameter_count() {
     let config = RewardFlConfig::default();
     let steps: Vec<u64> = (0..60).filter(|step| config.splits(*step, 1000)).collect();
     assert_eq!(steps, [24, 49]);

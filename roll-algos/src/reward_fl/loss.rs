@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_of_the_kl_is_its_difference_quotient() {
+    fn kl_gradient_matches_finite_differences() {
         let u = Tensor::new(vec![0.3f32, -0.2, 0.5], [3]).unwrap();
         let at = |x: f32| step_kl(&Tensor::new(vec![x, 0.1, 0.4], [3]).unwrap(), &u, Sigma(0.5)).unwrap();
         let quotient = (at(0.71).0 - at(0.69).0) / 0.02;

@@ -93,16 +93,12 @@ impl Algorithm for RewardFl {
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         let config = &self.config;
         let plan = config.evaluation_plan(diffusion(context.model)?.schedule())?;
-        let generate = |model: &mut dyn Model, conditions: &Conditions, noise: &Tensor| {
-            let trajectory = rollout(diffusion(model)?, conditions, noise, &plan, Grad::Skip, &mut Unobserved)?;
-            Ok((trajectory.latents, trajectory.kl))
-        };
         let generation = Generation {
             algorithm: NAME,
-            negative_prompt: plan.guidance.is_on().then_some(config.negative_prompt.as_str()),
+            negative_prompt: &config.negative_prompt,
             reference: config.reference,
             frame_rate: config.frame_rate,
-            generate: &generate,
+            plan: &plan,
         };
         scoring::evaluate(&generation, &mut self.prepared, context).map(Some)
     }

@@ -48,30 +48,30 @@ mod tests {
     use crate::reward_fl::RewardFlConfig;
 
     #[test]
-    fn two_shifts_buckets_and_an_early_stop_that_never_comes_are_told() {
+    fn idle_shift_buckets_and_early_stop_are_noted() {
         let defaults: Options = json!({
             "algo": RewardFlConfig::default(), "model": {"shift": 5.0}, "data": {"bucket_ratios": []},
         })
         .as_object()
         .unwrap()
         .clone();
-        let told = |change: &dyn Fn(&mut Options)| {
+        let noted = |change: &dyn Fn(&mut Options)| {
             let mut config = defaults.clone();
             change(&mut config);
             OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
         };
-        assert_eq!(told(&|_| ()), "");
-        assert_eq!(told(&|c| c["algo"]["shift"] = 3.into()), "", "one shift is one");
-        let both = told(&|c| (c["algo"]["shift"], c["model"]["shift"]) = (3.into(), 4.into()));
+        assert_eq!(noted(&|_| ()), "");
+        assert_eq!(noted(&|c| c["algo"]["shift"] = 3.into()), "", "one shift is one");
+        let both = noted(&|c| (c["algo"]["shift"], c["model"]["shift"]) = (3.into(), 4.into()));
         assert_eq!(both, "`model.shift: 4` has no effect: `algo.shift` takes its place");
-        assert!(told(&|c| c["data"]["bucket_ratios"] = json!([1.0])).contains("one sample at a time"));
-        let early = told(&|c| c["algo"]["early_stop"] = "predict_x0".into());
+        assert!(noted(&|c| c["data"]["bucket_ratios"] = json!([1.0])).contains("one sample at a time"));
+        let early = noted(&|c| c["algo"]["early_stop"] = "predict_x0".into());
         assert!(early.contains("`algo.early_stop: predict_x0` has no effect"), "{early}");
-        let stops = told(&|c| {
+        let stops = noted(&|c| {
             (c["algo"]["early_stop"], c["algo"]["final_timestep"]) = ("predict_x0".into(), 6.into());
         });
         assert_eq!(stops, "");
-        let renoised = told(&|c| {
+        let renoised = noted(&|c| {
             (c["algo"]["early_stop"], c["algo"]["final_timestep"]) = ("predict_x0".into(), 6.into());
             c["algo"]["trained_steps"] = json!({"renoised": 2});
         });
@@ -81,13 +81,13 @@ mod tests {
     #[test]
     fn guidance_that_is_off_leaves_its_options_without_effect() {
         let defaults: Options = json!({"algo": RewardFlConfig::default()}).as_object().unwrap().clone();
-        let told = |scale: serde_json::Value| {
+        let noted = |scale: serde_json::Value| {
             let mut config = defaults.clone();
             (config["algo"]["negative_prompt"], config["algo"]["guidance_scale"]) = ("blurred".into(), scale);
             OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
         };
-        let off = told(1.0.into());
+        let off = noted(1.0.into());
         assert!(off.contains("`algo.negative_prompt: blurred` has no effect") && off.contains("is 1"), "{off}");
-        assert_eq!(told(3.5.into()) + &told(json!([4.0, 3.0])), "");
+        assert_eq!(noted(3.5.into()) + &noted(json!([4.0, 3.0])), "");
     }
 }

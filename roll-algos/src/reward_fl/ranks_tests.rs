@@ -85,7 +85,7 @@ fn references_without_a_target_are_left_out_alike_on_any_number_of_ranks() {
 }
 
 #[test]
-fn a_clip_that_fills_a_step_has_the_same_noises_on_any_number_of_ranks() {
+fn repeated_clip_has_the_same_noise_on_any_number_of_ranks() {
     let run = |ranks| agreed(train_on(ranks, 2, |i| sample(i / BATCH, "a person"), Sines::new));
     let (parameters, metrics) = run(1);
     let alone = agreed(train_on(1, 2, |i| sample(i, "a person"), Sines::new)).1;
@@ -122,7 +122,7 @@ fn every_stage_gives_the_same_bits() {
 }
 
 #[test]
-fn a_value_that_is_not_finite_on_one_rank_leaves_out_the_update_of_all() {
+fn nonfinite_value_on_one_rank_skips_the_update_of_all() {
     let nan = |index: u64| if index == 6 { "nan" } else { "a person" };
     let (_, metrics) = agreed(train(4, 2, nan));
     assert_eq!(metrics[1]["actor/nonfinite"], 1.0);

@@ -103,7 +103,7 @@ fn conditions(model: &mut MockDiffusion) -> Conditions {
 }
 
 #[test]
-fn the_gradient_of_a_whole_step_is_that_of_its_loss_when_all_steps_are_trained() {
+fn step_gradient_matches_finite_differences() {
     Bench::new(RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() }).check_gradient(&two());
 }
 
@@ -117,7 +117,7 @@ fn steps_before_the_first_trained_one_count_as_constants() {
 }
 
 #[test]
-fn the_gradient_is_right_for_every_way_to_stop_early() {
+fn gradients_match_finite_differences_for_every_early_stop() {
     for early_stop in [EarlyStop::Decode, EarlyStop::PredictX0] {
         Bench::new(RewardFlConfig { mid_timestep: 0, final_timestep: 4, early_stop, ..RewardFlConfig::default() })
             .check_gradient(&two());
@@ -135,7 +135,7 @@ fn predict_x0_decodes_where_the_last_velocity_points_and_changes_nothing_at_the_
 }
 
 #[test]
-fn the_known_first_frame_stands_before_every_step_and_cuts_the_gradient() {
+fn known_first_frame_is_replaced_before_every_step_and_has_no_gradient() {
     let mut bench = Bench::new(RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() });
     bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
     bench.check_gradient(&two());
@@ -179,26 +179,26 @@ fn two_experts(trained: SigmaRange, config: RewardFlConfig) -> Bench {
 }
 
 #[test]
-fn an_expert_that_no_trained_step_reaches_is_refused_with_the_step_that_reaches_it() {
-    let told = |trained, config| {
+fn rejects_an_expert_that_no_trained_step_uses() {
+    let message = |trained, config| {
         let mut bench = two_experts(trained, config);
         bench.algorithm.check(&mut bench.model, Some(&bench.reward)).map_err(|e| e.to_string())
     };
     // The noise levels of the steps: 1.000 .972 .938 .893 .833 .750 .625 .417.
-    let error = told(HIGH_NOISE, RewardFlConfig::default()).unwrap_err();
+    let error = message(HIGH_NOISE, RewardFlConfig::default()).unwrap_err();
     for part in ["`algo.mid_timestep`", "4 to 7", "0.833 to 0.417", "0.900 to 1.000", "at most 2", "trainable_models"] {
         assert!(error.contains(part), "no {part}: {error}");
     }
     let early = RewardFlConfig { mid_timestep: 0, final_timestep: 2, ..RewardFlConfig::default() };
-    let error = told(LOW_NOISE, early).unwrap_err();
+    let error = message(LOW_NOISE, early).unwrap_err();
     assert!(error.contains("`algo.final_timestep`") && error.contains("at least 3"), "{error}");
-    told(LOW_NOISE, RewardFlConfig::default()).unwrap();
-    told(HIGH_NOISE, RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() }).unwrap();
-    told(SigmaRange::ALL, RewardFlConfig::default()).unwrap();
+    message(LOW_NOISE, RewardFlConfig::default()).unwrap();
+    message(HIGH_NOISE, RewardFlConfig { mid_timestep: 2, ..RewardFlConfig::default() }).unwrap();
+    message(SigmaRange::ALL, RewardFlConfig::default()).unwrap();
 }
 
 #[test]
-fn steps_of_a_frozen_expert_pass_the_gradient_on_and_do_not_thin_the_kl_out() {
+fn frozen_expert_passes_the_gradient_and_is_not_in_the_kl() {
     let mid = |mid_timestep| RewardFlConfig { mid_timestep, ..RewardFlConfig::default() };
     let kl = |bench: &mut Bench| bench.step(&two()).metrics["actor/kl_loss"];
     // Step 2 uses the high-noise expert, steps 3 to 7 the other.
@@ -217,7 +217,7 @@ fn steps_of_a_frozen_expert_pass_the_gradient_on_and_do_not_thin_the_kl_out() {
 }
 
 #[test]
-fn a_clip_that_comes_twice_in_a_step_has_two_noises_and_two_videos() {
+fn repeated_clip_gets_its_own_noise_and_video() {
     let gradient = |samples: &[Sample]| {
         let mut bench = Bench::new(RewardFlConfig::default());
         let report = bench.step(samples);
@@ -285,7 +285,7 @@ fn bf16_latents_are_rounded_after_every_step() {
 }
 
 #[test]
-fn a_sample_with_nothing_to_score_leaves_the_update_of_the_others_as_it_is() {
+fn skipped_sample_does_not_change_the_update_of_the_others() {
     let mut bench = Bench::new(RewardFlConfig::default());
     let report = bench.step(&[sample(0, "a"), sample(1, "missing")]);
     assert_eq!(report.skipped, [("row 1".to_string(), "no face in any frame".to_string())]);
@@ -402,7 +402,7 @@ fn an_evaluation_encodes_no_prompt_that_is_encoded_already() {
 }
 
 #[test]
-fn what_is_not_finite_leaves_the_parameters_as_they_were() {
+fn nonfinite_values_leave_the_parameters_unchanged() {
     for prompt in ["nan", "broken gradient"] {
         let samples = [sample(0, "a"), sample(1, prompt)];
         let mut bench = Bench::new(RewardFlConfig::default());
@@ -425,7 +425,7 @@ fn what_is_not_finite_leaves_the_parameters_as_they_were() {
 }
 
 #[test]
-fn measuring_the_gradients_apart_changes_no_bit_of_the_update() {
+fn gradient_split_keeps_the_update_bit_exact() {
     let mut plain = Bench::new(RewardFlConfig::default());
     plain.step(&two());
     let mut split = Bench::new(RewardFlConfig { gradient_split_every: Some(1), ..RewardFlConfig::default() });
@@ -440,7 +440,7 @@ fn measuring_the_gradients_apart_changes_no_bit_of_the_update() {
 }
 
 #[test]
-fn descending_the_gradient_lowers_the_loss() {
+fn gradient_descent_lowers_the_loss() {
     let mut bench = Bench::new(RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() });
     let losses: Vec<f64> =
         (0..5).map(|_| bench.step_with(&two(), 0.05, &Silent).unwrap().metrics["actor/loss"]).collect();
@@ -506,7 +506,7 @@ fn the_reward_compares_with_what_is_configured() {
 }
 
 #[test]
-fn the_check_names_what_cannot_work() {
+fn check_rejects_invalid_configurations() {
     let check = |config: RewardFlConfig, spoil: fn(&mut MockDiffusion, &mut Sines)| {
         let mut bench = Bench::new(config);
         spoil(&mut bench.model, &mut bench.reward);
@@ -536,7 +536,7 @@ fn the_check_names_what_cannot_work() {
 }
 
 #[test]
-fn the_registry_knows_the_algorithm_and_refuses_unknown_options() {
+fn registry_builds_the_algorithm_and_rejects_unknown_keys() {
     let registry = Registry::linked().unwrap();
     let context = BuildContext::new("flex");
     let options = |json: serde_json::Value| json.as_object().unwrap().clone();

@@ -39,20 +39,20 @@ pub struct Trajectory {
     pub latents: Tensor,
     /// Mean of the KL over the steps with trainable parameters.
     pub kl: f64,
-    steps: Vec<Step>,
-    of: usize,
+    steps: Vec<RecordedStep>,
+    total_steps: usize,
 }
 
 /// The record of one step for the adjoint. Recording starts with the first trained step.
-struct Step {
+struct RecordedStep {
     index: usize,
     delta: f32,
     /// Whether the first frame of the latents was replaced after the step.
     replaced: bool,
-    trained: Option<Trained>,
+    trained: Option<TrainedStep>,
 }
 
-struct Trained {
+struct TrainedStep {
     pullback: GuidedPullback,
     /// d kl / d velocity under the prompt, with kl as the mean over steps; `None` for steps without trainable
     /// parameters.
@@ -80,7 +80,7 @@ pub fn rollout(
         return Err(Error::Misuse(format!("gradients pass through Euler steps only, not through {}", plan.sampler)));
     }
     let RolloutPlan { schedule, trained, acting, first, last, guidance, .. } = plan;
-    let of = last + 1;
+    let total_steps = last + 1;
     let prompt = &conditions.prompt;
     let mut x = prompt.with_first_frame(noise)?;
     let mut sampler = plan.sampler.start();
@@ -91,7 +91,7 @@ pub fn rollout(
         let is_trained = trained.contains(&i);
         let grad = if is_trained { grad } else { Grad::Skip };
 
-        observer.begin(ROLLOUT, Some(&format!("denoising step {} of {of}", i + 1)))?;
+        observer.begin(ROLLOUT, Some(&format!("denoising step {} of {total_steps}", i + 1)))?;
         let Guided { velocity: v, conditional: c, pullback } =
             guidance.velocity(model, &x, timestep, conditions, Adapter::On, grad)?;
         observer.velocity(i, &v);
@@ -108,7 +108,7 @@ pub fn rollout(
                 Some(scaled(&d_kl_i, share as f32)?)
             }
         };
-        let trained = pullback.map(|pullback| Trained { pullback, d_kl });
+        let trained = pullback.map(|pullback| TrainedStep { pullback, d_kl });
 
         let end = plan.end(i);
         x = rounded(sampler.step(schedule.sigma(i), end, &x, &v)?, plan.latent_dtype)?;
@@ -120,10 +120,10 @@ pub fn rollout(
         observer.latents(i, &x);
         if trained.is_some() || !steps.is_empty() {
             let delta = end.0 as f32 - schedule.sigma(i).0 as f32;
-            steps.push(Step { index: i, delta, replaced, trained });
+            steps.push(RecordedStep { index: i, delta, replaced, trained });
         }
     }
-    Ok(Trajectory { latents: x, kl, steps, of })
+    Ok(Trajectory { latents: x, kl, steps, total_steps })
 }
 
 impl Trajectory {
@@ -148,18 +148,18 @@ impl Trajectory {
         };
         let mut before_last = Some(before_last);
         let mut left = self.steps.iter().filter(|step| step.trained.is_some()).count();
-        for Step { index, delta, replaced, trained } in self.steps.into_iter().rev() {
+        for RecordedStep { index, delta, replaced, trained } in self.steps.into_iter().rev() {
             if replaced {
                 d_x = without_first_frame(&d_x)?;
             }
-            let Some(Trained { pullback, d_kl: d_kl_i }) = trained else { continue };
-            let description = format!("pulling back through denoising step {} of {}", index + 1, self.of);
+            let Some(TrainedStep { pullback, d_kl: d_kl_i }) = trained else { continue };
+            let description = format!("pulling back through denoising step {} of {}", index + 1, self.total_steps);
             observer.begin(PULL, Some(&description))?;
             left -= 1;
             let before_last = before_last.take_if(|_| left == 0);
             let d_v = scaled(&d_x, delta)?;
             let d_c = d_kl_i.map(|d_kl_i| scaled(&d_kl_i, d_kl as f32)).transpose()?;
-            let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_last.map_or(Ok(()), |tell| tell()))?;
+            let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_last.map_or(Ok(()), |call| call()))?;
             d_x = axpy(&d_x, 1.0, &pulled)?;
         }
         Ok(())

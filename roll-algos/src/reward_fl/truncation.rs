@@ -57,7 +57,7 @@ impl TrainedSteps {
 
     /// Restricts the plan to the selected steps or, if they are random, to the steps that they are drawn from. Fails if
     /// the number is 0 or too large.
-    pub(super) fn narrowed(self, plan: RolloutPlan) -> Result<RolloutPlan> {
+    pub(super) fn restricted(self, plan: RolloutPlan) -> Result<RolloutPlan> {
         let there = plan.acting.len();
         let (count, most) = match self {
             Self::Window => return Ok(plan),
@@ -84,7 +84,7 @@ impl TrainedSteps {
         Ok(plan.training(chosen))
     }
 
-    /// Draws the steps of one sample, ascending, from those of [`TrainedSteps::narrowed`].
+    /// Draws the steps of one sample, ascending, from those of [`TrainedSteps::restricted`].
     fn drawn(self, from: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
         let count = match self {
             Self::Random(k) => k.min(from.len()),
@@ -164,10 +164,10 @@ mod tests {
         let high = ScheduleFacts { trained: SigmaRange { low: Sigma(0.9), high: Sigma(1.0) }, ..FACTS };
         assert_eq!(plan(TrainedSteps::Last(1), high).unwrap().trained, [2]);
         assert_eq!(plan(TrainedSteps::Random(1), high).unwrap().trained, [1, 2]);
-        let told = plan(TrainedSteps::Last(3), high).unwrap_err().to_string();
+        let message = plan(TrainedSteps::Last(3), high).unwrap_err().to_string();
         assert!(
-            told.contains("`algo.trained_steps`") && told.contains("3 steps") && told.contains("at 2 of"),
-            "{told}"
+            message.contains("`algo.trained_steps`") && message.contains("3 steps") && message.contains("at 2 of"),
+            "{message}"
         );
         for none in
             [TrainedSteps::Last(0), TrainedSteps::Random(0), TrainedSteps::Uniform(0), TrainedSteps::Renoised(0)]

@@ -22,7 +22,7 @@ fn cut(trained_steps: TrainedSteps) -> RewardFlConfig {
 }
 
 #[test]
-fn the_gradient_is_that_of_the_loss_in_which_the_other_steps_are_constants() {
+fn truncated_gradient_matches_finite_differences() {
     for steps in ALL {
         Bench::new(cut(steps)).check_gradient(&two());
         // Only the reward, so that the KL's gradient cannot hide errors in its gradient.
@@ -35,7 +35,7 @@ fn the_gradient_is_that_of_the_loss_in_which_the_other_steps_are_constants() {
 }
 
 #[test]
-fn the_last_step_alone_is_a_window_of_one_bit_for_bit() {
+fn last_one_is_bit_exact_with_a_window_of_one_step() {
     let gradient = |config| {
         let mut bench = Bench::new(config);
         let report = bench.step(&two());
@@ -49,7 +49,7 @@ fn the_last_step_alone_is_a_window_of_one_bit_for_bit() {
 }
 
 #[test]
-fn the_plan_counts_the_velocities_that_a_step_computes() {
+fn plan_counts_the_velocities_of_a_step() {
     for (steps, asked, recorded) in [
         (TrainedSteps::Last(2), 8, 2),
         (TrainedSteps::Random(1), 8, 1),
@@ -77,7 +77,7 @@ fn the_plan_counts_the_velocities_that_a_step_computes() {
 }
 
 #[test]
-fn what_is_drawn_changes_from_step_to_step_and_a_step_that_is_done_again_draws_it_again() {
+fn draws_depend_on_the_step_and_repeat_with_it() {
     for steps in [TrainedSteps::Random(1), TrainedSteps::Renoised(1)] {
         // Every recorded velocity is at a noise level that was drawn.
         let levels = |at: u64| {
@@ -93,7 +93,7 @@ fn what_is_drawn_changes_from_step_to_step_and_a_step_that_is_done_again_draws_i
 }
 
 #[test]
-fn noisings_share_one_video_without_a_score_and_are_left_out_with_all_of_them() {
+fn renoised_sample_is_skipped_if_no_video_has_a_score() {
     let mut bench = Bench::new(cut(TrainedSteps::Renoised(3)));
     let report = bench.step(&[sample(0, "a"), sample(1, "missing")]);
     assert_eq!(report.skipped, [("row 1".to_string(), "no face in any frame".to_string())]);
@@ -104,7 +104,7 @@ fn noisings_share_one_video_without_a_score_and_are_left_out_with_all_of_them() 
 }
 
 #[test]
-fn measuring_the_gradients_apart_changes_no_bit_of_a_cut_rollouts_update() {
+fn gradient_split_of_a_truncated_rollout_is_bit_exact() {
     for steps in ALL {
         let config = RewardFlConfig { data_weight: 0.4, ..cut(steps) };
         let mut plain = Bench::new(config.clone());
@@ -119,7 +119,7 @@ fn measuring_the_gradients_apart_changes_no_bit_of_a_cut_rollouts_update() {
 }
 
 #[test]
-fn the_loss_on_the_clips_is_added_with_its_gradient() {
+fn data_loss_is_added_with_its_gradient() {
     let with = |data_weight| RewardFlConfig { data_weight, ..cut(TrainedSteps::Window) };
     Bench::new(with(0.7)).check_gradient(&two());
     // Only the loss on the clips.
@@ -140,7 +140,7 @@ fn the_loss_on_the_clips_is_added_with_its_gradient() {
 }
 
 #[test]
-fn a_clip_whose_video_has_no_score_adds_no_loss_either() {
+fn clip_without_a_score_adds_no_data_loss() {
     let config = RewardFlConfig { data_weight: 0.7, ..RewardFlConfig::default() };
     let mut bench = Bench::new(config);
     bench.step(&[sample(0, "a"), sample(1, "missing")]);

@@ -156,23 +156,23 @@ mod tests {
         assert_eq!((two.high, two.low), (4.0, 3.0));
         assert_eq!((two, json!(two)), ("4,3".parse().unwrap(), json!([4.0, 3.0])));
         for wrong in [json!("x"), json!([1.0]), json!([1, 2, 3]), json!(null), json!({"high": 4})] {
-            let told = read(wrong).unwrap_err();
-            assert!(told.contains("two for the experts"), "{told}");
+            let message = read(wrong).unwrap_err();
+            assert!(message.contains("two for the experts"), "{message}");
         }
         assert!("4;3".parse::<GuidanceScale>().is_err());
     }
 
     #[test]
     fn two_numbers_need_two_experts_and_none_is_below_one() {
-        let told = |scale: &str, boundary| {
+        let message = |scale: &str, boundary| {
             let facts = ScheduleFacts { shift: 5.0, boundary, trained: SigmaRange::ALL };
             scale.parse::<GuidanceScale>().unwrap().check(facts).map_err(|e| e.to_string())
         };
-        told("4,3", Some(0.9)).unwrap();
-        told("4,4", None).unwrap();
-        assert!(told("4,3", None).unwrap_err().contains("one expert"));
+        message("4,3", Some(0.9)).unwrap();
+        message("4,4", None).unwrap();
+        assert!(message("4,3", None).unwrap_err().contains("one expert"));
         for scale in ["0.5", "nan", "inf", "-3", "3,0"] {
-            assert!(told(scale, Some(0.9)).unwrap_err().contains("at least 1"), "{scale}");
+            assert!(message(scale, Some(0.9)).unwrap_err().contains("at least 1"), "{scale}");
         }
     }
 }

@@ -1,24 +1,21 @@
 //! Generates and scores videos without training.
 
-use roll_core::{Error, Evaluated, EvaluationContext, Grad, Model, Result, ResultExt, Sample, Tensor, Video};
+use roll_core::{Error, Evaluated, EvaluationContext, Grad, Result, ResultExt, Sample, Video};
 
 use super::{FrameRate, Measured, Prepared, PreparedTarget, Reference, reference_video};
-use crate::sampling::Conditions;
+use crate::reward_fl::{RolloutPlan, Trajectory, Unobserved, rollout};
 use crate::update::diffusion;
 
 /// How an evaluation generates videos, and what they are compared with.
 pub(crate) struct Generation<'a> {
     /// Name of the algorithm, for error messages.
     pub(crate) algorithm: &'static str,
-    /// The negative prompt, if guidance is used.
-    pub(crate) negative_prompt: Option<&'a str>,
+    /// The negative prompt, which only guidance uses.
+    pub(crate) negative_prompt: &'a str,
     pub(crate) reference: Reference,
     pub(crate) frame_rate: FrameRate,
-    /// Computes latents from noise, and the KL divergence from the model without its adapter.
-    pub(crate) generate: &'a Generate<'a>,
+    pub(crate) plan: &'a RolloutPlan,
 }
-
-type Generate<'a> = dyn Fn(&mut dyn Model, &Conditions, &Tensor) -> Result<(Tensor, f64)> + 'a;
 
 /// Generates a video for every sample of the context and scores it. If a reward has nothing to score, its policy
 /// applies, as in training.
@@ -48,11 +45,12 @@ fn evaluate_sample(
     ctx: &mut EvaluationContext<'_>,
     sample: &Sample,
 ) -> Result<Evaluated> {
-    let Generation { algorithm, negative_prompt, reference, frame_rate, generate } = generation;
-    let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, *negative_prompt)?;
-    let noise = ctx.noise.evaluation_latents(sample.index, &conditions.prompt.latent_shape)?;
-    let (latents, kl) = generate(ctx.model, &conditions, &noise)?;
+    let Generation { algorithm, negative_prompt, reference, frame_rate, plan } = generation;
     let model = diffusion(ctx.model, algorithm)?;
+    let conditions = prepared.conditions(model, sample, plan.guidance.is_on().then_some(negative_prompt))?;
+    let noise = ctx.noise.evaluation_latents(sample.index, &conditions.prompt.latent_shape)?;
+    // The KL is that of Reward-FL, for every algorithm.
+    let Trajectory { latents, kl, .. } = rollout(model, &conditions, &noise, plan, Grad::Skip, &mut Unobserved)?;
     let (frames, _) = model.decode(&latents, Grad::Skip)?;
     let video = Video::new(frames, frame_rate.of(model, sample))?;
     let reference = reference_video(sample, *reference)?;

@@ -10,8 +10,8 @@ use super::TrainOn;
 /// Larger files are refused: they are held in memory.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Who says something, in the words of chat templates. Another one is a data set of another form (`human`, `gpt`), of
-/// which nothing would be trained on.
+/// Roles of messages in chat templates. Data sets of another form have others (`human`, `gpt`), and nothing of them
+/// would be trained on.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
 /// Contents of one line.
@@ -68,7 +68,7 @@ impl Conversations {
         }
     }
 
-    /// How many there are.
+    /// Number of conversations.
     pub fn len(&self) -> usize {
         self.rows.len()
     }

@@ -29,7 +29,7 @@ fn only_what_the_assistant_says_is_trained_on() {
 }
 
 #[test]
-fn what_is_no_conversation_is_named_by_its_line() {
+fn invalid_conversations_are_named_by_their_line() {
     for (text, word) in [
         ("{\"messages\": []}\n", "line 1"),
         ("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\nno\n", "line 2"),
@@ -38,8 +38,8 @@ fn what_is_no_conversation_is_named_by_its_line() {
         ("{\"message\": 3}\n", "messages"),
     ] {
         let (_dir, path) = file(text);
-        let told = Conversations::read(&path).map(drop).unwrap_err().to_string();
-        assert!(told.contains(word), "{told}");
+        let reason = Conversations::read(&path).map(drop).unwrap_err().to_string();
+        assert!(reason.contains(word), "{reason}");
     }
 }
 
@@ -50,17 +50,17 @@ fn a_template_that_rewrites_history_is_refused() {
     );
     let mut model = Bigram::new();
     model.forgets = true;
-    let told = Conversations::read(&path).unwrap().tokens(0, TrainOn::Responses, &model).unwrap_err().to_string();
-    assert!(told.contains("line 1") && told.contains("differently"), "{told}");
+    let reason = Conversations::read(&path).unwrap().tokens(0, TrainOn::Responses, &model).unwrap_err().to_string();
+    assert!(reason.contains("line 1") && reason.contains("differently"), "{reason}");
     let one = [Message::new("user", "a")];
     assert_eq!(model.render_chat(&one, true).unwrap(), "u:a$a:");
 }
 
 #[test]
-fn options_that_make_no_training_are_refused() {
+fn rejects_invalid_training_options() {
     let zero = SftConfig { batch_size: 0, ..SftConfig::default() };
     assert!(Sft::new(zero, Conversations::default()).err().unwrap().to_string().contains("batch_size"));
     let context = BuildContext::new("flex");
-    let told = Sft::open(SftConfig::default(), &context).err().unwrap().to_string();
-    assert!(told.contains("algo.data"), "{told}");
+    let reason = Sft::open(SftConfig::default(), &context).err().unwrap().to_string();
+    assert!(reason.contains("algo.data"), "{reason}");
 }

@@ -3,7 +3,7 @@
 use roll_core::{Adapter, Error, Result, StepContext, Tensor};
 
 use crate::agentic_ppo::NAME;
-use crate::agentic_ppo::batch::{Evaluated, Sample, by_episodes};
+use crate::agentic_ppo::batch::{ConversationBatch, TextSample, by_episodes};
 use crate::agentic_ppo::grid::Mask;
 use crate::ranks::share;
 use crate::update::language;
@@ -22,13 +22,13 @@ pub(super) struct Features {
 impl Features {
     /// Features of this rank's share of `samples` at the tokens `wanted`; the model reads `at_once` conversations at a
     /// time.
-    pub(super) fn of(ctx: &mut StepContext<'_>, samples: &[Sample], wanted: &Mask, at_once: usize) -> Result<Self> {
+    pub(super) fn of(ctx: &mut StepContext<'_>, samples: &[TextSample], wanted: &Mask, at_once: usize) -> Result<Self> {
         let mut features = Self::default();
         let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
         for part in by_episodes(samples, &own, at_once) {
-            let chosen: Vec<&Sample> = part.iter().map(|i| &samples[*i]).collect();
+            let chosen: Vec<&TextSample> = part.iter().map(|i| &samples[*i]).collect();
             let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);
-            let evaluated = Evaluated::new(&chosen, width)?;
+            let evaluated = ConversationBatch::new(&chosen, width)?;
             let (tokens, attention) = (&evaluated.batch.tokens, &evaluated.batch.attention);
             let states = language(ctx.model, NAME)?.hidden_states(tokens, attention, Adapter::On)?;
             features.add(&states, width, part.iter().copied().zip(evaluated.rows().iter().copied()), wanted)?;
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_has_its_state_and_the_mean_of_the_earlier_ones_in_its_sample() {
+    fn features_are_the_hidden_state_and_the_running_mean() {
         // Two samples are turns of one conversation, which is the first row.
         let states = Tensor::new((0..12u8).map(f32::from).collect::<Vec<_>>(), [2, 3, 2]).unwrap();
         let wanted = Mask::new(2, vec![true, true, false, true, true, false]).unwrap();

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_is_that_of_differences() {
+    fn gradient_matches_finite_differences() {
         let features = features();
         let mut head = ValueHead::new(2);
         head.parameters = vec![0.3, -0.7, 0.2];
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_gives_the_same_bits_back() {
+    fn checkpoint_round_trip_is_bit_exact() {
         let mut head = ValueHead::new(2);
         head.update(&[1.0 / 3.0, -0.1, 2.0], 0.07);
         let text = serde_json::to_string(&head).unwrap();

@@ -18,7 +18,7 @@ pub struct ValueLoss {
 }
 
 /// The loss of `values` against `returns` over `mask`. With `clip` a value counts as no further than that from its
-/// `old` one where this makes the loss larger, so that nothing is gained by going further
+/// `old` one where this makes the loss larger, so that the loss has no gradient beyond it
 /// (<https://arxiv.org/abs/1707.06347>, as its authors implement it).
 pub fn value_loss(
     values: &Grid,
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_is_that_of_differences_on_either_side_of_the_clip() {
+    fn clipped_value_loss_gradient_matches_finite_differences() {
         let (old, returns) = (grid([0.0, 1.0, 9.0, 9.0, -1.0, 0.5]), grid([1.0, 0.2, 7.0, 7.0, 0.4, 2.0]));
         let values = [0.6, 1.1, f64::NAN, 5.0, -1.9, 0.55];
         let totals = Totals::of_responses(&mask());
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn explained_variance_is_one_of_a_critic_that_knows_and_none_of_constant_returns() {
+    fn explained_variance_of_perfect_values_is_one() {
         let returns = grid([1.0, 2.0, 50.0, 50.0, 3.0, 4.0]);
         assert_eq!(explained_variance(&returns, &returns, &mask()), Some(1.0));
         assert_eq!(explained_variance(&grid([7.0; 6]), &returns, &mask()), Some(0.0));

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NAME;
 use super::aggregate::{Aggregation, Totals};
-use super::batch::Sample;
+use super::batch::TextSample;
 use super::config::AgenticPpoConfig;
 use super::grid::{Grid, Mask};
 use super::statistics::plain_mean;
@@ -72,7 +72,7 @@ impl Critic {
         &mut self,
         config: &AgenticPpoConfig,
         ctx: &mut StepContext<'_>,
-        samples: &[Sample],
+        samples: &[TextSample],
         wanted: &Mask,
     ) -> Result<ValueEstimates> {
         let features = Features::of(ctx, samples, wanted, config.micro_batch_size)?;

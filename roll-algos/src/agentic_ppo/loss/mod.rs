@@ -15,7 +15,7 @@ use super::kl::KlEstimate;
 use super::metrics::ActorMetrics;
 use super::statistics::segment_means;
 pub use config::{LossConfig, PgVariant, RatioType};
-use variants::{View, losses};
+use variants::{VariantInputs, losses};
 
 /// One micro-batch.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub struct PolicyLoss {
     pub d_log_probs: Grid,
     /// Gradient in `entropy`, when the loss has an entropy bonus.
     pub d_entropy: Option<Grid>,
-    /// Metrics, joined with those of the other micro-batches as each of them says.
+    /// Metrics, each with its reduction over micro-batches.
     pub metrics: ActorMetrics,
 }
 
@@ -75,7 +75,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     .map(f64::exp);
 
     let inputs = LossInputs { log_probs: &log_probs, advantages: &advantages, ..*inputs };
-    let view = View { config, inputs: &inputs, old_log_probs: &old, ratio: &ratio, mask, totals };
+    let view = VariantInputs { config, inputs: &inputs, old_log_probs: &old, ratio: &ratio, mask, totals };
     let variant = losses(&view);
     let mut metrics = variant.metrics;
 

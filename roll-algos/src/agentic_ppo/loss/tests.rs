@@ -66,7 +66,7 @@ fn full() -> LossConfig {
 }
 
 #[test]
-fn the_gradient_is_the_difference_quotient() {
+fn gradient_matches_finite_differences() {
     // The other variants hold their ratio constant by definition, so their gradient is not that of their value.
     for (pg_variant, ratio_type) in [
         (PgVariant::Ppo, RatioType::Token),
@@ -92,7 +92,7 @@ fn the_gradient_is_the_difference_quotient() {
 }
 
 #[test]
-fn what_stands_outside_the_response_has_no_influence() {
+fn tokens_outside_the_response_have_no_influence() {
     let config = full();
     let clean = batch();
     let mut spoiled = batch();
@@ -163,7 +163,7 @@ fn shapes_and_missing_inputs_are_errors() {
 }
 
 #[test]
-fn options_that_make_no_loss_are_refused() {
+fn rejects_invalid_loss_options() {
     for config in [
         LossConfig { pg_clip: -0.1, ..Default::default() },
         LossConfig { dual_clip: Some(0.5), ..Default::default() },

@@ -7,26 +7,26 @@ use crate::agentic_ppo::grid::{Grid, Mask};
 use crate::agentic_ppo::metrics::ActorMetrics;
 use crate::agentic_ppo::statistics::{masked_mean, plain_mean, plain_std};
 
-/// Loss of one token, and its slopes.
+/// The loss of one token, and its partial derivatives.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Token {
+struct TokenLoss {
     value: f64,
-    /// A function of the log-probability itself.
+    /// In the log-probability, with the ratio as a constant.
     d_log_prob: f64,
-    /// A function of the ratio, where the ratio is not constant.
+    /// In the ratio; 0 if the ratio is a constant.
     d_ratio: f64,
 }
 
-/// Losses of all tokens with their slopes.
-pub(super) struct Variant {
+/// The losses of all tokens, and their partial derivatives.
+pub(super) struct TokenLosses {
     pub values: Grid,
     pub d_log_prob: Grid,
     pub d_ratio: Grid,
     pub metrics: ActorMetrics,
 }
 
-/// The variants' view of a batch, besides the inputs.
-pub(super) struct View<'a> {
+/// The arguments of the variants.
+pub(super) struct VariantInputs<'a> {
     pub config: &'a LossConfig,
     pub inputs: &'a LossInputs<'a>,
     pub old_log_probs: &'a Grid,
@@ -36,14 +36,17 @@ pub(super) struct View<'a> {
     pub totals: Totals,
 }
 
-pub(super) fn losses(view: &View<'_>) -> Variant {
+pub(super) fn losses(view: &VariantInputs<'_>) -> TokenLosses {
     let config = view.config;
     let scores = view.inputs.episode_scores;
     let (low, high) = config.clip_range();
     let dual = config.dual_bound();
-    let per_token = |f: &dyn Fn(usize, f64, f64, f64, f64) -> Token| view.each(f);
-    let constant_ratio =
-        |weight: f64, a: f64, log_p: f64| Token { value: -weight * a * log_p, d_log_prob: -weight * a, d_ratio: 0.0 };
+    let per_token = |f: &dyn Fn(usize, f64, f64, f64, f64) -> TokenLoss| view.each(f);
+    let constant_ratio = |weight: f64, a: f64, log_p: f64| TokenLoss {
+        value: -weight * a * log_p,
+        d_log_prob: -weight * a,
+        d_ratio: 0.0,
+    };
     let mut variant = match config.pg_variant {
         PgVariant::Vanilla => per_token(&|_, _, a, log_p, _| constant_ratio(1.0, a, log_p)),
         PgVariant::Ppo => per_token(&|_, ratio, a, _, _| clipped_surrogate(ratio, a, low, high, dual)),
@@ -59,14 +62,14 @@ pub(super) fn losses(view: &View<'_>) -> Variant {
             per_token(&|_, ratio, a, log_p, _| {
                 let dropped = (a > 0.0 && ratio > high) || (a < 0.0 && ratio < low);
                 match config.cispo_use_unified_mask && dropped {
-                    true => Token::default(),
+                    true => TokenLoss::default(),
                     false => constant_ratio(ratio.clamp(low, high), a, log_p),
                 }
             })
         }
         PgVariant::Kimi15 => per_token(&|_, _, a, log_p, old| {
             let d = log_p - old;
-            Token {
+            TokenLoss {
                 value: -a * log_p + config.kimi15_tau * 0.5 * d * d,
                 d_log_prob: -a + config.kimi15_tau * d,
                 d_ratio: 0.0,
@@ -78,17 +81,17 @@ pub(super) fn losses(view: &View<'_>) -> Variant {
 }
 
 /// `-min(r A, clamp(r) A)`, for bad actions bounded from above by `-dual A`.
-fn clipped_surrogate(ratio: f64, a: f64, low: f64, high: f64, dual: Option<f64>) -> Token {
+fn clipped_surrogate(ratio: f64, a: f64, low: f64, high: f64, dual: Option<f64>) -> TokenLoss {
     let (free, clipped) = (ratio * a, ratio.clamp(low, high) * a);
     let (surrogate, slope) = if clipped < free { (clipped, 0.0) } else { (free, a) };
     match dual {
-        Some(bound) if a < 0.0 && surrogate < bound * a => Token { value: -bound * a, ..Token::default() },
-        _ => Token { value: -surrogate, d_ratio: -slope, d_log_prob: 0.0 },
+        Some(bound) if a < 0.0 && surrogate < bound * a => TokenLoss { value: -bound * a, ..TokenLoss::default() },
+        _ => TokenLoss { value: -surrogate, d_ratio: -slope, d_log_prob: 0.0 },
     }
 }
 
-impl View<'_> {
-    fn each(&self, f: &dyn Fn(usize, f64, f64, f64, f64) -> Token) -> Variant {
+impl VariantInputs<'_> {
+    fn each(&self, f: &dyn Fn(usize, f64, f64, f64, f64) -> TokenLoss) -> TokenLosses {
         let (rows, columns) = (self.ratio.rows(), self.ratio.columns());
         let zeros = || Grid::filled(rows, columns, 0.0);
         let (mut values, mut d_log_prob, mut d_ratio) = (zeros(), zeros(), zeros());
@@ -101,10 +104,10 @@ impl View<'_> {
                 d_ratio.row_mut(b)[t] = token.d_ratio;
             }
         }
-        Variant { values, d_log_prob, d_ratio, metrics: ActorMetrics::default() }
+        TokenLosses { values, d_log_prob, d_ratio, metrics: ActorMetrics::default() }
     }
 
-    /// 1 where the ratio is as `condition` says.
+    /// 1 where the ratio meets `condition`, 0 elsewhere.
     fn where_ratio(&self, condition: impl Fn(f64) -> bool) -> Grid {
         self.ratio.map(|r| f64::from(u8::from(condition(r))))
     }
@@ -128,7 +131,7 @@ impl View<'_> {
     }
 }
 
-fn metrics(view: &View<'_>, low: f64, high: f64) -> ActorMetrics {
+fn metrics(view: &VariantInputs<'_>, low: f64, high: f64) -> ActorMetrics {
     let config = view.config;
     let mut metrics = ActorMetrics::default();
     match config.pg_variant {
@@ -191,7 +194,7 @@ fn metrics(view: &View<'_>, low: f64, high: f64) -> ActorMetrics {
     metrics
 }
 
-impl View<'_> {
+impl VariantInputs<'_> {
     /// The values that metrics of this batch count.
     fn counted(&self, grid: &Grid) -> Vec<f64> {
         let all = self.config.reference_metrics;
@@ -199,7 +202,7 @@ impl View<'_> {
     }
 }
 
-fn topr_metrics(view: &View<'_>, metrics: &mut ActorMetrics) {
+fn topr_metrics(view: &VariantInputs<'_>, metrics: &mut ActorMetrics) {
     let (config, scores) = (view.config, view.inputs.episode_scores);
     let good = |b: usize| scores[b] > 0.0;
     let (good_mask, bad_mask) = (view.mask.rows_where(good), view.mask.rows_where(|b| !good(b)));

@@ -1,7 +1,7 @@
 //! Rollouts: many episodes at once, one generation batch per turn.
 
-pub mod ahead;
 mod conversation;
+pub mod prefetch;
 pub mod template;
 #[cfg(test)]
 mod tests;
@@ -14,14 +14,14 @@ use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, P
 
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::episode::{Ending, Episode, Step};
-use super::tools::{self, Call, Tools};
+use super::tools::{self, ToolCall, Tools};
 use conversation::Conversation;
 use template::{Turn, TurnTemplate};
 use worlds::Worlds;
 
 /// Which episodes are played.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct EpisodePlan {
     /// Training step, part of every key.
     pub step: u64,
     /// First group; ranks play different ones.
@@ -41,14 +41,14 @@ pub struct Plan {
 /// Key of the starts of validation, in the place of the step.
 const HELD_OUT: u64 = u64::MAX;
 
-struct Play<'a> {
+struct RunningEpisode<'a> {
     environment: &'a mut dyn Environment,
     conversation: Conversation,
     observation: String,
     steps: Vec<Step>,
     /// Tool calls of the current turn.
-    calls: Vec<Call>,
-    /// Where the agent began to write in the turn under way.
+    calls: Vec<ToolCall>,
+    /// First token that the agent wrote in the current turn.
     written: Option<usize>,
     /// Answers of tools that the agent has not read.
     results: Vec<String>,
@@ -71,7 +71,7 @@ struct Rules<'a> {
 /// that fails ends its episode, not the rollout.
 pub fn play(
     config: &AgenticPpoConfig,
-    plan: Plan,
+    plan: EpisodePlan,
     model: &mut dyn LanguageModel,
     environments: &mut [Box<dyn Environment>],
     noise: &Noise,
@@ -91,7 +91,7 @@ pub fn play(
         true => Worlds::new(environments, "algo.val_tags", config.validated(), &config.val_num_groups_partition)?,
         false => Worlds::new(environments, "algo.tags", &config.tags, &config.num_groups_partition)?,
     };
-    let mut plays: Vec<Play<'_>> = environments
+    let mut plays: Vec<RunningEpisode<'_>> = environments
         .iter_mut()
         .enumerate()
         .take(plan.groups * plan.group_size)
@@ -99,7 +99,7 @@ pub fn play(
             let group = plan.first_group + i / plan.group_size;
             let drawn = noise.generator(Purpose::Environments, starts, group as u64).next_u64();
             let (tag, seed) = worlds.seed(drawn, group, plan.all_groups);
-            Play {
+            RunningEpisode {
                 tag,
                 environment: environment.as_mut(),
                 conversation: Conversation::default(),
@@ -142,7 +142,7 @@ pub fn play(
         }
         in_parallel(&mut acting, |(play, answer)| play.act(answer, rules));
     }
-    Ok(plays.into_iter().map(Play::finish).collect())
+    Ok(plays.into_iter().map(RunningEpisode::finish).collect())
 }
 
 /// Environments that work at the same time: they may be processes that are waited for.
@@ -163,30 +163,31 @@ struct Answer {
     tokens: std::ops::Range<usize>,
 }
 
-/// Answers of all episodes that go on, by their place. Those near the end of their budget get the rest of it.
+/// The answers of all episodes that have not ended, by their index. Each has at most the tokens that are left of its
+/// budget.
 fn answers(
     config: &AgenticPpoConfig,
-    plan: Plan,
+    plan: EpisodePlan,
     round: usize,
     budget: usize,
     model: &mut dyn LanguageModel,
-    plays: &[Play<'_>],
+    plays: &[RunningEpisode<'_>],
     noise: &Noise,
 ) -> Result<BTreeMap<usize, Generation>> {
-    let going: Vec<usize> = (0..plays.len()).filter(|i| plays[*i].ending.is_none()).collect();
+    let continuing: Vec<usize> = (0..plays.len()).filter(|i| plays[*i].ending.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
     let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
     let first = plan.first_group * plan.group_size;
     let mut answers = BTreeMap::new();
-    for places in going.chunks(config.infer_batch_size) {
+    for places in continuing.chunks(config.infer_batch_size) {
         let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.prompt().to_vec()).collect();
         let numbers = places.iter().map(|i| (first + i) as u64).collect();
         let limits = prompts.iter().map(|prompt| budget - prompt.len()).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
         let made = model.generate(&prompts, &sampling)?;
-        let told = made.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
+        let has_raw = made.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
         let wanted = config.infer_log_probs == InferLogProbs::Raw || config.is_asynchronous();
-        if wanted && !told {
+        if wanted && !has_raw {
             let problem = "the model does not tell the log-probabilities of its tokens before temperature: leave \
                            `algo.infer_log_probs` at `drawn` and `algo.async_generation_ratio` at 0";
             return Err(Error::Unsupported(problem.into()));
@@ -196,19 +197,20 @@ fn answers(
     Ok(answers)
 }
 
-impl Play<'_> {
-    /// Tells the agent its tools' answers, or its turn: after all messages before, or in a prompt of its own.
+impl RunningEpisode<'_> {
+    /// Adds the results of the agent's tools, or the message of its turn: after all messages before, or in a prompt of
+    /// its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
         let Rules { config, template, tools, ends } = rules;
         if !self.results.is_empty() {
-            let told = self.results.drain(..).map(|result| Message::new(tools::ROLE, result)).collect();
-            return self.conversation.ask(model, tools, told);
+            let messages = self.results.drain(..).map(|result| Message::new(tools::ROLE, result)).collect();
+            return self.conversation.ask(model, tools, messages);
         }
         let (turn, alone) = (self.steps.len(), config.history_length.is_some());
         if alone {
             self.conversation.restart();
         }
-        let told = config.history_length.map_or(0, |turns| turns.saturating_sub(1)).min(turn);
+        let shown = config.history_length.map_or(0, |turns| turns.saturating_sub(1)).min(turn);
         let instructions = self.environment.instructions();
         let mut content = template.render(Turn {
             observation: &self.observation,
@@ -216,7 +218,7 @@ impl Play<'_> {
             actions_left: config.max_actions_per_traj - turn,
             max_response_length: config.max_tokens_per_step,
             instructions: &instructions,
-            history: &self.steps[turn - told..],
+            history: &self.steps[turn - shown..],
             ends,
         });
         let mut messages = Vec::new();
@@ -249,7 +251,7 @@ impl Play<'_> {
         let written = *self.written.get_or_insert(tokens.start);
         let left = config.max_tool_calls.saturating_sub(self.calls.len());
         if !tools.is_empty() && left > 0 {
-            let made = tools.answer(tools::called(text), left);
+            let made = tools.answer(tools::parse_calls(text), left);
             if !made.is_empty() {
                 self.results = made.iter().map(|call| call.output.to_string()).collect();
                 return self.calls.extend(made);

@@ -132,14 +132,14 @@ impl TurnTemplate {
 /// The turns before this one, as one line of facts each.
 fn history(turn: Turn<'_>) -> String {
     let first = turn.index.saturating_sub(turn.history.len());
-    let told = turn.history.iter().enumerate().map(|(i, step)| {
+    let lines = turn.history.iter().enumerate().map(|(i, step)| {
         let Step { observation, response, reward, valid, .. } = step;
         let remark = if *valid { "" } else { INVALID };
         let action =
             turn.ends.iter().fold(response.as_str(), |said, end| said.strip_suffix(end.as_str()).unwrap_or(said));
         format!("(step: {}, observation: {observation}, action: {action}{remark}, reward: {reward})", first + i)
     });
-    told.collect::<Vec<_>>().join(", ")
+    lines.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_by_itself_tells_of_those_before_it() {
+    fn prompt_of_a_single_turn_has_the_history() {
         let step = |observation: &str, valid| Step {
             observation: observation.into(),
             response: "up$".into(),

@@ -62,13 +62,13 @@ fn config() -> AgenticPpoConfig {
     }
 }
 
-fn plan(step: u64, held_out: bool) -> Plan {
-    Plan { step, first_group: 0, groups: 2, all_groups: 2, group_size: 3, temperature: 1.0, held_out }
+fn plan(step: u64, held_out: bool) -> EpisodePlan {
+    EpisodePlan { step, first_group: 0, groups: 2, all_groups: 2, group_size: 3, temperature: 1.0, held_out }
 }
 
 fn rollout(
     config: &AgenticPpoConfig,
-    plan: Plan,
+    plan: EpisodePlan,
     worlds: &mut [Box<dyn Environment>],
     model: &mut Bigram,
 ) -> Result<Vec<Episode>> {
@@ -130,9 +130,9 @@ fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
                 let Step { observation, response, reward, valid, .. } = &episode.steps[turn - 1];
                 let response = response.trim_end_matches('$');
                 let remark = if *valid { "" } else { " (not valid: keep to the format)" };
-                let told =
+                let message =
                     format!("(step: {turn}, observation: {observation}, action: {response}{remark}, reward: {reward})");
-                format!("1[{told}]t{turn}")
+                format!("1[{message}]t{turn}")
             }
         };
         assert_eq!(text, format!("u:{before}$a:{}", step.response));
@@ -160,7 +160,7 @@ fn a_group_shares_its_start_and_starts_are_their_own_everywhere_else() {
 }
 
 #[test]
-fn an_environment_that_breaks_ends_its_episode_only() {
+fn failing_environment_ends_only_its_episode() {
     let mut worlds = worlds(2);
     worlds[0] = Box::new(World { breaks_at: Some(0), ..World::new(2) });
     worlds[1] = Box::new(World { breaks_at: Some(2), ..World::new(2) });
@@ -196,11 +196,11 @@ fn an_episode_ends_where_the_next_answer_does_not_fit() {
 }
 
 #[test]
-fn plays_near_the_end_of_their_budget_are_continued_in_one_batch() {
+fn episodes_near_their_token_limit_share_a_batch() {
     // Starts of one to twelve characters: near the end every play has another number of tokens left.
     let mut worlds: Vec<Box<dyn Environment>> = (0..64).map(|i| Box::new(Talks(i % 12 + 1)) as _).collect();
     let config = AgenticPpoConfig { sequence_length: 24, max_tokens_per_step: 12, ..config() };
-    let plan = Plan { groups: 8, all_groups: 8, group_size: 8, ..plan(0, false) };
+    let plan = EpisodePlan { groups: 8, all_groups: 8, group_size: 8, ..plan(0, false) };
     let mut model = Bigram::of("xy");
     let played = rollout(&config, plan, &mut worlds, &mut model).unwrap();
     assert_eq!(model.calls[0], 64);
@@ -231,14 +231,14 @@ impl Environment for Talks {
 fn a_template_that_fails_or_forgets_is_an_error() {
     let mut model = Bigram::of("xy");
     model.forgets = true;
-    let told = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
-    assert!(told.contains("leaves out the assistant's messages"), "{told}");
+    let message = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
+    assert!(message.contains("leaves out the assistant's messages"), "{message}");
     model.fails = true;
-    let told = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
-    assert!(told.contains("roles must alternate"), "{told}");
+    let message = rollout(&config(), plan(0, false), &mut worlds(9), &mut model).unwrap_err().to_string();
+    assert!(message.contains("roles must alternate"), "{message}");
     let config = AgenticPpoConfig { agent_template: "{observatoin}".into(), ..config() };
-    let told = rollout(&config, plan(0, false), &mut worlds(9), &mut Bigram::of("x")).unwrap_err().to_string();
-    assert!(told.contains("observatoin"), "{told}");
+    let message = rollout(&config, plan(0, false), &mut worlds(9), &mut Bigram::of("x")).unwrap_err().to_string();
+    assert!(message.contains("observatoin"), "{message}");
 }
 
 #[test]

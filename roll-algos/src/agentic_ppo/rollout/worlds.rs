@@ -110,9 +110,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_is_no_world_is_named() {
-        let told = worlds(&["d"], &[]).unwrap_err().to_string();
-        assert!(told.contains("`d`") && told.contains("a, b, c"), "{told}");
+    fn unknown_tags_are_named() {
+        let message = worlds(&["d"], &[]).unwrap_err().to_string();
+        assert!(message.contains("`d`") && message.contains("a, b, c"), "{message}");
         let tags = ["d".to_string()];
         assert!(check_shares("num_groups_partition", &tags, &[0]).is_err());
         assert!(check_shares("num_groups_partition", &tags, &[1, 2]).is_err());

@@ -9,7 +9,7 @@ const THOUGHT: &str = "</think>";
 
 /// A call that was made, and its result.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Call {
+pub struct ToolCall {
     /// Name of the tool; empty where the call could not be read.
     pub tool: String,
     /// Its arguments.
@@ -22,7 +22,7 @@ pub struct Call {
 
 /// The tool calls of an answer, each `{"name", "arguments"}` or the reason why it is invalid. Empty: the answer is for
 /// the environment.
-pub fn called(answer: &str) -> Vec<Result<Value, String>> {
+pub fn parse_calls(answer: &str) -> Vec<Result<Value, String>> {
     let mut rest = answer.rfind(THOUGHT).map_or(answer, |at| &answer[at + THOUGHT.len()..]);
     let mut calls = Vec::new();
     while let Some(at) = rest.find(OPEN) {

@@ -24,8 +24,8 @@ use std::time::Duration;
 use roll_core::{Error, Options, Result};
 use serde_json::{Value, json};
 
-pub use calls::{Call, called};
-use process::Command;
+pub use calls::{ToolCall, parse_calls};
+use process::ToolCommand;
 pub use prompt::ROLE;
 
 /// Options of a tool.
@@ -78,7 +78,7 @@ pub struct Tools {
 #[derive(Clone, Debug)]
 struct Tool {
     name: String,
-    command: Command,
+    command: ToolCommand,
 }
 
 impl Tools {
@@ -115,7 +115,7 @@ impl Tools {
             }));
             made.tools.push(Tool {
                 name: tool.name.clone(),
-                command: Command {
+                command: ToolCommand {
                     words: tool.command.clone(),
                     directory: tool.directory.clone(),
                     environment: tool.environment.clone(),
@@ -133,7 +133,7 @@ impl Tools {
     }
 
     /// Makes the calls of an answer, of which `left` may be made.
-    pub fn answer(&self, calls: Vec<std::result::Result<Value, String>>, left: usize) -> Vec<Call> {
+    pub fn answer(&self, calls: Vec<std::result::Result<Value, String>>, left: usize) -> Vec<ToolCall> {
         let make = |(i, call): (usize, std::result::Result<Value, String>)| {
             let (tool, arguments) = match &call {
                 Ok(call) => (call["name"].as_str().unwrap_or_default().to_string(), call["arguments"].clone()),
@@ -146,7 +146,7 @@ impl Tools {
             };
             let failed = output.is_err();
             let output = output.unwrap_or_else(|problem| json!({ "error": problem }));
-            Call { tool, arguments, output, failed }
+            ToolCall { tool, arguments, output, failed }
         };
         calls.into_iter().enumerate().map(make).collect()
     }
@@ -155,8 +155,8 @@ impl Tools {
         let known = || self.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>().join(", ");
         let tool = self.tools.iter().find(|tool| tool.name == name);
         let tool = tool.ok_or_else(|| format!("there is no tool `{name}`; there are: {}", known()))?;
-        let said = tool.command.run(&call.to_string())?;
-        serde_json::from_str(said.trim()).map_err(|e| format!("the tool wrote no JSON: {e}"))
+        let output = tool.command.run(&call.to_string())?;
+        serde_json::from_str(output.trim()).map_err(|e| format!("the tool wrote no JSON: {e}"))
     }
 }
 

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use roll_external::process::ChildGroup;
 
 /// How often a program that is waited for is looked at.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the pipes of a program that has ended are waited for: one that left its group may hold them.
-const LAST_MOMENT: Duration = Duration::from_millis(500);
+const GRACE_PERIOD: Duration = Duration::from_millis(500);
 /// Bytes of the end of its errors that are kept, for the agent.
 const KEPT_ERRORS: usize = 400;
 
 /// How a tool is started.
 #[derive(Clone, Debug)]
-pub(super) struct Command {
+pub(super) struct ToolCommand {
     /// Program and arguments.
     pub words: Vec<String>,
     pub directory: Option<PathBuf>,
@@ -29,7 +29,7 @@ pub(super) struct Command {
     pub most: usize,
 }
 
-impl Command {
+impl ToolCommand {
     /// Its output for `input`.
     pub fn run(&self, input: &str) -> Result<String, String> {
         let (program, arguments) = self.words.split_first().ok_or("the tool has no command")?;
@@ -54,22 +54,22 @@ impl Command {
             // One that wants no input may have closed it.
             let _ = stdin.write_all(&input);
         });
-        let (told, said) = sync_channel(1);
+        let (output_sender, output_receiver) = sync_channel(1);
         let most = self.most as u64;
         thread::spawn(move || {
             let mut output = Vec::new();
             // One byte more than allowed distinguishes an output that is too long from one that just fits.
             let read = stdout.take(most + 1).read_to_end(&mut output);
-            let _ = told.send(read.map(|_| output));
+            let _ = output_sender.send(read.map(|_| output));
         });
-        let (hears, heard) = sync_channel(1);
+        let (stderr_sender, stderr_receiver) = sync_channel(1);
         thread::spawn(move || {
             let (mut kept, mut piece) = (Vec::new(), [0; 1024]);
             while let Ok(n @ 1..) = stderr.read(&mut piece) {
                 kept.extend_from_slice(&piece[..n]);
                 kept.drain(..kept.len().saturating_sub(KEPT_ERRORS));
             }
-            let _ = hears.send(kept);
+            let _ = stderr_sender.send(kept);
         });
 
         let too_long = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
@@ -77,13 +77,13 @@ impl Command {
         // Its group is killed when it ends, and its pipes are closed with that.
         while ended.is_none() || output.is_none() {
             if output.is_none() {
-                match said.recv_timeout(LOOK) {
+                match output_receiver.recv_timeout(POLL_INTERVAL) {
                     Ok(read) => output = Some(read.map_err(|e| format!("the tool's output cannot be read: {e}"))?),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return Err("the tool's output is gone".into()),
                 }
             } else {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
             if output.as_ref().is_some_and(|output| output.len() > self.most) {
                 return Err(format!("the tool wrote more than {} bytes", self.most));
@@ -94,7 +94,7 @@ impl Command {
             }
             match &ended {
                 None if begun.elapsed() > self.timeout => return Err(too_long()),
-                Some((_, at)) if output.is_none() && at.elapsed() > LAST_MOMENT => {
+                Some((_, at)) if output.is_none() && at.elapsed() > GRACE_PERIOD => {
                     return Err("the tool ended and left its output open".into());
                 }
                 _ => {}
@@ -102,7 +102,7 @@ impl Command {
         }
         let (Some((status, _)), Some(output)) = (ended, output) else { return Err(too_long()) };
         if !status.success() {
-            let errors = heard.recv_timeout(LAST_MOMENT).unwrap_or_default();
+            let errors = stderr_receiver.recv_timeout(GRACE_PERIOD).unwrap_or_default();
             let errors = String::from_utf8_lossy(&errors).trim().to_string();
             let errors = if errors.is_empty() { errors } else { format!(": {errors}") };
             return Err(format!("the tool failed ({status}){errors}"));

@@ -4,7 +4,7 @@ use roll_core::{LanguageModel, Message, Result};
 
 use super::Tools;
 
-/// Who gives results.
+/// The role of messages with results.
 pub const ROLE: &str = "tool";
 
 impl Tools {

@@ -27,7 +27,7 @@ fn said(tool: ToolOptions, arguments: Value) -> std::result::Result<Value, Strin
 
 #[test]
 fn calls_are_read_as_hermes_and_qwen_write_them() {
-    let call = |arguments: &str| called(&format!("I look.\n<tool_call>\n{arguments}\n</tool_call>$"));
+    let call = |arguments: &str| parse_calls(&format!("I look.\n<tool_call>\n{arguments}\n</tool_call>$"));
     let expected = json!({"name": "add", "arguments": {"a": 1}});
     assert_eq!(call(r#"{"name": "add", "arguments": {"a": 1}}"#), [Ok(expected.clone())]);
     assert_eq!(call(r#"{"name": "add", "arguments": "{\"a\": 1}"}"#), [Ok(expected)]);
@@ -41,10 +41,10 @@ fn calls_are_read_as_hermes_and_qwen_write_them() {
         let problem = call(text).remove(0).unwrap_err();
         assert!(problem.contains(word), "{text}: {problem}");
     }
-    let two = called("<tool_call>{\"name\": \"a\"}</tool_call><tool_call>{\"name\": \"b\"}");
+    let two = parse_calls("<tool_call>{\"name\": \"a\"}</tool_call><tool_call>{\"name\": \"b\"}");
     assert!(two.len() == 2 && two[0].is_ok() && two[1].as_ref().unwrap_err().contains("</tool_call>"));
-    assert!(called("<answer>Right</answer>").is_empty());
-    assert!(called("<think><tool_call>{}</tool_call></think><answer>Right</answer>").is_empty());
+    assert!(parse_calls("<answer>Right</answer>").is_empty());
+    assert!(parse_calls("<think><tool_call>{}</tool_call></think><answer>Right</answer>").is_empty());
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_tool_sees_the_variables_that_it_is_given_and_no_others() {
 }
 
 #[test]
-fn a_tool_that_goes_wrong_is_told_to_the_agent() {
+fn tool_errors_reach_the_agent() {
     for (script, word) in [
         ("echo hello", "no JSON"),
         ("printf '\\377'", "no UTF-8"),
@@ -135,18 +135,18 @@ fn a_tool_that_hangs_or_floods_is_killed_with_its_children() {
 }
 
 #[test]
-fn options_that_call_nothing_are_refused() {
-    let told = |tools: &[ToolOptions]| Tools::new(tools).unwrap_err().to_string();
-    assert!(told(&[ToolOptions::default()]).contains("algo.tools.0.name"));
-    assert!(told(&[options("a b", "true")]).contains("a b"));
-    assert!(told(&[options("a", "true"), options("a", "true")]).contains("algo.tools.1.name"));
-    assert!(told(&[ToolOptions { command: vec![], ..options("a", "") }]).contains("algo.tools.0.command"));
-    assert!(told(&[ToolOptions { timeout: f64::NAN, ..options("a", "") }]).contains("timeout"));
-    assert!(told(&[ToolOptions { max_output_bytes: 0, ..options("a", "") }]).contains("max_output_bytes"));
+fn rejects_tools_without_a_command() {
+    let message = |tools: &[ToolOptions]| Tools::new(tools).unwrap_err().to_string();
+    assert!(message(&[ToolOptions::default()]).contains("algo.tools.0.name"));
+    assert!(message(&[options("a b", "true")]).contains("a b"));
+    assert!(message(&[options("a", "true"), options("a", "true")]).contains("algo.tools.1.name"));
+    assert!(message(&[ToolOptions { command: vec![], ..options("a", "") }]).contains("algo.tools.0.command"));
+    assert!(message(&[ToolOptions { timeout: f64::NAN, ..options("a", "") }]).contains("timeout"));
+    assert!(message(&[ToolOptions { max_output_bytes: 0, ..options("a", "") }]).contains("max_output_bytes"));
 }
 
 #[test]
-fn a_model_whose_template_knows_no_tools_reads_of_them_in_the_conversation() {
+fn tools_are_described_in_the_conversation_without_template_support() {
     let tools = Tools::new(&[ToolOptions { description: "Adds.".into(), ..options("add", "echo 1") }]).unwrap();
     let mut model = Bigram::new();
     let model = model.as_language().unwrap();
@@ -228,7 +228,7 @@ impl roll_core::LanguageModel for Scripted {
 fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     use crate::agentic_ppo::AgenticPpoConfig;
     use crate::agentic_ppo::episode::Ending;
-    use crate::agentic_ppo::rollout::{Plan, play};
+    use crate::agentic_ppo::rollout::{EpisodePlan, play};
 
     let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\"}}</tool_call>");
     let answers = vec![call("one"), call("none"), "left".into(), call("one"), call("one"), call("one")];
@@ -243,8 +243,15 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     config.check().unwrap();
     let mut model = Scripted { letters: Bigram::new(), answers, given: 0 };
     let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
-    let plan =
-        Plan { step: 0, first_group: 0, groups: 1, all_groups: 1, group_size: 1, temperature: 1.0, held_out: false };
+    let plan = EpisodePlan {
+        step: 0,
+        first_group: 0,
+        groups: 1,
+        all_groups: 1,
+        group_size: 1,
+        temperature: 1.0,
+        held_out: false,
+    };
     let noise = roll_core::Noise::new(3);
     let played = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap();
     let episode = &played[0];

@@ -1,7 +1,7 @@
-//! Losses of the velocity at a noised sample, which an advantage weighs.
+//! Losses of the velocity at a noised sample, weighted by its advantage.
 //!
 //! All of them compare the velocity v at `x_t = (1 - t) x_0 + t noise` with what would lead there from the sample x_0;
-//! the old policy's velocity stands beside it. Each is a function of one sample at one noise level: its value, and its
+//! the old policy's velocity is an input too. Each is a function of one sample at one noise level: its value, and its
 //! gradient in v, in f64. Means are over the elements that count.
 
 pub mod awm;
@@ -9,7 +9,7 @@ pub mod nft;
 
 use roll_core::Result;
 
-use crate::policy_gradient::Counted;
+use crate::policy_gradient::LossMask;
 
 /// Least weight that squared errors are divided by.
 const LEAST_WEIGHT: f64 = 1e-5;
@@ -27,8 +27,8 @@ pub struct Noised<'a> {
     pub velocity: &'a [f32],
     /// The same under the old policy.
     pub old: &'a [f32],
-    /// The elements that count.
-    pub counted: Counted,
+    /// The elements that enter the loss.
+    pub mask: LossMask,
 }
 
 /// A loss of one sample at one noise level.
@@ -36,7 +36,7 @@ pub struct Noised<'a> {
 pub struct ValueAndGradient {
     /// Its value.
     pub value: f64,
-    /// d value / d velocity; 0 where elements do not count.
+    /// d value / d velocity; 0 at masked elements.
     pub gradient: Vec<f64>,
 }
 
@@ -44,9 +44,9 @@ impl Noised<'_> {
     /// Fails unless all tensors have the same number of elements.
     pub fn check(&self) -> Result<()> {
         for (what, tensor) in [("the sample", self.data), ("noise", self.noise), ("velocity", self.velocity)] {
-            self.counted.fits(what, tensor.len())?;
+            self.mask.fits(what, tensor.len())?;
         }
-        self.counted.fits("velocity of the old policy", self.old.len())
+        self.mask.fits("velocity of the old policy", self.old.len())
     }
 
     /// `x_0 predicted by a velocity, minus x_0`: t (noise - x_0 - v).
@@ -61,17 +61,17 @@ impl Noised<'_> {
 
     /// `max(mean |error|, 1e-5)`, a weight without gradient.
     fn weight(&self, velocity: impl Fn(usize) -> f64) -> f64 {
-        self.counted.mean(|i| self.data_error(i, velocity(i)).abs()).max(LEAST_WEIGHT)
+        self.mask.mean(|i| self.data_error(i, velocity(i)).abs()).max(LEAST_WEIGHT)
     }
 
     /// `mean((v - (noise - x_0))^2)`, the loss of flow matching.
     fn matching(&self, velocity: &[f32]) -> f64 {
-        self.counted.mean(|i| (f64::from(velocity[i]) - self.target(i)).powi(2))
+        self.mask.mean(|i| (f64::from(velocity[i]) - self.target(i)).powi(2))
     }
 
     /// The gradient of [`Noised::matching`] at the velocity in training, times `slope`.
     fn matching_gradient(&self, slope: f64) -> Vec<f64> {
-        let slope = 2.0 * slope / self.counted.count() as f64;
-        self.counted.map(|i| slope * (f64::from(self.velocity[i]) - self.target(i)))
+        let slope = 2.0 * slope / self.mask.count() as f64;
+        self.mask.map(|i| slope * (f64::from(self.velocity[i]) - self.target(i)))
     }
 }

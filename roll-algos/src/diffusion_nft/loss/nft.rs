@@ -92,12 +92,12 @@ impl Nft {
         let plus = |i: usize| beta * v(i) + (1.0 - beta) * old(i);
         let minus = |i: usize| (1.0 + beta) * old(i) - beta * v(i);
         let weights = [at.weight(plus), at.weight(minus)];
-        let positive = at.counted.mean(|i| at.data_error(i, plus(i)).powi(2)) / weights[0];
-        let negative = at.counted.mean(|i| at.data_error(i, minus(i)).powi(2)) / weights[1];
+        let positive = at.mask.mean(|i| at.data_error(i, plus(i)).powi(2)) / weights[0];
+        let negative = at.mask.mean(|i| at.data_error(i, minus(i)).powi(2)) / weights[1];
         let share = self.share(advantage);
         let value = bound * (share * positive + (1.0 - share) * negative) / beta;
-        let slope = bound * 2.0 * at.t / at.counted.count() as f64;
-        let gradient = at.counted.map(|i| {
+        let slope = bound * 2.0 * at.t / at.mask.count() as f64;
+        let gradient = at.mask.map(|i| {
             let (good, bad) = (at.data_error(i, plus(i)) / weights[0], at.data_error(i, minus(i)) / weights[1]);
             slope * ((1.0 - share) * bad - share * good)
         });

@@ -24,7 +24,7 @@ use roll_core::{Error, Observation, Result, Transition, check_seconds};
 use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use serde_json::Value;
 
-use super::protocol::{self, Answer, Peer, Played, Told};
+use super::protocol::{self, Answer, RemoteEnvironment, Transcript, Transport};
 
 const NAME: &str = "http";
 
@@ -66,17 +66,17 @@ impl Default for HttpOptions {
 }
 
 /// The environment. Nothing is sent before the first episode.
-pub type Http = Played<World>;
+pub type Http = RemoteEnvironment<HttpTransport>;
 
 impl Http {
     /// Creates the environment. Fails on options out of range.
     pub fn new(options: HttpOptions) -> Result<Self> {
-        World::new(options).map(Played::by)
+        HttpTransport::new(options).map(RemoteEnvironment::over)
     }
 }
 
-/// The service that plays.
-pub struct World {
+/// The service that plays the episodes.
+pub struct HttpTransport {
     options: HttpOptions,
     service: Service,
     session: String,
@@ -84,7 +84,7 @@ pub struct World {
     turn: Option<u64>,
 }
 
-impl World {
+impl HttpTransport {
     fn new(options: HttpOptions) -> Result<Self> {
         let service = Service::new(ServiceOptions {
             section: "env",
@@ -138,34 +138,34 @@ impl World {
 
     fn once(&self, body: &str) -> std::result::Result<Answer, NoAnswer> {
         let answer = self.service.post("application/json", body.as_bytes())?;
-        let (most, mut said) = (self.options.max_answer_bytes, Vec::new());
+        let (most, mut body) = (self.options.max_answer_bytes, Vec::new());
         // One byte more than allowed, to distinguish an answer that is too long from one that just fits.
-        let read = answer.take(most as u64 + 1).read_to_end(&mut said);
+        let read = answer.take(most as u64 + 1).read_to_end(&mut body);
         if read.is_err() {
             return Err(NoAnswer::Failed("its answer was cut off".into()));
         }
-        if said.len() > most {
+        if body.len() > most {
             let problem = format!("its answer has more than {most} bytes (`env.max_answer_bytes`)");
             return Err(NoAnswer::Refused(problem));
         }
-        let text = String::from_utf8(said)
+        let text = String::from_utf8(body)
             .map_err(|e| NoAnswer::Refused(format!("its answer is no UTF-8: {}", protocol::shortened(e.as_bytes()))))?;
         Answer::parse(&text).map_err(NoAnswer::Refused)
     }
 }
 
-impl Peer for World {
-    fn begin(&mut self, seed: u64, told: &mut Told) -> std::result::Result<Observation, String> {
+impl Transport for HttpTransport {
+    fn begin(&mut self, seed: u64, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
         self.turn = None;
-        let begun = told.begun(self.ask(protocol::reset(seed), 0, true)?)?;
+        let begun = transcript.read_reset(self.ask(protocol::reset(seed), 0, true)?)?;
         self.turn = Some(0);
         Ok(begun)
     }
 
-    fn advance(&mut self, action: &str, told: &mut Told) -> std::result::Result<Transition, String> {
+    fn advance(&mut self, action: &str, transcript: &mut Transcript) -> std::result::Result<Transition, String> {
         // Whether the action happened is unknown until the answer arrives.
         let turn = self.turn.take().ok_or("a step without an episode")? + 1;
-        let advanced = told.advanced(self.ask(protocol::step(action), turn, false)?)?;
+        let advanced = transcript.read_step(self.ask(protocol::step(action), turn, false)?)?;
         self.turn = Some(turn);
         Ok(advanced)
     }

@@ -66,7 +66,7 @@ fn world(url: &str, change: impl FnOnce(&mut HttpOptions)) -> Result<Http> {
     Http::new(options)
 }
 
-fn told<T>(result: Result<T>) -> String {
+fn message<T>(result: Result<T>) -> String {
     result.map(drop).unwrap_err().to_string()
 }
 
@@ -83,7 +83,7 @@ fn an_episode_crosses_as_json_with_the_token_and_its_session() {
     assert_eq!((step.observation.text.as_str(), step.reward, step.terminated, step.valid), ("1", 0.5, true, true));
     assert_eq!(world.solved(), Some(true));
     world.reset(8).unwrap();
-    assert!(told(world.step("x")).contains("it reports: no such thing"));
+    assert!(message(world.step("x")).contains("it reports: no such thing"));
     let asked = served.join().unwrap();
     assert_eq!(asked[0].1["reset"], serde_json::json!({"seed": 7}));
     assert_eq!(asked[1].1["step"], serde_json::json!({"action": "\"quoted\"\nlines √"}));
@@ -105,10 +105,10 @@ fn a_reset_is_repeated_and_an_action_never_twice() {
         let (url, served) = serve(vec![failure.clone(), said(200, BEGUN), failure]);
         let mut world = world(&url, |_| ()).unwrap();
         world.reset(3).unwrap();
-        let problem = told(world.step("left"));
+        let problem = message(world.step("left"));
         assert!(problem.contains(&url), "{problem}");
         // The result of the action is unknown, so the episode is over.
-        assert!(told(world.step("left")).contains("without an episode"));
+        assert!(message(world.step("left")).contains("without an episode"));
         let asked = served.join().unwrap();
         assert_eq!(asked.iter().filter(|(_, body)| body.get("step").is_some()).count(), 1);
         assert_eq!(asked[0].1, asked[1].1);
@@ -116,7 +116,7 @@ fn a_reset_is_repeated_and_an_action_never_twice() {
 }
 
 #[test]
-fn a_busy_service_has_done_nothing_and_is_asked_again() {
+fn busy_service_is_asked_again() {
     let busy = |status| (status, "Retry-After: 0\r\n".to_string(), String::new());
     let done = said(200, r#"{"observation": "1", "reward": 0, "terminated": false}"#);
     let (url, served) = serve(vec![busy(503), said(200, BEGUN), busy(429), done]);
@@ -125,13 +125,13 @@ fn a_busy_service_has_done_nothing_and_is_asked_again() {
     one.step("left").unwrap();
     assert_eq!(served.join().unwrap().len(), 4);
     let (url, served) = serve(vec![(429, "Retry-After: 30\r\n".into(), String::new())]);
-    let problem = told(world(&url, |o| o.busy_timeout = 1.0).unwrap().reset(0));
+    let problem = message(world(&url, |o| o.busy_timeout = 1.0).unwrap().reset(0));
     assert!(problem.contains("busy for 1 s"), "{problem}");
     served.join().unwrap();
 }
 
 #[test]
-fn an_action_is_sent_once_somebody_listens() {
+fn action_is_sent_after_a_refused_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let url = format!("http://{address}/");
@@ -155,7 +155,7 @@ fn an_action_is_sent_once_somebody_listens() {
         assert!(one.step("left").unwrap().terminated);
         assert_eq!(late.join().unwrap()["step"]["action"], "left");
     });
-    let problem = told(world(&url, |o| o.retries = 0).unwrap().reset(0));
+    let problem = message(world(&url, |o| o.retries = 0).unwrap().reset(0));
     assert!(problem.contains(&url), "{problem}");
 }
 
@@ -172,14 +172,14 @@ fn what_a_service_does_wrong_is_said() {
         (said(200, &"[".repeat(4000)), "is not valid"),
     ] {
         let (url, served) = serve(vec![answer]);
-        let problem = told(world(&url, |o| (o.retries, o.max_answer_bytes) = (0, 4096)).unwrap().reset(0));
+        let problem = message(world(&url, |o| (o.retries, o.max_answer_bytes) = (0, 4096)).unwrap().reset(0));
         assert!(problem.contains(word) && problem.contains(&url), "{word}: {problem}");
         served.join().unwrap();
     }
 }
 
 #[test]
-fn a_service_that_floods_drips_or_hangs_is_given_up_in_time() {
+fn service_that_floods_drips_or_hangs_times_out() {
     for (head, pause) in [
         ("HTTP/1.1 200 X\r\nConnection: close\r\n\r\n", Duration::ZERO),
         ("HTTP/1.1 200 X\r\nContent-Length: 100000000000\r\n\r\n", Duration::ZERO),
@@ -202,7 +202,7 @@ fn a_service_that_floods_drips_or_hangs_is_given_up_in_time() {
             }
         });
         let begun = Instant::now();
-        let problem = told(world(&url, |o| (o.retries, o.timeout) = (0, 0.5)).unwrap().reset(0));
+        let problem = message(world(&url, |o| (o.retries, o.timeout) = (0, 0.5)).unwrap().reset(0));
         assert!(begun.elapsed() < Duration::from_secs(10) && problem.contains(&url), "{problem}");
         served.join().unwrap();
     }
@@ -217,7 +217,7 @@ fn a_service_cannot_send_actions_or_token_elsewhere() {
         [(302, format!("http://{place}/")), (307, format!("http://{place}/")), (308, "file:///etc/passwd".into())]
     {
         let (url, served) = serve(vec![(status, format!("Location: {to}\r\n"), String::new())]);
-        let problem = told(world(&url, |o| o.token_env = Some("PATH".into())).unwrap().reset(0));
+        let problem = message(world(&url, |o| o.token_env = Some("PATH".into())).unwrap().reset(0));
         assert!(problem.contains(&format!("status {status}")) && problem.contains(&to), "{problem}");
         assert!(!problem.contains(&std::env::var("PATH").unwrap()), "{problem}");
         served.join().unwrap();
@@ -226,16 +226,16 @@ fn a_service_cannot_send_actions_or_token_elsewhere() {
 }
 
 #[test]
-fn options_that_ask_nobody_are_refused() {
+fn rejects_options_without_an_address() {
     for wrong in ["", "example.org/play", "ftp://example.org", "https://", "http:///play", "http://a b/"] {
-        let problem = told(world(wrong, |_| ()));
+        let problem = message(world(wrong, |_| ()));
         assert!(problem.contains("env.url") && problem.contains("http://") && problem.contains(wrong), "{problem}");
     }
-    let problem = told(world("http://user:secret@127.0.0.1:1/", |_| ()));
+    let problem = message(world("http://user:secret@127.0.0.1:1/", |_| ()));
     assert!(problem.contains("env.token_env") && !problem.contains("secret"), "{problem}");
     let here = "http://127.0.0.1:1/";
-    assert!(told(world(here, |o| o.timeout = f64::NAN)).contains("env.timeout"));
-    assert!(told(world(here, |o| o.busy_timeout = 0.0)).contains("env.busy_timeout"));
-    assert!(told(world(here, |o| o.max_answer_bytes = 0)).contains("env.max_answer_bytes"));
-    assert!(told(world(here, |o| o.token_env = Some("NO_SUCH_TOKEN".into()))).contains("NO_SUCH_TOKEN"));
+    assert!(message(world(here, |o| o.timeout = f64::NAN)).contains("env.timeout"));
+    assert!(message(world(here, |o| o.busy_timeout = 0.0)).contains("env.busy_timeout"));
+    assert!(message(world(here, |o| o.max_answer_bytes = 0)).contains("env.max_answer_bytes"));
+    assert!(message(world(here, |o| o.token_env = Some("NO_SUCH_TOKEN".into()))).contains("NO_SUCH_TOKEN"));
 }

@@ -18,11 +18,11 @@ const WAITING_LINES: usize = 4;
 const KEPT_ERRORS: usize = 2048;
 
 /// Time to wait for the end of a child whose output is closed, and for the rest of its standard error.
-const LAST_MOMENT: Duration = Duration::from_millis(500);
+const GRACE_PERIOD: Duration = Duration::from_millis(500);
 
 /// How a child is started and called.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct ChildOptions {
     /// Program and arguments.
     pub command: Vec<String>,
     /// Working directory.
@@ -34,7 +34,7 @@ pub struct Start {
 }
 
 /// A message from the thread that reads the child's output.
-enum Heard {
+enum ChildOutput {
     Line(Vec<u8>),
     TooLong,
     End,
@@ -44,19 +44,19 @@ enum Heard {
 pub struct Child {
     running: ChildGroup,
     requests: Sender<Vec<u8>>,
-    answers: Receiver<Heard>,
+    answers: Receiver<ChildOutput>,
     errors: Arc<Mutex<Vec<u8>>>,
     /// The thread that reads standard error until its end.
-    hearing: thread::JoinHandle<()>,
-    start: Start,
+    stderr_reader: thread::JoinHandle<()>,
+    options: ChildOptions,
 }
 
 impl Child {
     /// Starts the child. The error describes what is wrong with the command.
-    pub fn start(start: &Start) -> Result<Self, String> {
-        let (program, arguments) = start.command.split_first().ok_or("no command is given")?;
+    pub fn start(options: &ChildOptions) -> Result<Self, String> {
+        let (program, arguments) = options.command.split_first().ok_or("no command is given")?;
         let mut command = Command::new(program);
-        command.args(arguments).current_dir(&start.directory);
+        command.args(arguments).current_dir(&options.directory);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = ChildGroup::spawn(&mut command).map_err(|e| format!("`{program}` cannot be started: {e}"))?;
         let child = running.child();
@@ -73,50 +73,50 @@ impl Child {
                 }
             }
         });
-        let (heard, answers) = sync_channel(WAITING_LINES);
-        let line_bytes = start.line_bytes;
-        thread::spawn(move || listen(stdout, line_bytes, &heard));
+        let (outputs, answers) = sync_channel(WAITING_LINES);
+        let line_bytes = options.line_bytes;
+        thread::spawn(move || listen(stdout, line_bytes, &outputs));
         let errors = Arc::new(Mutex::new(Vec::new()));
         let kept = errors.clone();
-        let hearing = thread::spawn(move || keep_errors(stderr, &kept));
-        Ok(Self { running, requests, answers, errors, hearing, start: start.clone() })
+        let stderr_reader = thread::spawn(move || keep_errors(stderr, &kept));
+        Ok(Self { running, requests, answers, errors, stderr_reader, options: options.clone() })
     }
 
     /// Sends a line and waits for the answer. The child is unusable after an error.
     pub fn ask(&mut self, request: &str) -> Result<String, String> {
         match self.answers.try_recv() {
             Err(TryRecvError::Empty) => {}
-            Ok(Heard::Line(line)) => {
+            Ok(ChildOutput::Line(line)) => {
                 return Err(format!("it wrote a line without a request: {}", shortened(&line)));
             }
-            Ok(Heard::TooLong) => return Err(self.too_long()),
-            Ok(Heard::End) | Err(TryRecvError::Disconnected) => return Err(self.gone()),
+            Ok(ChildOutput::TooLong) => return Err(self.too_long()),
+            Ok(ChildOutput::End) | Err(TryRecvError::Disconnected) => return Err(self.gone()),
         }
         if self.requests.send(format!("{request}\n").into_bytes()).is_err() {
             return Err(self.gone());
         }
-        match self.answers.recv_timeout(self.start.timeout) {
-            Ok(Heard::Line(line)) => {
+        match self.answers.recv_timeout(self.options.timeout) {
+            Ok(ChildOutput::Line(line)) => {
                 String::from_utf8(line).map_err(|e| format!("its answer is no UTF-8: {}", shortened(e.as_bytes())))
             }
-            Ok(Heard::TooLong) => Err(self.too_long()),
-            Ok(Heard::End) | Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
+            Ok(ChildOutput::TooLong) => Err(self.too_long()),
+            Ok(ChildOutput::End) | Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
             Err(RecvTimeoutError::Timeout) => {
-                Err(format!("it did not answer within {} s{}", self.start.timeout.as_secs_f64(), self.last_errors()))
+                Err(format!("it did not answer within {} s{}", self.options.timeout.as_secs_f64(), self.last_errors()))
             }
         }
     }
 
     fn too_long(&self) -> String {
-        format!("it wrote a line of more than {} bytes (`max_line_bytes`)", self.start.line_bytes)
+        format!("it wrote a line of more than {} bytes (`max_line_bytes`)", self.options.line_bytes)
     }
 
     /// Describes how the child ended.
     fn gone(&mut self) -> String {
         // Its output is closed; usually it has ended a moment later, and processes that hold its pipes end with it.
-        let ended = self.running.wait_for(LAST_MOMENT);
+        let ended = self.running.wait_for(GRACE_PERIOD);
         let begun = Instant::now();
-        while !self.hearing.is_finished() && begun.elapsed() < LAST_MOMENT {
+        while !self.stderr_reader.is_finished() && begun.elapsed() < GRACE_PERIOD {
             thread::sleep(Duration::from_millis(5));
         }
         match ended {
@@ -135,24 +135,24 @@ impl Child {
     }
 }
 
-fn listen(stdout: ChildStdout, line_bytes: usize, heard: &SyncSender<Heard>) {
+fn listen(stdout: ChildStdout, line_bytes: usize, outputs: &SyncSender<ChildOutput>) {
     let mut reader = BufReader::new(stdout);
     loop {
         let mut line = Vec::new();
         // One byte more than allowed, to distinguish a line that is too long from one that just fits.
         let read = reader.by_ref().take(line_bytes as u64 + 1).read_until(b'\n', &mut line);
         let message = match read {
-            Ok(0) | Err(_) => Heard::End,
+            Ok(0) | Err(_) => ChildOutput::End,
             Ok(_) if line.ends_with(b"\n") => {
                 line.pop();
-                Heard::Line(line)
+                ChildOutput::Line(line)
             }
-            Ok(n) if n > line_bytes => Heard::TooLong,
+            Ok(n) if n > line_bytes => ChildOutput::TooLong,
             // A last line without a line break: the child died while writing.
-            Ok(_) => Heard::End,
+            Ok(_) => ChildOutput::End,
         };
-        let last = !matches!(message, Heard::Line(_));
-        if heard.send(message).is_err() || last {
+        let last = !matches!(message, ChildOutput::Line(_));
+        if outputs.send(message).is_err() || last {
             return;
         }
     }

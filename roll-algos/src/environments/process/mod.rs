@@ -19,12 +19,12 @@ use std::sync::{Mutex, PoisonError};
 
 use roll_core::{BuildContext, Error, Observation, Result, Transition, check_seconds};
 
-use super::protocol::{self, Answer, Peer, Played, Told};
-use child::{Child, Start};
+use super::protocol::{self, Answer, RemoteEnvironment, Transcript, Transport};
+use child::{Child, ChildOptions};
 
 const NAME: &str = "process";
 /// Number of different failures that are logged.
-const MOST_TOLD: usize = 100;
+const MAX_LOGGED: usize = 100;
 
 /// Options of the environment `process`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -51,23 +51,23 @@ impl Default for ProcessOptions {
 }
 
 /// The environment. Its process starts with the first episode, and again after a failure.
-pub type Process = Played<Program>;
+pub type Process = RemoteEnvironment<ProcessTransport>;
 
 impl Process {
     /// Creates the environment without starting its process. Fails on options out of range.
     pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
-        Program::new(options, context).map(Played::by)
+        ProcessTransport::new(options, context).map(RemoteEnvironment::over)
     }
 }
 
-/// The program that plays.
-pub struct Program {
-    start: Start,
+/// The process that plays the episodes.
+pub struct ProcessTransport {
+    options: ChildOptions,
     restarts: usize,
     child: Option<Child>,
 }
 
-impl Program {
+impl ProcessTransport {
     fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
         if options.command.first().is_none_or(String::is_empty) {
             let problem = "which program? For example `[python3, my_environment.py]`";
@@ -78,8 +78,9 @@ impl Program {
             return Err(Error::config("env.max_line_bytes", "expected at least 1, found 0"));
         }
         let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
-        let start = Start { command: options.command, directory, timeout, line_bytes: options.max_line_bytes };
-        Ok(Self { start, restarts: options.restarts, child: None })
+        let (restarts, line_bytes) = (options.restarts, options.max_line_bytes);
+        let options = ChildOptions { command: options.command, directory, timeout, line_bytes };
+        Ok(Self { options, restarts, child: None })
     }
 
     /// Sends a request to the process. A process that fails is ended, because its next line would answer an old
@@ -87,7 +88,7 @@ impl Program {
     fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, String> {
         let child = match &mut self.child {
             Some(child) => child,
-            none => none.insert(Child::start(&self.start)?),
+            none => none.insert(Child::start(&self.options)?),
         };
         let answer = child.ask(&request.to_string()).and_then(|line| Answer::parse(&line));
         if answer.is_err() {
@@ -98,41 +99,41 @@ impl Program {
     }
 }
 
-impl Peer for Program {
-    fn begin(&mut self, seed: u64, told: &mut Told) -> std::result::Result<Observation, String> {
+impl Transport for ProcessTransport {
+    fn begin(&mut self, seed: u64, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
         let mut problem = String::new();
         for attempt in 0..=self.restarts {
-            match self.ask(&protocol::reset(seed)).and_then(|answer| told.begun(answer)) {
+            match self.ask(&protocol::reset(seed)).and_then(|answer| transcript.read_reset(answer)) {
                 Ok(observation) => return Ok(observation),
                 Err(found) => problem = found,
             }
             if attempt < self.restarts {
-                tell_once(&problem);
+                warn_once(&problem);
                 self.child = None;
             }
         }
         Err(problem)
     }
 
-    fn advance(&mut self, action: &str, told: &mut Told) -> std::result::Result<Transition, String> {
+    fn advance(&mut self, action: &str, transcript: &mut Transcript) -> std::result::Result<Transition, String> {
         if self.child.is_none() {
             return Err("a step without an episode".into());
         }
         let answer = self.ask(&protocol::step(action))?;
-        told.advanced(answer)
+        transcript.read_step(answer)
     }
 
     fn failed(&self, problem: String) -> Error {
-        let command = self.start.command.join(" ");
+        let command = self.options.command.join(" ");
         Error::Unsupported(format!("the environment process `{command}`: {problem}"))
     }
 }
 
 /// Logs why a process is started again, once per failure.
-fn tell_once(problem: &str) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if told.len() < MOST_TOLD && told.insert(problem.into()) {
+fn warn_once(problem: &str) {
+    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.len() < MAX_LOGGED && logged.insert(problem.into()) {
         tracing::warn!(
             "the environment process is started again: {problem}; of others that fail alike nothing is said"
         );

@@ -14,7 +14,7 @@ fn script(text: &str, timeout: f64) -> Process {
     Process::new(options, &context()).unwrap()
 }
 
-fn told<T>(result: Result<T>) -> String {
+fn message<T>(result: Result<T>) -> String {
     result.map(drop).unwrap_err().to_string()
 }
 
@@ -39,7 +39,7 @@ fn an_episode_crosses_as_json_lines() {
         let step = world.step("\"quoted\"\nlines √").unwrap();
         assert_eq!((step.reward, step.truncated, step.valid, step.terminated), (-1.0, true, false, false));
         // An error that the process reports does not end it.
-        assert!(told(world.step("odd")).contains("no such thing"));
+        assert!(message(world.step("odd")).contains("no such thing"));
         let step = world.step("left").unwrap();
         assert_eq!((step.observation.text.as_str(), step.reward, step.terminated, step.valid), ("1", 0.5, true, true));
         assert_eq!(world.solved(), Some(true));
@@ -47,24 +47,24 @@ fn an_episode_crosses_as_json_lines() {
 }
 
 #[test]
-fn a_process_that_dies_is_told_with_its_last_words_and_started_again() {
+fn dead_process_is_reported_with_its_stderr_and_restarted() {
     let mut world = script(&format!("{START} read -r request; echo 'out of ice' >&2; exit 3"), 10.0);
     for _ in 0..2 {
         world.reset(0).unwrap();
-        let told = told(world.step("x"));
-        assert!(told.contains("exit status: 3") && told.contains("out of ice"), "{told}");
+        let message = message(world.step("x"));
+        assert!(message.contains("exit status: 3") && message.contains("out of ice"), "{message}");
     }
-    assert!(told(world.step("x")).contains("without an episode"));
+    assert!(message(world.step("x")).contains("without an episode"));
 }
 
 #[test]
 fn a_process_that_hangs_is_killed() {
     let mut world = script(&format!("{START} exec sleep 600"), 0.2);
     world.reset(0).unwrap();
-    assert!(told(world.step("x")).contains("within 0.2 s"));
+    assert!(message(world.step("x")).contains("within 0.2 s"));
     // A request that is never read does not block either.
     world.reset(0).unwrap();
-    assert!(told(world.step(&"x".repeat(1 << 20))).contains("within 0.2 s"));
+    assert!(message(world.step(&"x".repeat(1 << 20))).contains("within 0.2 s"));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_process_that_floods_is_stopped() {
         let mut world = script(&format!("{START} {flood}"), 0.5);
         world.reset(0).unwrap();
         // The first line may be mistaken for an answer; the next lines cannot.
-        let problems: Vec<String> = (0..2).map(|_| told(world.step("x").and_then(|_| world.step("x")))).collect();
+        let problems: Vec<String> = (0..2).map(|_| message(world.step("x").and_then(|_| world.step("x")))).collect();
         assert!(problems.iter().any(|p| p.contains(word) || p.contains("has no `observation`")), "{problems:?}");
     }
 }
@@ -92,19 +92,19 @@ fn an_answer_that_is_none_is_shown() {
         (r"printf '\377\n'", "UTF-8"),
         ("true", "it ended"),
     ] {
-        let told = told(script(&format!("read -r request; {answer}"), 10.0).reset(0));
-        assert!(told.contains(word) && told.contains("sh -c"), "{answer}: {told}");
+        let message = message(script(&format!("read -r request; {answer}"), 10.0).reset(0));
+        assert!(message.contains(word) && message.contains("sh -c"), "{answer}: {message}");
     }
 }
 
 #[test]
-fn options_that_start_nothing_are_refused() {
-    let refused = |options: ProcessOptions| told(Process::new(options, &context()));
+fn rejects_options_without_a_command() {
+    let refused = |options: ProcessOptions| message(Process::new(options, &context()));
     let command = vec!["sh".to_string()];
     assert!(refused(ProcessOptions::default()).contains("env.command"));
     let nan = ProcessOptions { timeout: f64::NAN, command: command.clone(), ..ProcessOptions::default() };
     assert!(refused(nan).contains("env.timeout"));
     assert!(refused(ProcessOptions { max_line_bytes: 0, command, ..ProcessOptions::default() }).contains("max_line"));
     let none = ProcessOptions { command: vec!["/no/such/program".into()], ..ProcessOptions::default() };
-    assert!(told(Process::new(none, &context()).unwrap().reset(0)).contains("/no/such/program"));
+    assert!(message(Process::new(none, &context()).unwrap().reset(0)).contains("/no/such/program"));
 }

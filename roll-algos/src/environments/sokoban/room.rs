@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
-use rand::RngCore;
 use rand_chacha::ChaCha8Rng;
 use roll_core::{Noise, Purpose};
+
+use crate::environments::{below, uniform};
 
 /// Number of attempts before a size is reported as having no level.
 const TRIES: u64 = 100;
@@ -213,14 +214,4 @@ fn shuffle<T>(items: &mut [T], rng: &mut ChaCha8Rng) {
     for i in (1..items.len()).rev() {
         items.swap(i, below(rng, i + 1));
     }
-}
-
-/// Draws uniformly from [0, 1).
-fn uniform(rng: &mut ChaCha8Rng) -> f64 {
-    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// Draws uniformly from 0..n.
-fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
-    (uniform(rng) * n as f64) as usize
 }

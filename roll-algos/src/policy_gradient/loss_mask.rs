@@ -1,23 +1,23 @@
-//! The elements of latents that count.
+//! The elements of latents that enter a loss.
 
 use roll_core::{Error, Result};
 
-/// The elements of latents that count: all, but for those of the first frames where the model is given them.
+/// The elements of latents that enter a loss: all except those of the first frames if the model is given these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
+pub struct LossMask {
     len: usize,
-    /// Elements of one channel, and those at its beginning that do not count.
+    /// Number of elements of one channel, and of those at its beginning that are masked.
     channel: usize,
     known: usize,
 }
 
-impl Counted {
-    /// All of `len`.
+impl LossMask {
+    /// All of `len` elements.
     pub fn all(len: usize) -> Self {
         Self { len, channel: len.max(1), known: 0 }
     }
 
-    /// Counts all but the first `known` frames of latents `[C, T, H, W]`. Fails if nothing is left.
+    /// All but the first `known` frames of latents `[C, T, H, W]`. Fails if nothing is left.
     pub fn after(known: usize, shape: &[usize]) -> Result<Self> {
         let [channels, frames, height, width] = *shape else {
             return Err(Error::shape("latents", "[C, T, H, W]", shape));
@@ -30,7 +30,7 @@ impl Counted {
         Ok(Self { len: channels * frames * frame, channel: frames * frame, known: known * frame })
     }
 
-    /// How many there are.
+    /// Number of elements.
     pub fn count(&self) -> usize {
         self.len / self.channel * (self.channel - self.known)
     }
@@ -69,12 +69,12 @@ mod tests {
 
     #[test]
     fn the_known_frames_of_every_channel_do_not_count() {
-        let counted = Counted::after(1, &[2, 3, 1, 2]).unwrap();
-        assert_eq!(counted.positions().collect::<Vec<_>>(), [2, 3, 4, 5, 8, 9, 10, 11]);
-        assert_eq!((counted.count(), counted.mean(|i| i as f64)), (8, 6.5));
-        assert_eq!(Counted::after(0, &[2, 3, 1, 2]).unwrap().count(), 12);
-        assert_eq!(Counted::all(5).positions().count(), 5);
-        assert!(Counted::after(1, &[2, 1, 4, 4]).unwrap_err().to_string().contains("nothing is left"));
-        assert!(Counted::after(1, &[2, 4]).is_err());
+        let mask = LossMask::after(1, &[2, 3, 1, 2]).unwrap();
+        assert_eq!(mask.positions().collect::<Vec<_>>(), [2, 3, 4, 5, 8, 9, 10, 11]);
+        assert_eq!((mask.count(), mask.mean(|i| i as f64)), (8, 6.5));
+        assert_eq!(LossMask::after(0, &[2, 3, 1, 2]).unwrap().count(), 12);
+        assert_eq!(LossMask::all(5).positions().count(), 5);
+        assert!(LossMask::after(1, &[2, 1, 4, 4]).unwrap_err().to_string().contains("nothing is left"));
+        assert!(LossMask::after(1, &[2, 4]).is_err());
     }
 }
