@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn known_colours_convert_as_the_standards_say() {
+    fn known_colours_match_the_standards() {
         let sd = Matrix::bt601(false);
         let hd = Matrix::from_code(1, false).unwrap();
         assert_eq!(rgb_of(16, 128, 128, sd), [0, 0, 0]);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn smooth_pictures_survive_the_way_there_and_back() {
+    fn yuv_round_trip_of_smooth_pictures_is_within_4() {
         let (width, height) = (64, 48);
         let rgb = (0..width * height)
             .flat_map(|i| {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn planes_that_are_too_short_are_seen() {
+    fn too_short_planes_are_inconsistent() {
         let [y, u, v] = planes(0, 0, 0);
         let yuv = Yuv420 { width: 4, height: 4, y: &y, u: &u, v: &v[..3], y_stride: 4, uv_stride: 2 };
         assert!(!yuv.is_consistent());

@@ -40,10 +40,10 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         return Err(Error::bad_file(path, problem));
     }
     // One object at a time: parsed values take ten times as much memory as their text.
-    let mut collected = Collected { found: Vec::new(), problem: None, base };
+    let mut collected = ListVisitor { found: Vec::new(), problem: None, base };
     let mut reader = serde_json::Deserializer::from_str(text);
     let read = reader.deserialize_seq(&mut collected).and_then(|()| reader.end());
-    let Collected { found, problem, .. } = collected;
+    let ListVisitor { found, problem, .. } = collected;
     if let Some(problem) = problem {
         return Err(Error::bad_file(path, problem));
     }
@@ -55,13 +55,13 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
 }
 
 /// The rows of a list, up to the first invalid object.
-struct Collected<'a> {
+struct ListVisitor<'a> {
     found: Vec<MetadataRow>,
     problem: Option<String>,
     base: &'a Path,
 }
 
-impl<'de> Visitor<'de> for &mut Collected<'_> {
+impl<'de> Visitor<'de> for &mut ListVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
