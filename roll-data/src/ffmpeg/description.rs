@@ -8,7 +8,7 @@ use roll_core::serde_json::{self, Value};
 use super::process::Program;
 use super::y4m::Planes;
 use super::{Failure, input};
-use crate::color::{Matrix, Yuv420, Yuv444, to_rgb, to_rgb_444};
+use crate::color::{Matrix, Yuv420, to_rgb, to_rgb_444};
 use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
 
@@ -37,10 +37,6 @@ enum PixelFormat {
 }
 
 impl StreamDescription {
-    pub fn read(path: &Path) -> Result<Self, Failure> {
-        Self::of(path, None)
-    }
-
     /// Describes a file of the format that ffmpeg calls `format`; `None` lets ffmpeg detect it.
     pub fn of(path: &Path, format: Option<&str>) -> Result<Self, Failure> {
         let entries = "stream=width,height,pix_fmt,sample_aspect_ratio,avg_frame_rate,r_frame_rate,color_range,\
@@ -129,7 +125,7 @@ impl StreamDescription {
                 false => Err(format!("ffmpeg gives odd frames of {width} x {height} pixels")),
             };
         }
-        Ok(to_rgb_444(Yuv444 { width, height, y, u, v }, matrix))
+        Ok(to_rgb_444(width, height, [y, u, v], matrix))
     }
 
     fn declared_matrix(&self) -> Result<Matrix, String> {

@@ -13,7 +13,7 @@ use crate::probe::Probed;
 
 /// Size, number of frames and frame rate, without decoding: from the packets that are shown.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
-    let stream = StreamDescription::read(path)?;
+    let stream = StreamDescription::of(path, None)?;
     let mut arguments: Vec<OsString> = input(path, None);
     let entries = "packet=pts_time,duration_time,flags";
     arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));

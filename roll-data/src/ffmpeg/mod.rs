@@ -47,7 +47,7 @@ impl From<String> for Failure {
 
 /// Decodes the frames that `options` select.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
-    let stream = StreamDescription::read(path)?;
+    let stream = StreamDescription::of(path, None)?;
     let mut frames = Frames::new(options);
     frames.source_fps = stream.fps;
     let max_frames = options.max_frames.map(|max_frames| max_frames.saturating_mul(options.every.max(1)));

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use roll_core::{
-    Error, Result, nearest,
+    Error, Result,
     serde::de::{Deserializer, Error as _, SeqAccess, Visitor},
     serde_json::{self, Map, Value},
 };
 
-use super::{MetadataRow, named};
+use super::{MetadataRow, listed};
 
 /// Maximum size of an object in bytes. Parsed, it may take thirty times as much memory.
 const MAX_OBJECT: usize = 4 << 20;
@@ -87,8 +87,7 @@ impl<'de> Visitor<'de> for &mut ListVisitor<'_> {
 fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<MetadataRow>, String> {
     let missing = |name: &str| {
         let found: Vec<_> = object.keys().map(String::as_str).collect();
-        let hint = nearest(name, found.iter().copied()).map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
-        format!("no key `{name}`; the object has {}{hint}", named(&found))
+        format!("no key `{name}`; the object has {}", listed(&found, name))
     };
     let text_of = |name: &str| match object.get(name) {
         None | Some(Value::Null) => Ok(None),

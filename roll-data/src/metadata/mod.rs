@@ -7,7 +7,7 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt};
+use roll_core::{Error, Result, ResultExt, nearest};
 use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
@@ -117,11 +117,14 @@ fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not UTF-8: {}", e.utf8_error())))
 }
 
-fn named(names: &[&str]) -> String {
-    match names {
+/// Lists the columns or keys that were found where `name` is missing, with a hint at a similar one.
+fn listed(found: &[&str], name: &str) -> String {
+    let names = match found {
         [] => "no columns".into(),
         names => names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", "),
-    }
+    };
+    let hint = nearest(name, found.iter().copied()).map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
+    names + &hint
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Result, nearest};
+use roll_core::{Error, Result};
 
-use super::{MetadataRow, named};
+use super::{MetadataRow, listed};
 
 /// Column separators.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
@@ -23,9 +23,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     let need = |name: &str| {
         find(name).ok_or_else(|| {
             let found: Vec<_> = headers.iter().collect();
-            let hint = nearest(name, found.iter().copied());
-            let hint = hint.map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
-            bad(format!("no column `{name}`; the first line names {}{hint}", named(&found)))
+            bad(format!("no column `{name}`; the first line names {}", listed(&found, name)))
         })
     };
     let (video, prompt) = (need("video")?, need("prompt")?);

@@ -139,13 +139,7 @@ fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
         file.seek(SeekFrom::Start(position))
             .and_then(|_| file.read_exact(&mut header[..n]))
             .map_err(|e| e.to_string())?;
-        let mut cursor = Cursor(&header);
-        let (Some(size), Some(kind)) = (cursor.u32(), cursor.tag()) else { break };
-        let (start, size) = match size {
-            0 => (8, file_size - position),
-            1 => (16, cursor.u64().unwrap_or(0)),
-            size => (8, u64::from(size)),
-        };
+        let Some((kind, start, size)) = Cursor(&header).box_header(file_size - position) else { break };
         let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
         let Some(end) = end else {
             return Err(format!(
