@@ -15,25 +15,25 @@ pub(super) const MAX_INTS: usize = 1 << 22;
 
 thread_local! {
     /// Greatest number of elements of a tensor in the current operation of this thread.
-    static ALLOWED: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
+    static ELEMENT_LIMIT: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
 }
 
 /// Limits the number of elements of tensors on this thread while the guard lives. Operators call [`elements`] before
 /// they create a tensor.
-pub(super) struct Allowed {
+pub(super) struct ElementLimit {
     before: usize,
 }
 
-impl Allowed {
+impl ElementLimit {
     /// Sets the limit to the smaller of `most` and [`MAX_ELEMENTS`].
     pub fn new(most: usize) -> Self {
-        Self { before: ALLOWED.replace(most.min(MAX_ELEMENTS)) }
+        Self { before: ELEMENT_LIMIT.replace(most.min(MAX_ELEMENTS)) }
     }
 }
 
-impl Drop for Allowed {
+impl Drop for ElementLimit {
     fn drop(&mut self) {
-        ALLOWED.set(self.before);
+        ELEMENT_LIMIT.set(self.before);
     }
 }
 
@@ -165,7 +165,7 @@ impl Constant {
 
 /// The number of elements of `shape`. Fails above the limit of this thread.
 pub(super) fn elements(shape: &[usize]) -> Result<usize, Problem> {
-    let most = ALLOWED.get();
+    let most = ELEMENT_LIMIT.get();
     shape
         .iter()
         .try_fold(1usize, |n, &d| n.checked_mul(d))

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
-use super::super::attributes::{Build, sizes};
+use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, plain_device, upload};
 use super::broadcast::source;
@@ -14,8 +14,8 @@ use super::{Built, Operator, Run, broadcast, input, integers};
 #[derive(Debug)]
 struct Expand;
 
-pub(super) fn expand(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
+pub(super) fn expand(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
     Ok(Box::new(Expand))
 }
 
@@ -46,8 +46,8 @@ fn countable(shape: &[usize]) -> Result<usize, Problem> {
 #[derive(Debug)]
 struct Tile;
 
-pub(super) fn tile(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
+pub(super) fn tile(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
     Ok(Box::new(Tile))
 }
 
@@ -87,9 +87,9 @@ struct Range {
     device: burn::tensor::Device,
 }
 
-pub(super) fn range(build: &mut Build) -> Built {
-    build.arity(3..=3, 1)?;
-    Ok(Box::new(Range { device: build.device.clone() }))
+pub(super) fn range(spec: &mut OperatorSpec) -> Built {
+    spec.arity(3..=3, 1)?;
+    Ok(Box::new(Range { device: spec.device.clone() }))
 }
 
 impl Operator for Range {
@@ -130,9 +130,9 @@ struct Trilu {
     upper: bool,
 }
 
-pub(super) fn trilu(build: &mut Build) -> Built {
-    build.arity(1..=2, 1)?;
-    Ok(Box::new(Trilu { upper: build.attributes.int("upper")?.unwrap_or(1) != 0 }))
+pub(super) fn trilu(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=2, 1)?;
+    Ok(Box::new(Trilu { upper: spec.attributes.int("upper")?.unwrap_or(1) != 0 }))
 }
 
 impl Operator for Trilu {
@@ -171,12 +171,12 @@ struct CumulativeSum {
     axis: i64,
 }
 
-pub(super) fn cumulative_sum(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    if build.attributes.flag("exclusive")? || build.attributes.flag("reverse")? {
+pub(super) fn cumulative_sum(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    if spec.attributes.flag("exclusive")? || spec.attributes.flag("reverse")? {
         return Err("`exclusive` and `reverse` are not run here".into());
     }
-    let axis = build.constant_ints(1, "axis")?.and_then(<[i64]>::first);
+    let axis = spec.constant_ints(1, "axis")?.and_then(<[i64]>::first);
     Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")? }))
 }
 

@@ -5,10 +5,10 @@ use roll_backends::ops::{Conv2d, Conv2dSteps, Then};
 
 use super::super::error::Problem;
 use super::super::value::Value;
-use super::conv::{Conv, Placed};
+use super::conv::{Conv, ConvPlacement};
 use super::elementwise::after;
 use super::window::{Padding, Window, as_nchw, from_nchw, pair};
-use super::{Carried, Operator, Run, broadcast, input};
+use super::{BatchInput, Operator, Run, broadcast, input};
 
 /// A convolution of input 0 over one or two axes, plus input 1 if there is one, then a function.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ fn is_usual(window: &Window) -> bool {
 impl Operator for FusedConv {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
-        let Placed { pads, shape } = self.conv.placed(x.shape(), &self.weight_shape)?;
+        let ConvPlacement { pads, shape } = self.conv.placement(x.shape(), &self.weight_shape)?;
         let (x_nchw, pads) = (as_nchw(x)?, pair(&pads, (0, 0)));
         let y = match self.adds {
             false => from_nchw(self.computed.apply(x_nchw, None, pads), x)?,
@@ -89,9 +89,9 @@ impl Operator for FusedConv {
         Ok(vec![Value::Float(y)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = inputs.first()?.items()?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = inputs.first()?.batched()?;
         // The added value is never a constant: a constant would be part of the bias or not be fused.
-        inputs.iter().all(|i| i.items() == Some(rank)).then_some(rank)
+        inputs.iter().all(|i| i.batched() == Some(rank)).then_some(rank)
     }
 }

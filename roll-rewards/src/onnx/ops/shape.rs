@@ -1,9 +1,9 @@
 //! Operators on the shape of a value: Shape, Size, Reshape, Flatten, Squeeze, Unsqueeze.
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, reshaped};
-use super::{Built, Carried, Operator, Run, first_only, input};
+use super::{BatchInput, Built, Operator, Run, input, only_first_batched};
 
 /// Reshapes the value. Fails if the number of elements differs.
 fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {
@@ -21,9 +21,9 @@ struct Shape {
     end: Option<i64>,
 }
 
-pub(super) fn shape(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    let attributes = &mut build.attributes;
+pub(super) fn shape(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    let attributes = &mut spec.attributes;
     Ok(Box::new(Shape { start: attributes.int("start")?.unwrap_or(0), end: attributes.int("end")? }))
 }
 
@@ -39,8 +39,8 @@ impl Operator for Shape {
 #[derive(Debug)]
 struct Size;
 
-pub(super) fn size(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
+pub(super) fn size(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
     Ok(Box::new(Size))
 }
 
@@ -62,9 +62,9 @@ struct Reshape {
     keep_zero: bool,
 }
 
-pub(super) fn reshape(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    Ok(Box::new(Reshape { keep_zero: build.attributes.flag("allowzero")? }))
+pub(super) fn reshape(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    Ok(Box::new(Reshape { keep_zero: spec.attributes.flag("allowzero")? }))
 }
 
 impl Operator for Reshape {
@@ -95,8 +95,8 @@ impl Operator for Reshape {
         Ok(vec![with_shape(x, shape)?])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let [Carried::Items(_), Carried::Constant(Value::Int { values, .. })] = inputs else { return None };
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let [BatchInput::Batched(_), BatchInput::Constant(Value::Int { values, .. })] = inputs else { return None };
         // A leading -1 is excluded: the leading length of one item would follow only from its other axes.
         matches!(values.as_slice(), [0 | 1, ..]).then_some(values.len()).filter(|_| !self.keep_zero || values[0] == 1)
     }
@@ -107,9 +107,9 @@ struct Flatten {
     axis: i64,
 }
 
-pub(super) fn flatten(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    Ok(Box::new(Flatten { axis: build.attributes.int("axis")?.unwrap_or(1) }))
+pub(super) fn flatten(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    Ok(Box::new(Flatten { axis: spec.attributes.int("axis")?.unwrap_or(1) }))
 }
 
 impl Operator for Flatten {
@@ -121,8 +121,8 @@ impl Operator for Flatten {
         Ok(vec![with_shape(x, vec![elements(outer)?, elements(inner)?])?])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs).filter(|&rank| axis(self.axis, rank) == Ok(1)).map(|_| 2)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs).filter(|&rank| axis(self.axis, rank) == Ok(1)).map(|_| 2)
     }
 }
 
@@ -133,10 +133,10 @@ struct Squeeze {
     axes: Option<Vec<i64>>,
 }
 
-pub(super) fn squeeze(build: &mut Build) -> Built {
-    build.arity(1..=2, 1)?;
-    let remove = build.operator == "Squeeze";
-    let axes = build.ints_or_input("axes", 1)?;
+pub(super) fn squeeze(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=2, 1)?;
+    let remove = spec.operator == "Squeeze";
+    let axes = spec.ints_or_input("axes", 1)?;
     if axes.is_none() && !remove {
         return Err("`axes` is missing".into());
     }
@@ -172,8 +172,8 @@ impl Operator for Squeeze {
         Ok(vec![with_shape(x, kept)?])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         let axes = self.axes.as_ref()?;
         let full = if self.remove { rank } else { rank + axes.len() };
         let named: Vec<usize> = axes.iter().map(|&a| axis(a, full).ok()).collect::<Option<_>>()?;
