@@ -25,9 +25,9 @@ pub(super) struct ElementLimit {
 }
 
 impl ElementLimit {
-    /// Sets the limit to the smaller of `most` and [`MAX_ELEMENTS`].
-    pub fn new(most: usize) -> Self {
-        Self { before: ELEMENT_LIMIT.replace(most.min(MAX_ELEMENTS)) }
+    /// Sets the limit to the smaller of `max_elements` and [`MAX_ELEMENTS`].
+    pub fn new(max_elements: usize) -> Self {
+        Self { before: ELEMENT_LIMIT.replace(max_elements.min(MAX_ELEMENTS)) }
     }
 }
 
@@ -165,12 +165,12 @@ impl Constant {
 
 /// The number of elements of `shape`. Fails above the limit of this thread.
 pub(super) fn elements(shape: &[usize]) -> Result<usize, Problem> {
-    let most = ELEMENT_LIMIT.get();
+    let max_elements = ELEMENT_LIMIT.get();
     shape
         .iter()
         .try_fold(1usize, |n, &d| n.checked_mul(d))
-        .filter(|n| *n <= most)
-        .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {most} elements").into())
+        .filter(|n| *n <= max_elements)
+        .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {max_elements} elements").into())
 }
 
 /// The index of `axis` in a tensor of rank `rank`. Negative axes count from the end.
@@ -183,15 +183,15 @@ pub(super) fn axis(axis: i64, rank: usize) -> Result<usize, Problem> {
 }
 
 /// Reshapes to `[axes before, axis, axes after]`, so that one implementation serves every rank.
-pub(super) fn around(tensor: &NdTensor, axis: usize) -> Tensor<3> {
+pub(super) fn split_around_axis(tensor: &NdTensor, axis: usize) -> Tensor<3> {
     let shape = tensor.shape();
     let outer = shape[..axis].iter().product::<usize>();
     let inner = shape[axis + 1..].iter().product::<usize>();
     tensor.flat().clone().reshape([outer, shape[axis], inner])
 }
 
-/// Reverts [`around`]: the shape of `like`, with the new length of `axis`.
-pub(super) fn back(tensor: Tensor<3>, like: &NdTensor, axis: usize) -> NdTensor {
+/// Reverts [`split_around_axis`]: the shape of `like`, with the new length of `axis`.
+pub(super) fn merge_axes(tensor: Tensor<3>, like: &NdTensor, axis: usize) -> NdTensor {
     let mut shape = like.shape().to_vec();
     shape[axis] = tensor.dims()[1];
     NdTensor::from_flat(tensor.reshape([shape.iter().product::<usize>()]), shape)

@@ -113,7 +113,7 @@ impl FrameScorer<'_> {
         let frames = items.concat();
         let pictures: Vec<Vec<f32>> = frames.par_iter().map(|&t| preprocess.forward(video.frame(t))).collect();
         let layout = self.input.layout;
-        let values = layout.arranged(pictures.concat(), frames.len(), false);
+        let values = layout.rearranged(pictures.concat(), frames.len(), false);
         Tensor::new(values, layout.shape(frames.len(), preprocess.size()))
     }
 
@@ -145,7 +145,7 @@ impl FrameScorer<'_> {
             }
             let gradient = pull(Tensor::new(cotangent, rows.shape())?)?;
             let frames = batch.concat();
-            let gradient = self.input.layout.arranged(gradient.to_f32_vec(), frames.len(), true);
+            let gradient = self.input.layout.rearranged(gradient.to_f32_vec(), frames.len(), true);
             let pictures = gradient.chunks_exact(gradient.len() / frames.len()).map(<[f32]>::to_vec);
             gradients.extend(frames.iter().copied().zip(pictures));
         }

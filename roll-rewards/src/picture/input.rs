@@ -139,7 +139,7 @@ impl Layout {
     }
 
     /// Rearranges `[T, 3, H, W]` to this order, or with `back` from it.
-    pub fn arranged(self, values: Vec<f32>, frames: usize, back: bool) -> Vec<f32> {
+    pub fn rearranged(self, values: Vec<f32>, frames: usize, back: bool) -> Vec<f32> {
         let plane = values.len() / (frames * 3).max(1);
         let place = |t: usize, c: usize, i: usize| match self {
             Self::Nchw | Self::Ntchw => (t * 3 + c) * plane + i,
@@ -364,10 +364,10 @@ mod tests {
     fn every_layout_round_trips() {
         let values = noise(7, 2 * 3 * 5);
         for layout in [Layout::Nchw, Layout::Nhwc, Layout::Ncthw, Layout::Ntchw] {
-            assert_eq!(layout.arranged(layout.arranged(values.clone(), 2, false), 2, true), values);
+            assert_eq!(layout.rearranged(layout.rearranged(values.clone(), 2, false), 2, true), values);
         }
         let twelve: Vec<f32> = (0..12).map(|v| v as f32).collect();
-        assert_eq!(Layout::Ncthw.arranged(twelve, 2, false), [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
+        assert_eq!(Layout::Ncthw.rearranged(twelve, 2, false), [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
     }
 
     #[test]

@@ -139,7 +139,7 @@ pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
 }
 
 /// Applies the function that was fused after a convolution.
-pub(super) fn after(then: Then, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
+pub(super) fn apply_epilogue(then: Then, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
     let flat = z.flat().clone();
     let y = match (then, slopes) {
         (Then::Nothing, _) => flat,
@@ -211,7 +211,7 @@ impl Operator for Fold {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let first = input(inputs, 0)?;
         if let (Some(power), Value::Float(x)) = (self.power, first) {
-            return Ok(vec![Value::Float(powered(x, power))]);
+            return Ok(vec![Value::Float(pow_scalar(x, power))]);
         }
         let mut result = first.clone();
         for index in 1..inputs.len() {
@@ -294,7 +294,7 @@ impl Fold {
     }
 }
 
-fn powered(x: &NdTensor, power: f32) -> NdTensor {
+fn pow_scalar(x: &NdTensor, power: f32) -> NdTensor {
     let flat = x.flat().clone();
     let y = match power {
         1.0 => flat,

@@ -5,7 +5,9 @@ use roll_backends::NdTensor;
 
 use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
-use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, plain_device, upload};
+use super::super::value::{
+    MAX_INTS, Value, axis, elements, host_floats, merge_axes, plain_device, split_around_axis, upload,
+};
 use super::broadcast::source;
 use super::logic::masked;
 use super::{Built, Operator, Run, broadcast, input, integers};
@@ -27,7 +29,7 @@ impl Operator for Expand {
         Ok(vec![match x {
             Value::Float(x) => Value::Float(broadcast::expand(x, &shape)?),
             Value::Int { values, shape: own } => {
-                let values = (0..countable(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
+                let values = (0..checked_int_count(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
                 Value::Int { values, shape }
             }
         }])
@@ -35,7 +37,7 @@ impl Operator for Expand {
 }
 
 /// The number of elements of an integer tensor of `shape`. Fails above the limit.
-fn countable(shape: &[usize]) -> Result<usize, Problem> {
+fn checked_int_count(shape: &[usize]) -> Result<usize, Problem> {
     match elements(shape)? {
         count @ ..=MAX_INTS => Ok(count),
         _ => Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into()),
@@ -65,13 +67,13 @@ impl Operator for Tile {
             elements(&shape)?;
             value = match &value {
                 Value::Float(x) => {
-                    let [outer, _, inner] = around(x, a).dims();
+                    let [outer, _, inner] = split_around_axis(x, a).dims();
                     let once = x.flat().clone().reshape([outer, 1, length * inner]);
                     let whole = once.expand([outer, times, length * inner]).reshape([outer, times * length, inner]);
-                    Value::Float(back(whole, x, a))
+                    Value::Float(merge_axes(whole, x, a))
                 }
                 Value::Int { values, shape: own } => {
-                    countable(&shape)?;
+                    checked_int_count(&shape)?;
                     let picks: Vec<usize> = (0..shape[a]).map(|i| i % length).collect();
                     integers::picked(values, own, a, &picks)
                 }

@@ -5,7 +5,7 @@ use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, reshaped};
+use super::super::value::{MAX_INTS, Value, axis, elements, host_floats, merge_axes, reshaped, split_around_axis};
 use super::{BatchInput, Built, Operator, Run, input, integers, only_first_batched};
 
 /// Selects slices along axis 1. `picks` must be indices of the axis.
@@ -17,7 +17,7 @@ pub(super) fn select(x: Tensor<3>, picks: &[usize]) -> Tensor<3> {
 
 /// Selects slices along the axis `a`. `picks` must be indices of the axis.
 pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
-    back(select(around(x, a), picks), x, a)
+    merge_axes(select(split_around_axis(x, a), picks), x, a)
 }
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Operator for Gather {
 }
 
 /// Selects the elements of `x` at flat indices and reshapes them to `shape`. The indices must be in `x`.
-fn looked_up(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Problem> {
+fn gather_flat(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Problem> {
     elements(&shape)?;
     Ok(match x {
         Value::Float(x) => {
@@ -104,15 +104,16 @@ impl Operator for GatherElements {
             for k in (0..to.len()).rev() {
                 let position = rest % to[k];
                 rest /= to[k];
-                at += strides[k] * if k == a { axis(index, from[a]).map_err(|_| beyond(from))? } else { position };
+                at +=
+                    strides[k] * if k == a { axis(index, from[a]).map_err(|_| out_of_range(from))? } else { position };
             }
             flat.push(at);
         }
-        Ok(vec![looked_up(x, &flat, to.to_vec())?])
+        Ok(vec![gather_flat(x, &flat, to.to_vec())?])
     }
 }
 
-fn beyond(shape: &[usize]) -> Problem {
+fn out_of_range(shape: &[usize]) -> Problem {
     Problem(format!("the indices reach beyond {shape:?}"))
 }
 
@@ -144,7 +145,7 @@ impl Operator for GatherNd {
         for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
             let mut position = row / per_batch;
             for (&i, &length) in index.iter().zip(named) {
-                position = position * length + axis(i, length).map_err(|_| beyond(from))?;
+                position = position * length + axis(i, length).map_err(|_| out_of_range(from))?;
             }
             at.push(position);
         }

@@ -5,7 +5,7 @@ use roll_backends::NdTensor;
 
 use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
-use super::super::value::{MAX_ELEMENTS, Value, around, axis, back, elements, plain_device};
+use super::super::value::{MAX_ELEMENTS, Value, axis, elements, merge_axes, plain_device, split_around_axis};
 use super::index::pick;
 use super::{BatchInput, Built, Operator, Run, input, integers, only_first_batched};
 
@@ -100,8 +100,8 @@ impl Operator for Concat {
             let parts: Vec<_> = values.iter().map(|v| Ok((v.ints()?, v.shape()[a]))).collect::<Result<_, Problem>>()?;
             return Ok(vec![integers::concatenated(&parts, shape, a)?]);
         }
-        let parts = values.iter().map(|v| Ok(around(v.float()?, a))).collect::<Result<_, Problem>>()?;
-        Ok(vec![Value::Float(back(Tensor::cat(parts, 1), first.float()?, a))])
+        let parts = values.iter().map(|v| Ok(split_around_axis(v.float()?, a))).collect::<Result<_, Problem>>()?;
+        Ok(vec![Value::Float(merge_axes(Tensor::cat(parts, 1), first.float()?, a))])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
@@ -192,7 +192,7 @@ impl Operator for Slice {
                 Value::Int { values, shape } => integers::picked(values, shape, a, &picks),
                 Value::Float(_) if picks.is_empty() => return Err(format!("it leaves nothing of axis {a}").into()),
                 Value::Float(x) if range.step == 1 => {
-                    Value::Float(back(around(x, a).narrow(1, picks[0], picks.len()), x, a))
+                    Value::Float(merge_axes(split_around_axis(x, a).narrow(1, picks[0], picks.len()), x, a))
                 }
                 Value::Float(x) => Value::Float(pick(x, a, &picks)),
             };
@@ -253,7 +253,7 @@ impl Operator for Split {
             let first = start;
             start += length;
             match x {
-                Value::Float(x) => Value::Float(back(around(x, a).narrow(1, first, length), x, a)),
+                Value::Float(x) => Value::Float(merge_axes(split_around_axis(x, a).narrow(1, first, length), x, a)),
                 Value::Int { values, shape } => {
                     integers::picked(values, shape, a, &(first..first + length).collect::<Vec<_>>())
                 }
@@ -314,16 +314,16 @@ impl Operator for Pad {
             let mut shape = x.shape().to_vec();
             shape[a] = shape[a].saturating_add(before).saturating_add(after).min(MAX_ELEMENTS + 1);
             elements(&shape)?;
-            let [outer, _, inner] = around(&x, a).dims();
+            let [outer, _, inner] = split_around_axis(&x, a).dims();
             let filled = |length| Tensor::<3>::full([outer, length, inner], self.number, &device);
-            let mut parts = vec![around(&x, a)];
+            let mut parts = vec![split_around_axis(&x, a)];
             if before > 0 {
                 parts.insert(0, filled(before));
             }
             if after > 0 {
                 parts.push(filled(after));
             }
-            x = back(Tensor::cat(parts, 1), &x, a);
+            x = merge_axes(Tensor::cat(parts, 1), &x, a);
         }
         Ok(vec![Value::Float(x)])
     }

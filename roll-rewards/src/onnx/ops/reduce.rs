@@ -5,7 +5,7 @@ use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{Value, around, axis, back, reshaped};
+use super::super::value::{Value, axis, merge_axes, reshaped, split_around_axis};
 use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, integers, only_first_batched};
 
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ impl Operator for Reduce {
             y = squared(&y);
         }
         for &a in &axes {
-            let whole = around(&y, a);
+            let whole = split_around_axis(&y, a);
             let reduced = match self.reduction {
                 Reduction::Mean => whole.mean_dim(1),
                 Reduction::Sum | Reduction::Norm => whole.sum_dim(1),
@@ -81,7 +81,7 @@ impl Operator for Reduce {
                 Reduction::Min => whole.min_dim(1),
                 Reduction::Product => return Err("only integers are multiplied along axes here".into()),
             };
-            y = back(reduced, &y, a);
+            y = merge_axes(reduced, &y, a);
         }
         if let Reduction::Norm = self.reduction {
             y = NdTensor::from_flat(y.flat().clone().sqrt(), y.shape());
@@ -151,7 +151,7 @@ impl Operator for Softmax {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
-        let mut whole = around(x, a);
+        let mut whole = split_around_axis(x, a);
         if self.rest {
             let [outer, length, inner] = whole.dims();
             whole = whole.reshape([outer, length * inner, 1]);
@@ -185,7 +185,7 @@ impl Operator for LpNormalization {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
-        let norm = back(around(&squared(x), a).sum_dim(1).sqrt(), x, a);
+        let norm = merge_axes(split_around_axis(&squared(x), a).sum_dim(1).sqrt(), x, a);
         Ok(vec![Value::Float(broadcast::apply(x, &norm, |x, norm| x / norm)?)])
     }
 

@@ -7,7 +7,7 @@ use roll_backends::NdTensor;
 
 use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
-use super::super::value::{Value, around, back, elements, plain_device, upload};
+use super::super::value::{Value, elements, merge_axes, plain_device, split_around_axis, upload};
 use super::index::select;
 use super::{BatchInput, Built, Operator, Run, input};
 
@@ -156,9 +156,9 @@ impl Resize {
             let rest = weights.iter().map(|w| 1.0 - w).collect();
             let device = plain_device(x);
             let column = |w: Vec<f32>| upload(w, vec![1, output, 1], &device).rank::<3>();
-            let whole = around(x, a);
+            let whole = split_around_axis(x, a);
             let y = select(whole.clone(), &below) * column(rest)? + select(whole, &above) * column(weights)?;
-            return Ok(back(y, x, a));
+            return Ok(merge_axes(y, x, a));
         };
         let round = |s: f64| match nearest {
             Nearest::RoundPreferFloor => (s - 0.5).ceil(),
@@ -167,13 +167,13 @@ impl Resize {
             Nearest::Ceil => s.ceil(),
         };
         let picks: Vec<usize> = (0..output).map(|o| round(source(o)).clamp(0.0, last) as usize).collect();
-        let whole = around(x, a);
+        let whole = split_around_axis(x, a);
         let times = output / length;
         if output % length == 0 && picks.iter().enumerate().all(|(o, i)| *i == o / times) {
             let [outer, _, inner] = whole.dims();
             let repeated = whole.reshape([outer, length, 1, inner]).expand([outer, length, times, inner]);
-            return Ok(back(repeated.reshape([outer, output, inner]), x, a));
+            return Ok(merge_axes(repeated.reshape([outer, output, inner]), x, a));
         }
-        Ok(back(select(whole, &picks), x, a))
+        Ok(merge_axes(select(whole, &picks), x, a))
     }
 }

@@ -30,7 +30,8 @@ pub(super) fn shape(spec: &mut OperatorSpec) -> Built {
 impl Operator for Shape {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let shape = input(inputs, 0)?.shape();
-        let (start, end) = (edge(self.start, shape.len()), edge(self.end.unwrap_or(i64::MAX), shape.len()));
+        let (start, end) =
+            (clamped_position(self.start, shape.len()), clamped_position(self.end.unwrap_or(i64::MAX), shape.len()));
         Ok(vec![Value::list(shape.get(start..end).unwrap_or_default().iter().map(|&d| d as i64).collect())])
     }
 }
@@ -52,7 +53,7 @@ impl Operator for Size {
 }
 
 /// A position on an axis, clamped. Negative positions count from the end.
-fn edge(position: i64, length: usize) -> usize {
+fn clamped_position(position: i64, length: usize) -> usize {
     let from_start = if position < 0 { position.saturating_add(length as i64) } else { position };
     from_start.clamp(0, length as i64) as usize
 }
