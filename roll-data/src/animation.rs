@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gif_of_too_many_pixels_is_refused_and_its_first_frames_are_read() {
+    fn rejects_gif_beyond_the_pixel_limit() {
         let (mut read, most) = (0, 64 * 32 * 10);
         let decode = |frames, enough, read: &mut usize| {
             decode_up_to(most, gif_of(frames).1, |_, _| {

@@ -119,8 +119,8 @@ impl Batches {
     pub fn batch(&mut self, step: u64) -> Result<Batch> {
         let rows = self.indices(step);
         let read = self.prefetch.take(&self.dataset, &rows)?;
-        for ahead in self.prefetch.len() as u64..self.dataset.config().prefetch as u64 {
-            let next = step + 1 + ahead;
+        for pending in self.prefetch.len() as u64..self.dataset.config().prefetch as u64 {
+            let next = step + 1 + pending;
             if next < self.end {
                 let rows = self.indices(next);
                 self.prefetch.begin(&self.dataset, rows);

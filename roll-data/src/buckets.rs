@@ -33,7 +33,7 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
         match found {
             Ok(bucket) => Ok(Some(bucket)),
             Err(_) if config.on_bad_sample == OnBadSample::Skip => Ok(None), // reading it says why
-            Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.place(row))),
+            Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.location(row))),
         }
     };
     metadata.rows.par_iter().map(of).collect()
@@ -76,7 +76,7 @@ mod tests {
     const UNIT: VideoUnit = VideoUnit { height: 16, width: 16, frames: 4 };
 
     #[test]
-    fn a_clip_takes_the_nearest_ratio_and_the_longest_length_it_has() {
+    fn bucket_has_nearest_ratio_and_longest_available_length() {
         let config = DataConfig {
             bucket_ratios: vec![16.0 / 9.0, 1.0, 9.0 / 16.0],
             bucket_frames: vec![17, 81, 49],
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clip_smaller_than_allowed_is_not_scaled_up() {
+    fn buckets_do_not_upscale_clips() {
         let config = DataConfig {
             bucket_ratios: vec![16.0 / 9.0, 1.0, 9.0 / 16.0],
             max_pixels: 480 * 832,
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn without_ratios_clips_keep_theirs() {
+    fn without_bucket_ratios_clips_keep_their_ratio() {
         let config = DataConfig { bucket_frames: vec![5], max_pixels: 32 * 48, ..DataConfig::default() };
         let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT);
         assert_eq!(of([40, 70]), Ok(Bucket { frames: 5, size: [16, 48] }));

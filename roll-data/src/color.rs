@@ -71,16 +71,6 @@ impl Yuv420<'_> {
     }
 }
 
-/// The planes of a 4:4:4 frame: chroma has the size of luma; `width * height` bytes each.
-#[derive(Clone, Copy)]
-pub(crate) struct Yuv444<'a> {
-    pub width: usize,
-    pub height: usize,
-    pub y: &'a [u8],
-    pub u: &'a [u8],
-    pub v: &'a [u8],
-}
-
 /// Fractional bits of the fixed-point factors.
 const BITS: u32 = 16;
 /// Interpolated chroma is scaled by 2^3: quarters vertically times halves horizontally.
@@ -105,9 +95,8 @@ pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     Picture { width: w, height: h, rgb }
 }
 
-/// Converts to RGB. Each plane must have `width * height` bytes.
-pub(crate) fn to_rgb_444(yuv: Yuv444<'_>, matrix: Matrix) -> Picture {
-    let Yuv444 { width, height, y, u, v } = yuv;
+/// Converts the planes of a 4:4:4 frame to RGB. Each plane must have `width * height` bytes.
+pub(crate) fn to_rgb_444(width: usize, height: usize, [y, u, v]: [&[u8]; 3], matrix: Matrix) -> Picture {
     let factors = Factors::of(matrix);
     let mut rgb = vec![0; width * height * 3];
     let scaled = |row: &[u8], out: &mut [i32]| {
@@ -227,13 +216,12 @@ mod tests {
         let yuv = Yuv420 { width: 4, height: 4, y: &y, u: &u, v: &v, y_stride: 4, uv_stride: 2 };
         assert!(yuv.is_consistent());
         let rgb = to_rgb(yuv, matrix).rgb;
-        let full = Yuv444 { width: 2, height: 2, y: &y[..4], u: &u, v: &v };
-        assert_eq!(to_rgb_444(full, matrix).rgb, rgb[..12]);
+        assert_eq!(to_rgb_444(2, 2, [&y[..4], &u, &v], matrix).rgb, rgb[..12]);
         rgb[..3].try_into().unwrap()
     }
 
     #[test]
-    fn known_colours_convert_as_the_standards_say() {
+    fn known_colours_match_the_standards() {
         let sd = Matrix::bt601(false);
         let hd = Matrix::from_code(1, false).unwrap();
         assert_eq!(rgb_of(16, 128, 128, sd), [0, 0, 0]);
@@ -245,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn smooth_pictures_survive_the_way_there_and_back() {
+    fn yuv_round_trip_of_smooth_pictures_is_within_4() {
         let (width, height) = (64, 48);
         let rgb = (0..width * height)
             .flat_map(|i| {
@@ -264,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn planes_that_are_too_short_are_seen() {
+    fn too_short_planes_are_inconsistent() {
         let [y, u, v] = planes(0, 0, 0);
         let yuv = Yuv420 { width: 4, height: 4, y: &y, u: &u, v: &v[..3], y_stride: 4, uv_stride: 2 };
         assert!(!yuv.is_consistent());

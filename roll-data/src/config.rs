@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_refused_by_their_key() {
+    fn rejects_out_of_range_values_by_key() {
         let key = |key: &str| Some(format!("data.{key}"));
         assert_eq!(refused(|_| {}), None);
         assert_eq!(refused(|c| (c.height, c.width) = (Some(64), Some(96))), None);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_lengths_that_the_model_does_not_take_are_refused_by_their_key() {
+    fn rejects_sizes_the_model_does_not_support() {
         let sized = DataConfig { height: Some(64), width: Some(112), ..DataConfig::default() };
         let told = |config: &DataConfig, unit| config.check_unit(unit).err().map(|e| e.to_string());
         let wide = VideoUnit { height: 32, width: 32, frames: 4 };

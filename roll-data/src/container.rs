@@ -27,7 +27,7 @@ pub fn format(path: impl AsRef<Path>) -> Result<&'static str> {
     if path.is_dir() {
         return Ok("directory of pictures");
     }
-    Ok(match Head::read(path)?.container() {
+    Ok(match FileHead::read(path)?.container() {
         Container::Mp4 => "MP4 or MOV",
         Container::Gif => "GIF",
         Container::Picture => "PNG, JPEG or WebP",
@@ -37,9 +37,9 @@ pub fn format(path: impl AsRef<Path>) -> Result<&'static str> {
 }
 
 /// The first bytes of a file.
-pub(crate) struct Head(Vec<u8>);
+pub(crate) struct FileHead(Vec<u8>);
 
-impl Head {
+impl FileHead {
     pub fn read(path: &Path) -> Result<Self> {
         let failed = Error::file("read", path);
         let mut head = Vec::new();
@@ -94,7 +94,7 @@ impl Head {
     }
 
     /// The reason why this crate cannot read the file.
-    pub fn unread(&self) -> String {
+    pub fn unreadable_reason(&self) -> String {
         match self.container() {
             _ if self.is_empty() => "the file is empty".into(),
             Container::OtherPicture(name, _) | Container::OtherVideo(name) => {

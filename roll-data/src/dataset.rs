@@ -82,7 +82,7 @@ impl Dataset {
         let Some(row) = self.metadata.rows.get(index) else {
             return Err(Error::Misuse(format!("sample {index} of a data set of {}", self.len())));
         };
-        self.read(index, row).while_doing(|| format!("reading {}", self.metadata.place(row)))
+        self.read(index, row).while_doing(|| format!("reading {}", self.metadata.location(row)))
     }
 
     /// Reads the sample of row `index` as [`Dataset::sample`] does. With `on_bad_sample: skip`, a bad row is an inner
@@ -93,12 +93,12 @@ impl Dataset {
             Err(error) if self.config.on_bad_sample == OnBadSample::Error => return Err(error),
             Err(error) => error,
         };
-        let place = self.metadata.rows.get(index).map(|row| self.metadata.place(row)).unwrap_or_default();
+        let location = self.metadata.rows.get(index).map(|row| self.metadata.location(row)).unwrap_or_default();
         let reason = match &error {
             Error::Context { source, .. } => source.chain(),
             other => other.to_string(),
         };
-        Ok(Err((place, reason)))
+        Ok(Err((location, reason)))
     }
 
     fn read(&self, index: usize, row: &MetadataRow) -> Result<Sample> {
@@ -116,7 +116,7 @@ impl Dataset {
         };
         Ok(Sample {
             index: index as u64,
-            origin: self.metadata.place(row),
+            origin: self.metadata.location(row),
             prompt: row.prompt.clone(),
             video: clip.video.clone(),
             image: clip.image.clone(),
@@ -133,12 +133,12 @@ impl Dataset {
             (None, Some(height), Some(width)) => Sizing::Exact([height, width]),
             _ => Sizing::MaxPixels { pixels: config.max_pixels, unit: [unit.height, unit.width] },
         };
-        let wanted = bucket.map_or(unit.frames_within(config.num_frames), |bucket| bucket.frames);
+        let max_frames = bucket.map_or(unit.frames_within(config.num_frames), |bucket| bucket.frames);
         let decoder = config.decoder;
-        let options = ReadOptions { max_frames: Some(wanted), fps: config.fps, sizing, decoder, every: 1 };
+        let options = ReadOptions { max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: 1 };
         let video = read_video(&row.video, &options)?;
         let found = video.dims()[0];
-        let video = cut(video, unit.frames_within(found))?;
+        let video = truncate_frames(video, unit.frames_within(found))?;
         let [_, height, width] = video.dims();
         if let Some(bucket) = bucket
             && bucket.frames != found
@@ -157,14 +157,14 @@ impl Dataset {
     }
 }
 
-/// Cuts a video to its first `kept` frames.
-fn cut(video: Video, kept: usize) -> Result<Video> {
+/// Cuts a video to its first `frames_kept` frames.
+fn truncate_frames(video: Video, frames_kept: usize) -> Result<Video> {
     let [frames, height, width] = video.dims();
-    if kept == frames {
+    if frames_kept == frames {
         return Ok(video);
     }
-    let values = video.frames().f32s()?[..kept * 3 * height * width].to_vec();
-    Video::new(Tensor::new(values, [kept, 3, height, width])?, video.fps())
+    let values = video.frames().f32s()?[..frames_kept * 3 * height * width].to_vec();
+    Video::new(Tensor::new(values, [frames_kept, 3, height, width])?, video.fps())
 }
 
 // A panic cannot leave the cache in an inconsistent state that matters.
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cache_stays_within_its_bytes_and_keeps_the_last_used() {
+    fn cache_evicts_least_recently_used_clips() {
         let clip = || {
             let frames = Tensor::zeros([1, 3, 4, 4]);
             Arc::new(Clip { video: Arc::new(Video::new(frames, 1.0).unwrap()), image: None, end_image: None })

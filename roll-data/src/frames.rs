@@ -20,9 +20,9 @@ pub(crate) struct Frames {
     /// Frame rate of the file; set by the reader.
     pub source_fps: f64,
     /// Whether a frame was rejected, in which case another decoder would not help.
-    pub refused: bool,
-    seen: usize,
-    taken: usize,
+    pub is_rejected: bool,
+    frames_seen: usize,
+    frame_count: usize,
     size: Option<[usize; 2]>,
     values: Vec<f32>,
 }
@@ -32,16 +32,16 @@ impl Frames {
         Self {
             options: *options,
             source_fps: STILL_FPS,
-            refused: false,
-            seen: 0,
-            taken: 0,
+            is_rejected: false,
+            frames_seen: 0,
+            frame_count: 0,
             size: None,
             values: Vec::new(),
         }
     }
 
     fn is_full(&self) -> bool {
-        self.options.max_frames.is_some_and(|max| self.taken >= max)
+        self.options.max_frames.is_some_and(|max| self.frame_count >= max)
     }
 
     /// Adds the next frame, which is shown during `[from, to]` seconds: once for each sampling time of the requested
@@ -54,9 +54,9 @@ impl Frames {
     /// Adds the next frame `times` times; a frame with 0 times does not count for `every`.
     pub fn push(&mut self, picture: Picture, times: usize) -> Result<ControlFlow<()>, String> {
         if times > 0 && !self.is_full() {
-            self.seen += 1;
-            if (self.seen - 1).is_multiple_of(self.options.every.max(1)) {
-                self.take(picture, times).inspect_err(|_| self.refused = true)?;
+            self.frames_seen += 1;
+            if (self.frames_seen - 1).is_multiple_of(self.options.every.max(1)) {
+                self.take(picture, times).inspect_err(|_| self.is_rejected = true)?;
             }
         }
         Ok(if self.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
@@ -66,7 +66,12 @@ impl Frames {
         let picture = fit(picture, self.options.sizing)?;
         let size = [picture.height, picture.width];
         if *self.size.get_or_insert(size) != size {
-            return Err(format!("frame {} has another size ({} x {}) than the first", self.seen - 1, size[1], size[0]));
+            return Err(format!(
+                "frame {} has another size ({} x {}) than the first",
+                self.frames_seen - 1,
+                size[1],
+                size[0]
+            ));
         }
         for _ in 0..times {
             if self.is_full() {
@@ -76,20 +81,20 @@ impl Frames {
                 return Err(format!(
                     "more than {} frames of {} x {} pixels do not fit the memory for one video \
                      ({MAX_VIDEO_BYTES} bytes); ask for fewer or smaller ones",
-                    self.taken, size[1], size[0]
+                    self.frame_count, size[1], size[0]
                 ));
             }
             picture.append_planes(&mut self.values);
-            self.taken += 1;
+            self.frame_count += 1;
         }
         Ok(())
     }
 
     pub fn finish(self, path: &Path) -> Result<Video> {
-        let Some([height, width]) = self.size.filter(|_| self.taken > 0) else {
+        let Some([height, width]) = self.size.filter(|_| self.frame_count > 0) else {
             return Err(Error::bad_file(path, "no frame could be read"));
         };
-        let frames = Tensor::new(self.values, [self.taken, 3, height, width])?;
+        let frames = Tensor::new(self.values, [self.frame_count, 3, height, width])?;
         Video::new(frames, self.options.fps.unwrap_or(self.source_fps) / self.options.every.max(1) as f64)
     }
 }
@@ -125,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_picked_at_the_rate_that_is_asked_for() {
+    fn frames_are_sampled_at_the_requested_rate() {
         let picked = |source: f64, fps: f64, n: usize| {
             let shown: Vec<_> = (0..n).map(|i| [i as f64 / source, (i + 1) as f64 / source]).collect();
             picked(ReadOptions { fps: Some(fps), ..Default::default() }, &shown)
@@ -137,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_picked_by_when_they_are_shown_whatever_their_number() {
+    fn variable_rate_frames_are_sampled_by_time() {
         // Half a second at 10 frames per second, then one frame that is shown for half a second.
         let shown = [[0.0, 0.1], [0.1, 0.2], [0.2, 0.3], [0.3, 0.4], [0.4, 0.5], [0.5, 1.0]];
         let at = |fps| picked(ReadOptions { fps: Some(fps), ..Default::default() }, &shown);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_eight_codes_of_exif_show_what_pil_shows() {
+    fn exif_orientations_match_pil() {
         // Expected results are from PIL's `ImageOps.exif_transpose`.
         let expected = [
             ["abc", "def"].as_slice(),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_turn_and_mirror() {
+    fn display_matrices_rotate_and_mirror() {
         let one = 0x1_0000;
         for (matrix, expected) in [
             ([one, 0, 0, one], ["abc", "def"].as_slice()),

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_survive_the_way_through_floats() {
+    fn bytes_round_trip_through_floats() {
         let rgb: Vec<u8> = (0..=255).chain(0..2).collect();
         let picture = Picture { width: 43, height: 2, rgb };
         let tensor = picture.to_tensor().unwrap();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn pixels_that_are_not_square_are_stretched_to_squares() {
+    fn anamorphic_pixels_are_stretched_to_squares() {
         assert_eq!(square_size([144, 176], Some([128, 117])), [144, 193]);
         assert_eq!(square_size([576, 720], Some([16, 15])), [576, 768]);
         assert_eq!(square_size([480, 720], Some([8, 9])), [540, 720]);

@@ -10,22 +10,22 @@ use roll_core::{Result, Sample};
 use crate::Dataset;
 
 /// The result of a row: its sample, or its place and the reason why it was skipped.
-pub(crate) type Read = std::result::Result<Sample, (String, String)>;
+pub(crate) type ReadRow = std::result::Result<Sample, (String, String)>;
 
 /// Rows in flight; each list is read on its own thread.
 ///
 /// A list that is never requested is read and dropped. Threads end by themselves after one batch.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
-    ahead: VecDeque<(Vec<usize>, JoinHandle<Result<Vec<Read>>>)>,
+    pending: VecDeque<(Vec<usize>, JoinHandle<Result<Vec<ReadRow>>>)>,
 }
 
 impl Prefetch {
     /// Returns the samples of `rows`, prefetched or read now: the same samples and the same error either way.
-    pub fn take(&mut self, dataset: &Dataset, rows: &[usize]) -> Result<Vec<Read>> {
-        while let Some((ahead, reading)) = self.ahead.pop_front() {
-            if ahead == rows {
-                return reading.join().unwrap_or_else(|panic| resume_unwind(panic));
+    pub fn take(&mut self, dataset: &Dataset, rows: &[usize]) -> Result<Vec<ReadRow>> {
+        while let Some((pending, thread)) = self.pending.pop_front() {
+            if pending == rows {
+                return thread.join().unwrap_or_else(|panic| resume_unwind(panic));
             }
         }
         read(dataset, rows)
@@ -35,20 +35,20 @@ impl Prefetch {
     pub fn begin(&mut self, dataset: &Arc<Dataset>, rows: Vec<usize>) {
         let dataset = Arc::clone(dataset);
         let own = rows.clone();
-        let reading = thread::Builder::new().name("prefetch".into()).spawn(move || read(&dataset, &own));
+        let thread = thread::Builder::new().name("prefetch".into()).spawn(move || read(&dataset, &own));
         // Without a thread they are read on request.
-        if let Ok(reading) = reading {
-            self.ahead.push_back((rows, reading));
+        if let Ok(thread) = thread {
+            self.pending.push_back((rows, thread));
         }
     }
 
     /// Number of lists in flight or not yet taken.
     pub fn len(&self) -> usize {
-        self.ahead.len()
+        self.pending.len()
     }
 }
 
 /// Reads rows, up to the first error.
-fn read(dataset: &Dataset, rows: &[usize]) -> Result<Vec<Read>> {
+fn read(dataset: &Dataset, rows: &[usize]) -> Result<Vec<ReadRow>> {
     rows.iter().map(|row| dataset.sample_or_skip(*row)).collect()
 }

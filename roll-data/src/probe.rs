@@ -8,7 +8,7 @@ use roll_external::files;
 
 use crate::animation::decode_gif;
 use crate::config::Decoder;
-use crate::container::{Container, Head};
+use crate::container::{Container, FileHead};
 use crate::ffmpeg;
 use crate::frames::STILL_FPS;
 use crate::mp4::Mp4Reader;
@@ -39,7 +39,7 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
         let files = pictures_in(path)?;
         return still(&files[0], files.len()); // there is at least one
     }
-    let head = Head::read(path)?;
+    let head = FileHead::read(path)?;
     let open = || files::open(path).map_err(Error::file("read", path));
     match (head.container(), decoder) {
         (Container::Mp4, Decoder::Auto | Decoder::Own) => match Mp4Reader::open(open()?) {
@@ -58,6 +58,6 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
             Ok(Probed { size, frames, fps: frames as f64 / seconds })
         }
         (Container::Picture | Container::OtherPicture(..), _) => still(path, 1),
-        _ => or_ffmpeg(path, decoder, head.unread(), || ffmpeg::probe(path)),
+        _ => or_ffmpeg(path, decoder, head.unreadable_reason(), || ffmpeg::probe(path)),
     }
 }

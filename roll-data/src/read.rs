@@ -8,7 +8,7 @@ use roll_external::files;
 
 use crate::animation::decode_gif;
 use crate::config::Decoder;
-use crate::container::{Container, Head};
+use crate::container::{Container, FileHead};
 use crate::ffmpeg::{self, Failure};
 use crate::frames::{Frames, STILL_FPS, fit};
 use crate::mp4::Mp4Reader;
@@ -57,7 +57,7 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
     if path.is_dir() {
         return read_directory(path, options);
     }
-    let head = Head::read(path)?;
+    let head = FileHead::read(path)?;
     let by_ffmpeg = || ffmpeg::decode(path, options);
     let frames = match (head.container(), options.decoder) {
         (Container::Picture | Container::OtherPicture(..), decoder) => {
@@ -74,11 +74,11 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
             match read_mp4(path, &mut frames) {
                 Ok(()) => Ok(frames),
                 // Another decoder would not help.
-                Err(problem) if frames.refused => Err(Error::bad_file(path, problem)),
+                Err(problem) if frames.is_rejected => Err(Error::bad_file(path, problem)),
                 Err(problem) => or_ffmpeg(path, options.decoder, problem, by_ffmpeg),
             }
         }
-        (_, decoder) => or_ffmpeg(path, decoder, head.unread(), by_ffmpeg),
+        (_, decoder) => or_ffmpeg(path, decoder, head.unreadable_reason(), by_ffmpeg),
     };
     frames?.finish(path)
 }
@@ -99,7 +99,7 @@ pub(crate) fn or_ffmpeg<T>(
     decoded.map_err(|failure| {
         let problem = match (failure, decoder) {
             (None, _) => with_remedy(problem, path, "convert it"),
-            (Some(Failure::Absent(program)), _) => {
+            (Some(Failure::NotInstalled(program)), _) => {
                 with_remedy(problem, path, &format!("install ffmpeg (`{program}` is not in the PATH), or convert it"))
             }
             (Some(Failure::Failed(told)), Decoder::Ffmpeg) => told,

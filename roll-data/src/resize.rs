@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn target_sizes_are_those_of_the_reference() {
+    fn target_sizes_match_diffsynth() {
         let max = 480 * 480;
         // Expected values are from ImageCropAndResize.get_height_width.
         for (size, expected) in [
@@ -147,7 +147,7 @@ mod tests {
     /// Compares with sums and polynomial hashes of the results of torchvision 0.24.0 and Pillow 13.0.0 for the same
     /// images.
     #[test]
-    fn pictures_come_out_as_from_pillow_to_the_bit() {
+    fn resize_is_bit_identical_to_pillow() {
         let cases = [
             ([144, 176], [48, 64], 1_173_773, 0xbd52_e66d),
             ([101, 77], [32, 32], 392_450, 0x9e9b_fe64),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flat_picture_stays_flat_and_the_centre_is_kept() {
+    fn flat_picture_stays_flat_and_centre_is_cropped() {
         let picture = Picture { width: 50, height: 30, rgb: vec![137; 50 * 30 * 3] };
         let small = crop_and_resize(picture, [16, 16]);
         assert!(small.rgb.len() == 16 * 16 * 3 && small.rgb.iter().all(|&b| b == 137));

@@ -12,7 +12,7 @@ use zune_jpeg::zune_core::{bytestream::ZCursor, options::DecoderOptions};
 
 use crate::animation::decode_first_frame;
 use crate::config::Decoder;
-use crate::container::{Container, Head};
+use crate::container::{Container, FileHead};
 use crate::ffmpeg::{self, Failure};
 use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
@@ -24,19 +24,21 @@ const MAX_PNG_BYTES: usize = 512 << 20;
 /// WebP and the first frame of a GIF are decoded here, other formats through ffmpeg if `decoder` allows it.
 pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, String> {
     // The caller adds the file name.
-    let head = Head::read(path).map_err(|e| match e {
+    let head = FileHead::read(path).map_err(|e| match e {
         Error::File { source, .. } => source.to_string(),
         other => other.chain(),
     })?;
     match head.container() {
         Container::Picture | Container::Gif => decode_picture(path),
         Container::Mp4 | Container::OtherVideo(_) => Err("a video, expected a picture".into()),
-        _ if decoder == Decoder::Own || head.is_empty() => Err(head.unread()),
+        _ if decoder == Decoder::Own || head.is_empty() => Err(head.unreadable_reason()),
         other => {
             let format = if let Container::OtherPicture(_, format) = other { format } else { None };
             ffmpeg::picture(path, format).map_err(|failure| match failure {
-                Failure::Absent(program) => format!("{}; `{program}` is not in the PATH", head.unread()),
-                Failure::Failed(problem) => format!("{}; {problem}", head.unread()),
+                Failure::NotInstalled(program) => {
+                    format!("{}; `{program}` is not in the PATH", head.unreadable_reason())
+                }
+                Failure::Failed(problem) => format!("{}; {problem}", head.unreadable_reason()),
             })
         }
     }

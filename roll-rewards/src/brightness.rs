@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wanted_brightness_scores_best() {
+    fn target_brightness_scores_highest() {
         assert!(score(&grey(0.5), Grad::Skip).0.abs() < 1e-12);
         assert!((score(&grey(-1.0), Grad::Skip).0 + 0.5625).abs() < 1e-12);
         assert!(Brightness::new(BrightnessConfig { target: 1.5 }).is_err());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_agrees_with_central_differences() {
+    fn gradient_matches_finite_differences() {
         let values: Vec<f32> = (0..96).map(|i| ((i * 29 % 31) as f32) / 31.0 - 0.6).collect();
         let moved = |step: f32| {
             let values = values.iter().enumerate().map(|(i, v)| v + step * ((i * 17 % 13) as f32 - 6.0)).collect();

@@ -64,7 +64,7 @@ pub enum RewardError {
 
     /// A target from another scorer.
     #[error("the target of the reward `{reward}` holds no tensor `{tensor}`: it was not made by its `prepare`")]
-    StrangeTarget {
+    InvalidTarget {
         /// The reward.
         reward: String,
         /// The missing tensor.
@@ -81,7 +81,7 @@ impl From<RewardError> for Error {
         let fault = match e {
             // This is the fault of one sample; the reward's `on_missing` decides.
             RewardError::NoFaceInReference { .. } => return Error::nothing_to_score(e.to_string()),
-            RewardError::StrangeTarget { .. } => Fault::Failure,
+            RewardError::InvalidTarget { .. } => Fault::Failure,
             _ => Fault::User,
         };
         Error::component(fault, e)

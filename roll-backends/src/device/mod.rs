@@ -251,6 +251,11 @@ pub fn is_flex(device: &Device) -> bool {
     false
 }
 
+/// Whether tensors on the device are in host memory: `flex` and the CPU of libtorch.
+pub fn is_host(device: &Device) -> bool {
+    ["flex", "libtorch"].iter().any(|name| self::device(name).is_ok_and(|host| host == *device))
+}
+
 /// Whether convolutions on the device are fastest with channels innermost (channels-last). True for libtorch's GPUs.
 pub fn channels_innermost(device: &Device) -> bool {
     libtorch_gpu(device).is_some()

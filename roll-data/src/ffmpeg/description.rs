@@ -8,39 +8,35 @@ use roll_core::serde_json::{self, Value};
 use super::process::Program;
 use super::y4m::Planes;
 use super::{Failure, input};
-use crate::color::{Matrix, Yuv420, Yuv444, to_rgb, to_rgb_444};
+use crate::color::{Matrix, Yuv420, to_rgb, to_rgb_444};
 use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
 
 /// The properties of a video stream.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Description {
+pub(super) struct StreamDescription {
     /// Width and height as stored.
     pub size: [usize; 2],
     pub fps: f64,
     pub pixel_aspect: Option<[u32; 2]>,
     pub orientation: Orientation,
     pub duration: Option<f64>,
-    samples: Samples,
+    samples: PixelFormat,
     full_range: bool,
     matrix: u8,
 }
 
 /// The sample format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Samples {
+enum PixelFormat {
     /// Y'CbCr 4:2:0.
-    Quarter,
+    Yuv420p,
     /// Other Y'CbCr, and grey.
     Other,
     Rgb,
 }
 
-impl Description {
-    pub fn read(path: &Path) -> Result<Self, Failure> {
-        Self::of(path, None)
-    }
-
+impl StreamDescription {
     /// Describes a file of the format that ffmpeg calls `format`; `None` lets ffmpeg detect it.
     pub fn of(path: &Path, format: Option<&str>) -> Result<Self, Failure> {
         let entries = "stream=width,height,pix_fmt,sample_aspect_ratio,avg_frame_rate,r_frame_rate,color_range,\
@@ -48,12 +44,13 @@ impl Description {
         let mut arguments: Vec<OsString> = input(path, format);
         arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));
         let output = Program::Ffprobe.output(&arguments)?;
-        let told: Value = serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?;
-        Self::parse(&told).map_err(Failure::Failed)
+        let description: Value =
+            serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?;
+        Self::parse(&description).map_err(Failure::Failed)
     }
 
-    fn parse(told: &Value) -> Result<Self, String> {
-        let stream = &told["streams"][0];
+    fn parse(description: &Value) -> Result<Self, String> {
+        let stream = &description["streams"][0];
         if !stream.is_object() {
             return Err("there is no video in it".into());
         }
@@ -67,10 +64,10 @@ impl Description {
                 .iter()
                 .any(|p| f.starts_with(p)) =>
             {
-                Samples::Quarter
+                PixelFormat::Yuv420p
             }
-            f if f == "pal8" || ["rgb", "bgr", "gbr"].iter().any(|part| f.contains(part)) => Samples::Rgb,
-            _ => Samples::Other,
+            f if f == "pal8" || ["rgb", "bgr", "gbr"].iter().any(|part| f.contains(part)) => PixelFormat::Rgb,
+            _ => PixelFormat::Other,
         };
         let matrix = match text("color_space") {
             "bt709" => 1,
@@ -80,7 +77,7 @@ impl Description {
             "smpte240m" => 7,
             "bt2020nc" | "bt2020c" => 9,
             "" | "unknown" | "unspecified" | "reserved" => 2,
-            _ if samples == Samples::Rgb => 2,
+            _ if samples == PixelFormat::Rgb => 2,
             other => return Err(format!("the colour space `{other}` is not supported")),
         };
         let rate = |key: &str| ratio(text(key), '/').map(|[n, d]| f64::from(n) / f64::from(d));
@@ -93,7 +90,7 @@ impl Description {
             fps: rate("avg_frame_rate").filter(usual).or(rate("r_frame_rate").filter(usual)).unwrap_or(25.0),
             pixel_aspect: ratio(text("sample_aspect_ratio"), ':'),
             orientation: orientation.map(Orientation::from_matrix).unwrap_or_default(),
-            duration: seconds(&stream["duration"]).or(seconds(&told["format"]["duration"])),
+            duration: seconds(&stream["duration"]).or(seconds(&description["format"]["duration"])),
             samples,
             full_range: text("color_range") == "pc" || format.starts_with("yuvj"),
             matrix,
@@ -102,36 +99,36 @@ impl Description {
 
     /// The ffmpeg filters that convert the stream to 8-bit planes.
     pub fn filters(&self) -> String {
-        let chroma = if self.has_quarter_chroma() { "yuv420p" } else { "yuv444p" };
+        let chroma = if self.is_yuv420() { "yuv420p" } else { "yuv444p" };
         match (self.samples, self.full_range) {
-            (Samples::Rgb, _) => format!("scale=out_color_matrix=bt601:out_range=tv,format={chroma}"),
+            (PixelFormat::Rgb, _) => format!("scale=out_color_matrix=bt601:out_range=tv,format={chroma}"),
             (_, true) => format!("scale=in_range=pc:out_range=pc,format={chroma}"),
-            (Samples::Quarter, false) => format!("format={chroma}"),
-            (Samples::Other, false) => format!("scale=out_range=tv,format={chroma}"),
+            (PixelFormat::Yuv420p, false) => format!("format={chroma}"),
+            (PixelFormat::Other, false) => format!("scale=out_range=tv,format={chroma}"),
         }
     }
 
     /// An odd last row or column has chroma of its own, which only 4:4:4 planes represent.
-    fn has_quarter_chroma(&self) -> bool {
-        self.samples == Samples::Quarter && self.size.iter().all(|side| side % 2 == 0)
+    fn is_yuv420(&self) -> bool {
+        self.samples == PixelFormat::Yuv420p && self.size.iter().all(|side| side % 2 == 0)
     }
 
-    /// Converts planes that [`Description::filters`] produced to RGB.
+    /// Converts planes that [`StreamDescription::filters`] produced to RGB.
     pub fn to_rgb(&self, planes: &Planes) -> Result<Picture, String> {
-        let rgb = self.samples == Samples::Rgb;
-        let matrix = if rgb { Matrix::bt601(false) } else { self.said_matrix()? };
+        let rgb = self.samples == PixelFormat::Rgb;
+        let matrix = if rgb { Matrix::bt601(false) } else { self.declared_matrix()? };
         let (width, height, [y, u, v]) = (planes.width, planes.height, planes.split());
-        if planes.quarter_chroma {
+        if planes.is_yuv420 {
             let yuv = Yuv420 { width, height, y, u, v, y_stride: width, uv_stride: width / 2 };
             return match yuv.is_consistent() {
                 true => Ok(to_rgb(yuv, matrix)),
                 false => Err(format!("ffmpeg gives odd frames of {width} x {height} pixels")),
             };
         }
-        Ok(to_rgb_444(Yuv444 { width, height, y, u, v }, matrix))
+        Ok(to_rgb_444(width, height, [y, u, v], matrix))
     }
 
-    fn said_matrix(&self) -> Result<Matrix, String> {
+    fn declared_matrix(&self) -> Result<Matrix, String> {
         let unknown = || format!("matrix coefficients {} are not supported", self.matrix);
         Matrix::from_code(self.matrix, self.full_range).ok_or_else(unknown)
     }
@@ -158,8 +155,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ffprobe_says_decides_how_colours_are_read() {
-        let told = |stream: Value| Description::parse(&serde_json::json!({"streams": [stream]}));
+    fn ffprobe_fields_select_the_conversion() {
+        let description = |stream: Value| StreamDescription::parse(&serde_json::json!({"streams": [stream]}));
         let matrix = "\n00000000:            0       65536           0\n00000001:       -65536           0           0\n\
                       00000002:            0           0  1073741824\n";
         let stream = |format: &str| {
@@ -168,24 +165,24 @@ mod tests {
                 "avg_frame_rate": "0/0", "r_frame_rate": "30000/1001", "side_data_list": [{}, {"displaymatrix": matrix}],
             })
         };
-        let ten_bits = told(stream("yuv420p10le")).unwrap();
+        let ten_bits = description(stream("yuv420p10le")).unwrap();
         assert_eq!((ten_bits.filters().as_str(), ten_bits.matrix), ("format=yuv420p", 1));
         assert_eq!(
             (ten_bits.pixel_aspect, ten_bits.orientation),
             (Some([4, 3]), Orientation { mirrored: false, quarters: 1 })
         );
         assert!((ten_bits.fps - 29.97).abs() < 0.001);
-        assert_eq!(told(stream("yuvj420p")).unwrap().filters(), "scale=in_range=pc:out_range=pc,format=yuv420p");
-        assert_eq!(told(stream("yuv422p")).unwrap().filters(), "scale=out_range=tv,format=yuv444p");
-        assert!(told(stream("gbrp")).unwrap().filters().contains("bt601"));
-        assert!(told(Value::Null).unwrap_err().contains("no video"));
+        assert_eq!(description(stream("yuvj420p")).unwrap().filters(), "scale=in_range=pc:out_range=pc,format=yuv420p");
+        assert_eq!(description(stream("yuv422p")).unwrap().filters(), "scale=out_range=tv,format=yuv444p");
+        assert!(description(stream("gbrp")).unwrap().filters().contains("bt601"));
+        assert!(description(Value::Null).unwrap_err().contains("no video"));
         let mut odd = stream("yuv420p");
         odd["width"] = 63.into();
-        assert_eq!(told(odd.clone()).unwrap().filters(), "format=yuv444p");
+        assert_eq!(description(odd.clone()).unwrap().filters(), "format=yuv444p");
         odd["width"] = 1_000_000.into();
-        assert!(told(odd).unwrap_err().contains("not accepted"));
+        assert!(description(odd).unwrap_err().contains("not accepted"));
         let mut other = stream("yuv420p");
         other["color_space"] = "ycgco".into();
-        assert!(told(other).unwrap_err().contains("ycgco"));
+        assert!(description(other).unwrap_err().contains("ycgco"));
     }
 }

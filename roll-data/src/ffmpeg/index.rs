@@ -5,7 +5,7 @@ use std::path::Path;
 
 use roll_core::serde_json::{self, Value};
 
-use super::description::Description;
+use super::description::StreamDescription;
 use super::process::Program;
 use super::{Failure, input};
 use crate::picture::square_size;
@@ -13,7 +13,7 @@ use crate::probe::Probed;
 
 /// Size, number of frames and frame rate, without decoding: from the packets that are shown.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
-    let described = Description::read(path)?;
+    let stream = StreamDescription::of(path, None)?;
     let mut arguments: Vec<OsString> = input(path, None);
     let entries = "packet=pts_time,duration_time,flags";
     arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));
@@ -23,10 +23,10 @@ pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     if frames == 0 {
         return Err(Failure::Failed("it has no frames".into()));
     }
-    let [width, height] = described.size;
-    let size = square_size([height, width], described.pixel_aspect);
-    let size = if described.orientation.is_sideways() { [size[1], size[0]] } else { size };
-    let seconds = seconds.or(described.duration).unwrap_or(frames as f64 / described.fps);
+    let [width, height] = stream.size;
+    let size = square_size([height, width], stream.pixel_aspect);
+    let size = if stream.orientation.is_sideways() { [size[1], size[0]] } else { size };
+    let seconds = seconds.or(stream.duration).unwrap_or(frames as f64 / stream.fps);
     Ok(Probed { size, frames, fps: frames as f64 / seconds })
 }
 
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_that_are_cut_out_do_not_count() {
+    fn discarded_packets_are_not_counted() {
         let packet =
             |at: &str, flags: &str| serde_json::json!({"pts_time": at, "duration_time": "0.5", "flags": flags});
         let packets = [packet("-0.5", "KD"), packet("0.0", "_"), packet("1.0", "_"), packet("0.5", "_")];

@@ -18,7 +18,7 @@ use std::io::BufReader;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use description::Description;
+use description::StreamDescription;
 pub(crate) use index::probe;
 use process::Program;
 
@@ -34,7 +34,7 @@ const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The program is not in the PATH.
-    Absent(&'static str),
+    NotInstalled(&'static str),
     /// Another reason, in words.
     Failed(String),
 }
@@ -47,24 +47,24 @@ impl From<String> for Failure {
 
 /// Decodes the frames that `options` select.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
-    let described = Description::read(path)?;
+    let stream = StreamDescription::of(path, None)?;
     let mut frames = Frames::new(options);
-    frames.source_fps = described.fps;
-    let most = options.max_frames.map(|most| most.saturating_mul(options.every.max(1)));
+    frames.source_fps = stream.fps;
+    let max_frames = options.max_frames.map(|max_frames| max_frames.saturating_mul(options.every.max(1)));
     let picked = options.fps.map(|fps| {
         // Selects the frame shown at each time of the new rate, counted from the first frame.
         format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")
     });
-    let filters = picked.unwrap_or_default() + &described.filters();
-    pictures(path, None, &described, &filters, most, |picture| frames.push(picture, 1))?;
+    let filters = picked.unwrap_or_default() + &stream.filters();
+    pictures(path, None, &stream, &filters, max_frames, |picture| frames.push(picture, 1))?;
     Ok(frames)
 }
 
 /// Decodes a still image; `format` is ffmpeg's name of its format if ffmpeg cannot detect it.
 pub(crate) fn picture(path: &Path, format: Option<&str>) -> Result<Picture, Failure> {
-    let described = Description::of(path, format)?;
+    let stream = StreamDescription::of(path, format)?;
     let mut found = None;
-    pictures(path, format, &described, &described.filters(), Some(1), |picture| {
+    pictures(path, format, &stream, &stream.filters(), Some(1), |picture| {
         found = Some(picture);
         Ok(ControlFlow::Break(()))
     })?;
@@ -74,9 +74,9 @@ pub(crate) fn picture(path: &Path, format: Option<&str>) -> Result<Picture, Fail
 fn pictures(
     path: &Path,
     format: Option<&str>,
-    described: &Description,
+    stream: &StreamDescription,
     filters: &str,
-    most: Option<usize>,
+    max_frames: Option<usize>,
     mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), Failure> {
     // No automatic rotation: chroma is rotated together with luma, after it was upsampled.
@@ -90,27 +90,27 @@ fn pictures(
     // Timestamps no longer matter, and ffmpeg would reject those of damaged or joined streams.
     let filters = format!("{filters},setpts=N*100/TB");
     arguments.extend(["-map", "0:V:0", "-filter:v", filters.as_str()].map(Into::into));
-    if let Some(most) = most {
-        arguments.extend(["-frames:v".into(), most.to_string().into()]);
+    if let Some(max_frames) = max_frames {
+        arguments.extend(["-frames:v".into(), max_frames.to_string().into()]);
     }
     // Every frame once, whatever its timestamp.
-    let passed = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
-    arguments.extend([passed, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
+    let passthrough_flag = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
+    arguments.extend([passthrough_flag, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
 
-    let (mut running, stdout) = Program::Ffmpeg.start(&arguments)?;
+    let (mut process, stdout) = Program::Ffmpeg.start(&arguments)?;
     let mut reader = BufReader::with_capacity(1 << 20, stdout);
-    let mut ours = false;
+    let mut stopped_by_caller = false;
     let read = y4m::read(&mut reader, |planes, pixel_aspect| {
-        let picture = described.to_rgb(planes).and_then(|picture| square_pixels(picture, pixel_aspect));
-        let shown = picture.and_then(|picture| each(described.orientation.apply(picture)));
-        ours = !matches!(shown, Ok(ControlFlow::Continue(())));
+        let picture = stream.to_rgb(planes).and_then(|picture| square_pixels(picture, pixel_aspect));
+        let shown = picture.and_then(|picture| each(stream.orientation.apply(picture)));
+        stopped_by_caller = !matches!(shown, Ok(ControlFlow::Continue(())));
         shown
     });
     drop(reader); // it must not wait for one
-    match ours {
-        true => running.end(),
+    match stopped_by_caller {
+        true => process.end(),
         // The program's message is the cause if it stopped early.
-        false => running.finish()?,
+        false => process.finish()?,
     }
     Ok(read?)
 }

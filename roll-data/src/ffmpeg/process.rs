@@ -14,7 +14,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(600);
 /// Maximum size of ffprobe's listing: the index of hours of video. Parsed values take ten times as much memory.
 pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Maximum number of bytes of standard error that are kept.
-const MAX_TOLD_BYTES: u64 = 4096;
+const MAX_STDERR_BYTES: u64 = 4096;
 
 /// A program of the ffmpeg suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,17 +32,17 @@ impl Program {
     }
 
     /// Starts the program; returns it and its standard output.
-    pub fn start(self, arguments: &[OsString]) -> Result<(Running, ChildStdout), Failure> {
+    pub fn start(self, arguments: &[OsString]) -> Result<(FfmpegProcess, ChildStdout), Failure> {
         self.start_within(LIMIT, arguments)
     }
 
-    fn start_within(self, limit: Duration, arguments: &[OsString]) -> Result<(Running, ChildStdout), Failure> {
+    fn start_within(self, limit: Duration, arguments: &[OsString]) -> Result<(FfmpegProcess, ChildStdout), Failure> {
         let mut command = Command::new(self.name());
         command.args(["-hide_banner", "-v", "error"]).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env("AV_LOG_FORCE_NOCOLOR", "1");
         let mut child = command.spawn().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Failure::Absent(self.name()),
+            io::ErrorKind::NotFound => Failure::NotInstalled(self.name()),
             _ => Failure::Failed(format!("{} cannot be started: {error}", self.name())),
         })?;
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
@@ -56,41 +56,51 @@ impl Program {
                 let _ = lock(&watched).kill();
             }
         });
-        let told = thread::spawn(move || {
-            let (mut stderr, mut told) = (stderr, Vec::new());
-            let _ = stderr.by_ref().take(MAX_TOLD_BYTES).read_to_end(&mut told);
+        let stderr_text = thread::spawn(move || {
+            let (mut stderr, mut stderr_text) = (stderr, Vec::new());
+            let _ = stderr.by_ref().take(MAX_STDERR_BYTES).read_to_end(&mut stderr_text);
             let _ = io::copy(&mut stderr, &mut io::sink()); // it must not wait for a reader
-            String::from_utf8_lossy(&told).into_owned()
+            String::from_utf8_lossy(&stderr_text).into_owned()
         });
-        Ok((Running { program: self, child, told: Some(told), _ended: ended, limit, started: Instant::now() }, stdout))
+        Ok((
+            FfmpegProcess {
+                program: self,
+                child,
+                stderr_text: Some(stderr_text),
+                _ended: ended,
+                limit,
+                started: Instant::now(),
+            },
+            stdout,
+        ))
     }
 
     /// Runs the program and returns its output. Fails if the output exceeds [`MAX_INDEX_BYTES`].
     pub fn output(self, arguments: &[OsString]) -> Result<Vec<u8>, Failure> {
-        let (mut running, stdout) = self.start(arguments)?;
+        let (mut ffmpeg, stdout) = self.start(arguments)?;
         let mut output = Vec::new();
         let read = stdout.take(MAX_INDEX_BYTES + 1).read_to_end(&mut output);
         if output.len() as u64 > MAX_INDEX_BYTES {
             return Err(Failure::Failed(format!("its index is longer than {MAX_INDEX_BYTES} bytes")));
         }
-        running.finish()?;
+        ffmpeg.finish()?;
         read.map_err(|e| format!("{} cannot be read: {e}", self.name()))?;
         Ok(output)
     }
 }
 
 /// A running program, which is killed when this is dropped.
-pub(super) struct Running {
+pub(super) struct FfmpegProcess {
     program: Program,
     child: Arc<Mutex<Child>>,
-    told: Option<thread::JoinHandle<String>>,
+    stderr_text: Option<thread::JoinHandle<String>>,
     /// Dropping this sender ends the watchdog.
     _ended: mpsc::Sender<()>,
     limit: Duration,
     started: Instant,
 }
 
-impl Running {
+impl FfmpegProcess {
     /// Waits until the program has ended. Fails with the program's message if it failed.
     pub fn finish(&mut self) -> Result<(), String> {
         let status = loop {
@@ -102,7 +112,7 @@ impl Running {
                 Err(error) => return Err(format!("{} cannot be waited for: {error}", self.program.name())),
             }
         };
-        let told = self.told.take().and_then(|told| told.join().ok()).unwrap_or_default();
+        let stderr_text = self.stderr_text.take().and_then(|stderr_text| stderr_text.join().ok()).unwrap_or_default();
         if status.success() {
             return Ok(());
         }
@@ -110,7 +120,7 @@ impl Running {
         if self.started.elapsed() >= self.limit {
             return Err(format!("{name} took longer than {} s and was ended", self.limit.as_secs_f64()));
         }
-        Err(format!("{name}: {}", plain(&told).unwrap_or_else(|| status.to_string())))
+        Err(format!("{name}: {}", cause_in(&stderr_text).unwrap_or_else(|| status.to_string())))
     }
 
     /// Kills the program.
@@ -121,15 +131,15 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for FfmpegProcess {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 /// The first line of a program's messages, without the prefix that names the component (`[mov @ 0x5581]`).
-fn plain(told: &str) -> Option<String> {
-    let line = told.lines().map(str::trim).find(|line| !line.is_empty())?;
+fn cause_in(stderr_text: &str) -> Option<String> {
+    let line = stderr_text.lines().map(str::trim).find(|line| !line.is_empty())?;
     let line = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((_, line)) => line,
         None => line.rsplit_once(": ").filter(|_| line.starts_with("file:")).map_or(line, |(_, problem)| problem),
@@ -147,10 +157,10 @@ fn plain(told: &str) -> Option<String> {
 pub(super) fn has_fps_mode() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
-        let told = Program::Ffmpeg.output(&["-version".into()]).unwrap_or_default();
-        let told = String::from_utf8_lossy(&told);
+        let stderr_text = Program::Ffmpeg.output(&["-version".into()]).unwrap_or_default();
+        let stderr_text = String::from_utf8_lossy(&stderr_text);
         // "ffmpeg version 5.1.9-0+deb12u1 ...", "ffmpeg version n6.0", and "N-109000-g..." between releases.
-        let version = told.split_whitespace().nth(2).unwrap_or_default().trim_start_matches('n');
+        let version = stderr_text.split_whitespace().nth(2).unwrap_or_default().trim_start_matches('n');
         let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
         match (numbers.next(), numbers.next()) {
             (Some(Ok(major)), minor) => (major, minor.and_then(Result::ok).unwrap_or(0)) >= (5, 1),
@@ -169,29 +179,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_goes_on_for_ever_is_ended() {
+    fn endless_program_is_killed_at_the_limit() {
         // Runs endlessly in real time.
         let arguments = ["-nostdin", "-re", "-f", "lavfi", "-i", "testsrc2=size=16x16", "-f", "rawvideo", "pipe:1"];
         let arguments = arguments.map(OsString::from);
-        let (mut running, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments) {
-            Err(Failure::Absent(_)) => roll_testing::skip!("ffmpeg is not in the PATH", needs = "ffmpeg"),
+        let (mut ffmpeg, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments) {
+            Err(Failure::NotInstalled(_)) => roll_testing::skip!("ffmpeg is not in the PATH", needs = "ffmpeg"),
             started => started.unwrap(),
         };
         io::copy(&mut stdout, &mut io::sink()).unwrap();
-        let told = running.finish().unwrap_err();
-        assert!(told.contains("took longer than 0.3 s"), "{told}");
+        let stderr_text = ffmpeg.finish().unwrap_err();
+        assert!(stderr_text.contains("took longer than 0.3 s"), "{stderr_text}");
         // A process that is not waited for ends when its last owner is dropped.
-        let (running, mut stdout) = Program::Ffmpeg.start(&arguments).unwrap();
-        drop(running);
+        let (ffmpeg, mut stdout) = Program::Ffmpeg.start(&arguments).unwrap();
+        drop(ffmpeg);
         io::copy(&mut stdout, &mut io::sink()).unwrap();
     }
 
     #[test]
-    fn what_a_program_says_is_told_without_its_addresses() {
-        let told = "[mov,mp4,m4a @ 0x55b2] moov atom not found\nfile:/x/a.mp4: Invalid data found\n";
-        assert_eq!(plain(told).as_deref(), Some("moov atom not found"));
-        assert_eq!(plain("file:/x/a: b.mp4: Invalid data found\n").as_deref(), Some("Invalid data found"));
-        assert_eq!(plain("Unknown decoder\n").as_deref(), Some("Unknown decoder"));
-        assert_eq!(plain("\n"), None);
+    fn error_message_has_no_component_prefix() {
+        let stderr_text = "[mov,mp4,m4a @ 0x55b2] moov atom not found\nfile:/x/a.mp4: Invalid data found\n";
+        assert_eq!(cause_in(stderr_text).as_deref(), Some("moov atom not found"));
+        assert_eq!(cause_in("file:/x/a: b.mp4: Invalid data found\n").as_deref(), Some("Invalid data found"));
+        assert_eq!(cause_in("Unknown decoder\n").as_deref(), Some("Unknown decoder"));
+        assert_eq!(cause_in("\n"), None);
     }
 }

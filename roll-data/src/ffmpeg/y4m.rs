@@ -10,7 +10,7 @@ pub(super) struct Planes {
     pub width: usize,
     pub height: usize,
     /// Whether chroma has half the width and height (4:2:0) instead of full size.
-    pub quarter_chroma: bool,
+    pub is_yuv420: bool,
     bytes: Vec<u8>,
 }
 
@@ -40,13 +40,13 @@ pub(super) fn read(
     let (width, height) = (side('W'), side('H'));
     check_size(width, height)?;
     let pixel_aspect = field('A').split_once(':').and_then(|(w, h)| Some([w.parse().ok()?, h.parse().ok()?]));
-    let quarter_chroma = match field('C') {
+    let is_yuv420 = match field('C') {
         c if c.starts_with("420") => true,
         "444" => false,
         other => return Err(format!("ffmpeg gives frames of the kind `{other}`")),
     };
-    let chroma = if quarter_chroma { width.div_ceil(2) * height.div_ceil(2) } else { width * height };
-    let mut planes = Planes { width, height, quarter_chroma, bytes: vec![0; width * height + 2 * chroma] };
+    let chroma = if is_yuv420 { width.div_ceil(2) * height.div_ceil(2) } else { width * height };
+    let mut planes = Planes { width, height, is_yuv420, bytes: vec![0; width * height + 2 * chroma] };
     while let Some(line) = line(stream)? {
         if !line.starts_with("FRAME") {
             return Err("ffmpeg's frames are out of step".into());
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_and_their_shape_are_read_until_someone_has_enough() {
+    fn y4m_frames_are_read_until_the_caller_breaks() {
         let mut stream = b"YUV4MPEG2 W4 H2 F25:1 Ip A4:3 C420mpeg2 XCOLORRANGE=LIMITED\n".to_vec();
         for frame in 0..3u8 {
             stream.extend(b"FRAME\n");

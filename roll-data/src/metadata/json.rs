@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use roll_core::{
-    Error, Result, nearest,
+    Error, Result,
     serde::de::{Deserializer, Error as _, SeqAccess, Visitor},
     serde_json::{self, Map, Value},
 };
 
-use super::{MetadataRow, named};
+use super::{MetadataRow, listed};
 
 /// Maximum size of an object in bytes. Parsed, it may take thirty times as much memory.
 const MAX_OBJECT: usize = 4 << 20;
@@ -40,10 +40,10 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         return Err(Error::bad_file(path, problem));
     }
     // One object at a time: parsed values take ten times as much memory as their text.
-    let mut collected = Collected { found: Vec::new(), problem: None, base };
+    let mut collected = ListVisitor { found: Vec::new(), problem: None, base };
     let mut reader = serde_json::Deserializer::from_str(text);
     let read = reader.deserialize_seq(&mut collected).and_then(|()| reader.end());
-    let Collected { found, problem, .. } = collected;
+    let ListVisitor { found, problem, .. } = collected;
     if let Some(problem) = problem {
         return Err(Error::bad_file(path, problem));
     }
@@ -55,13 +55,13 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
 }
 
 /// The rows of a list, up to the first invalid object.
-struct Collected<'a> {
+struct ListVisitor<'a> {
     found: Vec<MetadataRow>,
     problem: Option<String>,
     base: &'a Path,
 }
 
-impl<'de> Visitor<'de> for &mut Collected<'_> {
+impl<'de> Visitor<'de> for &mut ListVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -87,8 +87,7 @@ impl<'de> Visitor<'de> for &mut Collected<'_> {
 fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<MetadataRow>, String> {
     let missing = |name: &str| {
         let found: Vec<_> = object.keys().map(String::as_str).collect();
-        let hint = nearest(name, found.iter().copied()).map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
-        format!("no key `{name}`; the object has {}{hint}", named(&found))
+        format!("no key `{name}`; the object has {}", listed(&found, name))
     };
     let text_of = |name: &str| match object.get(name) {
         None | Some(Value::Null) => Ok(None),

@@ -7,7 +7,7 @@ mod table;
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Result, ResultExt};
+use roll_core::{Error, Result, ResultExt, nearest};
 use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
@@ -60,7 +60,7 @@ impl Metadata {
                 for file in [Some(&row.video), row.image.as_ref(), row.end_image.as_ref()].into_iter().flatten() {
                     std::fs::metadata(file)
                         .map_err(Error::file("read", file))
-                        .while_doing(|| format!("reading {}", metadata.place(row)))?;
+                        .while_doing(|| format!("reading {}", metadata.location(row)))?;
                 }
             }
         }
@@ -100,7 +100,7 @@ impl Metadata {
     }
 
     /// Position of `row` for messages: "metadata.csv line 3 (clips/a.mp4)".
-    pub fn place(&self, row: &MetadataRow) -> String {
+    pub fn location(&self, row: &MetadataRow) -> String {
         match row.line {
             0 => row.video.display().to_string(),
             line => format!("{} line {line} ({})", self.path.display(), row.video.display()),
@@ -108,20 +108,23 @@ impl Metadata {
     }
 }
 
-fn text_of(path: &Path, most: u64, what: &str) -> Result<String> {
+fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
     let size = std::fs::metadata(path).map_err(Error::file("read the metadata", path))?.len();
-    if size > most {
-        return Err(Error::bad_file(path, format!("{size} bytes are too many for {what} (at most {most})")));
+    if size > max_bytes {
+        return Err(Error::bad_file(path, format!("{size} bytes are too many for {what} (at most {max_bytes})")));
     }
-    let bytes = files::read(path, most).map_err(Error::file("read the metadata", path))?;
+    let bytes = files::read(path, max_bytes).map_err(Error::file("read the metadata", path))?;
     String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not UTF-8: {}", e.utf8_error())))
 }
 
-fn named(names: &[&str]) -> String {
-    match names {
+/// Lists the columns or keys that were found where `name` is missing, with a hint at a similar one.
+fn listed(found: &[&str], name: &str) -> String {
+    let names = match found {
         [] => "no columns".into(),
         names => names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", "),
-    }
+    };
+    let hint = nearest(name, found.iter().copied()).map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
+    names + &hint
 }
 
 #[cfg(test)]
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_read_with_paths_from_the_base() {
+    fn relative_paths_start_at_the_base() {
         let metadata =
             read("\u{feff}prompt, video,end_image,score\n\"a man, talking\",a/b.mp4,,1\nx,/c.gif,e.png,2\n").unwrap();
         assert_eq!(metadata.rows[0].prompt, "a man, talking");
@@ -149,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_nobody_wrote_is_refused_in_every_format() {
+    fn rejects_oversized_prompts_in_every_format() {
         let long = "x".repeat(MAX_PROMPT_BYTES + 1);
         let tables = [
             format!("video,prompt\na,b\nc,{long}\n"),
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn errors_name_missing_columns_and_files() {
         let told = |text: &str| read(text).unwrap_err().to_string();
         let message = told("video,promt\na,b\n");
         assert!(message.contains("no column `prompt`") && message.contains("`promt`"), "{message}");
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_may_stand_between_semicolons_or_tabs() {
+    fn columns_may_be_separated_by_semicolons_or_tabs() {
         for text in ["video;prompt;score\na.mp4;a man, and a dog;1\n", "prompt\tvideo\na man, and a dog\ta.mp4\n"] {
             let metadata = read(text).unwrap();
             assert_eq!(metadata.rows[0].prompt, "a man, and a dog");
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_json_list_is_read_whatever_its_lines_are() {
+    fn json_list_may_span_lines() {
         let metadata =
             read("[\n {\"video\": [\"a\", \"b\"],\n \"prompt\": \"p\"}, {\"prompt\": \"q\", \"video\": \"c\"}]")
                 .unwrap();
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_gives_its_videos_with_their_captions() {
+    fn directory_lists_videos_with_captions() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
         let told = || Metadata::read(dir.path(), None).unwrap_err().to_string();
@@ -232,11 +235,11 @@ mod tests {
         let metadata = Metadata::read(dir.path(), None).unwrap();
         let rows: Vec<_> = metadata.rows.iter().map(|row| (row.video.clone(), row.prompt.as_str())).collect();
         assert_eq!(rows, [(dir.path().join("a.webm"), "a man, and a dog"), (dir.path().join("b.MP4"), "a cat")]);
-        assert_eq!(metadata.place(&metadata.rows[0]), dir.path().join("a.webm").display().to_string());
+        assert_eq!(metadata.location(&metadata.rows[0]), dir.path().join("a.webm").display().to_string());
     }
 
     #[test]
-    fn json_lines_are_read_and_may_name_several_clips_of_a_prompt() {
+    fn json_lines_may_name_several_clips_per_prompt() {
         let metadata = read(
             "{\"prompt\": \"a man\\nand a dog\", \"video\": [\"a.mp4\", \"/b.mp4\"], \"image\": \"i.png\", \"score\": 1}\n\n\
              {\"video\": \"c.gif\", \"prompt\": \"\", \"image\": null, \"end_image\": \"e.png\"}\n",

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Result, nearest};
+use roll_core::{Error, Result};
 
-use super::{MetadataRow, named};
+use super::{MetadataRow, listed};
 
 /// Column separators.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
@@ -23,9 +23,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     let need = |name: &str| {
         find(name).ok_or_else(|| {
             let found: Vec<_> = headers.iter().collect();
-            let hint = nearest(name, found.iter().copied());
-            let hint = hint.map(|h| format!("; is `{h}` meant?")).unwrap_or_default();
-            bad(format!("no column `{name}`; the first line names {}{hint}", named(&found)))
+            bad(format!("no column `{name}`; the first line names {}", listed(&found, name)))
         })
     };
     let (video, prompt) = (need("video")?, need("prompt")?);
@@ -56,30 +54,30 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
 /// The line of a quote that is never closed; the CSV reader would end the field at the end of the file.
 fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
     #[derive(PartialEq)]
-    enum At {
+    enum QuoteState {
         Begin,
         Plain,
         Quoted,
         /// After a quote inside quotes: either the closing quote, or the first of an escaped pair.
         Closed,
     }
-    let (mut at, mut line, mut opened) = (At::Begin, 1, 1);
+    let (mut at, mut line, mut opened) = (QuoteState::Begin, 1, 1);
     for byte in text.bytes() {
         at = match (at, byte) {
-            (At::Begin, b'"') => {
+            (QuoteState::Begin, b'"') => {
                 opened = line;
-                At::Quoted
+                QuoteState::Quoted
             }
-            (At::Quoted, b'"') => At::Closed,
-            (At::Closed, b'"') => At::Quoted,
-            (At::Quoted, _) => At::Quoted,
-            (_, b'\n' | b'\r') => At::Begin,
-            (_, byte) if byte == delimiter => At::Begin,
-            _ => At::Plain,
+            (QuoteState::Quoted, b'"') => QuoteState::Closed,
+            (QuoteState::Closed, b'"') => QuoteState::Quoted,
+            (QuoteState::Quoted, _) => QuoteState::Quoted,
+            (_, b'\n' | b'\r') => QuoteState::Begin,
+            (_, byte) if byte == delimiter => QuoteState::Begin,
+            _ => QuoteState::Plain,
         };
         line += u64::from(byte == b'\n');
     }
-    (at == At::Quoted).then_some(opened)
+    (at == QuoteState::Quoted).then_some(opened)
 }
 
 fn reader(text: &str, delimiter: u8) -> csv::Reader<&[u8]> {

@@ -33,17 +33,23 @@ impl<'a> Cursor<'a> {
         self.take(4)?.try_into().ok()
     }
 
+    /// Reads the header of a box: its type, the length of the header, and the length of the box, which is `available` if
+    /// the box extends to the end.
+    pub fn box_header(&mut self, available: u64) -> Option<([u8; 4], u64, u64)> {
+        let (size, kind) = (self.u32()?, self.tag()?);
+        Some(match size {
+            0 => (kind, 8, available),
+            1 => (kind, 16, self.u64().unwrap_or(0)),
+            size => (kind, 8, size.into()),
+        })
+    }
+
     /// The boxes in the rest of the slice. Fails if a box is longer than the slice.
     pub fn boxes(mut self) -> Result<Vec<Box<'a>>, String> {
         let mut boxes = Vec::new();
         while self.0.len() >= 8 {
             let available = self.0.len() as u64;
-            let (Some(size), Some(kind)) = (self.u32(), self.tag()) else { break };
-            let (header, size) = match size {
-                0 => (8, available),
-                1 => (16, self.u64().unwrap_or(0)),
-                size => (8, u64::from(size)),
-            };
+            let Some((kind, header, size)) = self.box_header(available) else { break };
             let body = size.checked_sub(header).and_then(|n| self.take(usize::try_from(n).ok()?));
             let Some(body) = body else {
                 return Err(format!("the box `{}` says {size} bytes, {available} are there", name(kind)));

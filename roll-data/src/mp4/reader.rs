@@ -10,7 +10,7 @@ use openh264::formats::YUVSource;
 
 use super::boxes::{Cursor, name};
 use super::sps::Sps;
-use super::tables::{Description, SampleRange, Track};
+use super::tables::{SampleDescription, SampleRange, Track};
 use crate::color::{Matrix, Yuv420, to_rgb};
 use crate::picture::{Picture, check_size, square_pixels, square_size};
 
@@ -93,13 +93,13 @@ impl Mp4Reader {
             }
         };
         let (mut annex_b, mut container) = (Vec::new(), None);
-        let mut coded_by = None;
+        let mut current_description = None;
         for (i, sample) in self.track.samples.iter().enumerate() {
-            let Description { length_size, parameter_sets, color: said, .. } =
+            let SampleDescription { length_size, parameter_sets, color: container_color, .. } =
                 &self.track.descriptions[sample.description];
-            if coded_by != Some(sample.description) {
-                coded_by = Some(sample.description);
-                container = *said;
+            if current_description != Some(sample.description) {
+                current_description = Some(sample.description);
+                container = *container_color;
                 for set in parameter_sets {
                     color = push_nal(&mut annex_b, set, color).map_err(|e| format!("frame {i}: {e}"))?;
                 }
@@ -139,13 +139,7 @@ fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
         file.seek(SeekFrom::Start(position))
             .and_then(|_| file.read_exact(&mut header[..n]))
             .map_err(|e| e.to_string())?;
-        let mut cursor = Cursor(&header);
-        let (Some(size), Some(kind)) = (cursor.u32(), cursor.tag()) else { break };
-        let (start, size) = match size {
-            0 => (8, file_size - position),
-            1 => (16, cursor.u64().unwrap_or(0)),
-            size => (8, u64::from(size)),
-        };
+        let Some((kind, start, size)) = Cursor(&header).box_header(file_size - position) else { break };
         let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
         let Some(end) = end else {
             return Err(format!(
@@ -179,7 +173,7 @@ fn read_sample(file: &mut File, sample: &SampleRange) -> Result<Vec<u8>, String>
     Ok(bytes)
 }
 
-fn first_sps(file: &mut File, first: &SampleRange, description: &Description) -> Result<Sps, String> {
+fn first_sps(file: &mut File, first: &SampleRange, description: &SampleDescription) -> Result<Sps, String> {
     let bytes = read_sample(file, first)?;
     for nal in nal_units(&bytes, description.length_size) {
         let nal = nal?;
@@ -255,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_that_is_larger_than_any_is_refused_and_not_read() {
+    fn rejects_oversized_index_without_reading_it() {
         let mut file = tempfile::tempfile().unwrap();
         let length = MAX_MOOV_BYTES + 9;
         file.write_all(&(length as u32).to_be_bytes()).unwrap();

@@ -22,13 +22,13 @@ impl Sps {
             return Err("a sequence parameter set is cut short".into());
         };
         let mut bits = Bits::new(rest);
-        let facts = Self::facts(*profile, &mut bits).ok_or("a sequence parameter set is cut short or damaged")?;
-        let facts = facts?;
-        check_size(facts.width, facts.height)?;
-        Ok(facts)
+        let sps = Self::sps(*profile, &mut bits).ok_or("a sequence parameter set is cut short or damaged")?;
+        let sps = sps?;
+        check_size(sps.width, sps.height)?;
+        Ok(sps)
     }
 
-    fn facts(profile: u8, bits: &mut Bits) -> Option<Result<Self, String>> {
+    fn sps(profile: u8, bits: &mut Bits) -> Option<Result<Self, String>> {
         bits.ue()?; // seq_parameter_set_id
         let mut chroma = 1;
         if matches!(profile, 100 | 110 | 122 | 244 | 44 | 83 | 86 | 118 | 128 | 138 | 139 | 134 | 135) {
@@ -90,12 +90,12 @@ impl Sps {
             width = width.checked_sub(2 * (left + right))?;
             height = height.checked_sub(2 * (top + bottom))?;
         }
-        let mut facts = Self { width, height, matrix: 2, full_range: false, pixel_aspect: None };
+        let mut sps = Self { width, height, matrix: 2, full_range: false, pixel_aspect: None };
         if bits.bit()? {
             // A truncated VUI only loses the missing fields.
-            let _ = facts.read_vui(bits);
+            let _ = sps.read_vui(bits);
         }
-        Some(Ok(facts))
+        Some(Ok(sps))
     }
 
     fn read_vui(&mut self, bits: &mut Bits) -> Option<()> {
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_prefix_of_a_parameter_set_panics() {
+    fn truncated_parameter_sets_do_not_panic() {
         // High profile, 176 x 144, as x264 writes it.
         let sps = [
             0x67, 0x64, 0x00, 0x0b, 0xac, 0xd9, 0x42, 0xc4, 0xe8, 0x40, 0x00, 0x00, 0x03, 0x00, 0x40, 0x00, 0x00, 0x0f,

@@ -19,7 +19,7 @@ pub(super) struct SampleRange {
 #[derive(Debug)]
 pub(super) struct Track {
     /// At least one; unused descriptions are not parsed.
-    pub descriptions: Vec<Description>,
+    pub descriptions: Vec<SampleDescription>,
     /// The samples in decoding order, without those that have no data.
     pub samples: Vec<SampleRange>,
     /// The presentation times of the decoded frames.
@@ -29,7 +29,7 @@ pub(super) struct Track {
 
 /// How frames are coded.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Description {
+pub(super) struct SampleDescription {
     /// Size in bytes of the length field before each NAL unit.
     pub length_size: usize,
     /// Sequence and picture parameter sets, in this order.
@@ -75,7 +75,7 @@ impl Track {
                 false => "the video track has no frames".into(),
             });
         }
-        let mut descriptions = vec![Description::default(); entries.len()];
+        let mut descriptions = vec![SampleDescription::default(); entries.len()];
         for used in samples.iter().map(|sample| sample.description).collect::<BTreeSet<_>>() {
             let entry = entries.get(used).ok_or_else(|| {
                 format!("frames are coded by description {}, the track has {}", used + 1, entries.len())
@@ -95,7 +95,7 @@ impl Track {
     }
 }
 
-fn description(entry: &Box<'_>) -> Result<Description, String> {
+fn description(entry: &Box<'_>) -> Result<SampleDescription, String> {
     if !matches!(&entry.kind, b"avc1" | b"avc3") {
         let codec = match &entry.kind {
             b"hvc1" | b"hev1" => "HEVC",
@@ -136,7 +136,7 @@ fn description(entry: &Box<'_>) -> Result<Description, String> {
         }
     });
     let pixel_aspect = find(b"pasp").and_then(|mut pasp| Some([pasp.u32()?, pasp.u32()?]));
-    Ok(Description { length_size, parameter_sets, color, pixel_aspect })
+    Ok(SampleDescription { length_size, parameter_sets, color, pixel_aspect })
 }
 
 /// Reads a table with entries of `WIDTH` numbers, after version, flags and count. Fails if the count exceeds the box.
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_more_frames_than_a_film_has_are_refused_before_they_are_made() {
+    fn rejects_oversized_tables_before_allocation() {
         let many = MAX_FRAMES + 1;
         // Frames of one size have no table: twelve bytes can claim any number of frames.
         let told = sizes(Cursor(&numbers(&[0, 1, many])), u64::MAX).unwrap_err();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_claims_more_than_its_box_holds_is_refused() {
+    fn rejects_tables_longer_than_their_box() {
         let told = table::<2>(Cursor(&numbers(&[0, 60_000_000, 1, 2]))).unwrap_err();
         assert!(told.contains("60000000 entries") && told.contains("room for 1"), "{told}");
         assert!(table::<1>(Cursor(&numbers(&[0]))).is_err());

@@ -5,10 +5,10 @@ use super::tables::{CUT_SHORT, table};
 
 /// The presentation time of a frame, in ticks of the track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shown {
+struct PresentationInterval {
     from: i64,
     /// Ticks until the next decoding time.
-    lasts: i64,
+    duration: i64,
 }
 
 /// The frames in presentation order.
@@ -40,8 +40,9 @@ impl Timeline {
             Some((list, movie_timescale)) => read_edits(list, timescale, movie_timescale)?,
             None => Vec::new(),
         };
-        let is_shown =
-            |frame: &Shown| edits.is_empty() || edits.iter().any(|[from, to]| (*from..*to).contains(&frame.from));
+        let is_shown = |frame: &PresentationInterval| {
+            edits.is_empty() || edits.iter().any(|[from, to]| (*from..*to).contains(&frame.from))
+        };
         // Removed parts between two edits do not count.
         let cut = |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
         let Some(first) = shown.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
@@ -54,7 +55,7 @@ impl Timeline {
                 let begin = is_shown(frame).then(|| frame.from - cut(frame.from) - first)?;
                 // Shown until the next frame; the last one for its own duration.
                 let next = shown[i + 1..].iter().find(|next| is_shown(next));
-                let end = next.map_or(begin.saturating_add(frame.lasts), |next| next.from - cut(next.from) - first);
+                let end = next.map_or(begin.saturating_add(frame.duration), |next| next.from - cut(next.from) - first);
                 Some([begin, end])
             })
             .collect();
@@ -75,7 +76,7 @@ impl Timeline {
     }
 }
 
-fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<Shown>, String> {
+fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<PresentationInterval>, String> {
     let durations = table(tables.need(b"stts")?)?;
     let offsets = tables.child(b"ctts")?.map(table).transpose()?.unwrap_or_default();
     let repeated =
@@ -83,16 +84,16 @@ fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<Shown>, String> {
     // Truncated tables continue with their last values, as in other readers.
     let mut durations = repeated(durations);
     let mut offsets = repeated(offsets);
-    let (mut now, mut lasts) = (0i64, 0i64);
+    let (mut now, mut duration) = (0i64, 0i64);
     let mut shown = Vec::new();
     for &coded in coded {
-        lasts = durations.next().map_or(lasts, i64::from);
+        duration = durations.next().map_or(duration, i64::from);
         // Offsets are signed in version 1, and in practice also in version 0.
         let offset = offsets.next().map_or(0, |offset| i64::from(offset as i32));
         if coded {
-            shown.push(Shown { from: now + offset, lasts });
+            shown.push(PresentationInterval { from: now + offset, duration });
         }
-        now += lasts;
+        now += duration;
     }
     Ok(shown)
 }
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_shown_in_the_order_of_their_times_from_the_first_on() {
+    fn frames_are_ordered_by_presentation_time() {
         // Decoded at 0 to 5, shown at 2 5 3 4 7 6.
         assert_eq!(read(&[]).unwrap(), [0, 1, 2, 3, 4, 5].map(Some));
         // The edit list that describes the delay.
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_edit_list_leaves_out_is_not_shown() {
+    fn edit_list_removes_frames() {
         assert_eq!(read(&[1, 400, 4, 0x1_0000]).unwrap(), [None, None, Some(0), Some(1), Some(2), Some(3)]);
         // Rounding to the movie's ticks, and an empty edit before.
         assert_eq!(
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_the_mean_of_what_is_shown() {
+    fn fps_is_the_mean_over_shown_frames() {
         let tables = full_box(b"stts", 0, &[2, 3, 10, 1, 70]);
         let timeline = Timeline::read(Cursor(&tables), 100, None, &[true; 4]).unwrap();
         assert_eq!((timeline.len(), timeline.fps()), (4, Some(4.0)));

@@ -29,7 +29,7 @@ fn open(config: &DataConfig) -> roll_core::Result<Dataset> {
 }
 
 #[test]
-fn a_sample_is_trimmed_resized_and_cropped() {
+fn sample_is_trimmed_resized_and_cropped() {
     let dir = tempfile::tempdir().unwrap();
     let dataset = open(&write(dir.path())).unwrap();
     assert_eq!(dataset.len(), 6);
@@ -46,7 +46,7 @@ fn a_sample_is_trimmed_resized_and_cropped() {
 }
 
 #[test]
-fn what_a_step_sees_does_not_depend_on_the_number_of_ranks() {
+fn global_batch_is_independent_of_world_size() {
     let dir = tempfile::tempdir().unwrap();
     let dataset = Arc::new(open(&write(dir.path())).unwrap());
     let deal = |per_rank: usize, ranks: usize, step: u64| -> Vec<usize> {
@@ -71,7 +71,7 @@ fn what_a_step_sees_does_not_depend_on_the_number_of_ranks() {
 }
 
 #[test]
-fn a_bad_row_is_named_or_skipped_and_counted() {
+fn bad_row_is_an_error_or_skipped_and_reported() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = write(dir.path());
     std::fs::write(dir.path().join("clip3/frame_00001.png"), "no picture").unwrap();
@@ -96,13 +96,13 @@ fn a_bad_row_is_named_or_skipped_and_counted() {
 }
 
 #[test]
-fn data_that_is_not_set_is_an_error_that_names_the_key() {
+fn missing_metadata_error_names_the_key() {
     let told = open(&DataConfig::default()).unwrap_err().to_string();
     assert!(told.contains("data.metadata"), "{told}");
 }
 
 #[test]
-fn buckets_give_micro_batches_of_one_shape_whatever_the_ranks_are() {
+fn bucketed_micro_batches_have_one_shape_on_every_rank() {
     let dir = tempfile::tempdir().unwrap();
     let mut lines = String::new();
     // Seven wide clips, three tall ones, one short one.
@@ -148,7 +148,7 @@ fn buckets_give_micro_batches_of_one_shape_whatever_the_ranks_are() {
 }
 
 #[test]
-fn a_probe_says_what_reading_finds() {
+fn probe_agrees_with_reading() {
     let dir = tempfile::tempdir().unwrap();
     let clip = video(7, 0.2, [40, 70]);
     roll_data::write_mp4(dir.path().join("a.mp4"), &clip).unwrap();
@@ -164,7 +164,7 @@ fn a_probe_says_what_reading_finds() {
 }
 
 #[test]
-fn reading_ahead_changes_neither_samples_nor_errors_nor_when_they_come() {
+fn prefetch_changes_neither_samples_nor_errors() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = DataConfig { cache_bytes: 0, on_bad_sample: OnBadSample::Skip, ..write(dir.path()) };
     std::fs::write(dir.path().join("clip3/frame_00001.png"), "no picture").unwrap();
@@ -202,7 +202,7 @@ fn reading_ahead_changes_neither_samples_nor_errors_nor_when_they_come() {
 }
 
 #[test]
-fn clips_come_in_the_unit_of_the_model() {
+fn clip_sizes_are_multiples_of_the_model_unit() {
     let dir = tempfile::tempdir().unwrap();
     let config = DataConfig { max_pixels: 1 << 20, num_frames: 81, ..write(dir.path()) };
     let dims = |unit| Dataset::open(&config, unit).unwrap().sample(0).unwrap().video.dims();

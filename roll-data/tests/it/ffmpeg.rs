@@ -71,7 +71,7 @@ fn both(path: &Path, options: ReadOptions) -> Video {
 }
 
 #[test]
-fn a_clip_that_was_cut_without_coding_it_again_begins_where_it_was_cut() {
+fn stream_copied_clip_begins_at_its_cut() {
     let Some(dir) = directory() else { return };
     let whole = make(dir.path(), "whole.mp4", "-c:v libx264 -g 12 -bf 2 -pix_fmt yuv420p");
     let whole = both(&whole, AUTO);
@@ -90,7 +90,7 @@ fn a_clip_that_was_cut_without_coding_it_again_begins_where_it_was_cut() {
 }
 
 #[test]
-fn a_clip_of_variable_rate_is_sampled_by_time() {
+fn variable_rate_clip_is_sampled_by_time() {
     let Some(dir) = directory() else { return };
     // Ten frames in a second, then twenty in six. Without B-frames, of which OpenH264 decodes some a little otherwise.
     let times = "setpts='if(lt(N,10),N,10+(N-10)*3)'";
@@ -108,7 +108,7 @@ fn a_clip_of_variable_rate_is_sampled_by_time() {
 }
 
 #[test]
-fn pixels_that_are_not_square_come_out_square_from_both_readers() {
+fn both_readers_return_square_pixels() {
     let Some(dir) = directory() else { return };
     for (sar, size) in [("4/3", [64, 128]), ("1/2", [128, 96]), ("1/1", [64, 96])] {
         let arguments = format!("-vf setsar={sar} -frames:v 5 -c:v libx264 -pix_fmt yuv420p");
@@ -121,7 +121,7 @@ fn pixels_that_are_not_square_come_out_square_from_both_readers() {
 }
 
 #[test]
-fn the_eight_matrices_of_a_track_are_shown_as_ffmpeg_shows_them() {
+fn display_matrices_match_ffmpeg() {
     let Some(dir) = directory() else { return };
     let bytes = std::fs::read(make(dir.path(), "a.mp4", "-frames:v 3 -c:v libx264 -pix_fmt yuv420p")).unwrap();
     let at = bytes.windows(4).position(|w| w == b"tkhd").unwrap() + 4 + 4 + 20 + 16;
@@ -151,7 +151,7 @@ fn the_eight_matrices_of_a_track_are_shown_as_ffmpeg_shows_them() {
 }
 
 #[test]
-fn ranges_and_matrices_of_colour_agree_with_the_own_readers() {
+fn colour_ranges_and_matrices_match_our_reader() {
     let Some(dir) = directory() else { return };
     for (range, matrix) in [("tv", "smpte170m"), ("tv", "bt709"), ("pc", "smpte170m"), ("tv", "bt2020nc")] {
         let arguments = format!(
@@ -192,7 +192,7 @@ const FORMATS: [(&str, &str, &str, f64); 18] = [
 ];
 
 #[test]
-fn what_ffmpeg_writes_is_read() {
+fn reads_files_written_by_ffmpeg() {
     let Some(dir) = directory() else { return };
     let encoders = Command::new("ffmpeg").args(["-v", "error", "-encoders"]).output().unwrap().stdout;
     let encoders = String::from_utf8_lossy(&encoders).into_owned();
@@ -232,7 +232,7 @@ fn what_ffmpeg_writes_is_read() {
 }
 
 #[test]
-fn fragmented_files_odd_sizes_and_streams_that_change_in_the_middle_are_read_by_ffmpeg() {
+fn ffmpeg_reads_fragmented_odd_and_changing_streams() {
     let Some(dir) = directory() else { return };
     let whole = both(&make(dir.path(), "a.mp4", "-c:v libx264 -pix_fmt yuv420p"), AUTO);
     ffmpeg(dir.path(), "-i a.mp4 -c copy -movflags frag_keyframe+empty_moov fragments.mp4");
@@ -259,7 +259,7 @@ fn fragmented_files_odd_sizes_and_streams_that_change_in_the_middle_are_read_by_
 }
 
 #[test]
-fn what_is_damaged_stays_an_error_and_what_is_no_video_too() {
+fn damaged_files_and_non_videos_are_errors() {
     let Some(dir) = directory() else { return };
     make(dir.path(), "a.mkv", "-c:v libx264 -g 5 -pix_fmt yuv420p");
     make(dir.path(), "a.mp4", "-c:v libx264 -g 5 -pix_fmt yuv420p -movflags +faststart");
@@ -290,7 +290,7 @@ fn what_is_damaged_stays_an_error_and_what_is_no_video_too() {
 }
 
 #[test]
-fn a_name_is_a_name_whatever_it_looks_like() {
+fn file_names_are_not_interpreted_as_options_or_urls() {
     let Some(dir) = directory() else { return };
     let source = make(dir.path(), "source.mkv", "-frames:v 2 -c:v ffv1 -pix_fmt yuv420p");
     let bytes = std::fs::read(source).unwrap();
@@ -302,7 +302,7 @@ fn a_name_is_a_name_whatever_it_looks_like() {
 }
 
 #[test]
-fn pictures_of_other_kinds_are_read_by_ffmpeg() {
+fn ffmpeg_reads_other_picture_formats() {
     let Some(dir) = directory() else { return };
     let png = make(dir.path(), "a.png", "-frames:v 1 -pix_fmt rgb24");
     let expected = read_image(png, Sizing::Native).unwrap();

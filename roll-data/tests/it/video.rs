@@ -53,12 +53,12 @@ fn root() -> &'static Path {
 const OWN: ReadOptions =
     ReadOptions { max_frames: None, fps: None, every: 1, sizing: Sizing::Native, decoder: Decoder::Own };
 
-fn told(path: &Path) -> String {
+fn error_message(path: &Path) -> String {
     read_video(path, &OWN).unwrap_err().to_string()
 }
 
 #[test]
-fn an_mp4_reads_back_above_35_db() {
+fn mp4_round_trip_is_above_35_db() {
     let dir = tempfile::tempdir().unwrap();
     for (frames, height, width) in [(13, 96, 128), (5, 16, 16), (1, 64, 48), (60, 32, 50)] {
         let video = smooth(frames, height, width);
@@ -75,7 +75,7 @@ fn an_mp4_reads_back_above_35_db() {
 }
 
 #[test]
-fn odd_sizes_are_padded_by_the_last_row_and_column() {
+fn odd_sizes_are_padded_with_the_last_row_and_column() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("odd.mp4");
     let video = smooth(3, 33, 47);
@@ -90,7 +90,7 @@ fn odd_sizes_are_padded_by_the_last_row_and_column() {
 }
 
 #[test]
-fn gif_and_png_sequences_read_back() {
+fn gif_and_png_sequences_round_trip() {
     let dir = tempfile::tempdir().unwrap();
     let video = smooth(6, 40, 56);
     let gif = dir.path().join("a.gif");
@@ -118,7 +118,7 @@ fn gif_and_png_sequences_read_back() {
 }
 
 #[test]
-fn the_demos_clips_have_nine_frames_each_like_the_one_before() {
+fn demo_clips_decode_to_nine_frames() {
     for clip in ["train/person-11000.mp4", "unseen/person-12000.mp4"] {
         let video = read_video(root().join("demo/assets/clips").join(clip), &OWN).unwrap();
         assert!(video.dims() == [9, 64, 64] && (video.fps() - 8.0).abs() < 0.01, "{clip}");
@@ -130,7 +130,7 @@ fn the_demos_clips_have_nine_frames_each_like_the_one_before() {
 }
 
 #[test]
-fn the_real_clip_has_its_120_frames() {
+fn real_clip_decodes_to_120_frames() {
     let Some(path) = real_clip() else { return };
     let video = read_video(&path, &OWN).unwrap();
     // Pixels of 128:117: 176 columns of them are 193 square ones.
@@ -151,7 +151,7 @@ fn the_real_clip_has_its_120_frames() {
 }
 
 #[test]
-fn what_is_no_video_is_named() {
+fn rejects_files_that_are_not_videos() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("talk.mp4");
     let cases: [(&[u8], &str); 7] = [
@@ -165,15 +165,15 @@ fn what_is_no_video_is_named() {
     ];
     for (bytes, expected) in cases {
         std::fs::write(&path, bytes).unwrap();
-        let message = told(&path);
+        let message = error_message(&path);
         assert!(message.contains(expected) && message.contains("talk.mp4"), "{message}");
     }
-    assert!(told(&dir.path().join("none.mp4")).contains("none.mp4"));
-    assert!(told(dir.path()).contains("directory without"));
+    assert!(error_message(&dir.path().join("none.mp4")).contains("none.mp4"));
+    assert!(error_message(dir.path()).contains("directory without"));
 }
 
 #[test]
-fn a_codec_that_cannot_be_read_is_named_with_a_remedy() {
+fn unsupported_codec_error_has_a_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.mp4");
     roll_data::write_mp4(&path, &smooth(2, 32, 32)).unwrap();
@@ -183,7 +183,7 @@ fn a_codec_that_cannot_be_read_is_named_with_a_remedy() {
     {
         let changed = replace_last(&bytes, from, to);
         std::fs::write(&path, changed).unwrap();
-        let message = told(&path);
+        let message = error_message(&path);
         assert!(message.contains(expected), "{message}");
         assert_eq!(message.contains("ffmpeg -i"), expected != "no video track", "{message}");
     }
@@ -207,14 +207,14 @@ fn patch(bytes: &[u8], kind: &[u8; 4], offset: usize, value: u32) -> Vec<u8> {
 }
 
 #[test]
-fn tables_that_lie_are_errors() {
+fn rejects_inconsistent_sample_tables() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("lie.mp4");
     roll_data::write_mp4(&path, &smooth(9, 64, 64)).unwrap();
     let good = std::fs::read(&path).unwrap();
     let check = |bytes: Vec<u8>, what: &str| {
         std::fs::write(&path, bytes).unwrap();
-        let message = told(&path);
+        let message = error_message(&path);
         assert!(message.contains("lie.mp4"), "{what}: {message}");
         eprintln!("{what}: {message}");
     };
@@ -237,14 +237,14 @@ fn tables_that_lie_are_errors() {
 }
 
 #[test]
-fn no_truncated_or_damaged_file_panics() {
+fn truncated_and_damaged_files_do_not_panic() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.mp4");
     roll_data::write_mp4(&path, &smooth(5, 48, 48)).unwrap();
     let good = std::fs::read(&path).unwrap();
     for end in (0..good.len()).step_by(1 + good.len() / 200) {
         std::fs::write(&path, &good[..end]).unwrap();
-        let _ = told(&path);
+        let _ = error_message(&path);
     }
     let mut state = 1u64;
     let mut random = move |n: usize| {
@@ -283,7 +283,7 @@ fn png_with_orientation(orientation: u8) -> Vec<u8> {
 }
 
 #[test]
-fn pictures_are_turned_as_their_exif_data_says_wherever_they_are_read() {
+fn exif_orientation_is_applied_by_every_reader() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.png");
     // Expected results of PIL's `ImageOps.exif_transpose`.
@@ -302,7 +302,7 @@ fn pictures_are_turned_as_their_exif_data_says_wherever_they_are_read() {
 }
 
 #[test]
-fn transparency_is_dropped_as_pil_drops_it() {
+fn transparency_is_dropped_as_in_pil() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.png");
     // Red, green, blue and white, of which all but the first are transparent to some degree; written by PIL 13.
@@ -329,7 +329,7 @@ fn grow(bytes: &mut [u8], by: u32) {
 }
 
 #[test]
-fn frames_are_decoded_by_the_description_that_they_name() {
+fn frames_use_their_sample_description() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("two.mp4");
     roll_data::write_mp4(&path, &smooth(5, 48, 64)).unwrap();
@@ -345,7 +345,7 @@ fn frames_are_decoded_by_the_description_that_they_name() {
     bytes.splice(entry..entry, other);
     let bytes = patch(&bytes, b"stsd", 4, 2);
     std::fs::write(&path, &bytes).unwrap();
-    assert!(told(&path).contains("HEVC"), "{}", told(&path));
+    assert!(error_message(&path).contains("HEVC"), "{}", error_message(&path));
     // Flags and count, then first chunk, frames in a chunk, and description of each run.
     let mut bytes = bytes;
     let runs = find_last(&bytes, b"stsc") + 8;
@@ -356,11 +356,11 @@ fn frames_are_decoded_by_the_description_that_they_name() {
     assert!((0..5).all(|t| read.frame(t) == expected.frame(t)));
     (0..count).for_each(|run| bytes[runs + 4 + 12 * run + 8..][..4].copy_from_slice(&3u32.to_be_bytes()));
     std::fs::write(&path, &bytes).unwrap();
-    assert!(told(&path).contains("description 3, the track has 2"), "{}", told(&path));
+    assert!(error_message(&path).contains("description 3, the track has 2"), "{}", error_message(&path));
 }
 
 #[test]
-fn errors_are_in_words_of_this_crate() {
+fn errors_hide_decoder_messages() {
     let dir = tempfile::tempdir().unwrap();
     let damaged = dir.path().join("a.mp4");
     roll_data::write_mp4(&damaged, &smooth(9, 64, 64)).unwrap();
@@ -376,12 +376,14 @@ fn errors_are_in_words_of_this_crate() {
         let options = ReadOptions { sizing: Sizing::Exact([16, 16]), ..OWN };
         read_video(path, &options).unwrap_err().to_string()
     };
-    for (told, expected) in
-        [(told(&damaged), "a.mp4"), (image(&picture), "neither a video nor a picture"), (image(&cut), "cut.png")]
-    {
-        assert!(told.contains(expected), "{told}");
+    for (error_message, expected) in [
+        (error_message(&damaged), "a.mp4"),
+        (image(&picture), "neither a video nor a picture"),
+        (image(&cut), "cut.png"),
+    ] {
+        assert!(error_message.contains(expected), "{error_message}");
         for word in ["Native", "Backtrace", "OpenH264", "was not recognized", "Format error"] {
-            assert!(!told.contains(word), "{told}");
+            assert!(!error_message.contains(word), "{error_message}");
         }
     }
 }

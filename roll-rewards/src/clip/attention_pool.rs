@@ -6,13 +6,13 @@ use roll_backends::{NdTensor, Segment, Tape, Weights};
 use roll_core::Result;
 
 use super::files::Tensors;
-use super::tower::{Head, Shape, activated, norm, pair, scope};
+use super::tower::{Head, TowerDims, activated, norm, pair, scope};
 
 /// Maps `[N * tokens, width]` to embeddings `[N, width]` or to the output of a head: attention, then a feed-forward
 /// layer with a residual connection (`SiglipMultiheadAttentionPoolingHead` of `transformers`).
 pub struct AttentionPool {
     weights: Weights,
-    shape: Shape,
+    dims: TowerDims,
     tokens: usize,
     head: Option<Head>,
 }
@@ -22,8 +22,14 @@ const POST_NORM: &str = "vision_model.post_layernorm";
 
 impl AttentionPool {
     /// Loads the layer for items of `tokens` tokens.
-    pub fn load(tensors: &Tensors, shape: Shape, tokens: usize, head: Option<Head>, device: &Device) -> Result<Self> {
-        let Shape { width, hidden, .. } = shape;
+    pub fn load(
+        tensors: &Tensors,
+        dims: TowerDims,
+        tokens: usize,
+        head: Option<Head>,
+        device: &Device,
+    ) -> Result<Self> {
+        let TowerDims { width, hidden, .. } = dims;
         let mut wanted = vec![
             (format!("{NAME}.probe"), vec![1, 1, width]),
             (format!("{NAME}.attention.in_proj_weight"), vec![3 * width, width]),
@@ -35,13 +41,13 @@ impl AttentionPool {
         for norm in [format!("{NAME}.layernorm"), POST_NORM.to_string()] {
             wanted.extend(pair(&norm, &[width]));
         }
-        Ok(Self { weights: tensors.weights(&wanted, device)?, shape, tokens, head })
+        Ok(Self { weights: tensors.weights(&wanted, device)?, dims, tokens, head })
     }
 }
 
 impl Segment for AttentionPool {
     fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
-        let Shape { width, heads, activation, eps, .. } = self.shape;
+        let TowerDims { width, heads, activation, eps, .. } = self.dims;
         let scope = scope(&self.weights, tape);
         let part = |of: &str| format!("{NAME}.{of}");
         let x = norm(&scope, state.rank::<2>()?, POST_NORM, eps)?;

@@ -36,7 +36,7 @@ pub enum Family {
 
 /// `config.json` as it is written.
 #[derive(Deserialize)]
-struct Written {
+struct WrittenConfig {
     model_type: String,
     projection_dim: Option<usize>,
     #[serde(default)]
@@ -130,7 +130,7 @@ impl TextConfig {
 }
 
 /// Replaces values of `defaults` by those of a file.
-fn read_over<T: Serialize + DeserializeOwned>(defaults: T, written: Options) -> serde_json::Result<T> {
+fn with_defaults<T: Serialize + DeserializeOwned>(defaults: T, written: Options) -> serde_json::Result<T> {
     let mut whole = serde_json::to_value(defaults)?;
     if let Json::Object(keys) = &mut whole {
         keys.extend(written);
@@ -152,13 +152,13 @@ pub enum Activation {
 }
 
 /// Greatest size that a file may request, so that it cannot request any amount of memory.
-const MOST: usize = 1 << 20;
+const MAX_CONFIG_SIZE: usize = 1 << 20;
 
 impl ModelConfig {
     /// Reads the configuration in a directory. Fails if it belongs to another model or contradicts itself.
     pub fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("config.json");
-        let written: Written = json(&path)?;
+        let written: WrittenConfig = json(&path)?;
         let wrong = |problem: String| Err(Error::bad_file(&path, problem));
         let family = match written.model_type.as_str() {
             "clip" => Family::Clip,
@@ -167,9 +167,9 @@ impl ModelConfig {
         };
         let unread = |tower: &str, e: serde_json::Error| Error::bad_file(&path, format!("{tower}: {e}"));
         let vision_config: VisionConfig =
-            read_over(VisionConfig::of(family), written.vision_config).map_err(|e| unread("vision_config", e))?;
+            with_defaults(VisionConfig::of(family), written.vision_config).map_err(|e| unread("vision_config", e))?;
         let text_config: TextConfig =
-            read_over(TextConfig::of(family), written.text_config).map_err(|e| unread("text_config", e))?;
+            with_defaults(TextConfig::of(family), written.text_config).map_err(|e| unread("text_config", e))?;
         let projection_dim = match family {
             Family::Clip => written.projection_dim.unwrap_or(512),
             Family::Siglip => text_config.projection_size.unwrap_or(text_config.hidden_size),
@@ -181,7 +181,7 @@ impl ModelConfig {
             ("text_config", t.hidden_size, t.num_attention_heads, [t.intermediate_size, t.num_hidden_layers]),
         ] {
             let sizes = [width, heads, others[0], others[1]];
-            if sizes.iter().any(|s| !(1..MOST).contains(s)) || !width.is_multiple_of(heads) {
+            if sizes.iter().any(|s| !(1..MAX_CONFIG_SIZE).contains(s)) || !width.is_multiple_of(heads) {
                 return wrong(format!(
                     "{tower}: {width} wide with {heads} heads, {} and {} make no tower",
                     others[0], others[1]
@@ -189,12 +189,15 @@ impl ModelConfig {
             }
         }
         let (side, patch) = (v.image_size, v.patch_size);
-        if patch == 0 || side >= MOST || side == 0 || !side.is_multiple_of(patch) {
+        if patch == 0 || side >= MAX_CONFIG_SIZE || side == 0 || !side.is_multiple_of(patch) {
             return wrong(format!(
                 "vision_config: pictures of {side} pixels are no whole number of patches of {patch}"
             ));
         }
-        if [t.max_position_embeddings, t.vocab_size, config.projection_dim].iter().any(|s| !(1..MOST).contains(s)) {
+        if [t.max_position_embeddings, t.vocab_size, config.projection_dim]
+            .iter()
+            .any(|s| !(1..MAX_CONFIG_SIZE).contains(s))
+        {
             return wrong("text_config: positions, vocabulary and projection must be 1 or more".into());
         }
         // SigLIP's image tower has no projection.

@@ -27,13 +27,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RewardError;
-use crate::onnx_reward::reading;
-use crate::picture::{Frames, Input, Look, OverFrames, RowNetwork, RowsPull, check_common};
+use crate::onnx_reward::row_score;
+use crate::picture::{FrameScorer, Frames, Input, OverFrames, RowNetwork, RowsPull, check_common};
 use attention_pool::AttentionPool;
 use config::{Family, ModelConfig};
 use files::Tensors;
 use text::TextTower;
-use tower::{Embed, Head, Layer, Pool, Shape};
+use tower::{Embed, Head, Layer, Pool, TowerDims};
 
 const NAME: &str = "clip";
 /// Name of the target's tensor: the mean direction of the reference's embeddings.
@@ -122,7 +122,7 @@ impl VisionTower {
         let (width, eps) = (v.hidden_size, v.layer_norm_eps);
         let embed = Embed::load(tensors, family, v, device)?;
         let tokens = embed.tokens();
-        let shape = Shape {
+        let dims = TowerDims {
             width,
             hidden: v.intermediate_size,
             heads: v.num_attention_heads,
@@ -133,11 +133,11 @@ impl VisionTower {
         let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(embed)];
         for i in 0..v.num_hidden_layers {
             let name = format!("vision_model.encoder.layers.{i}");
-            segments.push(Arc::new(Layer::load(tensors, name, shape, tokens, device)?));
+            segments.push(Arc::new(Layer::load(tensors, name, dims, tokens, device)?));
         }
         segments.push(match family {
             Family::Clip => Arc::new(Pool::load(tensors, [width, config.projection_dim], tokens, eps, head, device)?),
-            Family::Siglip => Arc::new(AttentionPool::load(tensors, shape, tokens, head, device)?),
+            Family::Siglip => Arc::new(AttentionPool::load(tensors, dims, tokens, head, device)?),
         });
         Ok(Self { chain: Chain::new(segments), device: device.clone() })
     }
@@ -230,8 +230,8 @@ impl ClipReward {
         })
     }
 
-    fn look(&self) -> Look<'_> {
-        Look {
+    fn scorer(&self) -> FrameScorer<'_> {
+        FrameScorer {
             network: &self.vision,
             input: &self.input,
             frames: self.config.frames,
@@ -257,7 +257,7 @@ impl ClipReward {
             return Ok(known.clone());
         }
         let tower = self.text.as_ref().ok_or_else(|| Error::Misuse("this CLIP reward reads no text".into()))?;
-        let direction = reading::mean_direction(&[tower.embed(text)?]);
+        let direction = row_score::mean_direction(&[tower.embed(text)?]);
         if self.texts.len() >= TEXTS {
             self.texts.clear();
         }
@@ -289,25 +289,25 @@ impl RewardScorer for ClipReward {
         if self.config.against != Against::Reference {
             return Ok(Target::default());
         }
-        let rows = self.look().rows(reference)?;
+        let rows = self.scorer().rows(reference)?;
         if rows.is_empty() {
             return Err(Error::nothing_to_score("the reference has no frames"));
         }
-        let direction = reading::mean_direction(&rows);
+        let direction = row_score::mean_direction(&rows);
         let width = direction.len();
         Ok(Target { tensors: [(DIRECTION.to_string(), Tensor::new(direction, [width])?)].into() })
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if self.config.head.is_some() {
-            return self.look().score(video, &|row: &[f32]| Ok(reading::value(row, 0)), grad);
+            return self.scorer().score(video, &|row: &[f32]| Ok(row_score::value(row, 0)), grad);
         }
         let direction = match self.config.against.clone() {
             Against::Prompt => self.text_direction(prompt)?,
             Against::Text(text) => self.text_direction(&text)?,
             Against::Reference => {
-                let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: DIRECTION.into() };
-                target.tensors.get(DIRECTION).ok_or_else(strange)?.to_f32_vec()
+                let bad_target = || RewardError::InvalidTarget { reward: NAME.into(), tensor: DIRECTION.into() };
+                target.tensors.get(DIRECTION).ok_or_else(bad_target)?.to_f32_vec()
             }
         };
         let read = |row: &[f32]| {
@@ -318,11 +318,11 @@ impl RewardScorer for ClipReward {
                     &[direction.len()],
                 ));
             }
-            let (value, gradient) = reading::cosine(row, &direction);
+            let (value, gradient) = row_score::cosine(row, &direction);
             let (value, slope) = self.scaled(value);
             Ok((value, gradient.into_iter().map(|g| slope as f32 * g).collect()))
         };
-        self.look().score(video, &read, grad)
+        self.scorer().score(video, &read, grad)
     }
 
     fn target_key(&self) -> Result<Option<String>> {

@@ -6,7 +6,7 @@ use roll_core::{Verdict, check_reward};
 use serde_json::Value as Json;
 
 use super::*;
-use crate::picture::Prepared;
+use crate::picture::Preprocess;
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
@@ -62,7 +62,7 @@ fn compare(directory: &Path) {
     let texts: Vec<String> = serde_json::from_value(golden["texts"].clone()).unwrap();
 
     let mut reward = load(directory, |_| ()).unwrap();
-    let prepared = Prepared::new(&reward.input, [height, width]).unwrap();
+    let prepared = Preprocess::new(&reward.input, [height, width]).unwrap();
     let pixels = sparse(prepared.forward(video.frame(0)));
     let (floats, eight_bits) = (numbers(&golden["pixels"]), numbers(&golden["processor"]));
     let steps = pixels.iter().zip(&floats).fold(0f32, |w, (a, b)| w.max((a - b).abs()));
@@ -76,7 +76,7 @@ fn compare(directory: &Path) {
         assert_eq!(tower.tokens(prompt).unwrap(), ids, "{prompt}");
         text = text.max(apart(&tower.embed(prompt).unwrap(), &numbers(&golden["text"][i])));
     }
-    let image = apart(&reward.look().rows(&video).unwrap()[0], &numbers(&golden["image"]));
+    let image = apart(&reward.scorer().rows(&video).unwrap()[0], &numbers(&golden["image"]));
     let cosines: Vec<f64> = serde_json::from_value(golden["cosine"].clone()).unwrap();
     let mut cosine = 0f64;
     for (prompt, expected) in texts.iter().zip(&cosines).skip(1) {
@@ -119,7 +119,7 @@ const HEADER: &str = "| directory | pixels (floats) | pixels (8 bits, mean) | te
                       factor * cosine | aesthetic | its gradient |";
 
 #[test]
-fn small_towers_are_those_of_transformers() {
+fn small_towers_match_transformers() {
     eprintln!("{HEADER}");
     compare(&data("clip_tiny"));
     compare(&data("clip_tiny_gelu"));
@@ -138,7 +138,7 @@ fn towers_of_the_published_sizes_are_those_of_transformers() {
 }
 
 #[test]
-fn every_score_has_the_gradient_of_its_differences() {
+fn gradients_of_every_score_match_finite_differences() {
     let head = data("clip_tiny/head.safetensors").display().to_string();
     let cases: [Box<dyn FnOnce(&mut ClipRewardConfig)>; 4] = [
         Box::new(|_| ()),
@@ -159,7 +159,7 @@ fn every_score_has_the_gradient_of_its_differences() {
 }
 
 #[test]
-fn the_probability_is_the_sigmoid_of_the_logit_and_siglips_alone() {
+fn probability_is_sigmoid_of_logit_and_siglip_only() {
     let text = "a photo of a cat";
     let of = |score| {
         let mut reward = load(&data("siglip_tiny"), |c| c.score = score).unwrap();
@@ -175,7 +175,7 @@ fn the_probability_is_the_sigmoid_of_the_logit_and_siglips_alone() {
 }
 
 #[test]
-fn a_video_is_as_like_its_own_reference_as_can_be() {
+fn video_equal_to_its_reference_scores_one() {
     let mut reward = load(&data("clip_tiny"), |c| c.against = Against::Reference).unwrap();
     let target = reward.prepare(&picture(30, 40)).unwrap();
     assert!((scored(&mut reward, &picture(30, 40), "", &target).0 - 1.0).abs() < 1e-6);
@@ -183,7 +183,7 @@ fn a_video_is_as_like_its_own_reference_as_can_be() {
 }
 
 #[test]
-fn what_is_wrong_with_a_directory_is_told_with_the_file_and_the_tensor() {
+fn directory_errors_name_file_and_tensor() {
     let dir = tempfile::tempdir().unwrap();
     let told = |damage: &dyn Fn(&Path)| {
         for entry in std::fs::read_dir(data("clip_tiny")).unwrap() {

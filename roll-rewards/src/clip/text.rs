@@ -14,7 +14,7 @@ use tokenizers::{Tokenizer, TruncationParams};
 
 use super::config::{Family, ModelConfig, TextConfig};
 use super::files::{Tensors, json};
-use super::tower::{Layer, Shape, norm, pair, scope};
+use super::tower::{Layer, TowerDims, norm, pair, scope};
 
 /// Encodes texts as embeddings.
 pub struct TextTower {
@@ -52,7 +52,7 @@ impl TextTower {
             wanted.push(bias);
         }
         wanted.extend(pair("text_model.final_layer_norm", &[width]));
-        let shape = Shape {
+        let dims = TowerDims {
             width,
             hidden: config.intermediate_size,
             heads: config.num_attention_heads,
@@ -60,7 +60,7 @@ impl TextTower {
             eps: config.layer_norm_eps,
             causal: family == Family::Clip,
         };
-        let layer = |i| Layer::load(tensors, format!("text_model.encoder.layers.{i}"), shape, 1, device);
+        let layer = |i| Layer::load(tensors, format!("text_model.encoder.layers.{i}"), dims, 1, device);
         let (tokenizer, growth) = tokenizer(&directory.join("tokenizer.json"), config.max_position_embeddings)?;
         let padding = match family {
             Family::Clip => None,

@@ -10,7 +10,7 @@ use super::files::Tensors;
 
 /// The sizes of a tower.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct TowerDims {
     pub width: usize,
     pub hidden: usize,
     pub heads: usize,
@@ -24,15 +24,15 @@ pub struct Shape {
 pub struct Layer {
     weights: Weights,
     name: String,
-    shape: Shape,
+    dims: TowerDims,
     /// Number of tokens per item.
     tokens: usize,
 }
 
 impl Layer {
     /// Loads the layer `name` for items of `tokens` tokens.
-    pub fn load(tensors: &Tensors, name: String, shape: Shape, tokens: usize, device: &Device) -> Result<Self> {
-        let Shape { width, hidden, .. } = shape;
+    pub fn load(tensors: &Tensors, name: String, dims: TowerDims, tokens: usize, device: &Device) -> Result<Self> {
+        let TowerDims { width, hidden, .. } = dims;
         let mut wanted = Vec::new();
         for norm in ["layer_norm1", "layer_norm2"] {
             wanted.extend(pair(&format!("{name}.{norm}"), &[width]));
@@ -42,12 +42,12 @@ impl Layer {
         }
         wanted.extend(pair(&format!("{name}.mlp.fc1"), &[hidden, width]));
         wanted.extend(pair(&format!("{name}.mlp.fc2"), &[width, hidden]));
-        Ok(Self { weights: tensors.weights(&wanted, device)?, name, shape, tokens })
+        Ok(Self { weights: tensors.weights(&wanted, device)?, name, dims, tokens })
     }
 
     /// Computes the layer's output. The number of items follows from `x`.
     pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
-        let Shape { heads, causal, eps, .. } = self.shape;
+        let TowerDims { heads, causal, eps, .. } = self.dims;
         let scope = scope(&self.weights, tape);
         let part = |of: &str| format!("{}.{of}", self.name);
         let normed = norm(&scope, x.clone(), &part("layer_norm1"), eps)?;
@@ -62,7 +62,7 @@ impl Layer {
         });
         let x = x + scope.linear(Burn::cat(mixed.collect(), 0), &part("self_attn.out_proj"))?;
         let wide = scope.linear(norm(&scope, x.clone(), &part("layer_norm2"), eps)?, &part("mlp.fc1"))?;
-        Ok(x + scope.linear(activated(wide, self.shape.activation), &part("mlp.fc2"))?)
+        Ok(x + scope.linear(activated(wide, self.dims.activation), &part("mlp.fc2"))?)
     }
 }
 

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_and_its_inverse_cancel() {
+    fn inverse_cancels_the_map() {
         let map = Affine::scale(1.5, 0.7).then(&Affine::rotate(0.4)).then(&Affine::translate(3.0, -8.0));
         let [x, y] = map.inverse().unwrap().apply(map.apply([12.0, -5.0]));
         assert!((x - 12.0).abs() < 1e-12 && (y + 5.0).abs() < 1e-12);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_similarity_is_found_from_its_own_points() {
+    fn similarity_recovers_a_known_map() {
         let map = Affine::scale(1.7, 1.7).then(&Affine::rotate(-2.8)).then(&Affine::translate(40.0, 7.0));
         let moved = TEMPLATE.map(|p| map.apply(p));
         let found = similarity(&TEMPLATE, &moved).unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn landmarks_at_the_template_crop_the_frame_itself() {
+    fn template_landmarks_crop_the_frame_itself() {
         let frame = noise(5, 3 * 112 * 112);
         let crop = Crop::new(&template_landmarks(), [112, 112], Alignment::Exact).unwrap();
         let off = crop.forward(&frame).iter().zip(&frame).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn coinciding_or_broken_landmarks_have_no_crop() {
+    fn coinciding_or_non_finite_landmarks_have_no_crop() {
         for landmarks in [[[3.0, 4.0]; 5], [[f32::NAN, 0.0]; 5], [[f32::INFINITY, 1.0]; 5]] {
             assert!(Crop::new(&landmarks, [64, 64], Alignment::Exact).is_none());
         }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pull_is_the_transpose_of_the_crop_for_both_alignments_and_small_frames() {
+    fn pullback_is_the_transpose_of_the_crop() {
         for (alignment, [h, w]) in
             [Alignment::Exact, Alignment::Reference].into_iter().flat_map(|a| [(a, [150, 130]), (a, [60, 90])])
         {

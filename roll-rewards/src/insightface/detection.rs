@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn suppression_keeps_the_most_confident_of_overlapping_faces() {
+    fn nms_keeps_the_most_confident_face() {
         let faces = vec![
             face([0.0, 0.0, 10.0, 10.0], 0.6),
             face([1.0, 0.0, 11.0, 10.0], 0.9),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letterbox_keeps_the_shape_and_pads_the_rest() {
+    fn letterbox_keeps_aspect_ratio_and_pads() {
         let letterbox = Letterbox::new([20, 40], 80).unwrap();
         let canvas = letterbox.canvas(&[0.5; 3 * 20 * 40], -1.0);
         assert_eq!(letterbox.scale, 2.0);

@@ -139,8 +139,8 @@ fn row(output: &Tensor, item: usize, items: usize) -> Result<&[f32]> {
 
 fn kind(model: &Model) -> Result<Kind> {
     let outputs = model.outputs();
-    let named = |part: &str, stride: usize| outputs.iter().position(|o| o.name == format!("{part}_{stride}"));
-    let yunet = scrfd::STRIDES.map(|stride| ["cls", "obj", "bbox", "kps"].map(|part| named(part, stride)));
+    let find_output = |part: &str, stride: usize| outputs.iter().position(|o| o.name == format!("{part}_{stride}"));
+    let yunet = scrfd::STRIDES.map(|stride| ["cls", "obj", "bbox", "kps"].map(|part| find_output(part, stride)));
     if yunet.iter().flatten().all(Option::is_some) {
         return Ok(Kind::Yunet(yunet.map(|level| level.map(Option::unwrap_or_default))));
     }

@@ -10,77 +10,56 @@ use crate::RewardError;
 use crate::onnx::Model;
 
 /// A network that the identity score needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    Detector,
-    Embedder,
-}
-
-impl Role {
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Detector => "face detector",
-            Self::Embedder => "face embedder",
-        }
-    }
-
-    fn key(self) -> &'static str {
-        match self {
-            Self::Detector => "detector",
-            Self::Embedder => "embedder",
-        }
-    }
-
-    fn expected(self) -> &'static str {
-        match self {
-            Self::Detector => "scrfd_*.onnx, det_*.onnx or yunet*.onnx",
-            Self::Embedder => {
-                "glintr100.onnx, w600k_*.onnx, arcface*.onnx or any model from [1, 3, 112, 112] to [1, 512]"
-            }
-        }
-    }
-
+pub(super) struct NetworkRole {
+    /// The role in error messages.
+    text: &'static str,
+    /// The option that selects a file.
+    key: &'static str,
+    /// The accepted files, for error messages.
+    expected: &'static str,
     /// Whether the name of a file (without extension, in lower case) identifies this network.
-    fn knows(self, stem: &str) -> bool {
-        match self {
-            Self::Detector => ["scrfd_", "det_", "yunet"].iter().any(|p| stem.starts_with(p)),
-            Self::Embedder => stem == "glintr100" || ["w600k_", "arcface"].iter().any(|p| stem.starts_with(p)),
-        }
-    }
+    recognises: fn(&str) -> bool,
 }
+
+pub(super) const DETECTOR: NetworkRole = NetworkRole {
+    text: "face detector",
+    key: "detector",
+    expected: "scrfd_*.onnx, det_*.onnx or yunet*.onnx",
+    recognises: |stem| ["scrfd_", "det_", "yunet"].iter().any(|p| stem.starts_with(p)),
+};
+
+pub(super) const EMBEDDER: NetworkRole = NetworkRole {
+    text: "face embedder",
+    key: "embedder",
+    expected: "glintr100.onnx, w600k_*.onnx, arcface*.onnx or any model from [1, 3, 112, 112] to [1, 512]",
+    recognises: |stem| stem == "glintr100" || ["w600k_", "arcface"].iter().any(|p| stem.starts_with(p)),
+};
 
 /// Opens the network of `role`: the file `named`, or the only one in `directory` that fits.
-pub(super) fn open(directory: &Path, role: Role, named: Option<&str>, device: &Device) -> Result<Model> {
+pub(super) fn open(directory: &Path, role: &NetworkRole, named: Option<&str>, device: &Device) -> Result<Model> {
     if let Some(name) = named {
         return Ok(Model::open(&directory.join(name), device)?);
     }
+    let NetworkRole { text, key, expected, recognises } = *role;
+    let several = |candidates: Vec<String>| -> Error {
+        RewardError::SeveralNetworks { role: text, directory: directory.into(), candidates, key }.into()
+    };
+    let none = |seen: Vec<String>| -> Error {
+        RewardError::NoNetwork { role: text, directory: directory.into(), expected, seen, key }.into()
+    };
     let files = onnx_files(directory)?;
     let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
-    let known: Vec<&PathBuf> = files.iter().filter(|f| role.knows(&stem(f))).collect();
+    let known: Vec<&PathBuf> = files.iter().filter(|f| recognises(&stem(f))).collect();
     match known.as_slice() {
         [one] => return Ok(Model::open(one, device)?),
+        [] if key == DETECTOR.key => return Err(none(files.iter().map(|f| name_of(f)).collect())),
         [] => {}
-        several => {
-            return Err(RewardError::SeveralNetworks {
-                role: role.text(),
-                directory: directory.into(),
-                candidates: several.iter().map(|f| name_of(f)).collect(),
-                key: role.key(),
-            }
-            .into());
-        }
-    }
-    let none = |seen| -> Error {
-        let (role, expected, key) = (role.text(), role.expected(), role.key());
-        RewardError::NoNetwork { role, directory: directory.into(), expected, seen, key }.into()
-    };
-    if role == Role::Detector {
-        return Err(none(files.iter().map(|f| name_of(f)).collect()));
+        _ => return Err(several(known.iter().map(|f| name_of(f)).collect())),
     }
     // No file has a known name: inspect the files that are not recognised as detectors.
     let (mut fitting, mut seen) = (vec![], vec![]);
     for file in files {
-        if Role::Detector.knows(&stem(&file)) {
+        if (DETECTOR.recognises)(&stem(&file)) {
             seen.push(name_of(&file));
             continue;
         }
@@ -91,13 +70,7 @@ pub(super) fn open(directory: &Path, role: Role, named: Option<&str>, device: &D
         }
     }
     if fitting.len() > 1 {
-        return Err(RewardError::SeveralNetworks {
-            role: role.text(),
-            directory: directory.into(),
-            candidates: fitting.iter().map(|m| name_of(m.path())).collect(),
-            key: role.key(),
-        }
-        .into());
+        return Err(several(fitting.iter().map(|m| name_of(m.path())).collect()));
     }
     fitting.pop().ok_or_else(|| none(seen))
 }

@@ -9,7 +9,7 @@ use super::align::{Alignment, Crop};
 use super::config::IdentityConfig;
 use super::detection::{Face, largest};
 use super::detector::Detector;
-use super::directory::{Role, open};
+use super::directory::{DETECTOR, EMBEDDER, open};
 use super::embedder::Embedder;
 use crate::onnx::Network;
 
@@ -40,8 +40,8 @@ impl FaceNetworks {
     /// a file is damaged or needs an unsupported operator, or if `onnx: onnxruntime` is not available.
     pub fn load(directory: &Path, config: &IdentityConfig, device: &Device) -> Result<Self> {
         config.check()?;
-        let detector = open(directory, Role::Detector, config.detector.as_deref(), device)?;
-        let embedder = open(directory, Role::Embedder, config.embedder.as_deref(), device)?;
+        let detector = open(directory, &DETECTOR, config.detector.as_deref(), device)?;
+        let embedder = open(directory, &EMBEDDER, config.embedder.as_deref(), device)?;
         let (detector, embedder) = (Network::new(detector, config.onnx)?, Network::new(embedder, config.onnx)?);
         let networks = Self {
             detector: Detector::new(detector, config, device)?,

@@ -21,7 +21,7 @@ const NAME: &str = "insightface";
 const REFERENCES: &str = "references";
 /// Name of the target's tensor with the positions of the reference faces, f32 `[N, 11]`: the frame, then x and y of the
 /// five landmarks as fractions of width and height.
-const PLACES: &str = "places";
+const POSITIONS: &str = "places";
 
 /// The identity score: for each frame with a face, the mean cosine similarity of its embedding to those of the
 /// reference faces; then the mean over these frames. It is in [-1, 1]. The same person scores 0.5 to 0.8, strangers
@@ -56,18 +56,18 @@ impl IdentityReward {
 
 impl IdentityReward {
     /// Adds a face to every searched frame without one, at the landmarks of the reference at the nearest time.
-    fn supply(&self, faces: &mut Vec<FrameFace>, video: &Video, target: &Target) -> Result<()> {
-        let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: PLACES.into() };
-        let places = target.tensors.get(PLACES).ok_or_else(strange)?.f32s()?;
+    fn add_reference_faces(&self, faces: &mut Vec<FrameFace>, video: &Video, target: &Target) -> Result<()> {
+        let bad_target = || RewardError::InvalidTarget { reward: NAME.into(), tensor: POSITIONS.into() };
+        let positions = target.tensors.get(POSITIONS).ok_or_else(bad_target)?.f32s()?;
         let [count, height, width] = video.dims();
         for frame in (0..count).step_by(self.config.sample_every) {
             if faces.iter().any(|f| f.frame == frame) {
                 continue;
             }
-            let distance = |place: &&[f32]| (place[0] - frame as f32).abs();
-            let place =
-                places.chunks_exact(11).min_by(|a, b| distance(a).total_cmp(&distance(b))).ok_or_else(strange)?;
-            let landmark = |i: usize| [place[1 + 2 * i] * width as f32, place[2 + 2 * i] * height as f32];
+            let distance = |position: &&[f32]| (position[0] - frame as f32).abs();
+            let position =
+                positions.chunks_exact(11).min_by(|a, b| distance(a).total_cmp(&distance(b))).ok_or_else(bad_target)?;
+            let landmark = |i: usize| [position[1 + 2 * i] * width as f32, position[2 + 2 * i] * height as f32];
             let landmarks = std::array::from_fn(landmark);
             if let Some(crop) = Crop::new(&landmarks, [height, width], self.config.align) {
                 faces.push(FrameFace { frame, face: Face { bounds: [0.0; 4], score: 0.0, landmarks }, crop });
@@ -111,8 +111,10 @@ impl RewardScorer for IdentityReward {
             values.extend(embeddings.values);
         }
         let references = Tensor::new(values, [faces.len(), width])?;
-        let places = places(&faces, reference)?;
-        Ok(Target { tensors: BTreeMap::from([(REFERENCES.to_string(), references), (PLACES.to_string(), places)]) })
+        let positions = positions(&faces, reference)?;
+        Ok(Target {
+            tensors: BTreeMap::from([(REFERENCES.to_string(), references), (POSITIONS.to_string(), positions)]),
+        })
     }
 
     /// Details: `frames` (searched), `frames_with_face`, `detector_score` (mean over frames with a face), `references`.
@@ -124,7 +126,7 @@ impl RewardScorer for IdentityReward {
         let references = target
             .tensors
             .get(REFERENCES)
-            .ok_or_else(|| RewardError::StrangeTarget { reward: NAME.into(), tensor: REFERENCES.into() })?;
+            .ok_or_else(|| RewardError::InvalidTarget { reward: NAME.into(), tensor: REFERENCES.into() })?;
         let shape = video.frames().shape().to_vec();
         if let Some(value) = video.frames().f32s()?.iter().find(|v| !v.is_finite()) {
             // No face would be found in such frames, and the error must not pass as a missing face.
@@ -137,7 +139,7 @@ impl RewardScorer for IdentityReward {
         let detected = faces.len();
         let detector_score = faces.iter().map(|f| f64::from(f.face.score)).sum::<f64>() / detected.max(1) as f64;
         if self.config.undetected == Undetected::ReferenceLandmarks {
-            self.supply(&mut faces, video, target)?;
+            self.add_reference_faces(&mut faces, video, target)?;
         }
         let searched = video.dims()[0].div_ceil(self.config.sample_every);
         if faces.is_empty() {
@@ -168,7 +170,7 @@ impl RewardScorer for IdentityReward {
         ];
         let details = details.map(|(name, value)| (name.to_string(), value)).into();
         let pullback =
-            grad.is_on().then(|| Pullback::new(move |cotangent| spread(&faces, crop_gradients, shape, cotangent)));
+            grad.is_on().then(|| Pullback::new(move |cotangent| pull_crops(&faces, crop_gradients, shape, cotangent)));
         Ok((Score::Value { value, details }, pullback))
     }
 
@@ -180,7 +182,7 @@ impl RewardScorer for IdentityReward {
             serde_json::to_string(&options).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
         let key = Fingerprint::new(NAME).text("settings", settings);
         let key = key.file(self.networks.detector().path())?.file(self.networks.embedder().path())?;
-        let key = match self.networks.embedder().network().foreign() {
+        let key = match self.networks.embedder().network().external_runtime() {
             Some(executor) => key.text("executor", executor),
             None => key,
         };
@@ -192,8 +194,8 @@ impl RewardScorer for IdentityReward {
     }
 }
 
-/// Computes the tensor [`PLACES`].
-fn places(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
+/// Computes the tensor [`POSITIONS`].
+fn positions(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
     let [_, height, width] = reference.dims();
     let row = |face: &FrameFace| {
         let shares = face.face.landmarks.into_iter().flat_map(|[x, y]| [x / width as f32, y / height as f32]);
@@ -210,19 +212,18 @@ fn crops(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
 
 /// The mean over `embeddings` of their mean cosine similarity to all `references`, and its gradient.
 fn pooled(embeddings: &[f32], width: usize, references: &Tensor) -> Result<(f64, Vec<f32>)> {
-    let [count, own] = *references.shape() else {
+    let [_, own] = *references.shape() else {
         return Err(Error::shape("reference embeddings", "[N, width]", references.shape()));
     };
     if own != width {
         return Err(Error::shape("reference embeddings", format!("[N, {width}]"), references.shape()));
     }
-    let frames = embeddings.len() / width.max(1);
-    let pooled = pooled_cosine(embeddings, &vec![true; frames], references.f32s()?, &vec![true; count], width);
+    let pooled = pooled_cosine(embeddings, references.f32s()?, width);
     Ok((pooled.value, pooled.gradient))
 }
 
 /// The cotangent of the frames, of shape `shape`. `gradients` are those of the crops for a cotangent of 1.
-fn spread(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
+fn pull_crops(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
     let cotangent = cotangent.item()?;
     let mut crops = gradients.concat();
     crops.iter_mut().for_each(|g| *g *= cotangent);

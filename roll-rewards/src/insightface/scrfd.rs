@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_face_is_read_from_its_anchor() {
+    fn face_is_decoded_from_its_anchor() {
         let (mut scores, mut boxes, landmarks) = (vec![0.0; 32], vec![0.0; 128], vec![0.5; 320]);
         scores[13] = 0.8; // position 6: row 1, column 2
         boxes[52..56].copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);

@@ -59,7 +59,7 @@ fn embedding(reward: &IdentityReward, frame: &[f32]) -> Vec<f32> {
 }
 
 #[test]
-fn the_score_is_the_mean_cosine_of_scored_frames_to_reference_frames_but_the_first() {
+fn score_is_mean_cosine_without_the_first_reference_frame() {
     let mut reward = reward(|_| ());
     let reference = [bright(1), bright(2), dark(), bright(3)];
     let scored = [bright(4), dark(), bright(5)];
@@ -79,7 +79,7 @@ fn the_score_is_the_mean_cosine_of_scored_frames_to_reference_frames_but_the_fir
 }
 
 #[test]
-fn the_gradient_agrees_with_central_differences_whatever_the_alignment_order_and_batch() {
+fn gradient_matches_finite_differences_for_every_alignment_order_and_batch() {
     let scored = [bright(4), dark(), bright(5), bright(6)];
     for (align, order, batch) in [
         (Alignment::Exact, ChannelOrder::Rgb, 8),
@@ -110,7 +110,7 @@ fn the_gradient_agrees_with_central_differences_whatever_the_alignment_order_and
 }
 
 #[test]
-fn only_sampled_frames_are_looked_at() {
+fn only_sampled_frames_are_searched() {
     let mut reward = reward(|c| c.sample_every = 2);
     let target = reward.prepare(&video(&[dark(), bright(1), dark(), dark()])).unwrap();
     let clip = video(&[dark(), bright(2), bright(3), bright(4)]);
@@ -125,7 +125,7 @@ fn only_sampled_frames_are_looked_at() {
 }
 
 #[test]
-fn a_video_without_a_face_is_missing_and_a_reference_without_one_is_no_target() {
+fn missing_faces_in_video_and_reference() {
     let mut reward = reward(|c| c.on_missing = OnMissing::Value(0.25));
     assert_eq!(reward.on_missing(), OnMissing::Value(0.25));
     let target = reward.prepare(&video(&[bright(1)])).unwrap();
@@ -139,7 +139,7 @@ fn a_video_without_a_face_is_missing_and_a_reference_without_one_is_no_target() 
 }
 
 #[test]
-fn faces_that_are_not_found_are_taken_where_the_reference_shows_them_when_that_is_wanted() {
+fn undetected_faces_use_reference_landmarks() {
     let mut reward = reward(|c| c.undetected = Undetected::ReferenceLandmarks);
     let target = reward.prepare(&video(&[bright(1), bright(2)])).unwrap();
     let faint: Vec<f32> = noise(8, FRAME).into_iter().map(|v| 0.1 * v).collect();
@@ -151,7 +151,7 @@ fn faces_that_are_not_found_are_taken_where_the_reference_shows_them_when_that_i
 }
 
 #[test]
-fn a_broken_pixel_shows_in_the_score_instead_of_hiding_the_face() {
+fn non_finite_pixel_makes_the_score_nan() {
     let mut reward = reward(|_| ());
     let target = reward.prepare(&video(&[bright(1)])).unwrap();
     let mut broken = bright(2);
@@ -162,7 +162,7 @@ fn a_broken_pixel_shows_in_the_score_instead_of_hiding_the_face() {
 }
 
 #[test]
-fn a_target_of_another_scorer_is_refused() {
+fn rejects_target_of_another_reward() {
     let mut reward = reward(|_| ());
     assert!(reward.score(&video(&[bright(1)]), "", &Target::default(), Grad::Skip).is_err());
     let mut target = reward.prepare(&video(&[bright(1)])).unwrap();
@@ -172,7 +172,7 @@ fn a_target_of_another_scorer_is_refused() {
 }
 
 #[test]
-fn the_reward_is_registered_and_its_options_are_checked() {
+fn reward_is_registered_and_checks_options() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("faces")).unwrap();
     faces::write(&directory.path().join("faces"));
@@ -213,7 +213,7 @@ fn with_executor(directory: &Path, onnx: Executor) -> Result<IdentityReward> {
 }
 
 #[test]
-fn onnx_runtime_where_it_may_be_taken_changes_no_bit_of_training() {
+fn onnx_runtime_keeps_training_bit_identical() {
     let directory = tempfile::tempdir().unwrap();
     faces::write(directory.path());
     let (reference, scored) = (video(&[bright(1), bright(2)]), video(&[bright(4), dark(), bright(5)]));
@@ -233,7 +233,7 @@ fn onnx_runtime_where_it_may_be_taken_changes_no_bit_of_training() {
 }
 
 #[test]
-fn targets_that_another_executor_computed_are_kept_apart() {
+fn target_keys_differ_by_executor() {
     let directory = tempfile::tempdir().unwrap();
     faces::write(directory.path());
     match (with_executor(directory.path(), Executor::OnnxRuntime), crate::onnx::runtime::build()) {
@@ -253,7 +253,7 @@ fn refusal(directory: &Path, change: impl FnOnce(&mut IdentityConfig)) -> String
 }
 
 #[test]
-fn a_directory_with_none_or_several_candidates_is_refused_with_what_is_in_it() {
+fn missing_or_ambiguous_networks_are_listed() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let said = refusal(directory.path(), |_| ());
@@ -280,7 +280,7 @@ fn a_directory_with_none_or_several_candidates_is_refused_with_what_is_in_it() {
 }
 
 #[test]
-fn an_embedder_of_another_name_is_recognised_by_its_shape() {
+fn embedder_is_recognised_by_shape() {
     // The fake embedder has 8 outputs instead of 512; only its declared shape matters.
     let directory = tempfile::tempdir().unwrap();
     faces::write(directory.path());

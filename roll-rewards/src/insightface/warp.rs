@@ -18,13 +18,6 @@ pub struct Warp {
 type Taps = [(usize, f32); 4];
 
 impl Warp {
-    /// The sample points (x, y), `[height, width, 2]`.
-    pub fn source_points(&self) -> Vec<f32> {
-        let mut points = Vec::with_capacity(self.output[0] * self.output[1] * 2);
-        self.each(|_, [x, y], _| points.extend([x as f32, y as f32]));
-        points
-    }
-
     /// Warps `planes` of `picture` into planes of `output`.
     ///
     /// # Panics
@@ -33,7 +26,7 @@ impl Warp {
         let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
         assert_eq!(planes.len() % size.max(1), 0, "planes of {:?}", self.picture);
         let mut out = vec![0.0; planes.len() / size.max(1) * out_size];
-        self.each(|at, _, taps| {
+        self.each(|at, taps| {
             for (plane, out) in planes.chunks_exact(size).zip(out.chunks_exact_mut(out_size)) {
                 out[at] = taps.iter().map(|&(offset, weight)| plane[offset] * weight).sum();
             }
@@ -48,7 +41,7 @@ impl Warp {
     pub fn pull(&self, cotangent: &[f32], gradient: &mut [f32]) {
         let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
         assert_eq!(cotangent.len() / out_size.max(1), gradient.len() / size.max(1), "the same number of planes");
-        self.each(|at, _, taps| {
+        self.each(|at, taps| {
             for (gradient, cotangent) in gradient.chunks_exact_mut(size).zip(cotangent.chunks_exact(out_size)) {
                 for &(offset, weight) in taps {
                     gradient[offset] += cotangent[at] * weight;
@@ -57,13 +50,13 @@ impl Warp {
         });
     }
 
-    /// Calls `f` with the output offset, the sample point and the taps of every output pixel.
-    fn each(&self, mut f: impl FnMut(usize, [f64; 2], &Taps)) {
+    /// Calls `f` with the output offset and the taps of every output pixel.
+    fn each(&self, mut f: impl FnMut(usize, &Taps)) {
         let [height, width] = self.output;
         for i in 0..height {
             for j in 0..width {
                 let point = self.to_source.apply([j as f64, i as f64]);
-                f(i * width + j, point, &self.taps(point));
+                f(i * width + j, &self.taps(point));
             }
         }
     }
@@ -95,7 +88,7 @@ mod tests {
     use crate::gradient_check::{dot, noise};
 
     #[test]
-    fn the_pull_is_the_transpose_of_the_warp() {
+    fn pullback_is_the_transpose_of_the_warp() {
         let to_source = Affine::scale(0.8, 1.1).then(&Affine::rotate(0.3)).then(&Affine::translate(-2.0, 4.0));
         let warp = Warp { to_source, output: [14, 11], picture: [13, 17] };
         let (picture, cotangent) = (noise(1, 3 * 13 * 17), noise(2, 3 * 14 * 11));
@@ -114,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_copies_and_outside_is_zero() {
+    fn identity_warp_copies_and_outside_is_zero() {
         let picture = noise(4, 6 * 5);
         let warp = Warp { to_source: Affine::translate(0.0, 0.0), output: [6, 5], picture: [6, 5] };
         assert_eq!(warp.forward(&picture), picture);

@@ -10,13 +10,13 @@ use super::value::{Constant, Value};
 
 /// The attributes of a node that have not been read.
 pub(super) struct Attributes<'a> {
-    left: BTreeMap<&'a str, &'a ast::Attribute<'a>>,
+    unread: BTreeMap<&'a str, &'a ast::Attribute<'a>>,
 }
 
 impl<'a> Attributes<'a> {
     /// Collects the attributes of `node`.
     pub fn of(node: &'a ast::Node<'a>) -> Result<Self, Problem> {
-        let mut left = BTreeMap::new();
+        let mut unread = BTreeMap::new();
         for attribute in &node.attribute {
             if !attribute.ref_attr_name.is_empty() {
                 return Err(format!(
@@ -25,15 +25,15 @@ impl<'a> Attributes<'a> {
                 )
                 .into());
             }
-            if left.insert(attribute.name, attribute).is_some() {
+            if unread.insert(attribute.name, attribute).is_some() {
                 return Err(format!("the attribute `{}` appears twice", attribute.name).into());
             }
         }
-        Ok(Self { left })
+        Ok(Self { unread })
     }
 
     fn take(&mut self, name: &str, kind: ast::AttributeType) -> Result<Option<&'a ast::Attribute<'a>>, Problem> {
-        match self.left.remove(name) {
+        match self.unread.remove(name) {
             // Early exporters left the type out.
             Some(a) if a.r#type != kind && a.r#type != ast::AttributeType::Undefined => {
                 Err(format!("the attribute `{name}` should be {kind:?}, found {:?}", a.r#type).into())
@@ -94,7 +94,7 @@ impl<'a> Attributes<'a> {
 
     /// Fails if an attribute was not read.
     pub fn finish(self) -> Result<(), Problem> {
-        match self.left.keys().next() {
+        match self.unread.keys().next() {
             None => Ok(()),
             Some(name) => Err(format!("the attribute `{name}` is not known to this build").into()),
         }
@@ -110,7 +110,7 @@ pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, 
 }
 
 /// The parts of a node from which its operator is built.
-pub(super) struct Build<'n, 'a> {
+pub(super) struct OperatorSpec<'n, 'a> {
     /// The operator's name.
     pub operator: &'a str,
     /// The version of the default operator set.
@@ -126,7 +126,7 @@ pub(super) struct Build<'n, 'a> {
     pub device: &'n burn::tensor::Device,
 }
 
-impl<'n> Build<'n, '_> {
+impl<'n> OperatorSpec<'n, '_> {
     /// Whether input `index` is present.
     pub fn has(&self, index: usize) -> bool {
         self.inputs.get(index).is_some_and(Option::is_some)
@@ -141,14 +141,14 @@ impl<'n> Build<'n, '_> {
         }
     }
 
-    /// The constant floats at input `index`; see [`Build::constant`].
+    /// The constant floats at input `index`; see [`OperatorSpec::constant`].
     pub fn constant_floats(&self, index: usize, what: &str) -> Result<Option<&'n [f32]>, Problem> {
         let Some(constant) = self.constant(index, what)? else { return Ok(None) };
         let floats = constant.floats.as_deref();
         floats.map(Some).ok_or_else(|| format!("`{what}` should be at most 64 floats").into())
     }
 
-    /// The constant integers at input `index`; see [`Build::constant`].
+    /// The constant integers at input `index`; see [`OperatorSpec::constant`].
     pub fn constant_ints(&self, index: usize, what: &str) -> Result<Option<&'n [i64]>, Problem> {
         let Some(constant) = self.constant(index, what)? else { return Ok(None) };
         constant.value.ints().map(Some)

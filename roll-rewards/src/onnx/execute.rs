@@ -3,15 +3,15 @@
 use super::error::{OnnxError, Problem, no_panic};
 use super::graph::{Graph, Node};
 use super::ops::Run;
-use super::value::{Allowed, Value, elements};
+use super::value::{ElementLimit, Value, elements};
 
-/// Greatest number of elements of a value per element of the inputs; the numbers in the file and [`FREE`] are added to
-/// this. Real networks are far below: a typical first layer maps 3 channels to 64.
-const FOR_EACH_INPUT: usize = 256;
+/// Greatest number of elements of a value per element of the inputs; the elements in the file and [`FOR_ANY_INPUT`] are
+/// added to this. Real networks are far below: a typical first layer maps 3 channels to 64.
+const PER_INPUT_ELEMENT: usize = 256;
 /// Number of elements that a value may have for any input: 64 MiB of f32.
-const FREE: usize = 1 << 24;
+const FOR_ANY_INPUT: usize = 1 << 24;
 /// Greatest number of elements of all values in a run, as a multiple of the limit for one value.
-const TOGETHER: usize = 16;
+const MAX_TOTAL: usize = 16;
 
 /// Computes the outputs `wanted` (indices into the graph's outputs) for `inputs`, one per input of the graph.
 ///
@@ -22,17 +22,17 @@ pub(super) fn execute(
     wanted: std::ops::Range<usize>,
     items: Option<usize>,
 ) -> Result<Vec<Value>, OnnxError> {
-    let allowed = allowed(graph, inputs);
-    let mut left = allowed.saturating_mul(TOGETHER);
-    let _allowed = Allowed::new(allowed);
+    let element_limit = element_limit(graph, inputs);
+    let mut budget = element_limit.saturating_mul(MAX_TOTAL);
+    let _limit = ElementLimit::new(element_limit);
     let wanted = &graph.outputs[wanted];
-    let plan = Plan::new(graph, wanted);
-    let mut values: Vec<Option<Value>> = vec![None; graph.slots];
+    let liveness = Liveness::new(graph, wanted);
+    let mut values: Vec<Option<Value>> = vec![None; graph.slot_count];
     for (&slot, input) in graph.input_slots.iter().zip(inputs) {
         values[slot] = Some(input.clone());
     }
     for (index, node) in graph.nodes.iter().enumerate() {
-        if !plan.needed[index] {
+        if !liveness.needed[index] {
             continue;
         }
         let outputs = {
@@ -43,9 +43,9 @@ pub(super) fn execute(
                 .collect();
             run_node(node, &inputs, Run { items }).map_err(|problem| graph.node_error(node, problem))?
         };
-        let made: usize = outputs.iter().map(count).sum();
-        left = left.checked_sub(made).ok_or_else(|| {
-            let problem = format!("the values up to here have more than {TOGETHER} times {allowed} elements");
+        let computed: usize = outputs.iter().map(count).sum();
+        budget = budget.checked_sub(computed).ok_or_else(|| {
+            let problem = format!("the values up to here have more than {MAX_TOTAL} times {element_limit} elements");
             graph.node_error(node, problem.into())
         })?;
         for (slot, value) in node.outputs.iter().zip(outputs) {
@@ -54,7 +54,7 @@ pub(super) fn execute(
             }
         }
         for slot in node.inputs.iter().chain(&node.outputs).flatten() {
-            if plan.last_use[*slot] <= index {
+            if liveness.last_use[*slot] <= index {
                 values[*slot] = None;
             }
         }
@@ -72,11 +72,10 @@ pub(super) fn execute(
 }
 
 /// The greatest number of elements of one value.
-fn allowed(graph: &Graph, inputs: &[Value]) -> usize {
-    let given: usize = inputs.iter().map(count).sum();
-    let weights: usize = graph.constants.iter().flatten().map(|constant| count(&constant.value)).sum();
-    let weights = weights.saturating_add(graph.fused);
-    given.saturating_mul(FOR_EACH_INPUT).saturating_add(weights).saturating_add(FREE)
+fn element_limit(graph: &Graph, inputs: &[Value]) -> usize {
+    let input_elements: usize = inputs.iter().map(count).sum();
+    let weights = graph.constant_elements().saturating_add(graph.fused_elements);
+    input_elements.saturating_mul(PER_INPUT_ELEMENT).saturating_add(weights).saturating_add(FOR_ANY_INPUT)
 }
 
 fn count(value: &Value) -> usize {
@@ -96,15 +95,15 @@ pub(super) fn run_node(node: &Node, inputs: &[Option<&Value>], run: Run) -> Resu
 }
 
 /// The nodes that the wanted outputs depend on, and the last use of each value.
-struct Plan {
+struct Liveness {
     needed: Vec<bool>,
     last_use: Vec<usize>,
 }
 
-impl Plan {
+impl Liveness {
     fn new(graph: &Graph, wanted: &[usize]) -> Self {
-        let mut used = vec![false; graph.slots];
-        let mut last_use = vec![0; graph.slots];
+        let mut used = vec![false; graph.slot_count];
+        let mut last_use = vec![0; graph.slot_count];
         for &slot in wanted {
             used[slot] = true;
             last_use[slot] = usize::MAX;

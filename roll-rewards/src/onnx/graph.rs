@@ -26,10 +26,10 @@ pub(super) struct Graph {
     pub inputs: Vec<Port>,
     pub output_ports: Vec<Port>,
     pub nodes: Vec<Node>,
-    pub slots: usize,
+    pub slot_count: usize,
     pub constants: Vec<Option<Constant>>,
     /// Number of elements of constants that were moved into operators.
-    pub fused: usize,
+    pub fused_elements: usize,
     pub input_slots: Vec<usize>,
     pub outputs: Vec<usize>,
 }
@@ -45,6 +45,18 @@ pub(super) struct Node {
 }
 
 impl Graph {
+    /// Number of elements of all constants.
+    pub fn constant_elements(&self) -> usize {
+        self.constants.iter().flatten().map(|constant| constant.value.shape().iter().product::<usize>()).sum()
+    }
+
+    /// Removes constants that no node and no output uses, so that they do not occupy the device.
+    pub fn drop_unused_constants(&mut self) {
+        let mut used = vec![false; self.slot_count];
+        self.nodes.iter().flat_map(|n| n.inputs.iter().flatten()).chain(&self.outputs).for_each(|s| used[*s] = true);
+        self.constants.iter_mut().zip(used).filter(|(_, used)| !used).for_each(|(constant, _)| *constant = None);
+    }
+
     /// Adds the names of `node` and of the file to a problem.
     pub fn node_error(&self, node: &Node, problem: Problem) -> OnnxError {
         OnnxError::Node {

@@ -20,13 +20,13 @@ mod model;
 mod nesting;
 mod network;
 mod ops;
-mod pool;
 mod read;
 mod recorded;
 pub mod runtime;
 mod tensor_proto;
 #[cfg(test)]
 mod tests;
+mod thread_pool;
 mod value;
 
 pub use error::OnnxError;

@@ -7,14 +7,14 @@ use burn::tensor::Device;
 use roll_backends::{NdTensor, Tape, vjp};
 use roll_core::{DType, Result, Tensor};
 
-use super::batch::carries_items;
+use super::batch::is_batchable;
 use super::error::{OnnxError, Problem};
 use super::execute::execute;
 use super::fuse::fuse;
 use super::graph::{Graph, Node, Port};
-use super::pool;
 use super::read::read;
 use super::recorded::Recorded;
+use super::thread_pool;
 use super::value::Value;
 
 /// Greatest size of a file; protobuf's own limit is 2 GiB.
@@ -59,10 +59,10 @@ impl Batching {
             };
         };
         match declared.first() {
-            Some(Some(1)) | None if !declared.is_empty() && carries_items(graph, declared.len()) => Self::Stacked,
+            Some(Some(1)) | None if !declared.is_empty() && is_batchable(graph, declared.len()) => Self::Stacked,
             Some(Some(1)) | None => Self::ItemByItem,
             Some(None) if !graph.nodes.iter().any(|n| fixes_batch(n, graph)) => Self::AsDeclared,
-            Some(None) if carries_items(graph, declared.len()) => Self::Stacked,
+            Some(None) if is_batchable(graph, declared.len()) => Self::Stacked,
             Some(None) => Self::ItemByItem,
             Some(Some(_)) => Self::AsDeclared,
         }
@@ -243,7 +243,7 @@ impl Model {
 
     fn forward(&self, inputs: &[Value], outputs: Range<usize>) -> Result<Vec<Value>> {
         self.check(inputs)?;
-        pool::within(&self.device, || {
+        thread_pool::run_in_pool(&self.device, || {
             let (parts, items) = self.parts(inputs);
             let mut columns: Vec<Vec<Value>> = vec![vec![]; outputs.len()];
             for part in &parts {
@@ -263,7 +263,7 @@ impl Model {
                 self.graph.inputs.iter().map(|p| format!("`{}` ({:?})", p.name, p.dtype)).collect();
             return Err(OnnxError::NoGradient { path: self.graph.path.clone(), inputs: names.join(", ") }.into());
         }
-        pool::within(&self.device, || self.recorded(inputs, shapes))
+        thread_pool::run_in_pool(&self.device, || self.recorded(inputs, shapes))
     }
 
     /// Computes the output for `inputs` and its pullback. `shapes` are those of the float inputs.

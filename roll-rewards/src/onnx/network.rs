@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use roll_backends::NdTensor;
+use roll_backends::device::is_host;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Grad, Result};
 use schemars::JsonSchema;
@@ -94,7 +95,7 @@ impl Network {
 
     /// Name and version of ONNX Runtime if it computes outputs on which gradients depend; `None` if this project's own
     /// executor does. The two executors differ in the last bits, so caches of outputs must include this in their key.
-    pub fn foreign(&self) -> Option<String> {
+    pub fn external_runtime(&self) -> Option<String> {
         self.session_for(Grad::Record).map(|_| format!("onnxruntime: {}", build().unwrap_or_default()))
     }
 
@@ -123,9 +124,4 @@ impl Network {
         }
         columns.into_iter().map(|parts| self.model.stacked(parts)).collect()
     }
-}
-
-/// Whether tensors on `device` are in host memory.
-fn is_host(device: &Device) -> bool {
-    ["flex", "libtorch"].iter().any(|name| roll_backends::device(name).is_ok_and(|host| host == *device))
 }

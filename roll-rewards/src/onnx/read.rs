@@ -7,12 +7,12 @@ use burn::tensor::Device;
 use onnx_rs::ast;
 use roll_core::DType;
 
-use super::attributes::{Attributes, Build};
+use super::attributes::{Attributes, OperatorSpec};
 use super::error::{OnnxError, Problem, no_panic};
 use super::execute::run_node;
 use super::graph::{Graph, Node, Port};
 use super::ops::{self, Operator, Run};
-use super::value::{Allowed, Constant};
+use super::value::{Constant, ElementLimit};
 use super::{nesting, tensor_proto};
 
 /// Supported operator sets.
@@ -38,15 +38,25 @@ pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, 
     if !graph.sparse_initializer.is_empty() {
         return Err(bad("it has sparse initialisers, which are not read".into()));
     }
-    let most = MAX_FOLDED + bytes.len();
-    Reader { path, graph, opset, device, slots: HashMap::new(), constants: vec![], most, left: most }.read()
+    let fold_budget = MAX_FOLDED + bytes.len();
+    GraphReader {
+        path,
+        graph,
+        opset,
+        device,
+        slots: HashMap::new(),
+        constants: vec![],
+        fold_budget,
+        fold_budget_left: fold_budget,
+    }
+    .read()
 }
 
 fn default_domain(domain: &str) -> bool {
     domain.is_empty() || domain == "ai.onnx"
 }
 
-struct Reader<'a> {
+struct GraphReader<'a> {
     path: &'a Path,
     graph: &'a ast::Graph<'a>,
     opset: i64,
@@ -54,12 +64,12 @@ struct Reader<'a> {
     slots: HashMap<&'a str, usize>,
     constants: Vec<Option<Constant>>,
     /// Number of elements that may be folded.
-    most: usize,
+    fold_budget: usize,
     /// Number of elements that may still be folded.
-    left: usize,
+    fold_budget_left: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> GraphReader<'a> {
     fn read(mut self) -> Result<Graph, OnnxError> {
         for tensor in &self.graph.initializer {
             let constant = tensor_proto::constant(tensor, self.device)
@@ -97,22 +107,20 @@ impl<'a> Reader<'a> {
             let slot = self.slots.get(output.name).copied();
             outputs.push(slot.ok_or_else(|| self.bad(format!("nothing computes the output `{}`", output.name)))?);
         }
-        // Folded weights are removed, so that they do not occupy the device.
-        let mut kept = vec![false; self.constants.len()];
-        nodes.iter().flat_map(|n: &Node| n.inputs.iter().flatten()).chain(&outputs).for_each(|s| kept[*s] = true);
-        self.constants.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(c, _)| *c = None);
-        Ok(Graph {
+        let mut graph = Graph {
             path: self.path.to_owned(),
             inputs: ports,
             // All float types are computed as f32, all others as i64.
             output_ports: self.graph.output.iter().map(|o| port(o, output_dtype(o))).collect(),
             nodes,
-            slots: self.constants.len(),
+            slot_count: self.constants.len(),
             constants: self.constants,
-            fused: 0,
+            fused_elements: 0,
             input_slots,
             outputs,
-        })
+        };
+        graph.drop_unused_constants(); // folded weights
+        Ok(graph)
     }
 
     fn bad(&self, problem: String) -> OnnxError {
@@ -201,13 +209,14 @@ impl<'a> Reader<'a> {
             .collect();
         let Some(fixed) = fixed else { return Ok(Some(node)) };
         let values = {
-            let _allowed = Allowed::new(self.most);
+            let _limit = ElementLimit::new(self.fold_budget);
             run_node(&node, &fixed, Run { items: None }).map_err(|p| error(self.path, p))?
         };
         for (slot, value) in node.outputs.iter().zip(values) {
             let count = value.shape().iter().product::<usize>();
             let too_many = || Problem(format!("constants computed from others come to more than {MAX_FOLDED} numbers"));
-            self.left = self.left.checked_sub(count).ok_or_else(too_many).map_err(|p| error(self.path, p))?;
+            self.fold_budget_left =
+                self.fold_budget_left.checked_sub(count).ok_or_else(too_many).map_err(|p| error(self.path, p))?;
             if let Some(slot) = slot {
                 self.constants[*slot] = Some(Constant::new(value).map_err(|p| error(self.path, p))?);
             }
@@ -216,7 +225,7 @@ impl<'a> Reader<'a> {
     }
 
     fn operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>]) -> Result<Box<dyn Operator>, Problem> {
-        let mut build = Build {
+        let mut build = OperatorSpec {
             operator: node.op_type.as_str(),
             opset: self.opset,
             attributes: Attributes::of(node)?,

@@ -8,7 +8,7 @@ use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Result, Tensor};
 
 use super::error::{OnnxError, no_panic};
-use super::pool;
+use super::thread_pool;
 use super::value::{Value, plain_device};
 
 /// The recorded output of a [`Model`](super::Model), ready to be pulled back.
@@ -44,7 +44,7 @@ impl Recorded {
 
     fn gradients(self, cotangent: NdTensor) -> Result<Vec<Option<NdTensor>>> {
         let device = self.device.clone();
-        pool::within(&device, || self.gradients_here(cotangent))
+        thread_pool::run_in_pool(&device, || self.gradients_here(cotangent))
     }
 
     fn gradients_here(self, cotangent: NdTensor) -> Result<Vec<Option<NdTensor>>> {

@@ -11,32 +11,7 @@ use super::error::OnnxError;
 /// The environment variable with the path of ONNX Runtime's library.
 pub const LIBRARY: &str = "ORT_DYLIB_PATH";
 
-/// A graph loaded by ONNX Runtime, on the CPU, with the same number of threads as this project's own executor.
-#[derive(Debug)]
-pub struct Session(imp::Session);
-
-impl Session {
-    /// Loads the file. Fails with [`OnnxError::NoRuntime`] in a build without ONNX Runtime, with [`OnnxError::Library`]
-    /// if its library cannot be loaded, and with [`OnnxError::Runtime`] if it refuses the file.
-    pub fn open(path: &Path) -> Result<Self, OnnxError> {
-        imp::Session::open(path).map(Self)
-    }
-
-    /// Like [`Session::open`], from the file's bytes. Error messages call the file `path`.
-    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, OnnxError> {
-        imp::Session::parse(path, bytes).map(Self)
-    }
-
-    /// Computes every output, as f32 or i64, for one tensor per input, in the order and with the types of the file.
-    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.0.run(inputs)
-    }
-}
-
-/// Identifies the loaded ONNX Runtime by branch, commit and options of its build. Fails like [`Session::open`].
-pub fn build() -> Result<&'static str, OnnxError> {
-    imp::build()
-}
+pub use imp::{Session, build};
 
 #[cfg(not(feature = "onnxruntime"))]
 mod imp {
@@ -44,22 +19,26 @@ mod imp {
 
     /// No session exists in a build without ONNX Runtime.
     #[derive(Debug)]
-    pub enum Session {}
+    pub struct Session(std::convert::Infallible);
 
     impl Session {
+        /// Fails with [`OnnxError::NoRuntime`].
         pub fn open(_: &Path) -> Result<Self, OnnxError> {
             Err(OnnxError::NoRuntime)
         }
 
+        /// Fails with [`OnnxError::NoRuntime`].
         pub fn parse(_: &Path, _: &[u8]) -> Result<Self, OnnxError> {
             Err(OnnxError::NoRuntime)
         }
 
+        /// Is never called.
         pub fn run(&self, _: &[Tensor]) -> Result<Vec<Tensor>> {
-            match *self {}
+            match self.0 {}
         }
     }
 
+    /// Fails with [`OnnxError::NoRuntime`].
     pub fn build() -> Result<&'static str, OnnxError> {
         Err(OnnxError::NoRuntime)
     }
@@ -108,6 +87,7 @@ mod imp {
         Ok(Library { environment, build })
     }
 
+    /// Identifies the loaded ONNX Runtime by branch, commit and options of its build. Fails like [`Session::open`].
     pub fn build() -> Result<&'static str, OnnxError> {
         Ok(library()?.build)
     }
@@ -116,6 +96,7 @@ mod imp {
         Problem(error.to_string())
     }
 
+    /// A graph loaded by ONNX Runtime, on the CPU, with the same number of threads as this project's own executor.
     #[derive(Debug)]
     pub struct Session {
         path: PathBuf,
@@ -124,11 +105,14 @@ mod imp {
     }
 
     impl Session {
+        /// Loads the file. Fails with [`OnnxError::Library`] if the library cannot be loaded, and with
+        /// [`OnnxError::Runtime`] if it refuses the file.
         pub fn open(path: &Path) -> Result<Self, OnnxError> {
             let bytes = std::fs::read(path).map_err(|source| OnnxError::File { path: path.to_owned(), source })?;
             Self::parse(path, &bytes)
         }
 
+        /// Like [`Session::open`], from the file's bytes. Error messages call the file `path`.
         pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, OnnxError> {
             let environment = &library()?.environment;
             let session = no_panic(|| builder(environment)?.commit_from_memory(bytes).map_err(problem));
@@ -139,6 +123,7 @@ mod imp {
             }
         }
 
+        /// Computes every output, as f32 or i64, for one tensor per input, in the order and with the types of the file.
         pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
             let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
             let outputs = no_panic(|| {
@@ -147,9 +132,9 @@ mod imp {
                         format!("it has {} inputs, found {} tensors", session.inputs().len(), inputs.len()).into()
                     );
                 }
-                let inputs: Vec<SessionInputValue> = inputs.iter().map(given).collect::<Result<_, _>>()?;
+                let inputs: Vec<SessionInputValue> = inputs.iter().map(to_ort).collect::<Result<_, _>>()?;
                 let outputs = session.run(inputs.as_slice()).map_err(problem)?;
-                outputs.values().map(|value| taken(&value)).collect()
+                outputs.values().map(|value| from_ort(&value)).collect()
             });
             let failed = |p: Problem| OnnxError::Runtime { path: self.path.clone(), problem: p.0 };
             Ok(outputs.map_err(failed)?)
@@ -162,7 +147,7 @@ mod imp {
         builder.with_deterministic_compute(true).map_err(problem)
     }
 
-    fn given(tensor: &Tensor) -> Result<SessionInputValue<'static>, Problem> {
+    fn to_ort(tensor: &Tensor) -> Result<SessionInputValue<'static>, Problem> {
         let shape = tensor.shape();
         let value: DynValue = match tensor.dtype() {
             DType::I64 => {
@@ -183,7 +168,7 @@ mod imp {
         Ok(value.into())
     }
 
-    fn taken(value: &DynValue) -> Result<Tensor, Problem> {
+    fn from_ort(value: &DynValue) -> Result<Tensor, Problem> {
         fn tensor<T: roll_core::Element>(shape: &[i64], values: Vec<T>) -> Result<Tensor, Problem> {
             let shape: Vec<usize> = shape.iter().map(|&d| d.max(0) as usize).collect();
             Ok(Tensor::new(values, shape)?)

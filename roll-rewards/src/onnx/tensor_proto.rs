@@ -60,16 +60,16 @@ fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
     let data_type = tensor.data_type();
     if let Some(raw) = tensor.as_raw() {
         return Ok(match data_type {
-            DataType::Float => Numbers::Float(each(raw, f32::from_le_bytes)?),
-            DataType::Double => Numbers::Float(each(raw, |b| f64::from_le_bytes(b) as f32)?),
-            DataType::Float16 => Numbers::Float(each(raw, |b| half::f16::from_le_bytes(b).to_f32())?),
-            DataType::Bfloat16 => Numbers::Float(each(raw, |b| half::bf16::from_le_bytes(b).to_f32())?),
-            DataType::Int64 => Numbers::Int(each(raw, i64::from_le_bytes)?),
-            DataType::Int32 => Numbers::Int(each(raw, |b| i32::from_le_bytes(b).into())?),
-            DataType::Int16 => Numbers::Int(each(raw, |b| i16::from_le_bytes(b).into())?),
-            DataType::Uint16 => Numbers::Int(each(raw, |b| u16::from_le_bytes(b).into())?),
-            DataType::Uint32 => Numbers::Int(each(raw, |b| u32::from_le_bytes(b).into())?),
-            DataType::Int8 => Numbers::Int(each(raw, |b| i8::from_le_bytes(b).into())?),
+            DataType::Float => Numbers::Float(decode_each(raw, f32::from_le_bytes)?),
+            DataType::Double => Numbers::Float(decode_each(raw, |b| f64::from_le_bytes(b) as f32)?),
+            DataType::Float16 => Numbers::Float(decode_each(raw, |b| half::f16::from_le_bytes(b).to_f32())?),
+            DataType::Bfloat16 => Numbers::Float(decode_each(raw, |b| half::bf16::from_le_bytes(b).to_f32())?),
+            DataType::Int64 => Numbers::Int(decode_each(raw, i64::from_le_bytes)?),
+            DataType::Int32 => Numbers::Int(decode_each(raw, |b| i32::from_le_bytes(b).into())?),
+            DataType::Int16 => Numbers::Int(decode_each(raw, |b| i16::from_le_bytes(b).into())?),
+            DataType::Uint16 => Numbers::Int(decode_each(raw, |b| u16::from_le_bytes(b).into())?),
+            DataType::Uint32 => Numbers::Int(decode_each(raw, |b| u32::from_le_bytes(b).into())?),
+            DataType::Int8 => Numbers::Int(decode_each(raw, |b| i8::from_le_bytes(b).into())?),
             DataType::Uint8 | DataType::Bool => Numbers::Int(raw.iter().map(|&b| b.into()).collect()),
             other => return Err(format!("numbers of type {other:?} are not read").into()),
         });
@@ -89,7 +89,7 @@ fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
     })
 }
 
-fn each<const W: usize, T>(raw: &[u8], read: fn([u8; W]) -> T) -> Result<Vec<T>, Problem> {
+fn decode_each<const W: usize, T>(raw: &[u8], read: fn([u8; W]) -> T) -> Result<Vec<T>, Problem> {
     let (words, rest) = raw.as_chunks::<W>();
     if !rest.is_empty() {
         return Err(format!("its {} bytes are no multiple of {W}", raw.len()).into());

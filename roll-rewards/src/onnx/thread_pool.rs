@@ -6,7 +6,7 @@ use roll_backends::device::is_flex;
 /// Calls `f` and returns its result. On the backend `flex`, `f` runs on a thread of rayon's pool. A pass has hundreds
 /// of short parallel loops. Inside the pool each loop begins at once; outside, each would wait until a pool thread
 /// wakes, and then until the caller wakes. For networks of small pictures these waits are most of the time.
-pub(super) fn within<T: Send>(device: &Device, f: impl FnOnce() -> T + Send) -> T {
+pub(super) fn run_in_pool<T: Send>(device: &Device, f: impl FnOnce() -> T + Send) -> T {
     match is_flex(device) {
         true => rayon::scope(|_| f()),
         false => f(),

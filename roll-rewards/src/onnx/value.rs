@@ -15,25 +15,25 @@ pub(super) const MAX_INTS: usize = 1 << 22;
 
 thread_local! {
     /// Greatest number of elements of a tensor in the current operation of this thread.
-    static ALLOWED: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
+    static ELEMENT_LIMIT: Cell<usize> = const { Cell::new(MAX_ELEMENTS) };
 }
 
 /// Limits the number of elements of tensors on this thread while the guard lives. Operators call [`elements`] before
 /// they create a tensor.
-pub(super) struct Allowed {
+pub(super) struct ElementLimit {
     before: usize,
 }
 
-impl Allowed {
-    /// Sets the limit to the smaller of `most` and [`MAX_ELEMENTS`].
-    pub fn new(most: usize) -> Self {
-        Self { before: ALLOWED.replace(most.min(MAX_ELEMENTS)) }
+impl ElementLimit {
+    /// Sets the limit to the smaller of `max_elements` and [`MAX_ELEMENTS`].
+    pub fn new(max_elements: usize) -> Self {
+        Self { before: ELEMENT_LIMIT.replace(max_elements.min(MAX_ELEMENTS)) }
     }
 }
 
-impl Drop for Allowed {
+impl Drop for ElementLimit {
     fn drop(&mut self) {
-        ALLOWED.set(self.before);
+        ELEMENT_LIMIT.set(self.before);
     }
 }
 
@@ -165,12 +165,12 @@ impl Constant {
 
 /// The number of elements of `shape`. Fails above the limit of this thread.
 pub(super) fn elements(shape: &[usize]) -> Result<usize, Problem> {
-    let most = ALLOWED.get();
+    let max_elements = ELEMENT_LIMIT.get();
     shape
         .iter()
         .try_fold(1usize, |n, &d| n.checked_mul(d))
-        .filter(|n| *n <= most)
-        .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {most} elements").into())
+        .filter(|n| *n <= max_elements)
+        .ok_or_else(|| format!("a tensor of shape {shape:?} is larger than {max_elements} elements").into())
 }
 
 /// The index of `axis` in a tensor of rank `rank`. Negative axes count from the end.
@@ -183,15 +183,15 @@ pub(super) fn axis(axis: i64, rank: usize) -> Result<usize, Problem> {
 }
 
 /// Reshapes to `[axes before, axis, axes after]`, so that one implementation serves every rank.
-pub(super) fn around(tensor: &NdTensor, axis: usize) -> Tensor<3> {
+pub(super) fn split_around_axis(tensor: &NdTensor, axis: usize) -> Tensor<3> {
     let shape = tensor.shape();
     let outer = shape[..axis].iter().product::<usize>();
     let inner = shape[axis + 1..].iter().product::<usize>();
     tensor.flat().clone().reshape([outer, shape[axis], inner])
 }
 
-/// Reverts [`around`]: the shape of `like`, with the new length of `axis`.
-pub(super) fn back(tensor: Tensor<3>, like: &NdTensor, axis: usize) -> NdTensor {
+/// Reverts [`split_around_axis`]: the shape of `like`, with the new length of `axis`.
+pub(super) fn merge_axes(tensor: Tensor<3>, like: &NdTensor, axis: usize) -> NdTensor {
     let mut shape = like.shape().to_vec();
     shape[axis] = tensor.dims()[1];
     NdTensor::from_flat(tensor.reshape([shape.iter().product::<usize>()]), shape)

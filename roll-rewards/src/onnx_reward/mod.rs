@@ -1,10 +1,10 @@
 //! The reward `onnx`: any network in an ONNX file, by configuration alone.
 //!
-//! `graph.rs` adapts a model to pictures, [`reading`] maps outputs to numbers, and [`config`] has the options.
+//! `picture_model.rs` adapts a model to pictures, [`row_score`] maps outputs to numbers, and [`config`] has the options.
 
 pub mod config;
-mod graph;
-pub mod reading;
+mod picture_model;
+pub mod row_score;
 #[cfg(test)]
 mod tests;
 
@@ -15,9 +15,9 @@ use roll_external::Fingerprint;
 
 use crate::RewardError;
 use crate::onnx::{Model, OnnxError};
-use crate::picture::Look;
+use crate::picture::FrameScorer;
 pub use config::{Measurement, OnnxConfig};
-pub use graph::Graph;
+pub use picture_model::PictureModel;
 
 const NAME: &str = "onnx";
 /// Name of the target's tensor with the outputs for the reference's frames, f32 `[N, width]`.
@@ -30,7 +30,7 @@ const OUTPUTS: &str = "outputs";
 #[derive(Debug)]
 pub struct OnnxReward {
     config: OnnxConfig,
-    graph: Graph,
+    model: PictureModel,
 }
 
 impl OnnxReward {
@@ -41,13 +41,13 @@ impl OnnxReward {
         if let Some(output) = &config.output {
             model = model.with_output(output)?;
         }
-        let graph = Graph::new(model, &mut config.input)?;
-        Ok(Self { config, graph })
+        let model = PictureModel::new(model, &mut config.input)?;
+        Ok(Self { config, model })
     }
 
-    fn look(&self) -> Look<'_> {
-        Look {
-            network: &self.graph,
+    fn scorer(&self) -> FrameScorer<'_> {
+        FrameScorer {
+            network: &self.model,
             input: &self.config.input,
             frames: self.config.frames,
             over: self.config.over_frames,
@@ -56,15 +56,15 @@ impl OnnxReward {
     }
 
     /// The outputs that `cosine` and `distance` compare with.
-    fn others(&self, target: &Target) -> Result<Vec<Vec<f32>>> {
+    fn compared_outputs(&self, target: &Target) -> Result<Vec<Vec<f32>>> {
         if let Some(vector) = &self.config.vector {
             return Ok(vec![vector.clone()]);
         }
-        let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: OUTPUTS.into() };
-        let outputs = target.tensors.get(OUTPUTS).ok_or_else(strange)?;
+        let bad_target = || RewardError::InvalidTarget { reward: NAME.into(), tensor: OUTPUTS.into() };
+        let outputs = target.tensors.get(OUTPUTS).ok_or_else(bad_target)?;
         match *outputs.shape() {
             [_, width] if width > 0 => Ok(outputs.f32s()?.chunks_exact(width).map(<[f32]>::to_vec).collect()),
-            _ => Err(strange().into()),
+            _ => Err(bad_target().into()),
         }
     }
 
@@ -76,7 +76,7 @@ impl OnnxReward {
             None if width == 1 => return Ok(0),
             None => format!("missing: which of the {width} numbers of an output, counted from 0"),
         };
-        Err(Error::config("reward.index", format!("{problem}; of {}", self.graph.path().display())))
+        Err(Error::config("reward.index", format!("{problem}; of {}", self.model.path().display())))
     }
 
     fn comparable(&self, row: &[f32], other: &[f32]) -> Result<()> {
@@ -84,7 +84,7 @@ impl OnnxReward {
             true => Ok(()),
             false => {
                 let problem = format!("an output has {} numbers, what it is compared with {}", row.len(), other.len());
-                let path = self.graph.path().into();
+                let path = self.model.path().into();
                 Err(Error::component(Fault::User, OnnxError::BadFile { path, problem }))
             }
         }
@@ -108,7 +108,7 @@ impl RewardScorer for OnnxReward {
         if !self.config.score.compares() || self.config.vector.is_some() {
             return Ok(Target::default());
         }
-        let rows = self.look().rows(reference)?;
+        let rows = self.scorer().rows(reference)?;
         let Some(width) = rows.first().map(Vec::len) else {
             return Err(Error::nothing_to_score("the reference has no frames"));
         };
@@ -117,32 +117,32 @@ impl RewardScorer for OnnxReward {
     }
 
     fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
-        let look = self.look();
+        let scorer = self.scorer();
         match self.config.score {
             Measurement::Value => {
-                look.score(video, &|row: &[f32]| Ok(reading::value(row, self.index(row.len())?)), grad)
+                scorer.score(video, &|row: &[f32]| Ok(row_score::value(row, self.index(row.len())?)), grad)
             }
             Measurement::Sigmoid => {
-                look.score(video, &|row: &[f32]| Ok(reading::sigmoid(row, self.index(row.len())?)), grad)
+                scorer.score(video, &|row: &[f32]| Ok(row_score::sigmoid(row, self.index(row.len())?)), grad)
             }
             Measurement::Softmax => {
-                look.score(video, &|row: &[f32]| Ok(reading::softmax(row, self.index(row.len())?)), grad)
+                scorer.score(video, &|row: &[f32]| Ok(row_score::softmax(row, self.index(row.len())?)), grad)
             }
             Measurement::Cosine => {
-                let direction = reading::mean_direction(&self.others(target)?);
+                let direction = row_score::mean_direction(&self.compared_outputs(target)?);
                 let read = |row: &[f32]| {
                     self.comparable(row, &direction)?;
-                    Ok(reading::cosine(row, &direction))
+                    Ok(row_score::cosine(row, &direction))
                 };
-                look.score(video, &read, grad)
+                scorer.score(video, &read, grad)
             }
             Measurement::Distance => {
-                let others = self.others(target)?;
+                let compared_outputs = self.compared_outputs(target)?;
                 let read = |row: &[f32]| {
-                    others.iter().try_for_each(|other| self.comparable(row, other))?;
-                    Ok(reading::distance(row, &others))
+                    compared_outputs.iter().try_for_each(|other| self.comparable(row, other))?;
+                    Ok(row_score::distance(row, &compared_outputs))
                 };
-                look.score(video, &read, grad)
+                scorer.score(video, &read, grad)
             }
         }
     }
@@ -151,7 +151,7 @@ impl RewardScorer for OnnxReward {
         let config = OnnxConfig { file: String::new(), ..self.config.clone() };
         let settings =
             serde_json::to_string(&config).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
-        Ok(Some(Fingerprint::new(NAME).text("settings", settings).file(self.graph.path())?.finish()))
+        Ok(Some(Fingerprint::new(NAME).text("settings", settings).file(self.model.path())?.finish()))
     }
 
     fn on_missing(&self) -> OnMissing {

@@ -43,7 +43,7 @@ fn numbers(json: &Json) -> Vec<f32> {
 }
 
 #[test]
-fn exported_networks_have_the_values_and_gradients_of_pytorch() {
+fn exported_networks_match_pytorch_values_and_gradients() {
     let golden: Json = serde_json::from_slice(&std::fs::read(data("golden.json")).unwrap()).unwrap();
     for name in ["mixer", "vit", "convnext", "clip3d"] {
         let case = &golden[name];
@@ -52,7 +52,7 @@ fn exported_networks_have_the_values_and_gradients_of_pytorch() {
         for exporter in ["script", "dynamo"] {
             let model = Model::open(&data(&format!("{name}_{exporter}.onnx")), &device()).unwrap();
             let layout = if shape.len() == 5 { Layout::Ncthw } else { Layout::Nchw };
-            let graph = Graph::new(model, &mut Input { layout, ..Input::default() }).unwrap();
+            let graph = PictureModel::new(model, &mut Input { layout, ..Input::default() }).unwrap();
             let x = Tensor::new(noise(shape.iter().product(), 1), shape.clone()).unwrap();
             let (y, pull) = graph.rows_vjp(x.clone()).unwrap();
             let gradient = pull(Tensor::new(noise(y.len(), 2), y.shape()).unwrap()).unwrap();
@@ -71,7 +71,7 @@ fn exported_networks_have_the_values_and_gradients_of_pytorch() {
 }
 
 #[test]
-fn every_way_to_a_number_has_the_gradient_of_its_differences() {
+fn gradients_of_every_measurement_match_finite_differences() {
     let normal = json!({ "mean": [0.4, 0.5, 0.6], "std": [0.3, 0.2, 0.3], "filter": "bicubic", "fit": "crop" });
     let cases = [
         json!({ "score": "softmax", "index": 2, "file": "mixer_script.onnx" }),
@@ -90,7 +90,7 @@ fn every_way_to_a_number_has_the_gradient_of_its_differences() {
 }
 
 #[test]
-fn a_network_of_videos_has_the_gradient_of_its_differences_in_every_frame_that_it_sees() {
+fn video_network_gradient_matches_finite_differences() {
     for exporter in ["script", "dynamo"] {
         let options = json!({
             "file": format!("clip3d_{exporter}.onnx"), "index": 1, "frames": { "uniform": 5 },
@@ -183,7 +183,7 @@ fn published_networks_by_configuration_have_the_gradients_of_their_differences()
 }
 
 #[test]
-fn a_network_on_the_first_frame_tells_how_perceptually_alike_it_is() {
+fn perceptual_first_frame_uses_the_network() {
     let config = crate::pixels::first_frame::FirstFrameConfig {
         measure: crate::pixels::first_frame::Likeness::Perceptual,
         file: data("vit_script.onnx").display().to_string(),
@@ -202,7 +202,7 @@ fn a_network_on_the_first_frame_tells_how_perceptually_alike_it_is() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_the_file_and_the_key() {
+fn misfit_errors_name_file_and_key() {
     let told = |options: Json| match make(options) {
         Err(error) => roll_core::one_line(&error),
         Ok(mut reward) => {

@@ -139,7 +139,7 @@ impl Layout {
     }
 
     /// Rearranges `[T, 3, H, W]` to this order, or with `back` from it.
-    pub fn arranged(self, values: Vec<f32>, frames: usize, back: bool) -> Vec<f32> {
+    pub fn rearranged(self, values: Vec<f32>, frames: usize, back: bool) -> Vec<f32> {
         let plane = values.len() / (frames * 3).max(1);
         let place = |t: usize, c: usize, i: usize| match self {
             Self::Nchw | Self::Ntchw => (t * 3 + c) * plane + i,
@@ -194,7 +194,7 @@ impl Input {
 
 /// [`Input`] for frames of one size. Linear in the frame, except for the clamp to the range of pixels.
 #[derive(Clone, Debug)]
-pub struct Prepared {
+pub struct Preprocess {
     resize: Resize,
     overshoots: bool,
     resized: [usize; 2],
@@ -209,7 +209,7 @@ pub struct Prepared {
 /// A pixel that exceeds the range by at most this much, through rounding, still has a gradient.
 const SLACK: f32 = 1e-5;
 
-impl Prepared {
+impl Preprocess {
     /// Prepares for frames of `[height, width]`. Fails if a side of the resized frame would have no pixel.
     pub fn new(input: &Input, frame: [usize; 2]) -> Result<Self> {
         let size = input.size.map_or(frame, Size::sides);
@@ -311,7 +311,7 @@ mod tests {
     use crate::gradient_check::{dot, noise};
 
     #[test]
-    fn the_pull_of_every_fit_agrees_with_central_differences() {
+    fn pullback_of_every_fit_matches_finite_differences() {
         for fit in [Fit::Stretch, Fit::Crop, Fit::Letterbox, Fit::LetterboxCorner] {
             for (frame, size) in [([12, 20], Size::Side(9)), ([8, 5], Size::Sides([10, 14]))] {
                 let input = Input {
@@ -323,16 +323,16 @@ mod tests {
                     order: ChannelOrder::Bgr,
                     ..Input::default()
                 };
-                let prepared = Prepared::new(&input, frame).unwrap();
+                let preprocess = Preprocess::new(&input, frame).unwrap();
                 let n = 3 * frame[0] * frame[1];
                 let picture: Vec<f32> = noise(1, n).iter().map(|v| 0.5 * v).collect();
-                let (direction, cotangent) = (noise(2, n), noise(3, 3 * prepared.size()[0] * prepared.size()[1]));
+                let (direction, cotangent) = (noise(2, n), noise(3, 3 * preprocess.size()[0] * preprocess.size()[1]));
                 let value = |step: f32| {
                     let moved: Vec<f32> = picture.iter().zip(&direction).map(|(p, d)| p + step * d).collect();
-                    dot(&prepared.forward(&moved), &cotangent)
+                    dot(&preprocess.forward(&moved), &cotangent)
                 };
                 let mut gradient = vec![0.0; n];
-                prepared.pull(&picture, &cotangent, &mut gradient);
+                preprocess.pull(&picture, &cotangent, &mut gradient);
                 let (numeric, exact) = ((value(0.05) - value(-0.05)) / 0.1, dot(&gradient, &direction));
                 assert!((numeric - exact).abs() < 1e-3 * exact.abs().max(1.0), "{fit:?}: {numeric} {exact}");
             }
@@ -340,38 +340,38 @@ mod tests {
     }
 
     #[test]
-    fn a_white_frame_is_one_less_the_mean_over_the_deviation_and_padding_surrounds_it() {
+    fn frames_are_normalised_reordered_and_padded() {
         let input = Input { mean: [0.5, 0.0, 0.0], std: [0.25, 1.0, 1.0], ..Input::default() };
-        let prepared = Prepared::new(&input, [1, 1]).unwrap();
-        assert_eq!(prepared.forward(&[1.0, 0.0, -1.0]), [2.0, 0.5, 0.0]);
+        let preprocess = Preprocess::new(&input, [1, 1]).unwrap();
+        assert_eq!(preprocess.forward(&[1.0, 0.0, -1.0]), [2.0, 0.5, 0.0]);
         let boxed = Input { size: Some(Size::Side(4)), fit: Fit::Letterbox, padding: 1.0, ..Input::default() };
-        let out = Prepared::new(&boxed, [2, 4]).unwrap().forward(&[-1.0; 24]);
+        let out = Preprocess::new(&boxed, [2, 4]).unwrap().forward(&[-1.0; 24]);
         assert_eq!(out[..16], [[1.0; 4], [0.0; 4], [0.0; 4], [1.0; 4]].concat());
         let bytes = Input { range: [0.0, 255.0], order: ChannelOrder::Bgr, ..Input::default() };
-        assert_eq!(Prepared::new(&bytes, [1, 1]).unwrap().forward(&[1.0, 0.0, -1.0]), [0.0, 127.5, 255.0]);
+        assert_eq!(Preprocess::new(&bytes, [1, 1]).unwrap().forward(&[1.0, 0.0, -1.0]), [0.0, 127.5, 255.0]);
     }
 
     #[test]
-    fn the_shorter_side_is_resized_and_the_middle_is_kept() {
+    fn shorter_side_is_resized_and_centre_cropped() {
         let input = Input { size: Some(Size::Side(2)), fit: Fit::Crop, shorter_side: Some(4), ..Input::default() };
         let picture: Vec<f32> = (0..3 * 4 * 6).map(|i| (i % 24) as f32 / 24.0).collect();
-        let out = Prepared::new(&input, [4, 6]).unwrap().forward(&picture);
+        let out = Preprocess::new(&input, [4, 6]).unwrap().forward(&picture);
         let expected = [8, 9, 14, 15].map(|i| (i as f32 / 24.0 + 1.0) / 2.0);
         assert!(out[..4].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{out:?}");
     }
 
     #[test]
-    fn every_layout_comes_back() {
+    fn every_layout_round_trips() {
         let values = noise(7, 2 * 3 * 5);
         for layout in [Layout::Nchw, Layout::Nhwc, Layout::Ncthw, Layout::Ntchw] {
-            assert_eq!(layout.arranged(layout.arranged(values.clone(), 2, false), 2, true), values);
+            assert_eq!(layout.rearranged(layout.rearranged(values.clone(), 2, false), 2, true), values);
         }
         let twelve: Vec<f32> = (0..12).map(|v| v as f32).collect();
-        assert_eq!(Layout::Ncthw.arranged(twelve, 2, false), [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
+        assert_eq!(Layout::Ncthw.rearranged(twelve, 2, false), [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
     }
 
     #[test]
-    fn values_out_of_range_are_named() {
+    fn out_of_range_values_are_named() {
         for (input, key) in [
             (Input { std: [0.0, 1.0, 1.0], ..Input::default() }, "reward.input.std"),
             (Input { size: Some(Size::Side(0)), ..Input::default() }, "reward.input.size"),

@@ -1,13 +1,13 @@
-//! Frames as a network's input: selection, resizing, cropping, normalisation, and the pullbacks of these. `through.rs`
+//! Frames as a network's input: selection, resizing, cropping, normalisation, and the pullbacks of these. `frame_scorer.rs`
 //! composes them with a network into a score.
 
-mod choice;
+mod frame_scorer;
+mod frames;
 mod input;
 pub mod luma;
 mod resize;
-mod through;
 
-pub use choice::{Frames, OverFrames, check_common};
-pub use input::{ChannelOrder, Fit, Input, Layout, Prepared, Size};
+pub use frame_scorer::{FrameScorer, RowNetwork, RowScore, RowsPull};
+pub use frames::{Frames, OverFrames, check_common};
+pub use input::{ChannelOrder, Fit, Input, Layout, Preprocess, Size};
 pub use resize::{Filter, Resize};
-pub use through::{Look, Reading, RowNetwork, RowsPull};

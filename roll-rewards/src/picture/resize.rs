@@ -200,7 +200,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_pull_is_the_transpose_of_the_resize() {
+    fn pullback_is_the_transpose_of_the_resize() {
         for filter in FILTERS {
             for (from, to) in [([20, 31], [7, 9]), ([5, 8], [12, 30]), ([16, 10], [8, 20]), ([1, 1], [3, 2])] {
                 let resize = Resize::new(from, to, filter);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_agrees_with_central_differences() {
+    fn gradient_matches_finite_differences() {
         let resize = Resize::new([9, 7], [5, 11], Filter::Bilinear);
         let (picture, cotangent, direction) = (noise(3, 63), noise(4, 55), noise(5, 63));
         let value = |step: f32| {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_stays_constant_and_the_same_size_copies() {
+    fn constants_stay_constant_and_equal_size_copies() {
         for filter in FILTERS {
             let constant = Resize::new([10, 13], [4, 29], filter).forward(&[0.25; 130]);
             assert!(constant.iter().all(|v| (v - 0.25).abs() < 1e-6), "{filter:?}");

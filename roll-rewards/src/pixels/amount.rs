@@ -97,8 +97,8 @@ impl<A: Amount> AmountReward<A> {
             Wanted::Less => return Ok((-amount, -1.0)),
             Wanted::Level(level) => level,
             Wanted::Reference => {
-                let strange = || RewardError::StrangeTarget { reward: A::NAME.into(), tensor: LEVEL.into() };
-                f64::from(target.tensors.get(LEVEL).ok_or_else(strange)?.item()?)
+                let bad_target = || RewardError::InvalidTarget { reward: A::NAME.into(), tensor: LEVEL.into() };
+                f64::from(target.tensors.get(LEVEL).ok_or_else(bad_target)?.item()?)
             }
         };
         let off = amount / level - 1.0;

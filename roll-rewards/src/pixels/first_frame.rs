@@ -8,7 +8,7 @@ use roll_external::Fingerprint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{size, ssim::ssim};
+use super::{magnitude, ssim::ssim};
 use crate::RewardError;
 use crate::onnx_reward::{self, Measurement, OnnxReward};
 use crate::picture::{Filter, Frames, Input, Resize};
@@ -123,9 +123,9 @@ impl RewardScorer for FirstFrame {
         if let Some(network) = &mut self.network {
             return network.score(video, prompt, target, grad);
         }
-        let strange = || RewardError::StrangeTarget { reward: NAME.into(), tensor: PICTURE.into() };
-        let picture = target.tensors.get(PICTURE).ok_or_else(strange)?;
-        let [3, rows, columns] = *picture.shape() else { return Err(strange().into()) };
+        let bad_target = || RewardError::InvalidTarget { reward: NAME.into(), tensor: PICTURE.into() };
+        let picture = target.tensors.get(PICTURE).ok_or_else(bad_target)?;
+        let [3, rows, columns] = *picture.shape() else { return Err(bad_target().into()) };
         let [count, height, width] = video.dims();
         let frames = self.config.frames.of(count);
         if frames.is_empty() || height * width == 0 {
@@ -136,7 +136,7 @@ impl RewardScorer for FirstFrame {
             false => Resize::new([rows, columns], [height, width], Filter::Bilinear).forward(picture.f32s()?),
         };
         let measure = self.config.measure;
-        let compare = |&t: &usize| likeness(measure, video.frame(t), &picture, [height, width]);
+        let compare = |&t: &usize| similarity(measure, video.frame(t), &picture, [height, width]);
         let compared: Vec<(f64, Vec<f32>)> = frames.par_iter().map(compare).collect();
         let value = compared.iter().map(|(value, _)| value).sum::<f64>() / frames.len() as f64;
         let shape = video.frames().shape().to_vec();
@@ -169,10 +169,10 @@ impl RewardScorer for FirstFrame {
 }
 
 /// The similarity of `frame` and `picture`, both `[3, H, W]` in [-1, 1], and its gradient with respect to the frame.
-fn likeness(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2]) -> (f64, Vec<f32>) {
+fn similarity(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2]) -> (f64, Vec<f32>) {
     if measure == Likeness::L1 {
         let count = frame.len() as f64;
-        let sizes = || frame.iter().zip(picture).map(|(f, p)| size((f - p) / 2.0));
+        let sizes = || frame.iter().zip(picture).map(|(f, p)| magnitude((f - p) / 2.0));
         let value = -sizes().map(|(value, _)| f64::from(value)).sum::<f64>() / count;
         return (value, sizes().map(|(_, slope)| -slope / (2.0 * count) as f32).collect());
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn its_gradient_agrees_with_central_differences() {
+    fn gradient_matches_finite_differences() {
         for measure in [Likeness::L1, Likeness::Ssim] {
             check(&mut reward(measure, Frames::First));
             check(&mut reward(measure, Frames::Every(2)));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_itself_is_best_and_another_size_is_resized() {
+    fn reference_itself_scores_highest_at_any_size() {
         for (measure, best) in [(Likeness::L1, 0.0), (Likeness::Ssim, 1.0)] {
             let mut reward = reward(measure, Frames::First);
             let target = reward.prepare(&video(1, 0.0)).unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_perceptual_is_refused() {
+    fn rejects_file_without_perceptual() {
         let context = BuildContext::new("flex");
         let config = FirstFrameConfig { file: "a.onnx".into(), ..FirstFrameConfig::default() };
         assert!(FirstFrame::new(config, &context).unwrap_err().to_string().contains("reward.file"));

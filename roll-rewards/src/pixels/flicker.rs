@@ -1,7 +1,7 @@
 //! The reward `flicker`.
 
 use super::amount::register_amount;
-use super::{Amount, Wanted, size};
+use super::{Amount, Wanted, magnitude};
 
 /// Mean magnitude of half the second difference in time of each pixel's luma, i.e. of a frame's distance from the mean
 /// of its neighbours. Uniform motion and even fades have none.
@@ -18,7 +18,7 @@ impl Amount for Flicker {
         let mut sum = 0.0;
         for (t, three) in lumas.windows(3).enumerate() {
             for i in 0..three[0].len() {
-                let (value, slope) = size(three[1][i] - (three[0][i] + three[2][i]) / 2.0);
+                let (value, slope) = magnitude(three[1][i] - (three[0][i] + three[2][i]) / 2.0);
                 sum += f64::from(value);
                 if let Some(gradient) = &mut gradient {
                     let slope = slope / count as f32;
@@ -43,12 +43,12 @@ mod tests {
     use crate::pixels::{AmountConfig, AmountReward, check};
 
     #[test]
-    fn its_gradient_agrees_with_central_differences() {
+    fn gradient_matches_finite_differences() {
         check(&mut AmountReward::<Flicker>::new(AmountConfig::default()).unwrap());
     }
 
     #[test]
-    fn an_even_fade_does_not_flicker_and_a_frame_that_stands_out_does() {
+    fn fade_has_no_flicker_and_flash_has() {
         let fade: Vec<Vec<f32>> = (0..4).map(|t| vec![0.1 * t as f32; 4]).collect();
         assert!(Flicker::measure(&fade, [2, 2], None).unwrap() < 1e-6);
         let flash = vec![vec![0.2; 4], vec![0.6; 4], vec![0.2; 4]];

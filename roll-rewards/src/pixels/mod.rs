@@ -18,7 +18,7 @@ pub use sharpness::Sharpness;
 const SMOOTH: f32 = 1e-3;
 
 /// The magnitude of a difference, and its derivative.
-fn size(d: f32) -> (f32, f32) {
+fn magnitude(d: f32) -> (f32, f32) {
     let root = d.hypot(SMOOTH);
     (root - SMOOTH, d / root)
 }

@@ -1,7 +1,7 @@
 //! The reward `motion`.
 
 use super::amount::register_amount;
-use super::{Amount, Wanted, size};
+use super::{Amount, Wanted, magnitude};
 
 /// Mean magnitude of the change of each pixel's luma (0 to 1) between consecutive frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +17,7 @@ impl Amount for Motion {
         let mut sum = 0.0;
         for (t, pair) in lumas.windows(2).enumerate() {
             for (i, (before, after)) in pair[0].iter().zip(&pair[1]).enumerate() {
-                let (value, slope) = size(after - before);
+                let (value, slope) = magnitude(after - before);
                 sum += f64::from(value);
                 if let Some(gradient) = &mut gradient {
                     let slope = slope / count as f32;
@@ -38,7 +38,7 @@ mod tests {
     use crate::pixels::{AmountConfig, AmountReward, check};
 
     #[test]
-    fn its_gradient_agrees_with_central_differences_whatever_is_wanted() {
+    fn gradient_matches_finite_differences_for_every_target() {
         for wanted in [Wanted::More, Wanted::Less, Wanted::Level(0.1)] {
             check(&mut AmountReward::<Motion>::new(AmountConfig { wanted, ..AmountConfig::default() }).unwrap());
         }
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_still_video_has_none_and_a_jump_of_a_tenth_has_a_tenth() {
+    fn motion_is_the_mean_luma_change() {
         let still = vec![vec![0.4; 6]; 3];
         assert_eq!(Motion::measure(&still, [2, 3], None), Some(0.0));
         let jumps = vec![vec![0.4; 6], vec![0.5; 6], vec![0.4; 6]];

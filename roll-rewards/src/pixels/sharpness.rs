@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn its_gradient_agrees_with_central_differences_whatever_is_wanted() {
+    fn gradient_matches_finite_differences_for_every_target() {
         for wanted in [Wanted::More, Wanted::Level(0.2), Wanted::Reference] {
             let mut reward =
                 AmountReward::<Sharpness>::new(AmountConfig { wanted, ..AmountConfig::default() }).unwrap();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn an_even_slope_is_not_sharp_and_a_checkerboard_is() {
+    fn slope_is_not_sharp_and_checkerboard_is() {
         let slope: Vec<f32> = (0..25).map(|i| (i % 5 + i / 5) as f32 / 10.0).collect();
         assert!(Sharpness::measure(&[slope], [5, 5], None).unwrap() < 1e-6);
         let board: Vec<f32> = (0..25).map(|i| (i % 2) as f32).collect();

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_definition_window_by_window() {
+    fn ssim_matches_the_definition() {
         let size = [15, 19];
         let [x, y] = planes(size);
         assert!((ssim(&x, &y, size).0 - naive(&x, &y, size)).abs() < 1e-5);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn its_gradient_agrees_with_central_differences() {
+    fn gradient_matches_finite_differences() {
         for size in [[15, 19], [4, 6], [1, 1]] {
             let [x, y] = planes(size);
             let along = noise(3, x.len());

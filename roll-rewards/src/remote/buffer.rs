@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_and_large_tensors_are_scaled_alike() {
+    fn small_and_large_tensors_are_scaled_equally() {
         for count in [0, 7, LARGE / 4 + 5] {
             let values: Vec<f32> = (0..count).map(|i| (i % 1001) as f32 - 500.0).collect();
             let found = scaled(&Tensor::new(values.clone(), [count]).unwrap(), -0.5).unwrap();

@@ -14,18 +14,18 @@ use serde_json::{Value as Json, json};
 
 use super::Message;
 use super::frame::{self, FrameError};
-use super::region::Region;
+use super::shared_memory::SharedMemory;
 
 /// Number of lines of standard error that an error message repeats.
-const LAST_LINES: usize = 8;
+const TAIL_LINES: usize = 8;
 /// Length of such a line in bytes; a longer line is split.
-const LINE: u64 = 4096;
+const MAX_LINE: u64 = 4096;
 /// Time that a child may take to end after its standard input is closed.
-const FAREWELL: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time to wait for the last lines of a child that has ended.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const STDERR_DELAY: Duration = Duration::from_millis(200);
 /// Time after which a slow answer is logged, once, so that a user sees why nothing happens.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SLOW_ANSWER: Duration = Duration::from_secs(5);
 
 /// Why a child did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -34,20 +34,20 @@ pub enum ChildError {
     #[error("it cannot be started")]
     Start(#[source] std::io::Error),
     /// The child did not answer in time and was killed.
-    #[error("it gave no answer within {seconds} s and was ended{said}")]
+    #[error("it gave no answer within {seconds} s and was ended{stderr_tail}")]
     Timeout {
         /// The limit in seconds.
         seconds: f64,
         /// The last lines of its standard error.
-        said: String,
+        stderr_tail: String,
     },
     /// The child ended, or wrote something that is not a frame.
-    #[error("{how}{said}")]
+    #[error("{how}{stderr_tail}")]
     Broken {
         /// Description of the event.
         how: String,
         /// The last lines of its standard error.
-        said: String,
+        stderr_tail: String,
     },
 }
 
@@ -60,16 +60,16 @@ struct Request {
 
 /// A running child. A thread reads and writes, so that a child that does neither can be abandoned. At most one frame is
 /// in flight. Processes that the child started end with it.
-pub struct Running {
+pub struct ChildProcess {
     group: ChildGroup,
     requests: Option<SyncSender<Request>>,
     answers: Receiver<Result<Message, FrameError>>,
-    said: Arc<Mutex<VecDeque<String>>>,
+    stderr_tail: Arc<Mutex<VecDeque<String>>>,
     /// Whether the log already reports a slow answer.
-    told: bool,
+    slow_answer_logged: bool,
 }
 
-impl Running {
+impl ChildProcess {
     /// Starts `command` in `directory`. The child's standard error is logged.
     pub fn start(command: &[String], directory: &Path) -> Result<Self, ChildError> {
         let (program, arguments) = command.split_first().ok_or_else(|| {
@@ -80,20 +80,20 @@ impl Running {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut group = ChildGroup::spawn(&mut command).map_err(ChildError::Start)?;
         let child = group.child();
-        let said = Arc::new(Mutex::new(VecDeque::new()));
+        let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
         if let Some(stderr) = child.stderr.take() {
-            let (said, program) = (Arc::clone(&said), program.clone());
+            let (stderr_tail, program) = (Arc::clone(&stderr_tail), program.clone());
             std::thread::spawn(move || {
                 let (mut stderr, mut bytes) = (BufReader::new(stderr), Vec::new());
                 // Bytes instead of text, in pieces of limited length: a child may write anything.
-                while let Ok(1..) = stderr.by_ref().take(LINE).read_until(b'\n', &mut bytes) {
+                while let Ok(1..) = stderr.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
                     let line = String::from_utf8_lossy(&bytes).trim_end().to_string();
                     bytes.clear();
                     tracing::info!(target: "plugin", "{program}: {line}");
-                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-                    said.push_back(line);
-                    if said.len() > LAST_LINES {
-                        said.pop_front();
+                    let mut stderr_tail = stderr_tail.lock().unwrap_or_else(PoisonError::into_inner);
+                    stderr_tail.push_back(line);
+                    if stderr_tail.len() > TAIL_LINES {
+                        stderr_tail.pop_front();
                     }
                 }
             });
@@ -105,99 +105,106 @@ impl Running {
         std::thread::spawn(move || {
             let Some((stdin, stdout)) = pipes else { return };
             let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
-            let mut region: Option<Arc<Region>> = None;
+            let mut shared_memory: Option<Arc<SharedMemory>> = None;
             for Request { message: (mut header, tensors), shared } in work {
-                let most = frame::answer_bytes(&tensors);
-                let places = match shared && !tensors.is_empty() {
-                    true => placed(&mut region, &mut header, &tensors),
+                let max_bytes = frame::answer_bytes(&tensors);
+                let offsets = match shared && !tensors.is_empty() {
+                    true => place_in_shared_memory(&mut shared_memory, &mut header, &tensors),
                     false => vec![],
                 };
-                let answer = frame::write_placed(&mut stdin, &header, &tensors, &places)
-                    .and_then(|()| frame::read_with::<Json>(&mut stdout, most, region.as_ref()));
+                let answer = frame::write_with(&mut stdin, &header, &tensors, &offsets)
+                    .and_then(|()| frame::read_with::<Json>(&mut stdout, max_bytes, shared_memory.as_ref()));
                 if results.send(answer).is_err() {
                     return;
                 }
             }
         });
-        Ok(Self { group, requests: Some(requests), answers, said, told: false })
+        Ok(Self { group, requests: Some(requests), answers, stderr_tail, slow_answer_logged: false })
     }
 
     /// Sends a frame and waits for the answer. Tensors are sent through shared memory if `shared`. The child is
     /// unusable after an error.
-    pub fn ask(&mut self, message: Message, shared: bool, limit: Duration) -> Result<Message, ChildError> {
+    pub fn call(&mut self, message: Message, shared: bool, limit: Duration) -> Result<Message, ChildError> {
         if let Some(requests) = &self.requests {
             // If the thread has ended, `answers` reports it.
             let _ = requests.send(Request { message, shared });
         }
-        let mut answer = self.answers.recv_timeout(limit.min(PATIENCE));
-        if matches!(answer, Err(RecvTimeoutError::Timeout)) && limit > PATIENCE {
-            if !std::mem::replace(&mut self.told, true) {
+        let mut answer = self.answers.recv_timeout(limit.min(SLOW_ANSWER));
+        if matches!(answer, Err(RecvTimeoutError::Timeout)) && limit > SLOW_ANSWER {
+            if !std::mem::replace(&mut self.slow_answer_logged, true) {
                 tracing::info!("waiting for the reward's program, at most {} s", limit.as_secs_f64());
             }
-            answer = self.answers.recv_timeout(limit - PATIENCE);
+            answer = self.answers.recv_timeout(limit - SLOW_ANSWER);
         }
         match answer {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(FrameError::NoFrame(how))) => Err(ChildError::Broken { how, said: self.said() }),
+            Ok(Err(FrameError::NotAFrame(how))) => Err(ChildError::Broken { how, stderr_tail: self.stderr_tail() }),
             Ok(Err(FrameError::Io(_))) | Err(RecvTimeoutError::Disconnected) => {
-                let how = match self.group.wait_for(FAREWELL) {
+                let how = match self.group.wait_for(EXIT_TIMEOUT) {
                     Ok(Some(status)) => format!("it ended ({status})"),
                     _ => "it closed its standard output".into(),
                 };
-                Err(ChildError::Broken { how, said: self.said() })
+                Err(ChildError::Broken { how, stderr_tail: self.stderr_tail() })
             }
             Err(RecvTimeoutError::Timeout) => {
                 self.group.kill();
-                Err(ChildError::Timeout { seconds: limit.as_secs_f64(), said: self.said() })
+                Err(ChildError::Timeout { seconds: limit.as_secs_f64(), stderr_tail: self.stderr_tail() })
             }
         }
     }
 
     /// Formats "; its last lines: ...".
-    fn said(&mut self) -> String {
+    fn stderr_tail(&mut self) -> String {
         // The thread that reads standard error may be slightly late.
-        std::thread::sleep(LAST_WORDS);
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        match said.is_empty() {
+        std::thread::sleep(STDERR_DELAY);
+        let stderr_tail = self.stderr_tail.lock().unwrap_or_else(PoisonError::into_inner);
+        match stderr_tail.is_empty() {
             true => String::new(),
-            false => format!("; its last lines: {}", said.iter().cloned().collect::<Vec<_>>().join(" / ")),
+            false => format!("; its last lines: {}", stderr_tail.iter().cloned().collect::<Vec<_>>().join(" / ")),
         }
     }
 }
 
 /// Writes tensors to shared memory and adds its description to the header. Returns their offsets, or an empty list
 /// without shared memory; the tensors are then sent through the pipe.
-fn placed(region: &mut Option<Arc<Region>>, header: &mut Json, tensors: &[(String, Tensor)]) -> Vec<u64> {
-    match held(region, tensors) {
-        Ok((places, shared)) => {
+fn place_in_shared_memory(
+    shared_memory: &mut Option<Arc<SharedMemory>>,
+    header: &mut Json,
+    tensors: &[(String, Tensor)],
+) -> Vec<u64> {
+    match copy_to_shared_memory(shared_memory, tensors) {
+        Ok((offsets, shared)) => {
             header["shared"] = shared;
-            places
+            offsets
         }
         Err(error) => {
             tracing::debug!("no shared memory, tensors go through the pipe: {error}");
-            *region = None;
+            *shared_memory = None;
             vec![]
         }
     }
 }
 
 /// Replaces a region that is too small or that still has parts of an answer in use.
-fn held(region: &mut Option<Arc<Region>>, tensors: &[(String, Tensor)]) -> std::io::Result<(Vec<u64>, Json)> {
-    let needed = Region::needed(tensors);
-    let mut own = match region.take().and_then(Arc::into_inner) {
+fn copy_to_shared_memory(
+    shared_memory: &mut Option<Arc<SharedMemory>>,
+    tensors: &[(String, Tensor)],
+) -> std::io::Result<(Vec<u64>, Json)> {
+    let needed = SharedMemory::needed(tensors);
+    let mut own = match shared_memory.take().and_then(Arc::into_inner) {
         Some(own) if own.bytes() >= needed => own,
-        _ => Region::new(needed)?,
+        _ => SharedMemory::new(needed)?,
     };
-    let places = own.hold(tensors);
+    let offsets = own.copy_in(tensors);
     let shared = json!({ "path": own.path(), "bytes": own.bytes(), "id": own.id() });
-    *region = Some(Arc::new(own));
-    Ok((places, shared))
+    *shared_memory = Some(Arc::new(own));
+    Ok((offsets, shared))
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // Closing standard input asks the child to end. If it does not, it is killed together with its process group.
         self.requests = None;
-        let _ = self.group.wait_for(FAREWELL);
+        let _ = self.group.wait_for(EXIT_TIMEOUT);
     }
 }

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
-use super::child::{ChildError, Running};
+use super::child::{ChildError, ChildProcess};
 use super::{Message, RemoteReward, Transport, VERSION};
 
 /// Options of the reward `command`.
@@ -68,7 +68,7 @@ pub struct Program {
     config: CommandConfig,
     directory: PathBuf,
     /// `None` before the first call and after the program died.
-    running: Option<Running>,
+    process: Option<ChildProcess>,
     /// Whether the running program accepts tensors in shared memory.
     shares: bool,
 }
@@ -83,7 +83,7 @@ impl Program {
         }
         check_seconds("reward.timeout", config.timeout)?;
         check_seconds("reward.start_timeout", config.start_timeout)?;
-        Ok(Self { config, directory, running: None, shares: false })
+        Ok(Self { config, directory, process: None, shares: false })
     }
 
     fn no_answer(&self, call: &'static str, starts: u32, source: ChildError) -> Error {
@@ -92,23 +92,23 @@ impl Program {
     }
 
     /// Starts the program and calls `hello`.
-    fn start(&mut self) -> std::result::Result<(Running, Message), ChildError> {
-        let mut running = Running::start(&self.config.command, &self.directory)?;
+    fn start(&mut self) -> std::result::Result<(ChildProcess, Message), ChildError> {
+        let mut process = ChildProcess::start(&self.config.command, &self.directory)?;
         let header = json!({ "call": "hello", "version": VERSION, "options": self.config.options });
-        let answer = running.ask((header, Vec::new()), false, Duration::from_secs_f64(self.config.start_timeout))?;
+        let answer = process.call((header, Vec::new()), false, Duration::from_secs_f64(self.config.start_timeout))?;
         self.shares = self.config.shared_memory && answer.0.get("shared") == Some(&Json::Bool(true));
-        Ok((running, answer))
+        Ok((process, answer))
     }
 
     /// Calls the running program, or starts one. After an error no program is running.
-    fn once(&mut self, header: &Json, tensors: &[(String, Tensor)]) -> std::result::Result<Message, ChildError> {
-        let mut running = match self.running.take() {
-            Some(running) => running,
+    fn try_call(&mut self, header: &Json, tensors: &[(String, Tensor)]) -> std::result::Result<Message, ChildError> {
+        let mut process = match self.process.take() {
+            Some(process) => process,
             None => self.start()?.0,
         };
         let message = (header.clone(), tensors.to_vec());
-        let answer = running.ask(message, self.shares, Duration::from_secs_f64(self.config.timeout))?;
-        self.running = Some(running);
+        let answer = process.call(message, self.shares, Duration::from_secs_f64(self.config.timeout))?;
+        self.process = Some(process);
         Ok(answer)
     }
 }
@@ -119,15 +119,15 @@ impl Transport for Program {
     }
 
     fn hello(&mut self) -> Result<Message> {
-        let (running, answer) = self.start().map_err(|source| self.no_answer("hello", 1, source))?;
-        self.running = Some(running);
+        let (process, answer) = self.start().map_err(|source| self.no_answer("hello", 1, source))?;
+        self.process = Some(process);
         Ok(answer)
     }
 
     fn ask(&mut self, call: &'static str, header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
         let mut starts = 0;
         loop {
-            match self.once(&header, tensors) {
+            match self.try_call(&header, tensors) {
                 Ok(answer) => return Ok(answer),
                 Err(problem) if starts < self.config.restarts => {
                     starts += 1;

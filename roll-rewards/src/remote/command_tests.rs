@@ -47,7 +47,7 @@ fn video() -> Video {
 const HELLO: &str = "read(); answer({'name': 'odd', 'differentiable': True})";
 
 #[test]
-fn the_python_example_keeps_every_promise() {
+fn python_example_passes_check_reward() {
     let Some(reward) = reward("", |c| drop(c.options.insert("level".into(), 0.3.into()))) else { return };
     let mut reward = reward.unwrap();
     assert_eq!((reward.name(), reward.differentiable()), ("python_brightness", true));
@@ -62,7 +62,7 @@ fn the_python_example_keeps_every_promise() {
 }
 
 #[test]
-fn a_program_says_that_a_reference_shows_nothing_to_compare_with() {
+fn program_may_reject_a_reference() {
     let body = format!("{HELLO}\nread()\nanswer({{'target': None, 'reason': 'nobody'}})");
     let Some(reward) = reward(&body, |_| ()) else { return };
     let error = reward.unwrap().prepare(&video()).unwrap_err();
@@ -70,7 +70,7 @@ fn a_program_says_that_a_reference_shows_nothing_to_compare_with() {
 }
 
 #[test]
-fn a_program_that_died_is_started_again_and_asked_again() {
+fn dead_program_is_restarted_and_the_call_repeated() {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().join("died").display().to_string();
     let body = format!(
@@ -87,7 +87,7 @@ answer({{'score': 0.5}})"
 }
 
 #[test]
-fn a_program_that_keeps_dying_is_an_error_with_its_last_words() {
+fn repeatedly_dying_program_is_an_error_with_its_last_lines() {
     let body = format!("{HELLO}\nprint('out of luck', file=sys.stderr)\nsys.exit(3)");
     let Some(told) = told(&body, |_| ()) else { return };
     for part in ["`python3 ", "`score` (started once for it)", "exit status: 3", "out of luck"] {
@@ -96,7 +96,7 @@ fn a_program_that_keeps_dying_is_an_error_with_its_last_words() {
 }
 
 #[test]
-fn a_program_that_hangs_is_ended_in_time_whether_or_not_it_reads() {
+fn hanging_program_is_killed_at_the_time_limit() {
     for hang in ["read(); time.sleep(600)", "time.sleep(600)"] {
         let begun = Instant::now();
         let hangs = |c: &mut CommandConfig| (c.timeout, c.restarts) = (0.3, 0);
@@ -108,7 +108,7 @@ fn a_program_that_hangs_is_ended_in_time_whether_or_not_it_reads() {
 }
 
 #[test]
-fn an_endless_line_of_errors_is_kept_in_pieces() {
+fn endless_stderr_line_is_split() {
     let body = format!("{HELLO}\nread()\nfor i in range(40): sys.stderr.write('x' * (1 << 20))\nsys.exit(3)");
     let Some(told) = told(&body, |c| c.restarts = 0) else { return };
     assert!(told.contains("exit status: 3") && told.contains("xxx") && told.len() < 100_000, "{}", told.len());
@@ -116,7 +116,7 @@ fn an_endless_line_of_errors_is_kept_in_pieces() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn what_a_program_started_ends_with_it() {
+fn grandchildren_end_with_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let mark = dir.path().join("child").display().to_string();
     for end in ["sys.exit(3)", "time.sleep(600)", "answer({'score': 0.5})\nread()"] {
@@ -140,7 +140,7 @@ fn what_a_program_started_ends_with_it() {
 }
 
 #[test]
-fn nonsense_is_an_error_that_says_what_was_wrong() {
+fn invalid_answers_are_errors_with_the_reason() {
     let cases = [
         ("read(); print('hello', flush=True)", "print to standard error"),
         ("read(); answer({'score': 'high'})", "expected a number"),
@@ -165,7 +165,7 @@ fn a_score_may_be_missing() {
 }
 
 #[test]
-fn a_command_that_is_no_program_is_the_users_mistake() {
+fn missing_program_is_a_user_error() {
     let make = |command: &[&str]| {
         let command = command.iter().map(|c| c.to_string()).collect();
         make(CommandConfig { command, ..CommandConfig::default() }).map(drop).unwrap_err()

@@ -2,7 +2,7 @@
 //!
 //! A frame consists of `ROLL`, the length of a header (u32, little-endian), the header (JSON), and the bytes of the
 //! tensors that the header lists, in this order: row-major, little-endian, without padding. A tensor with the field
-//! `at` is not in the frame; it lies at that offset in shared memory ([`super::region`]).
+//! `at` is not in the frame; it lies at that offset in shared memory ([`super::shared_memory`]).
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use roll_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::buffer::Buffer;
-use super::region::Region;
+use super::shared_memory::SharedMemory;
 
 /// The first bytes of every frame, so that a program that prints to its standard output is detected immediately.
 const MAGIC: [u8; 4] = *b"ROLL";
 /// Greatest length of a header in bytes.
 const MAX_HEADER: usize = 1 << 20;
 /// Greatest number of bytes that an error quotes of a stream that is not a frame.
-const QUOTED: usize = 60;
+const MAX_QUOTE: usize = 60;
 /// Greatest number of tensor bytes of an answer beyond those of its request: room for a target.
-const ROOM: usize = 64 << 20;
+const MAX_EXTRA_BYTES: usize = 64 << 20;
 
 /// A tensor's entry in the header.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Listed {
+struct TensorEntry {
     name: String,
     dtype: DType,
     shape: Vec<usize>,
@@ -36,7 +36,7 @@ struct Listed {
 #[derive(Serialize, Deserialize)]
 struct Header<T> {
     #[serde(default)]
-    tensors: Vec<Listed>,
+    tensors: Vec<TensorEntry>,
     #[serde(flatten)]
     body: T,
 }
@@ -49,34 +49,34 @@ pub enum FrameError {
     Io(#[from] std::io::Error),
     /// The bytes are not a frame.
     #[error("{0}")]
-    NoFrame(String),
+    NotAFrame(String),
 }
 
 /// Writes a frame.
 pub fn write<T: Serialize>(out: &mut impl Write, body: &T, tensors: &[(String, Tensor)]) -> Result<(), FrameError> {
-    write_placed(out, body, tensors, &[])
+    write_with(out, body, tensors, &[])
 }
 
-/// Writes a frame whose tensors lie at the offsets `places` of a region. Without offsets the tensors are part of the
+/// Writes a frame whose tensors lie at `offsets` in shared memory. Without offsets the tensors are part of the
 /// frame.
-pub fn write_placed<T: Serialize>(
+pub fn write_with<T: Serialize>(
     out: &mut impl Write,
     body: &T,
     tensors: &[(String, Tensor)],
-    places: &[u64],
+    offsets: &[u64],
 ) -> Result<(), FrameError> {
-    let listed = tensors.iter().enumerate().map(|(i, (name, t))| Listed {
+    let listed = tensors.iter().enumerate().map(|(i, (name, t))| TensorEntry {
         name: name.clone(),
         dtype: t.dtype(),
         shape: t.shape().to_vec(),
-        at: places.get(i).copied(),
+        at: offsets.get(i).copied(),
     });
     let header = Header { tensors: listed.collect(), body };
-    let header = serde_json::to_vec(&header).map_err(|e| FrameError::NoFrame(format!("writing a header: {e}")))?;
+    let header = serde_json::to_vec(&header).map_err(|e| FrameError::NotAFrame(format!("writing a header: {e}")))?;
     out.write_all(&MAGIC)?;
     out.write_all(&(header.len() as u32).to_le_bytes())?;
     out.write_all(&header)?;
-    for (_, tensor) in tensors.iter().skip(places.len()) {
+    for (_, tensor) in tensors.iter().skip(offsets.len()) {
         out.write_all(tensor.as_bytes())?;
     }
     out.flush()?;
@@ -84,11 +84,11 @@ pub fn write_placed<T: Serialize>(
 }
 
 /// Describes the fault of a header. Python writes numbers that JSON does not have.
-fn no_header(header: &[u8], error: &serde_json::Error) -> String {
+fn header_problem(header: &[u8], error: &serde_json::Error) -> String {
     let text = String::from_utf8_lossy(header);
     // Every second piece between quotation marks is a string.
     let plain = || text.split('"').step_by(2);
-    match ["NaN", "Infinity"].into_iter().find(|word| plain().any(|piece| piece.contains(word))) {
+    match ["NaN", "Infinity"].into_iter().find(|word| plain().any(|slice| slice.contains(word))) {
         Some(word) => format!(
             "a header with {word}, which JSON does not have: a score must be a finite number, or null where there is \
              nothing to score"
@@ -99,68 +99,68 @@ fn no_header(header: &[u8], error: &serde_json::Error) -> String {
 
 /// Greatest number of tensor bytes of an answer to `question`. A gradient has the size of the frames.
 pub fn answer_bytes(question: &[(String, Tensor)]) -> usize {
-    question.iter().map(|(_, tensor)| tensor.as_bytes().len()).sum::<usize>().saturating_add(ROOM)
+    question.iter().map(|(_, tensor)| tensor.as_bytes().len()).sum::<usize>().saturating_add(MAX_EXTRA_BYTES)
 }
 
-/// Reads a frame with at most `most` tensor bytes. Fails on anything that is not a frame, without allocating more
+/// Reads a frame with at most `max_bytes` tensor bytes. Fails on anything that is not a frame, without allocating more
 /// memory than necessary.
 pub fn read<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
-    most: usize,
+    max_bytes: usize,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
-    read_with(input, most, None)
+    read_with(input, max_bytes, None)
 }
 
-/// Like [`read`]; tensors may lie in `region`, which they then keep alive.
+/// Like [`read`]; tensors may lie in `shared_memory`, which they then keep alive.
 pub fn read_with<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
-    most: usize,
-    region: Option<&Arc<Region>>,
+    max_bytes: usize,
+    shared_memory: Option<&Arc<SharedMemory>>,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
     // Checks the bytes that are already available before it waits for more: a program that printed a word would not
     // write eight bytes.
     let there = input.fill_buf()?;
     let begins = there.len().min(MAGIC.len());
     if there[..begins] != MAGIC[..begins] {
-        return Err(no_frame(&there[..there.len().min(QUOTED)]));
+        return Err(not_a_frame(&there[..there.len().min(MAX_QUOTE)]));
     }
     let (mut magic, mut length) = ([0; 4], [0; 4]);
     input.read_exact(&mut magic)?;
     if magic != MAGIC {
-        return Err(no_frame(&magic));
+        return Err(not_a_frame(&magic));
     }
     input.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > MAX_HEADER {
-        return Err(FrameError::NoFrame(format!("a header of {length} bytes, more than {MAX_HEADER}")));
+        return Err(FrameError::NotAFrame(format!("a header of {length} bytes, more than {MAX_HEADER}")));
     }
     let mut header = vec![0; length];
     input.read_exact(&mut header)?;
-    let header: Header<T> = serde_json::from_slice(&header).map_err(|e| FrameError::NoFrame(no_header(&header, &e)))?;
+    let header: Header<T> =
+        serde_json::from_slice(&header).map_err(|e| FrameError::NotAFrame(header_problem(&header, &e)))?;
     let mut tensors = Vec::new();
-    let mut left = most;
-    for Listed { name, dtype, shape, at } in header.tensors {
-        let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|n| *n <= left);
+    let mut remaining = max_bytes;
+    for TensorEntry { name, dtype, shape, at } in header.tensors {
+        let bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|n| *n <= remaining);
         let Some(bytes) = bytes else {
             let problem =
-                format!("the tensor `{name}` of shape {shape:?} is too large: the answer may have {most} bytes");
-            return Err(FrameError::NoFrame(problem));
+                format!("the tensor `{name}` of shape {shape:?} is too large: the answer may have {max_bytes} bytes");
+            return Err(FrameError::NotAFrame(problem));
         };
-        left -= bytes;
-        let data: Arc<dyn AsRef<[u8]> + Send + Sync> = match (at, region) {
-            (None, _) => Arc::new(received(input, &name, bytes)?),
-            (Some(at), Some(region)) => Arc::new(
-                region
-                    .piece(at, bytes)
-                    .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` is not in the shared file: {e}")))?,
-            ),
-            (Some(_), None) => {
-                let problem = format!("the tensor `{name}` is said to lie in a shared file, and there is none");
-                return Err(FrameError::NoFrame(problem));
-            }
-        };
+        remaining -= bytes;
+        let data: Arc<dyn AsRef<[u8]> + Send + Sync> =
+            match (at, shared_memory) {
+                (None, _) => Arc::new(read_bytes(input, &name, bytes)?),
+                (Some(at), Some(shared_memory)) => Arc::new(shared_memory.slice(at, bytes).map_err(|e| {
+                    FrameError::NotAFrame(format!("the tensor `{name}` is not in the shared file: {e}"))
+                })?),
+                (Some(_), None) => {
+                    let problem = format!("the tensor `{name}` is said to lie in a shared file, and there is none");
+                    return Err(FrameError::NotAFrame(problem));
+                }
+            };
         let tensor = Tensor::from_bytes(dtype, shape, data)
-            .map_err(|e| FrameError::NoFrame(format!("the tensor `{name}` makes no sense: {e}")))?;
+            .map_err(|e| FrameError::NotAFrame(format!("the tensor `{name}` makes no sense: {e}")))?;
         tensors.push((name, tensor));
     }
     Ok((header.body, tensors))
@@ -168,20 +168,20 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
 
 /// Reads the next `bytes` bytes of `input`. Memory is allocated as they arrive, because a header may promise bytes that
 /// are never sent.
-fn received(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Buffer, FrameError> {
+fn read_bytes(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Buffer, FrameError> {
     let mut data = Buffer::new(bytes)?;
     match input.read_exact(data.as_mut()) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
-            Err(FrameError::NoFrame(format!("the tensor `{name}` was cut off: fewer than {bytes} bytes came")))
+            Err(FrameError::NotAFrame(format!("the tensor `{name}` was cut off: fewer than {bytes} bytes came")))
         }
         read => Ok(read.map(|()| data)?),
     }
 }
 
-fn no_frame(start: &[u8]) -> FrameError {
+fn not_a_frame(start: &[u8]) -> FrameError {
     let text = String::from_utf8_lossy(start);
     let line = text.lines().next().unwrap_or_default();
-    FrameError::NoFrame(format!(
+    FrameError::NotAFrame(format!(
         "it wrote {line:?} where a frame should begin: its standard output is for frames, print to standard error"
     ))
 }
@@ -206,21 +206,21 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_comes_back_as_it_went() {
+    fn frame_round_trips() {
         let bytes = frame();
-        let (body, tensors) = read::<Body>(&mut bytes.as_slice(), ROOM).unwrap();
+        let (body, tensors) = read::<Body>(&mut bytes.as_slice(), MAX_EXTRA_BYTES).unwrap();
         assert_eq!(body.call, "score");
         assert_eq!(tensors[0].1.f32s().unwrap(), [1.5, -2.0]);
         assert_eq!((tensors[1].0.as_str(), tensors[1].1.shape()), ("b", &[3usize][..]));
     }
 
     #[test]
-    fn a_number_that_json_does_not_have_is_named() {
+    fn nan_and_infinity_in_a_header_are_named() {
         let told = |header: &str| {
             let mut bytes = MAGIC.to_vec();
             bytes.extend((header.len() as u32).to_le_bytes());
             bytes.extend(header.as_bytes());
-            read::<serde_json::Value>(&mut bytes.as_slice(), ROOM).unwrap_err().to_string()
+            read::<serde_json::Value>(&mut bytes.as_slice(), MAX_EXTRA_BYTES).unwrap_err().to_string()
         };
         assert!(told(r#"{"tensors": [], "score": NaN}"#).contains("a header with NaN, which JSON does not have"));
         assert!(told(r#"{"tensors": [], "details": {"a": -Infinity}}"#).contains("finite number"));
@@ -228,29 +228,29 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_every_odd_byte_is_an_error_or_a_frame_and_never_a_panic() {
+    fn truncated_and_damaged_frames_do_not_panic() {
         let whole = frame();
         for length in 0..whole.len() {
-            assert!(read::<Body>(&mut &whole[..length], ROOM).is_err(), "{length}");
+            assert!(read::<Body>(&mut &whole[..length], MAX_EXTRA_BYTES).is_err(), "{length}");
         }
         for at in 0..whole.len() {
             for value in [0, 34, 127, 255] {
                 let mut odd = whole.clone();
                 odd[at] = value;
-                let _ = read::<Body>(&mut odd.as_slice(), ROOM);
+                let _ = read::<Body>(&mut odd.as_slice(), MAX_EXTRA_BYTES);
             }
         }
     }
 
     #[test]
-    fn prints_and_promises_of_too_much_are_told_apart() {
-        let told = read::<Body>(&mut &b"Loading the model...\n"[..], ROOM).unwrap_err().to_string();
+    fn rejects_prints_and_oversized_tensors() {
+        let told = read::<Body>(&mut &b"Loading the model...\n"[..], MAX_EXTRA_BYTES).unwrap_err().to_string();
         assert!(told.contains("print to standard error") && told.contains("Loading"), "{told}");
         let mut bytes = b"ROLL".to_vec();
         let header = br#"{"call":"x","tensors":[{"name":"t","dtype":"f32","shape":[4294967296,4294967296]}]}"#;
         bytes.extend((header.len() as u32).to_le_bytes());
         bytes.extend(header);
-        assert!(read::<Body>(&mut bytes.as_slice(), ROOM).unwrap_err().to_string().contains("too large"));
+        assert!(read::<Body>(&mut bytes.as_slice(), MAX_EXTRA_BYTES).unwrap_err().to_string().contains("too large"));
         // Two tensors of 8 and 3 bytes.
         assert!(read::<Body>(&mut frame().as_slice(), 11).is_ok());
         let told = read::<Body>(&mut frame().as_slice(), 10).unwrap_err().to_string();

@@ -91,11 +91,11 @@ impl ScoringService {
         Ok(Self { config, service })
     }
 
-    /// Sends `body`. The tensors of the answer may have `most` bytes.
-    fn once(&self, body: &[u8], most: usize) -> std::result::Result<Message, NoAnswer> {
+    /// Sends `body`. The tensors of the answer may have `max_bytes` bytes.
+    fn try_call(&self, body: &[u8], max_bytes: usize) -> std::result::Result<Message, NoAnswer> {
         let answer = self.service.post("application/octet-stream", body)?;
-        frame::read::<Json>(&mut BufReader::new(answer), most).map_err(|error| match error {
-            frame::FrameError::NoFrame(problem) => NoAnswer::Refused(problem),
+        frame::read::<Json>(&mut BufReader::new(answer), max_bytes).map_err(|error| match error {
+            frame::FrameError::NotAFrame(problem) => NoAnswer::Refused(problem),
             frame::FrameError::Io(error) => NoAnswer::Failed(format!("the answer was cut off: {error}")),
         })
     }
@@ -116,11 +116,11 @@ impl Transport for ScoringService {
         let mut body = Vec::new();
         frame::write(&mut body, &header, tensors)
             .map_err(|e| Error::Misuse(format!("a frame for {} could not be made: {e}", self.peer())))?;
-        let most = frame::answer_bytes(tensors);
+        let max_bytes = frame::answer_bytes(tensors);
         let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
         let problem = loop {
             times += 1;
-            match self.once(&body, most) {
+            match self.try_call(&body, max_bytes) {
                 Ok(answer) => return Ok(answer),
                 Err(NoAnswer::Busy(wait)) => {
                     if (begun.elapsed() + wait).as_secs_f64() > self.config.busy_timeout {

@@ -59,7 +59,7 @@ fn video() -> Video {
 }
 
 #[test]
-fn a_service_scores_with_a_gradient_and_knows_the_options() {
+fn service_receives_options_and_returns_gradients() {
     let gradient = Tensor::new(vec![2.0; 96], [2, 3, 4, 4]).unwrap();
     let scored = frame_of(json!({ "score": 0.25 }), &[("gradient".into(), gradient)]);
     let (url, served) = serve(vec![hello(), (503, "Retry-After: 0\r\n", vec![]), (200, "", scored)]);
@@ -75,7 +75,7 @@ fn a_service_scores_with_a_gradient_and_knows_the_options() {
 }
 
 #[test]
-fn what_a_service_does_wrong_is_said() {
+fn service_errors_name_the_cause() {
     let cases: [(Answers, &str); 5] = [
         (vec![(404, "", b"no such path".to_vec())], "status 404: no such path"),
         (vec![(200, "", b"<html>hello</html>".to_vec())], "<html>hello</html>"),
@@ -118,7 +118,7 @@ fn serve_on_and_on(head: &'static str, more: Vec<u8>, pause: Duration) -> (Strin
 }
 
 #[test]
-fn an_answer_without_an_end_is_refused_at_its_first_bytes_or_its_limit() {
+fn endless_answer_is_rejected_at_the_limit() {
     // A chunked answer whose frame promises more than a call can need, and one that is not a frame.
     let promise = br#"{"name":"x","tensors":[{"name":"t","dtype":"u8","shape":[2000000000]}]}"#;
     let mut frame = b"ROLL".to_vec();
@@ -139,7 +139,7 @@ fn an_answer_without_an_end_is_refused_at_its_first_bytes_or_its_limit() {
 }
 
 #[test]
-fn an_answer_that_drips_is_given_up_in_time() {
+fn slow_answer_times_out() {
     let begun = Instant::now();
     for head in ["HTTP/1.1 200 OK\r\nX-Slow: ", "HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nROLL\x7f\x00\x00\x00"]
     {
@@ -152,7 +152,7 @@ fn an_answer_that_drips_is_given_up_in_time() {
 }
 
 #[test]
-fn a_service_cannot_send_frames_or_token_elsewhere() {
+fn redirects_are_not_followed() {
     let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
     elsewhere.set_nonblocking(true).unwrap();
     let place = elsewhere.local_addr().unwrap();
@@ -173,7 +173,7 @@ fn a_service_cannot_send_frames_or_token_elsewhere() {
 }
 
 #[test]
-fn nobody_there_and_no_address_are_errors() {
+fn unreachable_and_missing_address_are_errors() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -186,7 +186,7 @@ fn nobody_there_and_no_address_are_errors() {
 }
 
 #[test]
-fn a_service_that_begins_to_listen_after_the_first_call_is_waited_for() {
+fn waits_for_a_service_that_starts_late() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -209,7 +209,7 @@ fn a_service_that_begins_to_listen_after_the_first_call_is_waited_for() {
 }
 
 #[test]
-fn an_address_with_https_is_spoken_to_in_tls() {
+fn https_address_uses_tls() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("HTTPS://{}/score", listener.local_addr().unwrap());
     let served = std::thread::spawn(move || {
@@ -228,7 +228,7 @@ fn an_address_with_https_is_spoken_to_in_tls() {
 }
 
 #[test]
-fn a_service_that_hangs_is_given_up_in_time() {
+fn hanging_service_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let told = reward(&url, |c| (c.retries, c.timeout) = (0, 0.3)).map(drop).unwrap_err();

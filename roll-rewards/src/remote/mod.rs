@@ -23,7 +23,7 @@ pub mod frame;
 pub mod http;
 #[cfg(all(test, unix))]
 mod python_tests;
-pub mod region;
+pub mod shared_memory;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub enum AnswerError {
     },
     /// The answer is invalid.
     #[error("{peer} answered `{call}` wrongly: {problem}")]
-    Nonsense {
+    Invalid {
         /// The peer.
         peer: String,
         /// The call.
@@ -111,8 +111,8 @@ impl<T: Transport> RemoteReward<T> {
         }
     }
 
-    fn nonsense(&self, call: &'static str, problem: String) -> Error {
-        let error = AnswerError::Nonsense { peer: self.transport.peer(), call, problem };
+    fn invalid(&self, call: &'static str, problem: String) -> Error {
+        let error = AnswerError::Invalid { peer: self.transport.peer(), call, problem };
         Error::component(Fault::Failure, error)
     }
 
@@ -120,10 +120,10 @@ impl<T: Transport> RemoteReward<T> {
     fn gradient(&self, tensors: Vec<(String, Tensor)>, frames: &Tensor) -> Result<Pullback> {
         let gradient = tensors.into_iter().find(|(name, _)| name == "gradient").map(|(_, tensor)| tensor);
         let gradient =
-            gradient.ok_or_else(|| self.nonsense("score", "a gradient was asked for, and none came".into()))?;
+            gradient.ok_or_else(|| self.invalid("score", "a gradient was asked for, and none came".into()))?;
         if gradient.shape() != frames.shape() || gradient.f32s().is_err() {
             let problem = format!("expected a gradient of f32 {:?}, found {gradient:?}", frames.shape());
-            return Err(self.nonsense("score", problem));
+            return Err(self.invalid("score", problem));
         }
         Ok(Pullback::new(move |cotangent| buffer::scaled(&gradient, cotangent.item()?)))
     }
@@ -160,7 +160,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
             Some(Json::Null) => Ok((Score::Missing { reason: reason(&answer).into() }, None)),
             Some(score) => {
                 let value = score.as_f64().ok_or_else(|| {
-                    self.nonsense("score", format!("expected a number or null as `score`, found {score}"))
+                    self.invalid("score", format!("expected a number or null as `score`, found {score}"))
                 })?;
                 let details = answer.get("details").and_then(Json::as_object).into_iter().flatten();
                 let details: BTreeMap<String, f64> =
@@ -168,7 +168,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
                 let pullback = if record { Some(self.gradient(tensors, video.frames())?) } else { None };
                 Ok((Score::Value { value, details }, pullback))
             }
-            None => Err(self.nonsense("score", "it holds no `score`".into())),
+            None => Err(self.invalid("score", "it holds no `score`".into())),
         }
     }
 

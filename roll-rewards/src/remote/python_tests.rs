@@ -55,14 +55,14 @@ fn program(
 }
 
 /// A running service, which ends when this is dropped: the process, its address, and the rest of its standard output.
-struct Running(
+struct Server(
     Child,
     HttpConfig,
     #[expect(dead_code, reason = "a process whose output is closed cannot print")]
     std::io::BufReader<std::process::ChildStdout>,
 );
 
-impl Running {
+impl Server {
     fn start(python: PathBuf, body: &str, arguments: &[&str]) -> Self {
         let mut child = Command::new(python)
             .args(["-c", &script(body), "--http", "0"])
@@ -84,7 +84,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -122,7 +122,7 @@ def score(frames, prompt, reference):
 roll_reward.serve(score)";
 
 #[test]
-fn the_packages_own_tests_pass() {
+fn python_package_tests_pass() {
     let Some(python) = python() else { return };
     let run = |python: PathBuf| {
         let tests = package().join("tests");
@@ -136,7 +136,7 @@ fn the_packages_own_tests_pass() {
 }
 
 #[test]
-fn a_gradient_by_hand_agrees_with_central_differences_by_pipe_and_by_shared_memory() {
+fn manual_gradient_matches_finite_differences_by_pipe_and_shared_memory() {
     for shared in [true, false] {
         let Some(python) = python() else { return };
         let mut reward = program(python, BY_HAND, |c| c.shared_memory = shared).unwrap();
@@ -152,16 +152,16 @@ fn a_gradient_by_hand_agrees_with_central_differences_by_pipe_and_by_shared_memo
 }
 
 #[test]
-fn a_gradient_by_autograd_agrees_with_central_differences_as_a_program_and_as_a_service() {
+fn autograd_gradient_matches_finite_differences_as_program_and_service() {
     let Some(python) = torch() else { return };
     for shared in [true, false] {
         keeps_its_promises(&mut program(python.clone(), AUTOGRAD, |c| c.shared_memory = shared).unwrap());
     }
-    keeps_its_promises(&mut Running::start(python, AUTOGRAD, &[]).reward().unwrap());
+    keeps_its_promises(&mut Server::start(python, AUTOGRAD, &[]).reward().unwrap());
 }
 
 #[test]
-fn both_ways_give_the_same_numbers() {
+fn program_and_service_return_the_same_numbers() {
     let Some(python) = python() else { return };
     let scored = |reward: &mut dyn RewardScorer| {
         let (score, pullback) = reward.score(&video(), "", &Target::default(), Grad::Record).unwrap();
@@ -169,11 +169,11 @@ fn both_ways_give_the_same_numbers() {
     };
     let piped = scored(&mut program(python.clone(), BY_HAND, |c| c.shared_memory = false).unwrap());
     assert_eq!(scored(&mut program(python.clone(), BY_HAND, |_| ()).unwrap()), piped);
-    assert_eq!(scored(&mut Running::start(python, BY_HAND, &[]).reward().unwrap()), piped);
+    assert_eq!(scored(&mut Server::start(python, BY_HAND, &[]).reward().unwrap()), piped);
 }
 
 #[test]
-fn an_exception_is_told_with_its_place_and_the_next_call_is_answered() {
+fn exception_is_an_error_and_the_next_call_succeeds() {
     let Some(python) = python() else { return };
     let body = "
 def score(frames, prompt):
@@ -181,7 +181,7 @@ def score(frames, prompt):
         raise ValueError('no such thing')
     return 1.0 if prompt else None
 roll_reward.serve(score)";
-    let service = Running::start(python.clone(), body, &[]);
+    let service = Server::start(python.clone(), body, &[]);
     let rewards: [Box<dyn RewardScorer>; 2] =
         [Box::new(program(python, body, |_| ()).unwrap()), Box::new(service.reward().unwrap())];
     for mut reward in rewards {
@@ -194,7 +194,7 @@ roll_reward.serve(score)";
 }
 
 #[test]
-fn a_program_that_dies_hangs_or_closes_its_output_is_an_error_in_time() {
+fn dying_hanging_and_closing_programs_are_errors_in_time() {
     let Some(python) = python() else { return };
     let cases = [
         ("sys.exit(3)", "exit status: 3"),
@@ -216,7 +216,7 @@ fn a_program_that_dies_hangs_or_closes_its_output_is_an_error_in_time() {
 }
 
 #[test]
-fn what_a_program_prints_never_stands_between_frames() {
+fn prints_do_not_corrupt_frames() {
     let Some(python) = python() else { return };
     let body = "
 def score(frames):
@@ -228,7 +228,7 @@ roll_reward.serve(score)";
 }
 
 #[test]
-fn a_program_that_shortens_the_shared_file_or_lies_about_it_is_an_error() {
+fn rejects_truncated_or_misdescribed_shared_memory() {
     let Some(python) = python() else { return };
     // Frames written by hand, which the package never writes.
     let body = "
@@ -266,7 +266,7 @@ take(1)";
 }
 
 #[test]
-fn a_gradient_that_is_kept_outlives_the_next_calls() {
+fn gradient_outlives_later_calls() {
     let Some(python) = python() else { return };
     let mut reward = program(python, BY_HAND, |_| ()).unwrap();
     let videos = [0.0, 0.25, 0.5].map(|v| Video::new(Tensor::full([2, 3, 64, 64], v), 8.0).unwrap());
@@ -278,15 +278,15 @@ fn a_gradient_that_is_kept_outlives_the_next_calls() {
 }
 
 #[test]
-fn a_service_that_is_slow_or_wants_a_token_is_an_error_that_says_so() {
+fn timeout_and_missing_token_errors_name_the_cause() {
     let Some(python) = python() else { return };
-    let mut slow = Running::start(python.clone(), "roll_reward.serve(lambda frames: time.sleep(600))", &[]);
+    let mut slow = Server::start(python.clone(), "roll_reward.serve(lambda frames: time.sleep(600))", &[]);
     slow.1.timeout = 2.0;
     let told_slow = told(slow.reward().unwrap().score(&video(), "", &Target::default(), Grad::Skip));
     assert!(told_slow.contains("gave no answer to `score`"), "{told_slow}");
 
     // HOME represents a secret: it is always set, and unlike PATH no Python launcher changes it.
-    let mut guarded = Running::start(python, "roll_reward.serve(lambda frames: 1.0)", &["--token-env", "HOME"]);
+    let mut guarded = Server::start(python, "roll_reward.serve(lambda frames: 1.0)", &["--token-env", "HOME"]);
     let refused = told(guarded.reward());
     assert!(refused.contains("401") && refused.contains("token"), "{refused}");
     guarded.1.token_env = Some("PATH".into());

@@ -116,7 +116,7 @@ fn set(
     let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
     for row in &rows[..looked_at] {
         if let Some(reason) = &row.no_prompt {
-            bad.push(format!("{}: {reason}", dataset.metadata().place(row)));
+            bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
             continue;
         }
         let pictures = [row.image.as_deref(), row.end_image.as_deref()];
@@ -125,7 +125,7 @@ fn set(
                 *sizes.entry(probed.size).or_default() += 1;
                 short += usize::from(probed.frames < dataset.longest());
             }
-            Err(error) => bad.push(format!("{}: {}", dataset.metadata().place(row), error.chain())),
+            Err(error) => bad.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
         }
     }
     let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };

@@ -1,60 +1,46 @@
 //! Fuses GELU as exporters write it, `x * (1 + erf(x / sqrt(2))) / 2`, with its factors in any order.
 
-use super::super::graph::{Graph, Node};
+use super::super::graph::Node;
 use super::super::ops::{Arithmetic, Role, exact_gelu};
-use super::search::Search;
-use super::{Changes, only_output};
+use super::index::GraphIndex;
+use super::{Fusion, only_output};
 
-/// Replaces every GELU in `graph` by one node.
-pub fn fuse(graph: Graph) -> Graph {
-    let search = Search::of(&graph);
-    let mut changes = Changes::none(&graph);
-    for index in 0..graph.nodes.len() {
-        let Some(found) = found(&search, index) else { continue };
-        if found.nodes.iter().any(|&i| changes.gone[i]) {
-            continue;
-        }
-        let name = graph.nodes[index].name.clone();
-        let (inputs, outputs) = (vec![Some(found.x)], vec![Some(found.y)]);
-        changes.replace(&found.nodes, Node { name, kind: "Gelu".to_owned(), operator: exact_gelu(), inputs, outputs });
-    }
-    changes.apply(graph)
-}
-
-/// A chain of nodes that computes the GELU of `x`.
-struct Found {
-    x: usize,
-    y: usize,
-    nodes: Vec<usize>,
-}
-
-/// The chain around the Erf node at `index`, if it is a GELU.
-fn found(search: &Search, index: usize) -> Option<Found> {
-    let erf = &search.graph.nodes[index];
+/// The chain around the Erf node at `index`, if it computes a GELU, and the node that replaces it.
+pub fn gelu_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
+    let erf = &uses.graph.nodes[index];
     let Role::Erf = erf.operator.role() else { return None };
     let argument = erf.inputs.first().copied().flatten()?;
-    let divided = search.makers[argument]?;
-    let (x, factor) = search.scaled(divided)?;
-    if search.readers[argument] != [index] || (factor - std::f32::consts::FRAC_1_SQRT_2).abs() > 1e-6 {
+    let divided = uses.producers[argument]?;
+    let (x, factor) = uses.scaled(divided)?;
+    if uses.consumers[argument] != [index] || (factor - std::f32::consts::FRAC_1_SQRT_2).abs() > 1e-6 {
         return None;
     }
-    let (plus, sum) = search.only_reader(only_output(erf)?)?;
-    if !search.adds_one(plus) {
+    let (plus, sum) = uses.only_consumer(only_output(erf)?)?;
+    if !uses.adds_one(plus) {
         return None;
     }
-    let (product, first) = search.only_reader(sum)?;
+    let (product, first) = uses.only_consumer(sum)?;
     let nodes = [divided, index, plus, product];
-    let done = |more: usize, y: usize| Some(Found { x, y, nodes: nodes.iter().copied().chain([more]).collect() });
-    if search.scaled(product) == Some((sum, 0.5)) {
-        let (last, y) = search.only_reader(first)?;
-        return if search.other(last, Arithmetic::Mul, first)? == x { done(last, y) } else { None };
+    let fused = |last: usize, y: usize| {
+        let node = Node {
+            name: erf.name.clone(),
+            kind: "Gelu".to_owned(),
+            operator: exact_gelu(),
+            inputs: vec![Some(x)],
+            outputs: vec![Some(y)],
+        };
+        Some((nodes.iter().copied().chain([last]).collect(), node))
+    };
+    if uses.scaled(product) == Some((sum, 0.5)) {
+        let (last, y) = uses.only_consumer(first)?;
+        return if uses.other_operand(last, Arithmetic::Mul, first)? == x { fused(last, y) } else { None };
     }
-    let mate = search.other(product, Arithmetic::Mul, sum)?;
+    let mate = uses.other_operand(product, Arithmetic::Mul, sum)?;
     if mate == x {
-        let (last, y) = search.only_reader(first)?;
-        return if search.scaled(last)? == (first, 0.5) { done(last, y) } else { None };
+        let (last, y) = uses.only_consumer(first)?;
+        return if uses.scaled(last)? == (first, 0.5) { fused(last, y) } else { None };
     }
-    let half = search.makers[mate]?;
-    let is_half = search.scaled(half)? == (x, 0.5) && search.readers[mate] == [product];
-    if is_half { done(half, first) } else { None }
+    let half = uses.producers[mate]?;
+    let is_half = uses.scaled(half)? == (x, 0.5) && uses.consumers[mate] == [product];
+    if is_half { fused(half, first) } else { None }
 }

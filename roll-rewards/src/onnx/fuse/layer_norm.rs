@@ -1,97 +1,78 @@
 //! Fuses layer norm as exporters write it for operator sets without LayerNormalization: `(x - mean) / sqrt(mean((x -
 //! mean)^2) + epsilon)` over the last axis, times a row, plus a row.
 
-use super::super::graph::{Graph, Node};
+use super::super::graph::Node;
 use super::super::ops::{Arithmetic, Role, layer_norm_of_rows};
 use super::super::value::Value;
-use super::search::Search;
-use super::{Changes, constant, only_output};
+use super::index::GraphIndex;
+use super::{Fusion, constant, only_output};
 
-/// Replaces every layer norm in `graph` by one node.
-pub fn fuse(graph: Graph) -> Graph {
-    let search = Search::of(&graph);
-    let mut changes = Changes::none(&graph);
-    for index in 0..graph.nodes.len() {
-        let Some(found) = found(&search, index) else { continue };
-        if found.nodes.iter().any(|&i| changes.gone[i]) {
-            continue;
-        }
-        let node = Node {
-            name: graph.nodes[index].name.clone(),
-            kind: "LayerNormalization".to_owned(),
-            operator: layer_norm_of_rows(found.epsilon),
-            inputs: found.inputs.into_iter().map(Some).collect(),
-            outputs: vec![Some(found.y)],
-        };
-        changes.replace(&found.nodes, node);
-    }
-    changes.apply(graph)
-}
-
-struct Found {
-    /// The slots of x, gain and shift.
-    inputs: [usize; 3],
-    epsilon: f32,
-    y: usize,
-    nodes: Vec<usize>,
-}
-
-/// The chain around the Sqrt node at `index`, if it is a layer norm.
-fn found(search: &Search, index: usize) -> Option<Found> {
-    let node = |index: usize| &search.graph.nodes[index];
+/// The chain around the Sqrt node at `index`, if it computes a layer norm, and the node that replaces it.
+pub fn layer_norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
+    let node = |index: usize| &uses.graph.nodes[index];
     let Role::Sqrt = node(index).operator.role() else { return None };
     let argument = node(index).inputs.first().copied().flatten()?;
-    let plus = only_maker(search, argument, index)?;
-    let (Role::Two(Arithmetic::Add), [Some(a), Some(b)]) = (node(plus).operator.role(), node(plus).inputs.as_slice())
+    let plus = only_producer(uses, argument, index)?;
+    let (Role::Arithmetic(Arithmetic::Add), [Some(a), Some(b)]) =
+        (node(plus).operator.role(), node(plus).inputs.as_slice())
     else {
         return None;
     };
-    let (variance, epsilon) = match (search.number(*a), search.number(*b)) {
+    let (variance, epsilon) = match (uses.number(*a), uses.number(*b)) {
         (None, Some(epsilon)) => (*a, epsilon),
         (Some(epsilon), None) => (*b, epsilon),
         _ => return None,
     };
-    let (mean_square, square) = row_mean(search, variance, plus)?;
-    let squared = only_maker(search, square, mean_square)?;
+    let (mean_square, square) = row_mean(uses, variance, plus)?;
+    let squared = only_producer(uses, square, mean_square)?;
     let centred = match (node(squared).operator.role(), node(squared).inputs.as_slice()) {
         (Role::Square, [Some(x), _]) => *x,
-        (Role::Two(Arithmetic::Mul), [Some(a), Some(b)]) if a == b => *a,
+        (Role::Arithmetic(Arithmetic::Mul), [Some(a), Some(b)]) if a == b => *a,
         _ => return None,
     };
-    let minus = search.makers[centred]?;
-    let (Role::Two(Arithmetic::Sub), [Some(x), Some(mean)]) =
+    let minus = uses.producers[centred]?;
+    let (Role::Arithmetic(Arithmetic::Sub), [Some(x), Some(mean)]) =
         (node(minus).operator.role(), node(minus).inputs.as_slice())
     else {
         return None;
     };
-    let (mean, of) = row_mean(search, *mean, minus)?;
-    let (divided, quotient) = search.only_reader(only_output(node(index))?)?;
-    let is_quotient = matches!(node(divided).operator.role(), Role::Two(Arithmetic::Div))
+    let (mean, of) = row_mean(uses, *mean, minus)?;
+    let (divided, quotient) = uses.only_consumer(only_output(node(index))?)?;
+    let is_quotient = matches!(node(divided).operator.role(), Role::Arithmetic(Arithmetic::Div))
         && node(divided).inputs == [Some(centred), only_output(node(index))];
     // No other node may read the centred value.
-    let alone = search.readers[centred].iter().all(|reader| [squared, divided].contains(reader));
+    let alone = uses.consumers[centred].iter().all(|reader| [squared, divided].contains(reader));
     if of != *x || !is_quotient || !alone {
         return None;
     }
-    let (times, scaled) = search.only_reader(quotient)?;
-    let gain = search.other(times, Arithmetic::Mul, quotient)?;
-    let (added, y) = search.only_reader(scaled)?;
-    let shift = search.other(added, Arithmetic::Add, scaled)?;
-    let width = row(search, gain)?;
+    let (times, scaled) = uses.only_consumer(quotient)?;
+    let gain = uses.other_operand(times, Arithmetic::Mul, quotient)?;
+    let (added, y) = uses.only_consumer(scaled)?;
+    let shift = uses.other_operand(added, Arithmetic::Add, scaled)?;
+    let width = row(uses, gain)?;
+    if row(uses, shift)? != width || epsilon.is_nan() || epsilon <= 0.0 {
+        return None;
+    }
     let nodes = vec![mean, minus, squared, mean_square, plus, index, divided, times, added];
-    let found = Found { inputs: [*x, gain, shift], epsilon, y, nodes };
-    (row(search, shift)? == width && epsilon > 0.0).then_some(found)
+    let fused = Node {
+        name: node(index).name.clone(),
+        kind: "LayerNormalization".to_owned(),
+        operator: layer_norm_of_rows(epsilon),
+        inputs: [*x, gain, shift].map(Some).to_vec(),
+        outputs: vec![Some(y)],
+    };
+    Some((nodes, fused))
 }
 
 /// The node that computes `slot`, if `reader` is its only reader.
-fn only_maker(search: &Search, slot: usize, reader: usize) -> Option<usize> {
-    (search.readers[slot] == [reader]).then(|| search.makers[slot])?
+fn only_producer(uses: &GraphIndex, slot: usize, reader: usize) -> Option<usize> {
+    (uses.consumers[slot] == [reader]).then(|| uses.producers[slot])?
 }
 
 /// The node that computes `slot` as a mean over rows, and the slot that it averages, if `reader` is its only reader.
-fn row_mean(search: &Search, slot: usize, reader: usize) -> Option<(usize, usize)> {
-    let maker = only_maker(search, slot, reader)?;
-    match (search.graph.nodes[maker].operator.role(), search.graph.nodes[maker].inputs.first()) {
+fn row_mean(uses: &GraphIndex, slot: usize, reader: usize) -> Option<(usize, usize)> {
+    let maker = only_producer(uses, slot, reader)?;
+    match (uses.graph.nodes[maker].operator.role(), uses.graph.nodes[maker].inputs.first()) {
         (Role::RowMean, Some(Some(of))) => Some((maker, *of)),
         _ => None,
     }
@@ -99,8 +80,8 @@ fn row_mean(search: &Search, slot: usize, reader: usize) -> Option<(usize, usize
 
 /// The length of a constant row. Rows of fewer than two numbers are excluded, because they broadcast to longer rows of
 /// x.
-fn row(search: &Search, slot: usize) -> Option<usize> {
-    match constant(search.graph, slot)? {
+fn row(uses: &GraphIndex, slot: usize) -> Option<usize> {
+    match constant(uses.graph, slot)? {
         Value::Float(row) => match *row.shape() {
             [width] if width >= 2 => Some(width),
             _ => None,

@@ -9,15 +9,17 @@
 //! Weights are folded in f64; results differ from those of the original graph by a few roundings.
 
 mod gelu;
+mod index;
 mod layer_norm;
 mod linear;
 mod norm;
-mod search;
 
 use burn::tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::host::to_host_nd;
 use roll_backends::ops::Epilogue;
+
+use index::GraphIndex;
 
 use super::graph::{Graph, Node};
 use super::ops::{Arithmetic, Conv, FusedConv, Role};
@@ -25,77 +27,88 @@ use super::value::{Value, upload};
 
 /// Returns `graph` with fewer nodes and the same results.
 pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
-    let mut graph = convolutions(graph, device);
-    for fuse in [gelu::fuse, layer_norm::fuse, linear::fuse, norm::fuse] {
-        graph = fuse(graph);
+    let elements = graph.constant_elements();
+    let mut graph = fuse_convolutions(graph, device);
+    for fusion_at in [gelu::gelu_at, layer_norm::layer_norm_at, linear::linear_at, norm::norm_at] {
+        graph = fuse_chains(graph, fusion_at);
     }
     // The original weights are no longer needed once they are folded.
-    let mut kept = vec![false; graph.slots];
+    graph.drop_unused_constants();
+    graph.fused_elements = elements - graph.constant_elements();
     graph
-        .nodes
-        .iter()
-        .flat_map(|n| n.inputs.iter().flatten())
-        .chain(&graph.outputs)
-        .for_each(|slot| kept[*slot] = true);
-    graph.constants.iter_mut().zip(kept).filter(|(_, kept)| !kept).for_each(|(constant, _)| *constant = None);
-    graph
+}
+
+/// A chain of nodes, and the node that replaces it.
+type Fusion = (Vec<usize>, Node);
+
+/// Replaces the chains that `fusion_at` recognises at a node. Chains with a common node are not both replaced.
+fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>) -> Graph {
+    let uses = GraphIndex::of(&graph);
+    let mut replacements = Replacements::none(&graph);
+    for index in 0..graph.nodes.len() {
+        if let Some((nodes, node)) = fusion_at(&uses, index)
+            && !nodes.iter().any(|&i| replacements.removed[i])
+        {
+            replacements.replace(&nodes, node);
+        }
+    }
+    replacements.apply(graph)
 }
 
 /// Replacements of nodes in a graph.
-struct Changes {
-    gone: Vec<bool>,
-    made: Vec<Option<Node>>,
+struct Replacements {
+    removed: Vec<bool>,
+    inserted: Vec<Option<Node>>,
 }
 
-impl Changes {
+impl Replacements {
     fn none(graph: &Graph) -> Self {
         let count = graph.nodes.len();
-        Self { gone: vec![false; count], made: (0..count).map(|_| None).collect() }
+        Self { removed: vec![false; count], inserted: (0..count).map(|_| None).collect() }
     }
 
     /// Replaces `nodes` by `node` at the position of the last of them, because its inputs may be computed immediately
     /// before.
     fn replace(&mut self, nodes: &[usize], node: Node) {
-        nodes.iter().for_each(|&i| self.gone[i] = true);
+        nodes.iter().for_each(|&i| self.removed[i] = true);
         if let Some(last) = nodes.iter().max() {
-            self.made[*last] = Some(node);
+            self.inserted[*last] = Some(node);
         }
     }
 
     fn apply(self, mut graph: Graph) -> Graph {
-        let all = std::mem::take(&mut graph.nodes).into_iter().zip(self.gone).zip(self.made);
-        graph.nodes = all.filter_map(|((node, gone), made)| made.or((!gone).then_some(node))).collect();
+        let all = std::mem::take(&mut graph.nodes).into_iter().zip(self.removed).zip(self.inserted);
+        graph.nodes = all.filter_map(|((node, removed), inserted)| inserted.or((!removed).then_some(node))).collect();
         graph
     }
 }
 
-fn convolutions(mut graph: Graph, device: &Device) -> Graph {
-    let readers = readers(&graph);
-    let mut changes = Changes::none(&graph);
+fn fuse_convolutions(graph: Graph, device: &Device) -> Graph {
+    let consumers = consumers(&graph);
+    let mut replacements = Replacements::none(&graph);
     for index in 0..graph.nodes.len() {
-        if changes.gone[index] {
+        if replacements.removed[index] {
             continue;
         }
         let Some(mut chain) = Chain::start(&graph, index) else { continue };
-        while chain.extend(&graph, &readers, &changes.gone) {}
+        while chain.extend(&graph, &consumers, &replacements.removed) {}
         let Some(node) = chain.finish(&graph, device) else { continue };
-        changes.replace(&chain.nodes, node);
-        graph.fused += chain.numbers;
+        replacements.replace(&chain.nodes, node);
     }
-    changes.apply(graph)
+    replacements.apply(graph)
 }
 
-/// The nodes that read each value. [`OUTSIDE`] is a reader of every output.
-fn readers(graph: &Graph) -> Vec<Vec<usize>> {
-    let mut readers = vec![vec![]; graph.slots];
+/// The nodes that read each value. [`GRAPH_OUTPUT`] is a reader of every output.
+fn consumers(graph: &Graph) -> Vec<Vec<usize>> {
+    let mut consumers = vec![vec![]; graph.slot_count];
     for (index, node) in graph.nodes.iter().enumerate() {
-        node.inputs.iter().flatten().for_each(|slot| readers[*slot].push(index));
+        node.inputs.iter().flatten().for_each(|slot| consumers[*slot].push(index));
     }
-    graph.outputs.iter().for_each(|slot| readers[*slot].push(OUTSIDE));
-    readers
+    graph.outputs.iter().for_each(|slot| consumers[*slot].push(GRAPH_OUTPUT));
+    consumers
 }
 
-const OUTSIDE: usize = usize::MAX;
+const GRAPH_OUTPUT: usize = usize::MAX;
 
 /// A convolution and the nodes after it that are already fused.
 struct Chain {
@@ -114,8 +127,6 @@ struct Chain {
     added: Option<usize>,
     then: Epilogue,
     slopes: Option<Vec<f32>>,
-    /// Number of elements of the weights.
-    numbers: usize,
 }
 
 impl Chain {
@@ -144,17 +155,18 @@ impl Chain {
             added: None,
             then: Epilogue::Nothing,
             slopes: None,
-            numbers: shape.iter().product(),
         })
     }
 
     /// Fuses the next node if possible.
-    fn extend(&mut self, graph: &Graph, readers: &[Vec<usize>], gone: &[bool]) -> bool {
-        match *readers[self.output].as_slice() {
-            [next] if next != OUTSIDE && !gone[next] => {
+    fn extend(&mut self, graph: &Graph, consumers: &[Vec<usize>], removed: &[bool]) -> bool {
+        match *consumers[self.output].as_slice() {
+            [next] if next != GRAPH_OUTPUT && !removed[next] => {
                 self.fold(graph, next) || self.add(graph, next) || self.end(graph, next)
             }
-            [a, b] if a != OUTSIDE && b != OUTSIDE && !gone[a] && !gone[b] => self.silu(graph, readers, [a, b]),
+            [a, b] if a != GRAPH_OUTPUT && b != GRAPH_OUTPUT && !removed[a] && !removed[b] => {
+                self.silu(graph, consumers, [a, b])
+            }
             _ => false,
         }
     }
@@ -174,7 +186,7 @@ impl Chain {
         let node = &graph.nodes[next];
         let found = match node.operator.role() {
             Role::BatchNorm(epsilon) => self.normalisation(graph, node, epsilon),
-            Role::Two(arithmetic) => self.arithmetic(graph, node, arithmetic),
+            Role::Arithmetic(arithmetic) => self.arithmetic(graph, node, arithmetic),
             _ => None,
         };
         let Some(found) = found else { return false };
@@ -233,7 +245,8 @@ impl Chain {
     /// Fuses a sum with another value into the epilogue.
     fn add(&mut self, graph: &Graph, next: usize) -> bool {
         let node = &graph.nodes[next];
-        let (Role::Two(Arithmetic::Add), [Some(left), Some(right)]) = (node.operator.role(), node.inputs.as_slice())
+        let (Role::Arithmetic(Arithmetic::Add), [Some(left), Some(right)]) =
+            (node.operator.role(), node.inputs.as_slice())
         else {
             return false;
         };
@@ -256,7 +269,7 @@ impl Chain {
         }
         let (then, slopes) = match node.operator.role() {
             Role::Epilogue(then) => (then, None),
-            Role::Leaky(slope) => (Epilogue::Slopes, Some(vec![slope; self.channels])),
+            Role::LeakyRelu(slope) => (Epilogue::Slopes, Some(vec![slope; self.channels])),
             Role::PRelu => match node.inputs.get(1).copied().flatten().and_then(|s| self.by_channel(graph, s)) {
                 Some(slopes) => (Epilogue::Slopes, Some(slopes)),
                 None => return false,
@@ -271,17 +284,17 @@ impl Chain {
     }
 
     /// Fuses a product with its own sigmoid into the epilogue (SiLU), which ends the chain, too.
-    fn silu(&mut self, graph: &Graph, readers: &[Vec<usize>], pair: [usize; 2]) -> bool {
+    fn silu(&mut self, graph: &Graph, consumers: &[Vec<usize>], pair: [usize; 2]) -> bool {
         let is_sigmoid = |i: usize| matches!(graph.nodes[i].operator.role(), Role::Epilogue(Epilogue::Sigmoid));
         let [sigmoid, product] = if is_sigmoid(pair[0]) { pair } else { [pair[1], pair[0]] };
         let product_node = &graph.nodes[product];
-        let (true, Role::Two(Arithmetic::Mul)) = (is_sigmoid(sigmoid), product_node.operator.role()) else {
+        let (true, Role::Arithmetic(Arithmetic::Mul)) = (is_sigmoid(sigmoid), product_node.operator.role()) else {
             return false;
         };
         let Some(gate) = only_output(&graph.nodes[sigmoid]) else { return false };
         let operands = [Some(self.output), Some(gate)];
         let both = product_node.inputs == operands || product_node.inputs == [operands[1], operands[0]];
-        if self.then != Epilogue::Nothing || !both || readers[gate] != [product] {
+        if self.then != Epilogue::Nothing || !both || consumers[gate] != [product] {
             return false;
         }
         let taken = self.take(graph, product);

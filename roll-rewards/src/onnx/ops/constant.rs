@@ -3,24 +3,24 @@
 use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
 
-use super::super::attributes::{Build, int_value, sizes};
+use super::super::attributes::{OperatorSpec, int_value, sizes};
 use super::super::error::Problem;
 use super::super::value::{Constant, MAX_INTS, Value, elements, host_floats, upload};
-use super::{Built, Carried, Operator, Run, first_only, input};
+use super::{BatchInput, Built, Operator, Run, input, only_first_batched};
 
 #[derive(Debug)]
 struct Identity;
 
-pub(super) fn identity(build: &mut Build) -> Built {
-    if build.operator == "Dropout" {
-        build.arity(1..=3, 1)?;
-        build.attributes.float("ratio")?;
-        build.attributes.int("seed")?;
-        if build.constant_ints(2, "training_mode")?.is_some_and(|mode| mode != [0]) {
+pub(super) fn identity(spec: &mut OperatorSpec) -> Built {
+    if spec.operator == "Dropout" {
+        spec.arity(1..=3, 1)?;
+        spec.attributes.float("ratio")?;
+        spec.attributes.int("seed")?;
+        if spec.constant_ints(2, "training_mode")?.is_some_and(|mode| mode != [0]) {
             return Err("`training_mode` is not run here".into());
         }
     } else {
-        build.arity(1..=1, 1)?;
+        spec.arity(1..=1, 1)?;
     }
     Ok(Box::new(Identity))
 }
@@ -30,67 +30,67 @@ impl Operator for Identity {
         Ok(vec![input(inputs, 0)?.clone()])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 }
 
 /// Casts. All float types are f32 here, all integer types i64, and booleans are the integers 0 and 1.
 #[derive(Debug)]
 struct Cast {
-    to: To,
+    to: CastTarget,
     device: Device,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum To {
+enum CastTarget {
     Float,
     Int,
     Bool,
 }
 
-pub(super) fn cast(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    build.attributes.int("saturate")?;
-    let to = match build.attributes.int("to")? {
-        Some(1 | 10 | 11 | 16) => To::Float,
-        Some(2..=7) => To::Int,
-        Some(9) => To::Bool,
+pub(super) fn cast(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    spec.attributes.int("saturate")?;
+    let to = match spec.attributes.int("to")? {
+        Some(1 | 10 | 11 | 16) => CastTarget::Float,
+        Some(2..=7) => CastTarget::Int,
+        Some(9) => CastTarget::Bool,
         other => return Err(format!("`to` is {other:?}: only floats, integers and booleans are cast to here").into()),
     };
-    Ok(Box::new(Cast { to, device: build.device.clone() }))
+    Ok(Box::new(Cast { to, device: spec.device.clone() }))
 }
 
 impl Operator for Cast {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         Ok(vec![match (input(inputs, 0)?, self.to) {
-            (Value::Float(x), To::Int | To::Bool) => {
-                let read = |v: f32| if self.to == To::Bool { i64::from(v != 0.0) } else { v as i64 };
+            (Value::Float(x), CastTarget::Int | CastTarget::Bool) => {
+                let read = |v: f32| if self.to == CastTarget::Bool { i64::from(v != 0.0) } else { v as i64 };
                 Value::Int { values: host_floats(x)?.into_iter().map(read).collect(), shape: x.shape().to_vec() }
             }
-            (Value::Int { values, shape }, To::Float) if !values.is_empty() => {
+            (Value::Int { values, shape }, CastTarget::Float) if !values.is_empty() => {
                 let values = values.iter().map(|&v| v as f32).collect();
                 Value::Float(upload(values, shape.clone(), &self.device))
             }
-            (Value::Int { values, shape }, To::Bool) => {
+            (Value::Int { values, shape }, CastTarget::Bool) => {
                 Value::Int { values: values.iter().map(|&v| i64::from(v != 0)).collect(), shape: shape.clone() }
             }
             (same, _) => same.clone(),
         }])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs).filter(|_| self.to == To::Float)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs).filter(|_| self.to == CastTarget::Float)
     }
 }
 
 #[derive(Debug)]
-struct Fixed(Value);
+struct ConstantOperator(Value);
 
-pub(super) fn constant(build: &mut Build) -> Built {
-    build.arity(0..=0, 1)?;
-    let device = build.device;
-    let attributes = &mut build.attributes;
+pub(super) fn constant(spec: &mut OperatorSpec) -> Built {
+    spec.arity(0..=0, 1)?;
+    let device = spec.device;
+    let attributes = &mut spec.attributes;
     let floats = |values: Vec<f32>, shape| Constant::new(Value::Float(upload(values, shape, device)));
     let constant = if let Some(tensor) = attributes.tensor("value", device)? {
         tensor
@@ -106,10 +106,10 @@ pub(super) fn constant(build: &mut Build) -> Built {
     } else {
         return Err("it has no value, or one that is neither float nor integer".into());
     };
-    Ok(Box::new(Fixed(constant.value)))
+    Ok(Box::new(ConstantOperator(constant.value)))
 }
 
-impl Operator for Fixed {
+impl Operator for ConstantOperator {
     fn run(&self, _: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         Ok(vec![self.0.clone()])
     }
@@ -121,17 +121,17 @@ struct ConstantOfShape {
     device: Device,
 }
 
-pub(super) fn constant_of_shape(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    let zero = || Constant::new(Value::Float(upload(vec![0.0], vec![1], build.device)));
-    let number = match build.attributes.tensor("value", build.device)? {
+pub(super) fn constant_of_shape(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    let zero = || Constant::new(Value::Float(upload(vec![0.0], vec![1], spec.device)));
+    let number = match spec.attributes.tensor("value", spec.device)? {
         Some(number) => number,
         None => zero()?,
     };
     if elements(number.value.shape())? != 1 {
         return Err("`value` should be one number".into());
     }
-    Ok(Box::new(ConstantOfShape { number, device: build.device.clone() }))
+    Ok(Box::new(ConstantOfShape { number, device: spec.device.clone() }))
 }
 
 impl Operator for ConstantOfShape {

@@ -3,11 +3,11 @@
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Tensor, module};
 
-use super::super::attributes::{Build, sizes};
+use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
 use super::super::value::{Value, elements};
 use super::window::{Padding, Window, as_nchw, from_nchw, pad, pair};
-use super::{Built, Carried, Operator, Role, Run, first_only, input};
+use super::{BatchInput, Built, Operator, Role, Run, input, only_first_batched};
 
 /// A convolution whose weights are constants of the file.
 #[derive(Clone, Debug)]
@@ -17,19 +17,19 @@ pub(in super::super) struct Conv {
 }
 
 /// Number of groups, and size of the kernel according to the constant weights.
-fn groups_and_kernel<'n>(build: &mut Build<'n, '_>) -> Result<(usize, &'n [usize]), Problem> {
-    build.arity(2..=3, 1)?;
-    let groups = sizes("group", &[build.attributes.int("group")?.unwrap_or(1)], 1)?[0];
-    match build.constant_shape(1) {
+fn groups_and_kernel<'n>(spec: &mut OperatorSpec<'n, '_>) -> Result<(usize, &'n [usize]), Problem> {
+    spec.arity(2..=3, 1)?;
+    let groups = sizes("group", &[spec.attributes.int("group")?.unwrap_or(1)], 1)?[0];
+    match spec.constant_shape(1) {
         Some([_, _, kernel @ ..]) if !kernel.contains(&0) => Ok((groups, kernel)),
         Some(other) => Err(format!("weights of shape {other:?} are not those of a convolution").into()),
         None => Err("the weights must be constants of the file here".into()),
     }
 }
 
-pub(super) fn conv(build: &mut Build) -> Built {
-    let (groups, kernel) = groups_and_kernel(build)?;
-    Ok(Box::new(Conv { window: Window::build(build, Some(kernel))?, groups }))
+pub(super) fn conv(spec: &mut OperatorSpec) -> Built {
+    let (groups, kernel) = groups_and_kernel(spec)?;
+    Ok(Box::new(Conv { window: Window::build(spec, Some(kernel))?, groups }))
 }
 
 /// The bias; `None` if it is left out.
@@ -45,7 +45,7 @@ fn bias(inputs: &[Option<&Value>], expected: usize) -> Result<Option<Tensor<1>>,
 impl Operator for Conv {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (x, weight) = (input(inputs, 0)?.float()?, input(inputs, 1)?.float()?);
-        let Placed { pads, .. } = self.placed(x.shape(), weight.shape())?;
+        let ConvPlacement { pads, .. } = self.placement(x.shape(), weight.shape())?;
         let bias = bias(inputs, weight.shape()[0])?;
         let Window { stride, dilation, .. } = &self.window;
         let y = match (pads.as_slice(), stride.as_slice(), dilation.as_slice()) {
@@ -63,8 +63,8 @@ impl Operator for Conv {
         Ok(vec![Value::Float(y)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 
     fn role(&self) -> Role<'_> {
@@ -73,7 +73,7 @@ impl Operator for Conv {
 }
 
 /// Padding and output shape of a convolution.
-pub(super) struct Placed {
+pub(super) struct ConvPlacement {
     /// Padding before and after each axis.
     pub pads: Vec<(usize, usize)>,
     /// Shape of the result.
@@ -83,7 +83,7 @@ pub(super) struct Placed {
 impl Conv {
     /// Computes padding and output shape for these shapes of input and weights. Fails if they do not fit or the result
     /// is too large.
-    pub(super) fn placed(&self, x: &[usize], weight: &[usize]) -> Result<Placed, Problem> {
+    pub(super) fn placement(&self, x: &[usize], weight: &[usize]) -> Result<ConvPlacement, Problem> {
         let ([n, c, spatial @ ..], [out, per_group, ..]) = (x, weight) else {
             return Err(format!("expected [N, C, ...], found {x:?}").into());
         };
@@ -99,7 +99,7 @@ impl Conv {
             Padding::Explicit(pads) => pads.clone(),
             Padding::Same { .. } => placement.padding,
         };
-        Ok(Placed { pads, shape })
+        Ok(ConvPlacement { pads, shape })
     }
 }
 
@@ -121,13 +121,13 @@ struct ConvTranspose {
     output_padding: Vec<usize>,
 }
 
-pub(super) fn conv_transpose(build: &mut Build) -> Built {
-    let (groups, kernel) = groups_and_kernel(build)?;
-    if build.attributes.ints("output_shape")?.is_some() {
+pub(super) fn conv_transpose(spec: &mut OperatorSpec) -> Built {
+    let (groups, kernel) = groups_and_kernel(spec)?;
+    if spec.attributes.ints("output_shape")?.is_some() {
         return Err("`output_shape` is not run here".into());
     }
-    let output_padding = build.attributes.sizes("output_padding", 0, &vec![0; kernel.len()])?;
-    let window = Window::build(build, Some(kernel))?;
+    let output_padding = spec.attributes.sizes("output_padding", 0, &vec![0; kernel.len()])?;
+    let window = Window::build(spec, Some(kernel))?;
     if kernel.len() > 2 {
         return Err("a transposed convolution over three axes is not run here".into());
     }
@@ -174,7 +174,7 @@ impl Operator for ConvTranspose {
         Ok(vec![Value::Float(from_nchw(module::conv_transpose2d(x_nchw, weight, bias, options), x)?)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 }

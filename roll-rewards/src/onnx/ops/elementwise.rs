@@ -4,103 +4,97 @@ use burn::tensor::{Tensor, activation};
 use roll_backends::NdTensor;
 use roll_backends::ops::{self, Epilogue};
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, elements};
 use super::broadcast::source;
-use super::{Arithmetic, Built, Carried, Operator, Role, Run, broadcast, first_only, input};
+use super::{Arithmetic, BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
+
+/// The functions of one tensor without attributes.
+const FUNCTIONS: [(&str, fn(Tensor<1>) -> Tensor<1>); 17] = [
+    ("Relu", activation::relu),
+    ("Sigmoid", activation::sigmoid),
+    ("Tanh", Tensor::tanh),
+    ("Exp", Tensor::exp),
+    ("Log", Tensor::log),
+    ("Sqrt", Tensor::sqrt),
+    ("Neg", Tensor::neg),
+    ("Abs", Tensor::abs),
+    ("Sign", Tensor::sign),
+    ("Sin", Tensor::sin),
+    ("Cos", Tensor::cos),
+    ("Erf", Tensor::erf),
+    ("Floor", Tensor::floor),
+    ("Ceil", Tensor::ceil),
+    ("Reciprocal", Tensor::recip),
+    ("Softplus", |x| activation::softplus(x, 1.0)),
+    ("HardSwish", |x| x.clone() * clamp((x / 6.0) + 0.5, Some(0.0), Some(1.0))),
+];
 
 /// An elementwise function of one tensor.
 #[derive(Clone, Copy, Debug)]
-enum One {
-    Relu,
-    Sigmoid,
-    Tanh,
-    Exp,
-    Log,
-    Sqrt,
-    Neg,
-    Abs,
-    Sign,
-    Sin,
-    Cos,
-    Erf,
-    Floor,
-    Ceil,
-    Reciprocal,
-    Softplus,
-    HardSwish,
+enum Unary {
+    /// One of [`FUNCTIONS`].
+    Function(&'static str, fn(Tensor<1>) -> Tensor<1>),
     LeakyRelu(f32),
     HardSigmoid(f32, f32),
     Elu(f32),
-    Gelu { tanh: bool },
+    Gelu {
+        tanh: bool,
+    },
     Clip(Option<f32>, Option<f32>),
 }
 
-pub(super) fn one(build: &mut Build) -> Built {
-    build.arity(1..=if build.operator == "Clip" { 3 } else { 1 }, 1)?;
-    let attributes = &mut build.attributes;
-    let one = match build.operator {
-        "Relu" => One::Relu,
-        "Sigmoid" => One::Sigmoid,
-        "Tanh" => One::Tanh,
-        "Exp" => One::Exp,
-        "Log" => One::Log,
-        "Sqrt" => One::Sqrt,
-        "Neg" => One::Neg,
-        "Abs" => One::Abs,
-        "Sign" => One::Sign,
-        "Sin" => One::Sin,
-        "Cos" => One::Cos,
-        "Erf" => One::Erf,
-        "Floor" => One::Floor,
-        "Ceil" => One::Ceil,
-        "Reciprocal" => One::Reciprocal,
-        "Softplus" => One::Softplus,
-        "HardSwish" => One::HardSwish,
-        "LeakyRelu" => One::LeakyRelu(attributes.float("alpha")?.unwrap_or(0.01)),
+pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=if spec.operator == "Clip" { 3 } else { 1 }, 1)?;
+    let attributes = &mut spec.attributes;
+    let unary = match spec.operator {
+        "LeakyRelu" => Unary::LeakyRelu(attributes.float("alpha")?.unwrap_or(0.01)),
         "HardSigmoid" => {
-            One::HardSigmoid(attributes.float("alpha")?.unwrap_or(0.2), attributes.float("beta")?.unwrap_or(0.5))
+            Unary::HardSigmoid(attributes.float("alpha")?.unwrap_or(0.2), attributes.float("beta")?.unwrap_or(0.5))
         }
-        "Elu" => One::Elu(attributes.float("alpha")?.unwrap_or(1.0)),
+        "Elu" => Unary::Elu(attributes.float("alpha")?.unwrap_or(1.0)),
         "Gelu" => match attributes.text("approximate", "none")?.as_str() {
-            "none" => One::Gelu { tanh: false },
-            "tanh" => One::Gelu { tanh: true },
+            "none" => Unary::Gelu { tanh: false },
+            "tanh" => Unary::Gelu { tanh: true },
             other => return Err(format!("`approximate` should be none or tanh, found {other}").into()),
         },
-        "Clip" => clip(build)?,
-        other => return Err(format!("{other} is not a function of one element").into()),
+        "Clip" => clip(spec)?,
+        other => match FUNCTIONS.into_iter().find(|(name, _)| *name == other) {
+            Some((name, function)) => Unary::Function(name, function),
+            None => return Err(format!("{other} is not a function of one element").into()),
+        },
     };
-    Ok(Box::new(one))
+    Ok(Box::new(unary))
 }
 
-fn clip(build: &mut Build) -> Result<One, Problem> {
+fn clip(spec: &mut OperatorSpec) -> Result<Unary, Problem> {
     let scalar = |floats: Option<&[f32]>| match floats {
         None => Ok(None),
         Some([limit]) => Ok(Some(*limit)),
         Some(_) => Err(Problem::from("`min` and `max` should be one number each")),
     };
-    let low = match build.attributes.float("min")? {
+    let low = match spec.attributes.float("min")? {
         Some(low) => Some(low),
-        None => scalar(build.constant_floats(1, "min")?)?,
+        None => scalar(spec.constant_floats(1, "min")?)?,
     };
-    let high = match build.attributes.float("max")? {
+    let high = match spec.attributes.float("max")? {
         Some(high) => Some(high),
-        None => scalar(build.constant_floats(2, "max")?)?,
+        None => scalar(spec.constant_floats(2, "max")?)?,
     };
-    Ok(One::Clip(low, high))
+    Ok(Unary::Clip(low, high))
 }
 
-impl Operator for One {
+impl Operator for Unary {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = match (self, input(inputs, 0)?) {
-            (Self::Neg | Self::Abs | Self::Sign, Value::Int { values, shape }) => {
-                let one = |v: &i64| match self {
-                    Self::Neg => v.wrapping_neg(),
-                    Self::Abs => v.wrapping_abs(),
-                    _ => v.signum(),
+            (Self::Function(name @ ("Neg" | "Abs" | "Sign"), _), Value::Int { values, shape }) => {
+                let function: fn(i64) -> i64 = match *name {
+                    "Neg" => i64::wrapping_neg,
+                    "Abs" => i64::wrapping_abs,
+                    _ => i64::signum,
                 };
-                let values = values.iter().map(one).collect();
+                let values = values.iter().copied().map(function).collect();
                 return Ok(vec![Value::Int { values, shape: shape.clone() }]);
             }
             (_, value) => value.float()?,
@@ -108,23 +102,7 @@ impl Operator for One {
         let shape = x.shape().to_vec();
         let x = x.flat().clone();
         let y = match *self {
-            Self::Relu => activation::relu(x),
-            Self::Sigmoid => activation::sigmoid(x),
-            Self::Tanh => x.tanh(),
-            Self::Exp => x.exp(),
-            Self::Log => x.log(),
-            Self::Sqrt => x.sqrt(),
-            Self::Neg => x.neg(),
-            Self::Abs => x.abs(),
-            Self::Sign => x.sign(),
-            Self::Sin => x.sin(),
-            Self::Cos => x.cos(),
-            Self::Erf => x.erf(),
-            Self::Floor => x.floor(),
-            Self::Ceil => x.ceil(),
-            Self::Reciprocal => x.recip(),
-            Self::Softplus => activation::softplus(x, 1.0),
-            Self::HardSwish => x.clone() * clamp((x / 6.0) + 0.5, Some(0.0), Some(1.0)),
+            Self::Function(_, function) => function(x),
             Self::LeakyRelu(alpha) => activation::leaky_relu(x, alpha.into()),
             Self::HardSigmoid(alpha, beta) => clamp(x.mul_scalar(alpha).add_scalar(beta), Some(0.0), Some(1.0)),
             Self::Elu(alpha) => activation::elu(x, alpha.into()),
@@ -135,18 +113,18 @@ impl Operator for One {
         Ok(vec![Value::Float(NdTensor::from_flat(y, shape))])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 
     fn role(&self) -> Role<'_> {
         match *self {
-            Self::Relu => Role::Epilogue(Epilogue::Relu),
-            Self::Sigmoid => Role::Epilogue(Epilogue::Sigmoid),
-            Self::HardSwish => Role::Epilogue(Epilogue::HardSwish),
-            Self::Erf => Role::Erf,
-            Self::Sqrt => Role::Sqrt,
-            Self::LeakyRelu(slope) => Role::Leaky(slope),
+            Self::Function("Relu", _) => Role::Epilogue(Epilogue::Relu),
+            Self::Function("Sigmoid", _) => Role::Epilogue(Epilogue::Sigmoid),
+            Self::Function("HardSwish", _) => Role::Epilogue(Epilogue::HardSwish),
+            Self::Function("Erf", _) => Role::Erf,
+            Self::Function("Sqrt", _) => Role::Sqrt,
+            Self::LeakyRelu(slope) => Role::LeakyRelu(slope),
             Self::Clip(low, high) => {
                 Role::Epilogue(Epilogue::Clip(low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
             }
@@ -157,11 +135,11 @@ impl Operator for One {
 
 /// Exact GELU (with the error function).
 pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
-    Box::new(One::Gelu { tanh: false })
+    Box::new(Unary::Gelu { tanh: false })
 }
 
 /// Applies the function that was fused after a convolution.
-pub(super) fn after(then: Epilogue, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
+pub(super) fn apply_epilogue(then: Epilogue, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
     let flat = z.flat().clone();
     let y = match (then, slopes) {
         (Epilogue::Nothing, _) => flat,
@@ -183,7 +161,7 @@ fn clamp(x: Tensor<1>, low: Option<f32>, high: Option<f32>) -> Tensor<1> {
 
 /// An elementwise function of two tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Two {
+enum Binary {
     Add,
     Sub,
     Mul,
@@ -195,45 +173,45 @@ enum Two {
     PRelu,
 }
 
-/// Folds the inputs with `two`. `power` is Pow's exponent if it is a constant of the file.
+/// Folds the inputs with `binary`. `power` is Pow's exponent if it is a constant of the file.
 #[derive(Debug)]
 struct Fold {
-    two: Two,
+    binary: Binary,
     power: Option<f32>,
 }
 
-pub(super) fn two(build: &mut Build) -> Built {
-    let (two, inputs) = match build.operator {
-        "Add" => (Two::Add, 2..=2),
-        "Sub" => (Two::Sub, 2..=2),
-        "Mul" => (Two::Mul, 2..=2),
-        "Div" => (Two::Div, 2..=2),
-        "Mod" if !build.attributes.flag("fmod")? => (Two::Mod, 2..=2),
+pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
+    let (binary, inputs) = match spec.operator {
+        "Add" => (Binary::Add, 2..=2),
+        "Sub" => (Binary::Sub, 2..=2),
+        "Mul" => (Binary::Mul, 2..=2),
+        "Div" => (Binary::Div, 2..=2),
+        "Mod" if !spec.attributes.flag("fmod")? => (Binary::Mod, 2..=2),
         "Mod" => return Err("`fmod` is not run here".into()),
-        "Pow" => (Two::Pow, 2..=2),
-        "PRelu" => (Two::PRelu, 2..=2),
-        "Sum" => (Two::Add, 1..=64),
-        "Max" => (Two::Max, 1..=64),
-        "Min" => (Two::Min, 1..=64),
+        "Pow" => (Binary::Pow, 2..=2),
+        "PRelu" => (Binary::PRelu, 2..=2),
+        "Sum" => (Binary::Add, 1..=64),
+        "Max" => (Binary::Max, 1..=64),
+        "Min" => (Binary::Min, 1..=64),
         other => return Err(format!("{other} is not a function of two elements").into()),
     };
-    build.arity(inputs, 1)?;
-    let power = match (two, build.inputs[1..].first()) {
-        (Two::Pow, Some(Some(Some(exponent)))) => match (&exponent.value, exponent.floats.as_deref()) {
+    spec.arity(inputs, 1)?;
+    let power = match (binary, spec.inputs[1..].first()) {
+        (Binary::Pow, Some(Some(Some(exponent)))) => match (&exponent.value, exponent.floats.as_deref()) {
             (_, Some([power])) => Some(*power),
             (Value::Int { values, .. }, _) if values.len() == 1 => Some(values[0] as f32),
             _ => None,
         },
         _ => None,
     };
-    Ok(Box::new(Fold { two, power }))
+    Ok(Box::new(Fold { binary, power }))
 }
 
 impl Operator for Fold {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let first = input(inputs, 0)?;
         if let (Some(power), Value::Float(x)) = (self.power, first) {
-            return Ok(vec![Value::Float(powered(x, power))]);
+            return Ok(vec![Value::Float(pow_scalar(x, power))]);
         }
         let mut result = first.clone();
         for index in 1..inputs.len() {
@@ -245,26 +223,26 @@ impl Operator for Fold {
         Ok(vec![result])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = inputs.iter().filter_map(|i| i.items()).max()?;
-        let alike = |i: &Carried| match i {
-            Carried::Items(r) => *r == rank,
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = inputs.iter().filter_map(|i| i.batched()).max()?;
+        let alike = |i: &BatchInput| match i {
+            BatchInput::Batched(r) => *r == rank,
             // Next to items, a constant must not have a batch axis.
-            Carried::Constant(c) => c.shape().len() < rank || c.shape().len() == rank && c.shape()[0] == 1,
-            Carried::Absent => false,
+            BatchInput::Constant(c) => c.shape().len() < rank || c.shape().len() == rank && c.shape()[0] == 1,
+            BatchInput::Absent => false,
         };
         inputs.iter().all(alike).then_some(rank)
     }
 
     fn role(&self) -> Role<'_> {
-        match self.two {
-            Two::Pow if self.power == Some(2.0) => Role::Square,
-            Two::Add => Role::Two(Arithmetic::Add),
-            Two::Sub => Role::Two(Arithmetic::Sub),
-            Two::Mul => Role::Two(Arithmetic::Mul),
-            Two::Div => Role::Two(Arithmetic::Div),
-            Two::PRelu => Role::PRelu,
-            Two::Mod | Two::Pow | Two::Max | Two::Min => Role::Other,
+        match self.binary {
+            Binary::Pow if self.power == Some(2.0) => Role::Square,
+            Binary::Add => Role::Arithmetic(Arithmetic::Add),
+            Binary::Sub => Role::Arithmetic(Arithmetic::Sub),
+            Binary::Mul => Role::Arithmetic(Arithmetic::Mul),
+            Binary::Div => Role::Arithmetic(Arithmetic::Div),
+            Binary::PRelu => Role::PRelu,
+            Binary::Mod | Binary::Pow | Binary::Max | Binary::Min => Role::Other,
         }
     }
 }
@@ -272,19 +250,19 @@ impl Operator for Fold {
 impl Fold {
     fn floats(&self, a: &NdTensor, b: &NdTensor) -> Result<NdTensor, Problem> {
         let shape = broadcast::shape(a.shape(), b.shape())?;
-        match self.two {
-            Two::PRelu => prelu(a, b),
-            Two::Add => broadcast::apply(a, b, |a, b| a + b),
-            Two::Sub => broadcast::apply(a, b, |a, b| a - b),
-            Two::Mul => broadcast::apply(a, b, |a, b| a * b),
-            Two::Div => broadcast::apply(a, b, |a, b| a / b),
-            Two::Mod => Err("only integers are divided with remainder here".into()),
-            Two::Pow => broadcast::apply(a, b, |a, b| a.powf(b)),
+        match self.binary {
+            Binary::PRelu => prelu(a, b),
+            Binary::Add => broadcast::apply(a, b, |a, b| a + b),
+            Binary::Sub => broadcast::apply(a, b, |a, b| a - b),
+            Binary::Mul => broadcast::apply(a, b, |a, b| a * b),
+            Binary::Div => broadcast::apply(a, b, |a, b| a / b),
+            Binary::Mod => Err("only integers are divided with remainder here".into()),
+            Binary::Pow => broadcast::apply(a, b, |a, b| a.powf(b)),
             // `b + relu(a - b)` is not used, because it loses `a` if `b` is the least float, as in masks.
-            Two::Max => {
+            Binary::Max => {
                 broadcast::apply(&broadcast::expand(a, &shape)?, &broadcast::expand(b, &shape)?, Tensor::max_pair)
             }
-            Two::Min => {
+            Binary::Min => {
                 broadcast::apply(&broadcast::expand(a, &shape)?, &broadcast::expand(b, &shape)?, Tensor::min_pair)
             }
         }
@@ -298,25 +276,25 @@ impl Fold {
         }
         let values = (0..count).map(|i| {
             let (a, b) = (a.ints()?[source(i, &shape, a.shape())], b.ints()?[source(i, &shape, b.shape())]);
-            let result = match self.two {
-                Two::Add => a.checked_add(b),
-                Two::Sub => a.checked_sub(b),
-                Two::Mul => a.checked_mul(b),
-                Two::Div => a.checked_div(b),
+            let result = match self.binary {
+                Binary::Add => a.checked_add(b),
+                Binary::Sub => a.checked_sub(b),
+                Binary::Mul => a.checked_mul(b),
+                Binary::Div => a.checked_div(b),
                 // The remainder has the sign of the divisor.
-                Two::Mod => a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r }),
-                Two::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
-                Two::Max => Some(a.max(b)),
-                Two::Min => Some(a.min(b)),
-                Two::PRelu => None,
+                Binary::Mod => a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r }),
+                Binary::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
+                Binary::Max => Some(a.max(b)),
+                Binary::Min => Some(a.min(b)),
+                Binary::PRelu => None,
             };
-            result.ok_or_else(|| format!("{:?} of the integers {a} and {b} has no value", self.two).into())
+            result.ok_or_else(|| format!("{:?} of the integers {a} and {b} has no value", self.binary).into())
         });
         Ok(Value::Int { values: values.collect::<Result<_, Problem>>()?, shape })
     }
 }
 
-fn powered(x: &NdTensor, power: f32) -> NdTensor {
+fn pow_scalar(x: &NdTensor, power: f32) -> NdTensor {
     let flat = x.flat().clone();
     let y = match power {
         1.0 => flat,

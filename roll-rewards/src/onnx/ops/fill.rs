@@ -3,9 +3,11 @@
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
-use super::super::attributes::{Build, sizes};
+use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
-use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, plain_device, upload};
+use super::super::value::{
+    MAX_INTS, Value, axis, elements, host_floats, merge_axes, plain_device, split_around_axis, upload,
+};
 use super::broadcast::source;
 use super::logic::masked;
 use super::{Built, Operator, Run, broadcast, input, integers};
@@ -14,8 +16,8 @@ use super::{Built, Operator, Run, broadcast, input, integers};
 #[derive(Debug)]
 struct Expand;
 
-pub(super) fn expand(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
+pub(super) fn expand(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
     Ok(Box::new(Expand))
 }
 
@@ -27,7 +29,7 @@ impl Operator for Expand {
         Ok(vec![match x {
             Value::Float(x) => Value::Float(broadcast::expand(x, &shape)?),
             Value::Int { values, shape: own } => {
-                let values = (0..countable(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
+                let values = (0..checked_int_count(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
                 Value::Int { values, shape }
             }
         }])
@@ -35,7 +37,7 @@ impl Operator for Expand {
 }
 
 /// The number of elements of an integer tensor of `shape`. Fails above the limit.
-fn countable(shape: &[usize]) -> Result<usize, Problem> {
+fn checked_int_count(shape: &[usize]) -> Result<usize, Problem> {
     match elements(shape)? {
         count @ ..=MAX_INTS => Ok(count),
         _ => Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into()),
@@ -46,8 +48,8 @@ fn countable(shape: &[usize]) -> Result<usize, Problem> {
 #[derive(Debug)]
 struct Tile;
 
-pub(super) fn tile(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
+pub(super) fn tile(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
     Ok(Box::new(Tile))
 }
 
@@ -65,13 +67,13 @@ impl Operator for Tile {
             elements(&shape)?;
             value = match &value {
                 Value::Float(x) => {
-                    let [outer, _, inner] = around(x, a).dims();
+                    let [outer, _, inner] = split_around_axis(x, a).dims();
                     let once = x.flat().clone().reshape([outer, 1, length * inner]);
                     let whole = once.expand([outer, times, length * inner]).reshape([outer, times * length, inner]);
-                    Value::Float(back(whole, x, a))
+                    Value::Float(merge_axes(whole, x, a))
                 }
                 Value::Int { values, shape: own } => {
-                    countable(&shape)?;
+                    checked_int_count(&shape)?;
                     let picks: Vec<usize> = (0..shape[a]).map(|i| i % length).collect();
                     integers::picked(values, own, a, &picks)
                 }
@@ -87,9 +89,9 @@ struct Range {
     device: burn::tensor::Device,
 }
 
-pub(super) fn range(build: &mut Build) -> Built {
-    build.arity(3..=3, 1)?;
-    Ok(Box::new(Range { device: build.device.clone() }))
+pub(super) fn range(spec: &mut OperatorSpec) -> Built {
+    spec.arity(3..=3, 1)?;
+    Ok(Box::new(Range { device: spec.device.clone() }))
 }
 
 impl Operator for Range {
@@ -130,9 +132,9 @@ struct Trilu {
     upper: bool,
 }
 
-pub(super) fn trilu(build: &mut Build) -> Built {
-    build.arity(1..=2, 1)?;
-    Ok(Box::new(Trilu { upper: build.attributes.int("upper")?.unwrap_or(1) != 0 }))
+pub(super) fn trilu(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=2, 1)?;
+    Ok(Box::new(Trilu { upper: spec.attributes.int("upper")?.unwrap_or(1) != 0 }))
 }
 
 impl Operator for Trilu {
@@ -171,12 +173,12 @@ struct CumulativeSum {
     axis: i64,
 }
 
-pub(super) fn cumulative_sum(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    if build.attributes.flag("exclusive")? || build.attributes.flag("reverse")? {
+pub(super) fn cumulative_sum(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    if spec.attributes.flag("exclusive")? || spec.attributes.flag("reverse")? {
         return Err("`exclusive` and `reverse` are not run here".into());
     }
-    let axis = build.constant_ints(1, "axis")?.and_then(<[i64]>::first);
+    let axis = spec.constant_ints(1, "axis")?.and_then(<[i64]>::first);
     Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")? }))
 }
 

@@ -5,10 +5,10 @@ use roll_backends::ops::{Conv2d, Conv2dSteps, Epilogue};
 
 use super::super::error::Problem;
 use super::super::value::Value;
-use super::conv::{Conv, Placed};
-use super::elementwise::after;
+use super::conv::{Conv, ConvPlacement};
+use super::elementwise::apply_epilogue;
 use super::window::{Padding, Window, as_nchw, from_nchw, pair};
-use super::{Carried, Operator, Run, broadcast, input};
+use super::{BatchInput, Operator, Run, broadcast, input};
 
 /// A convolution of input 0 over one or two axes, plus input 1 if there is one, then a function.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(in super::super) struct FusedConv {
     then: Epilogue,
     /// `[C, 1, ...]`, with one axis less than the input.
     slopes: Option<NdTensor>,
-    adds: bool,
+    adds_input: bool,
 }
 
 impl FusedConv {
@@ -30,7 +30,7 @@ impl FusedConv {
         weight: &NdTensor,
         bias: Option<&NdTensor>,
         (then, slopes): (Epilogue, Option<NdTensor>),
-        adds: bool,
+        adds_input: bool,
     ) -> Option<Self> {
         let axes = conv.window.kernel.len();
         let outputs = *weight.shape().first()?;
@@ -50,7 +50,7 @@ impl FusedConv {
             let shape: Vec<usize> = [outputs].into_iter().chain(std::iter::repeat_n(1, axes)).collect();
             NdTensor::from_flat(s.flat().clone(), shape)
         });
-        Some(Self { conv: conv.clone(), weight_shape: weight.shape().to_vec(), computed, then, slopes, adds })
+        Some(Self { conv: conv.clone(), weight_shape: weight.shape().to_vec(), computed, then, slopes, adds_input })
     }
 }
 
@@ -70,9 +70,9 @@ fn is_usual(window: &Window) -> bool {
 impl Operator for FusedConv {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
-        let Placed { pads, shape } = self.conv.placed(x.shape(), &self.weight_shape)?;
+        let ConvPlacement { pads, shape } = self.conv.placement(x.shape(), &self.weight_shape)?;
         let (x_nchw, pads) = (as_nchw(x)?, pair(&pads, (0, 0)));
-        let y = match self.adds {
+        let y = match self.adds_input {
             false => from_nchw(self.computed.apply(x_nchw, None, pads), x)?,
             true => {
                 let added = input(inputs, 1)?.float()?;
@@ -82,16 +82,16 @@ impl Operator for FusedConv {
                     // One of the two broadcasts along axes of the other.
                     let sums = from_nchw(self.computed.sums_alone().apply(x_nchw, None, pads), x)?;
                     let sums = broadcast::apply(&sums, added, |sums, added| sums + added)?;
-                    after(self.then, self.slopes.as_ref(), &sums)?
+                    apply_epilogue(self.then, self.slopes.as_ref(), &sums)?
                 }
             }
         };
         Ok(vec![Value::Float(y)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = inputs.first()?.items()?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = inputs.first()?.batched()?;
         // The added value is never a constant: a constant would be part of the bias or not be fused.
-        inputs.iter().all(|i| i.items() == Some(rank)).then_some(rank)
+        inputs.iter().all(|i| i.batched() == Some(rank)).then_some(rank)
     }
 }

@@ -3,17 +3,21 @@
 use burn::tensor::{Int, Tensor, TensorData};
 use roll_backends::NdTensor;
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{MAX_INTS, Value, around, axis, back, elements, host_floats, reshaped};
-use super::{Built, Carried, Operator, Run, first_only, input, integers};
+use super::super::value::{MAX_INTS, Value, axis, elements, host_floats, merge_axes, reshaped, split_around_axis};
+use super::{BatchInput, Built, Operator, Run, input, integers, only_first_batched};
 
-/// Selects slices along an axis. `picks` must be indices of the axis.
-pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
+/// Selects slices along axis 1. `picks` must be indices of the axis.
+pub(super) fn select(x: Tensor<3>, picks: &[usize]) -> Tensor<3> {
     let ints: Vec<i64> = picks.iter().map(|&i| i as i64).collect();
-    let data = TensorData::new(ints, [picks.len()]);
-    let indices = Tensor::<1, Int>::from_data(data, &x.device());
-    back(around(x, a).select(1, indices), x, a)
+    let indices = Tensor::<1, Int>::from_data(TensorData::new(ints, [picks.len()]), &x.device());
+    x.select(1, indices)
+}
+
+/// Selects slices along the axis `a`. `picks` must be indices of the axis.
+pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
+    merge_axes(select(split_around_axis(x, a), picks), x, a)
 }
 
 #[derive(Debug)]
@@ -21,9 +25,9 @@ struct Gather {
     axis: i64,
 }
 
-pub(super) fn gather(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    Ok(Box::new(Gather { axis: build.attributes.int("axis")?.unwrap_or(0) }))
+pub(super) fn gather(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    Ok(Box::new(Gather { axis: spec.attributes.int("axis")?.unwrap_or(0) }))
 }
 
 impl Operator for Gather {
@@ -52,16 +56,16 @@ impl Operator for Gather {
         }])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
-        let Carried::Constant(indices) = inputs.get(1)? else { return None };
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
+        let BatchInput::Constant(indices) = inputs.get(1)? else { return None };
         let a = axis(self.axis, rank).ok()?;
         (a != 0).then_some(rank - 1 + indices.shape().len())
     }
 }
 
 /// Selects the elements of `x` at flat indices and reshapes them to `shape`. The indices must be in `x`.
-fn looked_up(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Problem> {
+fn gather_flat(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Problem> {
     elements(&shape)?;
     Ok(match x {
         Value::Float(x) => {
@@ -78,9 +82,9 @@ struct GatherElements {
     axis: i64,
 }
 
-pub(super) fn gather_elements(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    Ok(Box::new(GatherElements { axis: build.attributes.int("axis")?.unwrap_or(0) }))
+pub(super) fn gather_elements(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    Ok(Box::new(GatherElements { axis: spec.attributes.int("axis")?.unwrap_or(0) }))
 }
 
 impl Operator for GatherElements {
@@ -100,15 +104,16 @@ impl Operator for GatherElements {
             for k in (0..to.len()).rev() {
                 let position = rest % to[k];
                 rest /= to[k];
-                at += strides[k] * if k == a { axis(index, from[a]).map_err(|_| beyond(from))? } else { position };
+                at +=
+                    strides[k] * if k == a { axis(index, from[a]).map_err(|_| out_of_range(from))? } else { position };
             }
             flat.push(at);
         }
-        Ok(vec![looked_up(x, &flat, to.to_vec())?])
+        Ok(vec![gather_flat(x, &flat, to.to_vec())?])
     }
 }
 
-fn beyond(shape: &[usize]) -> Problem {
+fn out_of_range(shape: &[usize]) -> Problem {
     Problem(format!("the indices reach beyond {shape:?}"))
 }
 
@@ -118,9 +123,9 @@ struct GatherNd {
     batch: usize,
 }
 
-pub(super) fn gather_nd(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    let batch = build.attributes.int("batch_dims")?.unwrap_or(0);
+pub(super) fn gather_nd(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    let batch = spec.attributes.int("batch_dims")?.unwrap_or(0);
     Ok(Box::new(GatherNd { batch: usize::try_from(batch).map_err(|_| "`batch_dims` is negative")? }))
 }
 
@@ -140,7 +145,7 @@ impl Operator for GatherNd {
         for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
             let mut position = row / per_batch;
             for (&i, &length) in index.iter().zip(named) {
-                position = position * length + axis(i, length).map_err(|_| beyond(from))?;
+                position = position * length + axis(i, length).map_err(|_| out_of_range(from))?;
             }
             at.push(position);
         }
@@ -159,25 +164,25 @@ impl Operator for GatherNd {
 
 /// The index of the largest (or least) element along an axis. It has no gradient.
 #[derive(Debug)]
-struct Arg {
+struct ArgExtremum {
     least: bool,
     axis: i64,
     keep: bool,
     last: bool,
 }
 
-pub(super) fn arg(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    let attributes = &mut build.attributes;
-    Ok(Box::new(Arg {
-        least: build.operator == "ArgMin",
+pub(super) fn arg_extremum(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    let attributes = &mut spec.attributes;
+    Ok(Box::new(ArgExtremum {
+        least: spec.operator == "ArgMin",
         axis: attributes.int("axis")?.unwrap_or(0),
         keep: attributes.int("keepdims")?.unwrap_or(1) != 0,
         last: attributes.flag("select_last_index")?,
     }))
 }
 
-impl Arg {
+impl ArgExtremum {
     fn of<T: PartialOrd + Copy>(&self, column: &[T]) -> i64 {
         let mut best = 0;
         for (i, value) in column.iter().enumerate().skip(1) {
@@ -190,7 +195,7 @@ impl Arg {
     }
 }
 
-impl Operator for Arg {
+impl Operator for ArgExtremum {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?;
         let a = axis(self.axis, x.shape().len())?;

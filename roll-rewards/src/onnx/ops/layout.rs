@@ -3,20 +3,20 @@
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
-use super::super::attributes::{Build, sizes};
+use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
-use super::super::value::{MAX_ELEMENTS, Value, around, axis, back, elements, plain_device};
+use super::super::value::{MAX_ELEMENTS, Value, axis, elements, merge_axes, plain_device, split_around_axis};
 use super::index::pick;
-use super::{Built, Carried, Operator, Run, first_only, input, integers};
+use super::{BatchInput, Built, Operator, Run, input, integers, only_first_batched};
 
 #[derive(Debug)]
 struct Transpose {
     order: Option<Vec<usize>>,
 }
 
-pub(super) fn transpose(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    let order = match build.attributes.ints("perm")? {
+pub(super) fn transpose(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    let order = match spec.attributes.ints("perm")? {
         None => None,
         Some(perm) => {
             let order = sizes("perm", &perm, 0)?;
@@ -45,8 +45,8 @@ impl Operator for Transpose {
         }])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         let order = self.order.as_ref()?;
         (order.len() == rank && order[0] == 0).then_some(rank)
     }
@@ -74,9 +74,9 @@ struct Concat {
     axis: i64,
 }
 
-pub(super) fn concat(build: &mut Build) -> Built {
-    build.arity(1..=1024, 1)?;
-    let axis = build.attributes.int("axis")?.ok_or("`axis` is missing")?;
+pub(super) fn concat(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1024, 1)?;
+    let axis = spec.attributes.int("axis")?.ok_or("`axis` is missing")?;
     Ok(Box::new(Concat { axis }))
 }
 
@@ -100,13 +100,13 @@ impl Operator for Concat {
             let parts: Vec<_> = values.iter().map(|v| Ok((v.ints()?, v.shape()[a]))).collect::<Result<_, Problem>>()?;
             return Ok(vec![integers::concatenated(&parts, shape, a)?]);
         }
-        let parts = values.iter().map(|v| Ok(around(v.float()?, a))).collect::<Result<_, Problem>>()?;
-        Ok(vec![Value::Float(back(Tensor::cat(parts, 1), first.float()?, a))])
+        let parts = values.iter().map(|v| Ok(split_around_axis(v.float()?, a))).collect::<Result<_, Problem>>()?;
+        Ok(vec![Value::Float(merge_axes(Tensor::cat(parts, 1), first.float()?, a))])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = inputs.first()?.items()?;
-        let alike = inputs.iter().all(|i| i.items() == Some(rank));
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = inputs.first()?.batched()?;
+        let alike = inputs.iter().all(|i| i.batched() == Some(rank));
         (alike && axis(self.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
     }
 }
@@ -117,19 +117,19 @@ struct Slice {
     fixed: Option<[Option<Vec<i64>>; 3]>,
 }
 
-pub(super) fn slice(build: &mut Build) -> Built {
-    if build.opset >= 10 {
-        build.arity(3..=5, 1)?;
+pub(super) fn slice(spec: &mut OperatorSpec) -> Built {
+    if spec.opset >= 10 {
+        spec.arity(3..=5, 1)?;
         return Ok(Box::new(Slice { fixed: None }));
     }
-    build.arity(1..=1, 1)?;
-    let attributes = &mut build.attributes;
+    spec.arity(1..=1, 1)?;
+    let attributes = &mut spec.attributes;
     let fixed = [attributes.ints("starts")?, attributes.ints("ends")?, attributes.ints("axes")?];
     Ok(Box::new(Slice { fixed: Some(fixed) }))
 }
 
 /// The part of one axis that a slice selects.
-struct Cut {
+struct SliceRange {
     axis: i64,
     start: i64,
     end: i64,
@@ -137,7 +137,7 @@ struct Cut {
 }
 
 impl Slice {
-    fn cuts(&self, lists: [Option<&[i64]>; 4]) -> Result<Vec<Cut>, Problem> {
+    fn ranges(&self, lists: [Option<&[i64]>; 4]) -> Result<Vec<SliceRange>, Problem> {
         let [Some(starts), Some(ends), axes, steps] = lists else { return Err("`starts` or `ends` is missing".into()) };
         let count = starts.len();
         let fits = |list: Option<&[i64]>| list.is_none_or(|l| l.len() == count);
@@ -145,7 +145,7 @@ impl Slice {
             return Err("`starts`, `ends`, `axes` and `steps` differ in length".into());
         }
         Ok((0..count)
-            .map(|i| Cut {
+            .map(|i| SliceRange {
                 axis: axes.map_or(i as i64, |a| a[i]),
                 start: starts[i],
                 end: ends[i],
@@ -162,7 +162,7 @@ impl Slice {
     }
 }
 
-impl Cut {
+impl SliceRange {
     /// The selected indices of an axis of `length`.
     fn picks(&self, length: usize) -> Result<Vec<usize>, Problem> {
         let n = length as i64;
@@ -185,14 +185,14 @@ impl Operator for Slice {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let constants = |i: usize| inputs.get(i).copied().flatten().and_then(|v| v.ints().ok());
         let mut value = input(inputs, 0)?.clone();
-        for cut in self.cuts(self.lists(constants))? {
-            let a = axis(cut.axis, value.shape().len())?;
-            let picks = cut.picks(value.shape()[a])?;
+        for range in self.ranges(self.lists(constants))? {
+            let a = axis(range.axis, value.shape().len())?;
+            let picks = range.picks(value.shape()[a])?;
             value = match &value {
                 Value::Int { values, shape } => integers::picked(values, shape, a, &picks),
                 Value::Float(_) if picks.is_empty() => return Err(format!("it leaves nothing of axis {a}").into()),
-                Value::Float(x) if cut.step == 1 => {
-                    Value::Float(back(around(x, a).narrow(1, picks[0], picks.len()), x, a))
+                Value::Float(x) if range.step == 1 => {
+                    Value::Float(merge_axes(split_around_axis(x, a).narrow(1, picks[0], picks.len()), x, a))
                 }
                 Value::Float(x) => Value::Float(pick(x, a, &picks)),
             };
@@ -200,14 +200,14 @@ impl Operator for Slice {
         Ok(vec![value])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         let constants = |i: usize| match inputs.get(i) {
-            Some(Carried::Constant(value)) => value.ints().ok(),
+            Some(BatchInput::Constant(value)) => value.ints().ok(),
             _ => None,
         };
-        let cuts = self.cuts(self.lists(constants)).ok()?;
-        cuts.iter().all(|cut| axis(cut.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
+        let ranges = self.ranges(self.lists(constants)).ok()?;
+        ranges.iter().all(|range| axis(range.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
     }
 }
 
@@ -220,20 +220,20 @@ struct Split {
     outputs: usize,
 }
 
-pub(super) fn split(build: &mut Build) -> Built {
-    build.arity(1..=2, 1024)?;
-    let lengths = match build.ints_or_input("split", 1)? {
+pub(super) fn split(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=2, 1024)?;
+    let lengths = match spec.ints_or_input("split", 1)? {
         Some(lengths) => Some(sizes("split", &lengths, 0)?),
         None => None,
     };
-    let outputs = match build.attributes.int("num_outputs")? {
-        None => lengths.as_ref().map_or(build.outputs, Vec::len),
+    let outputs = match spec.attributes.int("num_outputs")? {
+        None => lengths.as_ref().map_or(spec.outputs, Vec::len),
         Some(count) => sizes("num_outputs", &[count], 1)?[0],
     };
     if outputs > 1024 {
         return Err(format!("it has {outputs} outputs; at most 1024 are given").into());
     }
-    Ok(Box::new(Split { axis: build.attributes.int("axis")?.unwrap_or(0), lengths, outputs }))
+    Ok(Box::new(Split { axis: spec.attributes.int("axis")?.unwrap_or(0), lengths, outputs }))
 }
 
 impl Operator for Split {
@@ -253,7 +253,7 @@ impl Operator for Split {
             let first = start;
             start += length;
             match x {
-                Value::Float(x) => Value::Float(back(around(x, a).narrow(1, first, length), x, a)),
+                Value::Float(x) => Value::Float(merge_axes(split_around_axis(x, a).narrow(1, first, length), x, a)),
                 Value::Int { values, shape } => {
                     integers::picked(values, shape, a, &(first..first + length).collect::<Vec<_>>())
                 }
@@ -262,8 +262,8 @@ impl Operator for Split {
         Ok(lengths.iter().map(piece).collect())
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         axis(self.axis, rank).is_ok_and(|a| a != 0).then_some(rank)
     }
 }
@@ -276,21 +276,21 @@ struct Pad {
     number: f32,
 }
 
-pub(super) fn pad(build: &mut Build) -> Built {
-    build.arity(1..=4, 1)?;
-    let mode = build.attributes.text("mode", "constant")?;
+pub(super) fn pad(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=4, 1)?;
+    let mode = spec.attributes.text("mode", "constant")?;
     if mode != "constant" {
         return Err(format!("`mode` is {mode}; only constant padding is run here").into());
     }
-    let pads = build.ints_or_input("pads", 1)?.ok_or("`pads` is missing")?;
-    let number = match build.attributes.float("value")? {
+    let pads = spec.ints_or_input("pads", 1)?.ok_or("`pads` is missing")?;
+    let number = match spec.attributes.float("value")? {
         Some(number) => number,
-        None => match build.constant_floats(2, "constant_value")? {
+        None => match spec.constant_floats(2, "constant_value")? {
             None | Some([]) => 0.0,
             Some([number, ..]) => *number,
         },
     };
-    let axes = build.constant_ints(3, "axes")?.map(<[i64]>::to_vec);
+    let axes = spec.constant_ints(3, "axes")?.map(<[i64]>::to_vec);
     Ok(Box::new(Pad { pads: sizes("pads", &pads, 0)?, axes, number }))
 }
 
@@ -314,22 +314,22 @@ impl Operator for Pad {
             let mut shape = x.shape().to_vec();
             shape[a] = shape[a].saturating_add(before).saturating_add(after).min(MAX_ELEMENTS + 1);
             elements(&shape)?;
-            let [outer, _, inner] = around(&x, a).dims();
+            let [outer, _, inner] = split_around_axis(&x, a).dims();
             let filled = |length| Tensor::<3>::full([outer, length, inner], self.number, &device);
-            let mut parts = vec![around(&x, a)];
+            let mut parts = vec![split_around_axis(&x, a)];
             if before > 0 {
                 parts.insert(0, filled(before));
             }
             if after > 0 {
                 parts.push(filled(after));
             }
-            x = back(Tensor::cat(parts, 1), &x, a);
+            x = merge_axes(Tensor::cat(parts, 1), &x, a);
         }
         Ok(vec![Value::Float(x)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         let untouched = self.axes.is_none() && self.pads.len() == 2 * rank && self.pads[0] == 0 && self.pads[rank] == 0;
         untouched.then_some(rank)
     }

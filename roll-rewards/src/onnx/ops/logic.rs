@@ -1,12 +1,10 @@
-//! Comparisons, logic, and Where. Booleans are the integers 0 and 1 on the host. Only [`Choose`] has a gradient, with
+//! Comparisons, logic, and Where. Booleans are the integers 0 and 1 on the host. Only [`Where`] has a gradient, with
 //! respect to its second and third inputs.
-
-use std::cmp::Ordering;
 
 use burn::tensor::{Bool, Tensor, TensorData};
 use roll_backends::NdTensor;
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, elements, host_floats};
 use super::broadcast::source;
@@ -14,7 +12,7 @@ use super::{Built, Operator, Run, broadcast, input};
 
 /// A comparison of two numbers or a logical connective of two booleans.
 #[derive(Clone, Copy, Debug)]
-enum Two {
+enum BinaryPredicate {
     Equal,
     Less,
     LessOrEqual,
@@ -25,30 +23,30 @@ enum Two {
     Xor,
 }
 
-pub(super) fn two(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    Ok(Box::new(match build.operator {
-        "Equal" => Two::Equal,
-        "Less" => Two::Less,
-        "LessOrEqual" => Two::LessOrEqual,
-        "Greater" => Two::Greater,
-        "GreaterOrEqual" => Two::GreaterOrEqual,
-        "And" => Two::And,
-        "Or" => Two::Or,
-        "Xor" => Two::Xor,
+pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    Ok(Box::new(match spec.operator {
+        "Equal" => BinaryPredicate::Equal,
+        "Less" => BinaryPredicate::Less,
+        "LessOrEqual" => BinaryPredicate::LessOrEqual,
+        "Greater" => BinaryPredicate::Greater,
+        "GreaterOrEqual" => BinaryPredicate::GreaterOrEqual,
+        "And" => BinaryPredicate::And,
+        "Or" => BinaryPredicate::Or,
+        "Xor" => BinaryPredicate::Xor,
         other => return Err(format!("{other} is not a comparison").into()),
     }))
 }
 
-impl Two {
-    fn of<T: PartialOrd + Copy>(self, a: T, b: T, is_true: impl Fn(T) -> bool) -> bool {
-        let order = a.partial_cmp(&b);
+impl BinaryPredicate {
+    fn holds<T: PartialOrd + Copy + Default>(self, a: T, b: T) -> bool {
+        let is_true = |v: T| v != T::default();
         match self {
-            Self::Equal => order == Some(Ordering::Equal),
-            Self::Less => order == Some(Ordering::Less),
-            Self::LessOrEqual => matches!(order, Some(Ordering::Less | Ordering::Equal)),
-            Self::Greater => order == Some(Ordering::Greater),
-            Self::GreaterOrEqual => matches!(order, Some(Ordering::Greater | Ordering::Equal)),
+            Self::Equal => a == b,
+            Self::Less => a < b,
+            Self::LessOrEqual => a <= b,
+            Self::Greater => a > b,
+            Self::GreaterOrEqual => a >= b,
             Self::And => is_true(a) && is_true(b),
             Self::Or => is_true(a) || is_true(b),
             Self::Xor => is_true(a) != is_true(b),
@@ -56,7 +54,7 @@ impl Two {
     }
 }
 
-impl Operator for Two {
+impl Operator for BinaryPredicate {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (a, b) = (input(inputs, 0)?, input(inputs, 1)?);
         let shape = host_shape(a.shape(), b.shape())?;
@@ -65,13 +63,11 @@ impl Operator for Two {
         let values = match (a, b) {
             (Value::Float(a), Value::Float(b)) => {
                 let (a, b) = (host_floats(a)?, host_floats(b)?);
-                let one = |i| self.of(a[at(i).0], b[at(i).1], |v| v != 0.0);
-                (0..count).map(|i| i64::from(one(i))).collect()
+                (0..count).map(|i| i64::from(self.holds(a[at(i).0], b[at(i).1]))).collect()
             }
             (a, b) => {
                 let (a, b) = (a.ints()?, b.ints()?);
-                let one = |i| self.of(a[at(i).0], b[at(i).1], |v| v != 0);
-                (0..count).map(|i| i64::from(one(i))).collect()
+                (0..count).map(|i| i64::from(self.holds(a[at(i).0], b[at(i).1]))).collect()
             }
         };
         Ok(vec![Value::Int { values, shape }])
@@ -89,25 +85,25 @@ fn host_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
 
 /// A predicate of one number.
 #[derive(Clone, Copy, Debug)]
-enum One {
+enum UnaryPredicate {
     Not,
     IsNan,
     IsInfinite { negative: bool, positive: bool },
 }
 
-pub(super) fn one(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    Ok(Box::new(match build.operator {
-        "Not" => One::Not,
-        "IsNaN" => One::IsNan,
+pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    Ok(Box::new(match spec.operator {
+        "Not" => UnaryPredicate::Not,
+        "IsNaN" => UnaryPredicate::IsNan,
         _ => {
-            let mut detects = |name| -> Result<bool, Problem> { Ok(build.attributes.int(name)?.unwrap_or(1) != 0) };
-            One::IsInfinite { negative: detects("detect_negative")?, positive: detects("detect_positive")? }
+            let mut detects = |name| -> Result<bool, Problem> { Ok(spec.attributes.int(name)?.unwrap_or(1) != 0) };
+            UnaryPredicate::IsInfinite { negative: detects("detect_negative")?, positive: detects("detect_positive")? }
         }
     }))
 }
 
-impl Operator for One {
+impl Operator for UnaryPredicate {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?;
         let values = match *self {
@@ -124,14 +120,14 @@ impl Operator for One {
 
 /// Where: elements of the second input where the first is true, of the third elsewhere.
 #[derive(Debug)]
-struct Choose;
+struct Where;
 
-pub(super) fn choose(build: &mut Build) -> Built {
-    build.arity(3..=3, 1)?;
-    Ok(Box::new(Choose))
+pub(super) fn where_operator(spec: &mut OperatorSpec) -> Built {
+    spec.arity(3..=3, 1)?;
+    Ok(Box::new(Where))
 }
 
-impl Operator for Choose {
+impl Operator for Where {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (condition, yes, no) = (input(inputs, 0)?, input(inputs, 1)?, input(inputs, 2)?);
         let shape = host_shape(&broadcast::shape(condition.shape(), yes.shape())?, no.shape())?;

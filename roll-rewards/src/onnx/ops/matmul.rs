@@ -4,16 +4,16 @@ use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 use roll_backends::ops::{linear, product};
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{Value, elements};
-use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input};
+use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
 
 #[derive(Debug)]
 struct MatMul;
 
-pub(super) fn matmul(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
+pub(super) fn matmul(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
     Ok(Box::new(MatMul))
 }
 
@@ -63,10 +63,10 @@ impl Operator for MatMul {
         Role::MatMul
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         match inputs {
-            [Carried::Items(rank @ 2..), Carried::Constant(b)] if b.shape().len() == 2 => Some(*rank),
-            [Carried::Items(a @ 3..), Carried::Items(b)] if a == b => Some(*a),
+            [BatchInput::Batched(rank @ 2..), BatchInput::Constant(b)] if b.shape().len() == 2 => Some(*rank),
+            [BatchInput::Batched(a @ 3..), BatchInput::Batched(b)] if a == b => Some(*a),
             _ => None,
         }
     }
@@ -109,8 +109,8 @@ impl Operator for Linear {
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(&shape)?]), shape))])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs).filter(|rank| *rank >= 2)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs).filter(|rank| *rank >= 2)
     }
 }
 
@@ -123,9 +123,9 @@ struct Gemm {
     transpose_b: bool,
 }
 
-pub(super) fn gemm(build: &mut Build) -> Built {
-    build.arity(2..=3, 1)?;
-    let attributes = &mut build.attributes;
+pub(super) fn gemm(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=3, 1)?;
+    let attributes = &mut spec.attributes;
     Ok(Box::new(Gemm {
         alpha: attributes.float("alpha")?.unwrap_or(1.0),
         beta: attributes.float("beta")?.unwrap_or(1.0),
@@ -160,11 +160,11 @@ impl Operator for Gemm {
         Ok(vec![Value::Float(broadcast::apply(&y.into(), c, |y, c| y + scaled(c))?)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let c_fits = match inputs.get(2) {
-            Some(Carried::Constant(c)) => c.shape().len() < 2 || c.shape().len() == 2 && c.shape()[0] == 1,
+            Some(BatchInput::Constant(c)) => c.shape().len() < 2 || c.shape().len() == 2 && c.shape()[0] == 1,
             _ => true,
         };
-        first_only(inputs).filter(|rank| *rank == 2 && !self.transpose_a && c_fits)
+        only_first_batched(inputs).filter(|rank| *rank == 2 && !self.transpose_a && c_fits)
     }
 }

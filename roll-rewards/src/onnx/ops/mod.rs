@@ -23,7 +23,7 @@ mod window;
 
 use roll_backends::ops::Epilogue;
 
-use super::attributes::Build;
+use super::attributes::OperatorSpec;
 use super::error::Problem;
 use super::value::Value;
 
@@ -45,9 +45,8 @@ pub(super) trait Operator: std::fmt::Debug + Send + Sync {
     /// Computes the outputs for `inputs`. An input that is left out is `None`.
     fn run(&self, inputs: &[Option<&Value>], run: Run) -> Result<Vec<Value>, Problem>;
 
-    /// The rank of the outputs if the operator carries items along axis 0 (see [`super::batch`]); `None` if that is not
-    /// proven.
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+    /// The rank of the outputs if the operator is proven to treat axis 0 as a batch (see [`super::batch`]).
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let _ = inputs;
         None
     }
@@ -66,11 +65,11 @@ pub(super) enum Role<'a> {
     /// A normalisation by constants with this epsilon.
     BatchNorm(f32),
     /// A sum, difference, product or quotient of two inputs.
-    Two(Arithmetic),
+    Arithmetic(Arithmetic),
     /// An elementwise function that can be an epilogue.
     Epilogue(Epilogue),
     /// A leaky ReLU with this slope.
-    Leaky(f32),
+    LeakyRelu(f32),
     /// A leaky ReLU whose slope is the second input.
     PRelu,
     /// The error function.
@@ -96,34 +95,34 @@ pub(super) enum Arithmetic {
     Div,
 }
 
-/// What is known about a node's input before the graph runs.
+/// An input of a node, as far as it is known before the graph runs; see [`super::batch`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Carried<'a> {
+pub(super) enum BatchInput<'a> {
     /// A constant of the file.
     Constant(&'a Value),
-    /// Computed from the graph's inputs, of this rank, with items along axis 0.
-    Items(usize),
+    /// Computed from the graph's inputs, of this rank, with the batch along axis 0.
+    Batched(usize),
     /// The input is left out.
     Absent,
 }
 
-impl Carried<'_> {
-    /// The rank, if the input has items along axis 0.
-    pub fn items(self) -> Option<usize> {
+impl BatchInput<'_> {
+    /// The rank, if the input is batched.
+    pub fn batched(self) -> Option<usize> {
         match self {
-            Self::Items(rank) => Some(rank),
+            Self::Batched(rank) => Some(rank),
             _ => None,
         }
     }
 
     /// Whether the input is a constant or absent.
     pub fn is_constant(self) -> bool {
-        !matches!(self, Self::Items(_))
+        !matches!(self, Self::Batched(_))
     }
 }
 
 type Built = Result<Box<dyn Operator>, Problem>;
-type Builder = fn(&mut Build) -> Built;
+type Builder = fn(&mut OperatorSpec) -> Built;
 
 fn builder(operator: &str) -> Option<Builder> {
     Some(match operator {
@@ -132,10 +131,10 @@ fn builder(operator: &str) -> Option<Builder> {
         "MaxPool" => pool::max_pool,
         "AveragePool" => pool::average_pool,
         "GlobalAveragePool" | "GlobalMaxPool" => pool::global,
-        "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Pow" | "Max" | "Min" | "Sum" | "PRelu" => elementwise::two,
+        "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Pow" | "Max" | "Min" | "Sum" | "PRelu" => elementwise::binary,
         "Relu" | "Sigmoid" | "Tanh" | "Exp" | "Log" | "Sqrt" | "Neg" | "Abs" | "Sign" | "Sin" | "Cos" | "Erf"
         | "Floor" | "Ceil" | "Reciprocal" | "Softplus" | "LeakyRelu" | "HardSigmoid" | "HardSwish" | "Elu" | "Gelu"
-        | "Clip" => elementwise::one,
+        | "Clip" => elementwise::unary,
         "Identity" | "Dropout" => constant::identity,
         "Cast" => constant::cast,
         "Constant" => constant::constant,
@@ -151,10 +150,10 @@ fn builder(operator: &str) -> Option<Builder> {
         "Gather" => index::gather,
         "GatherElements" => index::gather_elements,
         "GatherND" => index::gather_nd,
-        "ArgMax" | "ArgMin" => index::arg,
-        "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" => logic::two,
-        "Not" | "IsNaN" | "IsInf" => logic::one,
-        "Where" => logic::choose,
+        "ArgMax" | "ArgMin" => index::arg_extremum,
+        "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" => logic::binary,
+        "Not" | "IsNaN" | "IsInf" => logic::unary,
+        "Where" => logic::where_operator,
         "Expand" => fill::expand,
         "Tile" => fill::tile,
         "Range" => fill::range,
@@ -181,9 +180,9 @@ pub(super) fn is_known(operator: &str) -> bool {
 }
 
 /// Builds the operator of a node.
-pub(super) fn build(build: &mut Build) -> Built {
-    match builder(build.operator) {
-        Some(builder) => builder(build),
+pub(super) fn build(spec: &mut OperatorSpec) -> Built {
+    match builder(spec.operator) {
+        Some(builder) => builder(spec),
         None => Err("the operator is not known".into()),
     }
 }
@@ -193,8 +192,8 @@ fn input<'v>(inputs: &[Option<&'v Value>], index: usize) -> Result<&'v Value, Pr
     inputs.get(index).copied().flatten().ok_or_else(|| format!("input {index} is missing").into())
 }
 
-/// The rank of input 0, if it has items and every other input is constant.
-fn first_only(inputs: &[Carried]) -> Option<usize> {
+/// The rank of input 0, if it is batched and every other input is constant.
+fn only_first_batched(inputs: &[BatchInput]) -> Option<usize> {
     let (first, rest) = inputs.split_first()?;
-    first.items().filter(|_| rest.iter().all(|i| i.is_constant()))
+    first.batched().filter(|_| rest.iter().all(|i| i.is_constant()))
 }

@@ -4,10 +4,10 @@ use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
 use roll_backends::ops::{self, Conv2d, Conv2dSteps, Epilogue};
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, upload};
-use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input};
+use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
 
 /// Normalisation by constant statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
 #[derive(Debug)]
@@ -15,9 +15,9 @@ struct BatchNorm {
     epsilon: f32,
 }
 
-pub(super) fn batch_norm(build: &mut Build) -> Built {
-    build.arity(5..=5, 1)?;
-    let attributes = &mut build.attributes;
+pub(super) fn batch_norm(spec: &mut OperatorSpec) -> Built {
+    spec.arity(5..=5, 1)?;
+    let attributes = &mut spec.attributes;
     attributes.float("momentum")?;
     if attributes.flag("training_mode")? || attributes.int("spatial")?.unwrap_or(1) != 1 {
         return Err("`training_mode` and `spatial` 0 are not run here".into());
@@ -60,8 +60,8 @@ impl Operator for BatchNorm {
         Ok(like(&x, x_ncl * gain + offset))
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 
     fn role(&self) -> Role<'_> {
@@ -108,8 +108,8 @@ impl Operator for ChannelAffine {
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 }
 
@@ -119,9 +119,9 @@ struct InstanceNorm {
     epsilon: f32,
 }
 
-pub(super) fn instance_norm(build: &mut Build) -> Built {
-    build.arity(3..=3, 1)?;
-    Ok(Box::new(InstanceNorm { epsilon: build.attributes.float("epsilon")?.unwrap_or(1e-5) }))
+pub(super) fn instance_norm(spec: &mut OperatorSpec) -> Built {
+    spec.arity(3..=3, 1)?;
+    Ok(Box::new(InstanceNorm { epsilon: spec.attributes.float("epsilon")?.unwrap_or(1e-5) }))
 }
 
 impl Operator for InstanceNorm {
@@ -132,8 +132,8 @@ impl Operator for InstanceNorm {
         Ok(like(&x, centred / variance.add_scalar(self.epsilon).sqrt() * scale + bias))
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 }
 
@@ -144,9 +144,9 @@ struct LayerNorm {
     epsilon: f32,
 }
 
-pub(super) fn layer_norm(build: &mut Build) -> Built {
-    build.arity(2..=3, 1)?;
-    let attributes = &mut build.attributes;
+pub(super) fn layer_norm(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=3, 1)?;
+    let attributes = &mut spec.attributes;
     // The precision of the mean's computation; everything is f32 here.
     attributes.int("stash_type")?;
     Ok(Box::new(LayerNorm {
@@ -189,8 +189,8 @@ impl Operator for LayerNorm {
         Ok(vec![Value::Float(y)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         axis(self.axis, rank).is_ok_and(|a| a != 0).then_some(rank)
     }
 }

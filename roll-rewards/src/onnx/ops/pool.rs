@@ -8,20 +8,20 @@ use burn::tensor::{Tensor, module};
 use roll_backends::NdTensor;
 use roll_backends::ops::{MaxPoolWindow, max_pool as largest};
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{Value, elements, plain_device, upload};
-use super::window::{Padding, Placement, Window, as_nchw, pad, pair};
-use super::{Built, Carried, Operator, Run, first_only, input};
+use super::window::{Padding, Window, WindowPlacement, as_nchw, pad, pair};
+use super::{BatchInput, Built, Operator, Run, input, only_first_batched};
 
 /// A window over two axes.
-struct Plane {
+struct Window2d {
     kernel: [usize; 2],
     stride: [usize; 2],
     dilation: [usize; 2],
 }
 
-impl Plane {
+impl Window2d {
     /// Selects one or two axes of a window.
     fn of(window: &Window, axes: std::ops::Range<usize>) -> Self {
         Self {
@@ -43,11 +43,11 @@ impl Plane {
 fn pooled(
     x: &NdTensor,
     window: &Window,
-    placement: &Placement,
+    placement: &WindowPlacement,
     padding: f32,
-    pool: impl Fn(Tensor<4>, Plane) -> Tensor<4>,
+    pool: impl Fn(Tensor<4>, Window2d) -> Tensor<4>,
 ) -> Result<NdTensor, Problem> {
-    let plane = |axes| Plane::of(window, axes);
+    let plane = |axes| Window2d::of(window, axes);
     let (pads, [n, c]) = (placement.padding.as_slice(), [x.shape()[0], x.shape()[1]]);
     let y = match *x.shape() {
         [_, _, t, h, w] => {
@@ -55,7 +55,7 @@ fn pooled(
             let frames = pool(pad(frames, pair(&pads[1..], (0, 0)), padding)?, plane(1..3));
             let [_, _, h, w] = frames.dims();
             let (kernel, stride, dilation) = (window.kernel[0], window.stride[0], window.dilation[0]);
-            let over_time = Plane { kernel: [kernel, 1], stride: [stride, 1], dilation: [dilation, 1] };
+            let over_time = Window2d { kernel: [kernel, 1], stride: [stride, 1], dilation: [dilation, 1] };
             pool(pad(frames.reshape([n * c, 1, t, h * w]), [pads[0], (0, 0)], padding)?, over_time)
         }
         _ => pool(pad(as_nchw(x)?, pair(pads, (0, 0)), padding)?, plane(0..window.kernel.len())),
@@ -67,12 +67,12 @@ fn pooled(
 #[derive(Debug)]
 struct MaxPool(Window);
 
-pub(super) fn max_pool(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    if build.attributes.flag("storage_order")? {
+pub(super) fn max_pool(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    if spec.attributes.flag("storage_order")? {
         return Err("`storage_order` 1 is not run here".into());
     }
-    Ok(Box::new(MaxPool(window(build)?)))
+    Ok(Box::new(MaxPool(window(spec)?)))
 }
 
 /// The spatial axes of `[N, C, ...]`.
@@ -80,9 +80,9 @@ fn spatial(x: &NdTensor) -> Result<&[usize], Problem> {
     x.shape().get(2..).ok_or_else(|| format!("expected [N, C, ...], found {:?}", x.shape()).into())
 }
 
-fn window(build: &mut Build) -> Result<Window, Problem> {
-    let ceil = build.attributes.flag("ceil_mode")?;
-    Ok(Window { ceil, ..Window::build(build, None)? })
+fn window(spec: &mut OperatorSpec) -> Result<Window, Problem> {
+    let ceil = spec.attributes.flag("ceil_mode")?;
+    Ok(Window { ceil, ..Window::build(spec, None)? })
 }
 
 impl Operator for MaxPool {
@@ -99,7 +99,7 @@ impl Operator for MaxPool {
                 elements(&[n, c, along(rows, padding[0]), along(columns, padding[1])])?;
                 let shape = [&[n, c], placement.output.as_slice()].concat();
                 let count = elements(&shape)?;
-                let plane = Plane::of(&self.0, 0..self.0.kernel.len());
+                let plane = Window2d::of(&self.0, 0..self.0.kernel.len());
                 NdTensor::from_flat(largest(x_nchw, plane.padded(padding)).reshape([count]), shape)
             }
             _ => pooled(x, &self.0, &placement, f32::NEG_INFINITY, |x, plane| largest(x, plane.padded([(0, 0); 2])))?,
@@ -107,8 +107,8 @@ impl Operator for MaxPool {
         Ok(vec![Value::Float(y)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 }
 
@@ -118,10 +118,10 @@ struct AveragePool {
     count_padding: bool,
 }
 
-pub(super) fn average_pool(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    let count_padding = build.attributes.flag("count_include_pad")?;
-    let window = window(build)?;
+pub(super) fn average_pool(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    let count_padding = spec.attributes.flag("count_include_pad")?;
+    let window = window(spec)?;
     if window.dilation.iter().any(|d| *d != 1) {
         return Err("an average over dilated windows is not run here".into());
     }
@@ -132,7 +132,7 @@ impl Operator for AveragePool {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let placement = self.window.place(spatial(x)?)?;
-        let mut y = pooled(x, &self.window, &placement, 0.0, |x, Plane { kernel, stride, .. }| {
+        let mut y = pooled(x, &self.window, &placement, 0.0, |x, Window2d { kernel, stride, .. }| {
             module::avg_pool2d(x, AvgPoolOptions::new(kernel).with_stride(stride))
         })?;
         if let Some(factors) = self.factors(&x.shape()[2..], &placement) {
@@ -144,14 +144,14 @@ impl Operator for AveragePool {
         Ok(vec![Value::Float(y)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 }
 
 impl AveragePool {
     /// Kernel size divided by the number of elements that count, per output; `None` if every window is whole.
-    fn factors(&self, input: &[usize], placement: &Placement) -> Option<Vec<f32>> {
+    fn factors(&self, input: &[usize], placement: &WindowPlacement) -> Option<Vec<f32>> {
         let axis_counts = |i: usize| -> Vec<usize> {
             let (before, _) = placement.padding[i];
             let counted_after = match (&self.window.padding, self.count_padding) {
@@ -184,9 +184,9 @@ struct Global {
     max: bool,
 }
 
-pub(super) fn global(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    Ok(Box::new(Global { max: build.operator == "GlobalMaxPool" }))
+pub(super) fn global(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    Ok(Box::new(Global { max: spec.operator == "GlobalMaxPool" }))
 }
 
 impl Operator for Global {
@@ -201,7 +201,7 @@ impl Operator for Global {
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([n * c]), shape))])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs)
     }
 }

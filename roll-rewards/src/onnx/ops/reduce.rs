@@ -3,13 +3,13 @@
 use burn::tensor::activation;
 use roll_backends::NdTensor;
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{Value, around, axis, back, reshaped};
-use super::{Built, Carried, Operator, Role, Run, broadcast, first_only, input, integers};
+use super::super::value::{Value, axis, merge_axes, reshaped, split_around_axis};
+use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, integers, only_first_batched};
 
 #[derive(Clone, Copy, Debug)]
-enum Of {
+enum Reduction {
     Mean,
     Sum,
     Norm,
@@ -20,28 +20,28 @@ enum Of {
 
 #[derive(Debug)]
 struct Reduce {
-    of: Of,
+    reduction: Reduction,
     /// `None` reduces every axis.
     axes: Option<Vec<i64>>,
     keep: bool,
 }
 
-pub(super) fn reduce(build: &mut Build) -> Built {
-    build.arity(1..=2, 1)?;
-    let of = match build.operator {
-        "ReduceMean" => Of::Mean,
-        "ReduceSum" => Of::Sum,
-        "ReduceMax" => Of::Max,
-        "ReduceMin" => Of::Min,
-        "ReduceProd" => Of::Product,
-        _ => Of::Norm,
+pub(super) fn reduce(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=2, 1)?;
+    let reduction = match spec.operator {
+        "ReduceMean" => Reduction::Mean,
+        "ReduceSum" => Reduction::Sum,
+        "ReduceMax" => Reduction::Max,
+        "ReduceMin" => Reduction::Min,
+        "ReduceProd" => Reduction::Product,
+        _ => Reduction::Norm,
     };
-    let axes = build.ints_or_input("axes", 1)?.filter(|axes| !axes.is_empty());
-    let keep = build.attributes.int("keepdims")?.unwrap_or(1) != 0;
-    if build.attributes.flag("noop_with_empty_axes")? && axes.is_none() {
+    let axes = spec.ints_or_input("axes", 1)?.filter(|axes| !axes.is_empty());
+    let keep = spec.attributes.int("keepdims")?.unwrap_or(1) != 0;
+    if spec.attributes.flag("noop_with_empty_axes")? && axes.is_none() {
         return Err("`noop_with_empty_axes` without axes is not run here".into());
     }
-    Ok(Box::new(Reduce { of, axes, keep }))
+    Ok(Box::new(Reduce { reduction, axes, keep }))
 }
 
 impl Reduce {
@@ -55,8 +55,8 @@ impl Reduce {
 
 impl Operator for Reduce {
     fn role(&self) -> Role<'_> {
-        match (self.of, self.axes.as_deref(), self.keep) {
-            (Of::Mean, Some([-1]), true) => Role::RowMean,
+        match (self.reduction, self.axes.as_deref(), self.keep) {
+            (Reduction::Mean, Some([-1]), true) => Role::RowMean,
             _ => Role::Other,
         }
     }
@@ -69,21 +69,21 @@ impl Operator for Reduce {
             Value::Int { values, shape } => return Ok(vec![self.integers(values, shape, &axes)?]),
         };
         let mut y = x.clone();
-        if let Of::Norm = self.of {
+        if let Reduction::Norm = self.reduction {
             y = squared(&y);
         }
         for &a in &axes {
-            let whole = around(&y, a);
-            let reduced = match self.of {
-                Of::Mean => whole.mean_dim(1),
-                Of::Sum | Of::Norm => whole.sum_dim(1),
-                Of::Max => whole.max_dim(1),
-                Of::Min => whole.min_dim(1),
-                Of::Product => return Err("only integers are multiplied along axes here".into()),
+            let whole = split_around_axis(&y, a);
+            let reduced = match self.reduction {
+                Reduction::Mean => whole.mean_dim(1),
+                Reduction::Sum | Reduction::Norm => whole.sum_dim(1),
+                Reduction::Max => whole.max_dim(1),
+                Reduction::Min => whole.min_dim(1),
+                Reduction::Product => return Err("only integers are multiplied along axes here".into()),
             };
-            y = back(reduced, &y, a);
+            y = merge_axes(reduced, &y, a);
         }
-        if let Of::Norm = self.of {
+        if let Reduction::Norm = self.reduction {
             y = NdTensor::from_flat(y.flat().clone().sqrt(), y.shape());
         }
         if !self.keep {
@@ -93,8 +93,8 @@ impl Operator for Reduce {
         Ok(vec![Value::Float(y)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         let axes = self.axes(rank).ok()?;
         (!axes.contains(&0)).then_some(if self.keep { rank } else { rank.checked_sub(axes.len())? })
     }
@@ -102,18 +102,18 @@ impl Operator for Reduce {
 
 impl Reduce {
     fn integers(&self, values: &[i64], shape: &[usize], axes: &[usize]) -> Result<Value, Problem> {
-        let overflow = || Problem(format!("{:?} of integers of shape {shape:?} has no value", self.of));
+        let overflow = || Problem(format!("{:?} of integers of shape {shape:?} has no value", self.reduction));
         let (mut values, mut shape) = (values.to_vec(), shape.to_vec());
         for &a in axes {
             let one = |column: Vec<i64>| -> Option<i64> {
                 let add = |column: &[i64]| column.iter().try_fold(0i64, |sum, v| sum.checked_add(*v));
-                match self.of {
-                    Of::Sum => add(&column),
-                    Of::Mean => add(&column)?.checked_div(column.len() as i64),
-                    Of::Product => column.iter().try_fold(1i64, |product, v| product.checked_mul(*v)),
-                    Of::Max => column.into_iter().max(),
-                    Of::Min => column.into_iter().min(),
-                    Of::Norm => None,
+                match self.reduction {
+                    Reduction::Sum => add(&column),
+                    Reduction::Mean => add(&column)?.checked_div(column.len() as i64),
+                    Reduction::Product => column.iter().try_fold(1i64, |product, v| product.checked_mul(*v)),
+                    Reduction::Max => column.into_iter().max(),
+                    Reduction::Min => column.into_iter().min(),
+                    Reduction::Norm => None,
                 }
             };
             values = integers::columns(&values, &shape, a).map(one).collect::<Option<_>>().ok_or_else(overflow)?;
@@ -140,18 +140,18 @@ struct Softmax {
     rest: bool,
 }
 
-pub(super) fn softmax(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    let rest = build.opset < 13;
-    let axis = build.attributes.int("axis")?.unwrap_or(if rest { 1 } else { -1 });
-    Ok(Box::new(Softmax { log: build.operator == "LogSoftmax", axis, rest }))
+pub(super) fn softmax(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    let rest = spec.opset < 13;
+    let axis = spec.attributes.int("axis")?.unwrap_or(if rest { 1 } else { -1 });
+    Ok(Box::new(Softmax { log: spec.operator == "LogSoftmax", axis, rest }))
 }
 
 impl Operator for Softmax {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
-        let mut whole = around(x, a);
+        let mut whole = split_around_axis(x, a);
         if self.rest {
             let [outer, length, inner] = whole.dims();
             whole = whole.reshape([outer, length * inner, 1]);
@@ -161,8 +161,8 @@ impl Operator for Softmax {
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([count]), x.shape()))])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         axis(self.axis, rank).is_ok_and(|a| a != 0).then_some(rank)
     }
 }
@@ -173,24 +173,24 @@ struct LpNormalization {
     axis: i64,
 }
 
-pub(super) fn lp_normalization(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    if build.attributes.int("p")?.unwrap_or(2) != 2 {
+pub(super) fn lp_normalization(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    if spec.attributes.int("p")?.unwrap_or(2) != 2 {
         return Err("only `p` 2 is run here".into());
     }
-    Ok(Box::new(LpNormalization { axis: build.attributes.int("axis")?.unwrap_or(-1) }))
+    Ok(Box::new(LpNormalization { axis: spec.attributes.int("axis")?.unwrap_or(-1) }))
 }
 
 impl Operator for LpNormalization {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
-        let norm = back(around(&squared(x), a).sum_dim(1).sqrt(), x, a);
+        let norm = merge_axes(split_around_axis(&squared(x), a).sum_dim(1).sqrt(), x, a);
         Ok(vec![Value::Float(broadcast::apply(x, &norm, |x, norm| x / norm)?)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         axis(self.axis, rank).is_ok_and(|a| a != 0).then_some(rank)
     }
 }

@@ -3,13 +3,13 @@
 //! Source positions and weights of each output are computed on the host from the formulas of the ONNX operator. So
 //! every coordinate mode is exact and independent of the tensor library's interpolation.
 
-use burn::tensor::{Int, Tensor, TensorData};
 use roll_backends::NdTensor;
 
-use super::super::attributes::{Build, sizes};
+use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
-use super::super::value::{Value, around, back, elements, plain_device, upload};
-use super::{Built, Carried, Operator, Run, input};
+use super::super::value::{Value, elements, merge_axes, plain_device, split_around_axis, upload};
+use super::index::select;
+use super::{BatchInput, Built, Operator, Run, input};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Coordinates {
@@ -36,15 +36,15 @@ struct Resize {
     scales: Option<Vec<f32>>,
 }
 
-pub(super) fn resize(build: &mut Build) -> Built {
-    let old = build.operator == "Upsample" || build.opset < 11;
-    let mode = build.attributes.text("mode", "nearest")?;
+pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
+    let old = spec.operator == "Upsample" || spec.opset < 11;
+    let mode = spec.attributes.text("mode", "nearest")?;
     let (scales_at, coordinates, nearest) = if old {
-        build.arity(1..=2, 1)?;
+        spec.arity(1..=2, 1)?;
         (1, "asymmetric".to_owned(), "floor".to_owned())
     } else {
-        build.arity(1..=4, 1)?;
-        let attributes = &mut build.attributes;
+        spec.arity(1..=4, 1)?;
+        let attributes = &mut spec.attributes;
         // These have no effect on the supported modes.
         attributes.float("cubic_coeff_a")?;
         attributes.float("extrapolation_value")?;
@@ -75,11 +75,11 @@ pub(super) fn resize(build: &mut Build) -> Built {
         ("nearest", other) => return Err(format!("`nearest_mode` {other} is not known").into()),
         (other, _) => return Err(format!("`mode` {other} is not run here: nearest and linear are").into()),
     };
-    let has_sizes = !old && build.has(3);
-    let scales = match build.attributes.floats("scales")? {
+    let has_sizes = !old && spec.has(3);
+    let scales = match spec.attributes.floats("scales")? {
         Some(scales) => Some(scales),
         None if has_sizes => None,
-        None => build.constant_floats(scales_at, "scales")?.map(<[f32]>::to_vec),
+        None => spec.constant_floats(scales_at, "scales")?.map(<[f32]>::to_vec),
     };
     match &scales {
         Some(scales) if scales.iter().all(|s| s.is_finite() && *s > 0.0) => {}
@@ -121,12 +121,12 @@ impl Operator for Resize {
         Ok(vec![Value::Float(x)])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let (first, rest) = inputs.split_first()?;
-        let rank = first.items()?;
+        let rank = first.batched()?;
         let keeps_items = match (&self.scales, inputs.get(3)) {
             (Some(scales), _) => scales.first() == Some(&1.0),
-            (None, Some(Carried::Constant(sizes))) => sizes.ints().is_ok_and(|s| s.first() == Some(&1)),
+            (None, Some(BatchInput::Constant(sizes))) => sizes.ints().is_ok_and(|s| s.first() == Some(&1)),
             _ => false,
         };
         (keeps_items && rest.iter().all(|i| i.is_constant())).then_some(rank)
@@ -156,9 +156,9 @@ impl Resize {
             let rest = weights.iter().map(|w| 1.0 - w).collect();
             let device = plain_device(x);
             let column = |w: Vec<f32>| upload(w, vec![1, output, 1], &device).rank::<3>();
-            let whole = around(x, a);
-            let y = pick(whole.clone(), &below) * column(rest)? + pick(whole, &above) * column(weights)?;
-            return Ok(back(y, x, a));
+            let whole = split_around_axis(x, a);
+            let y = select(whole.clone(), &below) * column(rest)? + select(whole, &above) * column(weights)?;
+            return Ok(merge_axes(y, x, a));
         };
         let round = |s: f64| match nearest {
             Nearest::RoundPreferFloor => (s - 0.5).ceil(),
@@ -167,19 +167,13 @@ impl Resize {
             Nearest::Ceil => s.ceil(),
         };
         let picks: Vec<usize> = (0..output).map(|o| round(source(o)).clamp(0.0, last) as usize).collect();
-        let whole = around(x, a);
+        let whole = split_around_axis(x, a);
         let times = output / length;
         if output % length == 0 && picks.iter().enumerate().all(|(o, i)| *i == o / times) {
             let [outer, _, inner] = whole.dims();
             let repeated = whole.reshape([outer, length, 1, inner]).expand([outer, length, times, inner]);
-            return Ok(back(repeated.reshape([outer, output, inner]), x, a));
+            return Ok(merge_axes(repeated.reshape([outer, output, inner]), x, a));
         }
-        Ok(back(pick(whole, &picks), x, a))
+        Ok(merge_axes(select(whole, &picks), x, a))
     }
-}
-
-fn pick(x: Tensor<3>, picks: &[usize]) -> Tensor<3> {
-    let ints: Vec<i64> = picks.iter().map(|&i| i as i64).collect();
-    let indices = Tensor::<1, Int>::from_data(TensorData::new(ints, [picks.len()]), &x.device());
-    x.select(1, indices)
 }

@@ -1,9 +1,9 @@
 //! Operators on the shape of a value: Shape, Size, Reshape, Flatten, Squeeze, Unsqueeze.
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, reshaped};
-use super::{Built, Carried, Operator, Run, first_only, input};
+use super::{BatchInput, Built, Operator, Run, input, only_first_batched};
 
 /// Reshapes the value. Fails if the number of elements differs.
 fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {
@@ -21,16 +21,17 @@ struct Shape {
     end: Option<i64>,
 }
 
-pub(super) fn shape(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    let attributes = &mut build.attributes;
+pub(super) fn shape(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    let attributes = &mut spec.attributes;
     Ok(Box::new(Shape { start: attributes.int("start")?.unwrap_or(0), end: attributes.int("end")? }))
 }
 
 impl Operator for Shape {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let shape = input(inputs, 0)?.shape();
-        let (start, end) = (edge(self.start, shape.len()), edge(self.end.unwrap_or(i64::MAX), shape.len()));
+        let (start, end) =
+            (clamped_position(self.start, shape.len()), clamped_position(self.end.unwrap_or(i64::MAX), shape.len()));
         Ok(vec![Value::list(shape.get(start..end).unwrap_or_default().iter().map(|&d| d as i64).collect())])
     }
 }
@@ -39,8 +40,8 @@ impl Operator for Shape {
 #[derive(Debug)]
 struct Size;
 
-pub(super) fn size(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
+pub(super) fn size(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
     Ok(Box::new(Size))
 }
 
@@ -52,7 +53,7 @@ impl Operator for Size {
 }
 
 /// A position on an axis, clamped. Negative positions count from the end.
-fn edge(position: i64, length: usize) -> usize {
+fn clamped_position(position: i64, length: usize) -> usize {
     let from_start = if position < 0 { position.saturating_add(length as i64) } else { position };
     from_start.clamp(0, length as i64) as usize
 }
@@ -62,9 +63,9 @@ struct Reshape {
     keep_zero: bool,
 }
 
-pub(super) fn reshape(build: &mut Build) -> Built {
-    build.arity(2..=2, 1)?;
-    Ok(Box::new(Reshape { keep_zero: build.attributes.flag("allowzero")? }))
+pub(super) fn reshape(spec: &mut OperatorSpec) -> Built {
+    spec.arity(2..=2, 1)?;
+    Ok(Box::new(Reshape { keep_zero: spec.attributes.flag("allowzero")? }))
 }
 
 impl Operator for Reshape {
@@ -95,8 +96,8 @@ impl Operator for Reshape {
         Ok(vec![with_shape(x, shape)?])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let [Carried::Items(_), Carried::Constant(Value::Int { values, .. })] = inputs else { return None };
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let [BatchInput::Batched(_), BatchInput::Constant(Value::Int { values, .. })] = inputs else { return None };
         // A leading -1 is excluded: the leading length of one item would follow only from its other axes.
         matches!(values.as_slice(), [0 | 1, ..]).then_some(values.len()).filter(|_| !self.keep_zero || values[0] == 1)
     }
@@ -107,9 +108,9 @@ struct Flatten {
     axis: i64,
 }
 
-pub(super) fn flatten(build: &mut Build) -> Built {
-    build.arity(1..=1, 1)?;
-    Ok(Box::new(Flatten { axis: build.attributes.int("axis")?.unwrap_or(1) }))
+pub(super) fn flatten(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=1, 1)?;
+    Ok(Box::new(Flatten { axis: spec.attributes.int("axis")?.unwrap_or(1) }))
 }
 
 impl Operator for Flatten {
@@ -121,8 +122,8 @@ impl Operator for Flatten {
         Ok(vec![with_shape(x, vec![elements(outer)?, elements(inner)?])?])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        first_only(inputs).filter(|&rank| axis(self.axis, rank) == Ok(1)).map(|_| 2)
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        only_first_batched(inputs).filter(|&rank| axis(self.axis, rank) == Ok(1)).map(|_| 2)
     }
 }
 
@@ -133,10 +134,10 @@ struct Squeeze {
     axes: Option<Vec<i64>>,
 }
 
-pub(super) fn squeeze(build: &mut Build) -> Built {
-    build.arity(1..=2, 1)?;
-    let remove = build.operator == "Squeeze";
-    let axes = build.ints_or_input("axes", 1)?;
+pub(super) fn squeeze(spec: &mut OperatorSpec) -> Built {
+    spec.arity(1..=2, 1)?;
+    let remove = spec.operator == "Squeeze";
+    let axes = spec.ints_or_input("axes", 1)?;
     if axes.is_none() && !remove {
         return Err("`axes` is missing".into());
     }
@@ -172,8 +173,8 @@ impl Operator for Squeeze {
         Ok(vec![with_shape(x, kept)?])
     }
 
-    fn carries(&self, inputs: &[Carried]) -> Option<usize> {
-        let rank = first_only(inputs)?;
+    fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
+        let rank = only_first_batched(inputs)?;
         let axes = self.axes.as_ref()?;
         let full = if self.remove { rank } else { rank + axes.len() };
         let named: Vec<usize> = axes.iter().map(|&a| axis(a, full).ok()).collect::<Option<_>>()?;

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use roll_backends::NdTensor;
 
-use super::super::attributes::Build;
+use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{elements, reshaped};
 
@@ -27,15 +27,15 @@ pub(super) struct Window {
 }
 
 /// Placement of a window on the axes of one input: padding that completes every window, and output lengths.
-pub(super) struct Placement {
+pub(super) struct WindowPlacement {
     pub padding: Vec<(usize, usize)>,
     pub output: Vec<usize>,
 }
 
 impl Window {
     /// Reads the attributes. `kernel` is known for convolutions, from their weights.
-    pub fn build(build: &mut Build, kernel: Option<&[usize]>) -> Result<Self, Problem> {
-        let attributes = &mut build.attributes;
+    pub fn build(spec: &mut OperatorSpec, kernel: Option<&[usize]>) -> Result<Self, Problem> {
+        let attributes = &mut spec.attributes;
         let declared = match attributes.ints("kernel_shape")? {
             Some(ints) => Some(super::super::attributes::sizes("kernel_shape", &ints, 1)?),
             None => None,
@@ -72,7 +72,7 @@ impl Window {
     }
 
     /// Places the window on spatial axes of lengths `input`. Fails if the window does not fit.
-    pub fn place(&self, input: &[usize]) -> Result<Placement, Problem> {
+    pub fn place(&self, input: &[usize]) -> Result<WindowPlacement, Problem> {
         if input.len() != self.kernel.len() {
             return Err(format!("expected {} spatial axes, found {input:?}", self.kernel.len()).into());
         }
@@ -101,7 +101,7 @@ impl Window {
             padding.push((before, reach.saturating_sub(length + before)));
             output.push(count);
         }
-        Ok(Placement { padding, output })
+        Ok(WindowPlacement { padding, output })
     }
 }
 

@@ -46,7 +46,7 @@ fn norm<'a>(file: File<'a>, input: &'a str, output: &'a str) -> File<'a> {
 }
 
 #[test]
-fn a_normalisation_and_a_function_become_part_of_the_convolution() {
+fn batch_norm_and_function_fuse_into_conv() {
     check(norm(conv(), "c", "y"), &SHAPE, 1);
     check(norm(conv(), "c", "n").node("Relu", &["n"], "y", vec![]), &SHAPE, 1);
     check(conv().node("LeakyRelu", &["c"], "y", vec![float("alpha", 0.3)]), &SHAPE, 1);
@@ -59,13 +59,13 @@ fn a_normalisation_and_a_function_become_part_of_the_convolution() {
 }
 
 #[test]
-fn hard_swish_becomes_part_of_the_convolution() {
+fn hard_swish_fuses_into_conv() {
     let file = File { opset: 14, ..conv() };
     check(file.node("HardSwish", &["c"], "y", vec![]), &SHAPE, 1);
 }
 
 #[test]
-fn sums_and_products_with_constants_become_part_of_the_weights() {
+fn constant_arithmetic_folds_into_weights() {
     let channels = |file: File<'static>, name| file.floats(name, &[1, 4, 1, 1], &[0.5, -2.0, 1.5, 3.0]);
     for op in ["Add", "Sub", "Mul", "Div"] {
         check(channels(conv(), "k").node(op, &["c", "k"], "y", vec![]), &SHAPE, 1);
@@ -80,7 +80,7 @@ fn sums_and_products_with_constants_become_part_of_the_weights() {
 }
 
 #[test]
-fn a_sum_with_another_value_and_the_function_after_it_become_part_of_the_pass() {
+fn residual_sum_and_function_fuse_into_conv() {
     let two = || {
         let file = conv().floats("v", &[4, 3, 1, 1], &noise(12, 11));
         file.node("Conv", &["x", "v"], "d", vec![])
@@ -95,7 +95,7 @@ fn a_sum_with_another_value_and_the_function_after_it_become_part_of_the_pass() 
 }
 
 #[test]
-fn a_sum_that_repeats_either_side_gives_what_the_graph_says() {
+fn broadcast_residual_sum_matches_unfused_graph() {
     let pooled = || {
         let file = conv().floats("v", &[4, 3, 1, 1], &noise(12, 11)).node("GlobalAveragePool", &["x"], "g", vec![]);
         file.node("Conv", &["g", "v"], "d", vec![])
@@ -107,7 +107,7 @@ fn a_sum_that_repeats_either_side_gives_what_the_graph_says() {
 }
 
 #[test]
-fn a_value_that_something_else_reads_is_kept() {
+fn values_with_other_consumers_are_not_fused() {
     let mut file = conv().node("Relu", &["c"], "y", vec![]);
     file.outputs = vec![("y", DataType::Float), ("c", DataType::Float)];
     check(file, &SHAPE, 2);
@@ -119,7 +119,7 @@ fn a_value_that_something_else_reads_is_kept() {
 }
 
 #[test]
-fn convolutions_over_one_axis_and_of_each_channel_by_itself_are_fused_too() {
+fn conv_1d_and_depthwise_conv_are_fused() {
     let file = File::new(13, &[2, 3, 7]).floats("w", &[4, 3, 3], &noise(36, 2));
     let file = file.node("Conv", &["x", "w"], "c", vec![ints("strides", &[2]), ints("pads", &[1, 0])]);
     check(norm(file, "c", "n").node("Relu", &["n"], "y", vec![]), &[2, 3, 7], 1);
@@ -131,7 +131,7 @@ fn convolutions_over_one_axis_and_of_each_channel_by_itself_are_fused_too() {
 }
 
 #[test]
-fn what_cannot_be_folded_runs_as_it_stands() {
+fn unfusable_nodes_run_unchanged() {
     // A negative variance, which only a damaged file has.
     let file = conv().floats("scale", &[4], &[1.0; 4]).floats("shift", &[4], &[0.0; 4]).floats("mean", &[4], &[0.0; 4]);
     let file = file.floats("variance", &[4], &[-1.0; 4]);
@@ -145,7 +145,7 @@ fn what_cannot_be_folded_runs_as_it_stands() {
 }
 
 #[test]
-fn one_thread_and_several_give_the_same_bits() {
+fn results_are_bit_identical_for_any_thread_count() {
     let model = norm(conv(), "c", "n").node("Relu", &["n"], "y", vec![]).open().unwrap();
     let x = tensor(&noise(180, 1), &SHAPE);
     let run = |threads: usize| {
@@ -160,7 +160,7 @@ fn one_thread_and_several_give_the_same_bits() {
 }
 
 #[test]
-fn gelu_is_found_however_its_factors_are_ordered() {
+fn gelu_is_fused_for_every_factor_order() {
     let start = || {
         let file = File::new(13, &[2, 5]).floats("root", &[], &[std::f32::consts::SQRT_2]);
         let file = file.floats("one", &[], &[1.0]).floats("half", &[], &[0.5]);
@@ -178,7 +178,7 @@ fn gelu_is_found_however_its_factors_are_ordered() {
 }
 
 #[test]
-fn a_normalisation_of_its_own_and_the_function_after_it_become_one() {
+fn standalone_batch_norm_and_function_are_fused() {
     let file = || norm(File::new(13, &[2, 4, 5, 6]), "x", "n");
     check(file().node("Relu", &["n"], "y", vec![]), &[2, 4, 5, 6], 1);
     check(file().node("LeakyRelu", &["n"], "y", vec![float("alpha", 0.3)]), &[2, 4, 5, 6], 1);
@@ -190,7 +190,7 @@ fn a_normalisation_of_its_own_and_the_function_after_it_become_one() {
 }
 
 #[test]
-fn layer_norm_of_several_nodes_becomes_one() {
+fn decomposed_layer_norm_is_fused() {
     let start = |square: &'static str| {
         let file = File::new(13, &[3, 5]).floats("two", &[], &[2.0]).floats("epsilon", &[], &[1e-5]);
         let file = file.floats("gain", &[5], &noise(5, 2)).floats("shift", &[5], &noise(5, 3));
@@ -210,7 +210,7 @@ fn layer_norm_of_several_nodes_becomes_one() {
 }
 
 #[test]
-fn a_product_with_a_constant_matrix_and_a_row_become_one() {
+fn matmul_and_bias_fuse_into_linear() {
     let file = File::new(13, &[2, 3, 4]).floats("w", &[4, 5], &noise(20, 2)).floats("b", &[5], &noise(5, 3));
     let file = file.node("MatMul", &["x", "w"], "p", vec![]);
     check(file.clone().node("Add", &["p", "b"], "y", vec![]), &[2, 3, 4], 1);

@@ -15,14 +15,14 @@ fn parse(bytes: &[u8]) -> Result<Model, OnnxError> {
 }
 
 #[test]
-fn an_unknown_operator_is_named_with_node_and_file() {
+fn unknown_operator_error_names_node_and_file() {
     let file = File::new(11, &[1, 2]).node("FlyToTheMoon", &["x"], "y", vec![]);
     let expected = "faces/x.onnx: node `the_node` uses the operator `FlyToTheMoon`, which this build cannot run";
     assert_eq!(file.open().unwrap_err().to_string(), expected);
 }
 
 #[test]
-fn unknown_attributes_values_and_operator_sets_are_refused_at_open() {
+fn rejects_unknown_attributes_values_and_opsets() {
     let relu = |attributes| File::new(11, &[1, 2]).node("Relu", &["x"], "y", attributes);
     refused(relu(vec![int("warp", 9)]).open(), &["faces/x.onnx", "the_node", "Relu", "warp"]);
     let file = File::new(11, &[1, 1, 2, 2]).floats("r", &[0], &[]).floats("s", &[4], &[1., 1., 2., 2.]);
@@ -35,7 +35,7 @@ fn unknown_attributes_values_and_operator_sets_are_refused_at_open() {
 }
 
 #[test]
-fn cycles_strangers_and_doubles_are_refused() {
+fn rejects_cycles_undefined_and_duplicate_values() {
     let file = File::new(11, &[1, 2]).node("Add", &["x", "b"], "y", vec![]).node("Relu", &["y"], "b", vec![]);
     refused(file.open(), &["cycle"]);
     refused(File::new(11, &[1, 2]).node("Relu", &["nobody"], "y", vec![]).open(), &["`nobody`", "nothing computes"]);
@@ -45,7 +45,7 @@ fn cycles_strangers_and_doubles_are_refused() {
 }
 
 #[test]
-fn lying_sizes_are_refused() {
+fn rejects_inconsistent_sizes() {
     let file =
         |shape: &[i64]| File::new(11, &[1, 2]).floats("c", shape, &[1., 2.]).node("Add", &["x", "c"], "y", vec![]);
     refused(file(&[3]).open(), &["`c`", "3 numbers", "2"]);
@@ -56,7 +56,7 @@ fn lying_sizes_are_refused() {
 }
 
 #[test]
-fn many_large_constants_out_of_a_small_file_are_refused() {
+fn rejects_folding_beyond_the_budget() {
     let names = ["a", "b", "c", "d"];
     let file = |count: usize| {
         let file = File::new(11, &[1, 2]).ints("s", &[1 << 11, 1 << 11]);
@@ -69,7 +69,7 @@ fn many_large_constants_out_of_a_small_file_are_refused() {
 }
 
 #[test]
-fn huge_results_are_refused_before_they_are_allocated() {
+fn rejects_huge_results_before_allocation() {
     let model = |file: File| file.open().unwrap().run(&tensor(&[1., 2.], &[1, 1, 1, 2])).unwrap_err().to_string();
     let file = || File::new(11, &[1, 1, 1, 2]);
     let scaled = file().floats("r", &[0], &[]).floats("s", &[4], &[1., 1., 1e5, 1e9]);
@@ -82,7 +82,7 @@ fn huge_results_are_refused_before_they_are_allocated() {
 }
 
 #[test]
-fn a_small_file_and_a_small_input_cannot_ask_for_gigabytes() {
+fn small_file_and_input_cannot_request_gigabytes() {
     let model = |file: File| file.open().unwrap().run(&tensor(&[0.5; 1 << 12], &[1, 1 << 12])).unwrap_err().to_string();
     let file = || File::new(11, &[1, 1 << 12]);
     // A constant that repeats one item twenty thousand times: 80 million elements from 24 thousand.
@@ -101,7 +101,7 @@ fn a_small_file_and_a_small_input_cannot_ask_for_gigabytes() {
 }
 
 #[test]
-fn inputs_that_do_not_fit_are_errors_when_run() {
+fn rejects_inputs_of_wrong_shape() {
     let model =
         File::new(11, &[1, 2]).floats("c", &[3], &[1.; 3]).node("Add", &["x", "c"], "y", vec![]).open().unwrap();
     let message = model.run(&tensor(&[1., 2.], &[1, 2])).unwrap_err().to_string();
@@ -113,7 +113,7 @@ fn inputs_that_do_not_fit_are_errors_when_run() {
 }
 
 #[test]
-fn truncated_files_and_flipped_bits_never_panic() {
+fn truncated_files_and_flipped_bits_do_not_panic() {
     let file = File::new(11, &[1, 1, 2, 2]).floats("w", &[1, 1, 2, 2], &[1.; 4]).ints("s", &[1, -1]);
     let file = file.node("Conv", &["x", "w"], "c", vec![ints("pads", &[1, 1, 1, 1])]);
     let bytes = file.node("Reshape", &["c", "s"], "y", vec![]).bytes();
@@ -134,7 +134,7 @@ fn truncated_files_and_flipped_bits_never_panic() {
 }
 
 #[test]
-fn deep_nesting_is_refused_without_recursion() {
+fn rejects_deep_nesting_without_recursion() {
     // graph { node { attribute { g: graph ... } } }, nested two hundred thousand times.
     let mut bytes: Vec<u8> = vec![];
     let mut parts: Vec<Vec<u8>> = vec![];
@@ -168,7 +168,7 @@ fn deep_nesting_is_refused_without_recursion() {
 }
 
 #[test]
-fn a_missing_file_and_a_directory_are_named() {
+fn missing_file_and_directory_errors_name_the_path() {
     let missing = Model::open(Path::new("nowhere/x.onnx"), &device());
     refused(missing, &["cannot read nowhere/x.onnx"]);
     refused(Model::open(&std::env::temp_dir(), &device()), &["should be a file"]);

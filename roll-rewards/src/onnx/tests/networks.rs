@@ -24,7 +24,7 @@ fn sample(name: &str, shape: &[usize]) -> NdTensor {
 }
 
 #[test]
-fn real_networks_give_the_numbers_of_onnx_runtime() {
+fn real_networks_match_onnx_runtime() {
     let golden: serde_json::Value = serde_json::from_str(include_str!("golden.json")).unwrap();
     for (name, case) in golden.as_object().unwrap() {
         let Some(model) = open(name) else { continue };
@@ -52,7 +52,7 @@ fn real_networks_give_the_numbers_of_onnx_runtime() {
 }
 
 #[test]
-fn real_networks_treat_stacked_items_as_single_ones() {
+fn real_networks_match_for_stacked_and_single_items() {
     for (name, shape) in [("arcface_mobile_512", [2, 3, 112, 112]), ("yunet_s_dynamic", [2, 3, 64, 96])] {
         let Some(model) = open(name) else { continue };
         let x = sample(name, &shape);
@@ -70,7 +70,7 @@ fn real_networks_treat_stacked_items_as_single_ones() {
 }
 
 #[test]
-fn the_gradient_of_a_real_embedder_predicts_a_small_step() {
+fn real_embedder_gradient_predicts_a_small_step() {
     let Some(model) = open("arcface_mobile_512") else { return };
     let shape = [2, 3, 112, 112];
     let x = sample("arcface", &shape);
@@ -92,7 +92,7 @@ fn the_gradient_of_a_real_embedder_predicts_a_small_step() {
 }
 
 #[test]
-fn reading_a_damaged_real_file_never_panics() {
+fn damaged_real_file_does_not_panic() {
     let Some(model) = open("yunet_s_dynamic") else { return };
     let bytes = std::fs::read(model.path()).unwrap();
     for seed in 0..200u32 {

@@ -71,7 +71,7 @@ fn sample(port: &Port, items: usize) -> Tensor {
 }
 
 #[test]
-fn every_file_gives_the_numbers_of_onnx_runtime_for_one_item_and_for_several() {
+fn every_file_matches_onnx_runtime() {
     if !is_there() {
         return;
     }
@@ -95,7 +95,7 @@ fn every_file_gives_the_numbers_of_onnx_runtime_for_one_item_and_for_several() {
 }
 
 #[test]
-fn the_seeds_of_the_fuzzer_give_the_numbers_of_onnx_runtime() {
+fn fuzzer_seeds_match_onnx_runtime() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/onnx");
     for entry in std::fs::read_dir(folder).unwrap() {
         let bytes = std::fs::read(entry.unwrap().path()).unwrap();
@@ -108,7 +108,7 @@ fn the_seeds_of_the_fuzzer_give_the_numbers_of_onnx_runtime() {
 }
 
 #[test]
-fn what_gradients_depend_on_is_ours_unless_onnx_runtime_is_asked_for() {
+fn auto_executor_uses_onnx_runtime_only_without_gradients() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.onnx");
     let file = File::new(13, &[1, 64]).floats("w", &[64, 64], &noise(64 * 64, 3));
@@ -120,7 +120,7 @@ fn what_gradients_depend_on_is_ours_unless_onnx_runtime_is_asked_for() {
         let network = Network::open(&path, &device(), executor).unwrap();
         assert_eq!(host(&network.run(&x, Grad::Record).unwrap()[0]), ours);
         assert_eq!(host(&network.vjp(&x).unwrap().0), ours);
-        assert_eq!(network.foreign(), None);
+        assert_eq!(network.external_runtime(), None);
     }
     if !is_there() {
         let error = Network::open(&path, &device(), Executor::OnnxRuntime).unwrap_err().to_string();
@@ -129,12 +129,12 @@ fn what_gradients_depend_on_is_ours_unless_onnx_runtime_is_asked_for() {
     }
     let network = Network::open(&path, &device(), Executor::OnnxRuntime).unwrap();
     assert_eq!(host(&network.vjp(&x).unwrap().0), ours);
-    let key = network.foreign().unwrap();
+    let key = network.external_runtime().unwrap();
     assert!(key.starts_with("onnxruntime: ORT Build Info: "), "{key}");
 }
 
 #[test]
-fn what_onnx_runtime_refuses_is_told_with_the_file() {
+fn onnx_runtime_errors_name_the_file() {
     if !is_there() {
         return;
     }

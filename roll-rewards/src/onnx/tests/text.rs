@@ -30,7 +30,7 @@ const FLOAT: DataType = DataType::Float;
 const BOOL: DataType = DataType::Bool;
 
 #[test]
-fn comparisons_and_logic_give_zeros_and_ones() {
+fn comparisons_and_logic_return_zeros_and_ones() {
     let (a, b) = (integers(&[1, 2, 3, 4], &[2, 2]), integers(&[2, 3], &[2]));
     let cases: [(&str, [i64; 4]); 5] = [
         ("Equal", [0, 0, 0, 0]),
@@ -61,7 +61,7 @@ fn comparisons_and_logic_give_zeros_and_ones() {
 }
 
 #[test]
-fn integers_move_and_add_up_as_floats_do() {
+fn integer_operators_match_float_operators() {
     let x = integers(&[5, 1, 4, 2, 3, 6], &[2, 3]);
     let unary = |op, attributes, y: &[i64], shape: &[usize]| {
         let file = File::of(17, &[("x", INT, &[2, 3])], &[("y", INT)]).node(op, &["x"], "y", attributes);
@@ -106,7 +106,7 @@ fn integers_move_and_add_up_as_floats_do() {
 }
 
 #[test]
-fn masks_of_booleans_and_tokens_of_either_width_are_taken() {
+fn accepts_boolean_masks_and_32_or_64_bit_tokens() {
     let file = File::of(17, &[("m", BOOL, &[3]), ("t", DataType::Int32, &[3])], &[("y", FLOAT)]);
     let file = file.floats("e", &[4, 1], &[10., 11., 12., 13.]).floats("zero", &[], &[0.]);
     let file = file.node("Gather", &["e", "t"], "g", vec![]).ints("a", &[1]).node("Squeeze", &["g", "a"], "s", vec![]);
@@ -308,7 +308,7 @@ const TEXTS: [i64; 12] = [8, 3, 1, 9, 0, 0, 8, 2, 7, 4, 5, 9];
 const MASK: [i64; 12] = [1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1];
 
 #[test]
-fn a_text_tower_embeds_its_texts_as_onnx_runtime_does() {
+fn text_tower_matches_onnx_runtime() {
     let inputs = [integers(&TEXTS, &[2, 6]), integers(&MASK, &[2, 6])];
     let mask = ("attention_mask", INT, &[-1i64, -1][..]);
     parity::compare(&Tower::of(&[("input_ids", INT, &[-1, -1]), mask]).bytes(), &inputs);
@@ -324,7 +324,7 @@ fn a_text_tower_embeds_its_texts_as_onnx_runtime_does() {
 }
 
 #[test]
-fn the_embedding_of_a_text_depends_neither_on_its_neighbours_nor_on_what_follows_its_end() {
+fn text_embedding_ignores_other_items_and_padding() {
     let tower = tower(-1, -1);
     let embed = |texts: &[i64], mask: &[i64], rows: usize| {
         let shape = [rows, texts.len() / rows];
@@ -339,7 +339,7 @@ fn the_embedding_of_a_text_depends_neither_on_its_neighbours_nor_on_what_follows
 }
 
 #[test]
-fn a_tower_exported_for_one_text_takes_several() {
+fn text_tower_exported_for_one_text_accepts_a_batch() {
     let inputs = [integers(&TEXTS, &[2, 6]), integers(&MASK, &[2, 6])];
     let (free, single) = (tower(-1, -1).run_all(&inputs).unwrap(), tower(1, 6).run_all(&inputs).unwrap());
     for (free, single) in free.iter().zip(&single) {
@@ -352,7 +352,7 @@ fn a_tower_exported_for_one_text_takes_several() {
 }
 
 #[test]
-fn inputs_of_another_number_or_type_and_tokens_beyond_the_vocabulary_are_refused() {
+fn rejects_wrong_inputs_and_out_of_vocabulary_tokens() {
     let tower = tower(-1, -1);
     let (ids, mask) = (integers(&TEXTS, &[2, 6]), integers(&MASK, &[2, 6]));
     let told = |inputs: &[Tensor]| tower.run_all(inputs).unwrap_err().to_string();
@@ -368,14 +368,14 @@ fn inputs_of_another_number_or_type_and_tokens_beyond_the_vocabulary_are_refused
 }
 
 #[test]
-fn a_pullback_of_a_tower_of_tokens_alone_is_refused_with_its_inputs() {
+fn pullback_without_float_inputs_is_an_error() {
     let inputs = [integers(&TEXTS, &[2, 6]), integers(&MASK, &[2, 6])];
     let error = tower(-1, -1).vjp_all(&inputs).unwrap_err().to_string();
     assert!(error.contains("no gradient") && error.contains("`input_ids` (I64)"), "{error}");
 }
 
 #[test]
-fn the_gradient_with_respect_to_the_floats_flows_past_the_tokens() {
+fn gradient_with_token_inputs_reaches_float_inputs() {
     // Similarity of pictures and texts, both of which are inputs.
     let file = File::of(17, &[("ids", INT, &[-1]), ("picture", FLOAT, &[-1, 4])], &[("y", FLOAT)]);
     let file = file.floats("e", &[5, 3], &noise(15, 1)).floats("w", &[4, 3], &noise(12, 2));

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_every_reward_of_frames_has_is_checked_by_name() {
+    fn common_options_are_checked_by_key() {
         assert!(check_common(1, OnMissing::Value(0.5)).is_ok());
         let told = |frames, missing| check_common(frames, missing).unwrap_err().to_string();
         assert!(told(0, OnMissing::Skip).contains("reward.frames_per_batch"));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn each_choice_has_the_frames_that_its_name_says() {
+    fn frame_selections_have_the_documented_indices() {
         assert_eq!(Frames::All.of(3), [0, 1, 2]);
         assert_eq!(Frames::FirstAndLast.of(5), [0, 4]);
         assert_eq!(Frames::FirstAndLast.of(1), [0]);

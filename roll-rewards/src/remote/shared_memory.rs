@@ -21,13 +21,13 @@ const CHUNK: usize = 1 << 20;
 
 /// A region of shared memory. It is freed when no process maps it any longer.
 #[derive(Debug)]
-pub struct Region {
+pub struct SharedMemory {
     map: MmapRaw,
     file: File,
     id: u64,
 }
 
-impl Region {
+impl SharedMemory {
     /// Creates a region of at least one byte. Fails if the system has no memfd or too little memory.
     #[cfg(target_os = "linux")]
     pub fn new(bytes: usize) -> Result<Self> {
@@ -75,29 +75,29 @@ impl Region {
     }
 
     /// Copies `tensors` into the region and returns their offsets. The region must be large enough; see
-    /// [`Region::needed`].
-    pub fn hold(&mut self, tensors: &[(String, Tensor)]) -> Vec<u64> {
+    /// [`SharedMemory::needed`].
+    pub fn copy_in(&mut self, tensors: &[(String, Tensor)]) -> Vec<u64> {
         // SAFETY: the map is readable and writable for its whole length, which is sealed; the borrow is exclusive in
         // this process, and all byte values are valid.
         let whole = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.map.len()) };
         let mut start = 0;
-        let mut places = Vec::with_capacity(tensors.len());
+        let mut offsets = Vec::with_capacity(tensors.len());
         for (_, tensor) in tensors {
             let bytes = tensor.as_bytes();
             let target = whole[start..][..bytes.len()].par_chunks_mut(CHUNK);
             target.zip(bytes.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
-            places.push(start as u64);
+            offsets.push(start as u64);
             start += bytes.len().next_multiple_of(ALIGNMENT);
         }
-        places
+        offsets
     }
 
     /// Returns `bytes` bytes from offset `at` on. While they are in use, the region is not written to.
-    pub fn piece(self: &Arc<Self>, at: u64, bytes: usize) -> Result<Piece> {
+    pub fn slice(self: &Arc<Self>, at: u64, bytes: usize) -> Result<SharedBytes> {
         let start =
             usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|e| e <= self.bytes()));
         match start {
-            Some(start) => Ok(Piece { region: Arc::clone(self), start, bytes }),
+            Some(start) => Ok(SharedBytes { shared_memory: Arc::clone(self), start, bytes }),
             None => Err(std::io::Error::other(format!("{bytes} bytes from {at} on, of {}", self.bytes()))),
         }
     }
@@ -105,17 +105,17 @@ impl Region {
 
 /// Part of a region.
 #[derive(Debug)]
-pub struct Piece {
-    region: Arc<Region>,
+pub struct SharedBytes {
+    shared_memory: Arc<SharedMemory>,
     start: usize,
     bytes: usize,
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for SharedBytes {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `Region::piece` checked that these bytes are within the map, whose size is sealed. The map lives as
-        // long as this piece, and this process does not write to it meanwhile, because `Region::hold` needs exclusive
-        // access.
-        unsafe { std::slice::from_raw_parts(self.region.map.as_mut_ptr().add(self.start), self.bytes) }
+        // SAFETY: `SharedMemory::slice` checked that these bytes are within the map, whose size is sealed. The map
+        // lives as long as this value, and this process does not write to it meanwhile, because
+        // `SharedMemory::copy_in` needs exclusive access.
+        unsafe { std::slice::from_raw_parts(self.shared_memory.map.as_mut_ptr().add(self.start), self.bytes) }
     }
 }

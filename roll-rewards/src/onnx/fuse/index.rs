@@ -3,40 +3,40 @@
 use super::super::graph::Graph;
 use super::super::ops::{Arithmetic, Role};
 use super::super::value::Value;
-use super::{constant, only_output, readers};
+use super::{constant, consumers, only_output};
 
 /// The nodes that compute and read each value of a graph.
-pub struct Search<'a> {
+pub struct GraphIndex<'a> {
     pub graph: &'a Graph,
-    /// The nodes that read each value; [`super::OUTSIDE`] represents the outputs.
-    pub readers: Vec<Vec<usize>>,
+    /// The nodes that read each value; [`super::GRAPH_OUTPUT`] represents the outputs.
+    pub consumers: Vec<Vec<usize>>,
     /// The node that computes each value.
-    pub makers: Vec<Option<usize>>,
+    pub producers: Vec<Option<usize>>,
 }
 
-impl<'a> Search<'a> {
+impl<'a> GraphIndex<'a> {
     /// Indexes `graph`.
     pub fn of(graph: &'a Graph) -> Self {
-        let mut makers = vec![None; graph.slots];
+        let mut producers = vec![None; graph.slot_count];
         for (index, node) in graph.nodes.iter().enumerate() {
-            node.outputs.iter().flatten().for_each(|slot| makers[*slot] = Some(index));
+            node.outputs.iter().flatten().for_each(|slot| producers[*slot] = Some(index));
         }
-        Self { graph, readers: readers(graph), makers }
+        Self { graph, consumers: consumers(graph), producers }
     }
 
     /// The only node that reads a value, and the slot of its output.
-    pub fn only_reader(&self, slot: usize) -> Option<(usize, usize)> {
-        match *self.readers[slot].as_slice() {
+    pub fn only_consumer(&self, slot: usize) -> Option<(usize, usize)> {
+        match *self.consumers[slot].as_slice() {
             [reader] => Some((reader, only_output(self.graph.nodes.get(reader)?)?)),
             _ => None,
         }
     }
 
     /// The other operand of `node`, if it applies `arithmetic` to `slot` and another value.
-    pub fn other(&self, node: usize, arithmetic: Arithmetic, slot: usize) -> Option<usize> {
+    pub fn other_operand(&self, node: usize, arithmetic: Arithmetic, slot: usize) -> Option<usize> {
         let node = &self.graph.nodes[node];
         match (node.operator.role(), node.inputs.as_slice()) {
-            (Role::Two(found), [Some(a), Some(b)]) if found == arithmetic && a != b => match slot {
+            (Role::Arithmetic(found), [Some(a), Some(b)]) if found == arithmetic && a != b => match slot {
                 slot if slot == *a => Some(*b),
                 slot if slot == *b => Some(*a),
                 _ => None,
@@ -48,7 +48,7 @@ impl<'a> Search<'a> {
     /// The slot that a node multiplies by a constant number, and the number.
     pub fn scaled(&self, node: usize) -> Option<(usize, f32)> {
         let node = &self.graph.nodes[node];
-        let (Role::Two(arithmetic), [Some(a), Some(b)]) = (node.operator.role(), node.inputs.as_slice()) else {
+        let (Role::Arithmetic(arithmetic), [Some(a), Some(b)]) = (node.operator.role(), node.inputs.as_slice()) else {
             return None;
         };
         match (arithmetic, self.number(*a), self.number(*b)) {
@@ -61,7 +61,7 @@ impl<'a> Search<'a> {
 
     pub fn adds_one(&self, node: usize) -> bool {
         let node = &self.graph.nodes[node];
-        let is_sum = matches!(node.operator.role(), Role::Two(Arithmetic::Add));
+        let is_sum = matches!(node.operator.role(), Role::Arithmetic(Arithmetic::Add));
         is_sum && node.inputs.len() == 2 && node.inputs.iter().flatten().any(|&slot| self.number(slot) == Some(1.0))
     }
 

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use roll_core::{Error, Grad, Pullback, Result, Score, Tensor, Video};
 
-use super::{Frames, Input, OverFrames, Prepared};
+use super::{Frames, Input, OverFrames, Preprocess};
 
 /// Maps the cotangent of a network's rows to that of its input.
 pub type RowsPull = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
@@ -17,10 +17,10 @@ pub trait RowNetwork: Send {
 }
 
 /// Maps a row to a value, returned with its gradient with respect to the row.
-pub type Reading<'a> = dyn Fn(&[f32]) -> Result<(f64, Vec<f32>)> + 'a;
+pub type RowScore<'a> = dyn Fn(&[f32]) -> Result<(f64, Vec<f32>)> + 'a;
 
 /// How a network scores a video.
-pub struct Look<'a> {
+pub struct FrameScorer<'a> {
     /// The network.
     pub network: &'a dyn RowNetwork,
     /// How frames become the network's input.
@@ -34,16 +34,16 @@ pub struct Look<'a> {
 }
 
 /// Gradients of the prepared frames: the frame's index, and `[3, height, width]`.
-type Parts = Vec<(usize, Vec<f32>)>;
+type FrameGradients = Vec<(usize, Vec<f32>)>;
 
-impl Look<'_> {
+impl FrameScorer<'_> {
     /// The output rows of every item of `video`; empty for a video without frames.
     pub fn rows(&self, video: &Video) -> Result<Vec<Vec<f32>>> {
         let items = self.items(video);
-        let prepared = self.prepared(video, &items)?;
+        let preprocess = self.preprocess(video, &items)?;
         let mut rows = Vec::new();
         for batch in items.chunks(self.batch) {
-            rows.extend(split(&self.network.rows(self.batch_input(video, &prepared, batch)?)?, batch.len())?);
+            rows.extend(split(&self.network.rows(self.batch_input(video, &preprocess, batch)?)?, batch.len())?);
         }
         Ok(rows)
     }
@@ -54,7 +54,7 @@ impl Look<'_> {
     /// If [`Grad::Record`] is given, each batch is pulled back through the network immediately, with cotangent 1, so
     /// that only one batch of activations is in memory. The pullback scales this gradient and distributes it to the
     /// frames.
-    pub fn score(&self, video: &Video, read: &Reading<'_>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+    pub fn score(&self, video: &Video, read: &RowScore<'_>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let mut items = self.items(video);
         if self.over == OverFrames::Last {
             items.drain(..items.len().saturating_sub(1));
@@ -62,20 +62,20 @@ impl Look<'_> {
         if items.is_empty() || video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
-        let prepared = self.prepared(video, &items)?;
+        let preprocess = self.preprocess(video, &items)?;
         // The minimum is known only when all frames are scored; that frame is then scored again with its gradient.
         let first_grad = if self.over == OverFrames::Min { Grad::Skip } else { grad };
-        let (values, mut parts) = self.pass(video, &prepared, &items, read, first_grad)?;
+        let (values, mut gradients) = self.pass(video, &preprocess, &items, read, first_grad)?;
         let least = (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap_or(0);
         let value = match self.over {
             OverFrames::Min => values[least],
             OverFrames::Mean | OverFrames::Last => values.iter().sum::<f64>() / values.len() as f64,
         };
         if self.over == OverFrames::Min && grad.is_on() {
-            parts = self.pass(video, &prepared, &items[least..=least], read, grad)?.1;
+            gradients = self.pass(video, &preprocess, &items[least..=least], read, grad)?.1;
         }
-        let looked_at: usize = items.iter().map(Vec::len).sum();
-        let mut details = vec![("frames", looked_at as f64)];
+        let scored_frames: usize = items.iter().map(Vec::len).sum();
+        let mut details = vec![("frames", scored_frames as f64)];
         if values.len() > 1 {
             details.push(("lowest", values[least]));
             details.push(("highest", values.iter().copied().fold(f64::NEG_INFINITY, f64::max)));
@@ -83,7 +83,7 @@ impl Look<'_> {
         let details = details.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
         let pullback = grad.is_on().then(|| {
             let frames = video.frames().clone();
-            Pullback::new(move |cotangent| spread(&frames, &prepared, &parts, cotangent.item()?))
+            Pullback::new(move |cotangent| pull_frames(&frames, &preprocess, &gradients, cotangent.item()?))
         });
         Ok((Score::Value { value, details }, pullback))
     }
@@ -101,20 +101,20 @@ impl Look<'_> {
         }
     }
 
-    fn prepared(&self, video: &Video, items: &[Vec<usize>]) -> Result<Prepared> {
+    fn preprocess(&self, video: &Video, items: &[Vec<usize>]) -> Result<Preprocess> {
         let [_, height, width] = video.dims();
         match items.is_empty() {
-            true => Prepared::new(self.input, [1, 1]),
-            false => Prepared::new(self.input, [height, width]),
+            true => Preprocess::new(self.input, [1, 1]),
+            false => Preprocess::new(self.input, [height, width]),
         }
     }
 
-    fn batch_input(&self, video: &Video, prepared: &Prepared, items: &[Vec<usize>]) -> Result<Tensor> {
+    fn batch_input(&self, video: &Video, preprocess: &Preprocess, items: &[Vec<usize>]) -> Result<Tensor> {
         let frames = items.concat();
-        let pictures: Vec<Vec<f32>> = frames.par_iter().map(|&t| prepared.forward(video.frame(t))).collect();
+        let pictures: Vec<Vec<f32>> = frames.par_iter().map(|&t| preprocess.forward(video.frame(t))).collect();
         let layout = self.input.layout;
-        let values = layout.arranged(pictures.concat(), frames.len(), false);
-        Tensor::new(values, layout.shape(frames.len(), prepared.size()))
+        let values = layout.rearranged(pictures.concat(), frames.len(), false);
+        Tensor::new(values, layout.shape(frames.len(), preprocess.size()))
     }
 
     /// Computes the value of each item and, with [`Grad::Record`], the gradient of their mean with respect to the
@@ -122,14 +122,14 @@ impl Look<'_> {
     fn pass(
         &self,
         video: &Video,
-        prepared: &Prepared,
+        preprocess: &Preprocess,
         items: &[Vec<usize>],
-        read: &Reading<'_>,
+        read: &RowScore<'_>,
         grad: Grad,
-    ) -> Result<(Vec<f64>, Parts)> {
-        let (mut values, mut parts) = (Vec::new(), Vec::new());
+    ) -> Result<(Vec<f64>, FrameGradients)> {
+        let (mut values, mut gradients) = (Vec::new(), Vec::new());
         for batch in items.chunks(self.batch) {
-            let input = self.batch_input(video, prepared, batch)?;
+            let input = self.batch_input(video, preprocess, batch)?;
             if !grad.is_on() {
                 for row in split(&self.network.rows(input)?, batch.len())? {
                     values.push(read(&row)?.0);
@@ -145,11 +145,11 @@ impl Look<'_> {
             }
             let gradient = pull(Tensor::new(cotangent, rows.shape())?)?;
             let frames = batch.concat();
-            let gradient = self.input.layout.arranged(gradient.to_f32_vec(), frames.len(), true);
+            let gradient = self.input.layout.rearranged(gradient.to_f32_vec(), frames.len(), true);
             let pictures = gradient.chunks_exact(gradient.len() / frames.len()).map(<[f32]>::to_vec);
-            parts.extend(frames.iter().copied().zip(pictures));
+            gradients.extend(frames.iter().copied().zip(pictures));
         }
-        Ok((values, parts))
+        Ok((values, gradients))
     }
 }
 
@@ -164,15 +164,15 @@ fn split(output: &Tensor, items: usize) -> Result<Vec<Vec<f32>>> {
     }
 }
 
-/// The cotangent of `frames`. `parts` are the gradients of the inputs for a cotangent of 1.
-fn spread(frames: &Tensor, prepared: &Prepared, parts: &Parts, cotangent: f32) -> Result<Tensor> {
+/// The cotangent of `frames`. `gradients` are the gradients of the inputs for a cotangent of 1.
+fn pull_frames(frames: &Tensor, preprocess: &Preprocess, gradients: &FrameGradients, cotangent: f32) -> Result<Tensor> {
     let values = frames.f32s()?;
     let size = values.len() / frames.shape()[0];
     let mut gradient = vec![0.0; values.len()];
     gradient.par_chunks_mut(size).enumerate().for_each(|(t, out)| {
-        for (_, part) in parts.iter().filter(|(frame, _)| *frame == t) {
+        for (_, part) in gradients.iter().filter(|(frame, _)| *frame == t) {
             let scaled: Vec<f32> = part.iter().map(|g| g * cotangent).collect();
-            prepared.pull(&values[t * size..][..size], &scaled, out);
+            preprocess.pull(&values[t * size..][..size], &scaled, out);
         }
     });
     Tensor::new(gradient, frames.shape())

@@ -79,7 +79,7 @@ mod tests {
     use crate::gradient_check::noise;
 
     #[test]
-    fn every_gradient_agrees_with_central_differences() {
+    fn every_gradient_matches_finite_differences() {
         let (row, other, along) = (noise(1, 7), noise(2, 7), noise(3, 7));
         type Read<'a> = Box<dyn Fn(&[f32]) -> (f64, Vec<f32>) + 'a>;
         let others = [other.clone(), noise(4, 7)];
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_output_is_as_good_as_it_gets_and_zeros_are_no_direction() {
+    fn equal_outputs_score_highest_and_zero_rows_have_no_direction() {
         let row = noise(1, 5);
         assert!((cosine(&row, &mean_direction(std::slice::from_ref(&row))).0 - 1.0).abs() < 1e-6);
         assert_eq!(distance(&row, std::slice::from_ref(&row)), (0.0, vec![-0.0; 5]));

@@ -10,11 +10,11 @@ use crate::picture::{Input, RowNetwork, RowsPull, Size};
 
 /// A model with one input, for pictures or a video.
 #[derive(Debug)]
-pub struct Graph {
+pub struct PictureModel {
     model: Model,
 }
 
-impl Graph {
+impl PictureModel {
     /// Fails if the model's input is not what `input` describes. If the file fixes height and width and `input` has no
     /// size, the size is set to the file's.
     pub fn new(model: Model, input: &mut Input) -> Result<Self> {
@@ -59,7 +59,7 @@ impl Graph {
     }
 }
 
-impl RowNetwork for Graph {
+impl RowNetwork for PictureModel {
     fn rows(&self, input: Tensor) -> Result<Tensor> {
         to_host_nd(&self.model.value(&to_device_nd(&input, self.model.device())?)?)
     }
