@@ -92,7 +92,7 @@ pub enum Factory {
     Environment(fn(&Options, &BuildContext) -> Result<Box<dyn Environment>>),
     /// A reward of the program itself ([`Registry::with_reward`]).
     OwnReward(&'static MakeReward),
-    /// A component of a loaded library, of whatever kind it says.
+    /// A component of a loaded library.
     Loaded(&'static dyn LoadedComponent),
 }
 
@@ -394,7 +394,7 @@ impl Registry {
         }
     }
 
-    /// How the strategy `name` divides the work. Fails when it does not say.
+    /// How the strategy `name` shards the work. Fails if it has no planner.
     pub fn division(&self, name: &str, options: &Options) -> Result<Division> {
         let registration = self.find(Kind::Strategy, name)?;
         match (registration.planner, registration.factory) {
@@ -456,7 +456,7 @@ pub fn default_options<T: serde::Serialize + Default>() -> Options {
     }
 }
 
-/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are
+/// Writes numbers of f32 with their shortest digits: 0.4 instead of 0.4000000059604645. Read as f32 they are
 /// the same.
 fn shorten(value: &mut serde_json::Value) {
     match value {
