@@ -31,7 +31,7 @@ pub(super) fn settle(tree: &mut Json) -> Option<String> {
     let (unknown, known): (Vec<Json>, Vec<Json>) = match value {
         Json::Array(names) => names.drain(..).partition(without),
         Json::Null => Default::default(),
-        _ => return None, // its type says what is wrong
+        _ => return None, // the check of its type reports it
     };
     if known.is_empty() && (value.is_null() || !unknown.is_empty()) {
         map.remove(KEY);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_or_a_list_is_taken_and_rolls_other_trackers_are_told_once() {
+    fn takes_a_name_or_a_list_and_notes_other_trackers_of_roll() {
         use Tracker::{Jsonl, Tensorboard};
         assert_eq!(load("tensorboard").unwrap(), (vec![Tensorboard], vec![]));
         assert_eq!(load("[jsonl, tensorboard]").unwrap(), (vec![Jsonl, Tensorboard], vec![]));
