@@ -83,8 +83,8 @@ const TEXT: (&[&str], &str) = (&["agentic_ppo", "sft"], "causal_lm");
 /// Why a configuration is not that of the demo although it lacks something that only the demo would bring: its
 /// algorithm does not train its model, it names clips and no model, or a model and no clips. `None` where it names
 /// both, or neither.
-pub fn half_named(own: &MergedConfig) -> Option<String> {
-    wrong_model(own).or_else(|| half_named_video(own))
+pub fn why_not_demo(own: &MergedConfig) -> Option<String> {
+    wrong_model(own).or_else(|| missing_part(own))
 }
 
 /// The reason, if the algorithm trains models of one kind and the model is the built-in one of the other kind.
@@ -106,7 +106,7 @@ fn wrong_model(own: &MergedConfig) -> Option<String> {
     }
 }
 
-fn half_named_video(own: &MergedConfig) -> Option<String> {
+fn missing_part(own: &MergedConfig) -> Option<String> {
     let is = |key: &str, names: &[&str]| own.peek(key).and_then(|v| v.as_str()).is_some_and(|v| names.contains(&v));
     if !(is("algo.name", VIDEO.0) && is("model.name", &[VIDEO.1])) {
         return None;
@@ -175,7 +175,7 @@ fn names_another_reward(own: &MergedConfig) -> bool {
     first.is_some_and(|name| name != "insightface")
 }
 
-/// `$ROLL_DEMO`, the demo installed beside the program, or the checkout that it was built from.
+/// `$ROLL_DEMO`, the demo installed next to the program, or the checkout that it was built from.
 fn directory() -> Result<PathBuf> {
     let installed = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("../share/roll/demo")));
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -31,7 +31,7 @@ use crate::args::{Check, Command};
 pub enum Ended {
     /// It did its work.
     Done,
-    /// A run ended before its last step, as its configuration says.
+    /// A run ended before its last step by `evaluation.stop_when`.
     Stopped,
 }
 
