@@ -98,7 +98,7 @@ pub struct SamplePrompt {
 }
 
 /// Makes maps of the texts among `evaluation.prompts`: prompts without pictures.
-pub(super) fn settle(tree: &mut Json) {
+pub(super) fn normalize(tree: &mut Json) {
     let prompts = tree.pointer_mut("/evaluation/prompts").and_then(Json::as_array_mut);
     for prompt in prompts.into_iter().flatten().filter(|prompt| prompt.is_string()) {
         *prompt = serde_json::json!({ "prompt": prompt.take() });

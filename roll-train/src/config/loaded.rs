@@ -42,7 +42,7 @@ impl Provenance {
     }
 
     /// The same error, with the origin of its key.
-    pub(super) fn placed(&self, error: Error) -> Error {
+    pub(super) fn with_place(&self, error: Error) -> Error {
         match error {
             Error::Config { key, problem } => Error::Config { problem: format!("{problem}{}", self.place(&key)), key },
             other => other,

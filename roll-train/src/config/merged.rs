@@ -50,18 +50,18 @@ impl MergedConfig {
     /// their defaults filled in.
     pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         let Self { mut tree, provenance, mut notes } = self;
-        notes.extend(trackers::settle(&mut tree));
-        evaluation::settle(&mut tree);
+        notes.extend(trackers::normalize(&mut tree));
+        evaluation::normalize(&mut tree);
         schema::fill_nulls(&mut tree);
-        keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.placed(e))?;
+        keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.with_place(e))?;
         if let Some(registry) = registry {
             notes.extend(schema::check_components(&mut tree, registry, &provenance)?);
         }
         let config: RunConfig = serde_path_to_error::deserialize(&tree).map_err(|e| {
             let key = e.path().to_string().replace('[', ".").replace(']', "");
-            provenance.placed(Error::config(key, e.inner().to_string()))
+            provenance.with_place(Error::config(key, e.inner().to_string()))
         })?;
-        config.check().map_err(|e| provenance.placed(e))?;
+        config.check().map_err(|e| provenance.with_place(e))?;
         Ok(LoadedConfig { config, provenance, notes })
     }
 }

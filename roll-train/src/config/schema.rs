@@ -88,13 +88,13 @@ fn check_component(
         let option_key = format!("{key}.{option}");
         if !provenance.is_renamed(&name_key, &option_key) {
             let siblings = defaults.keys().map(String::as_str).chain(common.iter().copied());
-            return Err(provenance.placed(keys::unknown(&option_key, siblings, &KEYS)));
+            return Err(provenance.with_place(keys::unknown(&option_key, siblings, &KEYS)));
         }
         map.shift_remove(option);
     }
     for option in registration.keys() {
         if let Some(value) = at(map, &option.name) {
-            option.check(&format!("{key}.{}", option.name), value).map_err(|e| provenance.placed(e))?;
+            option.check(&format!("{key}.{}", option.name), value).map_err(|e| provenance.with_place(e))?;
         }
     }
     for (option, default) in defaults {

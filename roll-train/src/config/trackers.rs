@@ -21,7 +21,7 @@ const WITHOUT_EFFECT: [&str; 3] = ["wandb", "swanlab", "stdout"];
 
 /// Turns one name into a list of one and `null` into the default, and removes ROLL's trackers that do not exist here;
 /// if none is left, the default applies. Returns the note for the user.
-pub(super) fn settle(tree: &mut Json) -> Option<String> {
+pub(super) fn normalize(tree: &mut Json) -> Option<String> {
     let map = tree.as_object_mut()?;
     let value = map.get_mut(KEY)?;
     if value.is_string() {
