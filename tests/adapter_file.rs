@@ -17,7 +17,7 @@ fn velocity(model: &mut dyn Model, adapter: Adapter) -> Vec<f32> {
 }
 
 #[test]
-fn a_saved_adapter_gives_the_same_velocities() {
+fn a_saved_adapter_reproduces_the_velocities() {
     for alpha in [None, Some(2.0)] {
         let dir = tempfile::tempdir().unwrap();
         let files = init_tiny::init_tiny(dir.path(), init_tiny::TinyKind::I2v, 3).unwrap();

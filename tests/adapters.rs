@@ -10,7 +10,7 @@ use roll_models::wan2_2::{Wan, WanOptions, loading};
 use roll_models::weights::{Checkpoint, save_safetensors};
 use serde_json::{Value, json};
 
-use crate::world::{World, fails, said};
+use crate::world::{World, fails, stderr_text};
 
 /// A tiny checkpoint, and the options that open it.
 struct Tiny {
@@ -71,10 +71,11 @@ fn parameters(model: &Wan) -> BTreeMap<String, Vec<f32>> {
 }
 
 #[test]
-fn rank_layers_and_scale_are_those_of_the_file() {
+fn rank_layers_and_scale_come_from_the_file() {
     let tiny = Tiny::new(TinyKind::I2v);
-    let said = json!({"lora_rank": 3, "lora_alpha": 6.0, "lora_target_modules": "q,ffn.0", "trainable_models": "dit2"});
-    let trained = tiny.trained("a", said.clone());
+    let options =
+        json!({"lora_rank": 3, "lora_alpha": 6.0, "lora_target_modules": "q,ffn.0", "trainable_models": "dit2"});
+    let trained = tiny.trained("a", options.clone());
     for place in ["a/adapter.safetensors", "a"] {
         let started = tiny.open(json!({"lora_checkpoint": place})).unwrap();
         assert_eq!(parameters(&started), parameters(&trained), "{place}");
@@ -84,9 +85,13 @@ fn rank_layers_and_scale_are_those_of_the_file() {
         };
         assert_eq!(bytes(&started), bytes(&trained), "also alpha and header");
     }
-    let mut same = said;
+    let mut same = options;
     same["lora_checkpoint"] = "a".into();
-    assert_eq!(parameters(&tiny.open(same).unwrap()), parameters(&trained), "what says the same may be said");
+    assert_eq!(
+        parameters(&tiny.open(same).unwrap()),
+        parameters(&trained),
+        "options that agree with the file are valid"
+    );
     for (changes, words) in [
         (json!({"lora_rank": 4}), ["model.lora_rank", "rank 4", "rank 3"]),
         (json!({"lora_alpha": 3.0}), ["model.lora_alpha", "alpha 3", "alpha 6"]),
@@ -96,13 +101,13 @@ fn rank_layers_and_scale_are_those_of_the_file() {
     ] {
         let mut options = changes;
         options["lora_checkpoint"] = "a".into();
-        let told = tiny.refused(options);
-        words.iter().for_each(|word| assert!(told.contains(word), "no {word}: {told}"));
+        let printed_text = tiny.refused(options);
+        words.iter().for_each(|word| assert!(printed_text.contains(word), "no {word}: {printed_text}"));
     }
 }
 
 #[test]
-fn adapters_of_both_experts_are_read_from_a_directory_a_pair_a_map_or_one_file() {
+fn reads_adapters_of_both_experts_from_a_directory_pair_map_or_file() {
     let tiny = Tiny::new(TinyKind::I2v);
     let trained = tiny.trained("both", json!({"lora_rank": 2, "trainable_models": "dit,dit2"}));
     let (high, low) = ("both/adapter_high_noise.safetensors", "both/adapter_low_noise.safetensors");
@@ -141,7 +146,7 @@ fn adapters_of_both_experts_are_read_from_a_directory_a_pair_a_map_or_one_file()
 }
 
 #[test]
-fn a_file_that_names_no_expert_is_for_the_one_that_is_trained() {
+fn a_file_without_expert_is_for_the_trained_one() {
     let tiny = Tiny::new(TinyKind::I2v);
     let trained = tiny.trained("a", json!({"lora_rank": 2, "trainable_models": "dit2"}));
     // As another program would have written it.
@@ -158,7 +163,7 @@ fn a_file_that_names_no_expert_is_for_the_one_that_is_trained() {
 }
 
 #[test]
-fn layers_may_have_ranks_and_scales_of_their_own_and_any_convention() {
+fn reads_per_layer_ranks_and_scales_of_every_convention() {
     let tiny = Tiny::new(TinyKind::Ti2v);
     let noise = |which: u64, shape: [usize; 2]| Noise::new(2).normal(Purpose::Synthetic, which, 0, &shape).unwrap();
     let mut lora = roll_models::lora::Lora::default();
@@ -185,31 +190,31 @@ fn layers_may_have_ranks_and_scales_of_their_own_and_any_convention() {
 }
 
 #[test]
-fn adapters_that_cannot_be_followed_are_refused_by_their_file() {
+fn rejects_unusable_adapters_by_their_file() {
     let tiny = Tiny::new(TinyKind::I2v);
     tiny.trained("a", json!({"lora_rank": 2}));
     let tensors = || Checkpoint::open(tiny.path("a/adapter.safetensors")).unwrap().all().unwrap();
-    let told = |change: &dyn Fn(&mut StateDict)| {
+    let message = |change: &dyn Fn(&mut StateDict)| {
         let mut state = tensors();
         change(&mut state);
         save_safetensors(tiny.path("bad.safetensors"), &state, &BTreeMap::new()).unwrap();
         tiny.refused(json!({"lora_checkpoint": "bad.safetensors"}))
     };
     let q = "diffusion_model.blocks.0.self_attn.q";
-    let nan = told(&|state| {
+    let nan = message(&|state| {
         let mut values = state[&format!("{q}.lora_B.weight")].to_f32_vec();
         values[3] = f32::NAN;
         state.insert(format!("{q}.lora_B.weight"), roll_core::Tensor::new(values, [64, 2]).unwrap());
     });
     assert!(nan.contains("bad.safetensors") && nan.contains("not finite") && nan.contains("self_attn.q"), "{nan}");
-    let other = told(&|state| {
+    let other = message(&|state| {
         for part in ["lora_A", "lora_B"] {
             let tensor = state.remove(&format!("{q}.{part}.weight")).unwrap();
             state.insert(format!("diffusion_model.blocks.9.self_attn.q.{part}.weight"), tensor);
         }
     });
     assert!(other.contains("blocks.9.self_attn.q") && other.contains("lora_checkpoint"), "{other}");
-    let whole = told(&|state| {
+    let whole = message(&|state| {
         state.insert("diffusion_model.blocks.0.diff_m".into(), roll_core::Tensor::zeros([1, 6, 64]));
     });
     assert!(whole.contains("merge-lora") && whole.contains("bad.safetensors"), "{whole}");
@@ -236,7 +241,7 @@ fn picture(world: &World, name: &str, value: f32) {
 }
 
 #[test]
-fn what_a_run_leaves_makes_videos_and_starts_another_run() {
+fn the_adapter_of_a_run_generates_videos_and_starts_another_run() {
     let world = World::new(2);
     picture(&world, "0.png", 0.1);
     let run =
@@ -293,7 +298,7 @@ fn what_a_run_leaves_makes_videos_and_starts_another_run() {
     let started = |out: &str, settings: &[&str]| {
         let settings = [&["sample_steps=0", "algo.name=flow_matching"][..], settings].concat();
         let run = world.training(out, 1, &settings).output().unwrap();
-        assert!(run.status.success(), "{}", said(&run));
+        assert!(run.status.success(), "{}", stderr_text(&run));
         world.path(out).join("checkpoints/step-000001")
     };
     let next = started("next", &["model.lora_checkpoint=run"]);
@@ -308,7 +313,7 @@ fn what_a_run_leaves_makes_videos_and_starts_another_run() {
 }
 
 #[test]
-fn a_video_is_made_for_each_prompt_of_a_file_and_mistakes_are_found_before_the_work() {
+fn generates_a_video_per_prompt_and_checks_arguments_first() {
     let world = World::new(0);
     picture(&world, "0.png", 0.1);
     std::fs::write(world.path("prompts.txt"), "one\n\n  two \n").unwrap();
@@ -348,7 +353,7 @@ fn a_video_is_made_for_each_prompt_of_a_file_and_mistakes_are_found_before_the_w
 }
 
 #[test]
-fn directories_that_hold_something_are_left_alone_and_new_ones_are_made() {
+fn refuses_directories_that_are_not_empty() {
     let world = World::new(0);
     let before = std::fs::read(world.path("tiny/Wan2.1_VAE.safetensors")).unwrap();
     for command in [&["init-tiny", "tiny"][..], &["init-experts", "tiny"]] {
@@ -362,7 +367,7 @@ fn directories_that_hold_something_are_left_alone_and_new_ones_are_made() {
 }
 
 #[test]
-fn an_exported_expert_is_of_the_base_that_is_named_and_takes_the_place_of_its_shards() {
+fn an_exported_expert_replaces_the_shards_of_its_base() {
     let tiny = Tiny::new(TinyKind::I2v);
     let trained = tiny.trained("whole", json!({"lora_rank": 0}));
     drop(trained);

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::program::{done, roll, said};
+use crate::program::{done, roll, stderr_text};
 
 /// The built-in agent, for two short steps, with `settings` on top.
 fn agent(directory: &Path, settings: &[&str]) -> Output {
@@ -22,10 +22,10 @@ fn lines(file: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn a_run_without_files_leaves_curves_trajectories_and_figures() {
+fn an_agent_run_writes_curves_trajectories_and_figures() {
     let dir = tempfile::tempdir().unwrap();
     let output = agent(dir.path(), &[]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let run = dir.path().join("run");
     let summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
     for key in ["success_before", "success_after", "score_before", "seconds"] {
@@ -65,7 +65,7 @@ done
 "#;
 
 #[test]
-fn an_environment_may_be_a_process_of_its_own() {
+fn an_environment_may_be_a_separate_process() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("counter.sh"), COUNTER).unwrap();
     // All episodes have one score, from which nothing can be learnt.
@@ -76,13 +76,13 @@ fn an_environment_may_be_a_process_of_its_own() {
         "training.max_skipped_steps=0",
     ];
     let output = agent(dir.path(), &process);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let episodes = lines(&dir.path().join("run/trajectories.jsonl"));
     assert!(episodes.iter().all(|e| e["score"] == 1.0 && e["ending"] == "terminated"), "{}", episodes[0]);
 }
 
 #[test]
-fn mistakes_say_what_to_do_and_leave_nothing() {
+fn errors_name_the_remedy_and_leave_no_files() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("dies.sh"), "echo no licence >&2; exit 7").unwrap();
     std::fs::write(dir.path().join("talk.jsonl"), "{\"messages\": []}\n").unwrap();
@@ -99,25 +99,25 @@ fn mistakes_say_what_to_do_and_leave_nothing() {
         (&["model.model_path=empty"], &["config.json"]),
     ] {
         let output = agent(dir.path(), settings);
-        let said = said(&output);
-        assert_eq!(output.status.code(), Some(2), "{settings:?}: {said}");
+        let printed_text = stderr_text(&output);
+        assert_eq!(output.status.code(), Some(2), "{settings:?}: {printed_text}");
         for word in words {
-            assert!(said.contains(word), "{settings:?} should say `{word}`: {said}");
+            assert!(printed_text.contains(word), "{settings:?} should say `{word}`: {printed_text}");
         }
         assert!(!dir.path().join("run").exists(), "{settings:?} left a run directory");
     }
     let sft = |data: &str| {
         let data = format!("algo.data={data}");
-        said(&roll(dir.path(), &["run", "--algo", "sft", "--model", "causal_lm", "--set", &data]))
+        stderr_text(&roll(dir.path(), &["run", "--algo", "sft", "--model", "causal_lm", "--set", &data]))
     };
     assert!(sft("none.jsonl").contains("none.jsonl"));
     assert!(sft("talk.jsonl").contains("line 1"));
     let clips = roll(dir.path(), &["run", "--algo", "reward_fl", "--env", "frozen_lake"]);
-    assert!(said(&clips).contains("no environment"), "{}", said(&clips));
+    assert!(stderr_text(&clips).contains("no environment"), "{}", stderr_text(&clips));
 }
 
 #[test]
-fn supervised_training_lowers_its_loss_and_its_weights_can_be_asked() {
+fn supervised_training_lowers_the_loss_and_its_weights_answer() {
     let dir = tempfile::tempdir().unwrap();
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
     std::fs::write(dir.path().join("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
@@ -141,7 +141,7 @@ fn supervised_training_lowers_its_loss_and_its_weights_can_be_asked() {
         "training.learning_rate=1e-2",
     ];
     let output = roll(dir.path(), &arguments);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let losses = lines(&dir.path().join("run/metrics.jsonl"));
     let loss = |row: &Value| row["actor/loss"].as_f64().unwrap();
     assert!(loss(&losses[11]) < 0.2 * loss(&losses[0]), "{} to {}", losses[0], losses[11]);
@@ -151,7 +151,7 @@ fn supervised_training_lowers_its_loss_and_its_weights_can_be_asked() {
 }
 
 #[test]
-fn an_adapter_has_what_peft_reads_beside_it_and_answers_from_its_run_and_merged() {
+fn an_adapter_loads_in_peft_and_answers_merged_or_not() {
     let dir = tempfile::tempdir().unwrap();
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
     std::fs::write(dir.path().join("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
@@ -164,7 +164,7 @@ fn an_adapter_has_what_peft_reads_beside_it_and_answers_from_its_run_and_merged(
         arguments.extend(["--set", setting]);
     }
     let output = roll(dir.path(), &arguments);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let checkpoint = dir.path().join("run/checkpoints/step-000012");
     let config: Value =
         serde_json::from_slice(&std::fs::read(checkpoint.join("adapter_config.json")).unwrap()).unwrap();

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use crate::world::{World, fails, said};
+use crate::world::{World, fails, stderr_text};
 
 /// Writes a file of `world`.
 fn write(world: &World, name: &str, bytes: &[u8]) {
@@ -40,20 +40,20 @@ fn edit_header(path: &Path, change: impl Fn(&mut serde_json::Value)) {
 }
 
 #[test]
-fn the_working_configuration_works() {
+fn the_valid_configuration_runs() {
     let world = World::new(1);
     let output = run(&world, &[]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(world.path("run/summary.json").exists());
 }
 
 #[test]
-fn a_missing_weight_list_is_named() {
+fn names_a_missing_weight_list() {
     refuses(&World::new(1), &["model.model_paths=nowhere.json"], &["nowhere.json"]);
 }
 
 #[test]
-fn a_truncated_weight_file_is_named() {
+fn names_a_truncated_weight_file() {
     let world = World::new(1);
     let bytes = std::fs::read(low_noise(&world)).unwrap();
     std::fs::write(low_noise(&world), &bytes[..bytes.len() / 2]).unwrap();
@@ -61,7 +61,7 @@ fn a_truncated_weight_file_is_named() {
 }
 
 #[test]
-fn a_header_longer_than_its_file_is_named() {
+fn names_a_header_longer_than_its_file() {
     let world = World::new(1);
     let mut bytes = std::fs::read(low_noise(&world)).unwrap();
     bytes[..8].copy_from_slice(&(1u64 << 40).to_le_bytes());
@@ -70,7 +70,7 @@ fn a_header_longer_than_its_file_is_named() {
 }
 
 #[test]
-fn a_tensor_of_the_wrong_shape_is_named() {
+fn names_a_tensor_of_the_wrong_shape() {
     let world = World::new(1);
     edit_header(&low_noise(&world), |header| {
         let shape = &mut header["blocks.0.ffn.0.weight"]["shape"];
@@ -81,7 +81,7 @@ fn a_tensor_of_the_wrong_shape_is_named() {
 }
 
 #[test]
-fn a_missing_tensor_is_named() {
+fn names_a_missing_tensor() {
     let world = World::new(1);
     edit_header(&low_noise(&world), |header| {
         let entry = header.as_object_mut().unwrap().remove("blocks.1.self_attn.k.weight").unwrap();
@@ -91,7 +91,7 @@ fn a_missing_tensor_is_named() {
 }
 
 #[test]
-fn a_pickle_that_would_run_code_is_refused() {
+fn rejects_a_pickle_that_would_run_code() {
     let world = World::new(1);
     // A legacy pickle whose REDUCE would call os.system: protocol 2, GLOBAL, string, tuple, REDUCE, STOP.
     write(&world, "tiny/evil.pth", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.");
@@ -103,7 +103,7 @@ fn a_pickle_that_would_run_code_is_refused() {
 }
 
 #[test]
-fn an_unknown_key_suggests_the_nearest() {
+fn suggests_the_nearest_key() {
     let world = World::new(1);
     refuses(&world, &["training.learning_rat=1"], &["learning_rat", "learning_rate"]);
     refuses(&world, &["model.lora_ranks=2"], &["lora_ranks", "lora_rank"]);
@@ -111,14 +111,14 @@ fn an_unknown_key_suggests_the_nearest() {
 }
 
 #[test]
-fn an_unknown_component_suggests_the_nearest() {
+fn suggests_the_nearest_component() {
     let output = World::new(1).roll(&["run", "--algo", "reward_f"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(said(&output).contains("reward_fl"), "{}", said(&output));
+    assert!(stderr_text(&output).contains("reward_fl"), "{}", stderr_text(&output));
 }
 
 #[test]
-fn an_onnx_file_with_an_unknown_operator_is_named() {
+fn names_an_onnx_file_with_an_unknown_operator() {
     let world = World::new(1);
     std::fs::create_dir(world.path("faces")).unwrap();
     for name in ["scrfd_bad.onnx", "arcface_bad.onnx"] {
@@ -129,26 +129,26 @@ fn an_onnx_file_with_an_unknown_operator_is_named() {
 }
 
 #[test]
-fn a_video_that_is_none_is_named_with_its_row() {
+fn names_an_invalid_video_with_its_row() {
     let world = World::new(1);
     write(&world, "0.mp4", b"this is a text file, whatever its name says");
     refuses(&world, &[], &["0.mp4", "metadata.csv"]);
 }
 
 #[test]
-fn a_missing_prompt_column_is_named() {
+fn names_a_missing_prompt_column() {
     let world = World::new(1);
     write(&world, "metadata.csv", b"video,caption\n0.mp4,a grey square\n");
     refuses(&world, &[], &["metadata.csv", "prompt", "caption"]);
 }
 
 #[test]
-fn a_final_step_beyond_the_last_names_the_range() {
+fn rejects_a_final_step_beyond_the_last() {
     refuses(&World::new(1), &["algo.final_timestep=8"], &["final_timestep", "7"]);
 }
 
 #[test]
-fn a_reference_without_a_face_is_named() {
+fn names_a_reference_without_a_face() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     refuses_a_clip_without_a_face(&root.join("demo/assets/face"), "scrfd_demo.onnx", 64);
     let data = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| root.join("../shared"), PathBuf::from);

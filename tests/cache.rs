@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::world::{SHORT, World, checkpoint_file, said};
+use crate::world::{SHORT, World, checkpoint_file, stderr_text};
 
 const REWARD_FL: [&str; 5] = ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3]];
 const FLOW_MATCHING: [&str; 2] = ["algo.name=flow_matching", "sample_steps=0"];
@@ -24,7 +24,7 @@ fn assert_alike(world: &World, run: &str, other: &str) {
 }
 
 #[test]
-fn a_later_run_finds_what_an_earlier_one_encoded_and_gives_the_same_bits() {
+fn a_later_run_reuses_encodings_bit_for_bit() {
     let world = World::new(3);
     for (name, settings) in [("reward_fl", &REWARD_FL[..]), ("flow_matching", &FLOW_MATCHING)] {
         let [without, first, second, third] = ["without", "first", "second", "third"].map(|n| format!("{name}-{n}"));
@@ -46,7 +46,7 @@ fn a_later_run_finds_what_an_earlier_one_encoded_and_gives_the_same_bits() {
 }
 
 #[test]
-fn other_prompts_clips_and_settings_are_other_encodings() {
+fn encodings_depend_on_prompts_clips_and_settings() {
     let world = World::new(3);
     let settings = ["algo.name=flow_matching", "sample_steps=0", "data.shuffle=false"];
     let [_, all] = train(&world, "first", &settings);
@@ -67,7 +67,7 @@ fn other_prompts_clips_and_settings_are_other_encodings() {
 }
 
 #[test]
-fn two_runs_at_once_may_share_it() {
+fn concurrent_runs_share_the_cache() {
     let world = World::new(3);
     let settings = [&FLOW_MATCHING[..], &["data.cache_dir=cache"]].concat();
     world.train("without", 3, &FLOW_MATCHING);
@@ -78,7 +78,7 @@ fn two_runs_at_once_may_share_it() {
     let children = ["a", "b"].map(|out| (out, start(out)));
     for (out, child) in children {
         let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         assert_alike(&world, out, "without");
     }
     assert!(files(&world.path("cache")).iter().all(|f| f.extension().is_some_and(|e| e == "safetensors")));

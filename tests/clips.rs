@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use serde_json::Value;
 
-use crate::world::{World, fails, said};
+use crate::world::{World, fails, stderr_text};
 
 /// Arguments that set `settings`.
 fn set(settings: &[&str]) -> Vec<String> {
@@ -14,7 +14,7 @@ fn set(settings: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn every_kind_of_model_trains_on_clips_of_ordinary_sizes_upright_ones_too() {
+fn every_model_trains_on_landscape_and_portrait_clips() {
     let world = World::new(1);
     let mut rows = String::from("video,prompt\n");
     for (i, [height, width]) in [[480, 832], [480, 640], [144, 176], [832, 480]].into_iter().enumerate() {
@@ -54,7 +54,7 @@ fn every_kind_of_model_trains_on_clips_of_ordinary_sizes_upright_ones_too() {
         for (how, settings) in ["ratio", "buckets"].into_iter().zip(settings) {
             let out = format!("{name}-{how}");
             let output = run(&out, settings);
-            assert!(output.status.success(), "{out}: {}", said(&output));
+            assert!(output.status.success(), "{out}: {}", stderr_text(&output));
             for row in world.metrics(&out) {
                 assert_eq!(
                     (row["actor/samples"].as_f64(), row["actor/skipped"].as_f64()),
@@ -73,7 +73,7 @@ fn every_kind_of_model_trains_on_clips_of_ordinary_sizes_upright_ones_too() {
 }
 
 #[test]
-fn without_ffmpeg_a_clip_that_needs_it_is_refused_with_what_to_do() {
+fn a_clip_that_needs_ffmpeg_is_rejected_without_it() {
     let world = World::new(1);
     std::fs::write(world.path("a.webm"), b"\x1a\x45\xdf\xa3 and so on").unwrap();
     let score = |path: &str| {
@@ -85,23 +85,26 @@ fn without_ffmpeg_a_clip_that_needs_it_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn prepared_clips_are_what_a_run_would_have_seen() {
+fn prepared_clips_equal_those_of_a_run() {
     let world = World::new(3);
     std::fs::write(world.path("2.mp4"), "no video").unwrap();
     let settings = ["data", "prepare", "metadata.csv", "prepared", "--unit", "32", "--set", "data.max_pixels=3000"];
-    let told = world.done(&[&settings[..], &["--set", "data.fps=4"]].concat());
-    assert!(told.contains("2 clips, 1 left out"), "{told}");
+    let printed_text = world.done(&[&settings[..], &["--set", "data.fps=4"]].concat());
+    assert!(printed_text.contains("2 clips, 1 left out"), "{printed_text}");
     // Nothing that is there is written over.
     fails(&world.roll(&settings), 2, &["prepared", "not empty"]);
-    let told: Value =
+    let summary: Value =
         serde_json::from_str(&world.done(&["data", "inspect", "prepared/metadata.jsonl", "--json"])).unwrap();
     let expected = serde_json::json!({
         "clips": 2, "usable": 2, "left_out": [], "formats": {"MP4 or MOV": 2}, "sizes": {"32x32": 2},
         "lengths": {"5": 2}, "rates": {"4": 2}, "taken": {"5 frames of 32x32": 2},
     });
-    assert_eq!(told, expected);
-    let told = world.done(&["data", "inspect", "metadata.csv"]);
-    assert!(told.contains("3 clips, 2 can be used") && told.contains("left out: metadata.csv line 4"), "{told}");
+    assert_eq!(summary, expected);
+    let printed_text = world.done(&["data", "inspect", "metadata.csv"]);
+    assert!(
+        printed_text.contains("3 clips, 2 can be used") && printed_text.contains("left out: metadata.csv line 4"),
+        "{printed_text}"
+    );
 }
 
 /// Clips of 9 frames at 8 a second: file, options before the input, options of the output, and the matrix of its track.
@@ -154,7 +157,7 @@ fn ffmpeg(directory: &Path, arguments: &[&str]) {
     let mut command = Command::new("ffmpeg");
     command.current_dir(directory).args(["-v", "error", "-nostdin", "-y"]);
     let output = command.args(arguments.iter().flat_map(|part| part.split_whitespace())).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+    assert!(output.status.success(), "{arguments:?}: {}", stderr_text(&output));
 }
 
 /// Writes the matrix of a track into a file that ffmpeg wrote without one.
@@ -201,7 +204,7 @@ fn forty_clips(world: &World) -> [&'static str; 5] {
 }
 
 #[test]
-fn of_forty_clips_in_every_format_the_five_without_a_face_are_left_out_and_counted() {
+fn clips_without_a_face_are_skipped_and_counted() {
     let found = ["ffmpeg", "ffprobe"].map(|program| {
         Command::new(program).arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     });
@@ -239,7 +242,7 @@ fn of_forty_clips_in_every_format_the_five_without_a_face_are_left_out_and_count
     let arguments: Vec<String> = ["run", "--out", "run", "--steps", "10"].map(String::from).into();
     let arguments = [arguments, set(&settings.iter().map(String::as_str).collect::<Vec<_>>())].concat();
     let output = world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    let log = said(&output);
+    let log = stderr_text(&output);
     assert!(output.status.success(), "{log}");
     let summary = world.summary("run");
     let left_out: Vec<&str> =
@@ -247,18 +250,19 @@ fn of_forty_clips_in_every_format_the_five_without_a_face_are_left_out_and_count
     assert_eq!(summary["skipped_samples"], 5, "{log}");
     for name in bad {
         assert_eq!(left_out.iter().filter(|sample| sample.contains(name)).count(), 1, "{name}: {left_out:?}");
-        let told = log.lines().filter(|line| line.contains("left out") && line.contains(name)).count();
-        assert_eq!(told, 1, "{name}: {log}");
+        let warnings = log.lines().filter(|line| line.contains("left out") && line.contains(name)).count();
+        assert_eq!(warnings, 1, "{name}: {log}");
     }
     let inspect = ["data", "inspect", "clips", "--json"].map(String::from).to_vec();
     let faces = [settings[2].as_str(), own[2], own[3], "data.height=64", "data.width=64", "data.num_frames=9"];
     let arguments = [inspect, set(&faces)].concat();
-    let told: Value =
+    let summary: Value =
         serde_json::from_str(&world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
-    assert_eq!((&told["clips"], &told["usable"]), (&40.into(), &35.into()), "{told}");
-    assert_eq!(told["left_out"].as_array().unwrap().len(), 5);
+    assert_eq!((&summary["clips"], &summary["usable"]), (&40.into(), &35.into()), "{summary}");
+    assert_eq!(summary["left_out"].as_array().unwrap().len(), 5);
     assert!(
-        told["formats"]["Matroska or WebM"].as_u64().unwrap() >= 6 && told["taken"]["9 frames of 64x64"] != Value::Null
+        summary["formats"]["Matroska or WebM"].as_u64().unwrap() >= 6
+            && summary["taken"]["9 frames of 64x64"] != Value::Null
     );
     let sum = |name: &str| world.metrics("run").iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
     assert_eq!((sum("actor/samples"), sum("actor/skipped"), sum("data/skipped")), (35.0, 2.0, 3.0));

@@ -7,7 +7,7 @@ use roll_core::Registry;
 use roll_train::config::ConfigLayers;
 
 use crate::program;
-use crate::world::{SETTINGS, World, fails, said};
+use crate::world::{SETTINGS, World, fails, stderr_text};
 
 #[test]
 fn every_command_has_help_with_an_example_and_completions() {
@@ -34,18 +34,22 @@ fn every_command_has_help_with_an_example_and_completions() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_pipe_is_not_an_error() {
     let world = World::new(0);
     for arguments in [&["plugins"][..], &["config"], &["completions", "bash"]] {
         let mut child = world.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
-        assert!(output.status.success() && !said(&output).contains("panicked"), "{arguments:?}: {}", said(&output));
+        assert!(
+            output.status.success() && !stderr_text(&output).contains("panicked"),
+            "{arguments:?}: {}",
+            stderr_text(&output)
+        );
     }
 }
 
 #[test]
-fn no_example_and_no_demo_has_a_key_without_effect() {
+fn examples_and_demos_have_no_idle_keys() {
     let registry = Registry::linked().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = |file: &str| std::fs::read_to_string(root.join(file)).unwrap();
@@ -59,17 +63,17 @@ fn no_example_and_no_demo_has_a_key_without_effect() {
         &["demo/agent/sft.yaml"],
     ] {
         let layers = files.iter().fold(ConfigLayers::new(), |layers, file| layers.text(file, &text(file)).unwrap());
-        let told = layers.load(Some(&registry)).unwrap().without_effect(&registry).unwrap();
-        assert!(told.is_empty() || told[0].contains("every weight"), "{files:?}: {told:?}");
+        let notes = layers.load(Some(&registry)).unwrap().without_effect(&registry).unwrap();
+        assert!(notes.is_empty() || notes[0].contains("every weight"), "{files:?}: {notes:?}");
     }
 }
 
 #[test]
-fn a_reward_is_tried_on_a_video_frame_by_frame_with_a_picture_of_its_gradient() {
+fn rewards_try_prints_scores_of_frames_and_draws_the_gradient() {
     let world = World::new(1);
-    let said = world.done(&["rewards", "try", "brightness", "0.mp4", "--output", "gradient.png"]);
+    let printed_text = world.done(&["rewards", "try", "brightness", "0.mp4", "--output", "gradient.png"]);
     for part in ["brightness: -", "luma", "along the gradient", "wrote gradient.png", "#####"] {
-        assert!(said.contains(part), "no {part} in: {said}");
+        assert!(printed_text.contains(part), "no {part} in: {printed_text}");
     }
     assert!(std::fs::read(world.path("gradient.png")).unwrap().starts_with(b"\x89PNG"));
     fails(&world.roll(&["rewards", "try", "no_such_reward", "0.mp4"]), 2, &["no_such_reward"]);
@@ -78,7 +82,7 @@ fn a_reward_is_tried_on_a_video_frame_by_frame_with_a_picture_of_its_gradient() 
 }
 
 #[test]
-fn what_a_person_has_is_not_written_over() {
+fn existing_files_are_not_overwritten() {
     let world = World::new(2);
     std::fs::write(world.path("notes.md"), "mine").unwrap();
     world.train("run", 1, &["reward.name=brightness", "training.learning_rate=1e-3"]);
@@ -96,17 +100,22 @@ fn what_a_person_has_is_not_written_over() {
 }
 
 #[test]
-fn an_agent_and_texts_are_planned_by_phase() {
+fn language_models_are_planned_by_phase() {
     let world = World::new(0);
     for (algorithm, phases) in
         [("agentic_ppo", &["rollout", "update", "checkpoint"][..]), ("sft", &["update", "checkpoint"])]
     {
         let plan = ["plan", "--algo", algorithm, "--model", "causal_lm"];
-        let said = world.done(&plan);
+        let printed_text = world.done(&plan);
         for phase in phases {
-            assert!(said.contains(&format!("together, {phase}")), "{said}");
+            assert!(printed_text.contains(&format!("together, {phase}")), "{printed_text}");
         }
-        assert!(said.contains("frozen weights") && said.contains("fits: ") && !said.contains("TFLOP  "), "{said}");
+        assert!(
+            printed_text.contains("frozen weights")
+                && printed_text.contains("fits: ")
+                && !printed_text.contains("TFLOP  "),
+            "{printed_text}"
+        );
         let json: serde_json::Value = serde_json::from_str(&world.done(&[&plan[..], &["--json"]].concat())).unwrap();
         let largest = phases.iter().map(|phase| {
             let held = &json["phases"][phase];
@@ -115,12 +124,15 @@ fn an_agent_and_texts_are_planned_by_phase() {
         assert_eq!(json["needed_bytes"].as_u64(), largest.max(), "{json}");
     }
     let two = ["plan", "--algo", "agentic_ppo", "--model", "causal_lm", "--devices", "2"];
-    let said = world.done(&[&two[..], &["--set", "strategy.name=zero", "--set", "strategy.stage=3"]].concat());
-    assert!(said.contains("2 ranks, ZeRO stage 3") && said.contains("if all 2 ranks are on this machine"), "{said}");
+    let printed_text = world.done(&[&two[..], &["--set", "strategy.name=zero", "--set", "strategy.stage=3"]].concat());
+    assert!(
+        printed_text.contains("2 ranks, ZeRO stage 3") && printed_text.contains("if all 2 ranks are on this machine"),
+        "{printed_text}"
+    );
 }
 
 #[test]
-fn arguments_that_cannot_be_meant_are_refused_by_their_name() {
+fn rejects_invalid_arguments_by_name() {
     let world = World::new(0);
     fails(&world.roll(&["plan", "--network", "wan2_2-ti2v-5b", "--devices", "0"]), 2, &["--devices"]);
     let clip = ["plan", "--algo", "reward_fl", "--model", "causal_lm", "--set", "model.model_path=here"];
@@ -138,7 +150,7 @@ fn arguments_that_cannot_be_meant_are_refused_by_their_name() {
 }
 
 #[test]
-fn a_release_is_an_archive_and_a_wheel_whose_program_finds_the_demo() {
+fn release_builds_an_archive_and_a_wheel_with_the_demo() {
     let pip = |arguments: &[&str]| Command::new("python3").args(["-m", "pip"]).args(arguments).output();
     if !pip(&["--version"]).is_ok_and(|output| output.status.success()) {
         roll_testing::skip!("no python3 with pip to make and install a wheel", needs = "python");
@@ -152,7 +164,7 @@ fn a_release_is_an_archive_and_a_wheel_whose_program_finds_the_demo() {
             .env("SOURCE_DATE_EPOCH", "1700000000")
             .output()
             .unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         let mut names: Vec<String> = std::fs::read_dir(world.path(into))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -172,13 +184,13 @@ fn a_release_is_an_archive_and_a_wheel_whose_program_finds_the_demo() {
     let (wheel, site) = (world.path("dist").join(wheel), world.path("site"));
     let [wheel, target] = [&wheel, &site].map(|path| path.to_str().unwrap());
     let installed = pip(&["install", "--no-index", "--no-deps", "--target", target, wheel]).unwrap();
-    assert!(installed.status.success(), "{}", said(&installed));
+    assert!(installed.status.success(), "{}", stderr_text(&installed));
     let run = |arguments: &[&str]| {
         let output = Command::new(site.join("bin/roll")).current_dir(&site).args(arguments).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         String::from_utf8(output.stdout).unwrap()
     };
     assert!(run(&["--version"]).starts_with(concat!("roll ", env!("CARGO_PKG_VERSION"))));
-    let told = run(&["config"]);
-    assert!(told.contains("site/share/roll/demo/wan22_paths.json"), "{told}");
+    let printed_text = run(&["config"]);
+    assert!(printed_text.contains("site/share/roll/demo/wan22_paths.json"), "{printed_text}");
 }

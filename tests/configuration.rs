@@ -17,7 +17,7 @@ fn leaves(prefix: &str, map: &Map<String, Value>, found: &mut Vec<String>) {
 }
 
 #[test]
-fn every_key_that_the_parser_accepts_has_a_text_its_values_and_a_default() {
+fn every_key_is_documented() {
     let registry = Registry::linked().unwrap();
     let sections = sections(&registry);
     for section in &sections {
@@ -48,17 +48,17 @@ fn every_key_that_the_parser_accepts_has_a_text_its_values_and_a_default() {
         for option in options {
             // The values of the key above list words and maps with one of several keys.
             let above = option.rsplit_once('.').map_or(option.as_str(), |(above, _)| above);
-            let told = section.keys.iter().any(|key| {
+            let is_documented = section.keys.iter().any(|key| {
                 let ends = |name: &str| key.name.ends_with(&format!(".{name}"));
                 ends(&option) || (ends(above) && !key.choices.is_empty())
             });
-            assert!(told, "`{option}` of {} is not told", section.title());
+            assert!(is_documented, "`{option}` of {} is not documented", section.title());
         }
     }
 }
 
 #[test]
-fn the_reference_is_asked_by_section_component_key_or_a_part_of_it() {
+fn the_reference_selects_sections_components_and_keys() {
     let world = World::new(0);
     let all = world.done(&["config", "--reference"]);
     for part in ["training.learning_rate", "reward `insightface`", "algo.mid_timestep", "strategy.stage", "env.size"] {
@@ -84,7 +84,7 @@ fn the_reference_is_asked_by_section_component_key_or_a_part_of_it() {
 }
 
 #[test]
-fn the_template_of_every_algorithm_runs_and_says_what_the_demo_says() {
+fn templates_of_all_algorithms_equal_the_demo() {
     let registry = Registry::linked().unwrap();
     let algorithms = registry.entries().iter().filter(|entry| entry.factory.kind() == Kind::Algorithm);
     for algorithm in algorithms.map(|entry| entry.name) {
@@ -118,12 +118,12 @@ fn uncommented(line: &str) -> String {
 }
 
 #[test]
-fn a_word_or_a_number_that_an_option_does_not_take_is_refused_by_its_key_and_place() {
+fn rejects_invalid_values_by_key_and_place() {
     let world = World::new(0);
     std::fs::write(world.path("a.yaml"), "algo:\n  name: agentic_ppo\n  ratio_type: foo\nmodel: {name: causal_lm}\n")
         .unwrap();
-    let told = world.roll(&["config", "--config", "a.yaml"]);
-    fails(&told, 2, &["`algo.ratio_type`", "`token` or `segment`, found `foo`", "a.yaml:3"]);
+    let output = world.roll(&["config", "--config", "a.yaml"]);
+    fails(&output, 2, &["`algo.ratio_type`", "`token` or `segment`, found `foo`", "a.yaml:3"]);
     let set = |assignment: &str| {
         world.roll(&["config", "--algo", "agentic_ppo", "--model", "causal_lm", "--set", assignment])
     };
@@ -140,7 +140,7 @@ fn a_word_or_a_number_that_an_option_does_not_take_is_refused_by_its_key_and_pla
 }
 
 #[test]
-fn a_choice_with_a_value_is_refused_where_it_is_none() {
+fn rejects_invalid_tagged_choices() {
     let world = World::new(0);
     let set = |assignment: &str| world.roll(&["config", "--set", assignment]);
     fails(&set("algo.trained_steps={last:1}"), 2, &["write a space after the colon", "`last: 1`"]);
@@ -151,7 +151,7 @@ fn a_choice_with_a_value_is_refused_where_it_is_none() {
 }
 
 #[test]
-fn a_run_follows_a_schedule_with_options() {
+fn a_run_uses_the_options_of_its_schedule() {
     let world = World::new(2);
     let schedule = [
         "training.lr_scheduler_type=polynomial",
@@ -175,7 +175,7 @@ fn a_run_follows_a_schedule_with_options() {
 }
 
 #[test]
-fn the_page_of_all_keys_is_what_the_program_prints() {
+fn the_configuration_reference_is_up_to_date() {
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/configuration-reference.md"));
     let printed = World::new(0).done(&["config", "--reference", "--format", "markdown"]);
     let remedy = "roll config --reference --format markdown > docs/src/configuration-reference.md";

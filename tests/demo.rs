@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::program::{command, done, fails, printed, roll, said};
+use crate::program::{command, done, fails, printed, roll, stderr_text};
 use crate::world::metrics;
 
 /// `roll run` in `directory`.
@@ -20,13 +20,13 @@ fn summary(run: &Path) -> Value {
 }
 
 #[test]
-fn a_short_demo_says_what_changed_shows_it_and_gives_the_same_numbers_again() {
+fn the_demo_reports_its_results_and_is_reproducible() {
     let dir = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let output = roll_run(dir.path(), &SHORT);
-        assert!(output.status.success(), "{}", said(&output));
-        let said = printed(&output);
-        assert!(said.contains("unseen") && said.contains("report.html"), "{said}");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        let printed_text = printed(&output);
+        assert!(printed_text.contains("unseen") && printed_text.contains("report.html"), "{printed_text}");
     }
     let (run, again) = (dir.path().join("runs/demo"), dir.path().join("runs/demo-2"));
     let figures = summary(&run);
@@ -47,7 +47,7 @@ fn a_short_demo_says_what_changed_shows_it_and_gives_the_same_numbers_again() {
 }
 
 #[test]
-fn without_its_files_the_error_says_what_to_run() {
+fn the_demo_without_its_files_names_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let output = command(dir.path(), &["run"]).env("ROLL_DEMO", dir.path()).output().unwrap();
     fails(&output, 2, &["ROLL_DEMO=", "git checkout demo/assets"]);
@@ -55,7 +55,7 @@ fn without_its_files_the_error_says_what_to_run() {
 }
 
 #[test]
-fn an_algorithm_without_its_kind_of_model_says_which_to_take() {
+fn suggests_the_model_that_an_algorithm_trains() {
     let dir = tempfile::tempdir().unwrap();
     for (arguments, parts) in [
         (["--algo", "agentic_ppo"], ["trains language models", "`--model causal_lm`"]),
@@ -67,7 +67,7 @@ fn an_algorithm_without_its_kind_of_model_says_which_to_take() {
 }
 
 #[test]
-fn a_model_or_clips_named_alone_are_told_to_be_no_demo() {
+fn model_or_clips_alone_disable_the_demo_with_a_message() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("metadata.csv"), "video,prompt\nclip.mp4,a wave\n").unwrap();
     std::fs::write(dir.path().join("clip.mp4"), "").unwrap();
@@ -81,15 +81,15 @@ fn a_model_or_clips_named_alone_are_told_to_be_no_demo() {
 }
 
 #[test]
-fn a_gpu_has_one_rank_with_the_samples_of_four() {
+fn the_demo_on_a_gpu_has_one_rank() {
     let dir = tempfile::tempdir().unwrap();
     for (backend, ranks, samples) in [("flex", "4", "1"), ("libtorch", "4", "1"), ("cuda:1", "1", "4")] {
-        let said = done(dir.path(), &["config", "--backend", backend]);
+        let printed_text = done(dir.path(), &["config", "--backend", backend]);
         let value = |key: &str| {
-            let line = said.lines().find(|line| line.starts_with(&format!("{key}:")))?;
+            let line = printed_text.lines().find(|line| line.starts_with(&format!("{key}:")))?;
             line.split_whitespace().nth(1)
         };
         let found = [value("ranks"), value("training.per_device_train_batch_size")];
-        assert_eq!(found, [Some(ranks), Some(samples)], "{backend}: {said}");
+        assert_eq!(found, [Some(ranks), Some(samples)], "{backend}: {printed_text}");
     }
 }

@@ -124,7 +124,7 @@ fn run(page: &Path) -> Ran {
             block.line,
             output.status,
             program::printed(&output),
-            program::said(&output)
+            program::stderr_text(&output)
         );
     }
     Ran { blocks: runnable.len(), metrics: metrics_under(&directory.path().join("runs")) }
@@ -180,7 +180,7 @@ fn fits(name: &str, pattern: &str) -> bool {
 }
 
 #[test]
-fn commands_of_the_book_run_and_their_metrics_are_listed() {
+fn commands_of_the_book_run_and_metrics_are_documented() {
     let pages = pages_under(&root().join("docs/src"));
     let ran: Vec<Ran> = pages.iter().map(|page| run(page)).collect();
     let blocks: usize = ran.iter().map(|ran| ran.blocks).sum();
@@ -198,7 +198,7 @@ fn commands_of_the_book_run_and_their_metrics_are_listed() {
 }
 
 #[test]
-fn a_pattern_of_metrics_fits_what_it_stands_for_alone() {
+fn metric_patterns_match_whole_names() {
     for (name, pattern) in
         [("a/b", "a/b"), ("a/b_c", "a/*"), ("a/tis_x", "a/*_x"), ("loss/0.4-0.5", "loss/***"), ("a/x_b_y", "a/*_b_*")]
     {
@@ -210,7 +210,7 @@ fn a_pattern_of_metrics_fits_what_it_stands_for_alone() {
 }
 
 #[test]
-fn commands_of_the_main_page_run_and_it_is_short() {
+fn commands_of_the_readme_run() {
     let page = root().join("README.md");
     assert!(run(&page).blocks > 0);
     let lines = std::fs::read_to_string(&page).unwrap().lines().count();
@@ -260,7 +260,7 @@ fn links(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
+fn every_link_has_a_target() {
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         for link in links(&text).into_iter().filter(|link| !link.contains("://") && !link.starts_with("mailto:")) {
@@ -289,7 +289,7 @@ fn the_summary_lists_every_page_of_the_book() {
 }
 
 #[test]
-fn every_command_of_the_program_has_a_row() {
+fn every_command_is_documented() {
     let page = std::fs::read_to_string(root().join("docs/src/commands.md")).unwrap();
     let help = program::done(&root(), &["--help"]);
     let commands = help.split("Commands:").nth(1).unwrap().split("Options:").next().unwrap();
@@ -318,7 +318,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn the_table_of_crates_is_what_cargo_knows() {
+fn the_table_of_crates_matches_cargo_metadata() {
     let page = std::fs::read_to_string(root().join("docs/src/design.md")).unwrap();
     let table = page.lines().skip_while(|line| !line.starts_with("| crate |")).skip(2);
     let found = dependencies();

@@ -157,7 +157,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[test]
-fn every_detector_finds_the_portraits_face_where_onnx_runtime_does() {
+fn detectors_agree_with_onnx_runtime() {
     for cast in casts() {
         for (file, key) in cast.detectors {
             let networks = cast.load(&IdentityConfig { detector: Some((*file).into()), ..cast.config() });
@@ -198,7 +198,7 @@ fn embeddings_agree_with_onnx_runtime_in_both_channel_orders() {
 const ORDERS: [(ChannelOrder, &str); 2] = [(ChannelOrder::Rgb, "embedding_rgb"), (ChannelOrder::Bgr, "embedding_bgr")];
 
 #[test]
-fn the_person_of_a_clip_has_one_face_in_every_frame_and_is_himself_but_not_the_portrait() {
+fn frames_of_a_clip_match_its_person_and_not_the_portrait() {
     for cast in casts() {
         let video = cast.frames(&cast.sampled);
         let mut reward = cast.reward(cast.config());
@@ -238,7 +238,7 @@ fn options() -> Vec<IdentityConfig> {
 }
 
 #[test]
-fn the_gradient_of_the_score_agrees_with_central_differences_with_every_option() {
+fn score_gradients_match_central_differences_with_every_option() {
     for cast in casts() {
         let usual = cast.config();
         agrees_with_differences(&cast, usual.clone());
@@ -308,7 +308,7 @@ fn agrees_with_differences(cast: &Cast, config: IdentityConfig) {
 
 /// The central differences are taken in float64, by the script: there a step fits between two kinks of the PReLUs.
 #[test]
-fn the_gradient_of_the_score_agrees_with_float64_differences_along_random_directions() {
+fn score_gradients_match_float64_differences() {
     for cast in casts() {
         let slopes = &cast.golden["slopes"];
         let mut reward = cast.reward(cast.config());
@@ -337,7 +337,7 @@ fn the_gradient_of_the_score_agrees_with_float64_differences_along_random_direct
 }
 
 #[test]
-fn a_video_without_a_face_has_a_gradient_where_the_reference_shows_one() {
+fn a_video_without_a_face_has_a_gradient_at_the_face_of_the_reference() {
     for cast in casts() {
         let [h, w] = size(&cast.portrait);
         let nothing = Video::new(Tensor::zeros([1, 3, h, w]), 1.0).unwrap();
@@ -357,7 +357,7 @@ fn a_video_without_a_face_has_a_gradient_where_the_reference_shows_one() {
 }
 
 #[test]
-fn only_the_frames_that_are_sampled_count_and_batches_change_nothing() {
+fn the_score_depends_on_sampled_frames_and_not_on_batches() {
     for cast in casts() {
         let some = [0, 2, 4, 6].map(|i| cast.sampled[i]);
         let (video, every_other) = (cast.frames(&some), cast.frames(&[some[0], some[2]]));
@@ -376,7 +376,7 @@ fn only_the_frames_that_are_sampled_count_and_batches_change_nothing() {
 }
 
 #[test]
-fn a_face_stays_where_it_is_when_the_detector_is_fed_otherwise() {
+fn detections_do_not_depend_on_the_input_size() {
     for cast in casts() {
         let found = |config: IdentityConfig| {
             only(cast.load(&config).detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap())

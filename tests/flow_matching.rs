@@ -13,7 +13,7 @@ use roll_core::{
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
 
-use crate::world::{World, fails, said};
+use crate::world::{World, fails, stderr_text};
 
 fn open(directory: &Path, kind: TinyKind, lora_rank: usize) -> Wan {
     let files = init_tiny(directory, kind, 3).unwrap();
@@ -60,7 +60,7 @@ fn assert_close(what: &str, a: &[f32], b: &[f32]) {
 }
 
 #[test]
-fn velocities_together_are_those_one_by_one() {
+fn batched_velocities_equal_single_ones() {
     // Two experts and conditioning channels; one expert and a known first frame.
     for (kind, side) in [(TinyKind::I2v, 32), (TinyKind::Ti2v, 64)] {
         let dir = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ fn velocities_together_are_those_one_by_one() {
 }
 
 #[test]
-fn full_training_reaches_every_weight_with_the_right_gradient() {
+fn full_training_gradients_match_finite_differences() {
     let dir = tempfile::tempdir().unwrap();
     let mut model = open(dir.path(), TinyKind::I2v, 0);
     let conditioning = conditioning(&mut model, "a face turns", 32);
@@ -132,7 +132,7 @@ fn full_training_reaches_every_weight_with_the_right_gradient() {
 }
 
 #[test]
-fn adapters_and_all_weights_learn_a_clip() {
+fn lora_and_full_training_learn_a_clip() {
     for (lora_rank, rate) in [(4, 2e-2), (0, 1e-3)] {
         let dir = tempfile::tempdir().unwrap();
         let mut model = open(dir.path(), TinyKind::I2v, lora_rank);
@@ -187,12 +187,12 @@ fn world() -> World {
 fn train(world: &World, out: &str, settings: &[&str]) -> String {
     let base = ["algo.name=flow_matching", "training.learning_rate=1e-3", "algo.num_inference_steps=2"];
     let output = world.training(out, 3, &[&base[..], settings].concat()).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
-    said(&output)
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    stderr_text(&output)
 }
 
 #[test]
-fn three_steps_need_no_reward_and_write_what_they_should() {
+fn flow_matching_needs_no_reward() {
     let world = world();
     let log = train(&world, "run", &["model.lora_rank=2", "algo.draws_per_sample=2"]);
     assert!(log.contains("step 3/3  loss ") && !log.contains("NaN") && !log.contains("score"), "{log}");
@@ -213,7 +213,7 @@ fn three_steps_need_no_reward_and_write_what_they_should() {
 }
 
 #[test]
-fn a_fully_trained_expert_becomes_a_base() {
+fn an_exported_expert_is_a_base() {
     let world = world();
     train(&world, "run", &["model.lora_rank=0", "sample_steps=0"]);
     let checkpoint = "run/checkpoints/step-000003";
@@ -246,7 +246,7 @@ fn a_fully_trained_expert_becomes_a_base() {
 }
 
 #[test]
-fn experts_of_a_chosen_size_are_trained_with_their_own_prompt_length() {
+fn initialised_experts_train_with_their_prompt_length() {
     let world = world();
     world.done(&["init-experts", "own", "--dim", "32", "--heads", "2", "--layers", "1", "--text-dim", "32"]);
     for file in ["models_t5_umt5-xxl-enc-bf16.safetensors", "Wan2.1_VAE.safetensors"] {

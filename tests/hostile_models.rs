@@ -44,10 +44,13 @@ impl Model {
         let begun = Instant::now();
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let output = child.wait_with_output().unwrap();
-        let said = text(&output);
-        assert!(matches!(output.status.code(), Some(0..=2)), "{}: {said}", output.status);
-        assert!(!said.contains("overflowed its stack") && !said.contains("memory allocation"), "{said}");
-        assert!(begun.elapsed() < TIME, "{:?}: {said}", begun.elapsed());
+        let printed_text = text(&output);
+        assert!(matches!(output.status.code(), Some(0..=2)), "{}: {printed_text}", output.status);
+        assert!(
+            !printed_text.contains("overflowed its stack") && !printed_text.contains("memory allocation"),
+            "{printed_text}"
+        );
+        assert!(begun.elapsed() < TIME, "{:?}: {printed_text}", begun.elapsed());
         output
     }
 
@@ -80,7 +83,7 @@ fn refused(output: &Output, part: &str) {
 }
 
 #[test]
-fn a_template_renders_the_same_beside_the_program_as_in_it() {
+fn templates_render_the_same_in_the_worker_process() {
     let model = Model::new();
     let output = model.ask("hello");
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
@@ -101,7 +104,7 @@ fn rendered_or_refused(output: &Output) {
 }
 
 #[test]
-fn templates_that_nest_without_end_end_nothing_but_themselves() {
+fn deeply_nested_templates_end_only_the_worker() {
     let model = Model::new();
     let n = 100_000;
     let expressions = [
@@ -126,7 +129,7 @@ fn templates_that_nest_without_end_end_nothing_but_themselves() {
 }
 
 #[test]
-fn templates_that_take_memory_without_bound_are_errors() {
+fn templates_have_a_memory_limit() {
     let model = Model::new();
     let grown =
         "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}";
@@ -163,7 +166,7 @@ fn gguf_with(template: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_template_in_a_gguf_file_has_the_same_limits() {
+fn templates_of_gguf_files_have_the_same_limits() {
     let model = Model::new();
     let ask = |template: &str| {
         let path = model.path("model.gguf");
@@ -179,7 +182,7 @@ fn a_template_in_a_gguf_file_has_the_same_limits() {
 }
 
 #[test]
-fn a_template_that_takes_too_long_is_ended() {
+fn templates_have_a_time_limit() {
     let model = Model::new();
     let pairs = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
                  {% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}";
@@ -215,7 +218,7 @@ fn tokenizers_that_panic_or_grow_are_errors() {
 }
 
 #[test]
-fn pipes_devices_and_files_without_end_are_not_read() {
+fn rejects_pipes_devices_and_endless_files() {
     for name in ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"] {
         let model = Model::new();
         let path = model.path(name);
@@ -234,7 +237,7 @@ fn pipes_devices_and_files_without_end_are_not_read() {
 }
 
 #[test]
-fn nothing_of_a_template_outlives_the_program() {
+fn template_workers_end_with_the_program() {
     let model = Model::new();
     let slow = "{% set ns = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
                 {% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}";

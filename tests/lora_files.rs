@@ -8,7 +8,7 @@ use roll_core::{Noise, Purpose, StateDict, Tensor};
 use roll_models::lora::{Convention, Layer, Lora, LoraFile, Names, WriteOptions, write_lora};
 use roll_models::weights::{Checkpoint, save_safetensors};
 
-use crate::program::{done, fails, printed, roll, said};
+use crate::program::{done, fails, printed, roll, stderr_text};
 
 const DIM: usize = 24;
 const FFN: usize = 40;
@@ -47,7 +47,7 @@ fn comfy(lora: &Lora, path: &Path) {
 }
 
 #[test]
-fn converting_around_all_five_conventions_gives_the_same_file() {
+fn lora_conversions_round_trip() {
     let dir = tempfile::tempdir().unwrap();
     for scaled in [false, true] {
         let here = dir.path().join(scaled.to_string());
@@ -57,8 +57,8 @@ fn converting_around_all_five_conventions_gives_the_same_file() {
         for to in ["kohya", "peft", "diffusers", "diffsynth", "comfyui"] {
             let out = format!("{to}/adapter_model.safetensors");
             std::fs::create_dir(here.join(to)).unwrap();
-            let said = done(&here, &["convert-lora", &at, &out, "--to", to]);
-            assert!(said.contains("20 layers"), "{said}");
+            let printed_text = done(&here, &["convert-lora", &at, &out, "--to", to]);
+            assert!(printed_text.contains("20 layers"), "{printed_text}");
             at = out;
         }
         let read = |name: &str| std::fs::read(here.join(name)).unwrap();
@@ -96,15 +96,15 @@ fn base(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn shards_are_split_merged_into_and_joined_again() {
+fn shards_split_merge_and_join() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
     base(here);
     comfy(&lora(true), &here.join("lora.safetensors"));
     done(here, &["split-shards", "base.safetensors", "shards", "--max-size", "9KB"]);
     assert!(here.join("shards/base.safetensors.index.json").exists());
-    let said = done(here, &["merge-lora", "shards", "lora.safetensors", "merged", "--alpha", "0.5"]);
-    assert!(said.contains("20 tensors changed"), "{said}");
+    let printed_text = done(here, &["merge-lora", "shards", "lora.safetensors", "merged", "--alpha", "0.5"]);
+    assert!(printed_text.contains("20 tensors changed"), "{printed_text}");
     done(here, &["merge-lora", "base.safetensors", "lora.safetensors", "merged.safetensors", "--alpha", "0.5"]);
     done(here, &["merge-shards", "merged", "joined.safetensors"]);
     let read = |name: &str| std::fs::read(here.join(name)).unwrap();
@@ -121,7 +121,7 @@ fn shards_are_split_merged_into_and_joined_again() {
 }
 
 #[test]
-fn a_lora_that_is_merged_into_the_other_expert_is_told() {
+fn merging_into_the_other_expert_warns() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
     for name in ["high_noise_model", "low_noise_model"] {
@@ -131,16 +131,19 @@ fn a_lora_that_is_merged_into_the_other_expert_is_told() {
     let options = WriteOptions { convention: Convention::ComfyUi, names: Names::Official };
     let about = BTreeMap::from([("roll.expert".to_string(), "low_noise".to_string())]);
     write_lora(&lora(true), options, &about, &here.join("low.safetensors")).unwrap();
-    for (base, told) in [("high_noise_model", true), ("low_noise_model", false)] {
+    for (base, warns) in [("high_noise_model", true), ("low_noise_model", false)] {
         let out = format!("{base}.safetensors");
         let output = roll(here, &["merge-lora", &format!("{base}/base.safetensors"), "low.safetensors", &out]);
-        let said = said(&output);
-        assert!(output.status.success() && said.contains("named as the other one") == told, "{base}: {said}");
+        let printed_text = stderr_text(&output);
+        assert!(
+            output.status.success() && printed_text.contains("named as the other one") == warns,
+            "{base}: {printed_text}"
+        );
     }
 }
 
 #[test]
-fn mistakes_are_told_and_write_nothing() {
+fn errors_write_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
     base(here);
@@ -151,8 +154,8 @@ fn mistakes_are_told_and_write_nothing() {
     let merge = ["merge-lora", "base.safetensors", "other.safetensors", "out.safetensors"];
     refuses(here, &merge, &["blocks.7.ffn.2", "1 of 20", "--allow-missing"]);
     assert!(!here.join("out.safetensors").exists());
-    let said = done(here, &[&merge[..], &["--allow-missing"]].concat());
-    assert!(said.contains("left out: blocks.7.ffn.2"), "{said}");
+    let printed_text = done(here, &[&merge[..], &["--allow-missing"]].concat());
+    assert!(printed_text.contains("left out: blocks.7.ffn.2"), "{printed_text}");
     refuses(here, &["merge-lora", "base.safetensors", "base.safetensors", "x"], &["base.safetensors", "LoRA"]);
     refuses(here, &["merge-lora", "base.safetensors", "other.safetensors", "base.safetensors"], &["base.safetensors"]);
     refuses(here, &["convert-lora", "none.safetensors", "x.safetensors", "--to", "peft"], &["none.safetensors"]);
@@ -193,13 +196,13 @@ fn diffusers_and_peft_load_what_is_written() {
             )
         }
     };
-    let told = printed(&output);
+    let printed_text = printed(&output);
     match output.status.code() {
         Some(77) => {
-            let why = format!("{}; set PYTHON to one with diffusers and peft", told.trim());
+            let why = format!("{}; set PYTHON to one with diffusers and peft", printed_text.trim());
             roll_testing::skip!(why, needs = "diffusers")
         }
-        Some(0) => print!("{told}"),
-        _ => panic!("{told}\n{}", said(&output)),
+        Some(0) => print!("{printed_text}"),
+        _ => panic!("{printed_text}\n{}", stderr_text(&output)),
     }
 }

@@ -3,7 +3,7 @@
 
 use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
 
-use crate::world::{World, fails, said};
+use crate::world::{World, fails, stderr_text};
 
 /// A run of Reward-FL on the checkpoint in `tiny`: four denoising steps, of which two are trained.
 const REWARD_FL: [&str; 5] = [
@@ -24,7 +24,7 @@ fn world(kind: TinyKind) -> World {
 fn train(world: &World, out: &str, steps: u64, settings: &[&str]) {
     let settings: Vec<&str> = REWARD_FL.iter().chain(settings).copied().collect();
     let output = world.training(out, steps, &settings).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
 }
 
 /// `roll generate` with these arguments; the bytes of the picture of the last frame.
@@ -45,7 +45,7 @@ fn generate(world: &World, kind: TinyKind, out: &str, arguments: &[&str]) -> Vec
 }
 
 #[test]
-fn every_kind_trains_resumes_and_generates_with_guidance_and_without() {
+fn every_model_trains_resumes_and_generates() {
     for kind in [TinyKind::T2v, TinyKind::I2v, TinyKind::Ti2v, TinyKind::I2v21] {
         let world = world(kind);
         train(&world, "plain", 3, &[]);
@@ -80,7 +80,7 @@ fn every_kind_trains_resumes_and_generates_with_guidance_and_without() {
 }
 
 #[test]
-fn a_scale_for_each_expert_needs_two_experts_and_unipc_is_for_evaluation() {
+fn rejects_invalid_guidance_and_samplers() {
     let world = world(TinyKind::Ti2v);
     let refused = |settings: &[&str], parts: &[&str]| {
         let settings: Vec<&str> = REWARD_FL.iter().chain(settings).copied().collect();

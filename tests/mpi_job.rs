@@ -56,7 +56,7 @@ fn mpirun(ranks: usize, command: &str) -> Command {
     mpirun
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
@@ -71,30 +71,30 @@ fn values(bytes: &[u8]) -> Vec<f32> {
 }
 
 #[test]
-fn ranks_on_one_sample_train_as_one_and_over_mpi_they_are_all_of_the_job() {
+fn sequence_parallel_ranks_train_as_one() {
     let world = Job::new();
     let shared = ["strategy.sequence_parallel_size=2"];
     for (out, ranks, settings) in [("one", 1, &[][..]), ("two", 2, &shared)] {
         let output = world.run(ranks, &["--out", out, "--steps", "2"], settings);
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
     }
     let [one, two] = ["one", "two"].map(|run| values(&adapter(&world.path(run), "step-000002")));
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
     let difference = norm(&mut one.iter().zip(&two).map(|(a, b)| a - b));
     assert!(difference <= 1e-5 * norm(&mut one.iter().copied()), "{difference}");
     let refused = world.run(4, &["--out", "four", "--steps", "1"], &shared);
-    let said = said(&refused);
-    assert!(!refused.status.success() && said.contains("expected 1 or 4, found 2"), "{said}");
+    let printed_text = output_text(&refused);
+    assert!(!refused.status.success() && printed_text.contains("expected 1 or 4, found 2"), "{printed_text}");
 }
 
 #[test]
-fn four_ranks_train_as_one_and_one_of_them_writes() {
+fn four_ranks_train_as_one_and_rank_0_writes() {
     let world = Job::new();
     for (out, ranks, samples, stage) in [("one", 1, "4", "2"), ("four", 4, "1", "3")] {
         let settings = [&format!("training.gradient_accumulation_steps={samples}"), &format!("strategy.stage={stage}")];
         let output = world.run(ranks, &["--out", out, "--steps", "2"], &settings.map(|s| s.as_str()));
-        assert!(output.status.success(), "{}", said(&output));
-        assert_eq!(said(&output).matches("steps in").count(), 1, "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
+        assert_eq!(output_text(&output).matches("steps in").count(), 1, "{}", output_text(&output));
     }
     let [one, four] = ["one", "four"].map(|run| values(&adapter(&world.path(run), "step-000002")));
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
@@ -105,18 +105,18 @@ fn four_ranks_train_as_one_and_one_of_them_writes() {
 }
 
 #[test]
-fn a_plan_is_for_the_ranks_of_the_launcher_whatever_the_key_says() {
+fn plan_uses_the_ranks_of_the_launcher() {
     for ranks in [1, 2] {
         let settings = ["strategy.name=zero", "ranks=4"].map(|setting| ["--set", setting]);
         let output = mpirun(ranks, "plan").args(settings.as_flattened()).arg("--json").output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(planned["ranks"], if ranks == 1 { 4 } else { ranks });
     }
 }
 
 #[test]
-fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
+fn a_configuration_of_roll_trains_alike_on_one_and_two_ranks() {
     let world = World::new(0);
     let here = world.path(".");
     roll_yaml::write(&here, 8);
@@ -126,7 +126,7 @@ fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
         let mut command = mpirun(ranks, "run");
         command.current_dir(&here).args(["--config", roll_yaml::FILE]).args(roll_yaml::DEMO_SETTINGS);
         let output = command.args(["--out", &format!("on{ranks}")]).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
     }
     let [one, two] = ["on1", "on2"].map(|run| values(&adapter(&world.path(run), "step-000002")));
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
@@ -143,12 +143,12 @@ fn rolls_configuration_gives_on_two_ranks_what_it_gives_on_one() {
 }
 
 #[test]
-fn weights_that_are_divided_are_trained_saved_and_resumed_as_whole_ones() {
+fn sharded_weights_train_save_and_resume_as_whole_ones() {
     let world = Job::new();
     let run = |arguments: &[&str], stage: &str| {
         let settings = [stage, "model.lora_rank=0"];
         let output = world.command_of(2, arguments, &settings).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
     };
     let fresh = |out: &str, steps: &str, stage: &str| {
         run(&["--algo", "flow_matching", "--out", out, "--steps", steps], stage);
@@ -165,7 +165,7 @@ fn weights_that_are_divided_are_trained_saved_and_resumed_as_whole_ones() {
 }
 
 #[test]
-fn a_run_whose_rank_is_killed_ends_and_goes_on_with_two_ranks() {
+fn a_run_with_a_killed_rank_ends_and_resumes_on_two_ranks() {
     let world = Job::new();
     let run = world.path("run");
     let mut command = world.command(4, &["--out", "run", "--steps", "1000"], &["save_steps=1", "max_ckpt_to_keep=3"]);
@@ -184,20 +184,20 @@ fn a_run_whose_rank_is_killed_ends_and_goes_on_with_two_ranks() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let output = job.wait_with_output().unwrap();
-    assert!(!output.status.success() && said(&output).contains("signal 9"), "{}", said(&output));
+    assert!(!output.status.success() && output_text(&output).contains("signal 9"), "{}", output_text(&output));
 
     let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
     let steps = (done + 2).to_string();
     let settings = ["training.gradient_accumulation_steps=2", "save_steps=1000", "strategy.stage=1"];
     let output = world.run(2, &["--resume", "run", "--steps", &steps], &settings);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     let newest = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap();
     assert_eq!(newest.step(), done + 2);
     assert_eq!(newest.manifest().info["world_size"], 2);
 }
 
 #[test]
-fn ranks_that_are_asked_to_stop_write_one_checkpoint_and_exit_with_130() {
+fn interrupted_ranks_write_one_checkpoint_and_exit_with_130() {
     let world = Job::new();
     // `mpirun` hands SIGUSR1 on to all. SIGTERM goes to one rank here: that one asks the others.
     for (out, name, wrapped) in [("all", "-USR1", false), ("one", "-TERM", true)] {
@@ -206,10 +206,14 @@ fn ranks_that_are_asked_to_stop_write_one_checkpoint_and_exit_with_130() {
         if wrapped {
             // Tells each rank's exit code; `mpirun` knows only of the first.
             let script = "\"$0\" \"$@\"; echo \"a rank exits with $?\"";
-            let told: Vec<_> = command.get_args().map(|a| a.to_os_string()).collect();
-            let at = told.iter().position(|a| a == program::PATH).unwrap();
+            let arguments: Vec<_> = command.get_args().map(|a| a.to_os_string()).collect();
+            let at = arguments.iter().position(|a| a == program::PATH).unwrap();
             let mut through_shell = Command::new("mpirun");
-            through_shell.args(&told[..at]).args(["sh", "-c", script]).args(&told[at..]).current_dir(world.path("."));
+            through_shell
+                .args(&arguments[..at])
+                .args(["sh", "-c", script])
+                .args(&arguments[at..])
+                .current_dir(world.path("."));
             let variables: Vec<_> = command.get_envs().map(|(n, v)| (n.to_owned(), v.unwrap().to_owned())).collect();
             command = through_shell;
             command.envs(variables);
@@ -226,52 +230,55 @@ fn ranks_that_are_asked_to_stop_write_one_checkpoint_and_exit_with_130() {
         };
         assert!(Command::new("kill").args([name, &target.to_string()]).status().unwrap().success());
         let output = job.wait_with_output().unwrap();
-        let said = said(&output);
+        let printed_text = output_text(&output);
         for rank in 0..2 {
-            assert!(said.contains(&format!("[rank {rank}] error: interrupted")), "{said}");
+            assert!(printed_text.contains(&format!("[rank {rank}] error: interrupted")), "{printed_text}");
         }
-        assert!(said.contains(&format!("roll run --resume {out}")) && !said.contains("MPI_ABORT"), "{said}");
+        assert!(
+            printed_text.contains(&format!("roll run --resume {out}")) && !printed_text.contains("MPI_ABORT"),
+            "{printed_text}"
+        );
         match wrapped {
-            true => assert_eq!(said.matches("a rank exits with 130").count(), 2, "{said}"),
-            false => assert_eq!(output.status.code(), Some(130), "{said}"),
+            true => assert_eq!(printed_text.matches("a rank exits with 130").count(), 2, "{printed_text}"),
+            false => assert_eq!(output.status.code(), Some(130), "{printed_text}"),
         }
         let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
         let output = world.run(2, &["--resume", out, "--steps", &(done + 1).to_string()], &[]);
-        assert!(output.status.success(), "{}", self::said(&output));
+        assert!(output.status.success(), "{}", self::output_text(&output));
     }
 }
 
 #[test]
-fn a_rank_that_fails_says_so_and_every_rank_says_who_it_was() {
+fn every_rank_names_the_rank_that_failed() {
     let world = Job::new();
     // Half of the ranks get a clip that cannot be read.
     std::fs::write(world.path("5.mp4"), b"no video").unwrap();
     let output = world.run(4, &["--out", "run", "--steps", "6"], &["data.shuffle=false"]);
-    let said = said(&output);
+    let printed_text = output_text(&output);
     assert!(!output.status.success());
-    assert!(said.contains("5.mp4") && said.contains("failed"), "{said}");
-    let named = (0..4).filter(|rank| said.contains(&format!("[rank {rank}] error"))).count();
-    assert!(named >= 2, "{said}");
+    assert!(printed_text.contains("5.mp4") && printed_text.contains("failed"), "{printed_text}");
+    let named = (0..4).filter(|rank| printed_text.contains(&format!("[rank {rank}] error"))).count();
+    assert!(named >= 2, "{printed_text}");
 }
 
 #[test]
-fn a_strategy_for_one_process_is_refused_on_four() {
+fn rejects_a_single_process_strategy_on_four_processes() {
     let world = Job::new();
     let output = world.run(4, &["--out", "run", "--steps", "1"], &["strategy.name=single"]);
-    assert!(!output.status.success() && said(&output).contains("trains on 1"), "{}", said(&output));
+    assert!(!output.status.success() && output_text(&output).contains("trains on 1"), "{}", output_text(&output));
     assert!(!world.path("run").exists());
 }
 
 #[test]
-fn collectives_over_a_missing_nccl_are_refused_on_every_rank_and_nobody_waits() {
+fn every_rank_fails_without_nccl() {
     let world = Job::new();
     let began = Instant::now();
     let output = world.run(2, &["--collectives", "nccl", "--out", "run", "--steps", "1"], &[]);
     if output.status.success() {
         roll_testing::skip!("this machine has NCCL and a GPU for each rank");
     }
-    let said = said(&output);
-    assert!(said.contains("cannot be loaded") || said.contains("--features nccl"), "{said}");
+    let printed_text = output_text(&output);
+    assert!(printed_text.contains("cannot be loaded") || printed_text.contains("--features nccl"), "{printed_text}");
     // The limit is generous: it only distinguishes a deadlock from a refusal.
     assert!(began.elapsed() < PATIENCE && !world.path("run").exists());
 }

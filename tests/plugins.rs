@@ -6,7 +6,7 @@ use std::process::Output;
 use serde_json::Value;
 
 use crate::program;
-use crate::world::{World, checkpoint_file, fails, said};
+use crate::world::{World, checkpoint_file, fails, stderr_text};
 
 /// The library of a plugin that this test's crate depends on: cargo puts it beside the test itself.
 fn library(name: &str) -> String {
@@ -26,11 +26,11 @@ fn results(world: &World, out: &str) -> (Vec<Value>, Vec<u8>) {
 }
 
 #[test]
-fn a_run_with_algorithm_model_and_strategy_from_libraries_gives_the_same_bits() {
+fn plugins_reproduce_the_bits_of_built_in_components() {
     let world = World::new(2);
     let reward = ["--set", "reward.name=brightness"];
     let linked = train(&world, "linked", &reward);
-    assert!(linked.status.success(), "{}", said(&linked));
+    assert!(linked.status.success(), "{}", stderr_text(&linked));
     let libraries = ["zero", "wan2_2", "reward_fl"].map(library);
     let mut arguments = reward.to_vec();
     libraries.iter().for_each(|l| arguments.extend(["--plugin", l]));
@@ -40,14 +40,14 @@ fn a_run_with_algorithm_model_and_strategy_from_libraries_gives_the_same_bits() 
 
     arguments.push("--plugins-replace");
     let loaded = train(&world, "loaded", &arguments);
-    assert!(loaded.status.success(), "{}", said(&loaded));
+    assert!(loaded.status.success(), "{}", stderr_text(&loaded));
     assert_eq!(results(&world, "loaded"), results(&world, "linked"));
     let config = std::fs::read_to_string(world.path("loaded/config.yaml")).unwrap();
     assert!(config.contains("libwan2_2.so") && config.contains("plugins_replace: true"), "{config}");
 }
 
 #[test]
-fn policy_gradients_from_libraries_give_the_same_bits() {
+fn policy_gradient_plugins_reproduce_the_bits() {
     let world = World::new(2);
     for name in ["diffusion_nft", "flow_grpo"] {
         let algorithm = format!("algo.name={name}");
@@ -57,7 +57,7 @@ fn policy_gradients_from_libraries_give_the_same_bits() {
         let run = |out: &str, more: &[&str]| {
             let settings = [algorithm.as_str(), rewards].into_iter().chain(short).flat_map(|s| ["--set", s]);
             let output = train(&world, out, &settings.chain(more.iter().copied()).collect::<Vec<_>>());
-            assert!(output.status.success(), "{}", said(&output));
+            assert!(output.status.success(), "{}", stderr_text(&output));
             results(&world, out)
         };
         let (linked, library) = (run(&format!("linked-{name}"), &[]), library(name));
@@ -69,14 +69,14 @@ fn policy_gradients_from_libraries_give_the_same_bits() {
 }
 
 #[test]
-fn what_a_model_from_a_library_encoded_is_kept() {
+fn encodings_of_plugin_models_are_cached() {
     let world = World::new(3);
     let library = library("wan2_2");
     let counts = |out: &str| {
         let cached = ["--set", "reward.name=brightness", "--set", "data.cache_dir=cache"];
         let output = train(&world, out, &[&["--plugin", &library, "--plugins-replace"], &cached[..]].concat());
-        assert!(output.status.success(), "{}", said(&output));
-        said(&output).lines().find(|line| line.contains("encodings:")).unwrap().to_string()
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        stderr_text(&output).lines().find(|line| line.contains("encodings:")).unwrap().to_string()
     };
     let (first, second) = (counts("first"), counts("second"));
     assert!(first.contains("encodings: 0 read from the cache") && !first.contains(" 0 computed"), "{first}");
@@ -85,7 +85,7 @@ fn what_a_model_from_a_library_encoded_is_kept() {
 }
 
 #[test]
-fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits() {
+fn agent_plugins_reproduce_the_bits() {
     let world = World::new(0);
     let train = |out: &str, more: &[&str]| {
         let mut arguments = vec!["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--out", out, "--steps", "3"];
@@ -105,7 +105,7 @@ fn an_agent_with_algorithm_and_environment_from_a_library_learns_the_same_bits()
 }
 
 #[test]
-fn the_tensors_of_an_algorithm_from_a_library_are_in_the_checkpoint_and_a_run_goes_on_with_them() {
+fn tensors_of_plugin_algorithms_are_checkpointed() {
     let world = World::new(2);
     let library = library("hostile_plugin");
     let toys = ["--plugin", &library, "--algo", "toy", "--model", "toy"];
@@ -140,16 +140,16 @@ fn the_tensors_of_an_algorithm_from_a_library_are_in_the_checkpoint_and_a_run_go
 }
 
 #[test]
-fn a_third_partys_reward_trains() {
+fn a_third_party_reward_trains() {
     let world = World::new(2);
     let library = library("sharpness_reward");
     let output = train(&world, "run", &["--plugin", &library, "--set", "reward.name=edges"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert_eq!(results(&world, "run").0.len(), 3);
 }
 
 #[test]
-fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
+fn a_failing_reward_is_named_and_the_training_is_saved() {
     let world = World::new(2);
     let library = library("hostile_plugin");
     for (i, (how, parts)) in
@@ -163,7 +163,7 @@ fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
         fails(&output, 1, &parts);
         fails(&output, 1, &["`hostile_plugin`", "libhostile_plugin.so", "step 2", "the training of 1 step is saved"]);
         let saved = world.path(&out).join("checkpoints/step-000001/adapter.safetensors");
-        assert!(saved.is_file(), "{}", said(&output));
+        assert!(saved.is_file(), "{}", stderr_text(&output));
     }
     let output = train(&world, "nan", &["--plugin", &library, "--set", "reward={name: hostile, at: score, how: nan}"]);
     fails(&output, 1, &["libhostile_plugin.so", "not finite"]);
@@ -173,7 +173,7 @@ fn a_reward_that_fails_in_the_middle_is_named_and_what_was_trained_is_saved() {
 }
 
 #[test]
-fn options_of_a_plugin_are_keys_of_the_configuration() {
+fn plugin_options_are_configuration_keys() {
     let world = World::new(2);
     let library = library("sharpness_reward");
     let listed = world.done(&["config", "--plugin", &library, "--set", "reward.name=edges"]);
@@ -201,7 +201,7 @@ fn plugins_are_listed_described_and_checked() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::copy(&colors, directory.path().join(Path::new(&colors).file_name().unwrap())).unwrap();
     let found = world.command(&["plugins"]).env("ROLL_PLUGIN_PATH", directory.path()).output().unwrap();
-    assert!(String::from_utf8_lossy(&found.stdout).contains("color_reward ("), "{}", said(&found));
+    assert!(String::from_utf8_lossy(&found.stdout).contains("color_reward ("), "{}", stderr_text(&found));
 
     let described = world.done(&["plugins", "info", &colors]);
     assert!(described.contains("plugin ABI") && described.contains("bins"), "{described}");
@@ -219,7 +219,7 @@ fn plugins_are_listed_described_and_checked() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_plugin_that_aborts_or_follows_a_bad_pointer_is_named_before_the_process_is_gone() {
+fn a_plugin_that_crashes_the_process_is_named() {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
@@ -243,10 +243,10 @@ fn a_plugin_that_aborts_or_follows_a_bad_pointer_is_named_before_the_process_is_
         let mut check = Command::new("prlimit");
         check.args(["--core=0", program::PATH, "plugins", "check"]).arg(&library);
         let output = check.output().unwrap();
-        assert_eq!(output.status.signal(), Some(signal), "{}", said(&output));
-        let told = said(&output);
+        assert_eq!(output.status.signal(), Some(signal), "{}", stderr_text(&output));
+        let printed_text = stderr_text(&output);
         let named = format!("calling `score` of the plugin `contrast_reward_c` ({})", library.display());
-        assert_eq!(told.matches(&named).count(), 1, "{told}");
-        assert!(told.contains("--resume"), "{told}");
+        assert_eq!(printed_text.matches(&named).count(), 1, "{printed_text}");
+        assert!(printed_text.contains("--resume"), "{printed_text}");
     }
 }

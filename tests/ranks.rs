@@ -81,7 +81,7 @@ fn train_with(directory: &Path, ranks: usize, options: ZeroOptions, store: Place
 }
 
 #[test]
-fn sharded_and_streamed_weights_give_the_bits_of_resident_ones() {
+fn sharded_and_streamed_weights_reproduce_the_bits_of_resident_ones() {
     let dir = tempfile::tempdir().unwrap();
     init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
     for ranks in [1, 2] {
@@ -93,7 +93,7 @@ fn sharded_and_streamed_weights_give_the_bits_of_resident_ones() {
 }
 
 #[test]
-fn overlap_and_divided_weights_change_no_bit_of_full_training() {
+fn overlap_and_sharding_change_no_bit_of_full_training() {
     let dir = tempfile::tempdir().unwrap();
     init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
     let with = |stage: u8, overlap_comm: bool, store: Placement, lora_rank: usize| {
@@ -109,7 +109,7 @@ fn overlap_and_divided_weights_change_no_bit_of_full_training() {
 }
 
 #[test]
-fn weights_that_are_all_trained_are_divided_among_ranks_when_frozen_ones_are() {
+fn fully_trained_weights_are_sharded_with_frozen_ones() {
     let dir = tempfile::tempdir().unwrap();
     init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
     let results = ThreadRanks::run(4, LONG, |ranks| {
@@ -128,7 +128,7 @@ fn weights_that_are_all_trained_are_divided_among_ranks_when_frozen_ones_are() {
 }
 
 #[test]
-fn wan_trains_alike_on_one_rank_and_on_four() {
+fn wan_trains_alike_on_one_and_four_ranks() {
     let dir = tempfile::tempdir().unwrap();
     init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
     let (alone, _) = train(dir.path(), 1, 0, Placement::Resident);
@@ -139,7 +139,7 @@ fn wan_trains_alike_on_one_rank_and_on_four() {
 }
 
 #[test]
-fn an_agent_on_divided_weights_validates_though_its_ranks_play_different_numbers_of_turns() {
+fn an_agent_on_sharded_weights_validates_with_unequal_turns() {
     let settings = [
         "algo.name=agentic_ppo",
         "model.name=causal_lm",

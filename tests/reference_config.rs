@@ -5,11 +5,11 @@ use std::path::Path;
 
 use roll_core::{Tensor, Video};
 
-use crate::program::{done, printed, roll, said};
+use crate::program::{done, printed, roll, stderr_text};
 use crate::roll_yaml::{self, FILE};
 
 #[test]
-fn rolls_configuration_runs_unchanged() {
+fn a_reward_fl_configuration_of_roll_runs_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
     roll_yaml::write(here, 2);
@@ -22,8 +22,8 @@ fn rolls_configuration_runs_unchanged() {
     let config = ["--config", FILE];
     let listed = roll(here, &[&["config"], &config[..]].concat());
     let text = printed(&listed);
-    let told = said(&listed);
-    assert!(listed.status.success(), "{told}");
+    let printed_text = stderr_text(&listed);
+    assert!(listed.status.success(), "{printed_text}");
     for (key, value, origin) in [
         ("strategy.stage", "2", "deepspeed_zero2_cpuoffload.yaml"),
         ("reward.0.reward_model_path", "\"./antelopev2/\"", "reward_fl_config.yaml"),
@@ -39,15 +39,15 @@ fn rolls_configuration_runs_unchanged() {
     }
     std::fs::write(here.join("listed.yaml"), &text).unwrap();
     done(here, &["config", "--config", "listed.yaml"]);
-    assert_eq!(told.matches("without effect here").count(), 1, "{told}");
-    assert!(told.contains("system_envs") && told.contains("min_timestep_boundary"), "{told}");
+    assert_eq!(printed_text.matches("without effect here").count(), 1, "{printed_text}");
+    assert!(printed_text.contains("system_envs") && printed_text.contains("min_timestep_boundary"), "{printed_text}");
 
     // The face networks are not in the repository: another reward replaces them.
     let smaller = ["--steps", "1", "--set", "reward={name: brightness}", "--set", "data.num_frames=5"];
     let output = roll(here, &[&["run"], &config[..], &smaller[..]].concat());
-    let said = said(&output);
-    assert!(output.status.success(), "{said}");
-    assert_eq!(said.matches("without effect here").count(), 1, "listed once: {said}");
+    let printed_text = stderr_text(&output);
+    assert!(output.status.success(), "{printed_text}");
+    assert_eq!(printed_text.matches("without effect here").count(), 1, "listed once: {printed_text}");
     let run = here.join("output/as_in_roll");
     assert!(run.join("checkpoints/step-000001/adapter.safetensors").exists());
     let row = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
@@ -56,14 +56,14 @@ fn rolls_configuration_runs_unchanged() {
 
 #[cfg(unix)]
 #[test]
-fn rolls_configuration_trains_on_faces_and_its_eight_samples_of_one_clip_differ() {
+fn samples_of_one_clip_differ_in_a_configuration_of_roll() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
     roll_yaml::write(here, 8);
     roll_yaml::demo_world(here);
     let output = roll(here, &[&["run", "--config", FILE][..], &roll_yaml::DEMO_SETTINGS].concat());
-    let said = said(&output);
-    assert!(output.status.success(), "{said}");
+    let printed_text = stderr_text(&output);
+    assert!(output.status.success(), "{printed_text}");
 
     let run = here.join("output/as_in_roll");
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
@@ -106,7 +106,7 @@ custom_env:
     env_config: {action_pattern: \"${action_pattern}\", is_slippery: false}
 ";
 
-/// The configuration of an agent, in ROLL's words: PPO with a critic, where nothing else is said.
+/// The configuration of an agent, in ROLL's words: PPO with a critic, with the defaults elsewhere.
 const AGENT: &str = "\
 defaults:
   - ../config/own_envs@_here_
@@ -183,8 +183,8 @@ fn with_single_turns(environments: &str) -> String {
 }
 
 /// Keys with and without effect, as the program counts them; `None` unless it does so once.
-fn counts(said: &str) -> Option<(usize, usize)> {
-    let mut found = said.lines().filter_map(|line| {
+fn counts(text: &str) -> Option<(usize, usize)> {
+    let mut found = text.lines().filter_map(|line| {
         let (with, rest) = line.split_once(" keys have an effect here, ")?;
         let (without, _) = rest.split_once(" have none")?;
         Some((with.rsplit(' ').next()?.parse().ok()?, without.parse().ok()?))
@@ -195,7 +195,7 @@ fn counts(said: &str) -> Option<(usize, usize)> {
 /// ROLL's own agentic examples, of the checkout that `ROLL_REFERENCE` names. The page of the book has a row for each,
 /// with its keys with and without effect.
 #[test]
-fn rolls_own_agentic_examples_run_and_are_counted_as_documented() {
+fn agentic_examples_of_roll_run_and_match_the_documentation() {
     let Some(reference) = std::env::var_os("ROLL_REFERENCE") else {
         roll_testing::skip!("set ROLL_REFERENCE to a checkout of alibaba/ROLL");
     };
@@ -223,10 +223,10 @@ fn rolls_own_agentic_examples_run_and_are_counted_as_documented() {
         let settings = smaller.iter().flat_map(|setting| ["--set", setting]);
         let run = ["run", "--config", config, "--steps", "2", "--out", "run"];
         let output = roll(here, &run.into_iter().chain(settings).collect::<Vec<_>>());
-        let said = said(&output);
-        assert!(output.status.success(), "{file}: {said}");
-        assert_eq!(counts(&said), Some((with, without)), "{file}: {said}");
-        assert!(!said.contains("there is nothing like it"), "{file}: {said}");
+        let printed_text = stderr_text(&output);
+        assert!(output.status.success(), "{file}: {printed_text}");
+        assert_eq!(counts(&printed_text), Some((with, without)), "{file}: {printed_text}");
+        assert!(!printed_text.contains("there is nothing like it"), "{file}: {printed_text}");
         let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
         // A row of step 0 has the validation before training.
         let steps: Vec<u64> = metrics.lines().map(step).collect();
@@ -249,7 +249,7 @@ fn row(line: &str) -> Option<(String, usize, usize)> {
 }
 
 #[test]
-fn rolls_agentic_configurations_run_unchanged() {
+fn agentic_configurations_of_roll_run_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
     let gigpo =
@@ -271,10 +271,10 @@ fn rolls_agentic_configurations_run_unchanged() {
         // All episodes of a group may fail alike in so short a run, and then nothing is trained.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
-        let said = said(&output);
-        assert!(output.status.success(), "{said}");
-        assert_eq!(counts(&said), Some(counted), "{said}");
-        assert!(!said.contains("there is nothing like it"), "{said}");
+        let printed_text = stderr_text(&output);
+        assert!(output.status.success(), "{printed_text}");
+        assert_eq!(counts(&printed_text), Some(counted), "{printed_text}");
+        assert!(!printed_text.contains("there is nothing like it"), "{printed_text}");
         let rows = std::fs::read_to_string(here.join(file).join("metrics.jsonl")).unwrap();
         let last: serde_json::Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
         for name in [metric, "actor/loss", "Room/score/mean", "Lake/score/mean", "val/Lake/env/success"] {

@@ -40,7 +40,7 @@ fn opened(browser: &Path, page: &Path, profile: &Path) -> String {
 }
 
 #[test]
-fn a_browser_shows_curves_and_plays_the_videos_of_one_run_and_of_two() {
+fn a_browser_shows_the_curves_and_videos_of_reports() {
     let world = World::new(3);
     let settings = |learning_rate: &'static str| {
         [
@@ -61,8 +61,8 @@ fn a_browser_shows_curves_and_plays_the_videos_of_one_run_and_of_two() {
     world.done(&["report", "slow", "fast", "--output", "compare.html"]);
 
     let html = std::fs::read_to_string(world.path("slow/report.html")).unwrap();
-    for said in ["4 of 4 steps", "clipped in 4 of 4 steps", "Score", "learning_rate: 0.0001"] {
-        assert!(html.contains(said), "no {said}");
+    for part in ["4 of 4 steps", "clipped in 4 of 4 steps", "Score", "learning_rate: 0.0001"] {
+        assert!(html.contains(part), "no {part}");
     }
     for question in ["Is it learning?", "Is it hacking the reward?", "Is it stable?", "Where does the time go?"] {
         assert!(html.contains(question), "no {question}");
@@ -77,13 +77,13 @@ fn a_browser_shows_curves_and_plays_the_videos_of_one_run_and_of_two() {
     };
     for (page, videos) in [("slow/report.html", 2), ("compare.html", 4)] {
         let dom = opened(&browser, &world.path(page).canonicalize().unwrap(), &world.path("profile"));
-        let told = dom.split("data-videos=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
-        let counts: Vec<u32> = told.split(' ').filter_map(|word| word.parse().ok()).collect();
-        let [loaded, failed, all] = counts[..] else { panic!("{page}: the script did not run: `{told}`") };
-        assert!(all >= videos, "{page}: {told}");
+        let counts = dom.split("data-videos=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
+        let numbers: Vec<u32> = counts.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let [loaded, failed, all] = numbers[..] else { panic!("{page}: the script did not run: `{counts}`") };
+        assert!(all >= videos, "{page}: {counts}");
         match loaded {
             0 => roll_testing::skipped(&"this Chromium has no H.264 to play the videos", Some("chromium")),
-            _ => assert_eq!((loaded, failed), (all, 0), "{page}: {told}"),
+            _ => assert_eq!((loaded, failed), (all, 0), "{page}: {counts}"),
         }
         assert!(dom.matches("<polyline").count() >= 4, "{page}: curves are missing");
     }

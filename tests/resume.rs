@@ -12,7 +12,7 @@ use roll_train::checkpoint;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{self, with_default_signals};
-use crate::world::{SHORT, World, checkpoint_file, fails, said};
+use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
@@ -62,7 +62,7 @@ fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]
 }
 
 #[test]
-fn every_algorithm_and_strategy_goes_on_bit_for_bit() {
+fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
     let cases: [(&str, &[&str], &[&str], &[&str]); 7] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &WEIGHTS),
@@ -106,7 +106,7 @@ fn remove_the_end(run: &Path, last: &str) {
 }
 
 #[test]
-fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
+fn resume_of_an_agent_is_bit_exact() {
     let world = World::new(0);
     let short = [
         "steps=4",
@@ -129,7 +129,7 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
         let [whole, halved, signalled] = ["whole", "halved", "signalled"].map(|how| format!("{name}-{how}"));
         for (out, more) in [(&whole, &[][..]), (&halved, &["save_steps=2"][..])] {
             let output = language(&world, "agentic_ppo", out, &[&settings[..], more].concat()).output().unwrap();
-            assert!(output.status.success(), "{}", said(&output));
+            assert!(output.status.success(), "{}", stderr_text(&output));
         }
         // As if it had been killed after its second step.
         remove_the_end(&world.path(&halved), "step-000004");
@@ -160,7 +160,7 @@ fn an_agent_that_was_stopped_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn training_on_conversations_goes_on_bit_for_bit() {
+fn resume_of_supervised_training_is_bit_exact() {
     let world = World::new(0);
     let line = |i: usize| {
         let messages = [("user", format!("P_ {i}")), ("assistant", format!("at {}", i * i))];
@@ -173,7 +173,7 @@ fn training_on_conversations_goes_on_bit_for_bit() {
         ["steps=6", "save_steps=3", "algo.data=talk.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
     for out in ["whole", "halved"] {
         let output = language(&world, "sft", out, &settings).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
     }
     remove_the_end(&world.path("halved"), "step-000006");
     world.done(&["run", "--resume", "halved"]);
@@ -183,7 +183,7 @@ fn training_on_conversations_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn a_longer_run_keeps_what_was_measured_before_training() {
+fn a_longer_run_keeps_the_first_evaluation() {
     let world = World::new(3);
     let settings = [&REWARD_FL[..], &["evaluation.train_samples=2"]].concat();
     world.train("run", 2, &settings);
@@ -206,7 +206,7 @@ fn a_longer_run_keeps_what_was_measured_before_training() {
 
 /// Kills a run at random instants and lets it go on: with `ROLL_KILLS=100`, a hundred times.
 #[test]
-fn a_run_killed_at_any_instant_ends_as_if_it_had_never_stopped() {
+fn resume_after_a_kill_at_any_instant_is_bit_exact() {
     let kills: usize = std::env::var("ROLL_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
     let steps = 6;
     let world = World::new(3);
@@ -236,7 +236,7 @@ fn a_run_killed_at_any_instant_ends_as_if_it_had_never_stopped() {
             writing += usize::from(hit && is_writing(&world.path(&out)));
         }
         let output = start(&world, &out, steps, &settings).wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         assert_alike(&world, &out, "whole", steps, &WEIGHTS);
         let kept = checkpoint::list(&world.path(&out).join("checkpoints")).unwrap();
         assert_eq!(kept.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [steps - 1, steps]);
@@ -249,9 +249,9 @@ fn a_run_killed_at_any_instant_ends_as_if_it_had_never_stopped() {
 }
 
 /// The files of a run.
-struct Seen<'a>(&'a Path);
+struct RunFiles<'a>(&'a Path);
 
-impl Seen<'_> {
+impl RunFiles<'_> {
     fn has(&self, file: &str) -> bool {
         self.0.join(file).exists()
     }
@@ -264,7 +264,7 @@ impl Seen<'_> {
 }
 
 /// Moments of a run of six steps that evaluates three clips before, after four steps and at the end.
-type Moment = (&'static str, fn(Seen<'_>) -> bool);
+type Moment = (&'static str, fn(RunFiles<'_>) -> bool);
 const MOMENTS: [Moment; 13] = [
     ("the configuration is there", |run| run.has("config.yaml")),
     ("one clip is evaluated", |run| run.holds("evaluations/step-000000", 1)),
@@ -282,7 +282,7 @@ const MOMENTS: [Moment; 13] = [
 ];
 
 #[test]
-fn a_run_killed_at_each_of_its_moments_ends_as_if_it_had_never_stopped_and_evaluates_no_clip_twice() {
+fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
     let world = World::new(3);
     let settings =
         [&REWARD_FL[..], &["save_steps=1", "max_ckpt_to_keep=3", "evaluation.train_samples=3", "evaluation.every=4"]]
@@ -293,7 +293,7 @@ fn a_run_killed_at_each_of_its_moments_ends_as_if_it_had_never_stopped_and_evalu
     let (mut killed, mut first_clip) = (0, None);
     for (name, has_come) in MOMENTS {
         let mut child = start(&world, "run", 6, &settings);
-        while !has_come(Seen(&run)) && child.try_wait().unwrap().is_none() {
+        while !has_come(RunFiles(&run)) && child.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_micros(100));
         }
         std::thread::sleep(Duration::from_micros(random.random_range(0..2000)));
@@ -321,13 +321,13 @@ fn a_run_killed_at_each_of_its_moments_ends_as_if_it_had_never_stopped_and_evalu
 }
 
 #[test]
-fn results_of_an_evaluation_are_not_taken_for_another_configuration() {
+fn partial_results_depend_on_the_configuration() {
     let world = World::new(3);
     let settings = [&REWARD_FL[..], &["evaluation.train_samples=3"]].concat();
     // On a busy machine, a run may be over before it is killed.
     loop {
         let mut child = start(&world, "run", 2, &settings);
-        while !Seen(&world.path("run")).holds("evaluations/step-000000", 2) && child.try_wait().unwrap().is_none() {
+        while !RunFiles(&world.path("run")).holds("evaluations/step-000000", 2) && child.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_micros(100));
         }
         if kill(&mut child) {
@@ -384,20 +384,20 @@ fn signal_at(mut command: Command, what: &str, signals: &[Signal]) -> Output {
     let command = with_default_signals(&mut command);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut said = String::new();
-    while !said.contains(what) {
-        assert!(stderr.read_line(&mut said).unwrap() > 0, "it never said {what}: {said}");
+    let mut printed_text = String::new();
+    while !printed_text.contains(what) {
+        assert!(stderr.read_line(&mut printed_text).unwrap() > 0, "no {what} in: {printed_text}");
     }
     // The process may be gone already.
     for signal in signals {
         let _ = kill_process(Pid::from_child(&child), *signal);
     }
-    std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
-    Output { status: child.wait().unwrap(), stdout: Vec::new(), stderr: said.into_bytes() }
+    std::io::Read::read_to_string(&mut stderr, &mut printed_text).unwrap();
+    Output { status: child.wait().unwrap(), stdout: Vec::new(), stderr: printed_text.into_bytes() }
 }
 
 #[test]
-fn a_signal_ends_a_run_with_a_checkpoint_that_it_goes_on_from() {
+fn a_signal_writes_a_checkpoint() {
     let world = World::new(3);
     let settings = [&REWARD_FL[..], &["evaluation.train_samples=2", "evaluation.every=5"]].concat();
     for (i, (moment, signal)) in [
@@ -431,13 +431,13 @@ fn a_second_signal_stops_at_once() {
     // is for two threads that take one each at the same instant.
     let signals = [Signal::STOP, Signal::INT, Signal::TERM, Signal::CONT, Signal::TERM];
     let output = signal_at(world.training("run", 4000, &REWARD_FL), "step 2/", &signals);
-    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
-    assert!(!said(&output).contains("--resume"), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(130), "{}", stderr_text(&output));
+    assert!(!stderr_text(&output).contains("--resume"), "{}", stderr_text(&output));
     assert!(checkpoint::list(&world.path("run/checkpoints")).unwrap().is_empty());
 }
 
 #[test]
-fn a_full_disk_is_an_error_that_keeps_the_older_checkpoints() {
+fn a_full_disk_keeps_older_checkpoints() {
     let world = World::new(3);
     let settings = [&REWARD_FL[..], &["max_ckpt_to_keep=1", "save_steps=1"]].concat();
     world.train("whole", 4, &settings);
@@ -461,7 +461,7 @@ fn a_full_disk_is_an_error_that_keeps_the_older_checkpoints() {
 }
 
 #[test]
-fn two_processes_do_not_write_one_run_and_a_run_without_a_whole_checkpoint_is_named() {
+fn rejects_concurrent_writers_and_runs_without_a_whole_checkpoint() {
     let world = World::new(3);
     world.train("run", 2, &REWARD_FL);
     let lock = std::fs::File::open(world.path("run")).unwrap();

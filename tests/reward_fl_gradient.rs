@@ -62,7 +62,7 @@ fn check(bench: &mut Bench, gradient: &[f32], reach: f32, tolerance: f64, value:
 }
 
 #[test]
-fn the_gradient_of_the_score_is_its_difference_quotient() {
+fn score_gradients_match_finite_differences() {
     let mut bench = bench();
     let gradient = bench.gradient(1.0, 0.0).unwrap();
     check(&mut bench, &gradient, 0.005, 5e-3, |bench| {
@@ -72,7 +72,7 @@ fn the_gradient_of_the_score_is_its_difference_quotient() {
 }
 
 #[test]
-fn the_gradient_of_the_kl_is_its_difference_quotient_at_fixed_reference_velocities() {
+fn kl_gradients_match_finite_differences_at_fixed_reference_velocities() {
     let mut bench = bench();
     let mut first = Velocities::default();
     bench.rollout(&mut first).unwrap();

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use roll_core::{Tensor, Video};
 use serde_json::Value;
 
-use crate::world::{SETTINGS, SHORT, World, fails, said};
+use crate::world::{SETTINGS, SHORT, World, fails, stderr_text};
 
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
@@ -41,7 +41,7 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_run_that_trains_nothing_fails_and_says_why() {
+fn a_run_that_trains_nothing_fails_with_the_reason() {
     let world = World::new(3);
     let frozen = run(&world, "frozen", 6, &[&REWARD_FL[..], &["training.learning_rate=0"]].concat());
     fails(&frozen, 1, &["no parameter changed in the first 5 steps", "learning rate"]);
@@ -59,7 +59,7 @@ fn a_run_that_trains_nothing_fails_and_says_why() {
 }
 
 #[test]
-fn the_norm_of_the_parameters_is_in_the_metrics_and_changes() {
+fn metrics_contain_the_parameter_norm() {
     let world = World::new(3);
     world.train("run", 2, &REWARD_FL);
     let norms: Vec<f64> = world.metrics("run").iter().map(|row| row["actor/param_norm"].as_f64().unwrap()).collect();
@@ -67,7 +67,7 @@ fn the_norm_of_the_parameters_is_in_the_metrics_and_changes() {
 }
 
 #[test]
-fn flow_matching_measures_its_loss_on_clips_that_it_does_not_train_on() {
+fn flow_matching_validates_on_held_out_clips() {
     let world = World::new(3);
     let settings = [
         "algo.name=flow_matching",
@@ -93,7 +93,7 @@ fn flow_matching_measures_its_loss_on_clips_that_it_does_not_train_on() {
 }
 
 #[test]
-fn a_run_whose_reward_rises_while_a_check_falls_says_so_once_and_ends_when_it_is_to() {
+fn suspected_reward_hacking_warns_once_and_stops_the_run() {
     let world = World::new(4);
     // What makes a video brighter takes it away from black: on every clip.
     let settings = [
@@ -109,7 +109,7 @@ fn a_run_whose_reward_rises_while_a_check_falls_says_so_once_and_ends_when_it_is
     ]
     .concat();
     let stop = ["evaluation.stop_when={checks_fall: 2}"];
-    let warnings = |output: &Output| said(output).matches("suspect reward hacking").count();
+    let warnings = |output: &Output| stderr_text(output).matches("suspect reward hacking").count();
 
     let output = world.training("run", 9, &[&settings[..], &stop].concat()).output().unwrap();
     fails(
@@ -118,7 +118,7 @@ fn a_run_whose_reward_rises_while_a_check_falls_says_so_once_and_ends_when_it_is
         &["by `evaluation.stop_when`", "`brightness`", "roll run --resume run --set evaluation.stop_when"],
     );
     // The warning, and the reason of the end.
-    assert_eq!(warnings(&output), 2, "{}", said(&output));
+    assert_eq!(warnings(&output), 2, "{}", stderr_text(&output));
     let ended = world.summary("run");
     let steps = ended["steps"].as_u64().unwrap();
     assert!((2..9).contains(&steps) && ended["stopped"].as_str().unwrap().contains("`brightness`"), "{ended}");
@@ -135,15 +135,15 @@ fn a_run_whose_reward_rises_while_a_check_falls_says_so_once_and_ends_when_it_is
     fails(&world.roll(&["run", "--resume", "run"]), 3, &["by `evaluation.stop_when`"]);
     assert_eq!(world.summary("run"), ended);
     let output = world.roll(&["run", "--resume", "run", "--set", "evaluation.stop_when=null"]);
-    assert!(output.status.success() && warnings(&output) == 0, "{}", said(&output));
+    assert!(output.status.success() && warnings(&output) == 0, "{}", stderr_text(&output));
     let output = world.training("whole", 9, &settings).output().unwrap();
-    assert!(output.status.success() && warnings(&output) == 1, "{}", said(&output));
+    assert!(output.status.success() && warnings(&output) == 1, "{}", stderr_text(&output));
     assert_eq!(world.metrics("run"), world.metrics("whole"));
     assert!(world.summary("run").get("stopped").is_none());
 }
 
 #[test]
-fn supervised_training_measures_its_loss_on_conversations_that_it_does_not_train_on() {
+fn supervised_training_validates_on_held_out_conversations() {
     let world = World::new(0);
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
     std::fs::write(world.path("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
@@ -155,7 +155,7 @@ fn supervised_training_measures_its_loss_on_conversations_that_it_does_not_train
         command.args(["--set", setting]);
     }
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let summary = world.summary("run");
     let [before, after] = ["loss_before", "loss_after"].map(|key| summary[key].as_f64().unwrap());
     assert!(after < before && world.metrics("run")[0]["val/tokens"].as_f64().unwrap() > 0.0, "{before} {after}");
@@ -163,12 +163,12 @@ fn supervised_training_measures_its_loss_on_conversations_that_it_does_not_train
 }
 
 #[test]
-fn a_check_finds_a_run_fit_and_writes_nothing() {
+fn check_passes_for_a_valid_run_and_writes_nothing() {
     let world = World::new(3);
     let before = files(&world.path("."));
     let output = check(&world, &["evaluation.metadata=metadata.csv", "algo.reference=image", "steps=7"]);
     let text = printed(&output);
-    assert_eq!(output.status.code(), Some(0), "{text}{}", said(&output));
+    assert_eq!(output.status.code(), Some(0), "{text}{}", stderr_text(&output));
     for part in [
         "transformer `dit2`",
         "a LoRA of rank 2 is trained",
@@ -193,12 +193,12 @@ fn a_check_finds_a_run_fit_and_writes_nothing() {
 }
 
 #[test]
-fn a_check_fails_where_the_run_would() {
+fn check_fails_if_the_run_would() {
     let world = World::new(3);
     let problem = |settings: &[&str], parts: &[&str]| {
         let output = check(&world, settings);
         let text = printed(&output);
-        assert_eq!(output.status.code(), Some(1), "{text}{}", said(&output));
+        assert_eq!(output.status.code(), Some(1), "{text}{}", stderr_text(&output));
         parts.iter().for_each(|part| assert!(text.contains(part), "no {part} in:\n{text}"));
         text
     };
@@ -230,7 +230,7 @@ fn set(settings: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn a_command_is_told_how_the_run_ended() {
+fn on_finish_receives_the_outcome() {
     let world = World::new(3);
     let hook = "on_finish=[sh, -c, 'echo $ROLL_RUN_STATUS $ROLL_RUN_STEPS >> told; cat >> json; echo >> json']";
     let settings = [&REWARD_FL[..], &[hook]].concat();
@@ -238,25 +238,25 @@ fn a_command_is_told_how_the_run_ended() {
     fails(&run(&world, "failed", 2, &[&settings[..], &["training.learning_rate=0"]].concat()), 1, &["no parameter"]);
     assert_eq!(std::fs::read_to_string(world.path("told")).unwrap(), "done 2\nfailed 2\n");
     let json = std::fs::read_to_string(world.path("json")).unwrap();
-    let told: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(told[0]["summary"]["steps"] == 2 && told[0]["run"].as_str().unwrap().ends_with("/done"));
-    assert!(told[1]["error"].as_str().unwrap().contains("no parameter changed"));
+    let outcomes: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(outcomes[0]["summary"]["steps"] == 2 && outcomes[0]["run"].as_str().unwrap().ends_with("/done"));
+    assert!(outcomes[1]["error"].as_str().unwrap().contains("no parameter changed"));
     let missing = run(&world, "missing", 1, &[&REWARD_FL[..], &["on_finish=[./nowhere]"]].concat());
-    assert!(missing.status.success() && said(&missing).contains("`on_finish`"), "{}", said(&missing));
+    assert!(missing.status.success() && stderr_text(&missing).contains("`on_finish`"), "{}", stderr_text(&missing));
 }
 
 #[test]
-fn metrics_go_where_they_are_wanted() {
+fn track_with_selects_the_destinations_of_metrics() {
     let world = World::new(3);
     let events = |out: &str| files(&world.path(out)).iter().any(|file| file.contains("events.out.tfevents"));
     assert!(run(&world, "board", 1, &[&REWARD_FL[..], &["track_with=tensorboard"]].concat()).status.success());
     assert!(events("board") && !world.path("board/metrics.jsonl").exists() && world.path("board/report.html").exists());
     let output = run(&world, "lines", 1, &[&REWARD_FL[..], &["track_with=[jsonl, wandb]"]].concat());
-    assert!(!events("lines") && world.metrics("lines").len() == 1 && said(&output).contains("wandb"));
+    assert!(!events("lines") && world.metrics("lines").len() == 1 && stderr_text(&output).contains("wandb"));
 }
 
 #[test]
-fn another_reward_may_take_the_place_of_the_one_in_a_run() {
+fn the_reward_of_a_run_can_be_replaced() {
     let world = World::new(3);
     assert!(run(&world, "run", 1, &REWARD_FL).status.success());
     let config = world.path("run/config.yaml");
@@ -266,19 +266,19 @@ fn another_reward_may_take_the_place_of_the_one_in_a_run() {
     std::fs::write(&config, text.replace(line, &format!("{line}\n{indented}align: 3"))).unwrap();
     fails(&world.roll(&["run", "--resume", "run", "--steps", "2"]), 2, &["`reward.0.align`"]);
     let output = world.roll(&["run", "--resume", "run", "--steps", "2", "--set", "reward.name=brightness"]);
-    assert!(output.status.success() && said(&output).contains("left out: align"), "{}", said(&output));
+    assert!(output.status.success() && stderr_text(&output).contains("left out: align"), "{}", stderr_text(&output));
 }
 
 #[test]
-fn what_is_logged_is_what_was_asked_for() {
+fn verbosity_selects_log_messages() {
     let world = World::new(3);
     let with = |arguments: &[&str], variables: &[(&str, &str)]| {
         let _ = std::fs::remove_dir_all(world.path("run"));
         let mut command: Command = world.training("run", 1, &REWARD_FL);
         command.args(arguments).envs(variables.iter().copied());
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        said(&output)
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        stderr_text(&output)
     };
     let plain = with(&[], &[]);
     assert!(plain.contains("step 1/1") && plain.starts_with("20") && plain.contains("Z  INFO"), "{plain}");
@@ -299,7 +299,7 @@ fn what_is_logged_is_what_was_asked_for() {
 }
 
 #[test]
-fn a_terminal_without_colours_or_bars_gets_none() {
+fn a_dumb_terminal_gets_no_colours_and_bars() {
     let world = World::new(3);
     if Command::new("script").arg("--version").output().is_err() {
         roll_testing::skip!("`script`, which makes terminals, is not installed");
@@ -367,7 +367,7 @@ fn lines_of_terminal(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn ctrl_c_leaves_no_bar_in_the_terminal() {
+fn ctrl_c_clears_the_bars() {
     use std::io::{Read, Write};
     use std::process::Stdio;
 
@@ -404,7 +404,7 @@ fn ctrl_c_leaves_no_bar_in_the_terminal() {
 }
 
 #[test]
-fn sample_prompts_are_generated_from_the_same_noise_at_each_evaluation_and_the_report_shows_them() {
+fn sample_prompts_use_the_same_noise_and_appear_in_the_report() {
     let world = World::new(2);
     let picture = Video::new(Tensor::full([1, 3, 64, 64], 0.3), 8.0).unwrap();
     let picture = roll_data::write_pngs(world.path("pictures"), &picture).unwrap().remove(0);
@@ -414,7 +414,7 @@ fn sample_prompts_are_generated_from_the_same_noise_at_each_evaluation_and_the_r
     );
     let settings = [&REWARD_FL[..], &[prompts.as_str(), "evaluation.every=1"]].concat();
     let trained = run(&world, "run", 2, &[&settings[..], &["training.learning_rate=1e-2"]].concat());
-    assert!(trained.status.success(), "{}", said(&trained));
+    assert!(trained.status.success(), "{}", stderr_text(&trained));
     let video = |run: &str, moment: &str, i: usize| {
         std::fs::read(world.path(run).join(format!("samples/{moment}/prompt-{i:03}.mp4"))).unwrap()
     };
@@ -435,7 +435,7 @@ fn sample_prompts_are_generated_from_the_same_noise_at_each_evaluation_and_the_r
 }
 
 #[test]
-fn sample_prompts_of_a_model_without_videos_are_refused() {
+fn rejects_sample_prompts_for_a_language_model() {
     let world = World::new(0);
     let arguments = ["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--steps", "1", "--out", "run"];
     let refused = world.roll(&[&arguments[..], &["--set", "evaluation.prompts=[a cat]"]].concat());
@@ -443,18 +443,18 @@ fn sample_prompts_of_a_model_without_videos_are_refused() {
 }
 
 #[test]
-fn a_secret_of_the_environment_stands_in_no_file_of_a_run_and_is_there_when_it_goes_on() {
+fn secrets_are_not_written_and_are_read_again_on_resume() {
     const SECRET: &str = "tok-4711-0815-4242";
     let world = World::new(3);
-    let told = world.path("told");
-    let script = format!(r#"echo "$0" >> '{}'"#, told.display());
+    let record = world.path("told");
+    let script = format!(r#"echo "$0" >> '{}'"#, record.display());
     let finish = format!("on_finish={}", serde_json::json!(["sh", "-c", script, SECRET]));
     let with_secret = |command: &mut Command| command.env("MY_SERVICE_TOKEN", SECRET).output().unwrap();
     let first = with_secret(&mut world.training("run", 1, &[&REWARD_FL[..], &[finish.as_str()]].concat()));
-    assert!(first.status.success(), "{}", said(&first));
+    assert!(first.status.success(), "{}", stderr_text(&first));
     let on = with_secret(&mut world.command(&["run", "--resume", "run", "--steps", "2"]));
-    assert!(on.status.success(), "{}", said(&on));
-    assert_eq!(std::fs::read_to_string(&told).unwrap(), format!("{SECRET}\n{SECRET}\n"));
+    assert!(on.status.success(), "{}", stderr_text(&on));
+    assert_eq!(std::fs::read_to_string(&record).unwrap(), format!("{SECRET}\n{SECRET}\n"));
     let files = files(&world.path("run"));
     assert!(files.iter().any(|file| file.ends_with("report.html")), "{files:?}");
     for file in files {

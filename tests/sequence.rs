@@ -64,7 +64,7 @@ fn difference(a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[test]
-fn ranks_that_share_a_sample_train_as_one_rank() {
+fn sequence_parallel_ranks_train_as_one_rank() {
     let world = World::new(4);
     let two = "training.gradient_accumulation_steps=2";
     trained(&world, "one", 1, false, &["steps=2", two]);
@@ -93,7 +93,7 @@ fn ranks_that_share_a_sample_train_as_one_rank() {
 }
 
 #[test]
-fn a_run_whose_ranks_share_samples_goes_on_bit_for_bit() {
+fn resume_of_sequence_parallel_ranks_is_bit_exact() {
     let world = World::new(4);
     let shared = "strategy.sequence_parallel_size=2";
     trained(&world, "whole", 2, false, &["steps=4", shared]);
@@ -111,7 +111,7 @@ fn a_run_whose_ranks_share_samples_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn what_ranks_cannot_share_is_an_error_that_says_what_to_do() {
+fn rejects_what_cannot_be_sequence_parallel() {
     let world = World::new(2);
     let cases: [(usize, &[&str], &[&str]); 4] = [
         (2, &["strategy.sequence_parallel_size=3"], &["strategy.sequence_parallel_size", "divides the 2 ranks"]),
@@ -123,11 +123,11 @@ fn what_ranks_cannot_share_is_an_error_that_says_what_to_do() {
         ),
         (1, &["strategy.sequence_parallel_size=2"], &["divides the 1 ranks of the job, found 2"]),
     ];
-    for (ranks, settings, said) in cases {
+    for (ranks, settings, parts) in cases {
         let settings = [settings, &["steps=1"]].concat();
         for result in train(&world, "refused", ranks, false, &settings) {
             let message = result.unwrap_err().chain();
-            assert!(said.iter().all(|part| message.contains(part)), "{message}");
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
         }
     }
 }

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::program::with_default_signals;
-use crate::world::{SHORT, World, checkpoint_file, fails, said};
+use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 
 const SETTINGS: [&str; 7] = [
     "reward.name=brightness",
@@ -29,7 +29,7 @@ fn training(world: &World, out: &str, steps: u64, ranks: usize, settings: &[&str
 
 fn done(command: &mut Command) {
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
 }
 
 fn adapter(world: &World, out: &str, step: u64) -> Vec<u8> {
@@ -54,7 +54,7 @@ fn difference(a: &[Value], b: &[Value]) -> f64 {
 }
 
 #[test]
-fn any_number_of_ranks_trains_alike_and_on_any_number_of_threads_bit_for_bit() {
+fn ranks_train_alike_and_threads_change_no_bit() {
     let world = World::new(6);
     let measured = ["evaluation.metadata=metadata.csv", "evaluation.every=2"];
     for ranks in [1, 2, 4] {
@@ -76,14 +76,14 @@ fn any_number_of_ranks_trains_alike_and_on_any_number_of_threads_bit_for_bit() {
 }
 
 #[test]
-fn a_run_that_is_interrupted_on_two_ranks_goes_on_bit_for_bit_and_with_other_numbers() {
+fn resume_on_two_ranks_is_bit_exact_and_other_numbers_work() {
     let world = World::new(4);
     done(&mut training(&world, "whole", 12, 2, &[]));
     let mut run = training(&world, "stopped", 12, 2, &[]);
     let mut run = with_default_signals(&mut run).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(run.stderr.take().unwrap()).lines();
-    let told = lines.by_ref().find(|line| line.as_ref().is_ok_and(|line| line.contains("step 1/"))).unwrap();
-    kill_process(Pid::from_child(&run), Signal::TERM).unwrap_or_else(|error| panic!("{error}: {told:?}"));
+    let first_step = lines.by_ref().find(|line| line.as_ref().is_ok_and(|line| line.contains("step 1/"))).unwrap();
+    kill_process(Pid::from_child(&run), Signal::TERM).unwrap_or_else(|error| panic!("{error}: {first_step:?}"));
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(run.wait().unwrap().code(), Some(130), "{rest:?}");
     assert!(rest.iter().any(|line| line.contains("roll run --resume stopped")), "{rest:?}");
@@ -95,21 +95,21 @@ fn a_run_that_is_interrupted_on_two_ranks_goes_on_bit_for_bit_and_with_other_num
 }
 
 #[test]
-fn the_first_rank_speaks_and_each_warns() {
+fn rank_0_logs_and_every_rank_warns() {
     let world = World::new(4);
     std::fs::write(world.path("3.mp4"), "no video").unwrap();
     let skips = ["data.on_bad_sample=skip"];
     let output = training(&world, "run", 2, 2, &skips).output().unwrap();
-    let text = said(&output);
+    let text = stderr_text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("2 ranks") && text.matches("step 1/2").count() == 1, "{text}");
     let output = training(&world, "strict", 2, 2, &["data.on_bad_sample=error"]).output().unwrap();
     fails(&output, 2, &["3.mp4"]);
-    assert_eq!(said(&output).matches("error: ").count(), 1, "{}", said(&output));
+    assert_eq!(stderr_text(&output).matches("error: ").count(), 1, "{}", stderr_text(&output));
 }
 
 #[test]
-fn a_mistake_leaves_no_run_directory_whichever_rank_comes_upon_it() {
+fn an_error_on_any_rank_leaves_no_run_directory() {
     let world = World::new(4);
     // Both ranks have two of these at the first step.
     for clip in 0..4 {
@@ -124,7 +124,7 @@ fn a_mistake_leaves_no_run_directory_whichever_rank_comes_upon_it() {
 }
 
 #[test]
-fn what_cannot_be_divided_says_what_to_do() {
+fn rejects_configurations_that_cannot_be_split_over_ranks() {
     let world = World::new(4);
     fails(
         &training(&world, "alone", 1, 2, &["strategy.name=single"]).output().unwrap(),

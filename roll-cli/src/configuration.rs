@@ -93,9 +93,9 @@ impl Configuration {
         self.merged.peek("algo.name")?.as_str()
     }
 
-    /// As [`demo::half_named`].
-    pub fn half_named(&self) -> Option<String> {
-        demo::half_named(&self.merged)
+    /// As [`demo::why_not_demo`].
+    pub fn why_not_demo(&self) -> Option<String> {
+        demo::why_not_demo(&self.merged)
     }
 
     /// Checks it, with the options of components, and logs its notes.

@@ -1,5 +1,4 @@
-//! A process that dies of a signal within a call of a plugin says whose code it was: native code that crashes never
-//! comes back to its caller.
+//! Names the plugin whose call a signal ended: native code that crashes never returns to its caller.
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -17,14 +16,14 @@ const FAULTS: [(c_int, &str); 4] = [
 /// The actions that each of them had before. A handler may read them: they are set before it can be called.
 static BEFORE: [OnceLock<sigaction>; FAULTS.len()] = [const { OnceLock::new() }; FAULTS.len()];
 
-/// From now on a process that is ended by a fault, or aborted, within a call of a plugin says which. Its code may have
+/// Installs handlers that name the plugin whose call ends the process by a fault or an abort. Its code may have
 /// called `abort`, panicked while it panicked, overflowed its stack, or followed a bad pointer.
-pub fn tell_of_plugins() {
+pub fn report_plugin_crashes() {
     // SAFETY: the action reads a variable of its thread and writes to a descriptor: it neither allocates nor locks, and
     // it does not panic. `abort` ends the process behind it.
-    let told =
-        unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, || tell("the process was aborted")) };
-    if let Err(error) = told {
+    let registered =
+        unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, || report("the process was aborted")) };
+    if let Err(error) = registered {
         tracing::debug!("a plugin that aborts will not be named: {error}");
     }
     for ((number, _), before) in FAULTS.iter().zip(&BEFORE) {
@@ -47,7 +46,7 @@ pub fn tell_of_plugins() {
     }
 }
 
-/// Hands the signal to its former handler, says whose code it was, and lets the signal end the process.
+/// Passes the signal to its former handler, names the plugin, and lets the signal end the process.
 extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(at) = FAULTS.iter().position(|(fault, _)| *fault == number) else { return };
     if let Some(before) = BEFORE[at].get()
@@ -65,7 +64,7 @@ extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void
             }
         }
     }
-    tell(FAULTS[at].1);
+    report(FAULTS[at].1);
     // SAFETY: both may be called in handlers. The signal is blocked until this one returns, and then ends the process.
     unsafe {
         libc::signal(number, libc::SIG_DFL);
@@ -73,8 +72,8 @@ extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void
     }
 }
 
-/// Says `how` the process ended, where the thread is in a call of a plugin.
-fn tell(how: &str) {
+/// Reports `how` the process ended if the thread is in a call of a plugin.
+fn report(how: &str) {
     let Some((plugin, function)) = roll_plugin::current_call() else { return };
     for part in [
         "error: ",

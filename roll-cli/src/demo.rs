@@ -47,24 +47,19 @@ const WAN_CLIPS: &str = "data.metadata";
 /// for others.
 pub fn layers(own: &MergedConfig) -> Result<Option<ConfigLayers>> {
     let is = |key: &str, name: &str| own.peek(key).is_some_and(|value| value == name);
-    let of = |algo: &str, model: &str, named: &[&str]| {
-        is("algo.name", algo) && is("model.name", model) && named.iter().all(|key| own.peek(key).is_none())
+    // Whether the model is this one, and none of the keys that name files is set.
+    let lacks =
+        |model: &str, files: &[&str]| is("model.name", model) && files.iter().all(|key| own.peek(key).is_none());
+    let algorithm = own.peek("algo.name").and_then(|name| name.as_str()).unwrap_or_default();
+    let lacks_video = lacks(VIDEO.1, &[WAN_FILES[0], WAN_FILES[1], WAN_CLIPS]);
+    let (layers, on_gpu) = match (algorithm, ALGORITHMS.iter().find(|(name, _)| *name == algorithm)) {
+        (_, Some((_, config))) if lacks_video => (faces(own, config)?, GPU),
+        ("flow_matching", _) if lacks_video => (clips()?, GPU),
+        ("sft", _) if lacks(TEXT.1, &["model.model_path", "algo.data"]) => (conversations()?, GPU_TEXT),
+        ("agentic_ppo", _) if lacks(TEXT.1, &["model.model_path"]) => (agent(own)?, GPU_TEXT),
+        _ => return Ok(None),
     };
-    for (algorithm, config) in ALGORITHMS {
-        if of(algorithm, "wan2_2", &[&WAN_FILES[..], &[WAN_CLIPS]].concat()) {
-            return on_one_gpu(own, faces(own, config)?, GPU).map(Some);
-        }
-    }
-    if of("flow_matching", "wan2_2", &[&WAN_FILES[..], &[WAN_CLIPS]].concat()) {
-        return on_one_gpu(own, clips()?, GPU).map(Some);
-    }
-    if of("sft", "causal_lm", &["model.model_path", "algo.data"]) {
-        return on_one_gpu(own, conversations()?, GPU_TEXT).map(Some);
-    }
-    if of("agentic_ppo", "causal_lm", &["model.model_path"]) {
-        return on_one_gpu(own, agent(own)?, GPU_TEXT).map(Some);
-    }
-    Ok(None)
+    on_one_gpu(own, layers, on_gpu).map(Some)
 }
 
 /// Adds `on_gpu` on top if the backend is a GPU.
@@ -83,8 +78,8 @@ const TEXT: (&[&str], &str) = (&["agentic_ppo", "sft"], "causal_lm");
 /// Why a configuration is not that of the demo although it lacks something that only the demo would bring: its
 /// algorithm does not train its model, it names clips and no model, or a model and no clips. `None` where it names
 /// both, or neither.
-pub fn half_named(own: &MergedConfig) -> Option<String> {
-    wrong_model(own).or_else(|| half_named_video(own))
+pub fn why_not_demo(own: &MergedConfig) -> Option<String> {
+    wrong_model(own).or_else(|| missing_part(own))
 }
 
 /// The reason, if the algorithm trains models of one kind and the model is the built-in one of the other kind.
@@ -106,7 +101,7 @@ fn wrong_model(own: &MergedConfig) -> Option<String> {
     }
 }
 
-fn half_named_video(own: &MergedConfig) -> Option<String> {
+fn missing_part(own: &MergedConfig) -> Option<String> {
     let is = |key: &str, names: &[&str]| own.peek(key).and_then(|v| v.as_str()).is_some_and(|v| names.contains(&v));
     if !(is("algo.name", VIDEO.0) && is("model.name", &[VIDEO.1])) {
         return None;
@@ -175,7 +170,7 @@ fn names_another_reward(own: &MergedConfig) -> bool {
     first.is_some_and(|name| name != "insightface")
 }
 
-/// `$ROLL_DEMO`, the demo installed beside the program, or the checkout that it was built from.
+/// `$ROLL_DEMO`, the demo installed next to the program, or the checkout that it was built from.
 fn directory() -> Result<PathBuf> {
     let installed = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("../share/roll/demo")));
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -22,9 +22,9 @@ const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 /// Its number on every system that has it.
 const SIGHUP: i32 = 1;
 
-/// From now on the first of these signals asks the run to stop; the next one ends the process at once. `nohup roll
-/// run`, which begins with SIGHUP ignored, goes on when the terminal is closed. Ranks that are threads get one and the
-/// same.
+/// Installs handlers: the first of these signals asks the run to stop; the next one ends the process at once. `nohup roll
+/// run`, which begins with SIGHUP ignored, continues when the terminal is closed. Threads that are ranks share one
+/// signal.
 pub fn catch() -> Result<StopSignal> {
     static CAUGHT: Mutex<Option<StopSignal>> = Mutex::new(None);
     let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +50,7 @@ pub fn catch() -> Result<StopSignal> {
     Ok(signal)
 }
 
-/// Whether the process ignores a signal, where the system says it in `/proc`.
+/// Whether the process ignores a signal; false if `/proc` does not list it.
 fn is_ignored(number: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

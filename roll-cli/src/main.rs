@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);
     logging::init(logging::Verbosity { quiet: args.quiet, verbose: args.verbose }, rank);
     #[cfg(unix)]
-    crash::tell_of_plugins();
+    crash::report_plugin_crashes();
     let (job, result) = match job {
         Ok(job) => {
             let result = job.run(|| commands::dispatch(args.command));
@@ -79,6 +79,6 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     let lines = first.iter().map(|m| format!("{prefix}error: {m}\n"));
     let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n")));
     // At once, so that the lines of several ranks do not mix.
-    // Its reader may have gone away.
+    // Its reader may have closed the pipe.
     let _ = std::io::stderr().write_all(logging::fitted(&lines.collect::<String>()).as_bytes());
 }

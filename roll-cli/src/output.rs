@@ -10,16 +10,16 @@ use roll_core::{Error, Result};
 /// As the standard macro, which panics when the reader has closed the pipe.
 macro_rules! println {
     () => {
-        $crate::output::line(format_args!(""))
+        $crate::output::print_line(format_args!(""))
     };
     ($($text:tt)*) => {
-        $crate::output::line(format_args!($($text)*))
+        $crate::output::print_line(format_args!($($text)*))
     };
 }
 
 /// Prints a line, unless the reader went away. Another failure, such as a full disk behind a redirection, ends the
 /// process: nothing that is printed comes before the work is done.
-pub fn line(text: Arguments<'_>) {
+pub fn print_line(text: Arguments<'_>) {
     if let Err(error) = writeln!(std::io::stdout(), "{text}")
         && error.kind() != ErrorKind::BrokenPipe
     {
@@ -28,32 +28,32 @@ pub fn line(text: Arguments<'_>) {
     }
 }
 
-/// Prints a line for people: one that is longer than the terminal goes on below its last column.
-pub fn tell(text: Arguments<'_>) {
+/// Prints a line for people; in a terminal, a longer line is wrapped below its last column.
+pub fn print_wrapped(text: Arguments<'_>) {
     let text = text.to_string();
     let columns = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
     match columns.map(|(_, columns)| usize::from(columns)) {
-        Some(columns @ 1..) => line(format_args!("{}", wrapped(&text, columns, last_column))),
-        _ => line(format_args!("{text}")),
+        Some(columns @ 1..) => print_line(format_args!("{}", wrapped(&text, columns, last_column))),
+        _ => print_line(format_args!("{text}")),
     }
 }
 
-/// As `println!`, by [`tell`].
-macro_rules! tellln {
+/// As `println!`, by [`print_wrapped`].
+macro_rules! println_wrapped {
     ($($text:tt)*) => {
-        $crate::output::tell(format_args!($($text)*))
+        $crate::output::print_wrapped(format_args!($($text)*))
     };
 }
 
-/// Where the last column of a row begins, behind two spaces or more; a little in where that is beyond the middle.
+/// The start of the last column of a row, behind two spaces or more; 4 if that is beyond the middle.
 fn last_column(row: &str) -> usize {
     let begins = row.rfind("  ").map_or(0, |at| row[..at + 2].chars().count());
     if begins > 60 { 4 } else { begins.max(2) }
 }
 
-/// Lines that are longer than `columns` go on below, between words, behind as many spaces as `indent` says of the line.
-/// Sequences of colours take no column; a word that fits nowhere stays where it is. In front of a double space a line
-/// ends rather than in the words behind it: `lr 2.3e-3` is not torn.
+/// Wraps lines that are longer than `columns` between words; `indent` returns the indentation of the rest of a line.
+/// Escape sequences take no column; a word that is too long is not broken. Lines are wrapped at double spaces if
+/// possible, so that `lr 2.3e-3` stays together.
 pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String {
     let mut wrapped = String::with_capacity(text.len());
     for (i, line) in text.split('\n').enumerate() {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lines_go_on_below_between_words() {
+    fn wraps_long_lines_between_words() {
         let line = "\u{1b}[32m INFO\u{1b}[0m step 2/4  score 0.8654  kl 0  lr 6.0e-4\n";
         let six = |columns| wrapped(line, columns, |_| 6);
         assert_eq!(six(30), "\u{1b}[32m INFO\u{1b}[0m step 2/4  score 0.8654\n      kl 0  lr 6.0e-4\n");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_a_table_goes_on_in_its_last_column() {
+    fn wraps_rows_of_tables_in_their_last_column() {
         let row = "reward       motion         How much changes from frame to frame";
         let there = " ".repeat(28);
         assert_eq!(
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_replaced_by_force_alone() -> Result<()> {
+    fn existing_files_are_replaced_only_with_force() -> Result<()> {
         let dir = tempfile::tempdir().map_err(Error::failed("a directory"))?;
         let (file, new) = (dir.path().join("a.mp4"), dir.path().join("b.mp4"));
         refuse_existing(dir.path(), false)?;
@@ -149,8 +149,8 @@ mod tests {
         refuse_existing(&new, false)?;
         refuse_existing(&file, true)?;
         for path in [file.as_path(), dir.path()] {
-            let told = refuse_existing(path, false).map_or_else(|e| e.to_string(), |()| String::new());
-            assert!(told.contains("--force"), "{told}");
+            let message = refuse_existing(path, false).map_or_else(|e| e.to_string(), |()| String::new());
+            assert!(message.contains("--force"), "{message}");
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
-use roll_train::progress::{Bar, Display};
+use roll_train::progress::{Bar, Display, duration};
 
 /// All bars of this process, below its log lines.
 fn bars() -> &'static MultiProgress {
@@ -21,14 +21,14 @@ fn bars() -> &'static MultiProgress {
 
 const DRAWS_A_SECOND: u8 = 20;
 
-/// From now on no bar is drawn.
+/// Hides all bars.
 pub fn hide() {
     bars().set_draw_target(ProgressDrawTarget::hidden());
     HIDDEN.store(true, Ordering::Relaxed);
 }
 
 static HIDDEN: AtomicBool = AtomicBool::new(false);
-/// Bars that are there, each a line.
+/// Number of visible bars, each a line.
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
 /// Clears the bars, in a signal handler that ends the process: it allocates nothing and waits for nothing.
@@ -113,7 +113,7 @@ impl<T: TermLike> TermLike for Unfilled<T> {
     }
 }
 
-/// Writes something while no bar is there.
+/// Runs `write` while the bars are hidden.
 pub fn above_bars(write: impl FnOnce()) {
     bars().suspend(write);
 }
@@ -132,20 +132,39 @@ const BAR: usize = 21;
 /// Columns of a spinner and of its time.
 const SPINNER: usize = 10;
 
-/// `text` as far as it fits behind `taken` columns.
+/// The beginning of `text` that fits behind `taken` columns.
 fn fitting(text: &str, taken: usize, columns: usize) -> String {
     text.chars().take(columns.saturating_sub(taken + MARGIN)).collect()
 }
 
 /// The text behind a bar.
 #[derive(Default)]
-struct Told {
+struct BarText {
     left: String,
     phase: String,
 }
 
 fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Draws `bar` by `template`, in which `{text}` is the result of `text`.
+fn show(bar: &ProgressBar, template: &str, text: impl Fn(&ProgressState) -> String + Clone + Send + Sync + 'static) {
+    let write = move |state: &ProgressState, line: &mut dyn Write| {
+        // A line that cannot be drawn is not a failure.
+        let _ = line.write_str(&text(state));
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.with_key("text", write));
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    LINES.fetch_add(1, Ordering::Relaxed);
+}
+
+fn remove(bar: &ProgressBar) {
+    bar.finish_and_clear();
+    bars().remove(bar);
+    LINES.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Bars in the terminal.
@@ -162,7 +181,7 @@ pub struct TerminalBar {
     bar: ProgressBar,
     /// Time and value of the first reported position: steps of a process before this one took no time of this one.
     first: Mutex<Option<(Instant, u64)>>,
-    told: Arc<Mutex<Told>>,
+    text: Arc<Mutex<BarText>>,
     shown: AtomicBool,
 }
 
@@ -170,20 +189,14 @@ impl TerminalBar {
     /// A bar of `total` units.
     pub fn new(total: u64, unit: &str) -> Self {
         let bar = bars().add(ProgressBar::new(total));
-        let told = Arc::new(Mutex::new(Told::default()));
-        let (shown, unit) = (Arc::clone(&told), unit.to_string());
-        let text = move |state: &ProgressState, line: &mut dyn Write| {
-            let Told { left, phase } = &*locked(&shown);
+        let text = Arc::new(Mutex::new(BarText::default()));
+        let (shown, unit) = (Arc::clone(&text), unit.to_string());
+        show(&bar, "{bar:20} {text}", move |state| {
+            let BarText { left, phase } = &*locked(&shown);
             let text = format!("{}/{} {unit}{left}  {phase}", state.pos(), state.len().unwrap_or(total));
-            // A line that cannot be drawn is no failure.
-            let _ = line.write_str(&fitting(&text, BAR, columns().unwrap_or(80)));
-        };
-        if let Ok(style) = ProgressStyle::with_template("{bar:20} {text}") {
-            bar.set_style(style.with_key("text", text));
-        }
-        bar.enable_steady_tick(Duration::from_millis(500));
-        LINES.fetch_add(1, Ordering::Relaxed);
-        Self { bar, first: Mutex::default(), told, shown: AtomicBool::new(true) }
+            fitting(&text, BAR, columns().unwrap_or(80))
+        });
+        Self { bar, first: Mutex::default(), text, shown: AtomicBool::new(true) }
     }
 }
 
@@ -198,21 +211,19 @@ impl Bar for TerminalBar {
     fn set(&self, done: u64) {
         let (since, begun) = *locked(&self.first).get_or_insert((Instant::now(), done));
         let total = self.bar.length().unwrap_or(done);
-        locked(&self.told).left = time_left(since.elapsed(), done - begun.min(done), total.saturating_sub(done));
+        locked(&self.text).left = time_left(since.elapsed(), done - begun.min(done), total.saturating_sub(done));
         self.bar.set_position(done);
     }
 
     fn phase(&self, phase: &str) {
-        locked(&self.told).phase = phase.to_string();
+        locked(&self.text).phase = phase.to_string();
         // Draws it at once: the text is not in the template.
         self.bar.set_message(String::new());
     }
 
     fn finish(&self) {
         if self.shown.swap(false, Ordering::Relaxed) {
-            self.bar.finish_and_clear();
-            bars().remove(&self.bar);
-            LINES.fetch_sub(1, Ordering::Relaxed);
+            remove(&self.bar);
         }
     }
 }
@@ -225,49 +236,39 @@ fn time_left(taken: Duration, done: u64, left: u64) -> String {
     let seconds = taken.as_secs_f64() / done as f64 * left as f64;
     match seconds {
         ..100.0 => format!(", {:.0} s left", seconds.ceil()),
-        ..6000.0 => format!(", {:.0} min left", seconds / 60.0),
-        ..360_000.0 => format!(", {:.1} h left", seconds / 3600.0),
-        _ => format!(", {:.1} days left", seconds / 86_400.0),
+        _ => format!(", {} left", duration(seconds)),
     }
 }
 
 /// A line for work whose length is not known: its phase, and for how long.
 pub struct Spinner {
     line: ProgressBar,
-    told: Arc<Mutex<String>>,
+    text: Arc<Mutex<String>>,
 }
 
 impl Spinner {
-    /// Begins with this.
+    /// Starts a spinner that shows `phase`.
     pub fn new(phase: &str) -> Self {
         let line = bars().add(ProgressBar::new_spinner());
-        let told = Arc::new(Mutex::new(phase.to_string()));
-        let shown = Arc::clone(&told);
-        let text = move |state: &ProgressState, line: &mut dyn Write| {
+        let text = Arc::new(Mutex::new(phase.to_string()));
+        let shown = Arc::clone(&text);
+        show(&line, "{spinner} {text}", move |state| {
             let phase = fitting(&locked(&shown), SPINNER, columns().unwrap_or(80));
-            // As above.
-            let _ = write!(line, "{:.0} s  {phase}", state.elapsed().as_secs_f64());
-        };
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {text}") {
-            line.set_style(style.with_key("text", text));
-        }
-        line.enable_steady_tick(Duration::from_millis(500));
-        LINES.fetch_add(1, Ordering::Relaxed);
-        Self { line, told }
+            format!("{:.0} s  {phase}", state.elapsed().as_secs_f64())
+        });
+        Self { line, text }
     }
 }
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        self.line.finish_and_clear();
-        bars().remove(&self.line);
-        LINES.fetch_sub(1, Ordering::Relaxed);
+        remove(&self.line);
     }
 }
 
 impl roll_core::Progress for Spinner {
     fn phase(&self, phase: &str) {
-        *locked(&self.told) = phase.to_string();
+        *locked(&self.text) = phase.to_string();
         self.line.set_message(String::new());
     }
 }
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_ends_with_its_text_and_those_before_it_at_the_edge() -> io::Result<()> {
+    fn only_the_last_line_is_not_filled_with_spaces() -> io::Result<()> {
         let paper = Unfilled { term: Paper::default(), filler: Mutex::default() };
         for _ in 0..2 {
             for text in ["0/4 steps", "           ", "1/9 clips", "           "] {
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_a_bar_leaves_room_at_the_end_of_the_line() {
+    fn the_text_behind_a_bar_leaves_a_margin() {
         let text = "2/40 steps, 81 s left  pulling back through reward and decoder";
         let cut = fitting(text, BAR, 80);
         assert_eq!((cut.chars().count(), text.starts_with(&cut)), (80 - BAR - MARGIN, true));
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_left_is_told_once_it_is_known() {
+    fn the_remaining_time_is_shown_once_it_is_known() {
         let left = |seconds, done, left| time_left(Duration::from_secs(seconds), done, left);
         assert_eq!(left(90, 0, 5), "");
         assert_eq!(left(90, 5, 0), "");

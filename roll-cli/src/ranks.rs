@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
+use roll_core::communicator::panic_message;
 use roll_core::{Communicator, Error, Fault, Result, SingleRank};
 
 use crate::args::Collectives;
@@ -66,13 +67,11 @@ impl Job {
     }
 
     /// Runs `f`; if it fails or panics, the other ranks receive the failure. A panic becomes an error: a process that
-    /// unwound out of MPI would leave the others waiting, and some libraries of GPUs panic where memory ends. An
+    /// unwound out of MPI would leave the others waiting, and some GPU libraries panic when memory runs out. An
     /// interrupt is no failure: all ranks agreed on it.
     pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-            let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
-            let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(Error::failed("panicked")(said.unwrap_or_else(|| "no message".into())))
+            Err(Error::failed("panicked")(panic_message(panic.as_ref()).unwrap_or("no message").to_string()))
         });
         if let Err(error) = &result
             && self.rank().is_some()
@@ -118,11 +117,11 @@ fn over_nccl(_ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Commun
     Err(Error::Unsupported("`--collectives nccl`: build roll with `--features nccl`".into()))
 }
 
-/// Processes that were started: each of the common launchers says it in a variable of its own.
+/// Number of processes that a launcher started; each of the common ones sets a variable of its own.
 #[cfg(not(feature = "mpi"))]
 fn launched() -> usize {
-    const SAID: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
-    SAID.iter().filter_map(|v| std::env::var(v).ok()?.parse().ok()).max().unwrap_or(1)
+    const VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
+    VARIABLES.iter().filter_map(|v| std::env::var(v).ok()?.parse().ok()).max().unwrap_or(1)
 }
 
 /// The device of this process: of a backend with several, and no number given, that of its place on the machine.

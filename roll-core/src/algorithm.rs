@@ -33,7 +33,7 @@ pub trait Algorithm: Send {
         Err(Error::config("env", "this algorithm acts in no environment; leave the section out"))
     }
 
-    /// Its metrics that a person wants to see, the most important one first; the others are logged all the same.
+    /// Its headline metrics, the most important one first; the others are logged too.
     fn headlines(&self) -> Vec<Headline> {
         Vec::new()
     }
@@ -48,8 +48,8 @@ pub trait Algorithm: Send {
     }
 
     /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before
-    /// the first step. Gives false when it has no use for them: they are then generated and scored
-    /// ([`Algorithm::evaluate`]). The algorithms of plugins are not asked.
+    /// the first step. Returns false if the algorithm does not use them; the trainer then generates and scores videos for
+    /// these clips ([`Algorithm::evaluate`]). Not called for algorithms of plugins.
     fn hold_out(&mut self, _clips: &[Sample]) -> bool {
         false
     }
@@ -79,7 +79,7 @@ pub trait Algorithm: Send {
     /// Tensors that a resume needs beyond parameters and optimizer, by name: an older policy, an average
     /// ([`crate::model::flat::to_named`] makes them of flat vectors). Whole and the same on every rank; those of the
     /// first rank are saved with each checkpoint. From [`Algorithm::check`] on, names, shapes and dtypes must not
-    /// change. A checkpoint is compared with them: a run does not go on from one that lacks a tensor, has another, or
+    /// change. A checkpoint is compared with them: a run is not resumed from one that lacks a tensor, has another, or
     /// has one of another shape. Empty: the algorithm keeps none.
     fn tensors(&self) -> Result<StateDict> {
         Ok(StateDict::new())

@@ -58,7 +58,7 @@ pub trait DeviceUpdates: Send {
     /// Replaces the moments, in the flat layout. Fails on another length, and then changes nothing.
     fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()>;
 
-    /// Updates of the elements `which` of the flat layout alone, for ranks that divide the work. They have moments of
+    /// Updates of the elements `which` of the flat layout alone, for ranks that shard the optimizer's state. They have moments of
     /// their own. Fails on elements that there are not.
     fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>>;
 }

@@ -210,21 +210,12 @@ impl Error {
 
     /// The messages of this error and of its causes, each once.
     pub fn messages(&self) -> Vec<String> {
-        let mut messages = vec![self.to_string()];
-        let mut source = std::error::Error::source(self);
-        while let Some(cause) = source {
-            let message = cause.to_string();
-            if messages.last() != Some(&message) {
-                messages.push(message);
-            }
-            source = cause.source();
-        }
-        messages
+        messages(self)
     }
 
     /// The same as one line.
     pub fn chain(&self) -> String {
-        self.messages().join(": ")
+        one_line(self)
     }
 
     /// Who can put this right.
@@ -305,6 +296,14 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, k)| k)
 }
 
+/// The text, cut after `most` characters.
+pub(crate) fn shortened(text: String, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 /// The place of a wrong value: arguments are not keys of a configuration.
 fn place(key: &str) -> String {
     match key.starts_with("--") {
@@ -330,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_is_put_before_the_key_once_and_through_contexts() {
+    fn in_section_adds_the_section_once_and_inside_contexts() {
         let shift = || Error::config("shift", "must be positive");
         assert_eq!(key(&shift().in_section("algo")), "algo.shift");
         assert_eq!(key(&shift().in_section("algo").in_section("algo")), "algo.shift");
@@ -341,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_without_a_target_is_told_from_other_errors_through_contexts() {
+    fn missing_reason_looks_inside_contexts() {
         let missing = || Error::nothing_to_score("no face in the picture");
         assert_eq!(missing().missing_reason(), Some("no face in the picture"));
         let inside = Err::<(), _>(missing()).while_doing(|| "preparing a reward".into()).err();
@@ -351,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn other_errors_have_no_section() {
+    fn in_section_leaves_other_errors_unchanged() {
         let message = "cannot do that";
         assert_eq!(Error::Unsupported(message.into()).in_section("algo").to_string(), message);
     }

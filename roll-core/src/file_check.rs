@@ -2,7 +2,7 @@
 
 use crate::{BuildContext, Kind, Options, Result, VideoUnit};
 
-/// How a component looks at its files. Submit with `inventory::submit!`, beside the [`crate::Registration`] of the same
+/// How a component checks its files. Submit with `inventory::submit!`, next to the [`crate::Registration`] of the same
 /// kind and name.
 pub struct FileCheck {
     /// The kind of the component.
@@ -18,7 +18,7 @@ pub struct FileCheck {
 pub struct FilesFound {
     /// A line for each part, for people: "VAE: 1 file, 0.51 GB, 194 tensors".
     pub lines: Vec<String>,
-    /// Files that a run would download first; nothing can be said about their contents.
+    /// Files that a run would download first; their contents are unknown.
     pub missing: Option<String>,
     /// Steps in which the model's videos go.
     pub unit: VideoUnit,

@@ -1,4 +1,4 @@
-//! Metrics that tell a person how training goes.
+//! Metrics that show a person the progress of training.
 
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +73,7 @@ impl Headline {
         }
     }
 
-    /// Written as `format` says.
+    /// The same, written in `format`.
     pub fn written(self, format: HeadlineFormat) -> Self {
         Self { format, ..self }
     }

@@ -52,7 +52,7 @@ mod schema {
     use serde_json::{Map, Value as Json};
 
     use super::Key;
-    use crate::error::nearest;
+    use crate::error::{nearest, shortened};
     use crate::{Error, Result};
 
     /// The keys of `T`, those of maps within it too, in the order of its fields.
@@ -72,14 +72,14 @@ mod schema {
     /// which is empty at the top level.
     pub fn check_ranges<T: JsonSchema + Serialize>(section: &str, value: &T) -> Result<()> {
         let mut value = serde_json::to_value(value).map_err(|e| Error::config(section, e.to_string()))?;
-        Checker { all: &[] }.check(section, &of_type::<T>(), &mut value)
+        check_value(&[], section, &of_type::<T>(), &mut value)
     }
 
     /// Fails if `value`, a map of keys below `section`, is outside the schema of `T`: on the first value of another
     /// type, number outside its range, unknown word, list of another length, and unknown key. Writes whole numbers as
     /// such (`5e8`).
     pub fn check<T: JsonSchema + Serialize + Default>(section: &str, value: &mut Json) -> Result<()> {
-        Checker { all: &of::<T>() }.check(section, &of_type::<T>(), value)
+        check_value(&of::<T>(), section, &of_type::<T>(), value)
     }
 
     impl Key {
@@ -87,7 +87,7 @@ mod schema {
         pub fn check(&self, place: &str, value: &mut Json) -> Result<()> {
             match value {
                 Json::Null => Ok(()),
-                value => Checker { all: &[] }.check(place, &self.schema, value),
+                value => check_value(&[], place, &self.schema, value),
             }
         }
 
@@ -337,77 +337,71 @@ mod schema {
         names.next().filter(|name| names.next().is_none() && required.iter().any(|one| one == *name))
     }
 
-    struct Checker<'a> {
-        /// Every known key, for suggestions.
-        all: &'a [Key],
+    /// Fails if `value` is outside `schema`; `all` are the known keys, for suggestions.
+    fn check_value(all: &[Key], key: &str, schema: &Json, value: &mut Json) -> Result<()> {
+        let several = alternatives(schema);
+        let fitting: Vec<&Json> = several.into_iter().filter(|a| takes(a, value) && is_tagged(a, value)).collect();
+        match fitting[..] {
+            // Numbers that are not finite have no JSON.
+            [] if value.is_null() && types(schema).is_some_and(|types| types == ["number"]) => {
+                Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
+            }
+            // The type that reads `null` knows its meaning.
+            [] if value.is_null() => Ok(()),
+            [only] => check_one(all, key, only, schema, value),
+            _ if fitting.iter().any(|a| check_one(all, key, a, schema, &mut value.clone()).is_ok()) => Ok(()),
+            _ => Err(wrong(key, schema, value)),
+        }
     }
 
-    impl Checker<'_> {
-        fn check(&self, key: &str, schema: &Json, value: &mut Json) -> Result<()> {
-            let several = alternatives(schema);
-            let fitting: Vec<&Json> = several.into_iter().filter(|a| takes(a, value) && is_tagged(a, value)).collect();
-            match fitting[..] {
-                // Numbers that are not finite have no JSON.
-                [] if value.is_null() && types(schema).is_some_and(|types| types == ["number"]) => {
-                    Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
-                }
-                // The type that reads `null` knows its meaning.
-                [] if value.is_null() => Ok(()),
-                [only] => self.check_one(key, only, schema, value),
-                _ if fitting.iter().any(|a| self.check_one(key, a, schema, &mut value.clone()).is_ok()) => Ok(()),
-                _ => Err(wrong(key, schema, value)),
+    /// Checks `value` against `schema` among the choices of `whole`, which takes values of this type.
+    fn check_one(all: &[Key], key: &str, schema: &Json, whole: &Json, value: &mut Json) -> Result<()> {
+        let limit = |name| limit(schema, name);
+        let found: &Json = value;
+        let fits = match found {
+            Json::Number(number) => {
+                let number = number.as_f64().unwrap_or(f64::NAN);
+                limit("minimum").is_none_or(|least| number >= least)
+                    && limit("maximum").is_none_or(|most| number <= most)
+                    && limit("exclusiveMinimum").is_none_or(|least| number > least)
+                    && limit("exclusiveMaximum").is_none_or(|most| number < most)
             }
+            Json::String(_) => {
+                schema.get("const").is_none_or(|word| word == found)
+                    && schema.get("enum").and_then(Json::as_array).is_none_or(|words| words.contains(found))
+            }
+            Json::Array(items) => {
+                limit("minItems").is_none_or(|least| items.len() as f64 >= least)
+                    && limit("maxItems").is_none_or(|most| items.len() as f64 <= most)
+            }
+            _ => true,
+        };
+        if !fits {
+            return Err(wrong(key, whole, value));
         }
-
-        /// As [`Self::check`], of `schema` among the choices of `whole`, which takes values of this type.
-        fn check_one(&self, key: &str, schema: &Json, whole: &Json, value: &mut Json) -> Result<()> {
-            let limit = |name| limit(schema, name);
-            let found: &Json = value;
-            let fits = match found {
-                Json::Number(number) => {
-                    let number = number.as_f64().unwrap_or(f64::NAN);
-                    limit("minimum").is_none_or(|least| number >= least)
-                        && limit("maximum").is_none_or(|most| number <= most)
-                        && limit("exclusiveMinimum").is_none_or(|least| number > least)
-                        && limit("exclusiveMaximum").is_none_or(|most| number < most)
-                }
-                Json::String(_) => {
-                    schema.get("const").is_none_or(|word| word == found)
-                        && schema.get("enum").and_then(Json::as_array).is_none_or(|words| words.contains(found))
-                }
-                Json::Array(items) => {
-                    limit("minItems").is_none_or(|least| items.len() as f64 >= least)
-                        && limit("maxItems").is_none_or(|most| items.len() as f64 <= most)
-                }
-                _ => true,
-            };
-            if !fits {
-                return Err(wrong(key, whole, value));
+        match value {
+            Json::Number(number) if types(schema).is_some_and(|types| types.contains(&"integer")) => {
+                // A whole number below 2^53 is exact.
+                let whole = number.as_f64().filter(|whole| number.is_f64() && whole.abs() < 9e15);
+                whole.into_iter().for_each(|whole| *value = (whole as i64).into());
+                Ok(())
             }
-            match value {
-                Json::Number(number) if types(schema).is_some_and(|types| types.contains(&"integer")) => {
-                    // A whole number below 2^53 is exact.
-                    let whole = number.as_f64().filter(|whole| number.is_f64() && whole.abs() < 9e15);
-                    whole.into_iter().for_each(|whole| *value = (whole as i64).into());
-                    Ok(())
-                }
-                Json::Array(items) => {
-                    let Some(entry) = schema.get("items") else { return Ok(()) };
-                    let mut items = items.iter_mut().enumerate();
-                    items.try_for_each(|(i, item)| self.check(&format!("{key}.{i}"), entry, item))
-                }
-                Json::Object(map) => {
-                    let Some(fields) = fields(schema) else { return Ok(()) };
-                    if let Some(name) = map.keys().find(|name| is_closed(schema) && !fields.contains_key(*name)) {
-                        return Err(unknown(&joined(key, name), fields.keys().map(String::as_str), self.all));
-                    }
-                    fields.iter().try_for_each(|(name, field)| match map.get_mut(name) {
-                        Some(value) => self.check(&joined(key, name), field, value),
-                        None => Ok(()),
-                    })
-                }
-                _ => Ok(()),
+            Json::Array(items) => {
+                let Some(entry) = schema.get("items") else { return Ok(()) };
+                let mut items = items.iter_mut().enumerate();
+                items.try_for_each(|(i, item)| check_value(all, &format!("{key}.{i}"), entry, item))
             }
+            Json::Object(map) => {
+                let Some(fields) = fields(schema) else { return Ok(()) };
+                if let Some(name) = map.keys().find(|name| is_closed(schema) && !fields.contains_key(*name)) {
+                    return Err(unknown(&joined(key, name), fields.keys().map(String::as_str), all));
+                }
+                fields.iter().try_for_each(|(name, field)| match map.get_mut(name) {
+                    Some(value) => check_value(all, &joined(key, name), field, value),
+                    None => Ok(()),
+                })
+            }
+            _ => Ok(()),
         }
     }
 
@@ -417,14 +411,13 @@ mod schema {
 
     /// A value that was found, for messages: texts apart from numbers, and not longer than a line.
     fn shown(value: &Json) -> String {
-        let text = match value {
-            Json::String(text) => format!("`{text}`"),
-            other => other.to_string(),
-        };
-        match text.char_indices().nth(80) {
-            Some((end, _)) => format!("{}...", &text[..end]),
-            None => text,
-        }
+        shortened(
+            match value {
+                Json::String(text) => format!("`{text}`"),
+                other => other.to_string(),
+            },
+            80,
+        )
     }
 }
 
@@ -502,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn types_tell_meanings_values_and_defaults() {
+    fn keys_describe_meaning_values_and_default() {
         assert_eq!(about::<Outer>(), "A whole.");
         let count = key("count");
         assert_eq!(
@@ -522,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_told_by_their_keys() {
+    fn maps_are_described_by_their_keys() {
         let names: Vec<String> = of::<Outer>().into_iter().map(|key| key.name).collect();
         assert!(names.contains(&"filters.N.depth".into()) && names.contains(&"maybe".into()), "{names:?}");
         assert!(!names.contains(&"inner".into()), "{names:?}");
@@ -532,34 +525,34 @@ mod tests {
     }
 
     #[test]
-    fn values_are_held_to_the_same_ranges() {
-        let told = |change: fn(&mut Outer)| {
+    fn check_ranges_uses_the_schema() {
+        let error = |change: fn(&mut Outer)| {
             let mut outer = Outer::default();
             change(&mut outer);
             check_ranges("section", &outer).err().map(|e| e.to_string()).unwrap_or_default()
         };
-        assert_eq!(told(|_| {}), "");
-        let count = told(|o| o.count = 0);
+        assert_eq!(error(|_| {}), "");
+        let count = error(|o| o.count = 0);
         assert!(count.contains("section.count") && count.contains("at least 1, found 0"), "{count}");
-        assert!(told(|o| o.share = 1.0).contains("section.share"));
-        assert!(told(|o| o.share = f64::NAN).contains("not finite"));
-        assert!(told(|o| o.rates[1] = -1.0).contains("section.rates"));
-        assert!(told(|o| o.bound = Some(0.0)).contains("section.bound"));
-        assert!(told(|o| o.inner.depth = 5).contains("section.inner.depth"));
-        assert!(told(|o| o.filters.push(Inner { depth: 9 })).contains("section.filters"));
-        assert!(told(|o| o.maybe = Some(Inner { depth: 9 })).contains("section.maybe.depth"));
+        assert!(error(|o| o.share = 1.0).contains("section.share"));
+        assert!(error(|o| o.share = f64::NAN).contains("not finite"));
+        assert!(error(|o| o.rates[1] = -1.0).contains("section.rates"));
+        assert!(error(|o| o.bound = Some(0.0)).contains("section.bound"));
+        assert!(error(|o| o.inner.depth = 5).contains("section.inner.depth"));
+        assert!(error(|o| o.filters.push(Inner { depth: 9 })).contains("section.filters"));
+        assert!(error(|o| o.maybe = Some(Inner { depth: 9 })).contains("section.maybe.depth"));
     }
 
     #[test]
-    fn a_value_is_checked_before_its_type_reads_it() {
-        let told = |name: &str, mut value: Json| {
+    fn values_are_checked_against_the_schema() {
+        let error = |name: &str, mut value: Json| {
             key(name).check(name, &mut value).err().map(|e| e.to_string()).unwrap_or_default()
         };
-        assert_eq!(told("missing", "skip".into()) + &told("missing", serde_json::json!({"value": 1})), "");
-        let word = told("missing", "leave".into());
+        assert_eq!(error("missing", "skip".into()) + &error("missing", serde_json::json!({"value": 1})), "");
+        let word = error("missing", "leave".into());
         assert!(word.contains("expected `skip` or `{value: ...}` with a number, found `leave`"), "{word}");
-        assert!(told("count", "many".into()).contains("a whole number of at least 1, found `many`"));
-        assert!(told("inner.depth", 5.into()).contains("`inner.depth`"));
+        assert!(error("count", "many".into()).contains("a whole number of at least 1, found `many`"));
+        assert!(error("inner.depth", 5.into()).contains("`inner.depth`"));
         for (name, value, part) in [
             ("missing", serde_json::json!({"valu": 1}), "found {\"valu\":1}"),
             ("missing", serde_json::json!({"value": 1, "skip": 2}), "`{value: ...}` with a number"),
@@ -573,33 +566,33 @@ mod tests {
             ("rates", 0.5.into(), "2 entries"),
             ("filters", serde_json::json!([{"depth": 9}]), "`filters.0.depth`"),
         ] {
-            let told = told(name, value);
-            assert!(told.contains(part), "no {part} in: {told}");
+            let message = error(name, value);
+            assert!(message.contains(part), "no {part} in: {message}");
         }
-        assert_eq!(told("share", 0.into()) + &told("rates", serde_json::json!([0, 1])), "");
-        assert_eq!(told("filters", serde_json::json!([{"depth": 3}, {}])), "");
-        assert!(told("share", "9".repeat(300).into()).len() < 200);
-        assert_eq!(told("bound", Json::Null), "");
+        assert_eq!(error("share", 0.into()) + &error("rates", serde_json::json!([0, 1])), "");
+        assert_eq!(error("filters", serde_json::json!([{"depth": 3}, {}])), "");
+        assert!(error("share", "9".repeat(300).into()).len() < 200);
+        assert_eq!(error("bound", Json::Null), "");
     }
 
     #[test]
-    fn a_map_of_keys_is_checked_and_unknown_ones_are_named_with_the_nearest() {
-        let told = |mut tree: Json| check::<Outer>("", &mut tree).err().map(|e| e.to_string()).unwrap_or_default();
+    fn rejects_unknown_keys_with_the_nearest_known_key() {
+        let error = |mut tree: Json| check::<Outer>("", &mut tree).err().map(|e| e.to_string()).unwrap_or_default();
         let whole = serde_json::json!({"count": 5e2, "filters": [{"depth": 1.0}], "share": 0.5});
         let mut read = whole.clone();
         check::<Outer>("", &mut read).unwrap();
         assert_eq!(read, serde_json::json!({"count": 500, "filters": [{"depth": 1}], "share": 0.5}));
-        assert!(told(serde_json::json!({"rates": [1, "x"]})).contains("`rates.1`: expected a number of at least 0"));
-        assert!(told(serde_json::json!({"coun": 1})).contains("`coun`: unknown key; did you mean `count`?"));
-        assert!(told(serde_json::json!({"dept": 1})).contains("did you mean `inner.depth`?"));
-        assert!(told(serde_json::json!({"inner": {"nothing": 1}})).contains("`inner.nothing`"));
-        assert!(told(serde_json::json!({"inner": {"nothing": 1}})).contains("known keys: depth"));
-        assert!(told(serde_json::json!({"inner": 3})).contains("`inner`: expected `{depth: ...}`"));
+        assert!(error(serde_json::json!({"rates": [1, "x"]})).contains("`rates.1`: expected a number of at least 0"));
+        assert!(error(serde_json::json!({"coun": 1})).contains("`coun`: unknown key; did you mean `count`?"));
+        assert!(error(serde_json::json!({"dept": 1})).contains("did you mean `inner.depth`?"));
+        assert!(error(serde_json::json!({"inner": {"nothing": 1}})).contains("`inner.nothing`"));
+        assert!(error(serde_json::json!({"inner": {"nothing": 1}})).contains("known keys: depth"));
+        assert!(error(serde_json::json!({"inner": 3})).contains("`inner`: expected `{depth: ...}`"));
         assert!(key("label").is_text() && !key("missing").is_text() && !key("count").is_text());
     }
 
     #[test]
-    fn of_defaults_alone_types_are_told() {
+    fn types_without_schema_are_described_by_their_defaults() {
         let defaults = serde_json::json!({"gain": 1.5, "on": true}).as_object().unwrap().clone();
         let keys = undescribed(defaults);
         assert_eq!((keys[0].name.as_str(), keys[0].values.as_str()), ("gain", "a number"));

@@ -20,7 +20,7 @@ impl Message {
 
 /// How tokens are drawn.
 ///
-/// The answer to a prompt depends on the prompt, its number and the seed, never on the prompts beside it.
+/// The answer to a prompt depends on the prompt, its number and the seed, never on the other prompts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy.
@@ -143,7 +143,7 @@ pub trait LanguageModel {
     /// Continues each prompt.
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>>;
 
-    /// The policy as it is now, apart from the model: it goes on generating on another thread while the model is
+    /// A snapshot of the policy, separate from the model: it generates on another thread while the model is
     /// updated. It shares the frozen weights and has a copy of the trained ones. The models of plugins have none.
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
         Err(Error::Unsupported("this language model cannot generate while it is updated".into()))

@@ -223,7 +223,7 @@ pub mod header {
     /// Word of an adapter's header: the name of the experiment.
     pub const RUN: &str = "roll.run";
 
-    /// Words that begin so are text files to write beside the file, and not part of its header: the rest is their name.
+    /// Prefix of words that are text files to write next to the file, not part of its header; the rest is their name.
     pub const BESIDE: &str = "beside:";
 
     /// Adds `words` to those of `state`.
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_for_the_header_travel_among_the_tensors_and_are_none_of_them() {
+    fn header_entries_are_not_parameters() {
         let specs = [ParameterSpec { name: "w".into(), shape: vec![2] }];
         let mut state = flat::to_state(&specs, &[1.0, 2.0]).unwrap();
         header::put(&mut state, [("a".to_string(), "1".to_string())].into()).unwrap();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_one_layout_are_named_tensors_and_come_back_in_the_order_asked_for() {
+    fn named_vectors_round_trip_in_the_requested_order() {
         let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
         let specs = [spec("w", &[2]), spec("b", &[1, 1])];
         let good = flat::to_named(&specs, &[("old", &[1.0, 2.0, 3.0]), ("ema", &[4.0, 5.0, 6.0])]).unwrap();
@@ -286,13 +286,13 @@ mod tests {
         for (expected, spoil) in spoilt {
             let mut state = good.clone();
             spoil(&mut state);
-            let told = flat::from_named(&specs, &["old", "ema"], &state).unwrap_err().to_string();
-            assert!(told.contains(expected), "{told}");
+            let error = flat::from_named(&specs, &["old", "ema"], &state).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
-    fn parameters_that_are_not_finite_are_refused_by_name() {
+    fn rejects_nonfinite_parameters_by_name() {
         let specs = [ParameterSpec { name: "w".into(), shape: vec![2] }];
         for value in [f32::NAN, f32::INFINITY] {
             let state = flat::to_state(&specs, &[1.0, value]).unwrap();

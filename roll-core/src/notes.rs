@@ -1,15 +1,16 @@
-//! Keys that are accepted and have no effect beside others: a component lists them in a table.
+//! Keys that are accepted and have no effect because of others: a component lists them in a table.
 //!
 //! A value that can only be a mistake is an error. A value that changes nothing is a note, which a run logs once at its
-//! start. Only values other than the defaults are noted: the configuration that a run leaves holds every default.
+//! start. Only values other than the defaults are noted: the configuration in a run directory holds every default.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value as Json;
 
+use crate::error::shortened;
 use crate::{Kind, Options, Result};
 
-/// A row of a component's table: keys that have no effect beside the value of another key.
+/// A row of a component's table: keys that have no effect because of the value of another key.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleKeys {
     /// The keys, in full; `data.*` is every key of a section.
@@ -108,7 +109,7 @@ impl<'a> ConfiguredOptions<'a> {
     pub fn named<K: AsRef<str>>(&self, keys: &[K]) -> Option<String> {
         let changed = keys.iter().map(AsRef::as_ref).filter(|key| self.changed(key));
         let shown: Vec<String> =
-            changed.map(|key| format!("`{key}: {}`", brief(text(find(self.config, key))))).collect();
+            changed.map(|key| format!("`{key}: {}`", shortened(text(find(self.config, key)), 40))).collect();
         match shown.split_last() {
             None => None,
             Some((only, [])) => Some(format!("{only} has")),
@@ -161,15 +162,6 @@ fn text(value: Option<&Json>) -> String {
     }
 }
 
-/// The beginning of a long text.
-fn brief(text: String) -> String {
-    const LONGEST: usize = 40;
-    match text.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -184,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn only_values_other_than_the_defaults_are_changed() {
+    fn changed_compares_with_the_defaults() {
         configured(|config| {
             assert!(config.changed("model.rank") && config.changed("model.alpha") && config.changed("reward"));
             assert!(!config.changed("model.shift") && !config.changed("nosuch.key"));
@@ -195,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_applies_names_the_changed_keys_and_each_key_once() {
+    fn idle_names_each_changed_key_once() {
         let row = |keys, when| IdleKeys { keys, when, because: "all weights are trained" };
         configured(|config| {
             let notes = |when| config.idle(&[row(&["model.*"], when), row(&["model.alpha"], When::Always)]);

@@ -1,7 +1,7 @@
 //! The needs of a run, which its components estimate before anything is opened.
 //!
-//! The strategy says how it divides the work, the algorithm how often it passes through the model, and the model what
-//! follows from both: bytes and seconds. All of it follows from options, so that a plan costs no memory; a model may
+//! The strategy states how it shards the work, the algorithm how often it passes through the model, and the model what
+//! follows from both: bytes and seconds. All of it is computed from options, so that a plan costs no memory; a model may
 //! read the headers of its files.
 
 use serde::{Deserialize, Serialize};
@@ -61,13 +61,13 @@ pub struct TextPass {
     pub generated: usize,
     /// The sequences of a group have the same prompt.
     pub shared_prompt: bool,
-    /// Sequences go on in a later call, for which keys and values are kept.
+    /// Sequences continue in a later call, for which the KV cache is kept.
     pub continues: bool,
     /// The pass is recorded and pulled back.
     pub grad: bool,
     /// Hidden states per token that are kept in host memory.
     pub hidden_states: usize,
-    /// It goes on during the other passes, with a copy of the trained parameters.
+    /// It overlaps the other passes, with a copy of the trained parameters.
     pub ahead: bool,
 }
 
@@ -78,7 +78,7 @@ pub struct Videos {
     pub count: usize,
     /// Passes that are recorded at once before they are pulled back.
     pub at_once: usize,
-    /// Passes beside the forward ones, of other policies that are compared with.
+    /// Further passes, of reference policies.
     pub references: usize,
 }
 
@@ -98,19 +98,19 @@ impl Passes {
         self.decoded.unwrap_or(self.videos.map_or([0, 1], |videos| [videos.count, 0]))
     }
 
-    /// Passes beside the forward ones, of policies that are compared with: without the adapter, one for each trained
+    /// Passes besides the forward ones, of reference policies: without the adapter, one for each trained
     /// step, unless the videos say more.
     pub fn references(&self) -> usize {
         self.videos.map_or(self.steps()[1], |videos| videos.references)
     }
 }
 
-/// How a strategy divides parameters and their states among the ranks.
+/// How a strategy shards parameters, gradients and optimizer states over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Division {
     /// Whether it trains on all ranks of a job, or on one.
     pub all_ranks: bool,
-    /// Stage in the sense of ZeRO (Rajbhandari et al. 2020): 0 divides nothing, 1 optimizer states, 2 gradients too,
+    /// Stage in the sense of ZeRO (Rajbhandari et al. 2020): 0 shards nothing, 1 optimizer states, 2 gradients too,
     /// 3 frozen weights too.
     pub stage: u8,
     /// Where it wants the frozen weights; as [`crate::Strategy::weight_placement`].
@@ -178,7 +178,7 @@ pub enum WeightPlacement {
     Resident,
     /// Weights are in files or host memory and are copied to the device block by block.
     Streamed,
-    /// Divided among the ranks and gathered block by block.
+    /// Sharded over the ranks and gathered block by block.
     Sharded,
 }
 
@@ -287,7 +287,7 @@ impl Needs {
         phases
     }
 
-    /// The sum of what `bytes` says of the items that are held in `phase`: those of the phase, and those without one.
+    /// The sum of `bytes` over the items that are held in `phase`: those of the phase, and those without one.
     pub fn held_in(&self, phase: Option<&str>, bytes: impl Fn(&MemoryItem) -> usize) -> usize {
         let held = |item: &&MemoryItem| item.phase.is_none() || item.phase.as_deref() == phase;
         self.memory.iter().filter(held).map(bytes).fold(0, usize::saturating_add)
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_is_that_of_the_phase_that_holds_most() {
+    fn peak_is_the_largest_sum_over_phases() {
         let needs = needs();
         assert_eq!(needs.phases(), ["rollout", "update"]);
         assert_eq!(needs.peak(|item| item.device), (17, Some("rollout")));
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_older_plugin_says_is_read() {
+    fn reads_plans_of_older_plugins() {
         let passes: Passes = serde_json::from_str(r#"{"forward": 4, "pulled": 2}"#).unwrap();
         assert_eq!((passes.forward, passes.texts), (4, Vec::new()));
         let item: MemoryItem = serde_json::from_str(r#"{"name": "a", "device": 1, "host": 2, "formula": ""}"#).unwrap();

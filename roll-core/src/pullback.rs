@@ -14,7 +14,7 @@ pub enum Grad {
 }
 
 impl Grad {
-    /// Whether a pullback is wanted.
+    /// Whether a pullback is requested.
     pub fn is_on(self) -> bool {
         self == Self::Record
     }

@@ -351,7 +351,7 @@ impl Registry {
         }
     }
 
-    /// How the strategy `name` divides the work. Fails when it does not say.
+    /// How the strategy `name` shards the work. Fails if it has no planner.
     pub fn division(&self, name: &str, options: &Options) -> Result<Division> {
         let registration = self.find(Kind::Strategy, name)?;
         match registration.planner {
@@ -411,7 +411,7 @@ pub fn default_options<T: serde::Serialize + Default>() -> Options {
     }
 }
 
-/// Writes numbers of f32 as they were meant: 0.4, and not the f64 beside it, 0.4000000059604645. Read as f32 they are
+/// Writes numbers of f32 with their shortest digits: 0.4 instead of 0.4000000059604645. Read as f32 they are
 /// the same.
 fn shorten(value: &mut serde_json::Value) {
     match value {

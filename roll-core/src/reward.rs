@@ -34,6 +34,14 @@ impl Score {
     pub fn of(value: f64) -> Self {
         Self::Value { value, details: BTreeMap::new() }
     }
+
+    /// The value, if there is one.
+    pub fn value(&self) -> Option<f64> {
+        match self {
+            Self::Value { value, .. } => Some(*value),
+            Self::Missing { .. } => None,
+        }
+    }
 }
 
 /// Reaction to a sample with nothing to score.
@@ -55,7 +63,7 @@ pub enum OnMissing {
 pub struct Measure {
     /// A noun in lower case: `identity`, `sharpness`.
     pub label: String,
-    /// A second name under which the score is logged beside `actor/score`: `actor/face_score`, as the reference calls
+    /// A second name under which the score is logged besides `actor/score`: `actor/face_score`, as the reference calls
     /// it.
     pub alias: Option<String>,
 }
@@ -145,7 +153,7 @@ pub trait RewardScorer: Send {
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
 
     /// The rewards whose weighted sum this one is: the name of each one's score among the details, and its weight.
-    /// Empty: it is no sum, or does not tell.
+    /// Empty if it is not a sum.
     fn terms(&self) -> Vec<(String, f64)> {
         Vec::new()
     }
@@ -160,7 +168,7 @@ pub trait RewardScorer: Send {
         false
     }
 
-    /// The reaction to a [`Score::Missing`], and to a reference that gave [`crate::Error::NothingToScore`].
+    /// The reaction to a [`Score::Missing`], and to a reference that fails with [`crate::Error::NothingToScore`].
     fn on_missing(&self) -> OnMissing {
         OnMissing::Skip
     }

@@ -13,7 +13,7 @@ const STEPS: [f32; 4] = [3e-2, 1e-2, 3e-3, 1e-3];
 /// Largest relative error that passes.
 const TOLERANCE: f64 = 2e-2;
 
-/// How one promise was kept.
+/// The result of testing one promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the variants are their own documentation
 pub enum Verdict {
@@ -27,7 +27,7 @@ pub enum Verdict {
 pub struct Finding {
     /// The promise, as a sentence.
     pub promise: String,
-    /// How it was kept.
+    /// The result.
     pub verdict: Verdict,
     /// The measurement, or the failure.
     pub detail: String,

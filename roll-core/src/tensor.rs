@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_cross_without_a_copy() {
+    fn new_does_not_copy() {
         let values = vec![1.0f32, 2.0, 3.0, 4.0];
         let at = values.as_ptr();
         let tensor = Tensor::new(values, [2, 2]).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_count_or_dtype_is_an_error() {
+    fn rejects_wrong_lengths_and_dtypes() {
         assert!(Tensor::new(vec![0f32; 3], [2, 2]).is_err());
         assert!(Tensor::zeros([2]).as_slice::<i64>().is_err());
         assert!(Tensor::from_bytes(DType::F32, [usize::MAX, 8], Arc::new(vec![0u8; 8])).is_err());

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_names_backends_whole() {
+    fn is_tested_compares_whole_names() {
         assert!(lists("libtorch-cuda, cuda", "cuda") && lists("libtorch-cuda, cuda", "libtorch-cuda"));
         assert!(!lists("libtorch-cuda", "cuda") && !lists("libtorch-cuda", "libtorch") && !lists("", "flex"));
     }

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_requires_its_words_and_all_requires_everything() {
+    fn roll_require_lists_capabilities_or_all() {
         assert_eq!(listed("", "cc"), Ok(false));
         assert_eq!(listed("mpi, cc,", "cc"), Ok(true));
         assert_eq!(listed("mpi,vulkan", "cc"), Ok(false));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_requires_nothing_is_an_error() {
+    fn rejects_unknown_capabilities() {
         assert_eq!(listed("cc,vulcan", "cc"), Err("vulcan"));
         assert!(!is_capability("c") && !is_capability("ccc") && !is_capability(""));
     }

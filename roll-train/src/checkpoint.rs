@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a directory `step-000025` with files and a `manifest.json` that holds the size and SHA-256 of each.
 //! It is written under another name, synced, and renamed into place; the manifest comes last. So a run killed at any
-//! instant leaves directories that are whole, or that are no checkpoints.
+//! instant leaves only whole checkpoints and directories that are not checkpoints.
 //!
 //! ```
 //! use roll_train::checkpoint::{Checkpoint, CheckpointWriter};
@@ -27,7 +27,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufReader, Write};
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -303,18 +303,10 @@ fn directories(root: &Path, manifest: &Manifest) -> Vec<PathBuf> {
 }
 
 fn hash(path: &Path) -> Result<FileRecord> {
-    let mut file = files::open(path).map_err(Error::file("read", path))?;
+    let file = files::open(path).map_err(Error::file("read", path))?;
     let mut digest = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut size = 0;
-    loop {
-        let n = file.read(&mut buffer).map_err(Error::file("read", path))?;
-        if n == 0 {
-            break;
-        }
-        digest.update(&buffer[..n]);
-        size += n as u64;
-    }
+    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let size = std::io::copy(&mut reader, &mut digest).map_err(Error::file("read", path))?;
     let sha256 = digest.finalize().iter().map(|b| format!("{b:02x}")).collect();
     Ok(FileRecord { size, sha256 })
 }
@@ -343,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_reads_back() {
+    fn reads_back_what_was_written() {
         let dir = tempfile::tempdir().unwrap();
         let written = write(dir.path(), 25);
         let read = Checkpoint::open(dir.path().join("step-000025")).unwrap();
@@ -357,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_checkpoint_is_none() {
+    fn an_unfinished_checkpoint_is_not_listed() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), 25);
         let mut writer = CheckpointWriter::begin(dir.path(), 50).unwrap();
@@ -371,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_checkpoint_is_passed_over() {
+    fn newest_whole_skips_damaged_checkpoints() {
         let dir = tempfile::tempdir().unwrap();
         for step in [25, 50, 75, 100] {
             write(dir.path(), step);
@@ -399,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn pruning_keeps_the_newest_and_a_step_can_be_written_again() {
+    fn prune_keeps_the_newest_and_a_step_can_be_rewritten() {
         let dir = tempfile::tempdir().unwrap();
         for step in [5, 10, 100, 15, 100] {
             write(dir.path(), step);

@@ -10,18 +10,18 @@ use roll_data::{DataConfig, Dataset};
 use serde::{Deserialize, Serialize};
 
 use crate::config::LoadedConfig;
-use crate::progress::Watch;
+use crate::progress::StoppableBar;
 use crate::statistics::{Gain, paired_gain};
 use checks::Checks;
 
 mod checks;
 mod gather;
 pub mod hacking;
-mod kept;
+mod partial;
 
-pub(crate) use kept::{Kept, forget, key};
+pub(crate) use partial::{PartialResults, key, remove_up_to};
 
-/// The clips of an evaluation, and the rewards that are measured only. The clips are divided among the ranks.
+/// The clips of an evaluation, and the rewards that are measured only. The ranks share the clips.
 pub struct Evaluator {
     sets: Vec<Set>,
     checks: Checks,
@@ -40,7 +40,7 @@ struct Set {
     clips: usize,
 }
 
-/// Which clips.
+/// A set of evaluated clips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SetName {
@@ -78,7 +78,7 @@ impl Clip {
 }
 
 /// Inputs of an evaluation besides its clips and rewards.
-pub(crate) struct Means<'a> {
+pub(crate) struct EvaluationInputs<'a> {
     /// The algorithm that evaluates.
     pub algorithm: &'a mut dyn Algorithm,
     /// The model that is evaluated.
@@ -90,7 +90,7 @@ pub(crate) struct Means<'a> {
     /// The ranks that share the clips.
     pub ranks: &'a dyn Communicator,
     /// Receives progress.
-    pub progress: &'a Watch,
+    pub progress: &'a StoppableBar,
 }
 
 /// Scores of a set before and after training.
@@ -123,9 +123,9 @@ impl Evaluator {
         let config = &loaded.config.evaluation;
         let (mut sets, mut skipped) = (Vec::new(), Vec::new());
         if config.train_samples > 0 {
-            let (found, bad) = Set::read(SetName::Train, train, Some(config.train_samples), ranks)?;
-            sets.push(found);
-            skipped.extend(bad);
+            let (set, unreadable) = Set::read(SetName::Train, train, Some(config.train_samples), ranks)?;
+            sets.push(set);
+            skipped.extend(unreadable);
         }
         if config.metadata.is_some() {
             let data = DataConfig {
@@ -134,9 +134,9 @@ impl Evaluator {
                 ..loaded.config.data.clone()
             };
             let data = data.resolved(|path| context.resolve(path));
-            let (found, bad) = Set::read(SetName::Unseen, &Dataset::open(&data, unit)?, config.samples, ranks)?;
-            sets.push(found);
-            skipped.extend(bad);
+            let (set, unreadable) = Set::read(SetName::Unseen, &Dataset::open(&data, unit)?, config.samples, ranks)?;
+            sets.push(set);
+            skipped.extend(unreadable);
         }
         let checks = Checks::open(&config.check, registry, context)?;
         Ok((!sets.is_empty()).then_some(Self { sets, checks, skipped }))
@@ -164,12 +164,16 @@ impl Evaluator {
 
     /// Generates and scores all clips, each rank its part, one clip after the other; every rank then has all numbers,
     /// in the order of the clips. Rank 0 gets each video as soon as it is there, and writes it: no rank holds more than
-    /// one. Clips that `kept` has from a process before are not made again. `None` when the algorithm has no
+    /// one. Clips that `partial` has from a process before are not made again. `None` when the algorithm has no
     /// evaluation.
-    pub(crate) fn run(&mut self, means: &mut Means<'_>, kept: Option<&Kept<'_>>) -> Result<Option<Results>> {
+    pub(crate) fn run(
+        &mut self,
+        inputs: &mut EvaluationInputs<'_>,
+        partial: Option<&PartialResults<'_>>,
+    ) -> Result<Option<Results>> {
         let (mut results, mut done) = (Results::new(), 0);
         for set in &self.sets {
-            let Some(clips) = set.evaluate(means, &mut self.checks, kept, &mut done)? else {
+            let Some(clips) = set.evaluate(inputs, &mut self.checks, partial, &mut done)? else {
                 return Ok(None);
             };
             results.push((set.name, clips));
@@ -206,7 +210,7 @@ impl Set {
             let key = if name == SetName::Train { "evaluation.train_samples" } else { "evaluation.metadata" };
             return Err(Error::config(key, problem));
         }
-        agreed(ranks, clips)?;
+        check_clip_counts(ranks, clips)?;
         let mut own = part(clips, ranks.rank().0, ranks.world_size());
         if ranks.rank().0 > 0 {
             samples = samples.drain(own.clone()).collect();
@@ -218,13 +222,13 @@ impl Set {
     /// See [`Evaluator::run`]; `done` counts the clips of all sets, for the progress bar.
     fn evaluate(
         &self,
-        means: &mut Means<'_>,
+        inputs: &mut EvaluationInputs<'_>,
         checks: &mut Checks,
-        kept: Option<&Kept<'_>>,
+        partial: Option<&PartialResults<'_>>,
         done: &mut u64,
     ) -> Result<Option<Vec<Clip>>> {
-        let (ranks, world) = (means.ranks, means.ranks.world_size());
-        let found = |(i, sample)| kept.and_then(|kept| kept.find(self.name, i, sample));
+        let (ranks, world) = (inputs.ranks, inputs.ranks.world_size());
+        let found = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
         let found: Vec<Option<Clip>> = self.samples.iter().enumerate().map(found).collect();
         // Only rank 0 has files, and all samples.
         let mut clips = communicator::join(ranks, &found)?.swap_remove(0);
@@ -232,29 +236,27 @@ impl Set {
         let open: Vec<Vec<usize>> = (0..world).map(open).collect();
         *done += clips.iter().flatten().count() as u64;
         // Ranks come to the collectives of a round together: each contributes one clip, or none if it has no more.
-        means.progress.set(*done);
+        inputs.progress.set(*done);
         for round in 0..open.iter().map(Vec::len).max().unwrap_or(0) {
-            if means.progress.is_asked_to_stop(ranks)? {
+            if inputs.progress.is_asked_to_stop(ranks)? {
                 return Err(Error::Interrupted);
             }
             let own = match open[ranks.rank().0].get(round) {
                 Some(&i) => {
                     let first = part(self.clips, ranks.rank().0, world).start;
-                    let sample = &self.samples[self.own.start + i - first];
-                    let evaluated = evaluate(means, checks, sample)?;
-                    gather::Own::Clip(i, evaluated)
+                    Some((i, evaluate(inputs, checks, &self.samples[self.own.start + i - first])?))
                 }
-                None => gather::Own::Nothing,
+                None => None,
             };
-            let Some(evaluated) = gather::joined(ranks, own)? else { return Ok(None) };
+            let Some(evaluated) = gather::gather_clips(ranks, own)? else { return Ok(None) };
             for (i, evaluated) in evaluated {
-                if let (Some(kept), Some(sample)) = (kept, self.samples.get(i)) {
-                    kept.keep(self.name, i, sample, &evaluated)?;
+                if let (Some(partial), Some(sample)) = (partial, self.samples.get(i)) {
+                    partial.write_clip(self.name, i, sample, &evaluated)?;
                 }
                 clips[i] = Some(Clip::of(&evaluated));
                 *done += 1;
             }
-            means.progress.set(*done);
+            inputs.progress.set(*done);
         }
         Ok(Some(clips.into_iter().flatten().collect()))
     }
@@ -266,18 +268,18 @@ fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
 }
 
 /// The result of one sample; `None` if the algorithm has no evaluation.
-fn evaluate(means: &mut Means<'_>, checks: &mut Checks, sample: &Sample) -> Result<Option<Evaluated>> {
+fn evaluate(inputs: &mut EvaluationInputs<'_>, checks: &mut Checks, sample: &Sample) -> Result<Option<Evaluated>> {
     let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
-    rewards.extend(means.reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
+    rewards.extend(inputs.reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
     rewards.extend(checks.scorers());
     let mut context = EvaluationContext {
         samples: std::slice::from_ref(sample),
-        model: means.model,
+        model: inputs.model,
         rewards,
-        noise: means.noise,
-        progress: means.progress,
+        noise: inputs.noise,
+        progress: inputs.progress,
     };
-    let evaluated = means.algorithm.evaluate(&mut context)?;
+    let evaluated = inputs.algorithm.evaluate(&mut context)?;
     let Some(mut evaluated) = evaluated else { return Ok(None) };
     match (evaluated.pop(), evaluated.len()) {
         (Some(mut one), 0) => {
@@ -292,12 +294,12 @@ fn evaluate(means: &mut Means<'_>, checks: &mut Checks, sample: &Sample) -> Resu
 }
 
 /// Fails unless all ranks read the same number of clips: otherwise their parts would not match.
-fn agreed(ranks: &dyn Communicator, clips: usize) -> Result<()> {
-    let found = communicator::join(ranks, &clips)?;
-    match found.iter().all(|other| *other == clips) {
+fn check_clip_counts(ranks: &dyn Communicator, clips: usize) -> Result<()> {
+    let counts = communicator::join(ranks, &clips)?;
+    match counts.iter().all(|other| *other == clips) {
         true => Ok(()),
         false => Err(Error::Misuse(format!(
-            "the ranks can read different numbers of the clips to evaluate, {found:?}: all must see the same files"
+            "the ranks can read different numbers of the clips to evaluate, {counts:?}: all must see the same files"
         ))),
     }
 }
@@ -307,7 +309,7 @@ pub fn of<T>(sets: &[(SetName, Vec<T>)], name: SetName) -> &[T] {
     sets.iter().find(|(n, _)| *n == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()
 }
 
-/// Mean of the scores that a reward gave, by its place; `None` when it gave none.
+/// Mean of the scores of the reward at position `reward`; `None` if there are no scores.
 pub fn mean_score(clips: &[Clip], reward: usize) -> Option<f64> {
     mean(clips.iter().filter_map(|clip| *clip.scores.get(reward)?))
 }
@@ -371,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clip_that_cannot_be_read_is_named_and_the_next_takes_its_place() {
+    fn the_next_clip_replaces_an_unreadable_one() {
         let dir = tempfile::tempdir().unwrap();
         let data = dataset(dir.path(), 3, &[0], OnBadSample::Skip);
         let (set, skipped) = Set::read(SetName::Train, &data, Some(1), &SingleRank).unwrap();
@@ -382,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clip_that_one_rank_alone_cannot_read_ends_all_ranks_with_its_name() {
+    fn a_clip_that_one_rank_cannot_read_fails_all_ranks() {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         for policy in [OnBadSample::Error, OnBadSample::Skip] {
             let read = ThreadRanks::run(3, Duration::from_secs(60), |ranks| {
@@ -392,25 +394,29 @@ mod tests {
                 Set::read(SetName::Unseen, &data, None, ranks.as_ref()).map(drop)
             });
             for (rank, read) in read.into_iter().enumerate() {
-                let told = read.unwrap_err().chain();
+                let message = read.unwrap_err().chain();
                 match policy {
-                    OnBadSample::Error => assert!(told.contains("2.mp4"), "rank {rank}: {told}"),
-                    OnBadSample::Skip => assert!(told.contains("[4, 3, 4]"), "rank {rank}: {told}"),
+                    OnBadSample::Error => assert!(message.contains("2.mp4"), "rank {rank}: {message}"),
+                    OnBadSample::Skip => assert!(message.contains("[4, 3, 4]"), "rank {rank}: {message}"),
                 }
             }
         }
     }
 
     #[test]
-    fn clips_of_which_none_can_be_read_are_an_error_that_says_why() {
+    fn fails_if_no_clip_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let data = dataset(dir.path(), 2, &[0, 1], OnBadSample::Skip);
-        let told = Set::read(SetName::Unseen, &data, None, &SingleRank).err().unwrap().to_string();
-        assert!(told.contains("`evaluation.metadata`") && told.contains("not one of the 2") && told.contains("0.mp4"));
+        let message = Set::read(SetName::Unseen, &data, None, &SingleRank).err().unwrap().to_string();
+        assert!(
+            message.contains("`evaluation.metadata`")
+                && message.contains("not one of the 2")
+                && message.contains("0.mp4")
+        );
     }
 
     #[test]
-    fn every_rank_keeps_its_part_and_rank_0_all() {
+    fn rank_0_holds_all_clips_and_other_ranks_their_part() {
         let dir = tempfile::tempdir().unwrap();
         let data = dataset(dir.path(), 6, &[2], OnBadSample::Skip);
         let read = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {

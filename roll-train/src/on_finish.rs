@@ -26,21 +26,21 @@ pub(crate) struct OnFinish {
 }
 
 impl OnFinish {
-    /// Without a directory (on all ranks but 0) or a command there is nothing to tell.
+    /// `None` without a directory (on all ranks but 0) or without a command.
     pub(crate) fn new(command: &[String], dir: Option<&Path>) -> Option<Self> {
         let dir = dir.filter(|_| !command.is_empty())?;
         Some(Self { command: command.to_vec(), dir: dir.to_path_buf() })
     }
 
     /// Runs the command. Its failure is a warning: the run has ended already.
-    pub(crate) fn tell(&self, steps: u64, outcome: &Result<RunSummary>) {
-        if let Err(problem) = self.run(steps, outcome, TIME_LIMIT) {
+    pub(crate) fn run(&self, steps: u64, outcome: &Result<RunSummary>) {
+        if let Err(problem) = self.run_within(steps, outcome, TIME_LIMIT) {
             // Without its arguments, which may hold a password.
             tracing::warn!("`on_finish`: {} {problem}", self.command[0]);
         }
     }
 
-    fn run(&self, steps: u64, outcome: &Result<RunSummary>, limit: Duration) -> Result<(), String> {
+    fn run_within(&self, steps: u64, outcome: &Result<RunSummary>, limit: Duration) -> Result<(), String> {
         let dir = std::path::absolute(&self.dir).unwrap_or_else(|_| self.dir.clone());
         let error = outcome.as_ref().err().map(Error::chain).unwrap_or_default();
         let facts = facts(&dir, steps, outcome);
@@ -51,7 +51,7 @@ impl OnFinish {
         command.envs(VARIABLES.into_iter().zip(values));
         let mut group = ChildGroup::spawn(&mut command).map_err(|e| format!("cannot be started: {e}"))?;
         if let Some(mut stdin) = group.child().stdin.take() {
-            // A command that reads nothing must not hold us up; the rest that it leaves unread is no problem of ours.
+            // A command that does not read its input must not block this thread.
             std::thread::spawn(move || drop(stdin.write_all(facts.to_string().as_bytes())));
         }
         match group.wait_for(limit).map_err(|e| format!("cannot be waited for: {e}"))? {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_gets_facts_in_variables_and_as_json() {
+    fn the_command_receives_the_outcome_in_variables_and_as_json() {
         let dir = tempfile::tempdir().unwrap();
         let script = format!(
             "cat > '{0}/in'; echo \"$ROLL_RUN_STATUS $ROLL_RUN_STEPS $ROLL_RUN_DIR $ROLL_RUN_ERROR\" > '{0}/env'",
@@ -94,25 +94,25 @@ mod tests {
             (Err(Error::Interrupted), "interrupted", Value::Null),
             (Err(Error::Misuse("the disk is full".into())), "failed", json!("the disk is full")),
         ] {
-            shell(&script, dir.path()).run(7, &outcome, TIME_LIMIT).unwrap();
-            let told: Value = serde_json::from_slice(&std::fs::read(dir.path().join("in")).unwrap()).unwrap();
-            assert_eq!((&told["status"], &told["steps"], &told["error"]), (&json!(status), &json!(7), &error));
+            shell(&script, dir.path()).run_within(7, &outcome, TIME_LIMIT).unwrap();
+            let facts: Value = serde_json::from_slice(&std::fs::read(dir.path().join("in")).unwrap()).unwrap();
+            assert_eq!((&facts["status"], &facts["steps"], &facts["error"]), (&json!(status), &json!(7), &error));
             let env = std::fs::read_to_string(dir.path().join("env")).unwrap();
             assert!(env.starts_with(&format!("{status} 7 {}", dir.path().display())), "{env}");
         }
     }
 
     #[test]
-    fn a_command_that_fails_hangs_or_is_not_there_is_told_and_no_more() {
+    fn a_command_that_fails_hangs_or_is_missing_is_only_a_warning() {
         let dir = tempfile::tempdir().unwrap();
         let problem = |script: &str, limit| {
-            shell(script, dir.path()).run(1, &Err(Error::Interrupted), limit).err().unwrap_or_default()
+            shell(script, dir.path()).run_within(1, &Err(Error::Interrupted), limit).err().unwrap_or_default()
         };
         assert!(problem("exit 3", TIME_LIMIT).contains("failed (exit status: 3)"));
         assert!(problem("exec sleep 600", Duration::from_millis(50)).contains("took longer than 0.05 s"));
         let none = OnFinish::new(&["./no-such-program".into()], Some(dir.path())).unwrap();
-        none.tell(1, &Err(Error::Interrupted));
-        assert!(none.run(1, &Err(Error::Interrupted), TIME_LIMIT).unwrap_err().contains("cannot be started"));
+        none.run(1, &Err(Error::Interrupted));
+        assert!(none.run_within(1, &Err(Error::Interrupted), TIME_LIMIT).unwrap_err().contains("cannot be started"));
         assert!(OnFinish::new(&[], Some(dir.path())).is_none() && OnFinish::new(&["true".into()], None).is_none());
     }
 }

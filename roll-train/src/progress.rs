@@ -108,16 +108,16 @@ impl StopSignal {
     }
 }
 
-/// One bar, and the signal that may end the work in its middle.
-pub(crate) struct Watch {
+/// A progress bar, and the signal that may stop the work.
+pub(crate) struct StoppableBar {
     bar: Box<dyn Bar>,
     stop: StopSignal,
-    /// The work may be left in its middle.
+    /// Whether the work may stop between any two phases.
     anywhere: bool,
 }
 
-impl Watch {
-    /// Shows `total` units where `shown`; `anywhere` says that the work may be left in its middle.
+impl StoppableBar {
+    /// Shows `total` units if `shown`; `anywhere`: the work may stop between any two phases.
     pub(crate) fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, anywhere: bool) -> Self {
         let bar = if shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
         Self { bar, stop: session.stop.clone(), anywhere }
@@ -139,7 +139,7 @@ impl Watch {
     }
 }
 
-impl roll_core::Progress for Watch {
+impl roll_core::Progress for StoppableBar {
     fn phase(&self, phase: &str) {
         self.bar.phase(phase);
     }
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_for_people() {
+    fn formats_numbers_and_durations() {
         assert_eq!([7, 1234, 123_456, 1_234_567].map(grouped), ["7", "1,234", "123,456", "1,234,567"]);
         assert_eq!([5.3, 720.0, 12_240.0, 432_000.0].map(duration), ["5.3 s", "12 min", "3.4 h", "5.0 days"]);
     }

@@ -10,7 +10,7 @@ use crate::config::RunConfig;
 const STACK: usize = 8 << 20;
 /// The beginning of the name of a rank's threads; the number of the rank follows.
 const THREAD: &str = "rank ";
-/// A rank waits this long for another one until its strategy says how long.
+/// Timeout of collectives until the strategy sets its own.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
 
 /// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already
@@ -57,20 +57,10 @@ pub fn run<T: Send>(
 }
 
 /// The result of rank 0, or the error that made others fail.
-fn of_rank_0<T>(results: Vec<Result<T>>) -> Result<T> {
-    let mut succeeded = Vec::new();
-    let mut failed = Vec::new();
-    for result in results {
-        match result {
-            Ok(result) => succeeded.push(result),
-            Err(error) => failed.push(error),
-        }
-    }
-    let cause = failed.iter().position(|error| !is_of_another_rank(error)).unwrap_or(0);
-    match failed.is_empty() {
-        true => Ok(succeeded.swap_remove(0)),
-        false => Err(failed.swap_remove(cause)),
-    }
+fn of_rank_0<T>(mut results: Vec<Result<T>>) -> Result<T> {
+    let cause = results.iter().position(|result| result.as_ref().is_err_and(|error| !is_of_another_rank(error)));
+    let chosen = cause.or_else(|| results.iter().position(Result::is_err)).unwrap_or(0);
+    results.swap_remove(chosen)
 }
 
 /// Whether a rank failed because it could not work with the others any more.
@@ -98,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_has_its_share_of_the_threads_and_rank_0_answers() {
+    fn ranks_share_the_threads_and_rank_0_returns_the_result() {
         for ranks in [1, 2, 3] {
             let all = rayon::current_num_threads();
             let [found, threads, world] = run(&with(ranks), alone(), |own| {
@@ -116,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_a_job_stay_what_they_are() {
+    fn ranks_of_a_job_are_not_divided_further() {
         let found = ThreadRanks::run(3, PATIENCE, |job| run(&with(2), job, |own| Ok(own.world_size())));
         assert!(found.into_iter().all(|world| world.unwrap() == 3));
         let found = ThreadRanks::run(3, PATIENCE, |job| Ok(of_process(&with(2), job.as_ref())));
@@ -125,22 +115,22 @@ mod tests {
     }
 
     #[test]
-    fn the_error_is_that_of_the_rank_that_failed_first() {
-        let told = run(&with(3), alone(), |own| match own.rank().0 {
+    fn returns_the_error_of_the_rank_that_failed_first() {
+        let error = run(&with(3), alone(), |own| match own.rank().0 {
             1 => Err(Error::bad_file("1.mp4", "is no video")).while_doing(|| "reading row 7".into()),
             _ => own.barrier().while_doing(|| "ending the step".into()),
         });
-        let told = told.unwrap_err().chain();
-        assert!(told.starts_with("reading row 7") && told.contains("1.mp4"), "{told}");
+        let message = error.unwrap_err().chain();
+        assert!(message.starts_with("reading row 7") && message.contains("1.mp4"), "{message}");
     }
 
     #[test]
     fn a_rank_that_panics_is_an_error() {
-        let told = run(&with(2), alone(), |own| match own.rank().0 {
+        let error = run(&with(2), alone(), |own| match own.rank().0 {
             1 => panic!("a hundred faces"),
             _ => own.barrier(),
         });
-        let told = told.unwrap_err().chain();
-        assert!(told.contains("rank 1 panicked") && told.contains("a hundred faces"), "{told}");
+        let message = error.unwrap_err().chain();
+        assert!(message.contains("rank 1 panicked") && message.contains("a hundred faces"), "{message}");
     }
 }

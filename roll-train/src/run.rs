@@ -17,15 +17,15 @@ pub struct Run<'a> {
     loaded: LoadedConfig,
     registry: &'a Registry,
     context: BuildContext,
-    place: Place,
+    destination: Destination,
     /// The run directory that rank 0 made.
     made: OnceLock<RunDir>,
 }
 
-enum Place {
+enum Destination {
     /// A new directory; by default one below `output_dir` that is not there yet.
     New(Option<PathBuf>),
-    /// The directory of a run that goes on.
+    /// The directory of a run to resume.
     Resumed(RunDir),
 }
 
@@ -37,17 +37,17 @@ impl<'a> Run<'a> {
 
     /// A run of this configuration, whose components are made in `context`.
     pub fn new(loaded: LoadedConfig, registry: &'a Registry, context: BuildContext) -> Self {
-        Self { loaded, registry, context, place: Place::New(None), made: OnceLock::new() }
+        Self { loaded, registry, context, destination: Destination::New(None), made: OnceLock::new() }
     }
 
     /// Writes to the new directory `dir` instead of one below `output_dir`.
     pub fn dir(self, dir: impl Into<PathBuf>) -> Self {
-        Self { place: Place::New(Some(dir.into())), ..self }
+        Self { destination: Destination::New(Some(dir.into())), ..self }
     }
 
     /// Goes on in the directory of a run, from its newest whole checkpoint.
     pub fn resume(self, dir: RunDir) -> Self {
-        Self { place: Place::Resumed(dir), ..self }
+        Self { destination: Destination::Resumed(dir), ..self }
     }
 
     /// The checked configuration.
@@ -56,7 +56,7 @@ impl<'a> Run<'a> {
     }
 
     /// Trains, on every rank of this process, and returns the results. The run directory is made once data and networks
-    /// are open; a mistake of the user that shows before the first step is done leaves none.
+    /// are open; after an error of the user before the end of the first step it is removed.
     pub fn train(&self) -> Result<RunSummary> {
         self.train_in(|_| Ok(RunSession::default()))
     }
@@ -66,7 +66,7 @@ impl<'a> Run<'a> {
     pub fn train_in(&self, session: impl Fn(&dyn Communicator) -> Result<RunSession> + Sync) -> Result<RunSummary> {
         let ended =
             ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| self.train_rank(ranks, &session));
-        // If another rank came upon the mistake first, rank 0 did not know that it was one.
+        // If another rank found the error first, rank 0 did not know that it is the user's.
         if let (Err(error), Some(dir)) = (&ended, self.made.get())
             && error.fault() == Fault::User
         {
@@ -84,30 +84,30 @@ impl<'a> Run<'a> {
         let session = session(ranks.as_ref())?;
         let context = BuildContext { ranks, ..self.context.clone() };
         let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
-        let dir = match &self.place {
-            Place::Resumed(dir) => {
-                go_on(&mut trainer, dir)?;
+        let dir = match &self.destination {
+            Destination::Resumed(dir) => {
+                resume_newest(&mut trainer, dir)?;
                 first.then(|| dir.clone())
             }
-            Place::New(path) if first => {
+            Destination::New(path) if first => {
                 let config = &self.loaded.config;
                 let path = path.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
                 let made = RunDir::create(path, Existing::Refuse)?;
                 Some(self.made.get_or_init(|| made).clone())
             }
-            Place::New(_) => None,
+            Destination::New(_) => None,
         };
         let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
         dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
         trainer.run(dir.as_ref(), &session).inspect_err(|_| {
-            // Only an empty one is removed: a mistake that the first step finds leaves nothing behind.
+            // Removed only if it is empty: an error in the first step leaves no directory.
             dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
         })
     }
 }
 
-/// Goes on from the newest whole checkpoint of a run.
-fn go_on(trainer: &mut Trainer, dir: &RunDir) -> Result<()> {
+/// Resumes from the newest whole checkpoint of a run.
+fn resume_newest(trainer: &mut Trainer, dir: &RunDir) -> Result<()> {
     match checkpoint::newest_whole(&dir.checkpoints())? {
         Some(newest) => trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display())),
         None if checkpoint::list(&dir.checkpoints())?.is_empty() => {

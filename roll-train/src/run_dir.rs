@@ -23,7 +23,7 @@ use crate::checkpoint::{self, step_name};
 pub enum Existing {
     /// It is an error.
     Refuse,
-    /// The run goes on in it.
+    /// The run continues in it.
     Continue,
 }
 
@@ -127,7 +127,7 @@ impl RunDir {
         }
     }
 
-    /// The name of something only a run leaves.
+    /// The name of a file that only runs write.
     fn trace(&self) -> Option<&'static str> {
         ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"].into_iter().find(|n| self.path.join(n).exists())
     }
@@ -185,21 +185,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_with_a_run_is_refused_unless_it_goes_on() {
+    fn refuses_a_directory_with_a_run_unless_it_continues() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let run = RunDir::create(&path, Existing::Refuse).unwrap();
         assert!(RunDir::open(&path).is_err());
         RunDir::create(&path, Existing::Refuse).unwrap();
         run.write_config("seed: 1\n").unwrap();
-        let told = RunDir::create(&path, Existing::Refuse).unwrap_err().to_string();
-        assert!(told.contains("config.yaml") && told.contains("a/b"), "{told}");
+        let message = RunDir::create(&path, Existing::Refuse).unwrap_err().to_string();
+        assert!(message.contains("config.yaml") && message.contains("a/b"), "{message}");
         RunDir::create(&path, Existing::Continue).unwrap();
         RunDir::open(&path).unwrap();
     }
 
     #[test]
-    fn a_beginning_is_deleted_and_nothing_else_is() {
+    fn discards_only_the_beginning_of_a_new_run() {
         let dir = tempfile::tempdir().unwrap();
         let begin = |name: &str| {
             let run = RunDir::create(dir.path().join(name), Existing::Refuse).unwrap();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_written_by_one_process_and_what_killed_ones_left_is_removed() {
+    fn the_lock_excludes_other_processes_and_leftovers_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let run = RunDir::create(dir.path(), Existing::Refuse).unwrap();
         run.write_config("seed: 1\n").unwrap();

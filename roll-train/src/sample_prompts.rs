@@ -12,9 +12,9 @@ use crate::config::{LoadedConfig, SamplePrompt};
 
 /// Their key in a configuration.
 const KEY: &str = "evaluation.prompts";
-/// `[height, width]` whose proportions a video has when nothing says them.
+/// Default proportions of a video, `[height, width]`.
 const SIZE: [usize; 2] = [480, 832];
-/// Frames a second where the model does not say them.
+/// Default frames per second.
 const FPS: f64 = 16.0;
 
 /// The prompts of a run, with their pictures.
@@ -59,7 +59,7 @@ impl SamplePrompts {
     }
 
     /// Generates the video of one of them, with the adapter as it is. All ranks must call it: weights may be
-    /// divided among them.
+    /// sharded over them.
     pub fn video(&self, i: usize, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Result<Video> {
         let model = diffusion(model, "")?;
         let latents = |shape: &[usize; 4]| noise.latents(0, self.seeds[i], shape);

@@ -1,4 +1,4 @@
-//! How sure a difference is.
+//! Confidence intervals of differences.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -11,6 +11,14 @@ pub struct Gain {
     pub mean: f64,
     /// Lower and upper end.
     pub ci95: [f64; 2],
+}
+
+impl Gain {
+    /// "+0.250 (95 % +0.200 to +0.300)".
+    pub fn in_words(&self) -> String {
+        let Self { mean, ci95: [low, high] } = self;
+        format!("{mean:+.3} (95 % {low:+.3} to {high:+.3})")
+    }
 }
 
 /// Draws of the bootstrap.
@@ -37,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interval_holds_the_mean_and_shrinks_with_more_pairs() {
+    fn the_interval_contains_the_mean_and_shrinks_with_more_pairs() {
         let pairs = |n: usize| (0..n).map(|i| [0.0, 1.0 + (i as f64 * 2.4).sin()]).collect::<Vec<_>>();
         let (few, many) = (paired_gain(&pairs(8)), paired_gain(&pairs(128)));
         let width = |g: Gain| g.ci95[1] - g.ci95[0];
@@ -48,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_differences_leave_no_doubt() {
+    fn equal_differences_have_an_interval_of_width_0() {
         assert_eq!(paired_gain(&[[0.0, 0.5], [1.0, 1.5]]), Gain { mean: 0.5, ci95: [0.5, 0.5] });
     }
 }

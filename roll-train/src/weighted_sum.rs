@@ -59,7 +59,7 @@ impl Part {
     }
 }
 
-/// Name of the target's tensor that says, as UTF-8, why part `i` has nothing to compare with. Parts' own tensors never
+/// Name of the target's tensor with the reason, as UTF-8, why part `i` has nothing to compare with. Parts' own tensors never
 /// have this name.
 fn nothing(i: usize) -> String {
     format!("nothing/{i}")
@@ -110,10 +110,10 @@ impl WeightedSum {
 }
 
 /// The result of a part.
-enum Scored {
+enum PartScore {
     /// The reference has nothing to compare with, for this reason.
     Without(String),
-    Asked {
+    Scored {
         outcome: Result<(Score, Option<Pullback>)>,
         seconds: f64,
     },
@@ -121,10 +121,10 @@ enum Scored {
 
 impl WeightedSum {
     /// Scores the video with every part. Parts that compute elsewhere run concurrently.
-    fn score_parts(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Vec<Scored> {
+    fn score_parts(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Vec<PartScore> {
         let score = |i: usize, part: &mut Part| {
             if let Some(reason) = target.tensors.get(&nothing(i)) {
-                return Scored::Without(String::from_utf8_lossy(reason.as_bytes()).into_owned());
+                return PartScore::Without(String::from_utf8_lossy(reason.as_bytes()).into_owned());
             }
             let prefix = format!("{i}/");
             let own =
@@ -132,7 +132,7 @@ impl WeightedSum {
             let own = Target { tensors: own.collect() };
             let (begun, part_grad) = (Instant::now(), if part.weight != 0.0 { grad } else { Grad::Skip });
             let outcome = part.scorer.score(video, prompt, &own, part_grad);
-            Scored::Asked { outcome, seconds: begun.elapsed().as_secs_f64() }
+            PartScore::Scored { outcome, seconds: begun.elapsed().as_secs_f64() }
         };
         std::thread::scope(|threads| {
             let (elsewhere, here): (Vec<_>, Vec<_>) =
@@ -140,7 +140,7 @@ impl WeightedSum {
             let score = &score;
             let waiting: Vec<_> =
                 elsewhere.into_iter().map(|(i, part)| (i, threads.spawn(move || score(i, part)))).collect();
-            let mut scored: Vec<(usize, Scored)> = here.into_iter().map(|(i, part)| (i, score(i, part))).collect();
+            let mut scored: Vec<(usize, PartScore)> = here.into_iter().map(|(i, part)| (i, score(i, part))).collect();
             scored.extend(waiting.into_iter().map(|(i, thread)| match thread.join() {
                 Ok(one) => (i, one),
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -223,8 +223,8 @@ impl RewardScorer for WeightedSum {
             let counts = part.weight != 0.0;
             let part_grad = if counts { grad } else { Grad::Skip };
             let (score, pullback) = match scored {
-                Scored::Without(reason) => (Score::Missing { reason }, None),
-                Scored::Asked { outcome, seconds } => {
+                PartScore::Without(reason) => (Score::Missing { reason }, None),
+                PartScore::Scored { outcome, seconds } => {
                     details.insert(format!("time/{}", part.label), seconds);
                     outcome.while_doing(|| format!("scoring with the reward `{}`", part.label))?
                 }
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_gradients_add_up_by_weight() {
+    fn values_and_gradients_are_weighted_sums() {
         let alone = |target: f64| {
             let (score, pullback) = brightness(target).score(&video(), "", &Target::default(), Grad::Record).unwrap();
             (value_of(&score), pullback.unwrap().pull(&Tensor::scalar(2.0)).unwrap().to_f32_vec())
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_part_follows_its_own_policy() {
+    fn a_missing_score_follows_on_missing() {
         let sum = |policy| WeightedSum::new(vec![(1.0, brightness(0.5)), (2.0, missing(policy))]).unwrap();
         let (skipped, pullback) = score(&mut sum(OnMissing::Skip), Grad::Record).unwrap();
         assert_eq!(skipped, Score::Missing { reason: "fake: nothing there".into() });
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_whose_reference_is_empty_follows_its_own_policy() {
+    fn an_empty_reference_follows_on_missing() {
         let sum = |weight, policy| WeightedSum::new(vec![(1.0, brightness(0.5)), (weight, faceless(policy))]).unwrap();
         let prepared = |weight, policy| sum(weight, policy).prepare(&video());
         let skipped = prepared(2.0, OnMissing::Skip).unwrap_err();
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_all_missing_by_value_pull_zero() {
+    fn the_gradient_is_zero_if_all_parts_are_missing() {
         let mut sum = WeightedSum::new(vec![(2.0, missing(OnMissing::Value(0.5)))]).unwrap();
         let (score, pullback) = score(&mut sum, Grad::Record).unwrap();
         assert_eq!(value_of(&score), 1.0);
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_are_computed_elsewhere_are_asked_at_the_same_time() {
+    fn remote_parts_are_scored_concurrently() {
         let barrier = std::sync::Arc::new(std::sync::Barrier::new(2));
         let meeting = || -> Box<dyn RewardScorer> { Box::new(Meeting(barrier.clone())) };
         let mut sum = WeightedSum::new(vec![(1.0, meeting()), (0.0, brightness(0.5)), (2.0, meeting())]).unwrap();
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_without_gradient_is_named_unless_it_weighs_nothing() {
+    fn rejects_parts_without_gradient_unless_their_weight_is_0() {
         let rigid = || Box::new(Fake { name: "rigid", on_missing: OnMissing::Skip, missing: false, faceless: false });
         let mut sum = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.5, rigid())]).unwrap();
         assert!(!sum.differentiable());
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_of_nothing_or_of_broken_weights_is_refused() {
+    fn rejects_empty_sums_and_invalid_weights() {
         assert!(WeightedSum::new(vec![]).is_err());
         assert!(WeightedSum::new(vec![(0.0, brightness(0.5))]).is_err());
         assert!(WeightedSum::new(vec![(f64::NAN, brightness(0.5))]).is_err());

@@ -257,7 +257,7 @@ impl Context {
             self.see_metric("apply_kl_penalty", Some(key), found.metrics.get(key).copied());
         }
 
-        // The case does not say what its controller was told. These four updates are the simplest that give its
+        // The case does not record the inputs of its controller. These four updates are the simplest that give its
         // values: far above the target, far below, on it, and far above with twice the samples.
         let mut controller = KlController::new(coefficient, Some(1.0), 100.0)?;
         let updates = [(10.0, 16), (0.0, 16), (1.0, 16), (10.0, 32)];

@@ -45,7 +45,7 @@ pub fn roll(directory: &Path, arguments: &[&str]) -> Output {
 /// Standard output of a command that must succeed.
 pub fn done(directory: &Path, arguments: &[&str]) -> String {
     let output = roll(directory, arguments);
-    assert!(output.status.success(), "roll {arguments:?}: {}", said(&output));
+    assert!(output.status.success(), "roll {arguments:?}: {}", stderr_text(&output));
     printed(&output)
 }
 
@@ -55,13 +55,13 @@ pub fn printed(output: &Output) -> String {
 }
 
 /// Standard error.
-pub fn said(output: &Output) -> String {
+pub fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Asserts an exit code, and that standard error contains all of `parts`.
 pub fn fails(output: &Output, code: i32, parts: &[&str]) {
-    let said = said(output);
-    assert_eq!(output.status.code(), Some(code), "{said}");
-    parts.iter().for_each(|part| assert!(said.contains(part), "no {part} in: {said}"));
+    let printed_text = stderr_text(output);
+    assert_eq!(output.status.code(), Some(code), "{printed_text}");
+    parts.iter().for_each(|part| assert!(printed_text.contains(part), "no {part} in: {printed_text}"));
 }

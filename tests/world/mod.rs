@@ -12,7 +12,7 @@ use roll_train::{RunSession, RunSummary, Trainer};
 use serde_json::Value;
 
 use crate::program;
-pub use crate::program::{fails, said};
+pub use crate::program::{fails, stderr_text};
 
 /// Names model, data and sizes.
 pub const SETTINGS: [&str; 7] = [

@@ -20,7 +20,7 @@ pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
-pub use runs::{Check, Machine, Plan, Plot, Report, Run};
+pub use runs::{Check, MachineArgs, PlanArgs, Plot, Report, Run};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
     MergeShards, SplitShards, TinyKind, TinyModel,
@@ -160,7 +160,7 @@ pub enum Command {
     Plugins(Plugins),
     /// Estimate a run before it starts: memory by item and time by phase.
     #[command(after_help = examples::PLAN)]
-    Plan(Plan),
+    Plan(PlanArgs),
     /// Time a Reward-FL step of random networks of a given size, phase by phase.
     #[command(after_help = examples::BENCH)]
     Bench(Bench),

@@ -50,7 +50,7 @@ pub struct Check {
     #[command(flatten)]
     pub run: Run,
     #[command(flatten)]
-    pub machine: Machine,
+    pub machine: MachineArgs,
     /// Number of references that the reward is tried on.
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub samples: usize,
@@ -59,13 +59,13 @@ pub struct Check {
 impl Check {
     /// Estimate of a run on this machine.
     pub fn of(run: Run) -> Self {
-        Self { run, machine: Machine::default(), samples: 16 }
+        Self { run, machine: MachineArgs::default(), samples: 16 }
     }
 }
 
 /// The machine that a run is planned for.
 #[derive(Debug, Default, ClapArgs)]
-pub struct Machine {
+pub struct MachineArgs {
     /// Devices: number and GB of memory, such as 1x24, 4x48 or 8x80; this machine unless given.
     #[arg(long, value_name = "NxGB")]
     pub on: Option<String>,
@@ -82,7 +82,7 @@ pub struct Machine {
 
 /// Arguments of `roll plan`.
 #[derive(Debug, ClapArgs)]
-pub struct Plan {
+pub struct PlanArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
     /// A published model, without its files; otherwise `model.model_paths`, or `model.model_path` of a language
@@ -90,7 +90,7 @@ pub struct Plan {
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
     #[command(flatten)]
-    pub machine: Machine,
+    pub machine: MachineArgs,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -1,4 +1,4 @@
-//! Adapters that a command line names: the model starts from them, whatever the configuration says of others.
+//! Adapters that a command line names: they replace those of the configuration.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ const OF_ADAPTERS: [&str; 5] =
     ["trainable_models", "lora_base_model", "lora_target_modules", "lora_rank", "lora_alpha"];
 
 /// The configured model with `adapters` on it, each as `model.lora_checkpoint` takes it; they are added up. Words of
-/// `--set` on the adapter stand.
+/// `--set` on the adapter are kept.
 pub fn open_model(
     loaded: &LoadedConfig,
     registry: &Registry,

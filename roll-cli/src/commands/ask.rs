@@ -18,7 +18,7 @@ pub fn ask(args: Ask) -> Result<()> {
     let configuration = Configuration::read(&args.config, path.as_slice())?;
     let registry = configuration.registry()?;
     let lowest = match args.adapter.is_empty() {
-        // The adapter says which layers it is on.
+        // The adapter names its layers.
         false => ConfigLayers::new().text("roll ask", "model:\n  name: causal_lm\n")?,
         true => ConfigLayers::new().text("roll ask", LOWEST)?,
     };

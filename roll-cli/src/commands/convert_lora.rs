@@ -9,7 +9,7 @@ use roll_models::weights::Checkpoint;
 use crate::args::{ConventionName, ConvertLora, LayerNames};
 use crate::output::refuse_existing;
 
-/// Writes one file for each adapter and says where.
+/// Writes one file for each adapter and prints its path.
 pub fn convert_lora(args: ConvertLora) -> Result<()> {
     let expert = args.expert.map(|name| name.expert());
     let files = LoraFile::open_named(&args.lora, expert)?;

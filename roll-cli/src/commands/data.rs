@@ -23,7 +23,7 @@ pub fn data(args: Data) -> Result<()> {
     }
 }
 
-/// The data of a run, in which nothing that is bad is an error.
+/// The data and the reward of a run; bad samples are skipped.
 fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
@@ -40,9 +40,9 @@ fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
     Ok((Dataset::open(&config, unit)?, reward))
 }
 
-/// How often each thing was found, in words.
+/// Counts over the clips of a data set.
 #[derive(Default, serde::Serialize)]
-struct Found {
+struct DataSummary {
     clips: usize,
     usable: usize,
     formats: BTreeMap<String, usize>,
@@ -55,8 +55,8 @@ struct Found {
     left_out: Vec<(String, String)>,
 }
 
-impl Found {
-    fn see(&mut self, format: &str, probed: Option<Probed>) {
+impl DataSummary {
+    fn count_file(&mut self, format: &str, probed: Option<Probed>) {
         *self.formats.entry(format.into()).or_default() += 1;
         if let Some(Probed { size: [height, width], frames, fps }) = probed {
             *self.sizes.entry(format!("{width}x{height}")).or_default() += 1;
@@ -66,7 +66,7 @@ impl Found {
         }
     }
 
-    fn take(&mut self, read: std::result::Result<Sample, (String, String)>) {
+    fn count_sample(&mut self, read: std::result::Result<Sample, (String, String)>) {
         match read {
             Ok(sample) => {
                 let [frames, height, width] = sample.video.dims();
@@ -81,10 +81,10 @@ impl Found {
 fn inspect(args: InspectData) -> Result<()> {
     let (dataset, mut reward) = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "clips");
-    let mut found = Found { clips: dataset.len(), ..Found::default() };
+    let mut summary = DataSummary { clips: dataset.len(), ..DataSummary::default() };
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
         let format = format(&row.video).unwrap_or("not there");
-        found.see(format, probe(&row.video, dataset.config().decoder).ok());
+        summary.count_file(format, probe(&row.video, dataset.config().decoder).ok());
         let mut read = dataset.sample_or_skip(i)?;
         if let (Some(reward), Ok(sample)) = (&mut reward, &read)
             && let Err(error) = reward.prepare(&sample.video)
@@ -92,32 +92,32 @@ fn inspect(args: InspectData) -> Result<()> {
             let Some(reason) = error.missing_reason() else { return Err(error) };
             read = Err((sample.origin.clone(), reason.to_string()));
         }
-        found.take(read);
+        summary.count_sample(read);
         bar.set(i as u64 + 1);
     }
     bar.finish();
     match args.json {
-        true => println!("{:#}", serde_json::json!(found)),
-        false => print(&found, &args.data.path),
+        true => println!("{:#}", serde_json::json!(summary)),
+        false => print(&summary, &args.data.path),
     }
-    match found.usable {
+    match summary.usable {
         0 => Err(Error::bad_file(&args.data.path, "no clip of it can be used, for the reasons above")),
         _ => Ok(()),
     }
 }
 
-fn print(found: &Found, path: &Path) {
-    println!("{}: {}, {} can be used", path.display(), counted(found.clips as u64, "clip"), found.usable);
-    table("format", &found.formats);
-    table("width x height", &found.sizes);
-    table("frames", &found.lengths);
-    table("frames a second", &found.rates);
-    table("taken as", &found.taken);
-    for (clip, reason) in found.left_out.iter().take(NAMED) {
+fn print(summary: &DataSummary, path: &Path) {
+    println!("{}: {}, {} can be used", path.display(), counted(summary.clips as u64, "clip"), summary.usable);
+    table("format", &summary.formats);
+    table("width x height", &summary.sizes);
+    table("frames", &summary.lengths);
+    table("frames a second", &summary.rates);
+    table("taken as", &summary.taken);
+    for (clip, reason) in summary.left_out.iter().take(NAMED) {
         println!("left out: {clip}: {reason}");
     }
-    if found.left_out.len() > NAMED {
-        println!("and {} more", found.left_out.len() - NAMED);
+    if summary.left_out.len() > NAMED {
+        println!("and {} more", summary.left_out.len() - NAMED);
     }
 }
 

@@ -5,7 +5,7 @@ use roll_models::wan2_2::{export, init};
 
 use crate::args::ExportExpert;
 
-/// Writes the weight file and says where.
+/// Writes the weight file and prints its path.
 pub fn export_expert(args: ExportExpert) -> Result<()> {
     if !args.force {
         init::refuse_full(&args.out)?;

@@ -62,7 +62,7 @@ pub fn generate(args: Generate) -> Result<()> {
         };
         let frames = sampling.frames(diffusion, request, &progress)?;
         drop(progress);
-        write(output, &Video::new(frames, fps)?)?;
+        writer(output)?(output, &Video::new(frames, fps)?)?;
         println!("{}", output.display());
     }
     Ok(())
@@ -99,7 +99,7 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
         return Err(Error::Unsupported(format!("--fps: expected a number above 0, found {fps}")));
     }
     let Some(first) = outputs.first() else { return Ok(()) };
-    format(first)?;
+    writer(first)?;
     outputs.iter().try_for_each(|path| refuse_existing(path, args.force))?;
     let parent = first.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {
@@ -195,28 +195,14 @@ fn sampling_options(algorithm: &Options, args: &SamplingArgs) -> Result<Sampling
     Ok(options)
 }
 
-/// The format of a written video.
-enum Format {
-    Mp4,
-    Gif,
-    Pictures,
-}
-
-fn format(path: &Path) -> Result<Format> {
+/// The function that writes videos of the type of `path`.
+fn writer(path: &Path) -> Result<fn(&Path, &Video) -> Result<()>> {
     match path.extension().and_then(|e| e.to_str()) {
-        Some("mp4") => Ok(Format::Mp4),
-        Some("gif") => Ok(Format::Gif),
+        Some("mp4") => Ok(|path, video| write_mp4(path, video)),
+        Some("gif") => Ok(|path, video| write_gif(path, video)),
         Some(other) => Err(Error::Unsupported(format!(
             "--output: videos of type .{other} are not written; use .mp4, .gif, or a directory"
         ))),
-        None => Ok(Format::Pictures),
-    }
-}
-
-fn write(path: &Path, video: &Video) -> Result<()> {
-    match format(path)? {
-        Format::Mp4 => write_mp4(path, video),
-        Format::Gif => write_gif(path, video),
-        Format::Pictures => write_pngs(path, video).map(drop),
+        None => Ok(|path, video| write_pngs(path, video).map(drop)),
     }
 }

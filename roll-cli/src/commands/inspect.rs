@@ -56,14 +56,14 @@ fn keys(checkpoint: &Checkpoint) {
 fn show(about: &FileDescription) {
     let files = if about.files == 1 { String::new() } else { format!(" in {} files", about.files) };
     let dtypes = about.dtypes.iter().map(|(dtype, n)| format!("{dtype} ({n})")).collect::<Vec<_>>().join(", ");
-    tellln!("{}", about.what);
-    tellln!("  {:<14} {}{files}", "format", about.format);
-    tellln!("  {:<14} {} of {} elements, {dtypes}", "tensors", about.tensors, about.elements);
+    println_wrapped!("{}", about.what);
+    println_wrapped!("  {:<14} {}{files}", "format", about.format);
+    println_wrapped!("  {:<14} {} of {} elements, {dtypes}", "tensors", about.tensors, about.elements);
     for (name, value) in &about.details {
-        tellln!("  {name:<14} {value}");
+        println_wrapped!("  {name:<14} {value}");
     }
     for (name, value) in &about.metadata {
-        tellln!("  {:<14} {name}: {}", "metadata", shortened(value));
+        println_wrapped!("  {:<14} {name}: {}", "metadata", shortened(value));
     }
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_text_is_cut_and_its_length_told() {
+    fn long_texts_are_cut_and_followed_by_their_length() {
         assert_eq!(shortened("short"), "short");
         assert_eq!(shortened("q,k, v"), "q, k, v");
         let cut = shortened(&"a".repeat(1234));

@@ -20,7 +20,7 @@ impl ExpertName {
     }
 }
 
-/// Merges and tells the changes.
+/// Merges and prints the changes.
 pub fn merge_lora(args: MergeLora) -> Result<()> {
     if !args.alpha.is_finite() {
         return Err(Error::config("--alpha", format!("expected a finite number, found {}", args.alpha)));
@@ -66,7 +66,7 @@ fn other_directory(base: &Path, expert: lora::Expert) -> bool {
     base.components().any(|part| part.as_os_str() == other)
 }
 
-/// Files that a language model is read with, beside its weights and its `config.json`.
+/// Files of a language model besides its weights and its `config.json`.
 const COMPANIONS: [&str; 10] = [
     "generation_config.json",
     "tokenizer.json",

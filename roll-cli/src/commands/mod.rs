@@ -31,20 +31,14 @@ use crate::args::{Check, Command};
 pub enum Ended {
     /// It did its work.
     Done,
-    /// A run ended before its last step, as its configuration says.
+    /// A run ended before its last step by `evaluation.stop_when`.
     Stopped,
 }
 
 /// Runs the command.
 pub fn dispatch(command: Command) -> Result<Ended> {
     match command {
-        Command::Run(args) if !args.dry_run => run::run(args),
-        other => other_than_run(other).map(|()| Ended::Done),
-    }
-}
-
-fn other_than_run(command: Command) -> Result<()> {
-    match command {
+        Command::Run(args) if !args.dry_run => return run::run(args),
         Command::Run(args) => check::check(Check::of(args)),
         Command::Check(args) => check::check(args),
         Command::Generate(args) => generate::generate(args),
@@ -67,5 +61,6 @@ fn other_than_run(command: Command) -> Result<()> {
         Command::Plugins(args) => plugins::plugins(args),
         Command::Config(args) => config::config(args),
         Command::Completions { shell } => completions::completions(shell),
-    }
+    }?;
+    Ok(Ended::Done)
 }

@@ -13,9 +13,9 @@ use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
 
 /// Prints the needs of each rank, and whether they fit.
-pub fn plan(args: args::Plan) -> Result<()> {
+pub fn plan(args: args::PlanArgs) -> Result<()> {
     let (_, devices) = cluster(&args.machine)?;
-    // What a configuration of ROLL says for all devices is divided among those that are planned for.
+    // The batch of a configuration of ROLL is divided among the planned devices.
     let configuration = Configuration::read_for(&args.config, &[], devices)?;
     let registry = configuration.registry()?;
     let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
@@ -44,7 +44,7 @@ pub fn estimate(
     registry: &Registry,
     network: Option<String>,
     size: Option<[usize; 2]>,
-    machine: &Machine,
+    machine: &PlannedMachine,
 ) -> Result<(PlanInput, Needs)> {
     let config = &loaded.config;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
@@ -81,8 +81,8 @@ fn full_hd(data: &DataConfig) -> Result<[usize; 2]> {
     }
 }
 
-/// Where the run would be.
-pub struct Machine {
+/// The machine that a run is planned for.
+pub struct PlannedMachine {
     pub name: String,
     pub devices: usize,
     /// Bytes of one device.
@@ -93,7 +93,7 @@ pub struct Machine {
 }
 
 /// The cluster that the arguments name, and the number of devices.
-pub fn cluster(args: &args::Machine) -> Result<(Option<Cluster>, usize)> {
+pub fn cluster(args: &args::MachineArgs) -> Result<(Option<Cluster>, usize)> {
     let cluster = args.on.as_deref().map(Cluster::parse).transpose()?;
     Ok((
         cluster,
@@ -102,13 +102,13 @@ pub fn cluster(args: &args::Machine) -> Result<(Option<Cluster>, usize)> {
 }
 
 /// The machine that the arguments name, or this one.
-pub fn machine(args: &args::Machine, loaded: &LoadedConfig) -> Result<Machine> {
+pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<PlannedMachine> {
     let (cluster, devices) = cluster(args)?;
     let mut machine = match cluster {
         Some(Cluster { memory, speed, .. }) => {
             let gigabytes = args.memory.unwrap_or(memory / 1e9);
             let name = format!("{devices}x{gigabytes}");
-            Machine { name, devices, memory, speed, shared: false }
+            PlannedMachine { name, devices, memory, speed, shared: false }
         }
         None => {
             let device = roll_backends::device(&loaded.config.backend)?;
@@ -126,7 +126,7 @@ pub fn machine(args: &args::Machine, loaded: &LoadedConfig) -> Result<Machine> {
                 Some(bytes) => bytes as f64,
                 None => host_memory(),
             };
-            Machine { name: "this machine".into(), devices, memory, speed, shared }
+            PlannedMachine { name: "this machine".into(), devices, memory, speed, shared }
         }
     };
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
@@ -153,8 +153,8 @@ pub fn gigabytes(bytes: usize) -> f64 {
     bytes as f64 / 1e9
 }
 
-fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
-    tellln!(
+fn print(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, strategy: &str) {
+    println_wrapped!(
         "{}: {}, ZeRO stage {}, {}, {}",
         machine.name,
         counted(input.ranks as u64, "rank"),
@@ -163,64 +163,91 @@ fn print(needs: &Needs, input: &PlanInput, machine: &Machine, strategy: &str) {
         passes_in_words(&input.passes),
     );
     if input.ranks < machine.devices {
-        tellln!(
+        println_wrapped!(
             "uses {} of the {} devices: the strategy `{strategy}` trains on one; strategy.name=zero on all",
             input.ranks,
             machine.devices
         );
     }
+    print_memory(needs, input, machine);
+    if !needs.time.is_empty() {
+        print_time(needs, machine);
+    }
+}
+
+fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
     let labels: Vec<String> = needs.memory.iter().map(MemoryItem::label).collect();
     let width = labels.iter().map(String::len).max().unwrap_or(0).max(24);
-    tellln!("{:<width$} {:>10} {:>10}", "GB of each rank", "device", "host");
+    println_wrapped!("{:<width$} {:>10} {:>10}", "GB of each rank", "device", "host");
     for (item, label) in needs.memory.iter().zip(&labels) {
-        tellln!("{label:<width$} {:>10.2} {:>10.2}  {}", gigabytes(item.device), gigabytes(item.host), item.formula);
+        println_wrapped!(
+            "{label:<width$} {:>10.2} {:>10.2}  {}",
+            gigabytes(item.device),
+            gigabytes(item.host),
+            item.formula
+        );
     }
     for phase in needs.phases() {
         let [device, host] = held_in(needs, phase).map(gigabytes);
-        tellln!("{:<width$} {device:>10.2} {host:>10.2}", format!("together, {phase}"));
+        println_wrapped!("{:<width$} {device:>10.2} {host:>10.2}", format!("together, {phase}"));
     }
     let [device, host] = totals(needs);
     let together = if needs.phases().is_empty() { "together" } else { "together, at most" };
-    tellln!("{together:<width$} {device:>10.2} {host:>10.2}");
+    println_wrapped!("{together:<width$} {device:>10.2} {host:>10.2}");
+    print_fit(needs, input, machine, host);
+}
+
+/// Prints whether the memory suffices; `host` is the GB of host memory of each rank.
+fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f64) {
     let (need, have) = (needed(needs, machine), machine.memory / 1e9);
     match need <= have {
-        true => tellln!("fits: {need:.1} of {have:.1} GB"),
+        true => println_wrapped!("fits: {need:.1} of {have:.1} GB"),
         false => {
-            tellln!("does not fit: {need:.1} GB are needed, {have:.1} are there");
+            println_wrapped!("does not fit: {need:.1} GB are needed, {have:.1} are there");
             for hint in &needs.hints {
-                tellln!("  {hint}");
+                println_wrapped!("  {hint}");
             }
         }
     }
     if machine.shared && input.ranks > 1 {
         let together = need * input.ranks as f64;
-        tellln!("{together:.1} GB if all {} ranks are on this machine", input.ranks);
+        println_wrapped!("{together:.1} GB if all {} ranks are on this machine", input.ranks);
         if need <= have && together > have {
-            tellln!("  that is more than the {have:.1} GB that it has");
+            println_wrapped!("  that is more than the {have:.1} GB that it has");
         }
     }
     if !machine.shared {
         let (together, beside) = (host * input.ranks as f64, have * machine.devices as f64);
         match input.ranks {
-            1 => tellln!("host memory: {host:.1} GB"),
+            1 => println_wrapped!("host memory: {host:.1} GB"),
             ranks => {
-                tellln!("host memory: {host:.1} GB for each rank, {together:.1} GB if all {ranks} share a machine")
+                println_wrapped!(
+                    "host memory: {host:.1} GB for each rank, {together:.1} GB if all {ranks} share a machine"
+                )
             }
         }
         if together > beside {
-            tellln!("  that is more than the {beside:.0} GB of the devices: make sure that the machine has it");
+            println_wrapped!(
+                "  that is more than the {beside:.0} GB of the devices: make sure that the machine has it"
+            );
         }
     }
-    if needs.time.is_empty() {
-        return;
-    }
-    tellln!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
+}
+
+fn print_time(needs: &Needs, machine: &PlannedMachine) {
+    println_wrapped!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
     for phase in &needs.time {
-        tellln!("{:<24} {:>10.1} {:>10.1} {:>10.1}", phase.name, phase.flops / 1e12, phase.moved / 1e9, phase.seconds);
+        println_wrapped!(
+            "{:<24} {:>10.1} {:>10.1} {:>10.1}",
+            phase.name,
+            phase.flops / 1e12,
+            phase.moved / 1e9,
+            phase.seconds
+        );
     }
     let seconds: f64 = needs.time.iter().map(|p| p.seconds).sum();
-    tellln!("{:<24} {:>10} {:>10} {seconds:>10.1}", "together", "", "");
-    tellln!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
+    println_wrapped!("{:<24} {:>10} {:>10} {seconds:>10.1}", "together", "", "");
+    println_wrapped!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
 }
 
 /// The passes of a step over each sample, in words.
@@ -245,7 +272,7 @@ pub fn totals(needs: &Needs) -> [f64; 2] {
 }
 
 /// The most GB that are held at a time of the memory that is planned for.
-pub fn needed(needs: &Needs, machine: &Machine) -> f64 {
+pub fn needed(needs: &Needs, machine: &PlannedMachine) -> f64 {
     gigabytes(match machine.shared {
         true => needs.peak(|item| item.device + item.host).0,
         false => needs.peak(|item| item.device).0,
@@ -257,7 +284,7 @@ fn held_in(needs: &Needs, phase: &str) -> [usize; 2] {
     [needs.held_in(Some(phase), |item| item.device), needs.held_in(Some(phase), |item| item.host)]
 }
 
-fn print_json(needs: &Needs, input: &PlanInput, machine: &Machine) {
+fn print_json(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
     let need = needed(needs, machine);
     let mut json = serde_json::json!({
         "machine": machine.name,
@@ -325,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_number_of_devices_of_any_memory_is_a_cluster() {
+    fn parses_clusters() {
         let of = |name: &str| Cluster::parse(name).map(|c| (c.devices, c.memory / 1e9));
         assert_eq!(
             [of("8x141").unwrap(), of("2x80").unwrap(), of("4x48").unwrap()],
@@ -337,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_planned_as_large_as_the_data_set_reads_them() {
+    fn plans_frames_of_the_size_that_the_data_set_reads() {
         let data = |max_pixels| DataConfig { max_pixels, ..DataConfig::default() };
         assert_eq!(full_hd(&data(230_400)).unwrap(), [352, 640]);
         assert_eq!(full_hd(&DataConfig { height: Some(480), width: Some(832), ..data(1) }).unwrap(), [480, 832]);

@@ -31,9 +31,15 @@ fn list(args: &ConfigArgs) -> Result<()> {
     let origin = |entry: &Registration| format!("{} {}", entry.origin, entry.version);
     // No wider than it must be: in a terminal of 80 columns the summaries need the room.
     let width = registry.entries().iter().map(|entry| origin(entry).len()).max().unwrap_or_default().min(24);
-    tellln!("{:<12} {:<14} {:<width$}  summary", "kind", "name", "origin");
+    println_wrapped!("{:<12} {:<14} {:<width$}  summary", "kind", "name", "origin");
     for entry in registry.entries() {
-        tellln!("{:<12} {:<14} {:<width$}  {}", entry.factory.kind(), entry.name, origin(entry), entry.summary);
+        println_wrapped!(
+            "{:<12} {:<14} {:<width$}  {}",
+            entry.factory.kind(),
+            entry.name,
+            origin(entry),
+            entry.summary
+        );
     }
     Ok(())
 }

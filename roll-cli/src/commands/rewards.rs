@@ -6,7 +6,7 @@ use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Tensor, Video}
 use roll_data::write_contact_sheet;
 use roll_train::progress::counted;
 
-use super::score::{Scored, prepared};
+use super::score::{ScoringInput, prepare};
 use crate::args::{Rewards, RewardsAction, TryReward};
 
 /// Frames in the picture.
@@ -26,8 +26,8 @@ fn attempt(args: &TryReward) -> Result<()> {
         let problem = format!("the picture is written as PNG; {} does not end in .png", output.display());
         return Err(Error::config("--output", problem));
     }
-    let Scored { mut scorer, video, target } =
-        prepared(&args.config, Some(&args.name), &args.video, args.reference.as_deref(), args.every)?;
+    let ScoringInput { mut scorer, video, target } =
+        prepare(&args.config, Some(&args.name), &args.video, args.reference.as_deref(), args.every)?;
     let grad = if scorer.differentiable() { Grad::Record } else { Grad::Skip };
     let begun = Instant::now();
     let (score, pullback) = scorer.score(&video, &args.prompt, &target, grad)?;
@@ -61,7 +61,7 @@ fn attempt(args: &TryReward) -> Result<()> {
     table(alone.as_deref(), norms.as_deref());
     match (&args.output, &gradient) {
         (Some(output), Some(gradient)) => {
-            write_contact_sheet(output, &drawn(&video, gradient)?, DRAWN)?;
+            write_contact_sheet(output, &with_heat_map(&video, gradient)?, DRAWN)?;
             println!("wrote {}: frames, and below each where the gradient is", output.display());
         }
         (Some(_), None) => return Err(Error::Unsupported(format!("`{}` has no gradient to draw", scorer.name()))),
@@ -90,19 +90,19 @@ fn compare(
         println!("  the gradient is {} everywhere", if largest == 0.0 { "0" } else { "not finite" });
         return Ok(());
     }
-    // The most that a pixel moves: less than a step of 8 bits.
+    // The largest change of a pixel is below a step of 8 bits.
     let step = 2e-3 / largest;
     let mut moved = |step: f32| -> Result<Option<f64>> {
         let values = video.frames().f32s()?.iter().zip(gradient.f32s()?).map(|(v, g)| v + step * g);
         let moved = Video::new(Tensor::new(values.collect(), video.frames().shape())?, video.fps())?;
-        Ok(match scorer.score(&moved, prompt, target, Grad::Skip)?.0 {
-            Score::Value { value, .. } => Some(value),
-            Score::Missing { .. } => None,
-        })
+        Ok(scorer.score(&moved, prompt, target, Grad::Skip)?.0.value())
     };
     if let (Some(above), Some(below)) = (moved(step)?, moved(-step)?) {
-        let told = gradient.f32s()?.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() * 2.0 * f64::from(step);
-        println!("  change of the score by a step along the gradient: {:.3e}, predicted {told:.3e}", above - below);
+        let predicted = gradient.f32s()?.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() * 2.0 * f64::from(step);
+        println!(
+            "  change of the score by a step along the gradient: {:.3e}, predicted {predicted:.3e}",
+            above - below
+        );
     }
     Ok(())
 }
@@ -117,10 +117,7 @@ fn frames_alone(
     let [frames, height, width] = video.dims();
     let one = |t: usize| {
         let frame = Video::new(Tensor::new(video.frame(t).to_vec(), [1, 3, height, width])?, video.fps())?;
-        Ok(match scorer.score(&frame, prompt, target, Grad::Skip)?.0 {
-            Score::Value { value, .. } => Some(value),
-            Score::Missing { .. } => None,
-        })
+        Ok(scorer.score(&frame, prompt, target, Grad::Skip)?.0.value())
     };
     (0..frames).map(one).collect()
 }
@@ -147,7 +144,7 @@ fn table(alone: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
 }
 
 /// Each frame with its gradient below: black where the gradient is 0, over red to white where it is largest.
-fn drawn(video: &Video, gradient: &Tensor) -> Result<Video> {
+fn with_heat_map(video: &Video, gradient: &Tensor) -> Result<Video> {
     let [frames, height, width] = video.dims();
     let plane = height * width;
     let slopes = gradient.f32s()?;

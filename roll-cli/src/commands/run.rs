@@ -25,10 +25,10 @@ pub fn run(args: args::Run) -> Result<Ended> {
     let configuration = Configuration::read_for(&args.config, &args.keys(), args.all_ranks())?;
     resumed.as_ref().map(|dir| same_algorithm(dir, configuration.algorithm())).transpose()?;
     let registry = configuration.registry()?;
-    let half_named = configuration.half_named();
+    let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     if resumed.is_some() {
-        tell_programs(&loaded.config);
+        log_programs(&loaded.config);
     }
     let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
     let context = build_context(&loaded);
@@ -44,12 +44,12 @@ pub fn run(args: args::Run) -> Result<Ended> {
         }
         Ok(RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? })
     });
-    let summary = match (trained, half_named) {
+    let summary = match (trained, why_not_demo) {
         // The missing part would be there in the demo.
         (Err(error), Some(why)) if is_of_a_key(&error) => Err(error).while_doing(|| why),
         (trained, _) => trained,
     }?;
-    // One rank reports: `mpirun` ends the whole job with the first that leaves with another code than 0.
+    // One rank reports: `mpirun` ends the whole job with the first that exits with another code than 0.
     let Some(dir) = &summary.dir else { return Ok(Ended::Done) };
     if let Some(why) = &summary.stopped {
         let (steps, path) = (counted(summary.steps, "step"), dir.path().display());
@@ -60,7 +60,7 @@ pub fn run(args: args::Run) -> Result<Ended> {
     Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
 }
 
-/// Fails when a run is to go on with another algorithm: its state is of no use to that one.
+/// Fails if a run is to be resumed with another algorithm, which cannot use its state.
 fn same_algorithm(dir: &RunDir, now: Option<&str>) -> Result<()> {
     let before = ConfigLayers::new().file(dir.config_path())?.merge()?;
     let before = before.peek("algo.name").and_then(|name| name.as_str()).map(String::from);
@@ -86,8 +86,8 @@ fn is_of_a_key(error: &Error) -> bool {
     }
 }
 
-/// Says which programs and libraries a resumed run starts: its configuration may be another person's.
-fn tell_programs(config: &RunConfig) {
+/// Logs the programs and libraries that a resumed run starts: its configuration may be another person's.
+fn log_programs(config: &RunConfig) {
     let components =
         config.reward.iter().map(|reward| &reward.options).chain(config.env.iter().map(|env| &env.options));
     let commands = components.filter_map(|options| options.get("command")?.as_array()?.first()?.as_str());

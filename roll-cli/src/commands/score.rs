@@ -10,20 +10,20 @@ use crate::args;
 use crate::configuration::{Configuration, build_context};
 
 /// A reward, a video, and the target that the reward compares it with.
-pub(super) struct Scored {
+pub(super) struct ScoringInput {
     pub(super) scorer: Box<dyn RewardScorer>,
     pub(super) video: Video,
     pub(super) target: Target,
 }
 
 /// Makes the configured reward, `name` if given, and reads `video` and the reference, or takes the video for it.
-pub(super) fn prepared(
+pub(super) fn prepare(
     config: &args::ConfigArgs,
     name: Option<&str>,
     video: &Path,
     reference: Option<&Path>,
     every: usize,
-) -> Result<Scored> {
+) -> Result<ScoringInput> {
     let named = name.map(|name| ("reward.name", name.to_string(), "the reward's name"));
     let configuration = Configuration::read(config, named.as_slice())?;
     let registry = configuration.registry()?;
@@ -44,13 +44,13 @@ pub(super) fn prepared(
         Some(path) => format!("preparing the reference {}", path.display()),
         None => "preparing the reference, which is the video itself (no `--reference` is given)".into(),
     })?;
-    Ok(Scored { scorer, video, target })
+    Ok(ScoringInput { scorer, video, target })
 }
 
 /// Scores `video` against the reference, or against itself.
 pub fn score(args: args::Score) -> Result<()> {
-    let Scored { mut scorer, video, target } =
-        prepared(&args.config, args.reward.as_deref(), &args.video, args.reference.as_deref(), args.every)?;
+    let ScoringInput { mut scorer, video, target } =
+        prepare(&args.config, args.reward.as_deref(), &args.video, args.reference.as_deref(), args.every)?;
     let (score, _) = scorer.score(&video, &args.prompt, &target, Grad::Skip)?;
     match (score, args.json) {
         (Score::Value { value, details }, true) => {

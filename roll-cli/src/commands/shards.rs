@@ -10,7 +10,7 @@ use crate::args::{MergeShards, SplitShards};
 use crate::output::refuse_existing;
 use crate::progress::TerminalBar;
 
-/// Joins and says where.
+/// Joins the shards and prints the path of the file.
 pub fn merge_shards(args: MergeShards) -> Result<()> {
     refuse_existing(&args.out, args.force)?;
     let source = Checkpoint::open_any(&args.dir)?;
@@ -18,7 +18,7 @@ pub fn merge_shards(args: MergeShards) -> Result<()> {
     copy(&source, &outputs, args.dtype.map(|dtype| dtype.dtype()))
 }
 
-/// Splits and says where.
+/// Splits the file and prints the paths of the shards.
 pub fn split_shards(args: SplitShards) -> Result<()> {
     let source = Checkpoint::open_any(&args.file)?;
     let dtype = args.dtype.map(|dtype| dtype.dtype());

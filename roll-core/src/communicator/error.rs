@@ -8,7 +8,7 @@ use crate::{Error, Fault};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RanksError {
-    /// A rank said that it failed.
+    /// A rank reported its failure.
     #[error("rank {rank} failed: {reason}")]
     Failed {
         /// Which one.

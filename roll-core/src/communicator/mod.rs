@@ -9,6 +9,7 @@ mod threads;
 pub use error::RanksError;
 pub use threads::ThreadRanks;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ pub struct Rank(pub usize);
 /// Collectives on host memory. Every rank calls the same ones in the same order with the same lengths.
 ///
 /// Sums are taken in the order of the ranks, element by element: `((r0 + r1) + r2) + ...`. So a sum has the same bits
-/// whichever collective gave it, however the values were cut into pieces, and at every run. Values that are only moved
+/// whichever collective computed it, however the values were split, and at every run. Values that are only moved
 /// keep their bits, whatever they mean.
 ///
 /// A call ends with an error when another rank failed or did not come in time; the job is then over: the ranks are no
@@ -37,7 +38,7 @@ pub trait Communicator: Send + Sync {
     fn world_size(&self) -> usize;
     /// Sums `values` over ranks, in place.
     fn all_reduce(&self, values: &mut [f32]) -> Result<()>;
-    /// Sums over ranks and leaves each rank its own equal part: `values.len() == world_size * out.len()`.
+    /// Sums over ranks and returns to each rank its own equal part: `values.len() == world_size * out.len()`.
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()>;
     /// Joins every rank's `part`: `out.len() == world_size * part.len()`.
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()>;
@@ -49,7 +50,7 @@ pub trait Communicator: Send + Sync {
     /// How long to wait for another rank before the job counts as lost.
     fn set_timeout(&self, _timeout: Duration) {}
 
-    /// Tells the other ranks that this one cannot go on, and why: collectives that they wait for end with that error.
+    /// Reports to the other ranks that this one failed, and why: collectives that they wait for end with that error.
     /// Call it on the way out, once.
     fn fail(&self, _reason: &str) {}
 
@@ -151,6 +152,11 @@ pub fn check_parts(values: &[f32], out: &[f32], ranks: usize) -> Result<usize> {
     check_lengths("all_to_all", values.len(), part, ranks)?;
     check_lengths("all_to_all", out.len(), part, ranks)?;
     Ok(part)
+}
+
+/// The message of a panic, if it has one.
+pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
 /// Fails unless a collective's lengths belong together.

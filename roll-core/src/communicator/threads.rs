@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Communicator, Rank, RanksError, check_lengths, check_parts, join, sum_in_order};
+use super::{Communicator, Rank, RanksError, check_lengths, check_parts, join, panic_message, sum_in_order};
 use crate::{Error, Fault, Result};
 
 /// One of several ranks that are threads of this process: for tests, and for jobs of one machine.
@@ -20,18 +20,19 @@ pub struct ThreadRanks {
 
 struct Shared {
     size: usize,
-    state: Mutex<State>,
+    state: Mutex<SharedState>,
     changed: Condvar,
 }
 
-struct State {
+struct SharedState {
     /// Contributions to the collective that is being called.
     deposits: Vec<Option<Deposit>>,
-    /// Collectives done, and the values for the last one. One place is enough: no rank deposits for the next before it
-    /// has taken this, and the next is done when all have deposited.
+    /// Number of collectives done.
     done: u64,
-    taken: Arc<Vec<Deposit>>,
-    /// Why there will be no further one.
+    /// The values of the last one. They suffice: no rank deposits for the next collective before it has read them, and
+    /// the next is done when all have deposited.
+    collected: Arc<Vec<Deposit>>,
+    /// The error of all further collectives.
     failed: Option<RanksError>,
     ended: Vec<bool>,
     /// Groups of these ranks, by the number of the division and by color.
@@ -65,9 +66,8 @@ impl ThreadRanks {
             let ranks: Arc<dyn Communicator> = Arc::new(ranks);
             let result = catch_unwind(AssertUnwindSafe(|| f(ranks.clone())));
             let result = result.unwrap_or_else(|panic| {
-                let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
-                let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-                Err(Error::failed(format!("rank {} panicked", ranks.rank().0))(said))
+                let message = panic_message(panic.as_ref()).unwrap_or_default().to_string();
+                Err(Error::failed(format!("rank {} panicked", ranks.rank().0))(message))
             });
             if let Err(error) = &result
                 && error.fault() != Fault::Interrupt
@@ -85,26 +85,26 @@ impl ThreadRanks {
     }
 
     /// Deposits `values` and waits for those of all ranks.
-    fn exchange(&self, call: String, values: Vec<f32>) -> Result<Arc<Vec<Deposit>>> {
+    fn deposit_and_wait(&self, call: String, values: Vec<f32>) -> Result<Arc<Vec<Deposit>>> {
         let (since, timeout) = (Instant::now(), *self.timeout.lock().unwrap_or_else(PoisonError::into_inner));
         let mut state = self.shared.lock();
         state.check()?;
         let before = state.done;
         state.deposits[self.rank.0] = Some(Deposit { call: call.clone(), values });
         if state.deposits.iter().all(Option::is_some) {
-            let taken: Vec<_> = state.deposits.iter_mut().filter_map(Option::take).collect();
-            if let Some((rank, other)) = taken.iter().enumerate().find(|(_, d)| d.call != taken[0].call) {
-                let (first, other) = (taken[0].call.clone(), other.call.clone());
+            let collected: Vec<_> = state.deposits.iter_mut().filter_map(Option::take).collect();
+            if let Some((rank, other)) = collected.iter().enumerate().find(|(_, d)| d.call != collected[0].call) {
+                let (first, other) = (collected[0].call.clone(), other.call.clone());
                 state.failed = Some(RanksError::Disagree { first, rank, other });
             }
-            state.taken = Arc::new(taken);
+            state.collected = Arc::new(collected);
             state.done += 1;
             self.shared.changed.notify_all();
         }
         loop {
             state.check()?;
             if state.done > before {
-                return Ok(state.taken.clone());
+                return Ok(state.collected.clone());
             }
             let ended = state.absent().find(|rank| state.ended[*rank]);
             if let Some(rank) = ended {
@@ -119,7 +119,7 @@ impl ThreadRanks {
     }
 }
 
-impl State {
+impl SharedState {
     /// Ranks that the collective under way waits for.
     fn absent(&self) -> impl Iterator<Item = usize> {
         self.deposits.iter().enumerate().filter(|(_, deposit)| deposit.is_none()).map(|(rank, _)| rank)
@@ -135,10 +135,10 @@ impl State {
 
 impl Shared {
     fn new(size: usize) -> Arc<Self> {
-        let state = State {
+        let state = SharedState {
             deposits: (0..size).map(|_| None).collect(),
             done: 0,
-            taken: Arc::default(),
+            collected: Arc::default(),
             failed: None,
             ended: vec![false; size],
             groups: BTreeMap::new(),
@@ -147,11 +147,11 @@ impl Shared {
     }
 
     /// A panic while the lock was held left the state as it was before or after: there is nothing half done in it.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SharedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fail(&self, mut state: MutexGuard<'_, State>, error: RanksError) -> Error {
+    fn fail(&self, mut state: MutexGuard<'_, SharedState>, error: RanksError) -> Error {
         let failed = state.failed.get_or_insert(error).clone();
         let groups: Vec<_> = state.groups.values().filter_map(Weak::upgrade).collect();
         drop(state);
@@ -172,14 +172,14 @@ impl Communicator for ThreadRanks {
     }
 
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-        let all = self.exchange(format!("all_reduce of {} values", values.len()), values.to_vec())?;
+        let all = self.deposit_and_wait(format!("all_reduce of {} values", values.len()), values.to_vec())?;
         sum_in_order(values, all.iter().map(|d| d.values.as_slice()));
         Ok(())
     }
 
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("reduce_scatter", values.len(), out.len(), self.shared.size)?;
-        let all = self.exchange(format!("reduce_scatter of {} values", values.len()), values.to_vec())?;
+        let all = self.deposit_and_wait(format!("reduce_scatter of {} values", values.len()), values.to_vec())?;
         let own = self.rank.0 * out.len()..(self.rank.0 + 1) * out.len();
         sum_in_order(out, all.iter().map(|d| &d.values[own.clone()]));
         Ok(())
@@ -187,7 +187,7 @@ impl Communicator for ThreadRanks {
 
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("all_gather", out.len(), part.len(), self.shared.size)?;
-        let all = self.exchange(format!("all_gather of {} values each", part.len()), part.to_vec())?;
+        let all = self.deposit_and_wait(format!("all_gather of {} values each", part.len()), part.to_vec())?;
         for (i, deposit) in all.iter().enumerate() {
             out[i * part.len()..(i + 1) * part.len()].copy_from_slice(&deposit.values);
         }
@@ -200,13 +200,13 @@ impl Communicator for ThreadRanks {
         }
         let call = format!("broadcast of {} values from rank {}", values.len(), root.0);
         let sent = if root == self.rank { values.to_vec() } else { Vec::new() };
-        let all = self.exchange(call, sent)?;
+        let all = self.deposit_and_wait(call, sent)?;
         values.copy_from_slice(&all[root.0].values);
         Ok(())
     }
 
     fn barrier(&self) -> Result<()> {
-        self.exchange("a barrier".into(), Vec::new()).map(drop)
+        self.deposit_and_wait("a barrier".into(), Vec::new()).map(drop)
     }
 
     fn set_timeout(&self, timeout: Duration) {
@@ -215,7 +215,7 @@ impl Communicator for ThreadRanks {
 
     fn fail(&self, reason: &str) {
         let failed = RanksError::Failed { rank: self.rank.0, reason: reason.into() };
-        let _ = self.shared.fail(self.shared.lock(), failed); // an earlier failure stands
+        let _ = self.shared.fail(self.shared.lock(), failed); // an earlier failure is kept
     }
 
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
@@ -235,14 +235,14 @@ impl Communicator for ThreadRanks {
         drop(state);
         let timeout = *self.timeout.lock().unwrap_or_else(PoisonError::into_inner);
         let group = Self::of(rank, timeout, group);
-        // Each has joined before one of them can leave.
+        // All ranks have joined before one of them can end.
         self.barrier()?;
         Ok(Arc::new(group))
     }
 
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         let part = check_parts(values, out, self.shared.size)?;
-        let all = self.exchange(format!("all_to_all of {} values", values.len()), values.to_vec())?;
+        let all = self.deposit_and_wait(format!("all_to_all of {} values", values.len()), values.to_vec())?;
         for (i, deposit) in all.iter().enumerate() {
             out[i * part..(i + 1) * part].copy_from_slice(&deposit.values[self.rank.0 * part..][..part]);
         }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn every_collective_gives_every_rank_what_it_says() {
+    fn collectives_return_the_expected_values_on_every_rank() {
         for n in [1, 2, 4] {
             all(n, |ranks| {
                 let r = ranks.rank().0 as f32;
@@ -327,16 +327,16 @@ mod tests {
                 let lengths = ranks.all_to_all(&whole, &mut vec![0.0; 2 * n + 1]);
                 assert!(lengths.unwrap_err().to_string().contains("all_to_all"));
 
-                let mut told = [r; 3];
-                ranks.broadcast(&mut told, Rank(n - 1))?;
-                assert_eq!(told, [(n - 1) as f32; 3]);
+                let mut values = [r; 3];
+                ranks.broadcast(&mut values, Rank(n - 1))?;
+                assert_eq!(values, [(n - 1) as f32; 3]);
                 ranks.barrier()
             });
         }
     }
 
     #[test]
-    fn groups_of_ranks_are_jobs_of_their_own_and_end_with_the_others() {
+    fn split_groups_are_independent_and_fail_with_the_job() {
         all(4, |ranks| {
             let own = ranks.rank().0;
             for (color, members) in [(own / 2, [own / 2 * 2, own / 2 * 2 + 1]), (own % 2, [own % 2, own % 2 + 2])] {
@@ -356,14 +356,14 @@ mod tests {
             }
         });
         for result in results {
-            let said = result.unwrap_err().to_string();
-            assert!(said.contains("the disk is full") || said.contains("ended"), "{said}");
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains("the disk is full") || message.contains("ended"), "{message}");
         }
         assert!((&SingleRank as &dyn Communicator).split(0).is_err());
     }
 
     #[test]
-    fn a_sum_has_the_same_bits_in_one_piece_and_in_parts() {
+    fn all_reduce_and_reduce_scatter_return_the_same_bits() {
         let values = |rank: usize| -> Vec<f32> { (0..12).map(|i| 1.0 / (rank * 12 + i + 1) as f32).collect() };
         let parts = all(4, |ranks| {
             let mut whole = values(ranks.rank().0);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_any_length_arrive_as_they_were_sent() {
+    fn all_gather_bytes_preserves_every_bit() {
         all(3, |ranks| {
             let own = |rank: usize| -> Vec<u8> { (0..rank * 7).map(|i| (i * 37 + 1) as u8).rev().collect() };
             assert_eq!(ranks.all_gather_bytes(&own(ranks.rank().0))?, [own(0), own(1), own(2)]);
@@ -393,25 +393,28 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_fails_or_panics_ends_the_others_with_its_reason() {
+    fn a_failure_or_panic_fails_the_other_ranks_with_its_reason() {
         let results = ThreadRanks::run(3, LONG, |ranks| match ranks.rank().0 {
             1 => Err(Error::Misuse("the disk is full".into())),
             _ => ranks.barrier(),
         });
         for (rank, result) in results.into_iter().enumerate() {
-            let said = result.unwrap_err().to_string();
-            assert!(said.contains("the disk is full") && (rank == 1 || said.contains("rank 1 failed")), "{said}");
+            let message = result.unwrap_err().to_string();
+            assert!(
+                message.contains("the disk is full") && (rank == 1 || message.contains("rank 1 failed")),
+                "{message}"
+            );
         }
         let results = ThreadRanks::run(2, LONG, |ranks| match ranks.rank().0 {
             0 => panic!("index out of range"),
             _ => ranks.all_reduce(&mut [1.0]),
         });
-        let said = results[1].as_ref().unwrap_err().to_string();
-        assert!(said.contains("rank 0") && said.contains("index out of range"), "{said}");
+        let message = results[1].as_ref().unwrap_err().to_string();
+        assert!(message.contains("rank 0") && message.contains("index out of range"), "{message}");
     }
 
     #[test]
-    fn a_rank_that_ends_early_or_hangs_is_named() {
+    fn errors_name_ranks_that_end_early_or_hang() {
         let results = ThreadRanks::run(3, LONG, |ranks| if ranks.rank().0 == 2 { Ok(()) } else { ranks.barrier() });
         assert!(results[2].is_ok());
         assert!(results[0].as_ref().unwrap_err().to_string().contains("rank 2 ended"));
@@ -430,20 +433,20 @@ mod tests {
             waited
         });
         for result in results {
-            let said = result.unwrap_err().to_string();
-            assert!(said.contains("rank 1 did not come to a barrier"), "{said}");
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains("rank 1 did not come to a barrier"), "{message}");
         }
     }
 
     #[test]
-    fn ranks_that_are_out_of_step_are_told() {
+    fn rejects_mismatched_collectives() {
         let results = ThreadRanks::run(2, LONG, |ranks| match ranks.rank().0 {
             0 => ranks.barrier(),
             _ => ranks.all_reduce(&mut [1.0; 3]),
         });
         for result in results {
-            let said = result.unwrap_err().to_string();
-            assert!(said.contains("a barrier") && said.contains("all_reduce of 3"), "{said}");
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains("a barrier") && message.contains("all_reduce of 3"), "{message}");
         }
         let results = ThreadRanks::run(2, LONG, |ranks| ranks.all_gather(&[1.0], &mut [0.0; 3]));
         assert!(results[0].as_ref().unwrap_err().to_string().contains("3 values are not 2 parts of 1"));

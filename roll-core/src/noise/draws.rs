@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permutation_holds_everything_once() {
+    fn permutation_contains_each_index_once() {
         let order = Noise::new(1).permutation(0, 100);
         let mut sorted = order.clone();
         sorted.sort();

@@ -33,7 +33,7 @@ pub enum Purpose {
     Noising = 10,
     /// The noise levels and denoising steps that policy gradients and Reward-FL train at.
     Levels = 11,
-    /// Noise that clips are mixed with, to train on them beside generated samples.
+    /// Noise that clips are mixed with, to train on them besides generated samples.
     Clips = 12,
 }
 

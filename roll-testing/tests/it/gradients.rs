@@ -42,7 +42,7 @@ fn conditioning() -> Conditioning {
 }
 
 #[test]
-fn a_velocity_pulls_to_the_latents_and_to_the_adapter() {
+fn velocity_gradients_match_finite_differences() {
     let (x, cotangent) = (values(7, 8), values(8, 8));
     let mut model = MockDiffusion::new();
     let adapter = model.adapter.clone();
@@ -61,7 +61,7 @@ fn a_velocity_pulls_to_the_latents_and_to_the_adapter() {
 }
 
 #[test]
-fn a_score_pulls_to_the_frames() {
+fn score_gradients_match_finite_differences() {
     let mut reward = Sines::new();
     let video = sample(0, "").video;
     let target = reward.prepare(&video).unwrap();
@@ -79,7 +79,7 @@ fn a_score_pulls_to_the_frames() {
 }
 
 #[test]
-fn log_probabilities_and_entropies_pull_to_the_logits() {
+fn token_gradients_match_finite_differences() {
     let mut model = Bigram::of("ab");
     let tokens: Vec<i64> = "ab$aab".bytes().map(i64::from).collect();
     let shape = [2, 3];

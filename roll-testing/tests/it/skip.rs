@@ -30,7 +30,7 @@ fn for_no_want() {
 }
 
 #[test]
-fn a_skip_is_one_line_past_the_capture_and_the_test_is_ok() {
+fn a_skip_prints_one_line_and_the_test_passes() {
     for required in ["", "mpi,python"] {
         let output = ran("for_want_of_a_compiler", required);
         assert!(output.status.success(), "{}", said(&output));
@@ -39,7 +39,7 @@ fn a_skip_is_one_line_past_the_capture_and_the_test_is_ok() {
 }
 
 #[test]
-fn a_skip_of_what_is_required_fails() {
+fn a_required_capability_fails_the_test() {
     for required in ["all", "mpi,cc"] {
         let output = ran("for_want_of_a_compiler", required);
         assert!(!output.status.success() && said(&output).contains("no compiler"), "{}", said(&output));
@@ -47,19 +47,19 @@ fn a_skip_of_what_is_required_fails() {
 }
 
 #[test]
-fn a_skip_that_needs_nothing_never_fails() {
+fn a_skip_without_capability_never_fails() {
     let output = ran("for_no_want", "all");
     assert!(output.status.success() && said(&output).contains("has everything"), "{}", said(&output));
 }
 
 #[test]
-fn a_misspelt_requirement_fails_where_something_is_skipped() {
+fn a_misspelt_requirement_fails_skipped_tests() {
     let output = ran("for_want_of_a_compiler", "cc,vulcan");
     assert!(!output.status.success() && said(&output).contains("`vulcan`"), "{}", said(&output));
 }
 
 #[test]
-fn a_helper_gives_none_to_a_caller_that_then_returns() {
+fn a_helper_that_skips_returns_none() {
     fn found(there: bool) -> Option<u8> {
         if !there {
             roll_testing::skip!("shown here: a helper's skip");

@@ -1,4 +1,4 @@
-//! Keeping a directory of kept tensors below its limit.
+//! Keeps the directory of cached tensors below its limit.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(super) struct Limit {
     bytes: Mutex<Option<u64>>,
 }
 
-struct Kept {
+struct CachedFile {
     path: PathBuf,
     bytes: u64,
     used: SystemTime,
@@ -30,46 +30,46 @@ impl Limit {
         Self { directory: directory.into(), most, bytes: Mutex::new(None) }
     }
 
-    /// Notes that a file was used: it is among the last to leave.
-    pub(super) fn used(path: &Path) {
-        // Without the time it only leaves earlier.
+    /// Marks a file as used: the files that were not used for longest are removed first.
+    pub(super) fn touch(path: &Path) {
+        // A failure only means that the file is removed earlier.
         let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// Notes that `bytes` were added; where that is too much, those that were not used for longest leave, until nine
-    /// tenths of the limit are left.
-    pub(super) fn added(&self, bytes: u64) {
+    /// Counts `bytes` that were added. Above the limit, removes the files that were not used for longest until at most
+    /// nine tenths of it remain.
+    pub(super) fn add(&self, bytes: u64) {
         let mut known = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let before = match *known {
             Some(before) => before + bytes,
-            None => files(&self.directory).iter().map(|kept| kept.bytes).sum(),
+            None => files(&self.directory).iter().map(|file| file.bytes).sum(),
         };
         *known = Some(if before > self.most { self.shrink() } else { before });
     }
 
-    /// Gives the bytes that are left.
+    /// Returns the remaining bytes.
     fn shrink(&self) -> u64 {
         let mut files = files(&self.directory);
-        files.sort_by_key(|kept| kept.used);
-        let mut left: u64 = files.iter().map(|kept| kept.bytes).sum();
+        files.sort_by_key(|file| file.used);
+        let mut left: u64 = files.iter().map(|file| file.bytes).sum();
         // Another process may have looked meanwhile.
         if left <= self.most {
             return left;
         }
-        for kept in files {
+        for file in files {
             if left <= self.most / 10 * 9 {
                 break;
             }
-            // One that is gone already was taken by another process; a mapped one stays readable.
-            let _ = fs::remove_file(&kept.path);
-            left -= kept.bytes;
+            // Another process may have removed it already; a mapped file stays readable.
+            let _ = fs::remove_file(&file.path);
+            left -= file.bytes;
         }
         left
     }
 }
 
-/// The files kept, two folders deep. Unfinished ones of a killed process are removed.
-fn files(directory: &Path) -> Vec<Kept> {
+/// The cached files, two folders deep. Unfinished ones of a killed process are removed.
+fn files(directory: &Path) -> Vec<CachedFile> {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let deep = entries(directory).flat_map(|kind| entries(&kind).collect::<Vec<_>>());
     deep.flat_map(|folder| entries(&folder).collect::<Vec<_>>())
@@ -77,7 +77,7 @@ fn files(directory: &Path) -> Vec<Kept> {
             let metadata = fs::symlink_metadata(&path).ok().filter(|metadata| metadata.is_file())?;
             let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             match path.extension()?.to_str()? {
-                "safetensors" => Some(Kept { path, bytes: metadata.len(), used }),
+                "safetensors" => Some(CachedFile { path, bytes: metadata.len(), used }),
                 "tmp" if used.elapsed().is_ok_and(|age| age > WRITING) => {
                     let _ = fs::remove_file(path);
                     None

@@ -1,4 +1,4 @@
-//! `data.cache_dir`: encodings of prompts and clips, and the rewards' targets, kept beyond a run.
+//! `data.cache_dir`: encodings of prompts and clips, and the rewards' targets, cached beyond a run.
 //!
 //! Model and reward are wrapped; algorithms see no difference. Entries are found by the inputs of their computation:
 //! the networks, their settings, and the input, pixel by pixel.
@@ -19,7 +19,7 @@ pub use store::CacheStore;
 pub use roll_backends::cache_directory::VARIABLE;
 
 /// The store of a run, if it has one. A directory that was asked for and cannot be made is an error; the default one
-/// only leaves a note.
+/// only logs a note.
 pub fn open(config: &DataConfig) -> Result<Option<CacheStore>> {
     match &config.cache_dir {
         CacheDir::Off => Ok(None),

@@ -1,4 +1,4 @@
-//! A diffusion model whose encodings are kept.
+//! A diffusion model whose encodings are cached.
 
 use std::collections::BTreeMap;
 
@@ -25,14 +25,14 @@ pub struct CachedModel {
 impl CachedModel {
     /// A model that is not a diffusion model, or has no key for its encodings, is returned unchanged.
     pub fn wrap(mut inner: Box<dyn Model>, store: &CacheStore) -> Result<Box<dyn Model>> {
-        let told = match inner.as_diffusion() {
+        let facts = match inner.as_diffusion() {
             Some(model) => {
                 let facts = (model.schedule(), model.video_unit(), model.frame_rate());
                 model.encoding_key()?.map(|key| (key, facts))
             }
             None => None,
         };
-        match told {
+        match facts {
             Some((key, (facts, unit, frame_rate))) => {
                 Ok(Box::new(Self { inner, facts, unit, frame_rate, key, store: store.clone() }))
             }

@@ -1,4 +1,4 @@
-//! A reward whose targets are kept.
+//! A reward whose targets are cached.
 
 use roll_core::{Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
 use roll_external::Fingerprint;

@@ -13,7 +13,7 @@ use roll_weights::{Checkpoint, save_safetensors};
 /// Hash of the values when they were written.
 const SUM: &str = "sha256";
 
-/// A directory of kept tensors. Any number of processes may use it at once: a file appears whole, by a rename, and two
+/// A directory of cached tensors. Any number of processes may use it at once: a file appears whole, by a rename, and two
 /// that compute the same thing write the same bytes. It may be emptied at any time.
 #[derive(Clone, Debug)]
 pub struct CacheStore {
@@ -30,7 +30,7 @@ struct Counts {
 }
 
 impl CacheStore {
-    /// Makes the directory when it is not there, for files of `limit` bytes together. Fails when it cannot be written.
+    /// Makes the directory if it does not exist, for files of at most `limit` bytes together. Fails if it cannot be made.
     pub fn open(directory: &Path, limit: u64) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
         let limit = Arc::new(Limit::new(directory, limit));
@@ -42,15 +42,15 @@ impl CacheStore {
         &self.directory
     }
 
-    /// The entry of `key`; without one, the result of `compute`, which is then kept. A damaged file is as good as
-    /// none; one that cannot be written costs a warning.
+    /// The entry of `key`; without one, or if its file is damaged, the result of `compute`, which is then stored.
+    /// Failing to write it is only a warning.
     pub fn get(&self, kind: &str, key: &str, compute: impl FnOnce() -> Result<StateDict>) -> Result<StateDict> {
         let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal
         let path = folder.join(format!("{key}.safetensors"));
         if path.exists() {
             match read(&path) {
                 Ok(state) => {
-                    Limit::used(&path);
+                    Limit::touch(&path);
                     self.counts.found.fetch_add(1, Ordering::Relaxed);
                     return Ok(state);
                 }
@@ -62,7 +62,7 @@ impl CacheStore {
         let state = compute()?;
         self.counts.computed.fetch_add(1, Ordering::Relaxed);
         match write(&folder, &path, &state) {
-            Ok(bytes) => self.limit.added(bytes),
+            Ok(bytes) => self.limit.add(bytes),
             Err(error) if self.counts.unwritten.fetch_add(1, Ordering::Relaxed) == 0 => {
                 tracing::warn!("encodings are not kept: {}", error.chain());
             }
@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<StateDict> {
     }
 }
 
-/// Under a name of its own first: processes on several machines may have one number. Gives its bytes.
+/// Writes the file under a random name first, as processes on several machines may have the same id. Returns its size.
 fn write(folder: &Path, path: &Path, state: &StateDict) -> Result<u64> {
     std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
     let temporary = folder.join(format!(".{:016x}.tmp", rand::random::<u64>()));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_computed_is_found_and_what_is_damaged_is_computed_again() {
+    fn damaged_entries_are_computed_again() {
         let dir = tempfile::tempdir().unwrap();
         let store = CacheStore::open(dir.path(), u64::MAX).unwrap();
         let key = Fingerprint::new("x").finish();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn many_may_write_the_same_at_once() {
+    fn threads_may_write_the_same_entry_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let store = CacheStore::open(dir.path(), u64::MAX).unwrap();
         let keys: Vec<String> = (0..20).map(|i| Fingerprint::new("k").text("i", i).finish()).collect();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_limit_what_was_not_used_for_longest_leaves() {
+    fn the_least_recently_used_files_are_removed_beyond_the_limit() {
         let dir = tempfile::tempdir().unwrap();
         let keys: Vec<String> = (0..12).map(|i| Fingerprint::new("k").text("i", i).finish()).collect();
         let get = |store: &CacheStore, i: usize| {

@@ -12,9 +12,9 @@ use super::interpolate::{has_interpolation, interpolate};
 use super::yaml::{Document, Map};
 use roll_core::{Error, Result};
 
-/// Files that one configuration may be composed of.
+/// Most files of one configuration.
 const MAX_FILES: usize = 100;
-/// Files that name one another.
+/// Longest chain of files that name one another.
 const MAX_DEPTH: usize = 32;
 
 /// The mapping of a document, composed and interpolated where it asks for that.
@@ -31,7 +31,7 @@ pub(super) fn compose(document: Document) -> Result<Map> {
     interpolate(&path, &root)
 }
 
-/// `from` over `into`: maps merge, everything else is replaced.
+/// Merges `from` over `into`: maps merge, everything else is replaced.
 pub(super) fn merge(into: &mut Value, from: Value) {
     match (&mut into.kind, from) {
         (ValueKind::Table(into), Value { kind: ValueKind::Table(from), .. }) => {
@@ -54,7 +54,7 @@ struct Composer {
 }
 
 /// One entry of a `defaults` list.
-struct Entry {
+struct DefaultsEntry {
     /// The file, without extension, from the directory of the list.
     file: PathBuf,
     /// Directory of the file as written: the place of its contents, unless a package is named.
@@ -64,7 +64,7 @@ struct Entry {
 }
 
 impl Composer {
-    /// The contents of a document and its defaults, under `package`.
+    /// Merges a document and the files that its `defaults` name, under `package`.
     fn compose(&mut self, document: Document, package: &[String]) -> Result<Value> {
         let file = document.path.as_path();
         let identity = file.canonicalize().map_err(Error::file("read the configuration", file))?;
@@ -76,10 +76,10 @@ impl Composer {
             return Err(Error::bad_file(file, format!("`defaults` lead to more than {MAX_FILES} files")));
         }
         self.stack.push(identity);
-        let mut own = document.map;
-        let list = own.remove("defaults").map(|list| list.kind);
+        let mut map = document.map;
+        let list = map.remove("defaults").map(|list| list.kind);
         let mut result = Value::new(None, ValueKind::Table(Map::new()));
-        let mut own = Some(own);
+        let mut own = Some(map);
         let put_own = |result: &mut Value, own: &mut Option<Map>| {
             if let Some(own) = own.take() {
                 merge(result, wrap(package, own));
@@ -107,7 +107,7 @@ impl Composer {
         Ok(result)
     }
 
-    fn include(&mut self, from: &Path, entry: &Entry, package: &[String]) -> Result<Option<Value>> {
+    fn include(&mut self, from: &Path, entry: &DefaultsEntry, package: &[String]) -> Result<Option<Value>> {
         let base = if entry.file.has_root() { self.root.clone() } else { directory(from) };
         let relative: PathBuf = entry.file.components().filter(|c| !matches!(c, Component::RootDir)).collect();
         let mut name = base.join(relative).into_os_string();
@@ -145,7 +145,7 @@ impl Composer {
 }
 
 /// The files that an entry of a `defaults` list names.
-fn entries_of(file: &Path, entry: Value) -> Result<Vec<Entry>> {
+fn entries_of(file: &Path, entry: Value) -> Result<Vec<DefaultsEntry>> {
     let bad = |found: &dyn std::fmt::Display| {
         Error::bad_file(file, format!("`defaults`: expected a file or `group: option`, found {found}"))
     };
@@ -161,7 +161,7 @@ fn entries_of(file: &Path, entry: Value) -> Result<Vec<Entry>> {
                 return Err(bad(&text));
             }
             let group = normal(path.parent().unwrap_or(Path::new("")));
-            Ok(vec![Entry { file: path, group, package, optional: false }])
+            Ok(vec![DefaultsEntry { file: path, group, package, optional: false }])
         }
         ValueKind::Table(map) if map.len() == 1 => {
             let Some((key, option)) = map.into_iter().next() else { return Ok(Vec::new()) };
@@ -187,7 +187,7 @@ fn entries_of(file: &Path, entry: Value) -> Result<Vec<Entry>> {
                     .map_err(|e| bad(&e))?,
                 other => return Err(bad(&format!("`{key}: {other}`"))),
             };
-            let entry = |option: String| Entry {
+            let entry = |option: String| DefaultsEntry {
                 file: Path::new(group).join(option),
                 group: normal(Path::new(group)),
                 package: package.clone(),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_composed_in_their_order_and_the_file_itself_comes_last() {
+    fn defaults_merge_in_order_and_the_file_itself_comes_last() {
         let map = read(&[
             (
                 "conf/main.yaml",
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_in_defaults_are_named_with_their_place() {
+    fn errors_in_defaults_name_the_entry_and_the_file() {
         for (main, named) in [
             ("defaults: 3\n", "`defaults`"),
             ("defaults:\n  - nowhere\n", "nowhere.yaml"),
@@ -271,13 +271,13 @@ mod tests {
             ("defaults:\n  - override x: y\n", "override"),
             ("defaults: []\na: ???\nb: {c: '???'}\n", "b.c"),
         ] {
-            let told = read(&[("main.yaml", main)]).unwrap_err().to_string();
-            assert!(told.contains(named) && told.contains("main.yaml"), "{main}: {told}");
+            let message = read(&[("main.yaml", main)]).unwrap_err().to_string();
+            assert!(message.contains(named) && message.contains("main.yaml"), "{main}: {message}");
         }
     }
 
     #[test]
-    fn a_document_is_composed_from_what_was_read_of_it() {
+    fn the_first_file_is_read_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("main.yaml");
         std::fs::write(&path, "defaults: [base]\nx: read\n").unwrap();

@@ -45,7 +45,7 @@ pub struct StopWhen {
 }
 
 impl StopWhen {
-    /// Fails where it could never happen.
+    /// Fails if the condition can never hold.
     fn check(self, config: &EvaluationConfig) -> Result<()> {
         let problem = |problem: &str| Err(Error::config("evaluation.stop_when", problem.to_string()));
         match self.checks_fall {
@@ -80,7 +80,7 @@ impl EvaluationConfig {
     }
 }
 
-/// A prompt whose videos show how a training goes.
+/// A prompt whose videos show the progress of a training.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SamplePrompt {
@@ -98,7 +98,7 @@ pub struct SamplePrompt {
 }
 
 /// Makes maps of the texts among `evaluation.prompts`: prompts without pictures.
-pub(super) fn settle(tree: &mut Json) {
+pub(super) fn normalize(tree: &mut Json) {
     let prompts = tree.pointer_mut("/evaluation/prompts").and_then(Json::as_array_mut);
     for prompt in prompts.into_iter().flatten().filter(|prompt| prompt.is_string()) {
         *prompt = serde_json::json!({ "prompt": prompt.take() });
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_stop_a_run_is_refused_with_what_is_missing() {
+    fn rejects_stop_conditions_that_can_never_hold() {
         let whole = serde_json::json!({
             "metadata": "unseen.csv", "every": 5, "check": [{"name": "motion"}], "stop_when": {"checks_fall": 2},
         });
@@ -132,13 +132,13 @@ mod tests {
         ] {
             let mut config = whole.clone();
             config[key] = value;
-            let told = read(config).unwrap_err();
-            assert!(told.contains(part), "no {part} in: {told}");
+            let message = read(config).unwrap_err();
+            assert!(message.contains(part), "no {part} in: {message}");
         }
     }
 
     #[test]
-    fn checks_are_called_by_their_names_and_numbered_where_one_stands_twice() {
+    fn check_labels_number_repeated_names() {
         let check = serde_json::json!([{"name": "motion"}, {"name": "flicker"}, {"name": "motion"}]);
         let config = read(serde_json::json!({ "check": check })).unwrap();
         assert_eq!(config.check_labels(), ["motion", "flicker", "motion_2"]);

@@ -9,14 +9,14 @@ use std::path::Path;
 
 use config::{Value, ValueKind};
 
-use super::yaml::{Map, parse_value};
+use super::yaml::{Map, child, find, parse_value, place};
 use roll_core::{Error, Result};
 
-/// Values after interpolation.
+/// Most values after interpolation.
 const MAX_VALUES: usize = 20_000;
-/// Bytes of text after interpolation.
+/// Most bytes of text after interpolation.
 const MAX_TEXT: usize = 4 << 20;
-/// Depth of values and of interpolations.
+/// Largest depth of values and of interpolations.
 const MAX_DEPTH: usize = 32;
 
 /// The mapping `root` of the file at `path` with every interpolation in it resolved, and nothing missing.
@@ -43,20 +43,17 @@ pub(super) fn has_interpolation(value: &Value) -> bool {
     }
 }
 
+/// Adds the keys of the values `???` in `value`, which is at `key`, to `missing`.
 fn find_missing(value: &Value, key: &str, missing: &mut Vec<String>) {
-    let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
     match &value.kind {
-        ValueKind::String(text) if text == "???" => {
-            let place = value.origin().map(|o| format!(" ({o})")).unwrap_or_default();
-            missing.push(format!("{key}{place}"));
-        }
+        ValueKind::String(text) if text == "???" => missing.push(format!("{key}{}", place(value))),
         ValueKind::Array(items) => {
-            items.iter().enumerate().for_each(|(i, item)| find_missing(item, &child(&i.to_string()), missing));
+            items.iter().enumerate().for_each(|(i, item)| find_missing(item, &child(key, i), missing));
         }
         ValueKind::Table(map) => {
             let mut names: Vec<&String> = map.keys().collect();
             names.sort();
-            names.iter().for_each(|name| find_missing(&map[*name], &child(name), missing));
+            names.iter().for_each(|name| find_missing(&map[*name], &child(key, name), missing));
         }
         _ => {}
     }
@@ -64,17 +61,18 @@ fn find_missing(value: &Value, key: &str, missing: &mut Vec<String>) {
 
 struct Resolver<'a> {
     root: &'a Value,
-    /// The keys whose values are being found out.
+    /// The keys whose values are being resolved, outermost first.
     following: Vec<String>,
-    /// What may still be made.
+    /// Values that may still be made.
     values: usize,
+    /// Bytes of text that may still be made.
     text: usize,
 }
 
 type Problem = String;
 
 impl Resolver<'_> {
-    /// `value`, which is at `path`, with everything in it resolved.
+    /// Resolves every interpolation in `value`, which is at `path`.
     fn resolve(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
         self.values =
             self.values.checked_sub(1).ok_or_else(|| format!("more than {MAX_VALUES} values after interpolation"))?;
@@ -113,7 +111,7 @@ impl Resolver<'_> {
         Ok(Value::new(origin.as_ref(), kind))
     }
 
-    /// Text with interpolations. Text that is nothing but one interpolation becomes its value, of whatever type.
+    /// Resolves text with interpolations. Text that is a single interpolation becomes its value, of any type.
     fn text(
         &mut self,
         text: &str,
@@ -193,21 +191,15 @@ impl Resolver<'_> {
         if self.following.iter().any(|k| k == key) {
             return Err(format!("`{key}` is defined by itself: {} -> {key}", self.following.join(" -> ")));
         }
-        let mut path: Vec<String> = key.split('.').map(String::from).collect();
-        let found = path.iter().try_fold(self.root, |value, name| match &value.kind {
-            ValueKind::Table(map) => map.get(name),
-            ValueKind::Array(items) => items.get(name.parse::<usize>().ok()?),
-            _ => None,
-        });
-        let Some(value) = found else { return Ok(None) };
+        let Some(value) = find(self.root, key) else { return Ok(None) };
         self.following.push(key.to_string());
-        let resolved = self.resolve(value, &mut path);
+        let resolved = self.resolve(value, &mut key.split('.').map(String::from).collect());
         self.following.pop();
         resolved.map(Some)
     }
 }
 
-/// `a.b[0]` as `a.b.0`; `.a` beside the value at `path`, `..a` one level up.
+/// The absolute key, `a.b.0` for `a.b[0]`: `.a` is a sibling of the value at `path`, `..a` one level up.
 fn absolute(key: &str, path: &[String]) -> std::result::Result<String, Problem> {
     let dots = key.bytes().take_while(|b| *b == b'.').count();
     let own = key[dots..].replace('[', ".").replace(']', "");
@@ -253,21 +245,14 @@ mod tests {
     }
 
     #[test]
-    fn interpolation_keeps_types_and_finds_keys_from_where_it_stands() {
+    fn interpolation_keeps_types_and_resolves_relative_keys() {
         let map = read(
             "n: 3\nlist: [1, {x: '${n}'}]\nwhole: ${list}\ntext: a${n}b${list[0]}\nin:\n  here: ${.beside}\n  beside: ${..n}\n\
              which: n\nnested: ${${which}}\nenv: ${oc.env:ROLL_TEST_SURELY_UNSET,7}\nselect: ${oc.select:gone,null}\nliteral: \\${n}\n",
         )
         .unwrap();
         let root = Value::new(None, ValueKind::Table(map.clone()));
-        let text = |key: &str| {
-            let value = key.split('.').fold(&root, |value, name| match &value.kind {
-                ValueKind::Table(map) => &map[name],
-                ValueKind::Array(items) => &items[name.parse::<usize>().unwrap()],
-                other => panic!("{other}"),
-            });
-            value.clone().into_string().unwrap()
-        };
+        let text = |key: &str| find(&root, key).unwrap().clone().into_string().unwrap();
         assert_eq!(map["nested"].kind, ValueKind::U64(3));
         assert_eq!(map["env"].kind, ValueKind::U64(7));
         assert_eq!(map["select"].kind, ValueKind::Nil);
@@ -276,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_their_place() {
+    fn errors_name_the_expression_and_its_line() {
         for (main, named) in [
             ("a: ${b}\n", "`b`"),
             ("x: 1\na: ${b}\n", "main.yaml:2"),
@@ -290,13 +275,13 @@ mod tests {
             ("a: x${b}\nb: [1]\n", "is no text"),
             ("a: ???\nb: {c: '???'}\n", "b.c"),
         ] {
-            let told = problem(main);
-            assert!(told.contains(named) && told.contains("main.yaml"), "{main}: {told}");
+            let message = problem(main);
+            assert!(message.contains(named) && message.contains("main.yaml"), "{main}: {message}");
         }
     }
 
     #[test]
-    fn a_small_file_does_not_unfold_into_much() {
+    fn rejects_interpolations_that_unfold_beyond_the_limits() {
         let mut doubling = "x0: [1]\nt0: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n".to_string();
         for i in 1..60 {
             doubling += &format!("x{i}: ['${{x{0}}}', '${{x{0}}}']\nt{i}: ${{t{0}}}${{t{0}}}\n", i - 1);
@@ -304,9 +289,9 @@ mod tests {
         // 2^59 values: an error that came after they were made would never come.
         assert!(problem(&doubling).contains("interpolation"));
         let chain: String = (0..5000).map(|i| format!("k{i}: ${{k{}}}\n", i + 1)).collect();
-        let told = problem(&(chain + "k5000: 1\n"));
-        assert!(told.contains("deep"), "{told}");
-        let told = problem(&format!("a: {}b{}\n", "${".repeat(20_000), "}".repeat(20_000)));
-        assert!(told.contains("deep"), "{told}");
+        let message = problem(&(chain + "k5000: 1\n"));
+        assert!(message.contains("deep"), "{message}");
+        let message = problem(&format!("a: {}b{}\n", "${".repeat(20_000), "}".repeat(20_000)));
+        assert!(message.contains("deep"), "{message}");
     }
 }

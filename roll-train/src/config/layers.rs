@@ -27,7 +27,7 @@ const TEST_VARIABLES: [&str; 7] = [
     "ROLL_TEST_GGUF",
 ];
 
-/// A list has no more entries than this when a key like `reward[3]` makes it.
+/// Largest index in a key such as `reward[3]`, which makes a list of that length.
 const MAX_INDEX: usize = 63;
 
 /// A key has at most this many names: the deepest option has five.
@@ -36,37 +36,18 @@ const MAX_DEPTH: usize = 16;
 /// Collects layers, lowest first; [`ConfigLayers::merge`] merges them, [`ConfigLayers::load`] checks them too.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigLayers {
-    layers: Vec<Layer>,
+    /// In the order of the layers: a later assignment to the same key wins.
+    assignments: Vec<Assignment>,
     notes: Vec<String>,
     /// Number of ranks of the job; by default, of the running job.
     ranks: Option<usize>,
 }
 
-/// One source: top-level keys (or paths such as `reward[0].weight`) and values that know their origin.
+/// A top-level key (or a path such as `reward[0].weight`) and its value, which knows its origin.
 #[derive(Clone, Debug)]
-struct Layer(Vec<(String, Value)>);
+struct Assignment(String, Value);
 
-impl Source for Layer {
-    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
-        Box::new(self.clone())
-    }
-    fn collect(&self) -> std::result::Result<HashMap<String, Value>, ConfigError> {
-        Ok(self.0.iter().cloned().collect())
-    }
-    // Assignments in order: the later `--set` of one key wins.
-    fn collect_to(&self, cache: &mut Value) -> std::result::Result<(), ConfigError> {
-        for (key, value) in &self.0 {
-            let one = Single(key.clone(), value.clone());
-            one.collect_to(cache)?;
-        }
-        Ok(())
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Single(String, Value);
-
-impl Source for Single {
+impl Source for Assignment {
     fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
         Box::new(self.clone())
     }
@@ -113,7 +94,7 @@ impl ConfigLayers {
             let problem = format!("`{key}` is no configuration key; write nested keys as nested maps, or with dots");
             return Err(Error::bad_file(path, problem));
         }
-        // A section with nothing under it (all of it commented out) says nothing.
+        // An empty section (all of it commented out) has no effect.
         map.retain(|key, value| {
             !(value.kind == ValueKind::Nil && matches!(DEFAULTS.get(key), Some(Json::Object(_) | Json::Array(_))))
         });
@@ -127,11 +108,10 @@ impl ConfigLayers {
         keys.sort_by(|a, b| a.0.cmp(&b.0));
         // `training.learning_rate: 1e-5` is what `roll config` prints.
         let origin = path.display().to_string();
-        let layer = keys.into_iter().map(|(key, value)| match is_plain(&key) {
-            true => Ok((key, value)),
-            false => Ok((expression(&key, &origin)?, value)),
-        });
-        self.layers.push(Layer(layer.collect::<Result<_>>()?));
+        for (key, value) in keys {
+            let path = if is_plain(&key) { key } else { expression(&key, &origin)? };
+            self.assignments.push(Assignment(path, value));
+        }
         Ok(self)
     }
 
@@ -146,7 +126,6 @@ impl ConfigLayers {
             .filter(|(_, text)| !text.trim().is_empty())
             .collect();
         variables.sort();
-        let mut layer = Vec::new();
         for (name, text) in variables {
             let key = name["ROLL_".len()..].to_lowercase().replace("__", ".");
             if !key.contains('.') && suggest(&key, schema::top_level(), &KEYS).is_none() {
@@ -155,9 +134,8 @@ impl ConfigLayers {
                 continue;
             }
             let origin = format!("environment variable {name}");
-            layer.push((expression(&key, &origin)?, value_for(&key, &text, &origin)?));
+            self = self.set_text(&key, &text, &origin)?;
         }
-        self.layers.push(Layer(layer));
         Ok(self)
     }
 
@@ -171,30 +149,29 @@ impl ConfigLayers {
 
     /// Sets `key` to `text`, as `origin` ("--model") is named in messages and listings.
     pub fn set_text(mut self, key: &str, text: &str, origin: &str) -> Result<Self> {
-        let layer = vec![(expression(key, origin)?, value_for(key, text, origin)?)];
-        self.layers.push(Layer(layer));
+        self.assignments.push(Assignment(expression(key, origin)?, value_for(key, text, origin)?));
         Ok(self)
     }
 
     /// Sets `key` to a value of a Rust program.
     pub(crate) fn json(mut self, key: &str, value: Json) -> Result<Self> {
         let origin = "the program".to_string();
-        self.layers.push(Layer(vec![(expression(key, &origin)?, from_json(value, Some(&origin)))]));
+        self.assignments.push(Assignment(expression(key, &origin)?, from_json(value, Some(&origin))));
         Ok(self)
     }
 
     /// These layers on top of those of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
-        let layers = [lowest.layers, self.layers].concat();
-        Self { layers, notes: [lowest.notes, self.notes].concat(), ranks: self.ranks }
+        let assignments = [lowest.assignments, self.assignments].concat();
+        Self { assignments, notes: [lowest.notes, self.notes].concat(), ranks: self.ranks }
     }
 
     /// The layers merged. Fails if two of them contradict each other; values are not checked yet.
     pub fn merge(&self) -> Result<MergedConfig> {
-        let mut builder = Config::builder().add_source(defaults());
-        for layer in &self.layers {
-            builder = builder.add_source(layer.clone());
-        }
+        let defaults = DEFAULTS.as_object().into_iter().flatten();
+        let defaults = defaults.map(|(key, value)| Assignment(key.clone(), from_json(value.clone(), None)));
+        let builder =
+            defaults.chain(self.assignments.iter().cloned()).fold(Config::builder(), |b, one| b.add_source(one));
         let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
         Ok(MergedConfig::new(merged.cache, self.notes.clone()))
     }
@@ -202,13 +179,6 @@ impl ConfigLayers {
     /// Merges the layers and checks them, as [`MergedConfig::load`].
     pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         self.merge()?.load(registry)
-    }
-}
-
-fn defaults() -> Layer {
-    match from_json(DEFAULTS.clone(), None).kind {
-        ValueKind::Table(map) => Layer(map.into_iter().collect()),
-        _ => Layer(Vec::new()),
     }
 }
 
@@ -224,8 +194,8 @@ fn expression(key: &str, origin: &str) -> Result<String> {
     }
     let mut parts = dotted.split('.').peekable();
     let mut path = String::new();
-    let mut first = true;
     while let Some(part) = parts.next() {
+        let first = path.is_empty();
         if !is_plain(part) {
             let problem = format!("not a key ({origin}); write it as training.learning_rate or reward.0.weight");
             return Err(Error::config(key, problem));
@@ -245,11 +215,9 @@ fn expression(key: &str, origin: &str) -> Result<String> {
                 path += part;
             }
         }
-        let single_reward = first && part == "reward";
-        if single_reward && parts.peek().is_some_and(|next| next.parse::<usize>().is_err()) {
+        if first && part == "reward" && parts.peek().is_some_and(|next| next.parse::<usize>().is_err()) {
             path += "[0]";
         }
-        first = false;
     }
     Ok(path)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
+use super::yaml::child;
 use super::{RunConfig, secrets};
 use roll_core::{BuildContext, Error, Result};
 
@@ -28,11 +29,12 @@ impl Provenance {
         self.0.keys().any(|k| k == key || k.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
     }
 
-    /// Whether the component `name` is the word of an argument or a variable, and its option that of a file below: the
-    /// file may have meant another component.
+    /// Whether an argument or a variable set the component `name`, and a file its option: the file may have meant
+    /// another component.
     pub(super) fn is_renamed(&self, name: &str, option: &str) -> bool {
-        let said_now = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
-        self.explicit(name).is_some_and(said_now) && !said_now(self.place(option).trim_start_matches(" ("))
+        let is_of_this_call = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
+        self.explicit(name).is_some_and(is_of_this_call)
+            && !is_of_this_call(self.place(option).trim_start_matches(" ("))
     }
 
     fn explicit(&self, key: &str) -> Option<&str> {
@@ -40,7 +42,7 @@ impl Provenance {
     }
 
     /// The same error, with the origin of its key.
-    pub(super) fn placed(&self, error: Error) -> Error {
+    pub(super) fn with_place(&self, error: Error) -> Error {
         match error {
             Error::Config { key, problem } => Error::Config { problem: format!("{problem}{}", self.place(&key)), key },
             other => other,
@@ -84,7 +86,7 @@ pub struct LoadedConfig {
     pub config: RunConfig,
     /// Where they came from.
     pub provenance: Provenance,
-    /// Things worth telling the user that are no errors.
+    /// Notes for the user that are not errors.
     pub notes: Vec<String>,
 }
 
@@ -118,22 +120,21 @@ impl LoadedConfig {
     }
 
     fn list(&self, key: &str, value: &Json, entries: &mut Vec<Entry>) {
-        let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
         match value {
             Json::Object(map) if !map.is_empty() => {
                 for (name, value) in map {
-                    self.list(&child(name), value, entries);
+                    self.list(&child(key, name), value, entries);
                 }
             }
             Json::Array(items) if items.iter().any(Json::is_object) => {
                 for (i, value) in items.iter().enumerate() {
-                    self.list(&child(&i.to_string()), value, entries);
+                    self.list(&child(key, i), value, entries);
                 }
             }
             leaf => {
                 let origin = match leaf {
                     Json::Array(items) => (0..items.len())
-                        .find_map(|i| self.provenance.explicit(&child(&i.to_string())))
+                        .find_map(|i| self.provenance.explicit(&child(key, i)))
                         .or(self.provenance.explicit(key))
                         .unwrap_or("default"),
                     _ => self.provenance.of(key),
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_load_and_equal_themselves() {
+    fn defaults_load_to_the_default_configuration() {
         let loaded = load(Ok(ConfigLayers::new())).unwrap();
         let mut config = loaded.config.clone();
         config.algo.options.clear();
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win_and_are_remembered() {
+    fn later_layers_override_earlier_ones_and_provenance_names_them() {
         let dir = tempfile::tempdir().unwrap();
         let layers = from_file(dir.path(), "seed: 1\nsteps: 5\ntraining:\n  learning_rate: 1e-3\n  warmup_steps: 3\n");
         let env = [("ROLL_SEED", "2"), ("ROLL_TRAINING__LEARNING_RATE", "1e-4"), ("ROLL_FIXTURES", "x"), ("HOME", "y")];
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_win_over_those_that_are_put_below_them_later() {
+    fn over_puts_layers_above_the_given_ones() {
         let own = ConfigLayers::new().set("seed=3").unwrap();
         assert_eq!(own.merge().unwrap().peek("seed"), Some(&3.into()));
         assert_eq!(own.merge().unwrap().peek("steps"), None, "null is not set");
@@ -236,18 +237,18 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_names_its_place_and_the_nearest_known() {
+    fn rejects_unknown_keys_with_their_place_and_the_nearest_known_key() {
         let dir = tempfile::tempdir().unwrap();
-        let told = message(load(from_file(dir.path(), "seed: 1\ntraining:\n  learnin_rate: 1\n")));
-        assert!(told.contains("training.learning_rate") && told.contains("train.yaml:3"), "{told}");
-        let told = message(load(from_file(dir.path(), "learning_rate: 1\n")));
-        assert!(told.contains("`training.learning_rate`"), "{told}");
-        let told = message(load(from_file(dir.path(), "algo:\n  name: reward_fl\n  mid_timestp: 1\n")));
-        assert!(told.contains("`algo.mid_timestep`") && told.contains("train.yaml:3"), "{told}");
-        let told = message(load(ConfigLayers::new().set("sed=1")));
-        assert!(told.contains("`seed`") && told.contains("--set"), "{told}");
-        let told = message(load(ConfigLayers::new().set("model.name=wan22")));
-        assert!(told.contains("`model.name`") && told.contains("wan2_2"), "{told}");
+        let found = message(load(from_file(dir.path(), "seed: 1\ntraining:\n  learnin_rate: 1\n")));
+        assert!(found.contains("training.learning_rate") && found.contains("train.yaml:3"), "{found}");
+        let found = message(load(from_file(dir.path(), "learning_rate: 1\n")));
+        assert!(found.contains("`training.learning_rate`"), "{found}");
+        let found = message(load(from_file(dir.path(), "algo:\n  name: reward_fl\n  mid_timestp: 1\n")));
+        assert!(found.contains("`algo.mid_timestep`") && found.contains("train.yaml:3"), "{found}");
+        let found = message(load(ConfigLayers::new().set("sed=1")));
+        assert!(found.contains("`seed`") && found.contains("--set"), "{found}");
+        let found = message(load(ConfigLayers::new().set("model.name=wan22")));
+        assert!(found.contains("`model.name`") && found.contains("wan2_2"), "{found}");
         let env = |name: &str| ConfigLayers::new().environment([(name.to_string(), "1".to_string())]);
         assert!(message(load(env("ROLL_SEEED"))).contains("`seed`"));
         assert!(message(load(env("ROLL_TRAINING__LR"))).contains("training.lr"));
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_names_key_and_place() {
+    fn errors_of_types_name_key_and_place() {
         let dir = tempfile::tempdir().unwrap();
         for (text, key) in [
             ("training:\n  learning_rate: fast\n", "training.learning_rate"),
@@ -271,13 +272,13 @@ mod tests {
             ("training:\n  per_device_train_batch_size: 0\n", "training.per_device_train_batch_size"),
             ("algo: 3\n", "algo"),
         ] {
-            let told = message(load(from_file(dir.path(), text)));
-            assert!(told.contains(&format!("`{key}`")) && told.contains("train.yaml:"), "{text}: {told}");
+            let found = message(load(from_file(dir.path(), text)));
+            assert!(found.contains(&format!("`{key}`")) && found.contains("train.yaml:"), "{text}: {found}");
         }
     }
 
     #[test]
-    fn one_reward_is_a_list_of_one() {
+    fn a_single_reward_is_a_list_of_one() {
         let dir = tempfile::tempdir().unwrap();
         let layers = from_file(dir.path(), "reward:\n  name: face_identity\n  mid_timestep: 3\n").unwrap();
         let layers = layers.set("reward.weight=0.5").unwrap().set("reward.0.trainable_models=dit").unwrap();
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_resolved_yaml_loads_to_the_same_configuration() {
+    fn resolved_yaml_loads_to_the_same_configuration() {
         let dir = tempfile::tempdir().unwrap();
         let layers = ConfigLayers::new().set("reward={name: face_identity, weight: 2}").unwrap();
         let layers = layers.set("exp_name=2026").unwrap().set("training.learning_rate=2.5e-6").unwrap();
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_is_a_configuration() {
+    fn a_listing_loads_to_the_same_configuration() {
         let dir = tempfile::tempdir().unwrap();
         let text = "exp_name: '2026'\nsteps: 5\nreward:\n  - {name: face_identity, weight: 2}\n  - name: face_identity\n\
                     training: {learning_rate: 2.5e-6}\nalgo: {name: reward_fl, negative_prompt: 'a: b # c'}\n";
@@ -314,13 +315,13 @@ mod tests {
         let lines = loaded.listing().unwrap().into_iter().map(|e| format!("{}: {} # {}\n", e.key, e.value, e.origin));
         let again = load(from_file(dir.path(), &lines.collect::<String>())).unwrap();
         assert_eq!(again.config, loaded.config);
-        let told = message(load(from_file(dir.path(), "training.learnin_rate: 1\n")));
-        assert!(told.contains("`training.learning_rate`") && told.contains("train.yaml:1"), "{told}");
+        let found = message(load(from_file(dir.path(), "training.learnin_rate: 1\n")));
+        assert!(found.contains("`training.learning_rate`") && found.contains("train.yaml:1"), "{found}");
         assert!(message(from_file(dir.path(), "training..x: 1\n")).contains("no configuration key"));
     }
 
     #[test]
-    fn null_and_an_empty_variable_are_what_is_not_set() {
+    fn null_and_empty_variables_reset_to_the_default() {
         let dir = tempfile::tempdir().unwrap();
         let text = "seed: 1\nsteps: 5\ntraining:\n  learning_rate: 1e-3\n  warmup_steps: 3\nenv: {name: wan2_1}\n";
         let unset = |keys: &[&str]| {
@@ -340,11 +341,11 @@ mod tests {
     }
 
     #[test]
-    fn another_component_than_that_of_the_file_leaves_out_its_options_and_says_so() {
+    fn renaming_a_component_drops_the_options_of_the_file_with_a_note() {
         let dir = tempfile::tempdir().unwrap();
         let text = "reward:\n  - name: face_identity\n    align: 3\n    mid_timestep: 7\n    weight: 2\n";
-        let told = message(load(from_file(dir.path(), text)));
-        assert!(told.contains("`reward.0.align`"), "{told}");
+        let found = message(load(from_file(dir.path(), text)));
+        assert!(found.contains("`reward.0.align`"), "{found}");
         let renamed = from_file(dir.path(), text).unwrap().set("reward.name=face_identity").unwrap();
         let loaded = load(Ok(renamed.clone())).unwrap();
         assert!(loaded.notes.len() == 1 && loaded.notes[0].contains("align"), "{:?}", loaded.notes);
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn text_stays_text_where_text_is_wanted() {
+    fn values_of_text_keys_stay_text() {
         let loaded = load(ConfigLayers::new().set("exp_name=2026")).unwrap();
         assert_eq!(loaded.config.exp_name.as_deref(), Some("2026"));
         let loaded = load(ConfigLayers::new().set_text("model.name", "wan2_1", "--model")).unwrap();

@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 
 use super::RunConfig;
 use super::loaded::{LoadedConfig, Provenance};
+use super::yaml::child;
 use super::{evaluation, schema, trackers};
 use roll_core::{Error, Registry, Result, keys};
 
@@ -49,28 +50,26 @@ impl MergedConfig {
     /// their defaults filled in.
     pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         let Self { mut tree, provenance, mut notes } = self;
-        notes.extend(trackers::settle(&mut tree));
-        evaluation::settle(&mut tree);
+        notes.extend(trackers::normalize(&mut tree));
+        evaluation::normalize(&mut tree);
         schema::fill_nulls(&mut tree);
-        keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.placed(e))?;
+        keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.with_place(e))?;
         if let Some(registry) = registry {
             notes.extend(schema::check_components(&mut tree, registry, &provenance)?);
         }
         let config: RunConfig = serde_path_to_error::deserialize(&tree).map_err(|e| {
             let key = e.path().to_string().replace('[', ".").replace(']', "");
-            provenance.placed(Error::config(key, e.inner().to_string()))
+            provenance.with_place(Error::config(key, e.inner().to_string()))
         })?;
-        config.check().map_err(|e| provenance.placed(e))?;
+        config.check().map_err(|e| provenance.with_place(e))?;
         Ok(LoadedConfig { config, provenance, notes })
     }
 }
 
-/// The tree as JSON with sorted keys; notes the origin of each value.
+/// The tree as JSON with sorted keys; adds the origin of each value to `provenance`.
 fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
-    let origin = value.origin().map(String::from);
-    let child = |name: &str| if key.is_empty() { name.to_string() } else { format!("{key}.{name}") };
-    if let Some(origin) = origin {
-        provenance.note(key, origin);
+    if let Some(origin) = value.origin() {
+        provenance.note(key, origin.into());
     }
     match value.kind {
         ValueKind::Nil => Json::Null,
@@ -82,12 +81,12 @@ fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
         ValueKind::Float(f) => f.into(),
         ValueKind::String(s) => s.into(),
         ValueKind::Array(items) => {
-            items.into_iter().enumerate().map(|(i, item)| to_json(item, &child(&i.to_string()), provenance)).collect()
+            items.into_iter().enumerate().map(|(i, item)| to_json(item, &child(key, i), provenance)).collect()
         }
         ValueKind::Table(map) => {
             let items: BTreeMap<_, _> = map.into_iter().collect();
             let item = |(name, item): (String, Value)| {
-                let json = to_json(item, &child(&name), provenance);
+                let json = to_json(item, &child(key, &name), provenance);
                 (name, json)
             };
             Json::Object(items.into_iter().map(item).collect())

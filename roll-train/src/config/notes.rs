@@ -26,7 +26,7 @@ const fn unread(keys: &'static [&'static str], schedules: &'static [&'static str
 }
 
 impl LoadedConfig {
-    /// A sentence for each key that has no effect beside the others; a run logs them once at its start. Fails on a
+    /// A sentence for each key that has no effect because of others; a run logs them once at its start. Fails on a
     /// value that can only be a mistake.
     pub fn without_effect(&self, registry: &Registry) -> Result<Vec<String>> {
         let config = object(&self.config);
@@ -90,20 +90,20 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_say_nothing_in_vain() {
+    fn defaults_have_no_idle_keys() {
         assert_eq!(notes(&[]).unwrap(), Vec::<String>::new());
         assert_eq!(notes(&["training.num_train_epochs=1", "steps=3"]).unwrap(), Vec::<String>::new());
     }
 
     #[test]
-    fn a_key_without_effect_is_named_once_and_a_mistake_is_an_error() {
-        let told = notes(&["noise_seed=3", "steps=3", "training.num_train_epochs=2"]).unwrap();
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].contains("`training.num_train_epochs: 2` has no effect"), "{told:?}");
-        assert_eq!(told[1], "`noise_seed: 3` has no effect: a test says so");
+    fn notes_each_idle_key_once_and_fails_on_mistakes() {
+        let found = notes(&["noise_seed=3", "steps=3", "training.num_train_epochs=2"]).unwrap();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("`training.num_train_epochs: 2` has no effect"), "{found:?}");
+        assert_eq!(found[1], "`noise_seed: 3` has no effect: a test says so");
         assert!(notes(&["training.num_train_epochs=2"]).unwrap().is_empty());
-        let told = notes(&["training.lr_scheduler_kwargs.power=2", "training.lr_scheduler_type=cosine"]).unwrap();
-        assert!(told.len() == 1 && told[0].contains("`training.lr_scheduler_kwargs.power: 2"), "{told:?}");
+        let found = notes(&["training.lr_scheduler_kwargs.power=2", "training.lr_scheduler_type=cosine"]).unwrap();
+        assert!(found.len() == 1 && found[0].contains("`training.lr_scheduler_kwargs.power: 2"), "{found:?}");
         let polynomial = "training.lr_scheduler_type=polynomial";
         assert!(notes(&["training.lr_scheduler_kwargs.power=2", polynomial]).unwrap().is_empty());
         let end = notes(&["training.lr_scheduler_kwargs.lr_end=1", polynomial]).unwrap_err().to_string();

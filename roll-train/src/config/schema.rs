@@ -81,20 +81,20 @@ fn check_component(
         .find(kind, &name)
         .map_err(|e| Error::config(&name_key, format!("{e}{}", provenance.place(&name_key))))?;
     let defaults = registration.options();
-    let own: &[&str] = if kind == Kind::Reward { &["name", "weight"] } else { &["name"] };
+    let common: &[&str] = if kind == Kind::Reward { &["name", "weight"] } else { &["name"] };
     let unknown: Vec<String> =
-        map.keys().filter(|k| !own.contains(&k.as_str()) && !defaults.contains_key(*k)).cloned().collect();
+        map.keys().filter(|k| !common.contains(&k.as_str()) && !defaults.contains_key(*k)).cloned().collect();
     for option in &unknown {
         let option_key = format!("{key}.{option}");
         if !provenance.is_renamed(&name_key, &option_key) {
-            let siblings = defaults.keys().map(String::as_str).chain(own.iter().copied());
-            return Err(provenance.placed(keys::unknown(&option_key, siblings, &KEYS)));
+            let siblings = defaults.keys().map(String::as_str).chain(common.iter().copied());
+            return Err(provenance.with_place(keys::unknown(&option_key, siblings, &KEYS)));
         }
         map.shift_remove(option);
     }
     for option in registration.keys() {
         if let Some(value) = at(map, &option.name) {
-            option.check(&format!("{key}.{}", option.name), value).map_err(|e| provenance.placed(e))?;
+            option.check(&format!("{key}.{}", option.name), value).map_err(|e| provenance.with_place(e))?;
         }
     }
     for (option, default) in defaults {

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_written_as_the_names_of_their_variables() {
+    fn replaces_secrets_by_the_names_of_their_variables() {
         let mut value = json!({
             "reward": [{"name": "http", "options": {"key": "hf_0123456789", "n": 3}}],
             "on_finish": ["curl", "-H", "Authorization: hf_0123456789 s3cr3t-phrase", "${n} abcdefgh"],

@@ -76,10 +76,10 @@ fn prefix(kind: Kind) -> String {
     }
 }
 
-/// The part of `sections` that is asked for: a section (`training`, `reward`), a component (`insightface`), a key and
+/// The part of `sections` that `name` selects: a section (`training`, `reward`), a component (`insightface`), a key and
 /// those below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the nearest
 /// known name.
-pub fn asked(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
+pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
     let name = general(name);
     let component = |s: &Section| s.component.is_some_and(|(_, component)| component == name);
     let groups: [&dyn Fn(&Section) -> bool; 2] = [&component, &|s: &Section| !name.is_empty() && s.name == name];
@@ -125,11 +125,11 @@ mod tests {
 
     fn found(name: &str) -> Vec<String> {
         let sections = sections(&Registry::linked().unwrap());
-        asked(sections, name).unwrap().into_iter().flat_map(|s| s.keys).map(|key| key.name).collect()
+        select_sections(sections, name).unwrap().into_iter().flat_map(|s| s.keys).map(|key| key.name).collect()
     }
 
     #[test]
-    fn sections_components_keys_and_their_last_parts_are_found() {
+    fn finds_sections_components_keys_and_last_parts_of_keys() {
         assert!(found("training").contains(&"training.lr_scheduler_kwargs.power".to_string()));
         assert_eq!(found("training.betas"), ["training.betas"]);
         assert_eq!(found("betas"), ["training.betas"]);
@@ -146,15 +146,15 @@ mod tests {
     }
 
     #[test]
-    fn of_an_unknown_name_the_nearest_is_told() {
-        let near = |name| asked(sections(&Registry::linked().unwrap()), name).unwrap_err();
+    fn suggests_the_nearest_name() {
+        let near = |name| select_sections(sections(&Registry::linked().unwrap()), name).unwrap_err();
         assert_eq!(near("training.learnin_rate").as_deref(), Some("training.learning_rate"));
         assert_eq!(near("insigthface").as_deref(), Some("insightface"));
         assert_eq!(near("qqqqqqqqqqqqqqq"), None);
     }
 
     #[test]
-    fn the_keys_of_the_typed_sections_are_those_that_the_parser_accepts() {
+    fn typed_sections_list_every_key_of_the_defaults() {
         let sections = sections(&Registry::linked().unwrap());
         let keys: Vec<&str> = sections.iter().flat_map(|s| &s.keys).map(|key| key.name.as_str()).collect();
         let defaults = serde_json::to_value(RunConfig::default()).unwrap();

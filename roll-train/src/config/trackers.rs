@@ -21,7 +21,7 @@ const WITHOUT_EFFECT: [&str; 3] = ["wandb", "swanlab", "stdout"];
 
 /// Turns one name into a list of one and `null` into the default, and removes ROLL's trackers that do not exist here;
 /// if none is left, the default applies. Returns the note for the user.
-pub(super) fn settle(tree: &mut Json) -> Option<String> {
+pub(super) fn normalize(tree: &mut Json) -> Option<String> {
     let map = tree.as_object_mut()?;
     let value = map.get_mut(KEY)?;
     if value.is_string() {
@@ -31,7 +31,7 @@ pub(super) fn settle(tree: &mut Json) -> Option<String> {
     let (unknown, known): (Vec<Json>, Vec<Json>) = match value {
         Json::Array(names) => names.drain(..).partition(without),
         Json::Null => Default::default(),
-        _ => return None, // its type says what is wrong
+        _ => return None, // the check of its type reports it
     };
     if known.is_empty() && (value.is_null() || !unknown.is_empty()) {
         map.remove(KEY);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_or_a_list_is_taken_and_rolls_other_trackers_are_told_once() {
+    fn takes_a_name_or_a_list_and_notes_other_trackers_of_roll() {
         use Tracker::{Jsonl, Tensorboard};
         assert_eq!(load("tensorboard").unwrap(), (vec![Tensorboard], vec![]));
         assert_eq!(load("[jsonl, tensorboard]").unwrap(), (vec![Jsonl, Tensorboard], vec![]));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use config::{Value, ValueKind};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::Spanned;
+use serde_saphyr::{Location, Spanned};
 
 use roll_core::{Error, Result};
 
@@ -24,7 +24,7 @@ const MAX_NODES: usize = 20_000;
 /// Keys and values of a mapping.
 pub(super) type Map = HashMap<String, Value>;
 
-/// A YAML file, read and parsed once; its text and its values are handed on from here.
+/// A YAML file, read and parsed once.
 pub(super) struct Document {
     /// The file, as the user named it.
     pub path: PathBuf,
@@ -58,7 +58,7 @@ impl Document {
             line => format!("{name}:{line}"),
         };
         let map = match document.value {
-            Node::Map(map) => map.into_iter().map(|(key, value)| (key, value.into_value(&origin))).collect(),
+            Node::Map(map) => map.into_iter().map(|(key, value)| (key, to_value(value, &origin))).collect(),
             Node::Scalar(ValueKind::Nil) => Map::new(),
             Node::Scalar(found) => {
                 let found = match found {
@@ -79,16 +79,16 @@ impl Document {
 
 /// Reads the value of an environment variable or `--set`: a YAML scalar, list or map on one line.
 pub(super) fn parse_value(text: &str, origin: &str) -> std::result::Result<Value, String> {
-    Ok(parse(text)?.into_value(&|_| origin.to_string()))
+    Ok(to_value(parse(text)?, &|_| origin.to_string()))
 }
 
 fn first_word(text: &str) -> &str {
     text.split_whitespace().next().unwrap_or_default()
 }
 
-fn parse(text: &str) -> std::result::Result<Located, String> {
+fn parse(text: &str) -> std::result::Result<Spanned<Node>, String> {
     if text.trim().is_empty() {
-        return Ok(Located { value: Node::Scalar(ValueKind::Nil), line: 0 });
+        return Ok(Spanned::new(Node::Scalar(ValueKind::Nil), Location::UNKNOWN, Location::UNKNOWN));
     }
     let options = serde_saphyr::options! {
         strict_booleans: true,
@@ -105,7 +105,7 @@ fn parse(text: &str) -> std::result::Result<Located, String> {
             max_depth: 32,
         },
     };
-    let spanned: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|e| {
+    serde_saphyr::from_str_with_options(text, options).map_err(|e| {
         let message = e.to_string();
         // The parser names its own options, which a configuration does not have.
         let message = message.replace(", set DuplicateKeyPolicy in Options if acceptable", "");
@@ -117,46 +117,45 @@ fn parse(text: &str) -> std::result::Result<Located, String> {
             }
             _ => message,
         }
-    })?;
-    let mut budget = MAX_NODES;
-    spanned.value.count(&mut budget)?;
-    Ok(Located { line: spanned.referenced.line(), value: spanned.value })
-}
-
-struct Located {
-    value: Node,
-    line: u64,
+    })
 }
 
 enum Node {
     Scalar(ValueKind),
-    List(Vec<Located>),
-    Map(Vec<(String, Located)>),
+    List(Vec<Spanned<Node>>),
+    Map(Vec<(String, Spanned<Node>)>),
 }
 
-impl Node {
-    fn count(&self, budget: &mut usize) -> std::result::Result<(), String> {
-        *budget = budget.checked_sub(1).ok_or_else(|| format!("more than {MAX_NODES} values"))?;
-        match self {
-            Self::Scalar(_) => Ok(()),
-            Self::List(items) => items.iter().try_for_each(|item| item.value.count(budget)),
-            Self::Map(items) => items.iter().try_for_each(|(_, item)| item.value.count(budget)),
+/// The node as a value that remembers its origin, which `origin` makes of its line (0 if unknown).
+fn to_value(node: Spanned<Node>, origin: &dyn Fn(u64) -> String) -> Value {
+    let at = origin(node.referenced.line());
+    let kind = match node.value {
+        Node::Scalar(kind) => kind,
+        Node::List(items) => ValueKind::Array(items.into_iter().map(|item| to_value(item, origin)).collect()),
+        Node::Map(items) => {
+            ValueKind::Table(items.into_iter().map(|(key, item)| (key, to_value(item, origin))).collect())
         }
-    }
+    };
+    Value::new(Some(&at), kind)
 }
 
-impl Located {
-    fn into_value(self, origin: &dyn Fn(u64) -> String) -> Value {
-        let at = origin(self.line);
-        let kind = match self.value {
-            Node::Scalar(kind) => kind,
-            Node::List(items) => ValueKind::Array(items.into_iter().map(|item| item.into_value(origin)).collect()),
-            Node::Map(items) => {
-                ValueKind::Table(items.into_iter().map(|(key, item)| (key, item.into_value(origin))).collect())
-            }
-        };
-        Value::new(Some(&at), kind)
-    }
+/// The value at a dotted key; an entry of a list is a number.
+pub(super) fn find<'a>(root: &'a Value, key: &str) -> Option<&'a Value> {
+    key.split('.').try_fold(root, |value, name| match &value.kind {
+        ValueKind::Table(map) => map.get(name),
+        ValueKind::Array(items) => items.get(name.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
+/// " (file:line)" for the end of a message; empty if the origin is unknown.
+pub(super) fn place(value: &Value) -> String {
+    value.origin().map(|origin| format!(" ({origin})")).unwrap_or_default()
+}
+
+/// The name of a key below `key`, which is empty at the top level.
+pub(super) fn child(key: &str, name: impl std::fmt::Display) -> String {
+    if key.is_empty() { name.to_string() } else { format!("{key}.{name}") }
 }
 
 impl<'de> Deserialize<'de> for Node {
@@ -199,8 +198,8 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Node, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = seq.next_element::<Spanned<Node>>()? {
-            items.push(Located { line: item.referenced.line(), value: item.value });
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
         }
         Ok(Node::List(items))
     }
@@ -214,7 +213,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
             {
                 return Err(A::Error::custom(format!("`{key}`: write a space after the colon, `{word}: {rest}`")));
             }
-            items.push((key, Located { line: item.referenced.line(), value: item.value }));
+            items.push((key, item));
         }
         Ok(Node::Map(items))
     }
@@ -244,32 +243,32 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicate_key_is_an_error_with_its_line() {
+    fn rejects_duplicate_keys_with_their_line() {
         let message = problem("a: 1\nb: 2\na: 3\n");
         assert!(message.contains("line 3") && message.contains("duplicate"), "{message}");
         assert!(!message.contains("Policy"), "{message}");
     }
 
     #[test]
-    fn a_colon_without_a_space_is_told() {
+    fn names_a_colon_without_a_space() {
         for text in ["algo: {name: reward_fl, trained_steps: {last:1}}", "{a: [{level:0.5}]}", "{level:0.5: }"] {
-            let told = problem(text);
-            assert!(told.contains("write a space after the colon"), "{text}: {told}");
+            let message = problem(text);
+            assert!(message.contains("write a space after the colon"), "{text}: {message}");
         }
-        let told = parse_value("{last:1}", "--set").unwrap_err();
-        assert!(told.contains("`last: 1`"), "{told}");
+        let message = parse_value("{last:1}", "--set").unwrap_err();
+        assert!(message.contains("`last: 1`"), "{message}");
         assert!(problem("algo:reward_fl\nsteps:5\n").contains("write a space after the colon"));
         assert!(read("a: 'x:y'\nb: {c: }\nd: http://x\n").is_ok());
     }
 
     #[test]
-    fn what_the_parser_says_of_its_own_options_is_left_out() {
-        let told = parse_value("1e400", "--set").unwrap_err();
-        assert!(told.contains("finite number") && !told.contains("policy"), "{told}");
+    fn messages_omit_the_options_of_the_parser() {
+        let message = parse_value("1e400", "--set").unwrap_err();
+        assert!(message.contains("finite number") && !message.contains("policy"), "{message}");
     }
 
     #[test]
-    fn what_is_no_mapping_or_no_yaml_is_an_error() {
+    fn rejects_other_documents_than_mappings() {
         assert!(problem("- 1\n- 2\n").contains("mapping"));
         assert!(problem("just text").contains("mapping"));
         assert!(problem("a: [1, 2\nb: 3").contains("line "), "{}", problem("a: [1, 2\nb: 3"));
@@ -277,24 +276,24 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_unfolds_without_bound_is_an_error() {
+    fn rejects_aliases_that_unfold_beyond_the_budget() {
         let mut text = String::from("a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n");
         for i in 1..12 {
             let list = vec![format!("*a{}", i - 1); 10].join(",");
             text += &format!("a{i}: &a{i} [{list}]\n");
         }
         // 10^12 numbers, of which no more are made than the budget has.
-        let told = problem(&text);
-        assert!(told.contains(&format!("nodes: {}", MAX_NODES + 1)), "{told}");
+        let message = problem(&text);
+        assert!(message.contains(&format!("nodes: {}", MAX_NODES + 1)), "{message}");
         for deep in ["[".repeat(100_000), format!("a: {}1", "{x: ".repeat(1000))] {
-            let told = problem(&deep);
+            let message = problem(&deep);
             // The scanner's limit comes before that of the budget where it is a list within a list.
-            assert!(told.contains("recursion limit exceeded") || told.contains("Depth"), "{told}");
+            assert!(message.contains("recursion limit exceeded") || message.contains("Depth"), "{message}");
         }
     }
 
     #[test]
-    fn a_giant_or_binary_file_is_an_error() {
+    fn rejects_large_and_binary_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("big.yaml");
         std::fs::write(&path, vec![b'#'; MAX_FILE_BYTES as usize + 1]).unwrap();

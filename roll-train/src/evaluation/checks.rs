@@ -7,7 +7,7 @@ use roll_core::{BuildContext, Registry, Result, ResultExt, RewardComponent, Rewa
 pub(super) struct Checks(Vec<(f64, Box<dyn RewardScorer>)>);
 
 impl Checks {
-    /// Sets them up.
+    /// Makes the scorers.
     pub(super) fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Self> {
         let mut checks = Vec::new();
         for (i, component) in components.iter().enumerate() {
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_of_several_checks_stands_before_each_of_them() {
+    fn the_sum_of_several_checks_precedes_their_scores() {
         assert_eq!(sums(&[], &[Some(0.5)]), [Some(0.5)]);
         assert_eq!(sums(&[2.0], &[Some(0.5), Some(0.25)]), [Some(0.5), Some(0.5)]);
         let several = sums(&[1.0, -2.0], &[Some(0.5), Some(0.25), Some(1.0)]);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_without_a_score_takes_the_sum_with_it_unless_it_has_no_weight() {
+    fn a_missing_score_makes_the_sum_missing_unless_its_weight_is_0() {
         assert_eq!(sums(&[1.0, 1.0], &[Some(0.5), None, Some(1.0)]), [Some(0.5), None, None, Some(1.0)]);
         assert_eq!(sums(&[0.0, 1.0], &[Some(0.5), None, Some(1.0)]), [Some(0.5), Some(1.0), None, Some(1.0)]);
         assert_eq!(sums(&[0.0, 0.0], &[Some(0.5), Some(2.0), Some(1.0)])[1..], [None, Some(2.0), Some(1.0)]);

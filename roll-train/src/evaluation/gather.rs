@@ -3,49 +3,40 @@
 use roll_core::{Communicator, Evaluated, Rank, Result, Tensor, Video, communicator};
 use serde::{Deserialize, Serialize};
 
-/// A rank's part.
-pub(super) enum Own {
-    /// All its clips are done.
-    Nothing,
-    /// The clip at this position of the set; `None` when the algorithm has no evaluation.
-    Clip(usize, Option<Evaluated>),
-}
-
-/// The clips of all ranks with their positions, one rank after another; `None` when the algorithm has no evaluation.
-/// Videos come to rank 0 alone, one at a time.
-pub(super) fn joined(ranks: &dyn Communicator, own: Own) -> Result<Option<Vec<(usize, Evaluated)>>> {
-    let (own, supported) = match own {
-        Own::Nothing => (None, true),
-        Own::Clip(position, evaluated) => {
-            let supported = evaluated.is_some();
-            (evaluated.map(|evaluated| (position, evaluated)), supported)
-        }
-    };
+/// Gathers the evaluated clip of each rank with its position in the set, in the order of the ranks. `own` is `None` on
+/// a rank without further clips, and its second part if the algorithm has no evaluation; the result is then `None`.
+/// Videos are sent to rank 0 alone, one at a time.
+pub(super) fn gather_clips(
+    ranks: &dyn Communicator,
+    own: Option<(usize, Option<Evaluated>)>,
+) -> Result<Option<Vec<(usize, Evaluated)>>> {
+    let supported = own.as_ref().is_none_or(|(_, evaluated)| evaluated.is_some());
+    let own = own.and_then(|(position, evaluated)| Some((position, evaluated?)));
     if ranks.world_size() == 1 {
         return Ok(supported.then(|| own.into_iter().collect()));
     }
-    let told = own.as_ref().map(|(position, evaluated)| (*position, Told::of(evaluated)));
-    let told = communicator::join(ranks, &(supported, told))?;
-    if told.iter().any(|(supported, _)| !supported) {
+    let own_bits = own.as_ref().map(|(position, evaluated)| (*position, ClipBits::of(evaluated)));
+    let clips = communicator::join(ranks, &(supported, own_bits))?;
+    if clips.iter().any(|(supported, _)| !supported) {
         return Ok(None);
     }
     let mut own = own.and_then(|(_, evaluated)| evaluated.video);
     let mut all = Vec::new();
-    for (rank, told) in told.into_iter().enumerate() {
-        let Some((position, told)) = told.1 else { continue };
+    for (rank, (_, clip)) in clips.into_iter().enumerate() {
+        let Some((position, bits)) = clip else { continue };
         let own = if rank == ranks.rank().0 { own.take() } else { None };
-        let video = match &told.video {
-            Some(shape) if rank > 0 => sent(ranks, Rank(rank), own, shape)?,
+        let video = match &bits.video {
+            Some(shape) if rank > 0 => send_to_rank_0(ranks, Rank(rank), own, shape)?,
             _ => own,
         };
-        all.push((position, told.with(video)));
+        all.push((position, bits.with_video(video)));
     }
     Ok(Some(all))
 }
 
-/// A clip's numbers as their bits: JSON, which carries them, has no NaN.
+/// The numbers of a clip as their bits: they are sent as JSON, which has no NaN.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct ClipBits {
     origin: String,
     scores: Vec<Option<u64>>,
     kl: u64,
@@ -53,7 +44,7 @@ struct Told {
     video: Option<([usize; 4], u64)>,
 }
 
-impl Told {
+impl ClipBits {
     fn of(evaluated: &Evaluated) -> Self {
         let shape = |video: &Video| {
             let [frames, height, width] = video.dims();
@@ -67,14 +58,14 @@ impl Told {
         }
     }
 
-    fn with(self, video: Option<Video>) -> Evaluated {
+    fn with_video(self, video: Option<Video>) -> Evaluated {
         let scores = self.scores.into_iter().map(|score| score.map(f64::from_bits)).collect();
         Evaluated { origin: self.origin, scores, kl: f64::from_bits(self.kl), video }
     }
 }
 
-/// Brings the video of `from` to rank 0; the other ranks do not have it afterwards.
-fn sent(
+/// Sends the video of `from` to rank 0; the result is `None` on other ranks.
+fn send_to_rank_0(
     ranks: &dyn Communicator,
     from: Rank,
     own: Option<Video>,
@@ -117,22 +108,22 @@ mod tests {
     fn bits(all: &[Evaluated], videos: bool) -> Vec<Bits> {
         let frames = |video: &Video| video.frames().f32s().unwrap().iter().map(|v| v.to_bits()).collect();
         let one = |e: &Evaluated| {
-            let told = Told::of(e);
-            (told.origin, told.scores, told.kl, e.video.as_ref().filter(|_| videos).map(frames))
+            let bits = ClipBits::of(e);
+            (bits.origin, bits.scores, bits.kl, e.video.as_ref().filter(|_| videos).map(frames))
         };
         all.iter().map(one).collect()
     }
 
     #[test]
-    fn the_clips_of_ranks_join_bit_by_bit_and_rank_0_has_the_videos() {
+    fn gathers_exact_bits_and_sends_videos_to_rank_0() {
         for world in [1, 2, 3, 8] {
             // Every rank but the last has a clip.
             let clips = if world == 1 { 1 } else { world - 1 };
             let whole: Vec<Evaluated> = (0..clips).map(clip).collect();
             let found = ThreadRanks::run(world, Duration::from_secs(60), |ranks| {
                 let rank = ranks.rank().0;
-                let own = if rank < clips { Own::Clip(10 + rank, Some(clip(rank))) } else { Own::Nothing };
-                joined(ranks.as_ref(), own)
+                let own = (rank < clips).then(|| (10 + rank, Some(clip(rank))));
+                gather_clips(ranks.as_ref(), own)
             });
             for (rank, found) in found.into_iter().enumerate() {
                 let (positions, found): (Vec<usize>, Vec<Evaluated>) = found.unwrap().unwrap().into_iter().unzip();
@@ -147,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_without_evaluation_has_none_on_every_rank() {
+    fn an_algorithm_without_evaluation_returns_none_on_every_rank() {
         let found = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
-            let own = if ranks.rank().0 == 0 { Own::Clip(0, None) } else { Own::Nothing };
-            joined(ranks.as_ref(), own)
+            let own = (ranks.rank().0 == 0).then_some((0, None));
+            gather_clips(ranks.as_ref(), own)
         });
         assert!(found.into_iter().all(|found| found.unwrap().is_none()));
     }

@@ -8,7 +8,7 @@
 use super::{Results, SetName, change, of};
 use crate::statistics::Gain;
 
-/// An interval from fewer pairs says little: of three fair coins, one time in four all fall alike.
+/// An interval from fewer pairs means little: three fair coins agree one time in four.
 pub const MIN_CLIPS: usize = 4;
 
 /// The metric that counts the checks that have fallen since the evaluation before training.
@@ -49,20 +49,16 @@ impl Verdict {
     }
 
     /// The warning; `None` when there is nothing to suspect.
-    pub fn told(&self, step: u64) -> Option<String> {
+    pub fn warning(&self, step: u64) -> Option<String> {
         let rises = self.rises.filter(|_| self.is_suspect())?;
-        let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", written(gain)));
+        let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", gain.in_words()));
         Some(format!(
             "since training began the reward has risen, {}, and of `evaluation.check` these have fallen: {} (step \
              {step}); suspect reward hacking",
-            written(&rises),
+            rises.in_words(),
             falling.collect::<Vec<_>>().join(", ")
         ))
     }
-}
-
-fn written(Gain { mean, ci95: [low, high] }: &Gain) -> String {
-    format!("{mean:+.3} (95 % {low:+.3} to {high:+.3})")
 }
 
 #[cfg(test)]
@@ -95,25 +91,25 @@ mod tests {
         assert!(one.is_suspect() && one.falling.len() == 1);
         // The sum precedes several checks and is not a check.
         let several = verdict(4, &[Some(0.75), Some(0.0), Some(0.75), Some(0.25)], &["flicker", "motion"]);
-        let told = several.told(50).unwrap_or_default();
+        let warning = several.warning(50).unwrap_or_default();
         for part in ["has risen, +0.250", "`motion` -0.250 (95 % -0.250 to -0.250)", "step 50", "reward hacking"] {
-            assert!(told.contains(part), "no {part} in: {told}");
+            assert!(warning.contains(part), "no {part} in: {warning}");
         }
-        assert!(!told.contains("flicker"), "{told}");
+        assert!(!warning.contains("flicker"), "{warning}");
     }
 
     #[test]
-    fn what_stays_or_moves_together_is_not() {
+    fn scores_that_stay_or_move_together_are_not_suspect() {
         for after in [[0.75, 0.75], [0.25, 0.25], [0.5, 0.25], [0.75, 0.5]] {
             let verdict = verdict(4, &after.map(Some), &["motion"]);
-            assert!(!verdict.is_suspect() && verdict.told(1).is_none(), "{after:?}");
+            assert!(!verdict.is_suspect() && verdict.warning(1).is_none(), "{after:?}");
         }
         assert!(!verdict(4, &[Some(0.75), None], &["motion"]).is_suspect());
         assert!(!verdict(4, &[Some(0.75)], &[]).is_suspect());
     }
 
     #[test]
-    fn a_fall_that_the_clips_do_not_agree_on_is_none() {
+    fn a_check_falls_only_if_its_interval_is_below_0() {
         let mut after = results(SetName::Unseen, 6, &[Some(0.75), Some(0.4)]);
         let before = results(SetName::Unseen, 6, &[Some(0.5), Some(0.5)]);
         assert!(Verdict::of(&before, &after, &labels(&["motion"])).is_suspect());
@@ -124,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn of_few_clips_nothing_is_said_and_training_clips_stand_in_for_unseen_ones() {
+    fn needs_enough_clips_and_prefers_unseen_ones() {
         assert!(!verdict(MIN_CLIPS - 1, &[Some(0.75), Some(0.25)], &["motion"]).is_suspect());
         let trained = |scores: [f64; 2]| results(SetName::Train, 4, &scores.map(Some));
         let (before, after) = (trained([0.5, 0.5]), trained([0.75, 0.25]));

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_replaces_the_steps_it_does_again() {
+    fn a_resumed_run_replaces_repeated_steps() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
         let mut writer = JsonlWriter::resume(&path, 0).unwrap();

@@ -54,11 +54,4 @@ impl MetricsWriter {
         events.image(name, encoded, size, step)?;
         events.flush()
     }
-
-    /// Shows text (Markdown) in TensorBoard.
-    pub fn text(&mut self, step: u64, name: &str, text: &str) -> Result<()> {
-        let Some(events) = &mut self.events else { return Ok(()) };
-        events.text(name, text, step)?;
-        events.flush()
-    }
 }

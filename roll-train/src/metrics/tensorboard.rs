@@ -62,27 +62,6 @@ impl EventWriter {
         self.event(summary, step)
     }
 
-    /// Text of a step, shown as Markdown.
-    pub fn text(&mut self, name: &str, text: &str, step: u64) -> Result<()> {
-        let mut plugin = Message::default();
-        plugin.bytes(1, b"text");
-        let mut metadata = Message::default();
-        metadata.message(1, plugin);
-        let mut dimension = Message::default();
-        dimension.int(1, 1);
-        let mut shape = Message::default();
-        shape.message(2, dimension);
-        let mut tensor = Message::default();
-        tensor.int(1, 7); // DT_STRING
-        tensor.message(2, shape);
-        tensor.bytes(8, text.as_bytes());
-        let mut summary = Message::default();
-        summary.bytes(1, name.as_bytes());
-        summary.message(8, tensor);
-        summary.message(9, metadata);
-        self.event(summary, step)
-    }
-
     /// Hands the bytes written so far to the system.
     pub fn flush(&mut self) -> Result<()> {
         self.file.flush().map_err(Error::file("write", &self.path))
@@ -181,10 +160,9 @@ mod tests {
         let mut writer = EventWriter::create(dir.path()).unwrap();
         writer.scalar("actor/loss", 0.5, 300).unwrap();
         writer.image("sample", b"GIF89a", [4, 6], 1).unwrap();
-        writer.text("prompt", "a **cat**", 1).unwrap();
         writer.flush().unwrap();
         let records = records(&std::fs::read(writer.path()).unwrap());
-        assert_eq!(records.len(), 4);
+        assert_eq!(records.len(), 3);
         assert!(records[0].ends_with(b"brain.Event:2"));
         // wall_time, step 300 as a varint, summary { value { tag, simple_value } }
         let expected = b"\x10\xac\x02\x2a\x13\x0a\x11\x0a\x0aactor/loss\x15\x00\x00\x00\x3f";

@@ -1,4 +1,4 @@
-//! Clips before and after training beside their references, in one video and one picture.
+//! Clips before and after training and their references, in one video and one picture.
 
 use std::path::PathBuf;
 
@@ -55,11 +55,11 @@ fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -
     for (t, frame) in values.chunks_exact_mut(3 * plane).enumerate() {
         for (column, videos) in columns.iter().enumerate() {
             for (row, video) in videos.iter().enumerate() {
-                let source = video.frame(t);
+                let pixels = video.frame(t);
                 let (top, left) = (GAP + row * (h + GAP), GAP + column * (w + GAP));
                 for c in 0..3 {
                     for y in 0..h {
-                        let line = &source[(c * height + y / scale) * width..][..width];
+                        let line = &pixels[(c * height + y / scale) * width..][..width];
                         let out = &mut frame[c * plane + (top + y) * total[1] + left..][..w];
                         out.iter_mut().enumerate().for_each(|(x, out)| *out = line[x / scale]);
                     }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_picture_stands_in_its_place() {
+    fn clips_are_laid_out_in_rows_and_columns() {
         let video = |value: f32, size: usize| Video::new(Tensor::full([2, 3, size, size], value), 8.0).unwrap();
         let sample = |size| Sample {
             index: 0,

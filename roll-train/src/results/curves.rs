@@ -15,14 +15,14 @@ use crate::run_dir::RunDir;
 const SMOOTHING: usize = 8;
 
 /// The metrics of one run.
-pub struct Curves<'a> {
+pub struct RunMetrics<'a> {
     /// The run's name, for legends.
     pub name: &'a str,
     /// The lines of its `metrics.jsonl`.
     pub rows: &'a [Map<String, Value>],
 }
 
-impl Curves<'_> {
+impl RunMetrics<'_> {
     /// Step and value of a metric at each step that has it.
     pub fn of(&self, metric: &str) -> Vec<[f64; 2]> {
         self.rows.iter().filter_map(|row| Some([row.get("step")?.as_f64()?, row.get(metric)?.as_f64()?])).collect()
@@ -33,20 +33,20 @@ impl Curves<'_> {
 pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<PathBuf> {
     let path = dir.path().join("curves.png");
     let rows = read_jsonl(&dir.metrics_path())?;
-    plot::write(&path, &main_panels(&[Curves { name: "", rows: &rows }], headlines))?;
+    plot::write(&path, &main_panels(&[RunMetrics { name: "", rows: &rows }], headlines))?;
     Ok(path)
 }
 
-/// A panel to draw: its title, and the metrics that share its axes.
-pub struct Sketch {
+/// The description of a panel: its title, and the metrics that share its axes.
+pub struct PanelSpec {
     /// The panel's title.
     pub title: String,
-    /// Name of a metric, and how it is drawn.
-    pub curves: Vec<(String, Drawn)>,
+    /// Metrics and their styles.
+    pub curves: Vec<(String, CurveStyle)>,
 }
 
 /// How the values of a metric are drawn.
-pub enum Drawn {
+pub enum CurveStyle {
     /// Each step as a dot and the running mean as a line; of several runs only the running means.
     Steps,
     /// A line with this name.
@@ -55,37 +55,37 @@ pub enum Drawn {
     Change(String),
 }
 
-impl Sketch {
+impl PanelSpec {
     /// The panel of one metric of steps.
     pub fn steps(metric: &str, title: &str) -> Self {
-        Self { title: title.into(), curves: vec![(metric.into(), Drawn::Steps)] }
+        Self { title: title.into(), curves: vec![(metric.into(), CurveStyle::Steps)] }
     }
 
     /// A headline metric, with the same quantity on held-out data where it is measured.
     pub fn headline(headline: &Headline) -> Self {
-        let mut sketch = Self::steps(&headline.metric, &headline.title);
+        let mut spec = Self::steps(&headline.metric, &headline.title);
         if let Some(held_out) = &headline.held_out {
             let name = format!("validation, {}", held_out.data);
-            sketch.curves.push((held_out.metric.clone(), Drawn::Line(name)));
+            spec.curves.push((held_out.metric.clone(), CurveStyle::Line(name)));
         }
-        sketch
+        spec
     }
 
     /// Adds lines, named by their metrics without `eval/`.
-    pub fn and_evaluations(mut self, metrics: impl IntoIterator<Item = String>) -> Self {
+    pub fn with_evaluations(mut self, metrics: impl IntoIterator<Item = String>) -> Self {
         let name = |metric: &str| metric.trim_start_matches("eval/").replace('_', " ");
-        self.curves.extend(metrics.into_iter().map(|metric| (metric.clone(), Drawn::Line(name(&metric)))));
+        self.curves.extend(metrics.into_iter().map(|metric| (metric.clone(), CurveStyle::Line(name(&metric)))));
         self
     }
 
     /// The panel; without series if the runs do not have these metrics. Each series of a single run has its own colour;
     /// of several runs, each run.
-    pub fn draw(&self, runs: &[Curves<'_>]) -> Panel {
+    pub fn panel(&self, runs: &[RunMetrics<'_>]) -> Panel {
         let alone = runs.len() == 1;
         let mut series = Vec::new();
-        for (metric, drawn) in &self.curves {
+        for (metric, style) in &self.curves {
             for (r, run) in runs.iter().enumerate() {
-                for (name, points, line) in drawn.series(run.of(metric), alone) {
+                for (name, points, line) in style.series(run.of(metric), alone) {
                     let name = if alone { name } else { format!("{}: {name}", run.name) };
                     series.push(Series { name, points, line, colour: if alone { series.len() } else { r } });
                 }
@@ -95,7 +95,7 @@ impl Sketch {
     }
 }
 
-impl Drawn {
+impl CurveStyle {
     /// Name, points and whether a line joins them, of each series that is not empty.
     fn series(&self, points: Vec<[f64; 2]>, alone: bool) -> Vec<(String, Vec<[f64; 2]>, bool)> {
         let Some(&[_, first]) = points.first() else { return Vec::new() };
@@ -114,41 +114,42 @@ impl Drawn {
 
 /// A panel for each headline metric that the runs have. The score's panel also shows evaluations, and the panel of a
 /// metric that is also measured on held-out data shows both.
-pub fn main_panels(runs: &[Curves<'_>], headlines: &[Headline]) -> Vec<Panel> {
-    let evaluations = || names(runs).into_iter().filter(|name| is_evaluation(name));
-    let sketch = |headline: &Headline| match headline.is_score {
-        true => Sketch::headline(headline).and_evaluations(evaluations()),
-        false => Sketch::headline(headline),
+pub fn main_panels(runs: &[RunMetrics<'_>], headlines: &[Headline]) -> Vec<Panel> {
+    let evaluations = || metric_names(runs).into_iter().filter(|name| is_evaluation(name));
+    let spec = |headline: &Headline| match headline.is_score {
+        true => PanelSpec::headline(headline).with_evaluations(evaluations()),
+        false => PanelSpec::headline(headline),
     };
-    let mut sketches: Vec<Sketch> = headlines.iter().map(sketch).collect();
+    let mut specs: Vec<PanelSpec> = headlines.iter().map(spec).collect();
     if !headlines.iter().any(|headline| headline.is_score) {
         let title = "Evaluations".into();
-        sketches.insert(0, Sketch { title, curves: Vec::new() }.and_evaluations(evaluations()));
+        specs.insert(0, PanelSpec { title, curves: Vec::new() }.with_evaluations(evaluations()));
     }
-    drawn(&sketches, runs)
+    panels(&specs, runs)
 }
 
 /// A panel for each metric that these do not show. Times are left out.
-pub fn other_panels(runs: &[Curves<'_>], shown: &[&Sketch]) -> Vec<Panel> {
+pub fn other_panels(runs: &[RunMetrics<'_>], shown: &[&PanelSpec]) -> Vec<Panel> {
     let shown: BTreeSet<&String> = shown.iter().flat_map(|s| &s.curves).map(|(metric, _)| metric).collect();
     let other = |name: &String| name != "step" && !name.starts_with("time/") && !shown.contains(name);
-    let sketches: Vec<Sketch> = names(runs).into_iter().filter(other).map(|name| Sketch::steps(&name, &name)).collect();
-    drawn(&sketches, runs)
+    let specs: Vec<PanelSpec> =
+        metric_names(runs).into_iter().filter(other).map(|name| PanelSpec::steps(&name, &name)).collect();
+    panels(&specs, runs)
 }
 
-/// The panels of which the runs have something.
-pub fn drawn<'a>(sketches: impl IntoIterator<Item = &'a Sketch>, runs: &[Curves<'_>]) -> Vec<Panel> {
-    sketches.into_iter().map(|sketch| sketch.draw(runs)).filter(|panel| !panel.series.is_empty()).collect()
+/// The panels that are not empty.
+pub fn panels<'a>(specs: impl IntoIterator<Item = &'a PanelSpec>, runs: &[RunMetrics<'_>]) -> Vec<Panel> {
+    specs.into_iter().map(|spec| spec.panel(runs)).filter(|panel| !panel.series.is_empty()).collect()
 }
 
-/// Scores that share an axis; each of several checks has a scale of its own.
+/// Whether a metric is a score of evaluations that share an axis; each of several checks has a scale of its own.
 pub fn is_evaluation(name: &str) -> bool {
-    let apart = name.ends_with("_kl") || name.contains("_check_") || name == FALLING;
-    name.starts_with("eval/") && !apart
+    let has_own_scale = name.ends_with("_kl") || name.contains("_check_") || name == FALLING;
+    name.starts_with("eval/") && !has_own_scale
 }
 
 /// The names of all metrics of the runs.
-pub fn names(runs: &[Curves<'_>]) -> BTreeSet<String> {
+pub fn metric_names(runs: &[RunMetrics<'_>]) -> BTreeSet<String> {
     runs.iter().flat_map(|run| run.rows).flat_map(|row| row.keys().cloned()).collect()
 }
 
@@ -168,39 +169,39 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_stand_with_the_score_and_times_nowhere() {
+    fn evaluations_share_the_panel_of_the_score_and_times_are_omitted() {
         let rows = rows(
             "{\"step\":0,\"eval/unseen\":0.5,\"eval/unseen_kl\":0}\n\
              {\"step\":1,\"actor/score\":0.6,\"time/step\":2,\"actor/skipped\":0}\n\
              {\"step\":2,\"actor/score\":null,\"eval/unseen\":0.7}",
         );
-        let one = [Curves { name: "a", rows: &rows }];
+        let one = [RunMetrics { name: "a", rows: &rows }];
         let headlines = [Headline::new("actor/score", "score", "Score").score()];
         let panels = main_panels(&one, &headlines);
         assert_eq!(panels.len(), 1);
         let names: Vec<&str> = panels[0].series.iter().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["mean of 8 steps", "step", "unseen"]);
         assert_eq!(panels[0].series[2].points, [[0.0, 0.5], [2.0, 0.7]]);
-        let shown = Sketch::headline(&headlines[0]).and_evaluations(["eval/unseen".into()]);
+        let shown = PanelSpec::headline(&headlines[0]).with_evaluations(["eval/unseen".into()]);
         let others: Vec<String> = other_panels(&one, &[&shown]).into_iter().map(|p| p.title).collect();
         assert_eq!(others, ["actor/skipped", "eval/unseen_kl"]);
 
-        let two = [Curves { name: "a", rows: &rows }, Curves { name: "b", rows: &rows }];
+        let two = [RunMetrics { name: "a", rows: &rows }, RunMetrics { name: "b", rows: &rows }];
         let score = &main_panels(&two, &headlines)[0];
         assert_eq!(score.series.iter().map(|s| s.colour).collect::<Vec<_>>(), [0, 1, 0, 1]);
         assert_eq!(score.series[3].name, "b: unseen");
     }
 
     #[test]
-    fn a_change_is_counted_from_the_first_value() {
+    fn changes_are_relative_to_the_first_value() {
         let rows = rows("{\"step\":0,\"eval/unseen\":0.5}\n{\"step\":2,\"eval/unseen\":0.75}");
-        let curves = vec![("eval/unseen".into(), Drawn::Change("reward".into()))];
-        let panel = Sketch { title: "t".into(), curves }.draw(&[Curves { name: "a", rows: &rows }]);
+        let curves = vec![("eval/unseen".into(), CurveStyle::Change("reward".into()))];
+        let panel = PanelSpec { title: "t".into(), curves }.panel(&[RunMetrics { name: "a", rows: &rows }]);
         assert_eq!(panel.series[0].points, [[0.0, 0.0], [2.0, 0.25]]);
     }
 
     #[test]
-    fn smoothing_takes_the_mean_of_what_came_before() {
+    fn smoothing_is_a_running_mean() {
         let points: Vec<[f64; 2]> = [1.0, 3.0, 5.0].iter().enumerate().map(|(i, &y)| [i as f64, y]).collect();
         assert_eq!(smoothed(&points, 2), [[0.0, 1.0], [1.0, 2.0], [2.0, 4.0]]);
     }

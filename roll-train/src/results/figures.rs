@@ -6,7 +6,7 @@ use roll_core::{Headline, HeldOut};
 use serde_json::{Value, json};
 
 use super::labels::SetLabels;
-use super::record::{Record, Validated};
+use super::record::{Record, ValidationMetrics};
 use crate::evaluation::{self, Change, Results};
 use crate::progress::counted;
 
@@ -45,15 +45,19 @@ fn kl(record: &Record) -> Option<f64> {
 }
 
 /// A quantity on held-out data before and after training.
-struct ValidationChange<'a> {
-    held_out: &'a HeldOut,
-    before: f64,
-    after: f64,
+pub struct ValidationChange<'a> {
+    /// The quantity.
+    pub held_out: &'a HeldOut,
+    /// Its value before training.
+    pub before: f64,
+    /// Its last value.
+    pub after: f64,
 }
 
-fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<ValidationChange<'a>> {
+/// The changes of the headline metrics that are validated.
+pub fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<ValidationChange<'a>> {
     let [first, .., last] = record.validations.as_slice() else { return Vec::new() };
-    let of = |validated: &Validated, metric: &str| validated.metrics.get(metric).copied().flatten();
+    let of = |validated: &ValidationMetrics, metric: &str| validated.metrics.get(metric).copied().flatten();
     let held_out = headlines.iter().filter_map(|headline| headline.held_out.as_ref());
     held_out
         .filter_map(|held_out| {
@@ -95,7 +99,7 @@ pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec
     for (name, Change { clips, missing, before, after, gain }) in changes(record, labels) {
         let [low, high] = gain.ci95;
         let gone = if missing > 0 { format!(", {missing} without a score") } else { String::new() };
-        // One clip says nothing of how sure the difference is.
+        // One clip has no confidence interval.
         let interval = if clips > 1 { format!("95 % {low:+.3} to {high:+.3}; ") } else { String::new() };
         let clips = counted(clips as u64, "clip");
         lines.push((

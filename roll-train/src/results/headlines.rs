@@ -1,8 +1,9 @@
 //! `headlines.json`: the algorithm's headline metrics, for plots and reports made without the algorithm.
 
 use roll_core::{Error, Headline, Result};
-use roll_external::files::{self, write_atomically};
+use roll_external::files::write_atomically;
 
+use super::read_optional_json;
 use crate::run_dir::RunDir;
 
 const FILE: &str = "headlines.json";
@@ -16,11 +17,6 @@ pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<()> {
 
 /// Reads the headline metrics of a run; empty if the file is missing, as in runs of older versions.
 pub fn read(dir: &RunDir) -> Result<Vec<Headline>> {
-    let path = dir.path().join(FILE);
-    match files::read(&path, files::MAX_TEXT) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(e) => Err(Error::file("read", path)(e)),
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map_err(|e| Error::bad_file(path, format!("no list of headline metrics: {e}"))),
-    }
+    let headlines = read_optional_json(&dir.path().join(FILE), "a list of headline metrics")?;
+    Ok(headlines.unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Files that rank 0 writes while a run goes on: configuration, headline metrics, metrics, trajectories, sample videos.
+//! Files that rank 0 writes during a run: configuration, headline metrics, metrics, trajectories, sample videos.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ impl Journal {
         }
     }
 
-    /// Writes the configuration of a run that has none yet: with it the run can go on, from its beginning if need be.
+    /// Writes the configuration of a run that has none yet: with it the run can be resumed, if need be from its start.
     pub(crate) fn begin(&self, loaded: &LoadedConfig) -> Result<()> {
         match &self.dir {
             Some(dir) if !dir.config_path().exists() => dir.write_config(&loaded.resolved_yaml()?),
@@ -58,22 +58,22 @@ impl Journal {
         // An earlier process that stopped before the evaluation of its last step did not log that step.
         let first = first - u64::from(self.before > 0 && record.pending.is_some());
         let metrics = self.metrics.insert(MetricsWriter::create(dir.path(), first, &loaded.config.track_with)?);
-        let mut found = BTreeMap::new();
+        let mut before_training = BTreeMap::new();
         for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
-            found.extend(figures::metrics(&evaluation.results, labels));
+            before_training.extend(figures::metrics(&evaluation.results, labels));
         }
         for validation in record.validations.iter().filter(|v| v.step == 0) {
-            found.extend(record::restored(&validation.metrics));
+            before_training.extend(record::restored(&validation.metrics));
         }
-        if self.before == 0 && !found.is_empty() {
-            metrics.log(0, &found)?;
+        if self.before == 0 && !before_training.is_empty() {
+            metrics.log(0, &before_training)?;
         }
         self.trajectories.begin(self.before, record.pending.is_none())?;
         self.trajectories.write(&std::mem::take(&mut self.early))
     }
 
     /// Adds episodes of an agent to `trajectories.jsonl`.
-    pub(crate) fn keep(&mut self, episodes: Vec<serde_json::Value>) -> Result<()> {
+    pub(crate) fn write_episodes(&mut self, episodes: Vec<serde_json::Value>) -> Result<()> {
         match self.metrics {
             Some(_) => self.trajectories.write(&episodes),
             None => {
@@ -84,7 +84,7 @@ impl Journal {
     }
 
     /// Warns of samples and updates that a step left out, and writes the step's episodes and videos.
-    pub(crate) fn tell(&mut self, step: u64, report: &StepReport) -> Result<()> {
+    pub(crate) fn write_report(&mut self, step: u64, report: &StepReport) -> Result<()> {
         let (Some(dir), Some(metrics)) = (&self.dir, &mut self.metrics) else { return Ok(()) };
         self.trajectories.write(&report.records)?;
         let mut skipped: Vec<(&(String, String), u64)> = Vec::new();
@@ -114,7 +114,7 @@ impl Journal {
     pub(crate) fn log(&mut self, step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> Result<()> {
         let Some(writer) = &mut self.metrics else { return Ok(()) };
         writer.log(step, metrics)?;
-        tracing::info!("{}", line(step, steps, metrics, &self.headlines));
+        tracing::info!("{}", progress_line(step, steps, metrics, &self.headlines));
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl Journal {
 }
 
 /// The progress line of a step: its headline metrics, learning rate and seconds.
-fn line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>, headlines: &[Headline]) -> String {
+fn progress_line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>, headlines: &[Headline]) -> String {
     let mut line = format!("step {step}/{steps}");
     let mut add = |label: &str, metric: &str, write: &dyn Fn(f64) -> String| {
         if let Some(value) = metrics.get(metric) {

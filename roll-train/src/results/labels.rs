@@ -15,8 +15,8 @@ impl SetLabels {
     /// The set of training clips has the name of the quantity that the reward measures, or `train` without one.
     /// `checks` are the labels of the rewards of `evaluation.check`.
     pub(crate) fn new(measure: &Measure, checks: Vec<String>) -> Self {
-        let said = measure.label != Measure::SCORE;
-        Self { train: if said { measure.label.clone() } else { "train".into() }, checks }
+        let train = if measure.label == Measure::SCORE { "train" } else { &measure.label };
+        Self { train: train.into(), checks }
     }
 
     /// The labels of the rewards of `evaluation.check`.

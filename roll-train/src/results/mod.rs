@@ -1,4 +1,4 @@
-//! Results of a run: the files of its directory beside checkpoints and `summary.json`.
+//! Results of a run: the files of its directory besides checkpoints and `summary.json`.
 //!
 //! | File | Written by | When |
 //! |---|---|---|
@@ -29,9 +29,11 @@ mod figures;
 mod journal;
 mod labels;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use roll_core::{Headline, Result};
+use roll_core::{Error, Headline, Result};
+use roll_external::files;
+use serde::de::DeserializeOwned;
 
 use self::record::Record;
 use crate::evaluation::{Evaluator, SetName};
@@ -41,6 +43,17 @@ pub(crate) use clips::{PROMPT, clip_path, copy_moment, prompt_path, save_referen
 pub(crate) use figures::{figures, lines, metrics};
 pub(crate) use journal::Journal;
 pub(crate) use labels::SetLabels;
+
+/// Reads a JSON file; `None` if it does not exist. `what` names its contents in errors.
+fn read_optional_json<T: DeserializeOwned>(path: &Path, what: &str) -> Result<Option<T>> {
+    match files::read(path, files::MAX_TEXT) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::file("read", path)(e)),
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::bad_file(path, format!("expected {what}: {e}")))
+        }
+    }
+}
 
 /// Writes curves, comparison and report at the end of a run; returns name and path of each result to look at.
 pub(crate) fn write(

@@ -144,6 +144,8 @@ pub fn css_part_colour(index: usize) -> String {
     }
 }
 
+/// Axes over a drawing area.
+type Chart<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 type DrawError<B> = DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>;
 
 fn problem(plot: &str, error: &dyn std::error::Error) -> Error {
@@ -163,7 +165,7 @@ fn draw<B: DrawingBackend>(
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
     let size = scale as i32;
-    let series: Vec<Vec<[f64; 2]>> = panel.series.iter().map(|s| thinned(drawable(&s.points))).collect();
+    let series: Vec<Vec<[f64; 2]>> = panel.series.iter().map(|s| thinned(finite(&s.points))).collect();
     let ranges = [0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis])));
     let ticks = [0, 1].map(|axis| ticks(&ranges[axis], TICKS[axis]));
     let [x_range, y_range] = ranges;
@@ -174,38 +176,8 @@ fn draw<B: DrawingBackend>(
         chart.caption(&panel.title, (FONT, TITLE * scale));
     }
     let mut chart = chart.build_cartesian_2d(x_range, y_range)?;
-    let formatters = ticks.map(|ticks| move |value: &f64| label(*value, &ticks));
-    let mut mesh = chart.configure_mesh();
-    mesh.light_line_style(TRANSPARENT)
-        .bold_line_style(GRID.stroke_width(scale))
-        .axis_style(AXIS.stroke_width(scale))
-        .label_style((FONT, TEXT * scale).into_font().color(&GREY))
-        .set_all_tick_mark_size(4 * size)
-        .x_labels(TICKS[0])
-        .y_labels(TICKS[1])
-        .x_label_formatter(&formatters[0])
-        .y_label_formatter(&formatters[1]);
-    if !panel.axes[0].is_empty() {
-        mesh.x_desc(&panel.axes[0]);
-    }
-    if !panel.axes[1].is_empty() {
-        mesh.y_desc(&panel.axes[1]);
-    }
-    mesh.draw()?;
-
-    for (Series { name, line, colour, .. }, points) in panel.series.iter().zip(series) {
-        let colour = COLOURS[colour % COLOURS.len()];
-        let mark = if points.len() <= MARKED { 3 * scale } else { 0 };
-        let points = points.into_iter().map(|[x, y]| (x, y));
-        let drawn = match line {
-            true => {
-                let style = colour.stroke_width(2 * scale).filled();
-                chart.draw_series(LineSeries::new(points, style).point_size(mark))?
-            }
-            false => chart.draw_series(points.map(|p| Circle::new(p, 2 * size, colour.mix(0.5).filled())))?,
-        };
-        drawn.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 2), (x + 16, y + 2)], colour.filled()));
-    }
+    draw_axes(&mut chart, panel, ticks, scale)?;
+    draw_series(&mut chart, panel, series, scale)?;
     if titled && panel.series.len() > 1 {
         chart
             .configure_series_labels()
@@ -218,7 +190,55 @@ fn draw<B: DrawingBackend>(
     Ok(())
 }
 
-fn drawable(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
+fn draw_axes<B: DrawingBackend>(
+    chart: &mut Chart<'_, B>,
+    panel: &Panel,
+    ticks: [Vec<f64>; 2],
+    scale: u32,
+) -> std::result::Result<(), DrawError<B>> {
+    let formatters = ticks.map(|ticks| move |value: &f64| label(*value, &ticks));
+    let mut mesh = chart.configure_mesh();
+    mesh.light_line_style(TRANSPARENT)
+        .bold_line_style(GRID.stroke_width(scale))
+        .axis_style(AXIS.stroke_width(scale))
+        .label_style((FONT, TEXT * scale).into_font().color(&GREY))
+        .set_all_tick_mark_size(4 * scale as i32)
+        .x_labels(TICKS[0])
+        .y_labels(TICKS[1])
+        .x_label_formatter(&formatters[0])
+        .y_label_formatter(&formatters[1]);
+    if !panel.axes[0].is_empty() {
+        mesh.x_desc(&panel.axes[0]);
+    }
+    if !panel.axes[1].is_empty() {
+        mesh.y_desc(&panel.axes[1]);
+    }
+    mesh.draw()
+}
+
+fn draw_series<B: DrawingBackend>(
+    chart: &mut Chart<'_, B>,
+    panel: &Panel,
+    series: Vec<Vec<[f64; 2]>>,
+    scale: u32,
+) -> std::result::Result<(), DrawError<B>> {
+    for (Series { name, line, colour, .. }, points) in panel.series.iter().zip(series) {
+        let colour = COLOURS[colour % COLOURS.len()];
+        let mark = if points.len() <= MARKED { 3 * scale } else { 0 };
+        let points = points.into_iter().map(|[x, y]| (x, y));
+        let drawn = match line {
+            true => {
+                let style = colour.stroke_width(2 * scale).filled();
+                chart.draw_series(LineSeries::new(points, style).point_size(mark))?
+            }
+            false => chart.draw_series(points.map(|p| Circle::new(p, 2 * scale as i32, colour.mix(0.5).filled())))?,
+        };
+        drawn.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 2), (x + 16, y + 2)], colour.filled()));
+    }
+    Ok(())
+}
+
+fn finite(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= LARGEST)).collect()
 }
 
@@ -246,7 +266,7 @@ fn ticks(range: &Range<f64>, at_most: usize) -> Vec<f64> {
     RangedCoordf64::from(range.clone()).key_points(BoldPoints(at_most))
 }
 
-/// A tick's value with the digits that tell it from its neighbours.
+/// A tick's value with the digits that distinguish it from its neighbours.
 fn label(value: f64, ticks: &[f64]) -> String {
     let [first, second, ..] = ticks else { return format!("{value:.2e}") };
     let step = second - first;
@@ -274,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_is_drawn_whatever_the_values_are() {
+    fn draws_extreme_and_missing_values() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("plot.png");
         let at = |ys: &[f64]| ys.iter().enumerate().map(|(i, &y)| [i as f64, y]).collect::<Vec<_>>();
@@ -305,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_chooses_the_colours_of_a_drawing() {
+    fn svg_colours_are_css_variables() {
         let svg = svg(&panel(vec![[0.0, 1.0], [1.0, 2.0]])).unwrap();
         for name in ["c3", "plot-text", "plot-grid", "plot-axis"] {
             assert!(svg.contains(&format!("=\"var(--{name},#")), "no {name} in {svg}");
@@ -316,13 +336,13 @@ mod tests {
     }
 
     #[test]
-    fn a_long_series_keeps_its_last_point() {
+    fn thinning_keeps_the_last_point() {
         let points = thinned((0..100_000).map(|i| [f64::from(i), 0.0]).collect());
         assert!(points.len() <= POINTS + 1 && points.last() == Some(&[99_999.0, 0.0]));
     }
 
     #[test]
-    fn ticks_have_labels_that_differ() {
+    fn tick_labels_are_distinct() {
         let ranges = [[0.3385, 0.3392], [-0.003, -0.0015], [1e-9, 9e-9], [12345.0, 12346.0], [0.0, 3e8], [-0.3, 0.3]];
         for [low, high] in ranges {
             let ticks = ticks(&padded([low, high].into_iter()), 8);

@@ -1,4 +1,4 @@
-//! The course of a run, kept in every checkpoint: a resumed run ends with the same summary as one that never stopped.
+//! The record of a run, part of every checkpoint: a resumed run ends with the same summary as one that never stopped.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::checkpoint::Checkpoint;
 use crate::evaluation::Results;
 
 /// At most this many skipped samples are listed; the others are only counted.
-const NAMED: usize = 200;
+const MAX_LISTED: usize = 200;
 
 /// Metrics by name; `None` where the value was not finite, which JSON cannot represent.
 pub type Metrics = BTreeMap<String, Option<f64>>;
 
-/// The course of a run so far.
+/// The record of a run so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
@@ -35,7 +35,7 @@ pub struct Record {
     pub clipped_updates: u64,
     /// Steps in a row, until the last one, in which no parameter changed.
     pub idle_steps: u64,
-    /// Hash of the parameters after the last step, where they are few enough to be looked at.
+    /// Hash of the parameters after the last step, if they are few enough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<u64>,
     /// Evaluations in the order of their steps.
@@ -44,7 +44,7 @@ pub struct Record {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspicion: Option<Suspicion>,
     /// Validations in the order of their steps.
-    pub validations: Vec<Validated>,
+    pub validations: Vec<ValidationMetrics>,
     /// Metrics of the last step if the run was stopped before that step's evaluation: they are not logged yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<Metrics>,
@@ -81,7 +81,7 @@ pub struct Evaluation {
 
 /// Metrics of one validation, for example of an agent in its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Validated {
+pub struct ValidationMetrics {
     /// Number of steps taken before it.
     pub step: u64,
     /// Its metrics.
@@ -90,17 +90,26 @@ pub struct Validated {
 
 impl Record {
     /// Counts samples and gradients that a step left out or clipped. `parameters` is a hash of them after the step.
-    pub fn step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters: Option<u64>) {
+    pub fn add_step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters: Option<u64>) {
         let changed = report.applied && (parameters.is_none() || parameters != self.parameters);
         self.idle_steps = if changed { 0 } else { self.idle_steps + 1 };
         self.parameters = parameters;
         self.skipped_samples += report.skipped.len() as u64;
-        let room = NAMED.saturating_sub(self.skipped.len());
-        let named = report.skipped.iter().take(room).cloned();
-        self.skipped.extend(named.map(|(sample, reason)| Skipped { step, sample, reason }));
+        let room = MAX_LISTED.saturating_sub(self.skipped.len());
+        let listed = report.skipped.iter().take(room).cloned();
+        self.skipped.extend(listed.map(|(sample, reason)| Skipped { step, sample, reason }));
         self.skipped_updates += u64::from(!report.applied);
         let norm = report.metrics.get("actor/grad_norm");
         self.clipped_updates += u64::from(max_grad_norm > 0.0 && norm.is_some_and(|norm| *norm > max_grad_norm));
+    }
+
+    /// Why samples were left out from step `first` on, by reason: how often, and the first sample.
+    pub fn skip_reasons(&self, first: u64) -> BTreeMap<&str, (usize, &str)> {
+        let mut reasons = BTreeMap::new();
+        for skipped in self.skipped.iter().filter(|skipped| skipped.step >= first) {
+            reasons.entry(skipped.reason.as_str()).or_insert((0, skipped.sample.as_str())).0 += 1;
+        }
+        reasons
     }
 
     /// The first and the last evaluation, of a run that has at least two.
@@ -111,8 +120,8 @@ impl Record {
         }
     }
 
-    /// Remembers the metrics of a finished step.
-    pub fn finished(&mut self, metrics: &BTreeMap<String, f64>) {
+    /// Records the metrics of a finished step.
+    pub fn set_last(&mut self, metrics: &BTreeMap<String, f64>) {
         self.last = stored(metrics);
         if self.first.is_empty() {
             self.first = self.last.clone();
@@ -123,12 +132,12 @@ impl Record {
 /// The record's file in a checkpoint.
 pub(crate) const RECORD_FILE: &str = "trainer/record.json";
 
-/// The record once the evaluation of the checkpoint's step is done, where the checkpoint was written before it. No part
-/// of the manifest: it comes later, whole by a rename, or not at all.
+/// The record after the evaluation of the checkpoint's step, if the checkpoint was written before it. It is not in the
+/// manifest: it is added later, by a rename.
 const AMENDED_FILE: &str = "trainer/record-evaluated.json";
 
 /// Reads the record of a checkpoint; empty if the checkpoint's version of roll wrote none.
-pub fn recorded(checkpoint: &Checkpoint) -> Result<Record> {
+pub fn read_record(checkpoint: &Checkpoint) -> Result<Record> {
     if !checkpoint.manifest().files.contains_key(RECORD_FILE) {
         return Ok(Record::default());
     }
@@ -136,7 +145,7 @@ pub fn recorded(checkpoint: &Checkpoint) -> Result<Record> {
     let record: Record = serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)?;
     let amended = files::read(&checkpoint.path().join(AMENDED_FILE), files::MAX_TEXT).ok();
     let amended = amended.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    // One that cannot be read costs the evaluation again.
+    // If it cannot be read, the step is evaluated again.
     Ok(amended.filter(|_| record.pending.is_some()).unwrap_or(record))
 }
 

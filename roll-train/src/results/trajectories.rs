@@ -34,7 +34,7 @@ impl Trajectories {
     pub fn begin(&mut self, done: u64, validated: bool) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
         let text = files::read_text(path, u64::MAX).map_err(Error::file("read", path))?;
-        let belongs = |line: &&str| -> bool {
+        let is_done = |line: &&str| -> bool {
             // A killed process may leave half a line at the end.
             let Ok(episode) = serde_json::from_str::<serde_json::Value>(line) else { return false };
             let validation = episode["kind"] == "validation";
@@ -42,8 +42,8 @@ impl Trajectories {
             // A run that starts from step 0 validates again.
             done > 0 && (step < done || (step == done && (validated || !validation)))
         };
-        let kept: String = text.lines().filter(belongs).map(|line| format!("{line}\n")).collect();
-        write_atomically(path, kept.as_bytes())
+        let remaining: String = text.lines().filter(is_done).map(|line| format!("{line}\n")).collect();
+        write_atomically(path, remaining.as_bytes())
     }
 
     /// Appends one line per record, without buffering.

@@ -1,4 +1,4 @@
-//! The reward rises while checks fall: the run says so once, and may end.
+//! Reward hacking during a run: the first suspicion is logged, and `evaluation.stop_when` may end the run.
 
 use roll_core::Result;
 
@@ -9,11 +9,11 @@ use crate::results::record::{Evaluation, Suspicion};
 use crate::results::{self, Journal};
 
 impl Trainer {
-    /// Looks at the newest evaluation: the first suspect one is logged and remembered over restarts. Returns its
-    /// metric; `None` before training and without checks.
+    /// Judges the newest evaluation: the first suspect one is logged and recorded. Returns its metric; `None` before
+    /// training and without checks.
     pub(super) fn watch_checks(&mut self) -> Option<(String, f64)> {
         let verdict = self.verdict(self.record.evaluations.last()?)?;
-        if let (Some(text), None) = (verdict.told(self.done), &self.record.suspicion) {
+        if let (Some(text), None) = (verdict.warning(self.done), &self.record.suspicion) {
             if self.is_first() {
                 tracing::warn!("{text}");
             }
@@ -22,26 +22,26 @@ impl Trainer {
         Some((FALLING.into(), verdict.falling.len() as f64))
     }
 
-    /// Why the run is to end before its last step, by `evaluation.stop_when`. It depends on the record alone, so that
+    /// The reason to end the run before its last step, by `evaluation.stop_when`. It depends on the record alone, so that
     /// all ranks agree, and a run that was killed and resumed ends where it would have ended.
-    pub(super) fn hacked(&self) -> Option<String> {
+    pub(super) fn stop_reason(&self) -> Option<String> {
         let wanted = self.loaded.config.evaluation.stop_when?.checks_fall as usize;
         // Otherwise it was decided when that evaluation was done.
         self.record.evaluations.last().filter(|newest| newest.step == self.done)?;
         let newest = self.record.evaluations.iter().rev().take(wanted);
         let verdicts: Option<Vec<Verdict>> = newest.map(|evaluation| self.verdict(evaluation)).collect();
         let verdicts = verdicts.filter(|all| all.len() == wanted && all.iter().all(Verdict::is_suspect))?;
-        verdicts.first()?.told(self.done)
+        verdicts.first()?.warning(self.done)
     }
 
-    /// The verdict on an evaluation beside that before training; `None` for that one, and without checks.
+    /// The verdict on an evaluation, compared with that before training; `None` for that one, and without checks.
     fn verdict(&self, evaluation: &Evaluation) -> Option<Verdict> {
         let checks = self.labels.checks();
         let before = self.record.evaluations.first().filter(|first| first.step < evaluation.step)?;
         (!checks.is_empty()).then(|| Verdict::of(&before.results, &evaluation.results, checks))
     }
 
-    /// Leaves the files of a last step: a checkpoint, and the newest clips as those after training.
+    /// Writes the files of a last step: a checkpoint, and the newest clips as those after training.
     pub(super) fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
         journal.open(&self.loaded, &self.record, &self.labels)?;
         self.save(journal)?;

@@ -1,6 +1,4 @@
-//! A run that trains nothing must not go on until its end, nor end as if it had.
-
-use std::collections::BTreeMap;
+//! Stops a run in which nothing is trained, and fails it at its end.
 
 use roll_core::{Error, Result};
 
@@ -8,15 +6,15 @@ use crate::progress::counted;
 use crate::results::record::Record;
 
 /// Number of reasons in the message: the most frequent ones.
-const TOLD: usize = 5;
+const MAX_REASONS: usize = 5;
 
-/// Once something was trained, this many times the limit is waited for: clips without a face may come in a row. So it
-/// is for an agent, whose first episodes may all fail alike.
+/// The limit is this many times larger once something was trained, as clips without a face may come in a row, and for
+/// an agent, whose first episodes may all fail alike.
 const PATIENCE: u64 = 10;
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Course {
+pub(super) struct RunProgress {
     /// Steps done.
     pub(super) done: u64,
     /// Steps that it is to do.
@@ -31,15 +29,15 @@ pub(super) struct Course {
 
 /// Fails once too many steps in a row trained nothing. It depends on the record and the schedule alone, so that all
 /// ranks agree, and so does a run that was resumed.
-pub(super) fn check(record: &Record, course: Course) -> Result<()> {
-    let Course { done, steps, batch, limit, warms_up } = course;
+pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
+    let RunProgress { done, steps, batch, limit, warms_up } = progress;
     let idle = record.idle_steps;
     if limit == 0 || done == 0 || idle == 0 {
         return Ok(());
     }
     let never = idle >= done;
     let left_out = record.skipped_updates >= done;
-    // No mistake: `--steps 1` is how people see whether everything works.
+    // Not a mistake: people check a configuration with `--steps 1`.
     if warms_up && !left_out {
         return Ok(());
     }
@@ -73,8 +71,8 @@ pub(super) fn check(record: &Record, course: Course) -> Result<()> {
 }
 
 /// The message at the end of a run that did no more than the first step of its warm-up, and changed nothing.
-pub(super) fn warmed_up_alone(course: Course) -> Option<&'static str> {
-    (course.warms_up && course.done >= course.steps).then_some(
+pub(super) fn warmup_note(progress: RunProgress) -> Option<&'static str> {
+    (progress.warms_up && progress.done >= progress.steps).then_some(
         "nothing was trained yet: the learning rate of the first step is 0, where the warm-up begins \
          (`training.warmup_steps`). Everything worked; take more steps, or set `training.warmup_steps=0`",
     )
@@ -82,19 +80,13 @@ pub(super) fn warmed_up_alone(course: Course) -> Option<&'static str> {
 
 /// Why samples were left out: the most frequent reasons, each with one sample.
 fn reasons(record: &Record) -> String {
-    let mut reasons: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
-    for left_out in record.skipped.iter().filter(|skipped| skipped.step > 0) {
-        reasons.entry(left_out.reason.as_str()).or_insert((0, left_out.sample.as_str())).0 += 1;
-    }
-    let mut reasons: Vec<_> = reasons.into_iter().collect();
+    let mut reasons: Vec<_> = record.skip_reasons(1).into_iter().collect();
     reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
-    let more = reasons.len().saturating_sub(TOLD);
-    let told = reasons.iter().take(TOLD).map(|(reason, (count, sample))| format!("{count} x {reason} (as {sample})"));
-    let mut told = told.collect::<Vec<_>>().join("; ");
-    if more > 0 {
-        told.push_str(&format!("; and {more} other reasons"));
-    }
-    told
+    let more = reasons.len().saturating_sub(MAX_REASONS);
+    let listed = reasons.iter().take(MAX_REASONS);
+    let listed = listed.map(|(reason, (count, sample))| format!("{count} x {reason} (as {sample})"));
+    let more = if more > 0 { format!("; and {more} other reasons") } else { String::new() };
+    listed.collect::<Vec<_>>().join("; ") + &more
 }
 
 #[cfg(test)]
@@ -119,62 +111,62 @@ mod tests {
     }
 
     /// A run of 100 steps, stopped after 5.
-    fn course(done: u64, batch: u64) -> Course {
-        Course { done, steps: 100, batch, limit: 5, warms_up: false }
+    fn progress(done: u64, batch: u64) -> RunProgress {
+        RunProgress { done, steps: 100, batch, limit: 5, warms_up: false }
     }
 
-    fn told(record: &Record, course: Course) -> String {
-        check(record, course).err().map(|e| e.chain()).unwrap_or_default()
+    fn message(record: &Record, progress: RunProgress) -> String {
+        check(record, progress).err().map(|e| e.chain()).unwrap_or_default()
     }
 
     #[test]
-    fn a_run_whose_first_steps_left_everything_out_stops_and_counts_the_reasons() {
-        let told = told(&record(5, 10, 5), course(5, 2));
+    fn stops_if_all_samples_are_skipped_and_counts_the_reasons() {
+        let text = message(&record(5, 10, 5), progress(5, 2));
         for part in [
             "`training.max_skipped_steps: 0`",
             "all 10 samples of the first 5 steps",
             "7 x no face in any of 5 frames (as row 0); 3 x no face in the reference (as row 2)",
         ] {
-            assert!(told.contains(part), "no {part}: {told}");
+            assert!(text.contains(part), "no {part}: {text}");
         }
-        assert!(!told.contains("it cannot be read"), "{told}");
+        assert!(!text.contains("it cannot be read"), "{text}");
     }
 
     #[test]
-    fn updates_that_are_left_out_and_parameters_that_stay_stop_a_run_too() {
+    fn stops_if_updates_are_skipped_or_parameters_do_not_change() {
         let nonfinite = Record { skipped_updates: 5, idle_steps: 5, ..Record::default() };
-        assert!(told(&nonfinite, course(5, 2)).contains("every update of the first 5 steps was left out"));
-        assert!(told(&nonfinite, course(5, 0)).contains("every update"), "of an agent too");
+        assert!(message(&nonfinite, progress(5, 2)).contains("every update of the first 5 steps was left out"));
+        assert!(message(&nonfinite, progress(5, 0)).contains("every update"), "of an agent too");
         let still = Record { idle_steps: 5, ..Record::default() };
-        assert!(told(&still, course(5, 2)).contains("no parameter changed in the first 5 steps"));
-        assert!(check(&still, course(5, 0)).is_ok(), "an agent's first episodes may all fail");
+        assert!(message(&still, progress(5, 2)).contains("no parameter changed in the first 5 steps"));
+        assert!(check(&still, progress(5, 0)).is_ok(), "an agent's first episodes may all fail");
         let later = Record { idle_steps: 50, ..Record::default() };
-        assert!(told(&later, course(70, 2)).contains("the last 50 steps, after step 20"));
+        assert!(message(&later, progress(70, 2)).contains("the last 50 steps, after step 20"));
     }
 
     #[test]
-    fn a_run_goes_on_before_that_where_something_was_trained_or_where_it_was_told_to() {
-        assert!(check(&record(4, 8, 4), course(4, 2)).is_ok());
-        assert!(check(&record(5, 9, 0), course(5, 2)).is_ok());
-        assert!(check(&record(60, 12, 49), course(60, 2)).is_ok());
-        assert!(check(&record(5, 10, 5), Course { limit: 0, ..course(5, 2) }).is_ok());
+    fn continues_below_the_limit_and_without_one() {
+        assert!(check(&record(4, 8, 4), progress(4, 2)).is_ok());
+        assert!(check(&record(5, 9, 0), progress(5, 2)).is_ok());
+        assert!(check(&record(60, 12, 49), progress(60, 2)).is_ok());
+        assert!(check(&record(5, 10, 5), RunProgress { limit: 0, ..progress(5, 2) }).is_ok());
     }
 
     #[test]
-    fn a_run_that_never_changed_a_parameter_fails_at_its_end_however_short_it_was() {
-        let end = |done| Course { steps: done, ..course(done, 2) };
-        assert!(told(&record(2, 4, 2), end(2)).contains("all 4 samples of the first 2 steps"));
-        assert!(told(&Record { idle_steps: 1, ..Record::default() }, end(1)).contains("in the first step"));
+    fn fails_at_the_end_if_no_parameter_ever_changed() {
+        let end = |done| RunProgress { steps: done, ..progress(done, 2) };
+        assert!(message(&record(2, 4, 2), end(2)).contains("all 4 samples of the first 2 steps"));
+        assert!(message(&Record { idle_steps: 1, ..Record::default() }, end(1)).contains("in the first step"));
         assert!(check(&record(3, 4, 2), end(3)).is_ok(), "it was trained in one");
     }
 
     #[test]
-    fn a_run_of_one_step_of_warm_up_succeeds_and_says_that_nothing_was_trained() {
-        let one = Course { steps: 1, warms_up: true, limit: 1, ..course(1, 2) };
+    fn a_run_of_one_warmup_step_succeeds_with_a_note() {
+        let one = RunProgress { steps: 1, warms_up: true, limit: 1, ..progress(1, 2) };
         assert!(check(&Record { idle_steps: 1, ..Record::default() }, one).is_ok());
-        assert!(warmed_up_alone(one).is_some_and(|told| told.contains("`training.warmup_steps`")));
-        assert_eq!(warmed_up_alone(Course { steps: 2, ..one }), None, "there is more to come");
-        assert_eq!(warmed_up_alone(Course { warms_up: false, ..one }), None);
-        assert!(told(&record(1, 2, 1), one).contains("all 2 samples"), "left out is left out");
+        assert!(warmup_note(one).is_some_and(|note| note.contains("`training.warmup_steps`")));
+        assert_eq!(warmup_note(RunProgress { steps: 2, ..one }), None, "there is more to come");
+        assert_eq!(warmup_note(RunProgress { warms_up: false, ..one }), None);
+        assert!(message(&record(1, 2, 1), one).contains("all 2 samples"), "left out is left out");
     }
 }

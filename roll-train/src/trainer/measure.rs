@@ -7,9 +7,9 @@ use roll_data::write_mp4;
 
 use super::Trainer;
 use crate::checkpoint::step_name;
-use crate::evaluation::{self, Kept, Means, Results};
-use crate::progress::{RunSession, Watch, counted};
-use crate::results::record::{self, Evaluation, Skipped, Validated};
+use crate::evaluation::{self, EvaluationInputs, PartialResults, Results};
+use crate::progress::{RunSession, StoppableBar, counted};
+use crate::results::record::{self, Evaluation, Skipped, ValidationMetrics};
 use crate::results::{self, Journal};
 use crate::run_dir::RunDir;
 
@@ -19,7 +19,7 @@ impl Trainer {
         let may_stop = self.may_stop_within_steps();
         let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
         let ranks = self.strategy.ranks().all.as_ref();
-        let bar = Watch::begin(session, evaluator.clips() as u64, "clips", ranks.rank().0 == 0, may_stop);
+        let bar = StoppableBar::begin(session, evaluator.clips() as u64, "clips", ranks.rank().0 == 0, may_stop);
         let clips = counted(evaluator.clips() as u64, "clip");
         match self.done {
             0 => tracing::info!("evaluating {clips} before training"),
@@ -27,8 +27,8 @@ impl Trainer {
         }
         let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
         let moments = moments(self.done, self.steps);
-        let kept = dir.map(|dir| Kept::new(dir, self.done, moments, &self.labels, key));
-        let mut means = Means {
+        let partial = dir.map(|dir| PartialResults::new(dir, self.done, moments, &self.labels, key));
+        let mut inputs = EvaluationInputs {
             algorithm: self.algorithm.as_mut(),
             model: self.model.as_mut(),
             reward: self.reward.as_deref_mut(),
@@ -36,30 +36,29 @@ impl Trainer {
             ranks,
             progress: &bar,
         };
-        let evaluated = evaluator.run(&mut means, kept.as_ref());
+        let evaluated = evaluator.run(&mut inputs, partial.as_ref());
         bar.finish();
         let Some(results) = evaluated? else { return Ok(None) };
         if let (Some(dir), 0) = (dir, self.done) {
             results::save_references(dir, evaluator, &self.labels)?;
         }
         if self.record.evaluations.is_empty() {
-            let skipped = evaluator.skipped().iter();
-            let named = skipped.map(|(sample, reason)| (sample.clone(), reason.clone()));
-            let named = named.map(|(sample, reason)| Skipped { step: self.done, sample, reason });
-            self.record.skipped.extend(named);
+            let skipped = evaluator.skipped().iter().cloned();
+            let skipped = skipped.map(|(sample, reason)| Skipped { step: self.done, sample, reason });
+            self.record.skipped.extend(skipped);
             self.record.skipped_samples += evaluator.skipped().len() as u64;
         }
         self.record.evaluations.push(Evaluation { step: self.done, results: results.clone() });
         Ok(Some(results))
     }
 
-    /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be divided; rank 0
+    /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be sharded; rank 0
     /// writes.
     pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
         let may_stop = self.may_stop_within_steps();
         let Some(prompts) = &self.prompts else { return Ok(()) };
         let ranks = self.strategy.ranks().all.as_ref();
-        let bar = Watch::begin(session, prompts.count() as u64, "prompts", ranks.rank().0 == 0, may_stop);
+        let bar = StoppableBar::begin(session, prompts.count() as u64, "prompts", ranks.rank().0 == 0, may_stop);
         tracing::info!("generating {}", counted(prompts.count() as u64, "sample prompt"));
         let moments = moments(self.done, self.steps);
         let sampled = (0..prompts.count()).try_for_each(|i| {
@@ -76,35 +75,35 @@ impl Trainer {
     }
 
     /// Runs the algorithm's validation, if it has one; returns the metrics.
-    pub(super) fn validate(&mut self, journal: &mut Journal, bar: &Watch) -> Result<BTreeMap<String, f64>> {
+    pub(super) fn validate(&mut self, journal: &mut Journal, bar: &StoppableBar) -> Result<BTreeMap<String, f64>> {
         let Some(Validation { metrics, records }) = self.validation(journal.dir.as_ref(), bar)? else {
             return Ok(BTreeMap::new());
         };
-        journal.keep(records)?;
-        self.record.validations.push(Validated { step: self.done, metrics: record::stored(&metrics) });
+        journal.write_episodes(records)?;
+        self.record.validations.push(ValidationMetrics { step: self.done, metrics: record::stored(&metrics) });
         Ok(metrics)
     }
 
-    /// The result that a process before this one kept, or that of the algorithm.
-    fn validation(&mut self, dir: Option<&RunDir>, bar: &Watch) -> Result<Option<Validation>> {
+    /// The result that an earlier process wrote, or that of the algorithm.
+    fn validation(&mut self, dir: Option<&RunDir>, bar: &StoppableBar) -> Result<Option<Validation>> {
         if !self.validates {
             return self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar);
         }
         let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
-        let kept = dir.map(|dir| Kept::new(dir, self.done, Vec::new(), &self.labels, key));
-        let found = kept.as_ref().and_then(Kept::find_validation);
+        let partial = dir.map(|dir| PartialResults::new(dir, self.done, Vec::new(), &self.labels, key));
+        let written = partial.as_ref().and_then(PartialResults::read_validation);
         // Only rank 0 has files.
         let bits = |(name, value): (&String, &f64)| (name.clone(), value.to_bits());
-        let told: Option<Vec<_>> = found.as_ref().map(|validation| validation.metrics.iter().map(bits).collect());
-        if let Some(told) = communicator::join(self.strategy.ranks().all.as_ref(), &told)?.swap_remove(0) {
-            let metrics = told.into_iter().map(|(name, value)| (name, f64::from_bits(value))).collect();
-            return Ok(Some(Validation { metrics, records: found.map(|v| v.records).unwrap_or_default() }));
+        let own: Option<Vec<_>> = written.as_ref().map(|validation| validation.metrics.iter().map(bits).collect());
+        if let Some(metrics) = communicator::join(self.strategy.ranks().all.as_ref(), &own)?.swap_remove(0) {
+            let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
+            return Ok(Some(Validation { metrics, records: written.map(|v| v.records).unwrap_or_default() }));
         }
-        let found = self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar)?;
-        if let (Some(kept), Some(validation)) = (&kept, &found) {
-            kept.keep_validation(validation)?;
+        let validation = self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar)?;
+        if let (Some(partial), Some(validation)) = (&partial, &validation) {
+            partial.write_validation(validation)?;
         }
-        Ok(found)
+        Ok(validation)
     }
 }
 

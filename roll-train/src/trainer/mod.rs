@@ -6,7 +6,6 @@ mod measure;
 mod open;
 mod overview;
 mod pace;
-mod parameters;
 mod state;
 mod summary;
 mod tensors;
@@ -26,7 +25,8 @@ use crate::checkpoint::Checkpoint;
 use crate::config::LoadedConfig;
 use crate::evaluation::Evaluator;
 use crate::on_finish::OnFinish;
-use crate::progress::{RunSession, Watch};
+use crate::parameters::{self, ParameterSums};
+use crate::progress::{RunSession, StoppableBar};
 use crate::results::record::{self, Record};
 use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
@@ -35,7 +35,7 @@ use crate::sample_prompts::SamplePrompts;
 pub use overview::epochs;
 pub use summary::RunSummary;
 
-/// Prompts that are announced to a model before it encodes them.
+/// Number of prompts that are announced to a model before it encodes them.
 const EXPECTED_PROMPTS: usize = 64;
 
 /// Everything a run consists of, checked before anything is written.
@@ -63,13 +63,13 @@ pub struct Trainer {
     steps: u64,
     /// Steps that are done, also before this process.
     done: u64,
-    /// The work until now.
+    /// The course of the run so far, part of every checkpoint.
     record: Record,
     /// Seconds of the processes before this one.
     seconds_before: f64,
-    /// The newest checkpoint that this process wrote or went on from; only rank 0 writes.
+    /// The newest checkpoint that this process wrote or resumed from; only rank 0 writes.
     saved: Option<Checkpoint>,
-    /// Its step, which every rank must know: whether one is to be written is decided by all alike.
+    /// Its step; the same on every rank, as all ranks must decide alike whether to write one.
     saved_step: Option<u64>,
     /// The reason that the run ended before its last step, in words.
     stopped: Option<String>,
@@ -89,21 +89,21 @@ enum Work {
 }
 
 impl Trainer {
-    /// Trains, writing to `dir`, which only rank 0 has. The files that the run needs to go on are there before its
-    /// first evaluation; a mistake of the user that shows before the first step is done leaves nothing. When the
-    /// session asks it to stop, it ends with [`Error::Interrupted`], after a checkpoint.
+    /// Trains, writing to `dir`, which only rank 0 has. The files that a resume needs are written before the first
+    /// evaluation; after an error of the user before the end of the first step they are removed. When the session asks
+    /// it to stop, it ends with [`Error::Interrupted`], after a checkpoint.
     pub fn run(self, dir: Option<&RunDir>, session: &RunSession) -> Result<RunSummary> {
         let on_finish = OnFinish::new(&self.loaded.config.on_finish, dir.map(RunDir::path));
-        let (done, outcome) = self.run_to_its_end(dir, session);
+        let (done, outcome) = self.run_to_end(dir, session);
         if let Some(on_finish) = on_finish {
-            on_finish.tell(done, &outcome);
+            on_finish.run(done, &outcome);
         }
         outcome
     }
 
-    /// Gives the number of steps done as well.
-    fn run_to_its_end(mut self, dir: Option<&RunDir>, session: &RunSession) -> (u64, Result<RunSummary>) {
-        let bar = Watch::begin(session, self.steps, "steps", dir.is_some(), self.may_stop_within_steps());
+    /// Trains and finishes; also returns the number of steps done.
+    fn run_to_end(mut self, dir: Option<&RunDir>, session: &RunSession) -> (u64, Result<RunSummary>) {
+        let bar = StoppableBar::begin(session, self.steps, "steps", dir.is_some(), self.may_stop_within_steps());
         bar.set(self.done);
         let mut journal = Journal::new(dir, self.done, self.headlines.clone());
         let start = Instant::now();
@@ -128,21 +128,21 @@ impl Trainer {
         (self.done, outcome)
     }
 
-    fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &Watch, start: Instant) -> Result<()> {
+    fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &StoppableBar, start: Instant) -> Result<()> {
         if self.done == 0 {
             let begun = Instant::now();
             self.measure(journal, session, bar)?;
-            self.pace.evaluated(begun.elapsed().as_secs_f64());
+            self.pace.add_evaluation(begun.elapsed().as_secs_f64());
         }
         if let Some(metrics) = self.record.pending.clone() {
             journal.open(&self.loaded, &self.record, &self.labels)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
         }
         if self.record.parameters.is_none() {
-            self.record.parameters = parameters::glance(self.model.as_mut())?.map(|glance| glance.hash);
+            self.record.parameters = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.done < self.steps {
-            self.stopped = self.hacked();
+            self.stopped = self.stop_reason();
             if self.stopped.is_some() {
                 self.end_early(journal)?;
                 break;
@@ -155,45 +155,45 @@ impl Trainer {
             let mut report = self.rescue_on(stepped, journal)?;
             self.done += 1;
             self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
-            let glance = parameters::glance(self.model.as_mut())?;
-            report.metrics.extend(glance.map(|glance| (parameters::NORM.to_string(), glance.norm)));
+            let sums = ParameterSums::of(self.model.as_mut())?;
+            report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
-            self.record.step(self.done, &report, max_grad_norm, glance.map(|glance| glance.hash));
+            self.record.add_step(self.done, &report, max_grad_norm, sums.map(|sums| sums.hash));
             journal.open(&self.loaded, &self.record, &self.labels)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
-            journal.tell(self.done, &report)?;
+            journal.write_report(self.done, &report)?;
             let seconds = begun.elapsed().as_secs_f64();
             self.complete(journal, session, bar, report.metrics)?;
             bar.set(self.done);
-            self.tell_pace(seconds, journal);
-            let idle = self.is_idle();
-            self.rescue_on(idle, journal)?;
+            self.log_pace(seconds, journal);
+            let checked = self.check_idle();
+            self.rescue_on(checked, journal)?;
         }
-        self.is_idle()?;
-        if let Some(told) = idle::warmed_up_alone(self.course()).filter(|_| journal.dir.is_some()) {
-            tracing::warn!("{told}");
+        self.check_idle()?;
+        if let Some(note) = idle::warmup_note(self.progress()).filter(|_| journal.dir.is_some()) {
+            tracing::warn!("{note}");
         }
         Ok(())
     }
 
-    /// Says how long the rest takes, once the first steps are known.
-    fn tell_pace(&mut self, seconds: f64, journal: &Journal) {
+    /// Logs the remaining time, once the first steps are known.
+    fn log_pace(&mut self, seconds: f64, journal: &Journal) {
         let every = self.loaded.config.evaluation.every;
         let evaluations = if self.measures() { pace::evaluations_left(self.done, self.steps, every) } else { 0 };
-        let told = self.pace.stepped(seconds, self.steps - self.done, evaluations);
-        if let Some(told) = told.filter(|_| journal.dir.is_some()) {
-            tracing::info!("{told}");
+        let message = self.pace.add_step(seconds, self.steps - self.done, evaluations);
+        if let Some(message) = message.filter(|_| journal.dir.is_some()) {
+            tracing::info!("{message}");
         }
     }
 
     /// Fails when nothing is trained.
-    fn is_idle(&self) -> Result<()> {
-        idle::check(&self.record, self.course())
+    fn check_idle(&self) -> Result<()> {
+        idle::check(&self.record, self.progress())
     }
 
-    fn course(&self) -> idle::Course {
+    fn progress(&self) -> idle::RunProgress {
         let training = &self.loaded.config.training;
-        idle::Course {
+        idle::RunProgress {
             done: self.done,
             steps: self.steps,
             batch: self.data.as_ref().map_or(0, Batches::global_batch) as u64,
@@ -207,7 +207,7 @@ impl Trainer {
         &mut self,
         journal: &mut Journal,
         session: &RunSession,
-        bar: &Watch,
+        bar: &StoppableBar,
         mut metrics: BTreeMap<String, f64>,
     ) -> Result<()> {
         self.record.pending = Some(record::stored(&metrics));
@@ -220,7 +220,7 @@ impl Trainer {
                 }
                 Work::Log { always } => {
                     self.record.pending = None;
-                    self.record.finished(&metrics);
+                    self.record.set_last(&metrics);
                     if always || metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/")) {
                         journal.log(self.done, self.steps, &metrics)?;
                     }
@@ -237,8 +237,8 @@ impl Trainer {
         let due = |every: u64| self.done == self.steps || (every > 0 && self.done.is_multiple_of(every));
         let (measures, saves) = (due(config.evaluation.every), due(config.save_steps));
         let work = [
-            // First: a process that is killed in the evaluation does not repeat the steps before it, and the next one
-            // goes on with the clips that are left.
+            // First: after a kill during the evaluation, the next process repeats no step and continues with the
+            // remaining clips.
             (saves && measures && self.measures(), Work::Save),
             (measures, Work::Measure),
             (true, Work::Log { always: due(config.logging_steps) }),
@@ -250,7 +250,12 @@ impl Trainer {
 
     /// Evaluates, generates sample prompts and validates, unless the record has the results of this step already.
     /// Returns the metrics.
-    fn measure(&mut self, journal: &mut Journal, session: &RunSession, bar: &Watch) -> Result<BTreeMap<String, f64>> {
+    fn measure(
+        &mut self,
+        journal: &mut Journal,
+        session: &RunSession,
+        bar: &StoppableBar,
+    ) -> Result<BTreeMap<String, f64>> {
         let mut metrics = BTreeMap::new();
         let step = self.done;
         if !self.record.evaluations.iter().any(|evaluation| evaluation.step == step)
@@ -278,12 +283,12 @@ impl Trainer {
         every > 0 && (next.is_multiple_of(every) || next == self.steps || self.done == 0)
     }
 
-    /// One process alone may leave a step in its middle; of several, all must do the same.
+    /// A single process may stop within a step; several must stop at the same point.
     fn may_stop_within_steps(&self) -> bool {
         self.strategy.ranks().all.world_size() == 1
     }
 
-    fn step(&mut self, want_videos: bool, bar: &Watch) -> Result<StepReport> {
+    fn step(&mut self, want_videos: bool, bar: &StoppableBar) -> Result<StepReport> {
         let step = self.done;
         let learning_rate = self.schedule.at(step);
         let batch = match &mut self.data {

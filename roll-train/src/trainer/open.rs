@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use roll_backends::overlap::OverlappedRanks;
-use roll_core::{BuildContext, Communicator, DataSource, Error, Kind, Model, Registry, Result, Strategy};
+use roll_core::{BuildContext, Communicator, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
 use roll_data::{Batches, Dataset, Metadata};
 
 use super::Trainer;
-use crate::cache::{self, CachedModel, CachedReward};
+use crate::cache::{self, CacheStore, CachedModel, CachedReward};
 use crate::config::{LoadedConfig, RunConfig};
 use crate::evaluation::Evaluator;
 use crate::results::SetLabels;
 use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
 use crate::weighted_sum::reward;
+
+/// The reward of a run, if it has one.
+type Reward = Option<Box<dyn RewardScorer>>;
 
 impl Trainer {
     /// Opens data and networks, on the ranks of `context`. With [`crate::config::RunConfig::ranks`] above 1 it belongs
@@ -27,16 +30,13 @@ impl Trainer {
         };
         loaded.without_effect(registry)?.into_iter().for_each(warn);
         let config = &loaded.config;
-        if config.ranks > 1 && ranks.world_size() == 1 {
-            let problem = format!("`ranks: {}`: a trainer of several ranks is opened by `ranks::run`", config.ranks);
-            return Err(Error::Misuse(problem));
-        }
+        check_ranks(config, ranks)?;
         let data_config = config.data.resolved(|path| context.resolve(path));
         // Before the components, which open it too: an error is not theirs.
         roll_backends::device(&context.backend)?;
         let mut reward = reward(&loaded, registry, context)?;
-        // In a validation, ranks play different numbers of turns: one that is done must serve the others its part of
-        // sharded weights until all are.
+        // In a validation, ranks play different numbers of turns: a rank that is done must send its part of sharded
+        // weights to the others until all are done.
         let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
         let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, &serving)?;
         let source = algorithm.data_source();
@@ -53,9 +53,7 @@ impl Trainer {
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
         dataset.as_ref().and_then(|_| data_config.unit_note(unit)).into_iter().for_each(warn);
         if let Some(store) = &store {
-            tracing::info!("encodings are kept in {} (`data.cache_dir`)", store.directory().display());
-            model = CachedModel::wrap(model, store)?;
-            reward = reward.map(|reward| CachedReward::wrap(reward, store)).transpose()?;
+            (model, reward) = cached(model, reward, store)?;
         }
         algorithm.check(model.as_mut(), reward.as_deref())?;
         strategy.attach(model.as_mut(), &config.training.optimizer())?;
@@ -69,18 +67,14 @@ impl Trainer {
         if validates {
             unused_evaluation(config).into_iter().for_each(warn);
         }
-        let (noise, t) = (config.noise(), &config.training);
-        let data = dataset.map(|dataset| {
-            let ranks = strategy.ranks().data.as_ref();
-            let data = Batches::new(dataset, noise.clone(), t.samples_per_rank(), ranks.rank(), ranks.world_size());
-            data.in_micro_batches(t.per_device_train_batch_size)
-        });
+        let data = dataset.map(|dataset| batches(dataset, config, strategy.as_ref()));
         let steps = steps(config, data.as_ref(), source)?;
         let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
         Ok(Self {
+            noise: config.noise(),
             labels: SetLabels::new(&measure, config.evaluation.check_labels()),
             headlines: algorithm.headlines(),
-            schedule: t.schedule(steps),
+            schedule: config.training.schedule(steps),
             data: data.map(|data| data.up_to(steps)),
             evaluator: evaluator.filter(|_| !validates),
             loaded,
@@ -91,7 +85,6 @@ impl Trainer {
             prompts,
             validates,
             store,
-            noise,
             steps,
             done: 0,
             record: Record::default(),
@@ -104,6 +97,29 @@ impl Trainer {
     }
 }
 
+/// Fails if the configuration asks for threads as ranks and this is not one of them.
+fn check_ranks(config: &RunConfig, ranks: &dyn Communicator) -> Result<()> {
+    if config.ranks > 1 && ranks.world_size() == 1 {
+        let problem = format!("`ranks: {}`: a trainer of several ranks is opened by `ranks::run`", config.ranks);
+        return Err(Error::Misuse(problem));
+    }
+    Ok(())
+}
+
+/// Model and reward with their encodings and targets in `store`.
+fn cached(model: Box<dyn Model>, reward: Reward, store: &CacheStore) -> Result<(Box<dyn Model>, Reward)> {
+    tracing::info!("encodings are kept in {} (`data.cache_dir`)", store.directory().display());
+    let reward = reward.map(|reward| CachedReward::wrap(reward, store)).transpose()?;
+    Ok((CachedModel::wrap(model, store)?, reward))
+}
+
+/// The batches of this rank.
+fn batches(dataset: Arc<Dataset>, config: &RunConfig, strategy: &dyn Strategy) -> Batches {
+    let (training, ranks) = (&config.training, strategy.ranks().data.as_ref());
+    Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())
+        .in_micro_batches(training.per_device_train_batch_size)
+}
+
 /// The strategy, and the model placed as the strategy wants it. Fails if they do not work together.
 fn strategy_and_model(
     config: &RunConfig,
@@ -111,12 +127,12 @@ fn strategy_and_model(
     context: &BuildContext,
 ) -> Result<(Box<dyn Strategy>, Box<dyn Model>)> {
     let strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
-    trains_on_all_ranks(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
+    check_all_ranks_train(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
     let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
     let placed = BuildContext { placement, token_ranks, ..context.clone() };
     let model = registry.model(&config.model.name, &config.model.options, &placed)?;
     if let Some(tokens) = &placed.token_ranks {
-        shards_tokens(&config.model.name, model.as_ref(), tokens.world_size())?;
+        check_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;
         if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
             let problem = "clips are not evaluated where several ranks work on one sample \
                            (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
@@ -124,7 +140,7 @@ fn strategy_and_model(
             return Err(Error::config("evaluation", problem));
         }
     }
-    follows_placement(&config.model.name, model.as_ref(), strategy.as_ref());
+    warn_of_placement(&config.model.name, model.as_ref(), strategy.as_ref());
     Ok((strategy, model))
 }
 
@@ -160,7 +176,7 @@ fn unused_evaluation(config: &RunConfig) -> Option<String> {
 
 /// A note when the metadata name last frames that the model is not asked to take.
 fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Option<String> {
-    // The option of models that take pictures beside the prompt.
+    // The option of models that take pictures besides the prompt.
     let inputs = loaded.config.model.options.get("extra_inputs")?.as_str()?;
     let given = metadata?.rows.iter().filter(|row| row.end_image.is_some()).count();
     (given > 0 && !inputs.split(',').any(|input| input.trim() == "end_image")).then(|| {
@@ -172,7 +188,7 @@ fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Opti
 }
 
 /// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
-fn trains_on_all_ranks(
+fn check_all_ranks_train(
     name: &str,
     strategy: &dyn Strategy,
     ranks: &dyn Communicator,
@@ -192,9 +208,9 @@ fn trains_on_all_ranks(
     Err(Error::config("strategy.name", problem))
 }
 
-/// Fails when the model does not divide the tokens of a pass among `ranks`: each would compute all of them, and the sum
-/// of their gradients would be several times the gradient.
-fn shards_tokens(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
+/// Fails when the model does not shard the tokens of a pass over `ranks`: each would compute all of them, and the sum of
+/// their gradients would be several times the gradient.
+fn check_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
     if model.distribution().token_ranks == ranks {
         return Ok(());
     }
@@ -203,7 +219,7 @@ fn shards_tokens(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
 }
 
 /// Warns when the strategy wants frozen weights in a place that the model does not know.
-fn follows_placement(name: &str, model: &dyn Model, strategy: &dyn Strategy) {
+fn warn_of_placement(name: &str, model: &dyn Model, strategy: &dyn Strategy) {
     if strategy.weight_placement().is_some() && model.distribution().weights.is_none() {
         tracing::warn!(
             "the model `{name}` cannot stream or divide its frozen weights: they stay where they are, whatever the \

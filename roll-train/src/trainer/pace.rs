@@ -14,14 +14,14 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// An evaluation took this long. That before training is like the later ones.
-    pub(super) fn evaluated(&mut self, seconds: f64) {
+    /// Adds the duration of an evaluation; the first counts, as later ones take as long.
+    pub(super) fn add_evaluation(&mut self, seconds: f64) {
         self.evaluation.get_or_insert(seconds);
     }
 
-    /// A step took this long. Once, after the first steps, returns the message on the steps and evaluations that are
-    /// left.
-    pub(super) fn stepped(&mut self, seconds: f64, steps_left: u64, evaluations_left: u64) -> Option<String> {
+    /// Adds the duration of a step. Once, after the first steps, returns the message on the remaining steps and
+    /// evaluations.
+    pub(super) fn add_step(&mut self, seconds: f64, steps_left: u64, evaluations_left: u64) -> Option<String> {
         if self.steps.len() == STEPS {
             return None;
         }
@@ -57,25 +57,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_left_is_told_once_and_without_the_first_step() {
+    fn the_remaining_time_is_returned_once_and_excludes_the_first_step() {
         let mut pace = Pace::default();
-        pace.evaluated(20.0);
-        pace.evaluated(1.0);
-        assert_eq!(pace.stepped(60.0, 59, 6), None);
-        assert_eq!(pace.stepped(5.0, 58, 6), None);
-        let told = pace.stepped(7.0, 57, 6).unwrap_or_default();
-        assert_eq!(told, "about 8 min left: 57 steps of 6.0 s, 6 evaluations of 20.0 s");
-        assert_eq!(pace.stepped(7.0, 56, 6), None);
+        pace.add_evaluation(20.0);
+        pace.add_evaluation(1.0);
+        assert_eq!(pace.add_step(60.0, 59, 6), None);
+        assert_eq!(pace.add_step(5.0, 58, 6), None);
+        let message = pace.add_step(7.0, 57, 6).unwrap_or_default();
+        assert_eq!(message, "about 8 min left: 57 steps of 6.0 s, 6 evaluations of 20.0 s");
+        assert_eq!(pace.add_step(7.0, 56, 6), None);
     }
 
     #[test]
-    fn nothing_is_told_of_a_run_that_is_over() {
+    fn a_finished_run_has_no_remaining_time() {
         let mut pace = Pace::default();
-        assert!((0..3).rev().all(|left| pace.stepped(1.0, left, 0).is_none()));
+        assert!((0..3).rev().all(|left| pace.add_step(1.0, left, 0).is_none()));
     }
 
     #[test]
-    fn the_last_step_is_evaluated_once() {
+    fn counts_the_evaluation_after_the_last_step_once() {
         assert_eq!([10, 7, 20, 0].map(|every| evaluations_left(3, 20, every)), [2, 3, 1, 1]);
         assert_eq!([10, 7, 20, 0].map(|every| evaluations_left(20, 20, every)), [0; 4]);
     }

@@ -13,7 +13,7 @@ use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
 use crate::evaluation;
 use crate::progress::counted;
 use crate::results::Journal;
-use crate::results::record::{self, RECORD_FILE, recorded};
+use crate::results::record::{self, RECORD_FILE, read_record};
 
 /// The optimizer's state.
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
@@ -39,7 +39,7 @@ fn is_adapter(name: &str) -> bool {
 }
 
 impl Trainer {
-    /// Goes on from a checkpoint: of this configuration, on any number of ranks.
+    /// Resumes from a checkpoint of this configuration, on any number of ranks.
     pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
         let read = |name: &str| -> Result<StateDict> { Ok(roll_weights::Checkpoint::open(from.file(name)?)?.all()?) };
         let mut adapters = BTreeMap::new();
@@ -50,7 +50,7 @@ impl Trainer {
         self.strategy.load_state(&read(OPTIMIZER_FILE)?)?;
         self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
         tensors::restore(self.algorithm.as_mut(), from)?;
-        self.record = recorded(from)?;
+        self.record = read_record(from)?;
         self.done = from.step();
         self.saved = Some(from.clone());
         self.saved_step = Some(from.step());
@@ -83,7 +83,7 @@ impl Trainer {
         let algorithm = self.algorithm.state();
         let exported =
             journal.dir.clone().map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
-        // Weights that are divided are gathered for it: the other ranks help until that is done.
+        // Sharded weights are gathered for the export: the other ranks take part until it is done.
         self.strategy.ranks().all.barrier()?;
         let Some((dir, adapters)) = exported else {
             self.saved_step = Some(self.done);
@@ -92,8 +92,8 @@ impl Trainer {
         journal.sync()?;
         let checkpoint = self.write(&dir.checkpoints(), &adapters, &optimizer, algorithm);
         let checkpoint = checkpoint.while_doing(|| {
-            let kept = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
-            format!("writing the checkpoint of step {}{}", self.done, kept.unwrap_or_default())
+            let older = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
+            format!("writing the checkpoint of step {}{}", self.done, older.unwrap_or_default())
         })?;
         self.saved = Some(checkpoint);
         self.saved_step = Some(self.done);
@@ -103,15 +103,15 @@ impl Trainer {
         }
     }
 
-    /// Adds measurements that were made after the checkpoint of this step was written, and forgets the parts that
-    /// evaluations kept: the checkpoint has it all.
+    /// Adds measurements that were made after the checkpoint of this step was written, and removes the partial results
+    /// of evaluations, which the checkpoint then has.
     pub(super) fn amend(&mut self, journal: &mut Journal) -> Result<()> {
         let (Some(dir), Some(saved)) = (journal.dir.clone(), &self.saved) else { return Ok(()) };
-        if saved.step() == self.done && recorded(saved)?.pending.is_some() {
+        if saved.step() == self.done && read_record(saved)?.pending.is_some() {
             journal.sync()?;
             record::amend(saved, &self.record)?;
         }
-        evaluation::forget(&dir, self.done)
+        evaluation::remove_up_to(&dir, self.done)
     }
 
     fn write(
@@ -153,11 +153,11 @@ impl Trainer {
         writer.finish(info)
     }
 
-    /// The run was asked to stop: writes a checkpoint to go on from.
+    /// Writes a checkpoint to resume from, when the run was asked to stop.
     pub(super) fn stop(&mut self, journal: &mut Journal) -> Result<()> {
         journal.open(&self.loaded, &self.record, &self.labels)?;
         self.save(journal)?;
-        // The others wait until it is written: `mpirun` ends the whole job with the first rank that leaves.
+        // The other ranks wait until it is written: `mpirun` ends the whole job with the first rank that exits.
         self.strategy.ranks().all.barrier()?;
         if let Some(dir) = &journal.dir {
             let steps = counted(self.done, "step");
@@ -166,8 +166,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Returns `outcome`; if it is an error, writes a checkpoint of the steps done first: a reward that breaks in the
-    /// night must not cost the training until then. Several ranks cannot: where one fails, the others are gone.
+    /// Returns `outcome`; if it is an error, writes a checkpoint of the steps done first: a reward that fails
+    /// must not cost the training until then. Several ranks cannot: when one fails, the others have ended.
     pub(super) fn rescue_on<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
         if outcome.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
             self.rescue(journal);
@@ -195,7 +195,7 @@ mod tests {
     use super::quoted;
 
     #[test]
-    fn a_path_is_quoted_where_a_shell_would_cut_it() {
+    fn quotes_paths_for_a_shell() {
         for (path, expected) in [
             ("runs/my-2", "runs/my-2"),
             ("my d\u{e4}t\u{e4} \u{6587}/run 2", "'my d\u{e4}t\u{e4} \u{6587}/run 2'"),

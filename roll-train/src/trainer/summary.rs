@@ -96,7 +96,7 @@ impl Trainer {
             dir: dir.cloned(),
         };
         let Some(dir) = dir else { return Ok(summary) };
-        evaluation::forget(dir, self.done)?;
+        evaluation::remove_up_to(dir, self.done)?;
         let json = serde_json::to_value(&summary).map_err(Error::failed("writing the summary"))?;
         dir.write_summary(&json)?;
         summary.written = results::write(dir, &self.record, self.evaluator.as_ref(), &self.headlines, &self.labels)?;

@@ -68,11 +68,11 @@ mod tests {
 
     use super::*;
 
-    /// Keeps whatever it is given.
+    /// An algorithm with these tensors.
     #[derive(Clone)]
-    struct Keeps(StateDict);
+    struct WithTensors(StateDict);
 
-    impl Algorithm for Keeps {
+    impl Algorithm for WithTensors {
         fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
             Ok(())
         }
@@ -88,19 +88,19 @@ mod tests {
         }
     }
 
-    fn keeps(tensors: &[(&str, &[f32], &[usize])]) -> Keeps {
+    fn with_tensors(tensors: &[(&str, &[f32], &[usize])]) -> WithTensors {
         let tensor = |(name, values, shape): &(&str, &[f32], &[usize])| {
             (name.to_string(), Tensor::new(values.to_vec(), *shape).unwrap())
         };
-        Keeps(tensors.iter().map(tensor).collect())
+        WithTensors(tensors.iter().map(tensor).collect())
     }
 
-    fn values(of: &Keeps) -> Vec<Vec<f32>> {
+    fn values(of: &WithTensors) -> Vec<Vec<f32>> {
         of.0.values().map(Tensor::to_f32_vec).collect()
     }
 
     /// As the trainer writes them.
-    fn saved(of: &Keeps) -> (tempfile::TempDir, Checkpoint) {
+    fn saved(of: &WithTensors) -> (tempfile::TempDir, Checkpoint) {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = CheckpointWriter::begin(dir.path(), 1).unwrap();
         write(of, &mut writer).unwrap();
@@ -109,41 +109,46 @@ mod tests {
     }
 
     #[test]
-    fn tensors_come_back_bit_for_bit() {
-        let before = keeps(&[("average", &[f32::MIN_POSITIVE / 2.0, -0.0], &[2]), ("old", &[1.0 / 3.0; 6], &[2, 3])]);
+    fn tensors_are_restored_bit_for_bit() {
+        let before =
+            with_tensors(&[("average", &[f32::MIN_POSITIVE / 2.0, -0.0], &[2]), ("old", &[1.0 / 3.0; 6], &[2, 3])]);
         let (_dir, checkpoint) = saved(&before);
-        let mut after = keeps(&[("average", &[7.0; 2], &[2]), ("old", &[7.0; 6], &[2, 3])]);
+        let mut after = with_tensors(&[("average", &[7.0; 2], &[2]), ("old", &[7.0; 6], &[2, 3])]);
         restore(&mut after, &checkpoint).unwrap();
-        let bits = |of: &Keeps| values(of).concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let bits = |of: &WithTensors| values(of).concat().into_iter().map(f32::to_bits).collect::<Vec<_>>();
         assert_eq!(bits(&after), bits(&before));
     }
 
     #[test]
     fn an_algorithm_without_tensors_writes_no_file() {
-        let (_dir, checkpoint) = saved(&keeps(&[]));
+        let (_dir, checkpoint) = saved(&with_tensors(&[]));
         assert!(checkpoint.manifest().files.is_empty());
-        restore(&mut keeps(&[]), &checkpoint).unwrap();
+        restore(&mut with_tensors(&[]), &checkpoint).unwrap();
     }
 
     #[test]
-    fn tensors_that_are_missing_left_over_or_of_another_form_are_named_and_change_nothing() {
-        let (_dir, checkpoint) = saved(&keeps(&[("old", &[1.0; 6], &[2, 3])]));
-        let (_empty, none) = saved(&keeps(&[]));
-        let other = Keeps([("old".to_string(), Tensor::new(vec![0i64; 6], [2, 3]).unwrap())].into());
+    fn rejects_missing_unexpected_and_misshapen_tensors() {
+        let (_dir, checkpoint) = saved(&with_tensors(&[("old", &[1.0; 6], &[2, 3])]));
+        let (_empty, none) = saved(&with_tensors(&[]));
+        let other = WithTensors([("old".to_string(), Tensor::new(vec![0i64; 6], [2, 3]).unwrap())].into());
         for (mut algorithm, from, parts) in [
-            (keeps(&[("old", &[7.0; 6], &[3, 2])]), &checkpoint, ["`old`: expected F32 of shape [3, 2]", "[2, 3]"]),
+            (
+                with_tensors(&[("old", &[7.0; 6], &[3, 2])]),
+                &checkpoint,
+                ["`old`: expected F32 of shape [3, 2]", "[2, 3]"],
+            ),
             (other, &checkpoint, ["expected I64 of shape [2, 3]", "found F32"]),
             (
-                keeps(&[("new", &[7.0], &[1]), ("old", &[7.0; 6], &[2, 3])]),
+                with_tensors(&[("new", &[7.0], &[1]), ("old", &[7.0; 6], &[2, 3])]),
                 &checkpoint,
                 ["`new`", "not in the checkpoint"],
             ),
-            (keeps(&[]), &checkpoint, ["`old`", "does not keep"]),
-            (keeps(&[("old", &[7.0; 6], &[2, 3])]), &none, ["`old`", "not in the checkpoint"]),
+            (with_tensors(&[]), &checkpoint, ["`old`", "does not keep"]),
+            (with_tensors(&[("old", &[7.0; 6], &[2, 3])]), &none, ["`old`", "not in the checkpoint"]),
         ] {
             let before = values(&algorithm);
-            let told = restore(&mut algorithm, from).unwrap_err().to_string();
-            assert!(parts.iter().all(|part| told.contains(part)) && told.contains("go on with"), "{told}");
+            let message = restore(&mut algorithm, from).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| message.contains(part)) && message.contains("go on with"), "{message}");
             assert_eq!(values(&algorithm), before);
         }
     }

@@ -30,15 +30,15 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    pub fn new(preset: &Preset, device: &Device) -> Result<Self> {
+    pub fn new(preset: &Preset<'_>, device: &Device) -> Result<Self> {
         let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
-        let codes = preset.eight_bits.map(Codes::new).transpose()?;
+        let codes = preset.args.weights_dtype.map(Codes::new).transpose()?;
         let weights = random(dit.weights(), preset.dtype, codes, device);
-        let store: Arc<dyn WeightStore> = match preset.weights_on_host {
+        let store: Arc<dyn WeightStore> = match preset.args.weights_on_host {
             true => Arc::new(HostStore::new(weights, device)?),
             false => Arc::new(Resident::from_weights(weights.collect::<Result<_>>()?, device)),
         };
-        let memory = if preset.offload { Memory::Offload } else { Memory::Recompute };
+        let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
         let mut expert =
             Dit::with_store(dit.clone(), store).with_memory(memory).with_products(product_dtype(device, preset.dtype));
         let noise = Noise::new(0);
@@ -47,7 +47,7 @@ impl Fixture {
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
         let weights = random(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
         let weights = Resident::from_weights(weights, device);
-        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.decoding_in(preset.vae_dtype)?;
+        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.decoding_in(preset.args.vae_dtype.0)?;
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
@@ -82,11 +82,10 @@ impl Fixture {
     }
 }
 
-/// Frames whole, and on GPUs as many checkpoints as there are chunks: where the block inputs are, if not otherwise
-/// said.
-fn chunking(preset: &Preset, device: &Device) -> Chunking {
-    let offload = preset.offload && is_gpu(device);
-    let checkpoints = match (preset.vae_checkpoints, is_gpu(device)) {
+/// Chunking of the VAE: frames are not tiled; on GPUs, by default, each chunk is a checkpoint.
+fn chunking(preset: &Preset<'_>, device: &Device) -> Chunking {
+    let offload = preset.args.offload && is_gpu(device);
+    let checkpoints = match (preset.args.vae_checkpoints, is_gpu(device)) {
         (Some(count), _) => count,
         (None, true) => usize::MAX,
         (None, false) => Chunking::default().checkpoints,

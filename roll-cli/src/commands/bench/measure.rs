@@ -42,25 +42,25 @@ impl Phase {
 
 /// Time and memory of a step.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub struct Measurement {
     /// Phases in the order of a step.
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
-    pub whole: Option<Whole>,
+    pub whole: Option<WholeSteps>,
     /// Rounds that are complete, without the one that warms up: 0 means that the phases are those of that round.
     pub rounds: usize,
 }
 
 /// Steps that were made whole.
 #[derive(Clone, Copy, Debug)]
-pub struct Whole {
+pub struct WholeSteps {
     /// The median.
     pub seconds: f64,
     /// Bytes at the highest.
     pub peak: Option<u64>,
 }
 
-impl Measured {
+impl Measurement {
     /// Seconds of a step: of those that were made, or the sum of the phases where all of them were measured.
     pub fn step_seconds(&self, passes: &Passes) -> Option<f64> {
         let has_all = self.phases.len() == phases_of(passes).count();
@@ -118,7 +118,7 @@ pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)>
 
 /// Operations a second of products of the transformer's own shapes, the best of several runs. The matrices are of
 /// random numbers: those of ones make a GPU switch fewer transistors, and so run faster than any network does.
-pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
+pub fn ceiling(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     const SECONDS: f64 = 1.0;
     /// More rows make products on a CPU no faster, but take seconds each.
     const ROWS_OF_CPUS: usize = 8192;
@@ -151,39 +151,39 @@ pub fn ceiling(preset: &Preset, device: &Device) -> Result<f64> {
 /// phase once. `progress` is called after each phase and each round.
 pub fn step(
     fixture: &mut Fixture,
-    preset: &Preset,
+    preset: &Preset<'_>,
     rounds: usize,
     meter: &Meter,
-    progress: &dyn Fn(&Measured) -> Result<()>,
-) -> Result<Measured> {
-    let mut seen = Seen::new(preset, meter, progress);
+    progress: &dyn Fn(&Measurement) -> Result<()>,
+) -> Result<Measurement> {
+    let mut timer = PhaseTimer::new(preset, meter, progress);
     for round in 0..=rounds {
         // Without copies to the host, whose memory is made by the first step, one pass of each kind warms up as well.
-        let is_whole = preset.whole_step && (round > 0 || preset.offload);
+        let is_whole = preset.args.whole_step && (round > 0 || preset.args.offload);
         meter.reset();
         let start = Instant::now();
         match is_whole {
-            true => step::whole(fixture, preset, &mut seen)?,
-            false => step::by_phases(fixture, preset, &mut seen)?,
+            true => step::whole(fixture, preset, &mut timer)?,
+            false => step::by_phases(fixture, preset, &mut timer)?,
         }
         let seconds = start.elapsed().as_secs_f64();
         tracing::debug!("round {round} of {rounds}: {seconds:.3} s");
         if round == 0 {
-            seen.seconds.clear();
+            timer.seconds.clear();
             continue;
         }
-        seen.rounds = round;
+        timer.rounds = round;
         if is_whole {
-            seen.whole.push(seconds);
-            seen.whole_peak = seen.whole_peak.max(meter.peak());
+            timer.whole.push(seconds);
+            timer.whole_peak = timer.whole_peak.max(meter.peak());
         }
-        progress(&seen.measured())?;
+        progress(&timer.measured())?;
     }
-    Ok(seen.measured())
+    Ok(timer.measured())
 }
 
 /// Operations of one pass of each phase that they are counted for.
-pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
+pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
     let counted = preset.plan().time();
     let passes = &preset.passes;
     let [unrecorded, decoded] = passes.decoded();
@@ -200,11 +200,11 @@ pub fn flops(preset: &Preset) -> BTreeMap<&'static str, f64> {
     phases_of(passes).filter_map(|(name, _)| Some((name, of(name)?))).collect()
 }
 
-/// Measurements so far.
-pub struct Seen<'a> {
-    preset: &'a Preset,
+/// Times the phases of a step, and holds the measurements so far.
+pub struct PhaseTimer<'a> {
+    preset: &'a Preset<'a>,
     meter: &'a Meter,
-    progress: &'a dyn Fn(&Measured) -> Result<()>,
+    progress: &'a dyn Fn(&Measurement) -> Result<()>,
     flops: BTreeMap<&'static str, f64>,
     seconds: BTreeMap<&'static str, Vec<f64>>,
     peak: BTreeMap<&'static str, u64>,
@@ -213,8 +213,8 @@ pub struct Seen<'a> {
     rounds: usize,
 }
 
-impl<'a> Seen<'a> {
-    fn new(preset: &'a Preset, meter: &'a Meter, progress: &'a dyn Fn(&Measured) -> Result<()>) -> Self {
+impl<'a> PhaseTimer<'a> {
+    fn new(preset: &'a Preset<'a>, meter: &'a Meter, progress: &'a dyn Fn(&Measurement) -> Result<()>) -> Self {
         Self {
             preset,
             meter,
@@ -231,7 +231,7 @@ impl<'a> Seen<'a> {
     /// Runs one pass of the phase `name`.
     pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
         // Asking the driver takes longer than some phases: a step that is timed as a whole is not interrupted for it.
-        let meter = (!self.preset.whole_step).then_some(self.meter);
+        let meter = (!self.preset.args.whole_step).then_some(self.meter);
         if let Some(meter) = meter {
             meter.reset();
         }
@@ -249,7 +249,7 @@ impl<'a> Seen<'a> {
         Ok(value)
     }
 
-    fn measured(&self) -> Measured {
+    fn measured(&self) -> Measurement {
         let tokens = self.preset.plan().tokens();
         let phase = |(name, passes): (&'static str, usize)| {
             Some(Phase {
@@ -262,9 +262,9 @@ impl<'a> Seen<'a> {
                 memory: self.meter.kind(),
             })
         };
-        Measured {
+        Measurement {
             phases: phases_of(&self.preset.passes).filter_map(phase).collect(),
-            whole: median(self.whole.clone()).map(|seconds| Whole { seconds, peak: self.whole_peak }),
+            whole: median(self.whole.clone()).map(|seconds| WholeSteps { seconds, peak: self.whole_peak }),
             rounds: self.rounds,
         }
     }

@@ -30,7 +30,7 @@ pub fn bench(args: Bench) -> Result<()> {
     let device = roll_backends::device(&args.backend)?;
     // Begins to count before the first tensor: all memory that this process takes is counted.
     let meter = Meter::new(&device, &args.backend);
-    let report = Report { args: &args, preset: &preset };
+    let report = Report { preset: &preset };
     let measured = {
         let mut fixture = Fixture::new(&preset, &device)?;
         measure::step(&mut fixture, &preset, args.rounds, &meter, &|measured| report.save(measured, None))?

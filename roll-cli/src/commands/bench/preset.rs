@@ -1,7 +1,6 @@
 //! The measured networks, video and dtype.
 
 use burn::tensor::DType;
-use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Options, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
@@ -15,9 +14,10 @@ use crate::args::Bench;
 pub const RANK: usize = 32;
 
 /// The subject of a measurement.
-#[derive(Clone, Debug)]
-pub struct Preset {
-    /// As it is called on the command line.
+pub struct Preset<'a> {
+    /// The arguments of the command.
+    pub args: &'a Bench,
+    /// Name on the command line.
     pub name: &'static str,
     /// The networks, reduced to the measured number of blocks.
     pub networks: Networks,
@@ -25,26 +25,12 @@ pub struct Preset {
     pub all_layers: usize,
     /// Dtype of stored weights and of products.
     pub dtype: DType,
-    /// Format of the matrices of the transformer's blocks, if it is one of eight bits.
-    pub eight_bits: Option<EightBits>,
-    /// Dtype of the VAE's decoder.
-    pub vae_dtype: DType,
-    /// Caches that the decoder's pull keeps; `None` leaves it to the device.
-    pub vae_checkpoints: Option<usize>,
     /// Frames of the video.
     pub frames: usize,
     /// Height and width of the video.
     pub size: [usize; 2],
     /// Rows of the prompt embedding.
     pub text_len: usize,
-    /// Whether encoding and decoding are measured.
-    pub with_vae: bool,
-    /// Whether block inputs wait in host memory.
-    pub offload: bool,
-    /// Whether the transformer's weights wait in host memory.
-    pub weights_on_host: bool,
-    /// Whether steps are made whole, with all their recorded passes at once.
-    pub whole_step: bool,
     /// How often a step passes through the model, and its other work.
     pub passes: Passes,
 }
@@ -55,9 +41,9 @@ pub const PUBLISHED: [(&str, &str); 3] =
 
 const NAMES: [&str; 4] = ["tiny", "1.3b", "ti2v-5b", "a14b"];
 
-impl Preset {
-    /// As the arguments ask.
-    pub fn of(args: &Bench) -> Result<Self> {
+impl<'a> Preset<'a> {
+    /// The preset that the arguments choose.
+    pub fn of(args: &'a Bench) -> Result<Self> {
         let asked = PUBLISHED
             .iter()
             .find(|(_, network)| *network == args.preset)
@@ -86,20 +72,14 @@ impl Preset {
         let dtype = args.dtype.map_or(dtype, |d| d.0);
         networks.stored = dtype;
         let preset = Self {
+            args,
             name,
             networks,
             all_layers,
             dtype,
-            eight_bits: args.weights_dtype,
-            vae_dtype: args.vae_dtype.0,
-            vae_checkpoints: args.vae_checkpoints,
             frames: args.frames.unwrap_or(frames),
             size: args.size.map_or(size, |s| s.0),
             text_len,
-            with_vae: !args.without_vae,
-            offload: args.offload,
-            weights_on_host: args.weights_on_host,
-            whole_step: args.whole_step,
             passes: passes(args)?,
         };
         preset.check()?;
@@ -107,7 +87,7 @@ impl Preset {
     }
 
     fn check(&self) -> Result<()> {
-        if self.whole_step && self.passes.decoded()[1] == 0 {
+        if self.args.whole_step && self.passes.decoded()[1] == 0 {
             let problem = "expected an algorithm that back-propagates its score, reward_fl, since others record their \
                            passes a few at a time; leave it out to measure phases one by one";
             return Err(Error::config("--whole-step", problem));
@@ -150,17 +130,17 @@ impl Preset {
                 division: Division::default(),
                 speed: Speed { flops: 1.0, link: 1.0, read: 1.0 },
             },
-            placement: if self.weights_on_host { Placement::Host } else { Placement::Resident },
+            placement: if self.args.weights_on_host { Placement::Host } else { Placement::Resident },
             trainable: self.trainable(),
             trained_experts: 1,
             tiling: None,
-            offload_inputs: self.offload,
+            offload_inputs: self.args.offload,
             text_len: self.text_len,
             storage: DeviceStorage {
                 weight_bytes: self.networks.stored.size(),
-                eight_bits: self.eight_bits.is_some(),
+                eight_bits: self.args.weights_dtype.is_some(),
                 block_input_bytes: self.networks.stored.size(),
-                decoder_element_bytes: self.vae_dtype.size(),
+                decoder_element_bytes: self.args.vae_dtype.0.size(),
                 idle: IdleExpert::Keep,
             },
         }
@@ -214,24 +194,26 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct BenchCommand {
         #[command(flatten)]
         bench: Bench,
     }
 
-    fn preset(line: &str) -> Result<Preset> {
-        Preset::of(&Line::parse_from(line.split_whitespace()).bench)
+    fn args(line: &str) -> Bench {
+        BenchCommand::parse_from(line.split_whitespace()).bench
     }
 
     #[test]
     fn a14b_has_18900_tokens_in_bf16() {
-        let a14b = preset("bench --preset a14b").unwrap();
+        let args = args("bench --preset a14b");
+        let a14b = Preset::of(&args).unwrap();
         assert_eq!((a14b.latent_shape(), a14b.plan().tokens(), a14b.dtype), ([16, 21, 60, 60], 18_900, DType::BF16));
     }
 
     #[test]
-    fn whole_steps_are_those_that_back_propagate_a_score() {
-        let refused = preset("bench --algo diffusion_nft --whole-step").unwrap_err().to_string();
-        assert!(refused.contains("reward_fl"), "{refused}");
+    fn whole_step_needs_an_algorithm_that_back_propagates_its_score() {
+        let args = args("bench --algo diffusion_nft --whole-step");
+        let message = Preset::of(&args).err().unwrap().to_string();
+        assert!(message.contains("reward_fl"), "{message}");
     }
 }

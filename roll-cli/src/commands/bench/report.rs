@@ -4,24 +4,21 @@ use burn::tensor::DType;
 use roll_core::{Error, Result};
 use serde_json::{Value, json};
 
-use super::measure::{Measured, Phase, flops};
+use super::measure::{Measurement, Phase, flops};
 use super::preset::Preset;
-use crate::args::Bench;
 use crate::commands::plan::passes_in_words;
 
 /// The result of a measurement, of which more becomes known while it runs.
 pub struct Report<'a> {
-    /// Arguments of the command.
-    pub args: &'a Bench,
-    /// The subject.
-    pub preset: &'a Preset,
+    /// The measured networks and video.
+    pub preset: &'a Preset<'a>,
 }
 
 impl Report<'_> {
     /// Writes the JSON to its file, if one is named. `ceiling` is the rate of the fastest product of matrices, in
     /// operations a second; without it the measurement is not complete.
-    pub fn save(&self, measured: &Measured, ceiling: Option<f64>) -> Result<()> {
-        let Some(path) = self.args.json.as_ref().filter(|path| path.as_os_str() != "-") else { return Ok(()) };
+    pub fn save(&self, measured: &Measurement, ceiling: Option<f64>) -> Result<()> {
+        let Some(path) = self.preset.args.json.as_ref().filter(|path| path.as_os_str() != "-") else { return Ok(()) };
         // A reader, or the end of this process, finds a whole file.
         let part = path.with_extension("part");
         let text = format!("{:#}\n", self.to_json(measured, ceiling));
@@ -30,9 +27,9 @@ impl Report<'_> {
     }
 
     /// Prints the table, or the JSON to the output.
-    pub fn write(&self, measured: &Measured, ceiling: f64) -> Result<()> {
+    pub fn write(&self, measured: &Measurement, ceiling: f64) -> Result<()> {
         self.save(measured, Some(ceiling))?;
-        match &self.args.json {
+        match &self.preset.args.json {
             Some(path) if path.as_os_str() == "-" => {
                 println!("{:#}", self.to_json(measured, Some(ceiling)));
             }
@@ -41,8 +38,9 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn print(&self, measured: &Measured, ceiling: f64) {
-        let Self { args, preset } = self;
+    fn print(&self, measured: &Measurement, ceiling: f64) {
+        let preset = self.preset;
+        let args = preset.args;
         let [height, width] = preset.size;
         let dit = &preset.networks.dit;
         println!(
@@ -55,7 +53,7 @@ impl Report<'_> {
             preset.frames,
             preset.plan().tokens(),
             preset.dtype,
-            if preset.whole_step { ", whole steps" } else { "" },
+            if args.whole_step { ", whole steps" } else { "" },
         );
         println!("fastest product of matrices, of random numbers: {:.3} TFLOP/s", ceiling / 1e12);
         let memory = measured.phases.first().map_or("", |p| p.memory);
@@ -95,8 +93,9 @@ impl Report<'_> {
         }
     }
 
-    fn to_json(&self, measured: &Measured, ceiling: Option<f64>) -> Value {
-        let Self { args, preset } = self;
+    fn to_json(&self, measured: &Measurement, ceiling: Option<f64>) -> Value {
+        let preset = self.preset;
+        let args = preset.args;
         let phase = |p: &Phase| {
             json!({
                 "name": p.name,
@@ -117,8 +116,8 @@ impl Report<'_> {
             "preset": preset.name,
             "backend": args.backend,
             "dtype": name(preset.dtype),
-            "eight_bits": preset.eight_bits.map(|format| format!("{format:?}").to_lowercase()),
-            "vae": preset.with_vae.then(|| name(preset.vae_dtype)),
+            "eight_bits": args.weights_dtype.map(|format| format!("{format:?}").to_lowercase()),
+            "vae": (!args.without_vae).then(|| name(args.vae_dtype.0)),
             "parameters": parameters,
             "layers": preset.networks.dit.layers,
             "all_layers": preset.all_layers,
@@ -130,9 +129,9 @@ impl Report<'_> {
             "complete": ceiling.is_some(),
             "algorithm": args.algo,
             "guided": args.guided,
-            "offload": preset.offload,
-            "weights_on_host": preset.weights_on_host,
-            "whole_step": preset.whole_step,
+            "offload": args.offload,
+            "weights_on_host": args.weights_on_host,
+            "whole_step": args.whole_step,
             "matmul_flops_per_second": ceiling,
             "transformer_flops_per_second": measured.transformer_rate(),
             "phases": measured.phases.iter().map(phase).collect::<Vec<_>>(),

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Distribution, Tensor as Burn, module::conv2d, ops::Co
 use roll_backends::{NdTensor, Tape, host, ops, vjp};
 use roll_core::{Error, Pullback, Result, Tensor};
 
-/// Side of the square that is looked at, at most: that of a face embedder.
+/// Largest side of the scored square: that of a face embedder.
 pub const SIDE: usize = 112;
 /// Channels after each convolution.
 pub const WIDTHS: [usize; 5] = [3, 64, 128, 256, 512];

@@ -3,35 +3,35 @@
 use roll_core::{Adapter, DiffusionModel, Error, Grad, Pullback, Result, Strategy, Tensor};
 
 use super::fixture::Fixture;
-use super::measure::Seen;
+use super::measure::PhaseTimer;
 use super::preset::Preset;
 
 /// Each phase once. Whatever ends in host memory has been computed by then.
-pub fn by_phases(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) -> Result<()> {
+pub fn by_phases(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let Fixture { model, latents, conditioning, timestep, .. } = &mut *fixture;
     let mut run =
-        |name, adapter, grad| seen.time(name, || model.velocity(latents, *timestep, conditioning, adapter, grad));
+        |name, adapter, grad| timer.time(name, || model.velocity(latents, *timestep, conditioning, adapter, grad));
     run("forward", Adapter::On, Grad::Skip)?;
     run("reference forward", Adapter::Off, Grad::Skip)?;
     let (velocity, pullback) = run("forward, recorded", Adapter::On, Grad::Record)?;
-    if preset.with_vae {
-        seen.time("encode", || fixture.model.encode_video(&fixture.video))?;
+    if !preset.args.without_vae {
+        timer.time("encode", || fixture.model.encode_video(&fixture.video))?;
     }
-    let d_latents = match preset.with_vae {
-        true => scored(fixture, preset, seen)?.unwrap_or(velocity),
-        false => velocity,
+    let d_latents = match preset.args.without_vae {
+        true => velocity,
+        false => scored(fixture, preset, timer)?.unwrap_or(velocity),
     };
-    seen.time("pull of forward", || pullback.ok_or_else(unrecorded)?.pull(&d_latents))?;
-    optimize(fixture, seen)
+    timer.time("pull of forward", || pullback.ok_or_else(unrecorded)?.pull(&d_latents))?;
+    optimize(fixture, timer)
 }
 
 /// One step as Reward-FL makes it: every pass that is pulled back is recorded before the first pull. Nothing is
 /// encoded: `data.cache_dir` keeps encodings.
-pub fn whole(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) -> Result<()> {
+pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let passes = &preset.passes;
     let Fixture { model, latents, conditioning, timestep, .. } = &mut *fixture;
     let mut run =
-        |name, adapter, grad| seen.time(name, || model.velocity(latents, *timestep, conditioning, adapter, grad));
+        |name, adapter, grad| timer.time(name, || model.velocity(latents, *timestep, conditioning, adapter, grad));
     for _ in 0..passes.forward - passes.pulled {
         run("forward", Adapter::On, Grad::Skip)?;
     }
@@ -49,33 +49,33 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) -> Res
     for _ in references {
         run("reference forward", Adapter::Off, Grad::Skip)?;
     }
-    if preset.with_vae {
-        d_latents = scored(fixture, preset, seen)?.unwrap_or(d_latents);
+    if !preset.args.without_vae {
+        d_latents = scored(fixture, preset, timer)?.unwrap_or(d_latents);
     }
     while let Some(pullback) = pullbacks.pop() {
-        seen.time("pull of forward", || pullback.pull(&d_latents))?;
+        timer.time("pull of forward", || pullback.pull(&d_latents))?;
     }
-    optimize(fixture, seen)
+    optimize(fixture, timer)
 }
 
 /// Decodes, scores, and pulls the score back to the latents; `None` where the algorithm has no use for that.
-fn scored(fixture: &mut Fixture, preset: &Preset, seen: &mut Seen<'_>) -> Result<Option<Tensor>> {
+fn scored(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<Option<Tensor>> {
     let Fixture { model, scorer, latents, .. } = fixture;
     // A step that decodes with a gradient and without is measured with it, which takes longer.
     let with_gradient = preset.passes.decoded()[1] > 0;
     let grad = if with_gradient { Grad::Record } else { Grad::Skip };
-    let (frames, decoded) = seen.time("decode", || model.decode(latents, grad))?;
-    let (_, scored) = seen.time("score", || scorer.score(&frames))?;
+    let (frames, decoded) = timer.time("decode", || model.decode(latents, grad))?;
+    let (_, scored) = timer.time("score", || scorer.score(&frames))?;
     if !with_gradient {
         return Ok(None);
     }
-    let d_frames = seen.time("pull of score", || scored.pull(&Tensor::scalar(1.0)))?;
-    seen.time("pull of decode", || decoded.ok_or_else(unrecorded)?.pull(&d_frames)).map(Some)
+    let d_frames = timer.time("pull of score", || scored.pull(&Tensor::scalar(1.0)))?;
+    timer.time("pull of decode", || decoded.ok_or_else(unrecorded)?.pull(&d_frames)).map(Some)
 }
 
-fn optimize(fixture: &mut Fixture, seen: &mut Seen<'_>) -> Result<()> {
+fn optimize(fixture: &mut Fixture, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let Fixture { model, strategy, .. } = fixture;
-    seen.time("optimizer", || {
+    timer.time("optimizer", || {
         strategy.accumulate(model)?;
         let report = strategy.step(model, 1e-6, 1.0)?;
         match report.applied {

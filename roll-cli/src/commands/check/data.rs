@@ -15,7 +15,7 @@ use roll_train::trainer::epochs;
 use super::findings::Findings;
 use crate::configuration::build_context;
 
-/// At most this many clips of a data set are looked at.
+/// At most this many clips of a data set are probed.
 const CLIPS: usize = 2000;
 /// At most this many faults are named.
 const NAMED: usize = 3;
@@ -97,7 +97,7 @@ fn clips(
     Data { largest, steps: Some(steps) }
 }
 
-/// Counts, sizes and lengths of a data set; `None` when it cannot be opened. Gives its largest size too.
+/// Counts, sizes and lengths of a data set; `None` when it cannot be opened. Also returns its largest size.
 fn set(
     purpose: &str,
     config: &DataConfig,
@@ -131,14 +131,7 @@ fn set(
     let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
     let clips = counted(rows.len() as u64, "clip");
     found.good(format!("{clips}{purpose}, {} can be read{limit}", looked_at - bad.len()));
-    let mut named: Vec<_> = sizes.iter().collect();
-    named.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-    let more = named.len().saturating_sub(SIZES);
-    let listed = named.iter().take(SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
-    let more = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
-    if !sizes.is_empty() {
-        found.good(format!("{}{more}", listed.collect::<Vec<_>>().join(", ")));
-    }
+    list_sizes(&sizes, found);
     if short > 0 {
         found.note(format!(
             "{short} have fewer than the {} of `data.num_frames`",
@@ -146,35 +139,58 @@ fn set(
         ));
     }
     if !bad.is_empty() {
-        let more = bad.len().saturating_sub(NAMED);
-        let mut told = bad[..bad.len() - more].join("\n");
-        if more > 0 {
-            told.push_str(&format!("\nand {more} more"));
-        }
+        let listed = listed(&bad);
         match config.on_bad_sample == OnBadSample::Error || bad.len() == looked_at {
-            true => found.problem(told),
-            false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{told}")),
+            true => found.problem(listed),
+            false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{listed}")),
         }
     }
-    let largest = match dataset.has_buckets() {
-        true => {
-            let mut shapes = BTreeMap::<_, usize>::new();
-            (0..rows.len()).filter_map(|i| dataset.bucket(i)).for_each(|b| *shapes.entry(b).or_default() += 1);
-            for (bucket, count) in &shapes {
-                let [height, width] = bucket.size;
-                found.good(format!("bucket of {width}x{height}, {} frames: {count}", bucket.frames));
-            }
-            shapes.keys().map(|bucket| bucket.size).max_by_key(|[height, width]| height * width)
-        }
-        false => match config.height.zip(config.width) {
-            Some((height, width)) => Some([height, width]),
-            None => sizes
-                .keys()
-                .filter_map(|size| roll_data::target_size(*size, config.max_pixels, [unit.height, unit.width]).ok())
-                .max_by_key(|[h, w]| h * w),
-        },
-    };
+    let largest = largest(&dataset, unit, &sizes, found);
     Some((dataset, largest))
+}
+
+/// Lists the most frequent sizes, `[height, width]`.
+fn list_sizes(sizes: &BTreeMap<[usize; 2], usize>, found: &mut Findings) {
+    if sizes.is_empty() {
+        return;
+    }
+    let mut named: Vec<_> = sizes.iter().collect();
+    named.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let more = named.len().saturating_sub(SIZES);
+    let shown = named.iter().take(SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
+    let more = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
+    found.good(format!("{}{more}", shown.collect::<Vec<_>>().join(", ")));
+}
+
+/// The largest shape that is trained on, of clips of these sizes; lists the buckets.
+fn largest(
+    dataset: &Dataset,
+    unit: VideoUnit,
+    sizes: &BTreeMap<[usize; 2], usize>,
+    found: &mut Findings,
+) -> Option<[usize; 2]> {
+    let config = dataset.config();
+    if dataset.has_buckets() {
+        let mut shapes = BTreeMap::<_, usize>::new();
+        (0..dataset.len()).filter_map(|i| dataset.bucket(i)).for_each(|b| *shapes.entry(b).or_default() += 1);
+        for (bucket, count) in &shapes {
+            let [height, width] = bucket.size;
+            found.good(format!("bucket of {width}x{height}, {} frames: {count}", bucket.frames));
+        }
+        return shapes.keys().map(|bucket| bucket.size).max_by_key(|[height, width]| height * width);
+    }
+    let fixed = config.height.zip(config.width).map(|(height, width)| [height, width]);
+    fixed.or_else(|| {
+        let read = |size: &[usize; 2]| roll_data::target_size(*size, config.max_pixels, [unit.height, unit.width]).ok();
+        sizes.keys().filter_map(read).max_by_key(|[height, width]| height * width)
+    })
+}
+
+/// The first faults, one on each line, and the number of the others.
+fn listed(faults: &[String]) -> String {
+    let more = faults.len().saturating_sub(NAMED);
+    let rest = if more > 0 { format!("\nand {more} more") } else { String::new() };
+    faults[..faults.len() - more].join("\n") + &rest
 }
 
 fn pictures_are_there(paths: &[Option<&Path>]) -> Result<()> {
@@ -216,13 +232,10 @@ fn references(
     let limit = format!("of the first {}", counted(looked_at as u64, "reference"));
     found.good(format!("`{name}` can compare with {prepared} {limit}"));
     if !without.is_empty() {
-        let more = without.len().saturating_sub(NAMED);
-        let told = without[..without.len() - more].join("\n");
-        let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
-        let told = format!("it cannot compare with these:\n{told}{more}");
+        let message = format!("it cannot compare with these:\n{}", listed(&without));
         match prepared == 0 || reward.on_missing() == roll_core::OnMissing::Error {
-            true => found.problem(told),
-            false => found.note(told),
+            true => found.problem(message),
+            false => found.note(message),
         }
     }
 }

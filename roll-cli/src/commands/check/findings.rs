@@ -46,7 +46,7 @@ impl Findings {
     fn print(&mut self, mark: &str, text: &str) {
         for (i, line) in text.lines().enumerate() {
             let indent = if i == 0 { mark.to_string() } else { " ".repeat(mark.len()) };
-            tellln!("{:<NAME$} {indent}{line}", self.section);
+            println_wrapped!("{:<NAME$} {indent}{line}", self.section);
             self.section = "";
         }
     }
@@ -55,7 +55,7 @@ impl Findings {
     pub fn end(self) -> Result<()> {
         match self.problems {
             0 => {
-                tellln!("nothing was found that would stop the run");
+                println_wrapped!("nothing was found that would stop the run");
                 Ok(())
             }
             n => Err(Error::failed("the run would fail")(format!("{} above", counted(n, "problem")))),

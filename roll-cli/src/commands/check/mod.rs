@@ -1,4 +1,4 @@
-//! `roll check`: the needs of a run, looked at before it is paid for. Headers are read, no weights, and nothing is
+//! `roll check`: checks the needs of a run before it starts. Headers are read, no weights, and nothing is
 //! written.
 
 mod data;
@@ -12,7 +12,7 @@ use roll_train::ranks;
 use roll_train::run_dir::{Existing, RunDir};
 
 use self::findings::Findings;
-use super::plan::{Machine, cluster, estimate, gigabytes, machine, needed, totals};
+use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
 use crate::args::Check;
 use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
@@ -27,7 +27,7 @@ pub fn check(args: Check) -> Result<()> {
     }
     let configuration = Configuration::read_for(&run.config, &run.keys(), run.all_ranks())?;
     let registry = configuration.registry()?;
-    let half_named = configuration.half_named();
+    let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let mut found = Findings::default();
 
@@ -39,7 +39,7 @@ pub fn check(args: Check) -> Result<()> {
     if let Some(dir) = run.out.filter(|dir| dir.exists()) {
         found.outcome(RunDir::would_create(&dir, Existing::Refuse).map(|()| format!("writes to {}", dir.display())));
     }
-    for note in half_named.into_iter().chain(loaded.without_effect(&registry)?) {
+    for note in why_not_demo.into_iter().chain(loaded.without_effect(&registry)?) {
         found.note(note);
     }
 
@@ -76,7 +76,7 @@ pub fn check(args: Check) -> Result<()> {
 /// Memory and time of a run in one line; `None` if they are unknown.
 pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
-    let machine = machine(&crate::args::Machine::default(), loaded).ok()?;
+    let machine = machine(&crate::args::MachineArgs::default(), loaded).ok()?;
     let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
     let [device, host] = totals(&needs);
@@ -124,7 +124,7 @@ fn files(loaded: &LoadedConfig, registry: &Registry, found: &mut Findings) -> Op
     }
 }
 
-fn memory(needs: &roll_core::plan::Needs, machine: &Machine, known: bool, found: &mut Findings) {
+fn memory(needs: &roll_core::plan::Needs, machine: &PlannedMachine, known: bool, found: &mut Findings) {
     for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));

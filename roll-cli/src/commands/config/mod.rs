@@ -4,7 +4,7 @@ mod reference;
 mod template;
 
 use roll_core::{Error, Result};
-use roll_train::config::{asked, sections};
+use roll_train::config::{sections, select_sections};
 
 pub use reference::print_section;
 
@@ -20,7 +20,7 @@ pub fn config(args: Config) -> Result<()> {
         let all = sections(&registry);
         let wanted = match key.as_str() {
             "" => all,
-            key => asked(all, key).map_err(|near| unknown(key, near))?,
+            key => select_sections(all, key).map_err(|near| unknown(key, near))?,
         };
         match args.format {
             ReferenceFormat::Text => reference::print(&wanted),

@@ -116,14 +116,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_no_wider_than_asked_unless_a_word_is() {
+    fn wraps_lines_at_the_width() {
         assert_eq!(wrapped("a bb ccc dddd", 6), ["a bb", "ccc", "dddd"]);
         assert_eq!(wrapped("a\n\nlongword b", 4), ["a", "", "longword", "b"]);
         assert_eq!(wrapped("", 4), Vec::<String>::new());
     }
 
     #[test]
-    fn long_defaults_are_cut_for_terminals_alone() {
+    fn long_defaults_are_cut_in_terminals_only() {
         let key = roll_core::keys::of_defaults::<roll_core::OptimizerConfig>().remove(0);
         assert_eq!(
             (default(&key, Some(6)), default(&key, None)),

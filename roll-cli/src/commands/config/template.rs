@@ -16,15 +16,16 @@ const LEVEL: usize = 2;
 /// The configuration as YAML, which `--config` takes.
 pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
     let tree = serde_json::to_value(&loaded.config).map_err(Error::failed("the configuration cannot be serialised"))?;
-    let said = loaded.listing()?.into_iter().filter(|entry| entry.origin != "default").map(|entry| entry.key).collect();
+    let set_keys =
+        loaded.listing()?.into_iter().filter(|entry| entry.origin != "default").map(|entry| entry.key).collect();
     let mut text = String::from(
         "# `roll run --config FILE` takes this file, `roll check --config FILE` looks at all that it names.\n\
          # Keys that are commented out show their defaults.\n",
     );
-    let mut writer = Writer { sections, said, text: &mut text };
+    let mut writer = Writer { sections, set_keys, text: &mut text };
     let whole = tree.as_object().cloned().unwrap_or_default();
     let (plain, nested): (Map<_, _>, Map<_, _>) = whole.into_iter().partition(|(_, value)| !holds_keys(value));
-    let top = Place { key: "", indent: 0, component: None };
+    let top = MapContext { key: "", indent: 0, component: None };
     writer.map(&top, &plain);
     writer.map(&top, &nested);
     Ok(text)
@@ -41,105 +42,93 @@ fn holds_keys(value: &Json) -> bool {
 struct Writer<'a> {
     sections: &'a [Section],
     /// Keys of values that are not left at their default.
-    said: Vec<String>,
+    set_keys: Vec<String>,
     text: &'a mut String,
 }
 
-/// Where a map stands.
-struct Place<'a> {
+/// The surroundings of a map.
+struct MapContext<'a> {
     key: &'a str,
     indent: usize,
-    /// The component around it, and its key.
-    component: Option<(Kind, &'a str, &'a str)>,
+    /// The component around it.
+    component: Option<ComponentAt<'a>>,
+}
+
+/// A component, and its key.
+#[derive(Clone, Copy)]
+struct ComponentAt<'a> {
+    kind: Kind,
+    name: &'a str,
+    key: &'a str,
 }
 
 impl<'a> Writer<'a> {
-    fn map(&mut self, place: &Place<'_>, map: &Map<String, Json>) {
+    fn map(&mut self, context: &MapContext<'_>, map: &Map<String, Json>) {
         let mut entries: Vec<_> = map.iter().collect();
-        if place.component.is_some() {
+        if context.component.is_some() {
             // In the tree the keys that were given come first; here every key is in the order of its component.
-            entries.sort_by_key(|(name, _)| (*name != "name", self.rank(place, name)));
+            entries.sort_by_key(|(name, _)| (*name != "name", self.rank(context, name)));
         }
         for (name, value) in entries {
-            let key = if place.key.is_empty() { name.clone() } else { format!("{}.{name}", place.key) };
+            let key = if context.key.is_empty() { name.clone() } else { format!("{}.{name}", context.key) };
             let sections = self.sections;
-            let told = self.key(place, &key);
-            if place.indent == 0 {
+            let documented = self.key(context, &key);
+            if context.indent == 0 {
                 self.text.push('\n');
             }
-            if let Some(told) = told {
-                self.about(place.indent, told);
+            if let Some(documented) = documented {
+                self.about(context.indent, documented);
             } else if let Some(section) = sections.iter().find(|s| s.name == *name && s.component.is_none()) {
-                self.comment(place.indent, &section.about);
+                self.comment(context.indent, &section.about);
             }
-            // A component without its name would be none.
-            let active = self.is_said(&key) || (place.component.is_some_and(|c| c.2 == place.key) && name == "name");
-            let component = self.component(&key, value);
+            // A component needs its name.
+            let active =
+                self.is_set(&key) || (context.component.is_some_and(|c| c.key == context.key) && name == "name");
+            let component = component(&key, value);
             let mark = if active { "" } else { "#" };
             match value {
                 // A map whose keys are listed one by one.
-                Json::Object(inner) if !inner.is_empty() && (told.is_none() || component.is_some()) => {
-                    // A section with nothing under it says nothing.
-                    let mark = if place.indent == 0 { "" } else { mark };
-                    self.line(place.indent, &format!("{mark}{name}:"));
-                    let component =
-                        component.or(place.component.map(|(kind, name, at)| (kind, name.into(), at.into())));
-                    let component = component
-                        .as_ref()
-                        .map(|(kind, name, at): &(Kind, String, String)| (*kind, name.as_str(), at.as_str()));
-                    self.map(&Place { key: &key, indent: place.indent + LEVEL, component }, inner);
+                Json::Object(inner) if !inner.is_empty() && (documented.is_none() || component.is_some()) => {
+                    // An empty section has no effect.
+                    let mark = if context.indent == 0 { "" } else { mark };
+                    self.line(context.indent, &format!("{mark}{name}:"));
+                    let component = component.or(context.component);
+                    self.map(&MapContext { key: &key, indent: context.indent + LEVEL, component }, inner);
                 }
                 Json::Array(items) if items.iter().any(Json::is_object) && active => {
-                    self.line(place.indent, &format!("{name}:"));
+                    self.line(context.indent, &format!("{name}:"));
                     for (i, item) in items.iter().enumerate() {
-                        self.item(&format!("{key}.{i}"), place.indent + LEVEL, item);
+                        self.item(&format!("{key}.{i}"), context.indent + LEVEL, item);
                     }
                 }
-                value => self.line(place.indent, &format!("{mark}{name}: {}", inline(value))),
+                value => self.line(context.indent, &format!("{mark}{name}: {}", inline(value))),
             }
         }
     }
 
     /// An entry of a list of components.
     fn item(&mut self, key: &str, indent: usize, item: &Json) {
-        let Json::Object(map) = item else {
+        let (Json::Object(map), component @ Some(_)) = (item, component(key, item)) else {
             return self.line(indent, &format!("- {}", inline(item)));
         };
-        let component = self.component(key, item);
-        if component.is_none() {
-            return self.line(indent, &format!("- {}", inline(item)));
-        }
-        let component = component.as_ref().map(|(kind, name, at)| (*kind, name.as_str(), at.as_str()));
         let name = map.get("name").map(inline).unwrap_or_default();
         self.line(indent, &format!("- name: {name}"));
         let rest = map.iter().filter(|(name, _)| *name != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
-        self.map(&Place { key, indent: indent + LEVEL, component }, &rest);
+        self.map(&MapContext { key, indent: indent + LEVEL, component }, &rest);
     }
 
-    /// The component at a key.
-    fn component(&self, key: &str, value: &Json) -> Option<(Kind, String, String)> {
-        let name = value.get("name")?.as_str()?;
-        let kind = match general(key).as_str() {
-            "evaluation.check.N" => Kind::Reward,
-            key => {
-                Kind::ALL.into_iter().find(|kind| key == kind.section() || key == format!("{}.N", kind.section()))?
-            }
-        };
-        Some((kind, name.to_string(), key.to_string()))
-    }
-
-    /// The place of an option among those of its component.
-    fn rank(&self, place: &Place<'_>, name: &str) -> usize {
-        let Some((kind, component, _)) = place.component else { return 0 };
+    /// The position of an option among those of its component.
+    fn rank(&self, context: &MapContext<'_>, name: &str) -> usize {
+        let Some(ComponentAt { kind, name: component, .. }) = context.component else { return 0 };
         let section = self.sections.iter().find(|s| s.component == Some((kind, component)));
         let of = |key: &Key| key.name.split('.').any(|part| part == name);
         section.and_then(|s| s.keys.iter().position(of)).unwrap_or(usize::MAX)
     }
 
     /// The documentation of a key: of a component's option from the component, of others from the sections.
-    fn key(&self, place: &Place<'_>, key: &str) -> Option<&'a Key> {
+    fn key(&self, context: &MapContext<'_>, key: &str) -> Option<&'a Key> {
         let sections: &'a [Section] = self.sections;
-        let of_component = place.component.and_then(|(kind, name, at)| {
+        let of_component = context.component.and_then(|ComponentAt { kind, name, key: at }| {
             let option = general(key.strip_prefix(at)?.trim_start_matches('.'));
             let section = sections.iter().find(|s| s.component == Some((kind, name)))?;
             section.keys.iter().find(|key| {
@@ -170,11 +159,21 @@ impl<'a> Writer<'a> {
         *self.text += &format!("{:indent$}{text}\n", "");
     }
 
-    /// Whether a layer says this key or one below it.
-    fn is_said(&self, key: &str) -> bool {
+    /// Whether a layer sets this key or one below it.
+    fn is_set(&self, key: &str) -> bool {
         let below = format!("{key}.");
-        self.said.iter().any(|said| said == key || said.starts_with(&below))
+        self.set_keys.iter().any(|set| set == key || set.starts_with(&below))
     }
+}
+
+/// The component at a key.
+fn component<'a>(key: &'a str, value: &'a Json) -> Option<ComponentAt<'a>> {
+    let name = value.get("name")?.as_str()?;
+    let kind = match general(key).as_str() {
+        "evaluation.check.N" => Kind::Reward,
+        key => Kind::ALL.into_iter().find(|kind| key == kind.section() || key == format!("{}.N", kind.section()))?,
+    };
+    Some(ComponentAt { kind, name, key })
 }
 
 /// A value on one line: JSON, which is YAML too; without quotes where plain words need none.

@@ -6,27 +6,29 @@ use std::path::Path;
 
 use config::{Value, ValueKind};
 
-use super::super::yaml::Map;
+use super::super::yaml::{Map, place};
 use super::agentic_table::{
-    ALGORITHM, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, SAME, SECTIONS, SEVERAL, SINGLE_TURNS,
-    TURNS, WITHOUT_EFFECT, fits,
+    ALGO, ALGORITHM, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, SAME, SECTIONS, SEVERAL,
+    STEP_MANAGER, TURNS, WITHOUT_EFFECT, fits,
 };
-use super::tree::{Source, Target};
-use super::{ORIGIN, betas, constant, devices, precision, said_by_default, strategy};
+use super::tree::{ReferenceTree, TranslatedTree};
+use super::{
+    ORIGIN, betas, checkpoints_to_keep, constant, copy_keys, devices, fill_defaults, origin, origin_or_roll, precision,
+    strategy, whole,
+};
 use roll_core::{Error, Result};
 
 /// Whether a configuration of ROLL is one of its agentic pipeline.
-pub fn is_agentic(from: &Source) -> bool {
+pub fn is_agentic(from: &ReferenceTree) -> bool {
     SECTIONS.iter().all(|key| from.get(key).is_some())
 }
 
-/// The same in this project's keys, and notes for the user.
-pub fn translate(path: &Path, mut from: Source) -> Result<(Map, Vec<String>)> {
-    let (mut to, mut notes) = (Target::new(), Vec::new());
-    for (theirs, ours) in SAME {
-        if let Some(value) = from.take(theirs) {
-            to.put(ours, value);
-        }
+/// The configuration in this project's keys, and notes for the user.
+pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<String>)> {
+    let (mut to, mut notes) = (TranslatedTree::new(), Vec::new());
+    copy_keys(&mut from, &mut to, SAME);
+    for key in ALGO.split_whitespace() {
+        copy_keys(&mut from, &mut to, &[(key, &format!("algo.{key}"))]);
     }
     steps(path, &mut from, &mut to)?;
     model(&mut from, &mut to);
@@ -34,11 +36,7 @@ pub fn translate(path: &Path, mut from: Source) -> Result<(Map, Vec<String>)> {
     precision(&mut from, &mut to);
     generation(&mut from, &mut to);
     environments(path, &mut from, &mut to, &mut notes)?;
-    for (key, default) in DEFAULTS {
-        if !to.has(key) {
-            to.put(key, said_by_default(*default));
-        }
-    }
+    fill_defaults(&mut to, DEFAULTS);
     groups(path, &mut from, &mut to)?;
     updates(path, &mut from, &mut to)?;
     train_strategy(&mut from, &mut to);
@@ -50,7 +48,7 @@ pub fn translate(path: &Path, mut from: Source) -> Result<(Map, Vec<String>)> {
     Ok((to.into_map(), notes))
 }
 
-fn steps(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
+fn steps(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     if let Some(steps) = from.take("max_steps") {
         match whole(&steps) {
             Some(_) => to.put("steps", steps),
@@ -60,17 +58,12 @@ fn steps(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
             }
         }
     }
-    // 0 keeps all there.
-    if let Some(keep) = from.take("max_ckpt_to_keep")
-        && whole(&keep).is_some()
-    {
-        to.put("max_ckpt_to_keep", keep);
-    }
+    checkpoints_to_keep(from, to);
     Ok(())
 }
 
 /// The trained part: adapters where their targets are named, all weights otherwise, as in ROLL.
-fn model(from: &mut Source, to: &mut Target) {
+fn model(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let args = "actor_train.model_args";
     match from.take(&format!("{args}.lora_target")).filter(|v| v.kind != ValueKind::Nil) {
         Some(targets) => {
@@ -85,24 +78,23 @@ fn model(from: &mut Source, to: &mut Target) {
         }
         None => to.put("model.lora_rank", constant(0u64)),
     }
-    if let Some(held) = from.take(&format!("{args}.disable_gradient_checkpointing")) {
-        let recompute = !matches!(held.kind, ValueKind::Boolean(true));
-        to.put("model.use_gradient_checkpointing", Value::new(origin(&held).as_ref(), recompute));
+    if let Some(disable) = from.take(&format!("{args}.disable_gradient_checkpointing")) {
+        let checkpointing = !matches!(disable.kind, ValueKind::Boolean(true));
+        to.put("model.use_gradient_checkpointing", Value::new(origin(&disable).as_ref(), checkpointing));
     }
 }
 
 /// How answers are drawn. Values of `actor_infer` hold for training and validation, as in ROLL.
-fn generation(from: &mut Source, to: &mut Target) {
-    let place = |from: &Source, own: &str| {
-        let all = "actor_infer.generating_args";
-        if from.get(all).is_some() { all.to_string() } else { format!("{own}.generating_args") }
-    };
-    let (training, validation) = (place(from, "train_env_manager"), place(from, "val_env_manager"));
+fn generation(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    let shared = "actor_infer.generating_args";
+    let has_shared = from.get(shared).is_some();
+    let [training, validation] = ["train_env_manager", "val_env_manager"]
+        .map(|section| if has_shared { shared.to_string() } else { format!("{section}.generating_args") });
     for (theirs, ours, of_validation) in GENERATION {
         if let Some(value) = from.take(&format!("{training}.{theirs}")) {
             // vLLM's -1 is all.
-            let all = matches!(value.kind, ValueKind::I64(-1)) && *theirs == "top_k";
-            to.put(ours, if all { Value::new(origin(&value).as_ref(), 0u64) } else { value });
+            let is_all = matches!(value.kind, ValueKind::I64(-1)) && *theirs == "top_k";
+            to.put(ours, if is_all { Value::new(origin(&value).as_ref(), 0u64) } else { value });
         }
         if let Some(ours) = of_validation
             && let Some(value) = from.take(&format!("{validation}.{theirs}"))
@@ -116,7 +108,7 @@ fn generation(from: &mut Source, to: &mut Target) {
 }
 
 /// The environments that are played, of `custom_envs`.
-fn environments(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec<String>) -> Result<()> {
+fn environments(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) -> Result<()> {
     let trained = tags(path, from, "train_env_manager")?;
     let validated = tags(path, from, "val_env_manager")?;
     let mut played: Vec<String> = Vec::new();
@@ -133,26 +125,32 @@ fn environments(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec
         (1, Some(one)) => to.put("env", one.clone()),
         _ => {
             to.put("env.name", constant(SEVERAL));
-            to.put("env.worlds", Value::new(Some(&ORIGIN.to_string()), ValueKind::Table(worlds)));
+            to.put("env.worlds", constant(ValueKind::Table(worlds)));
             for (section, tags, ours) in [("train_env_manager", &trained, ""), ("val_env_manager", &validated, "val_")]
             {
                 let list = tags.iter().map(|tag| Value::from(tag.as_str())).collect();
-                to.put(&format!("algo.{ours}tags"), Value::new(Some(&ORIGIN.to_string()), ValueKind::Array(list)));
+                to.put(&format!("algo.{ours}tags"), constant(ValueKind::Array(list)));
                 if let Some(shares) = from.take(&format!("{section}.num_groups_partition")) {
                     to.put(&format!("algo.{ours}num_groups_partition"), shares);
                 }
             }
         }
     }
+    turns(path, from, to, &played, notes);
+    Ok(())
+}
+
+/// The agent's keys in the entries of the environments `played`, which hold for all of them here.
+fn turns(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, played: &[String], notes: &mut Vec<String>) {
     for (theirs, ours) in TURNS {
-        let mut said: Vec<Value> = Vec::new();
-        for tag in &played {
+        let mut values: Vec<Value> = Vec::new();
+        for tag in played {
             if is_read(from, tag, theirs) {
-                said.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
+                values.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
             }
         }
-        let Some(first) = said.first().cloned() else { continue };
-        if said.iter().any(|value| value.kind != first.kind) {
+        let Some(first) = values.first().cloned() else { continue };
+        if values.iter().any(|value| value.kind != first.kind) {
             notes.push(format!(
                 "{}: `{theirs}` differs between the environments {}; that of `{}` holds for all",
                 path.display(),
@@ -160,41 +158,40 @@ fn environments(path: &Path, from: &mut Source, to: &mut Target, notes: &mut Vec
                 played[0]
             ));
         }
-        let less = |value: &Value| to.get(ours).and_then(whole).zip(whole(value)).is_some_and(|(a, b)| a < b);
-        // The tokens of an answer are limited twice there.
-        if !less(&first) {
+        // ROLL limits the tokens of an answer twice: the smaller limit holds.
+        let is_below = to.get(ours).and_then(whole).zip(whole(&first)).is_some_and(|(a, b)| a < b);
+        if !is_below {
             to.put(ours, first);
         }
     }
-    for tag in &played {
-        if has_single_turns(from, tag) {
+    for tag in played {
+        if prompts_each_turn(from, tag) {
             from.take(&format!("custom_envs.{tag}.env_manager_cls"));
             if !to.has(HISTORY) {
                 to.put(HISTORY, constant(1u64));
             }
         }
     }
-    Ok(())
 }
 
-/// Whether ROLL gives each turn of the environment `tag` a prompt of its own.
-fn has_single_turns(from: &Source, tag: &str) -> bool {
+/// Whether each turn of the environment `tag` has a prompt of its own in ROLL.
+fn prompts_each_turn(from: &ReferenceTree, tag: &str) -> bool {
     let class = from.get(&format!("custom_envs.{tag}.env_manager_cls"));
-    class.and_then(|class| class.clone().into_string().ok()).is_some_and(|class| class.ends_with(SINGLE_TURNS))
+    class.and_then(|class| class.clone().into_string().ok()).is_some_and(|class| class.ends_with(STEP_MANAGER))
 }
 
 /// Whether ROLL reads the key `name` of the environment `tag`.
-fn is_read(from: &Source, tag: &str, name: &str) -> bool {
+fn is_read(from: &ReferenceTree, tag: &str, name: &str) -> bool {
     let kind = from.get(&format!("custom_envs.{tag}.env_type")).and_then(|kind| kind.clone().into_string().ok());
     match name {
-        "history_length" => has_single_turns(from, tag),
+        "history_length" => prompts_each_turn(from, tag),
         "agent_template" | "agent_system_template" => kind.as_deref() != Some(OWN_MESSAGES),
         _ => true,
     }
 }
 
 /// The environments of a section.
-fn tags(path: &Path, from: &mut Source, section: &str) -> Result<Vec<String>> {
+fn tags(path: &Path, from: &mut ReferenceTree, section: &str) -> Result<Vec<String>> {
     let key = format!("{section}.tags");
     let Some(value) = from.take(&key) else { return Ok(vec!["SimpleSokoban".into()]) };
     let found = match &value.kind {
@@ -207,7 +204,7 @@ fn tags(path: &Path, from: &mut Source, section: &str) -> Result<Vec<String>> {
 }
 
 /// Our options of the entry `tag` of `custom_envs`.
-fn environment(path: &Path, from: &mut Source, tag: &str) -> Result<Value> {
+fn environment(path: &Path, from: &mut ReferenceTree, tag: &str) -> Result<Value> {
     let key = format!("custom_envs.{tag}");
     let Some(kind) = from.take(&format!("{key}.env_type")) else {
         return Err(Error::bad_file(path, format!("`{key}.env_type` is missing: which environment is `{tag}`?")));
@@ -223,7 +220,7 @@ fn environment(path: &Path, from: &mut Source, tag: &str) -> Result<Value> {
         return Err(Error::bad_file(path, problem));
     };
     let mut own = Map::from([("name".to_string(), Value::new(origin(&kind).as_ref(), *name))]);
-    for option in *options {
+    for option in options.split_whitespace() {
         if let Some(value) = from.take(&format!("{key}.env_config.{option}")) {
             own.insert(option.to_string(), value);
         }
@@ -232,7 +229,7 @@ fn environment(path: &Path, from: &mut Source, tag: &str) -> Result<Value> {
 }
 
 /// `rollout_batch_size` episodes are one step, whatever number of them ROLL plays at the same time.
-fn groups(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
+fn groups(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     let size = to.get("algo.group_size").and_then(whole).unwrap_or(1);
     let episodes = from.take("rollout_batch_size").unwrap_or_else(|| constant(128u64));
     from.take("train_env_manager.num_env_groups");
@@ -255,60 +252,44 @@ fn groups(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
 
 /// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each group of devices
 /// that holds one copy of the model; the same number is taken here, on as many ranks as there are.
-fn updates(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
+fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     let train = "actor_train.training_args";
     let accumulated = from.take(&format!("{train}.gradient_accumulation_steps")).and_then(|v| whole(&v)).unwrap_or(1);
     let per_device = to.get("algo.micro_batch_size").and_then(whole).unwrap_or(1);
-    let mapping = from.take("actor_train.device_mapping");
-    let all = match &mapping {
-        None | Some(Value { kind: ValueKind::Nil, .. }) => 1,
-        Some(value) => devices(value).ok_or_else(|| {
-            let problem = format!(
-                "`actor_train.device_mapping`: expected a list of devices such as list(range(0,8)), found {value}{}",
-                place(value)
-            );
-            Error::bad_file(path, problem)
-        })?,
-    };
+    let (devices, mapping) = devices(path, from)?;
     let config = "actor_train.strategy_args.strategy_config";
-    let mut copy = 1;
+    let mut devices_per_copy = 1;
     for kind in ["tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"] {
-        copy *= from.take(&format!("{config}.{kind}")).and_then(|v| whole(&v)).unwrap_or(1);
+        devices_per_copy *= from.take(&format!("{config}.{kind}")).and_then(|v| whole(&v)).unwrap_or(1);
     }
-    let mini_batch = per_device.saturating_mul(accumulated).saturating_mul((all / copy.max(1)).max(1));
-    let of = mapping.as_ref().and_then(origin).unwrap_or_else(|| ORIGIN.to_string());
-    to.put("algo.mini_batch_size", Value::new(Some(&of), mini_batch));
+    let copies = (devices / devices_per_copy.max(1)).max(1);
+    let mini_batch = per_device.saturating_mul(accumulated).saturating_mul(copies);
+    to.put("algo.mini_batch_size", Value::new(Some(&mapping.unwrap_or_else(|| ORIGIN.to_string())), mini_batch));
 
-    // There any number of steps may be played ahead, here one.
+    // ROLL may generate any number of steps ahead, this program one.
     if let Some(ratio) = from.take("async_generation_ratio") {
-        let of = origin(&ratio).unwrap_or_else(|| ORIGIN.to_string());
-        let ahead = ratio.into_float().is_ok_and(|ratio| ratio > 0.0);
-        to.put("algo.async_generation_ratio", Value::new(Some(&of), u64::from(ahead)));
+        let at = origin_or_roll(&ratio);
+        let is_ahead = ratio.into_float().is_ok_and(|ratio| ratio > 0.0);
+        to.put("algo.async_generation_ratio", Value::new(Some(&at), u64::from(is_ahead)));
     }
 
-    // Schedules count updates there and steps here.
-    let number = |to: &Target, key: &str| to.get(key).and_then(whole).unwrap_or(1);
+    // Schedules of ROLL count updates, ours steps.
+    let number = |to: &TranslatedTree, key: &str| to.get(key).and_then(whole).unwrap_or(1);
     let episodes = number(to, "algo.num_env_groups") * number(to, "algo.group_size");
     let per_step = (number(to, "algo.ppo_epochs") * episodes.div_ceil(mini_batch)).max(1);
     let ratio = from.take(&format!("{train}.warmup_ratio"));
     let warmup = from.take(&format!("{train}.warmup_steps"));
-    match (warmup.as_ref().and_then(whole), ratio.and_then(|r| r.into_float().ok()).filter(|r| *r > 0.0)) {
-        (Some(updates), _) => {
-            let of = warmup.as_ref().and_then(origin).unwrap_or_else(|| ORIGIN.to_string());
-            to.put("training.warmup_steps", Value::new(Some(&of), updates.div_ceil(per_step)));
-        }
-        (None, Some(ratio)) => {
-            let steps = number(to, "steps") as f64 * ratio;
-            to.put("training.warmup_steps", constant(steps.ceil() as u64));
-        }
-        (None, None) => {}
+    if let Some((warmup, updates)) = warmup.and_then(|warmup| whole(&warmup).map(|updates| (warmup, updates))) {
+        to.put("training.warmup_steps", Value::new(Some(&origin_or_roll(&warmup)), updates.div_ceil(per_step)));
+    } else if let Some(ratio) = ratio.and_then(|r| r.into_float().ok()).filter(|r| *r > 0.0) {
+        let steps = number(to, "steps") as f64 * ratio;
+        to.put("training.warmup_steps", constant(steps.ceil() as u64));
     }
     Ok(())
 }
 
-/// DeepSpeed's block means the same here; Megatron's distributed optimizer divides what stage 1 does, FSDP what stage 3
-/// does.
-fn train_strategy(from: &mut Source, to: &mut Target) {
+/// DeepSpeed's options keep their meaning; Megatron's distributed optimizer shards as stage 1 does, FSDP as stage 3.
+fn train_strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let name = from.take("actor_train.strategy_args.strategy_name").and_then(|v| v.into_string().ok());
     strategy(from, to);
     let stage = match name.unwrap_or_default() {
@@ -321,7 +302,7 @@ fn train_strategy(from: &mut Source, to: &mut Target) {
 }
 
 /// The keys that have no effect here, once each, by the reason; and how many have one.
-fn without_effect(path: &Path, from: &Source) -> Option<String> {
+fn without_effect(path: &Path, from: &ReferenceTree) -> Option<String> {
     let unused = from.unused(path);
     if unused.is_empty() {
         return None;
@@ -337,7 +318,7 @@ fn without_effect(path: &Path, from: &Source) -> Option<String> {
     }
     let keys = |keys: BTreeSet<String>| keys.into_iter().collect::<Vec<_>>().join(", ");
     let listed = by_reason.into_iter().map(|(reason, of)| format!("{} ({reason})", keys(of)));
-    let (with, without) = from.counts(path);
+    let (with, without) = from.counts(path, &unused);
     Some(format!(
         "{}: an agentic configuration of ROLL; {with} keys have an effect here, {without} have none: {}",
         path.display(),
@@ -351,19 +332,6 @@ fn of_all_tags(key: &str) -> String {
         Some((_, rest)) => format!("custom_envs.*.{rest}"),
         None => key.to_string(),
     }
-}
-
-fn whole(value: &Value) -> Option<u64> {
-    value.clone().into_uint().ok().filter(|n| *n > 0)
-}
-
-fn origin(value: &Value) -> Option<String> {
-    value.origin().map(String::from)
-}
-
-/// " (file:line)" for the end of a message.
-fn place(value: &Value) -> String {
-    value.origin().map(|at| format!(" ({at})")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -485,7 +453,7 @@ custom_envs:
     }
 
     #[test]
-    fn an_agentic_configuration_of_roll_becomes_ours() {
+    fn translates_an_agentic_configuration() {
         let loaded = load(|text| text).unwrap();
         let c = &loaded.config;
         assert_eq!((c.seed, c.steps, c.save_steps, c.evaluation.every), (7, Some(100), 1000, 20));
@@ -556,7 +524,7 @@ custom_envs:
     }
 
     #[test]
-    fn one_world_is_an_environment_of_its_own() {
+    fn a_single_environment_is_not_mixed() {
         let loaded = load(|text| text.replace("[Lake, Room]", "[Room]").replace("[8, 24]", "[32]")).unwrap();
         let env = loaded.config.env.unwrap();
         assert_eq!((env.name.as_str(), &env.options["num_boxes"]), ("sokoban", &1.into()));
@@ -564,7 +532,7 @@ custom_envs:
     }
 
     #[test]
-    fn turns_have_prompts_of_their_own_where_rolls_class_says_so() {
+    fn step_env_manager_sets_history_length() {
         let class = "manager: roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager";
         let manager = |history: &'static str| {
             move |text: String| {
@@ -590,7 +558,7 @@ custom_envs:
     }
 
     #[test]
-    fn adapters_are_trained_where_rolls_file_says_so() {
+    fn translates_lora_options() {
         let lora = "lora_target: all-linear, lora_rank: 16, dtype: bf16";
         let loaded = load(|text| text.replace("dtype: bf16", lora)).unwrap();
         let model = &loaded.config.model.options;
@@ -600,15 +568,15 @@ custom_envs:
     }
 
     #[test]
-    fn what_cannot_be_played_is_an_error_with_its_place() {
-        let told = |change: &dyn Fn(String) -> String| load(change).unwrap_err().to_string();
-        let message = told(&|t| t.replace("tags: [Room]", "tags: [Shop]"));
+    fn rejects_environments_and_batch_sizes_that_cannot_be_translated() {
+        let error = |change: &dyn Fn(String) -> String| load(change).unwrap_err().to_string();
+        let message = error(&|t| t.replace("tags: [Room]", "tags: [Shop]"));
         assert!(message.contains("webshop") && message.contains("frozen_lake, sokoban"), "{message}");
-        let message = told(&|t| t.replace("tags: [Room]", "tags: [Nowhere]"));
+        let message = error(&|t| t.replace("tags: [Room]", "tags: [Nowhere]"));
         assert!(message.contains("custom_envs.Nowhere"), "{message}");
-        let message = told(&|t| t.replace("rollout_batch_size: 64", "rollout_batch_size: 66"));
+        let message = error(&|t| t.replace("rollout_batch_size: 64", "rollout_batch_size: 66"));
         assert!(message.contains("multiple of") && message.contains("agents.yaml:"), "{message}");
-        let message = told(&|t| t.replace("max_steps: 100", "max_steps: -1"));
+        let message = error(&|t| t.replace("max_steps: 100", "max_steps: -1"));
         assert!(message.contains("max_steps"), "{message}");
     }
 }

@@ -1,6 +1,4 @@
-//! ROLL's names beside ours: keys and defaults of its agentic configurations, and why others have no effect.
-
-use super::table::Fallback;
+//! Keys and defaults of ROLL's agentic configurations in this project's names, and why other keys have no effect.
 
 /// The algorithm that ROLL's agentic pipeline is here, and the model.
 pub const ALGORITHM: &str = "agentic_ppo";
@@ -22,42 +20,6 @@ pub const SAME: &[(&str, &str)] = &[
     ("eval_steps", "evaluation.every"),
     ("max_grad_norm", "training.max_grad_norm"),
     ("pretrain", "model.model_path"),
-    ("sequence_length", "algo.sequence_length"),
-    ("val_batch_size", "algo.val_batch_size"),
-    ("adv_estimator", "algo.adv_estimator"),
-    ("gamma", "algo.gamma"),
-    ("lambd", "algo.lambd"),
-    ("value_clip", "algo.value_clip"),
-    ("critic_warmup", "algo.critic_warmup"),
-    ("reward_clip", "algo.reward_clip"),
-    ("advantage_clip", "algo.advantage_clip"),
-    ("whiten_advantages", "algo.whiten_advantages"),
-    ("whiten_rewards", "algo.whiten_rewards"),
-    ("add_token_level_kl", "algo.add_token_level_kl"),
-    ("kl_penalty", "algo.kl_penalty"),
-    ("init_kl_coef", "algo.init_kl_coef"),
-    ("target_kl", "algo.target_kl"),
-    ("kl_horizon", "algo.kl_horizon"),
-    ("ppo_epochs", "algo.ppo_epochs"),
-    ("enable_old_logprobs_recompute", "algo.enable_old_logprobs_recompute"),
-    ("pg_clip", "algo.pg_clip"),
-    ("use_pg_clip_range", "algo.use_pg_clip_range"),
-    ("pg_clip_low", "algo.pg_clip_low"),
-    ("pg_clip_high", "algo.pg_clip_high"),
-    ("dual_clip_loss", "algo.dual_clip_loss"),
-    ("use_kl_loss", "algo.use_kl_loss"),
-    ("kl_loss_coef", "algo.kl_loss_coef"),
-    ("entropy_loss_coef", "algo.entropy_loss_coef"),
-    ("loss_agg_mode", "algo.loss_agg_mode"),
-    ("ratio_type", "algo.ratio_type"),
-    ("train_infer_correction", "algo.train_infer_correction"),
-    ("step_reward_gamma", "algo.step_reward_gamma"),
-    ("step_reward_weight", "algo.step_reward_weight"),
-    ("episode_reward_weight", "algo.episode_reward_weight"),
-    ("reward_normalization.grouping", "algo.reward_normalization.grouping"),
-    ("reward_normalization.method", "algo.reward_normalization.method"),
-    ("reward_normalization.norm_mean_type", "algo.reward_normalization.norm_mean_type"),
-    ("reward_normalization.norm_std_type", "algo.reward_normalization.norm_std_type"),
     ("train_env_manager.group_size", "algo.group_size"),
     ("train_env_manager.group_size_redundancy", "algo.group_size_redundancy"),
     ("actor_train.pg_variant", "algo.pg_variant"),
@@ -71,6 +33,15 @@ pub const SAME: &[(&str, &str)] = &[
     ("actor_train.training_args.adam_epsilon", "training.eps"),
     ("actor_train.training_args.per_device_train_batch_size", "algo.micro_batch_size"),
 ];
+
+/// Keys of ROLL's top level that are options of the algorithm here, under the same name.
+pub const ALGO: &str = "\
+    sequence_length val_batch_size adv_estimator gamma lambd value_clip critic_warmup reward_clip advantage_clip \
+    whiten_advantages whiten_rewards add_token_level_kl kl_penalty init_kl_coef target_kl kl_horizon ppo_epochs \
+    enable_old_logprobs_recompute pg_clip use_pg_clip_range pg_clip_low pg_clip_high dual_clip_loss use_kl_loss \
+    kl_loss_coef entropy_loss_coef loss_agg_mode ratio_type train_infer_correction step_reward_gamma \
+    step_reward_weight episode_reward_weight reward_normalization.grouping reward_normalization.method \
+    reward_normalization.norm_mean_type reward_normalization.norm_std_type";
 
 /// Options of generation, of training and of validation: (ROLL's, ours for training, ours for validation).
 pub const GENERATION: &[(&str, &str, Option<&str>)] = &[
@@ -89,65 +60,44 @@ pub const TURNS: &[(&str, &str)] = &[
     ("history_length", HISTORY),
 ];
 
-/// Our key for the number of turns that an agent sees, and the end of the name of ROLL's class that gives each turn a
-/// prompt of its own: it tells of one turn where the entry does not say how many.
+/// Our key for the number of turns that an agent sees.
 pub const HISTORY: &str = "algo.history_length";
-pub const SINGLE_TURNS: &str = "step_env_manager.StepEnvManager";
+/// End of the name of ROLL's class in which each turn has a prompt of its own; by default, it shows one turn.
+pub const STEP_MANAGER: &str = "step_env_manager.StepEnvManager";
 
-/// Environment of ROLL that writes its messages itself: an entry's templates are not read.
+/// Environment of ROLL that writes its messages itself: ROLL does not read the templates of its entry.
 pub const OWN_MESSAGES: &str = "sokoban_native_env";
 
 /// Environments: (`env_type`, our name, the options that mean the same in both).
-pub const ENVIRONMENTS: &[(&str, &str, &[&str])] = &[
+pub const ENVIRONMENTS: &[(&str, &str, &str)] = &[
     (
         "frozen_lake",
         "frozen_lake",
-        &[
-            "size",
-            "p",
-            "is_slippery",
-            "map_seed",
-            "format_penalty",
-            "action_pattern",
-            "special_token_list",
-            "env_instruction",
-        ],
+        "size p is_slippery map_seed format_penalty action_pattern special_token_list env_instruction",
     ),
     (
         "sokoban",
         "sokoban",
-        &[
-            "dim_room",
-            "num_boxes",
-            "max_steps",
-            "search_depth",
-            "num_gen_steps",
-            "format_penalty",
-            "action_pattern",
-            "special_token_list",
-            "env_instruction",
-            "grid_lookup",
-        ],
+        "dim_room num_boxes max_steps search_depth num_gen_steps format_penalty action_pattern special_token_list \
+         env_instruction grid_lookup",
     ),
-    (OWN_MESSAGES, "sokoban", NATIVE),
+    // The options that ROLL's environment with messages of its own passes on to Sokoban.
+    (OWN_MESSAGES, "sokoban", "dim_room num_boxes max_steps search_depth format_penalty action_pattern"),
 ];
 
-/// The options of Sokoban that ROLL's environment with messages of its own hands on.
-const NATIVE: &[&str] = &["dim_room", "num_boxes", "max_steps", "search_depth", "format_penalty", "action_pattern"];
-
-/// Defaults of ROLL that differ from ours: (our key, ROLL's default).
-pub const DEFAULTS: &[(&str, Fallback)] = &[
-    ("algo.adv_estimator", Fallback::Text("gae")),
-    ("algo.val_batch_size", Fallback::Whole(128)),
-    ("algo.reward_normalization.grouping", Fallback::Text("batch")),
-    ("algo.reward_normalization.method", Fallback::Text("identity")),
-    ("algo.group_size", Fallback::Whole(1)),
-    ("algo.micro_batch_size", Fallback::Whole(8)),
-    ("training.learning_rate", Fallback::Number(5e-5)),
-    ("training.lr_scheduler_type", Fallback::Text("linear")),
-    ("save_steps", Fallback::Whole(50)),
-    ("evaluation.every", Fallback::Whole(10)),
-    ("steps", Fallback::Whole(500)),
+/// Defaults of ROLL that differ from ours: (our key, ROLL's default as YAML).
+pub const DEFAULTS: &[(&str, &str)] = &[
+    ("algo.adv_estimator", "gae"),
+    ("algo.val_batch_size", "128"),
+    ("algo.reward_normalization.grouping", "batch"),
+    ("algo.reward_normalization.method", "identity"),
+    ("algo.group_size", "1"),
+    ("algo.micro_batch_size", "8"),
+    ("training.learning_rate", "5.0e-5"),
+    ("training.lr_scheduler_type", "linear"),
+    ("save_steps", "50"),
+    ("evaluation.every", "10"),
+    ("steps", "500"),
 ];
 
 const ROLES: &str = "one program generates, scores and trains: there are no workers to place and no servers";

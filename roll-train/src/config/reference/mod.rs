@@ -1,12 +1,11 @@
 //! ROLL's own configurations, in this project's keys: of Reward-FL (`reward_fl_config.yaml`), and of its agentic
 //! pipeline (`agentic.rs`).
 //!
-//! What a key meant there it means here, with the same default where ROLL's differs from ours. Keys that have no effect
-//! here are listed once.
+//! A key keeps its meaning, and its default where ROLL's differs from ours. Keys that have no effect here are listed
+//! once.
 //!
-//! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the one place of this crate that knows
-//! components by name: a configuration of ROLL does not name them as ours do, so something has to say which of ours it
-//! means. The names and keys are in the tables; nothing else here depends on which components there are.
+//! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the only module of this crate that knows
+//! components by name: a configuration of ROLL does not name them as ours do. The names and keys are in the tables.
 
 mod agentic;
 mod agentic_table;
@@ -17,13 +16,16 @@ use std::path::Path;
 
 use config::{Value, ValueKind};
 
-use super::yaml::Map;
+use super::yaml::{Map, parse_value, place};
 use roll_core::{Error, Result};
 use table::{
-    ALGORITHM, CONFIG_KWARGS, DEFAULTS, Fallback, LORA, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SAME, SECTIONS,
-    STRATEGY, ZERO, ZERO_BLOCK,
+    ALGORITHM, CONFIG_KWARGS, DEFAULTS, LORA, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SAME, SECTIONS, STRATEGY,
+    ZERO, ZERO_BLOCK,
 };
-use tree::{Source, Target};
+use tree::{ReferenceTree, TranslatedTree};
+
+/// Origin of values that ROLL's code implies.
+const ORIGIN: &str = "as in ROLL";
 
 /// Whether a mapping is one of ROLL's.
 pub(super) fn is_reference(map: &Map) -> bool {
@@ -32,7 +34,7 @@ pub(super) fn is_reference(map: &Map) -> bool {
 
 /// The mapping of `path` in this project's keys for a job of `ranks` ranks, and notes for the user.
 pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec<String>)> {
-    let mut from = Source::new(map);
+    let mut from = ReferenceTree::new(map);
     if agentic::is_agentic(&from) {
         return agentic::translate(path, from);
     }
@@ -45,35 +47,22 @@ pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec
             ),
         ));
     }
-    let mut to = Target::new();
+    let mut to = TranslatedTree::new();
     let mut notes = Vec::new();
-    for (theirs, ours) in SAME {
-        if let Some(value) = from.take(theirs) {
-            to.put(ours, value);
-        }
-    }
-    let carries_lora = carries_lora(&mut from);
-    for (theirs, ours) in NETWORK {
-        if !carries_lora && LORA.contains(theirs) {
-            continue;
-        }
-        if let Some(value) = from.take(&format!("{CONFIG_KWARGS}.{theirs}")) {
-            to.put(ours, value);
-        }
-    }
-    if !carries_lora {
-        to.put("model.lora_rank", Value::new(Some(&"as in ROLL without `lora_base_model`".to_string()), 0));
-    }
+    copy_keys(&mut from, &mut to, SAME);
+    network(&mut from, &mut to);
     limits(path, &mut from, &mut to)?;
-    optimizer(&mut from, &mut to);
+    betas(&mut from, &mut to);
+    // DeepSpeed clips by this, if it is a number.
+    if let Some(value) = from.take("actor_train.strategy_args.strategy_config.gradient_clipping")
+        && !is_auto(&value)
+    {
+        to.put("training.max_grad_norm", value);
+    }
     precision(&mut from, &mut to);
     reward(&mut from, &mut to);
     strategy(&mut from, &mut to);
-    for (key, default) in DEFAULTS {
-        if !to.has(key) {
-            to.put(key, said_by_default(*default));
-        }
-    }
+    fill_defaults(&mut to, DEFAULTS);
     batch(path, ranks as u64, &mut from, &mut to, &mut notes)?;
     to.put("algo.name", constant(ALGORITHM));
     let unused = from.unused(path);
@@ -87,77 +76,92 @@ pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec
     Ok((to.into_map(), notes))
 }
 
-/// Whether a LoRA is trained: without `lora_base_model` ROLL trains every weight of `trainable_models`, and reads none
-/// of the keys about LoRA.
-fn carries_lora(from: &mut Source) -> bool {
-    let key = format!("{CONFIG_KWARGS}.lora_base_model");
-    let empty = |value: &Value| {
+/// Copies the values of `keys` (ROLL's, ours) unchanged.
+fn copy_keys(from: &mut ReferenceTree, to: &mut TranslatedTree, keys: &[(&str, &str)]) {
+    for (theirs, ours) in keys {
+        if let Some(value) = from.take(theirs) {
+            to.put(ours, value);
+        }
+    }
+}
+
+/// Sets the keys that are missing to ROLL's defaults.
+fn fill_defaults(to: &mut TranslatedTree, defaults: &[(&str, &str)]) {
+    for (key, default) in defaults {
+        if !to.has(key) {
+            let origin = "ROLL's default";
+            to.put(key, parse_value(default, origin).unwrap_or_else(|_| Value::new(Some(&origin.into()), *default)));
+        }
+    }
+}
+
+/// Network, trajectory and LoRA. Without `lora_base_model` ROLL trains every weight of `trainable_models`, and reads
+/// none of the keys about LoRA.
+fn network(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    let base = format!("{CONFIG_KWARGS}.lora_base_model");
+    let is_empty = |value: &Value| {
         matches!(&value.kind, ValueKind::Nil) || matches!(&value.kind, ValueKind::String(s) if s.is_empty())
     };
-    match from.get(&key).map(empty) {
-        Some(true) => {
-            from.take(&key);
-            false
+    let has_lora = from.get(&base).is_some_and(|value| !is_empty(value));
+    if !has_lora {
+        // An empty value is the same as none.
+        from.take(&base);
+        to.put("model.lora_rank", Value::new(Some(&"as in ROLL without `lora_base_model`".to_string()), 0));
+    }
+    for (theirs, ours) in NETWORK {
+        if (has_lora || !LORA.contains(theirs))
+            && let Some(value) = from.take(&format!("{CONFIG_KWARGS}.{theirs}"))
+        {
+            to.put(ours, value);
         }
-        found => found.is_some(),
     }
 }
 
 /// The length of a run, and its files.
-fn limits(path: &Path, from: &mut Source, to: &mut Target) -> Result<()> {
-    if let Some(value) = from.take("max_steps") {
-        to.put("max_steps", value);
-    }
-    // 0 keeps all there.
-    if let Some(value) = from.take("max_ckpt_to_keep")
-        && !matches!(value.kind, ValueKind::I64(0) | ValueKind::U64(0))
-    {
-        to.put("max_ckpt_to_keep", value);
-    }
+fn limits(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
+    copy_keys(from, to, &[("max_steps", "max_steps")]);
+    checkpoints_to_keep(from, to);
     if let Some(value) = from.take("actor_train.training_args.num_train_epochs") {
         let epochs = match value.kind {
             ValueKind::Float(epochs) if epochs.fract() == 0.0 && (0.0..1e9).contains(&epochs) => {
-                Value::new(value.origin().map(String::from).as_ref(), epochs as u64)
+                Value::new(origin(&value).as_ref(), epochs as u64)
             }
             _ => value,
         };
         to.put("training.num_train_epochs", epochs);
     }
-    if let Some(resume) = from.get("resume_from_checkpoint")
-        && !matches!(resume.kind, ValueKind::Boolean(false) | ValueKind::Nil)
-    {
-        return Err(Error::bad_file(
+    match from.get("resume_from_checkpoint") {
+        None | Some(Value { kind: ValueKind::Boolean(false) | ValueKind::Nil, .. }) => Ok(()),
+        Some(resume) => Err(Error::bad_file(
             path,
             format!(
                 "`resume_from_checkpoint: {resume}`: go on with `roll run --resume RUN`, whose directory is named there"
             ),
-        ));
+        )),
     }
-    Ok(())
 }
 
-fn optimizer(from: &mut Source, to: &mut Target) {
-    betas(from, to);
-    // DeepSpeed clips by this, where it is a number.
-    if let Some(value) = from.take("actor_train.strategy_args.strategy_config.gradient_clipping")
-        && !is_auto(&value)
+fn checkpoints_to_keep(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    // 0 keeps all in ROLL.
+    if let Some(value) = from.take("max_ckpt_to_keep")
+        && !matches!(value.kind, ValueKind::I64(0) | ValueKind::U64(0))
     {
-        to.put("training.max_grad_norm", value);
+        to.put("max_ckpt_to_keep", value);
     }
 }
 
-fn betas(from: &mut Source, to: &mut Target) {
+fn betas(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let betas = [("adam_beta1", 0.9), ("adam_beta2", 0.999)]
         .map(|(key, default)| (from.take(&format!("actor_train.training_args.{key}")), default));
     if betas.iter().any(|(beta, _)| beta.is_some()) {
-        let origin = betas.iter().find_map(|(beta, _)| beta.as_ref()?.origin().map(String::from));
+        let origin = betas.iter().find_map(|(beta, _)| origin(beta.as_ref()?));
         let list = betas.map(|(beta, default)| beta.unwrap_or_else(|| constant(default)));
         to.put("training.betas", Value::new(origin.as_ref(), ValueKind::Array(list.into())));
     }
 }
 
 /// The dtype of the frozen weights.
-fn precision(from: &mut Source, to: &mut Target) {
+fn precision(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let key = "actor_train.model_args.dtype";
     let text = from.get(key).and_then(|value| value.clone().into_string().ok()).unwrap_or_default();
     let ours = match text.as_str() {
@@ -166,21 +170,20 @@ fn precision(from: &mut Source, to: &mut Target) {
         _ => return,
     };
     if let Some(value) = from.take(key) {
-        to.put("model.weights_dtype", Value::new(value.origin().map(String::from).as_ref(), ours));
+        to.put("model.weights_dtype", Value::new(origin(&value).as_ref(), ours));
     }
 }
 
-/// ROLL has one reward.
-fn reward(from: &mut Source, to: &mut Target) {
+/// The reward; ROLL has one.
+fn reward(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let Some(path) = from.take(&format!("{CONFIG_KWARGS}.{REWARD_PATH}")) else { return };
     let (channels, order) = REWARD_CHANNELS;
     let options = [("name", constant(REWARD)), (REWARD_PATH, path), (channels, constant(order))];
     let options: Map = options.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
-    let one = Value::new(Some(&ORIGIN.to_string()), ValueKind::Table(options));
-    to.put("reward", Value::new(Some(&ORIGIN.to_string()), ValueKind::Array(vec![one])));
+    to.put("reward", constant(ValueKind::Array(vec![constant(ValueKind::Table(options))])));
 }
 
-fn strategy(from: &mut Source, to: &mut Target) {
+fn strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     from.take("actor_train.strategy_args.strategy_name");
     to.put("strategy.name", constant(STRATEGY));
     for key in ZERO {
@@ -195,29 +198,24 @@ fn strategy(from: &mut Source, to: &mut Target) {
 
 /// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each device of
 /// `device_mapping`; the same number is taken here, on `ranks` ranks.
-fn batch(path: &Path, ranks: u64, from: &mut Source, to: &mut Target, notes: &mut Vec<String>) -> Result<()> {
-    let whole = |value: &Value| value.clone().into_uint().ok().filter(|n| *n > 0);
-    let steps_key = "actor_train.training_args.gradient_accumulation_steps";
-    let steps = from.take(steps_key).unwrap_or_else(|| said_by_default(Fallback::Whole(1)));
-    let mapping = from.take("actor_train.device_mapping");
-    let devices = match &mapping {
-        None | Some(Value { kind: ValueKind::Nil, .. }) => 1,
-        Some(value) => devices(value).ok_or_else(|| {
-            let problem = format!(
-                "`actor_train.device_mapping`: expected a list of devices such as list(range(0,8)), found {value}{}",
-                value.origin().map(|o| format!(" ({o})")).unwrap_or_default()
-            );
-            Error::bad_file(path, problem)
-        })?,
-    };
+fn batch(
+    path: &Path,
+    ranks: u64,
+    from: &mut ReferenceTree,
+    to: &mut TranslatedTree,
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    let accumulation = "actor_train.training_args.gradient_accumulation_steps";
+    let steps = from.take(accumulation).unwrap_or_else(|| Value::new(Some(&"ROLL's default".to_string()), 1u64));
+    let (devices, mapping) = devices(path, from)?;
     let per_device = to.get("training.per_device_train_batch_size").and_then(whole);
     let (Some(accumulated), Some(per_device)) = (whole(&steps), per_device) else {
-        // Not a number above 0: the check of our own key says so, with its place.
+        // Not a number above 0: the check of our own key reports it with its place.
         to.put("training.gradient_accumulation_steps", steps);
         return Ok(());
     };
     let update = accumulated.saturating_mul(devices).saturating_mul(per_device);
-    let here = match (accumulated.saturating_mul(devices)).checked_rem(ranks) {
+    let here = match accumulated.saturating_mul(devices).checked_rem(ranks) {
         Some(0) => accumulated * devices / ranks,
         _ => {
             notes.push(format!(
@@ -228,24 +226,43 @@ fn batch(path: &Path, ranks: u64, from: &mut Source, to: &mut Target, notes: &mu
             accumulated
         }
     };
-    let origin = match mapping.as_ref().and_then(|m| m.origin()) {
+    let at = match mapping {
         Some(at) if here != accumulated => format!("the {devices} devices at {at}, on {ranks} ranks"),
-        _ => steps.origin().unwrap_or(ORIGIN).to_string(),
+        _ => origin_or_roll(&steps),
     };
-    to.put("training.gradient_accumulation_steps", Value::new(Some(&origin), here));
+    to.put("training.gradient_accumulation_steps", Value::new(Some(&at), here));
     // A step of ROLL goes over `train_batch_size` samples, in as many updates as that takes.
     if let Some(global) = from.take("train_batch_size").as_ref().and_then(whole)
         && global > update
-        && let Some(limit) = to.get("max_steps").and_then(whole)
+        && let Some(steps) = to.get("max_steps").cloned()
+        && let Some(limit) = whole(&steps)
     {
-        let origin = to.get("max_steps").and_then(|v| v.origin()).unwrap_or(ORIGIN).to_string();
-        to.put("max_steps", Value::new(Some(&origin), limit.saturating_mul(global.div_ceil(update))));
+        let limit = limit.saturating_mul(global.div_ceil(update));
+        to.put("max_steps", Value::new(Some(&origin_or_roll(&steps)), limit));
     }
     Ok(())
 }
 
+/// The number of devices of the training, and the place of the list.
+fn devices(path: &Path, from: &mut ReferenceTree) -> Result<(u64, Option<String>)> {
+    let key = "actor_train.device_mapping";
+    match from.take(key).filter(|mapping| mapping.kind != ValueKind::Nil) {
+        None => Ok((1, None)),
+        Some(mapping) => match count_devices(&mapping) {
+            Some(count) => Ok((count, origin(&mapping))),
+            None => Err(Error::bad_file(
+                path,
+                format!(
+                    "`{key}`: expected a list of devices such as list(range(0,8)), found {mapping}{}",
+                    place(&mapping)
+                ),
+            )),
+        },
+    }
+}
+
 /// The number of devices in `list(range(0,8))`, `[0,1]`, or sums of them.
-fn devices(value: &Value) -> Option<u64> {
+fn count_devices(value: &Value) -> Option<u64> {
     if let ValueKind::Array(items) = &value.kind {
         return u64::try_from(items.len()).ok().filter(|n| *n > 0);
     }
@@ -272,24 +289,25 @@ fn devices(value: &Value) -> Option<u64> {
     (count > 0).then_some(count)
 }
 
-/// Origin of ROLL's unwritten values.
-const ORIGIN: &str = "as in ROLL";
-
 fn constant(value: impl Into<ValueKind>) -> Value {
     Value::new(Some(&ORIGIN.to_string()), value)
 }
 
-fn said_by_default(default: Fallback) -> Value {
-    let origin = "ROLL's default".to_string();
-    match default {
-        Fallback::Number(number) => Value::new(Some(&origin), number),
-        Fallback::Whole(number) => Value::new(Some(&origin), number),
-        Fallback::Text(text) => Value::new(Some(&origin), text),
-    }
-}
-
 fn is_auto(value: &Value) -> bool {
     matches!(&value.kind, ValueKind::String(text) if text == "auto")
+}
+
+/// The value as a whole number above 0.
+fn whole(value: &Value) -> Option<u64> {
+    value.clone().into_uint().ok().filter(|n| *n > 0)
+}
+
+fn origin(value: &Value) -> Option<String> {
+    value.origin().map(String::from)
+}
+
+fn origin_or_roll(value: &Value) -> String {
+    value.origin().unwrap_or(ORIGIN).to_string()
 }
 
 #[cfg(test)]
@@ -334,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_schedule_are_the_same_here() {
+    fn translates_options_of_the_schedule() {
         let rate = "    learning_rate: 2.5e-6\n";
         let schedule =
             format!("{rate}    lr_scheduler_type: polynomial\n    lr_scheduler_kwargs: {{power: 2, lr_end: 1.0e-7}}\n");
@@ -344,17 +362,13 @@ mod tests {
     }
 
     #[test]
-    fn rolls_keys_become_ours_and_those_without_effect_are_listed_once() {
+    fn translates_reward_fl_and_lists_keys_without_effect_once() {
         let loaded = load(|text| text).unwrap();
         let c = &loaded.config;
         assert_eq!((c.exp_name.as_deref(), c.seed, c.save_steps, c.steps), (Some("first"), 8, 25, None));
         assert_eq!((c.max_steps, c.data.repeat, c.training.num_train_epochs), (Some(500), 100, 2));
         assert_eq!((c.training.learning_rate, c.training.max_grad_norm), (2.5e-6, 0.5));
-        assert_eq!(
-            c.training.lr_scheduler_type,
-            roll_backends::optimizer::LrSchedulerType::Linear,
-            "ROLL's default, where nothing is said"
-        );
+        assert_eq!(c.training.lr_scheduler_type, roll_backends::optimizer::LrSchedulerType::Linear, "ROLL's default");
         assert_eq!(c.training.gradient_accumulation_steps, 8, "eight devices' samples on one rank");
         assert_eq!(c.data.metadata.as_deref(), Some(Path::new("data/m.csv")));
         assert_eq!((c.model.name.as_str(), &c.model.options["lora_rank"]), ("wan2_2", &16.into()));
@@ -389,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_base_of_the_lora_every_weight_is_trained_as_roll_does() {
+    fn trains_every_weight_without_lora_base_model() {
         for instead in ["", "lora_base_model: null\n      ", "lora_base_model: ''\n      "] {
             let loaded = load(|text| text.replace("lora_base_model: dit2\n      ", instead)).unwrap();
             assert_eq!(loaded.config.model.options["lora_rank"], 0);
@@ -401,22 +415,22 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_taken_over_is_an_error() {
-        let told = |change: &dyn Fn(String) -> String| load(change).unwrap_err().to_string();
-        let message = told(&|t| t.replace("list(range(0,8))", "everything"));
+    fn rejects_values_that_cannot_be_translated() {
+        let error = |change: &dyn Fn(String) -> String| load(change).unwrap_err().to_string();
+        let message = error(&|t| t.replace("list(range(0,8))", "everything"));
         assert!(message.contains("device_mapping") && message.contains("everything"), "{message}");
-        let message = told(&|t| t.replace("resume_from_checkpoint: false", "resume_from_checkpoint: true"));
+        let message = error(&|t| t.replace("resume_from_checkpoint: false", "resume_from_checkpoint: true"));
         assert!(message.contains("--resume"), "{message}");
-        let message = told(&|t| t.replace("model_config_kwargs", "something_else"));
+        let message = error(&|t| t.replace("model_config_kwargs", "something_else"));
         assert!(message.contains("not of Reward-FL"), "{message}");
-        let message = told(&|t| t.replace("learning_rate: 2.5e-6", "learning_rate: fast"));
+        let message = error(&|t| t.replace("learning_rate: 2.5e-6", "learning_rate: fast"));
         assert!(message.contains("training.learning_rate") && message.contains("yaml:"), "{message}");
-        let message = told(&|t| t.replace("per_device_train_batch_size: 1", "per_device_train_batch_size: 0"));
+        let message = error(&|t| t.replace("per_device_train_batch_size: 1", "per_device_train_batch_size: 0"));
         assert!(message.contains("per_device_train_batch_size"), "{message}");
     }
 
     #[test]
-    fn devices_are_counted_as_python_would() {
+    fn device_mappings_are_counted_as_in_python() {
         for (text, count) in [
             ("list(range(0,8))", Some(8)),
             ("list(range(4))", Some(4)),
@@ -428,7 +442,7 @@ mod tests {
             ("list(range(0,8,0))", None),
             ("", None),
         ] {
-            assert_eq!(devices(&Value::new(None, text)), count, "{text}");
+            assert_eq!(count_devices(&Value::new(None, text)), count, "{text}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! ROLL's names beside ours: components, keys and defaults of its Reward-FL configuration.
+//! Components, keys and defaults of ROLL's Reward-FL configuration, and the same in this project's names.
 //!
-//! The only table of component names in this crate; the mechanism beside it knows none.
+//! The only table of component names in this crate.
 
 /// The algorithm that ROLL's Reward-FL pipeline is here.
 pub const ALGORITHM: &str = "reward_fl";
 
-/// The reward that ROLL's pipeline has, and the order of colour channels in which ROLL gives its embedder pictures.
+/// The reward of ROLL's pipeline, and the order of colour channels of its embedder's pictures.
 pub const REWARD: &str = "insightface";
 pub const REWARD_CHANNELS: (&str, &str) = ("channel_order", "bgr");
 
@@ -73,29 +73,21 @@ pub const ZERO: &[&str] = &[
     "offload_param.pin_memory",
 ];
 
-/// Defaults of ROLL that differ from ours: (our key, ROLL's default).
-pub const DEFAULTS: &[(&str, Fallback)] = &[
-    ("training.learning_rate", Fallback::Number(5e-5)),
-    ("training.lr_scheduler_type", Fallback::Text("linear")),
-    ("training.warmup_steps", Fallback::Whole(0)),
-    ("training.weight_decay", Fallback::Number(0.0)),
-    ("training.per_device_train_batch_size", Fallback::Whole(8)),
-    ("save_steps", Fallback::Whole(50)),
+/// Defaults of ROLL that differ from ours: (our key, ROLL's default as YAML).
+pub const DEFAULTS: &[(&str, &str)] = &[
+    ("training.learning_rate", "5.0e-5"),
+    ("training.lr_scheduler_type", "linear"),
+    ("training.warmup_steps", "0"),
+    ("training.weight_decay", "0.0"),
+    ("training.per_device_train_batch_size", "8"),
+    ("save_steps", "50"),
     // `FlowMatchScheduler("Wan")` of its trainer, whichever model it is.
-    ("algo.shift", Fallback::Number(5.0)),
+    ("algo.shift", "5.0"),
     // `set_max_steps` of ROLL's pipelines: a run ends there, however long the data are.
-    ("max_steps", Fallback::Whole(500)),
+    ("max_steps", "500"),
     // `UnifiedDataset(repeat=100)`
-    ("data.repeat", Fallback::Whole(100)),
+    ("data.repeat", "100"),
 ];
-
-/// A default of ROLL.
-#[derive(Clone, Copy)]
-pub enum Fallback {
-    Number(f64),
-    Whole(u64),
-    Text(&'static str),
-}
 
 /// ROLL's block of the network's and the trajectory's options.
 pub const CONFIG_KWARGS: &str = "actor_train.model_args.model_config_kwargs";

@@ -1,4 +1,4 @@
-//! The two trees of a translation: ROLL's, which knows the keys taken from it, and ours.
+//! The two trees of a translation: ROLL's, which records the keys taken from it, and ours.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,84 +6,66 @@ use std::path::Path;
 use config::{Value, ValueKind};
 
 use super::super::compose::merge;
-use super::super::yaml::Map;
+use super::super::yaml::{Map, find};
 
-/// ROLL's configuration. It remembers which keys were taken, so that the others can be listed.
-pub struct Source {
+/// ROLL's configuration. It records which keys were taken, so that the others can be listed.
+pub struct ReferenceTree {
     root: Value,
     taken: BTreeSet<String>,
 }
 
-impl Source {
+impl ReferenceTree {
     pub fn new(map: Map) -> Self {
         Self { root: Value::new(None, ValueKind::Table(map)), taken: BTreeSet::new() }
     }
 
     pub fn get(&self, key: &str) -> Option<&Value> {
-        key.split('.').try_fold(&self.root, |value, name| match &value.kind {
-            ValueKind::Table(map) => map.get(name),
-            _ => None,
-        })
+        find(&self.root, key)
     }
 
-    /// The value of a key, which now counts as taken over.
+    /// The value of a key, which now counts as taken.
     pub fn take(&mut self, key: &str) -> Option<Value> {
         let value = self.get(key)?.clone();
         self.taken.insert(key.to_string());
         Some(value)
     }
 
-    /// The keys that were not taken, the shortest for each; without the blocks of other files, which are there only to
-    /// be referred to.
+    /// The keys that were not taken; a map of which nothing was taken is one key.
     pub fn unused(&self, path: &Path) -> Vec<String> {
         let mut unused = Vec::new();
-        let own = path.display().to_string();
-        if let ValueKind::Table(map) = &self.root.kind {
-            for (key, value) in map {
-                if value.origin().is_none_or(|origin| origin.starts_with(&own)) {
-                    self.walk(key, value, &mut unused);
-                }
-            }
-        }
+        self.entries_of(path).for_each(|(key, value)| self.add_unused(key, value, &mut unused));
         unused.sort();
         unused
     }
 
-    /// How many values of the file itself were taken, and how many were not.
-    pub fn counts(&self, path: &Path) -> (usize, usize) {
-        let own = path.display().to_string();
-        let (mut taken, mut left) = (0, 0);
-        let mut open: Vec<(String, &Value)> = match &self.root.kind {
-            ValueKind::Table(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
-            _ => Vec::new(),
-        };
-        open.retain(|(_, value)| value.origin().is_none_or(|origin| origin.starts_with(&own)));
-        while let Some((key, value)) = open.pop() {
-            match &value.kind {
-                _ if self.taken.contains(&key) => taken += leaves(value),
-                ValueKind::Table(map) if !map.is_empty() => {
-                    open.extend(map.iter().map(|(name, value)| (format!("{key}.{name}"), value)));
-                }
-                _ => left += 1,
-            }
-        }
-        (taken, left)
+    /// The numbers of values that were taken, and of those below the keys `unused`.
+    pub fn counts(&self, path: &Path, unused: &[String]) -> (usize, usize) {
+        let all: usize = self.entries_of(path).map(|(_, value)| leaves(value)).sum();
+        let left = unused.iter().map(|key| self.get(key).map_or(1, leaves)).sum();
+        (all.saturating_sub(left), left)
     }
 
-    fn walk(&self, key: &str, value: &Value, unused: &mut Vec<String>) {
+    /// The top-level entries of the file at `path`; those of other files are only there to be referred to.
+    fn entries_of(&self, path: &Path) -> impl Iterator<Item = (&String, &Value)> {
+        let own = path.display().to_string();
+        let map = if let ValueKind::Table(map) = &self.root.kind { Some(map) } else { None };
+        map.into_iter().flatten().filter(move |(_, value)| value.origin().is_none_or(|origin| origin.starts_with(&own)))
+    }
+
+    fn add_unused(&self, key: &str, value: &Value, unused: &mut Vec<String>) {
         let below = format!("{key}.");
         let partly = self.taken.range(below.clone()..).next().is_some_and(|taken| taken.starts_with(&below));
         match &value.kind {
             _ if self.taken.contains(key) => {}
             ValueKind::Table(map) if partly => {
-                map.iter().for_each(|(name, value)| self.walk(&format!("{key}.{name}"), value, unused));
+                map.iter().for_each(|(name, value)| self.add_unused(&format!("{key}.{name}"), value, unused));
             }
             _ => unused.push(key.to_string()),
         }
     }
 }
 
-/// Values in a tree; a list is one.
+/// The number of values in a tree; a list counts as one.
 fn leaves(value: &Value) -> usize {
     match &value.kind {
         ValueKind::Table(map) if !map.is_empty() => map.values().map(leaves).sum(),
@@ -91,10 +73,10 @@ fn leaves(value: &Value) -> usize {
     }
 }
 
-/// The same in this project's keys.
-pub struct Target(Value);
+/// The translated configuration, in this project's keys.
+pub struct TranslatedTree(Value);
 
-impl Target {
+impl TranslatedTree {
     pub fn new() -> Self {
         Self(Value::new(None, ValueKind::Table(Map::new())))
     }
@@ -115,10 +97,7 @@ impl Target {
     }
 
     pub fn get(&self, key: &str) -> Option<&Value> {
-        key.split('.').try_fold(&self.0, |value, name| match &value.kind {
-            ValueKind::Table(map) => map.get(name),
-            _ => None,
-        })
+        find(&self.0, key)
     }
 
     pub fn has(&self, key: &str) -> bool {

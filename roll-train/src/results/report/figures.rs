@@ -2,23 +2,14 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
+use minijinja::context;
 use serde_json::Value;
 
-use super::source::Source;
+use super::run_files::RunFiles;
 use crate::progress::grouped;
 
-/// A row of a table that has one column per run.
-#[derive(Serialize)]
-pub struct Row {
-    /// Name of the values.
-    pub name: String,
-    /// One per run.
-    pub values: Vec<String>,
-}
-
-/// A line that says how far the run came.
-pub fn status(run: &Source) -> String {
+/// The status line: steps done, seconds, and whether the run has ended.
+pub fn status(run: &RunFiles) -> String {
     let (done, wanted) = run.steps();
     let seconds = match &run.summary {
         Some(summary) => summary.get("seconds").and_then(Value::as_f64).unwrap_or_default(),
@@ -33,9 +24,9 @@ pub fn status(run: &Source) -> String {
     format!("{}: {done}{of} steps in {seconds:.0} s{over}", run.path.display())
 }
 
-/// Figures of `summary.json`, and the first and last values of headline metrics. A run without a figure has an empty
-/// value.
-pub fn table(runs: &[Source]) -> Vec<Row> {
+/// Figures of `summary.json`, and the first and last values of headline metrics: rows of a name and one value per run.
+/// A run without a figure has an empty value.
+pub fn table(runs: &[RunFiles]) -> Vec<minijinja::Value> {
     let columns: Vec<Vec<(String, String)>> = runs.iter().map(of).collect();
     let mut names: Vec<&String> = Vec::new();
     for (name, _) in columns.iter().flatten() {
@@ -46,8 +37,10 @@ pub fn table(runs: &[Source]) -> Vec<Row> {
     let value = |column: &[(String, String)], name: &String| {
         column.iter().find(|(other, _)| other == name).map(|(_, value)| value.clone()).unwrap_or_default()
     };
-    let row =
-        |name: &String| Row { name: name.clone(), values: columns.iter().map(|column| value(column, name)).collect() };
+    let row = |name: &String| {
+        let values: Vec<String> = columns.iter().map(|column| value(column, name)).collect();
+        context! { name, values }
+    };
     names.into_iter().map(row).collect()
 }
 
@@ -59,7 +52,7 @@ fn number(value: f64) -> String {
 }
 
 /// Names and figures of one run: first those of held-out data.
-fn of(run: &Source) -> Vec<(String, String)> {
+fn of(run: &RunFiles) -> Vec<(String, String)> {
     let mut figures = Vec::new();
     let summary = run.summary.clone().unwrap_or_default();
     let measured = summary.iter().filter_map(|(name, v)| Some((name.strip_suffix("_before")?, v.as_f64()?)));

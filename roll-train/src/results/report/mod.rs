@@ -1,9 +1,8 @@
-//! One HTML page that shows a run, or compares several. It contains all that it shows: it needs no other file or
-//! server.
+//! One HTML page that shows a run, or compares several. It needs no other file and no server.
 
 mod figures;
 mod questions;
-mod source;
+mod run_files;
 mod timing;
 mod videos;
 mod warnings;
@@ -11,83 +10,31 @@ mod warnings;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 use roll_core::{Error, Headline, Result};
 use roll_external::files::write_atomically;
-use serde::Serialize;
 
-use super::curves::{self, Curves, Sketch};
-use super::plot;
-use source::Source;
-
-/// The values of `page.html`.
-#[derive(Serialize)]
-struct Page<'a> {
-    title: String,
-    /// Whether the page compares several runs.
-    several: bool,
-    runs: Vec<Run<'a>>,
-    figures: Vec<figures::Row>,
-    clips: videos::Clips,
-    questions: Vec<Question>,
-    other_panels: Vec<Panel>,
-    /// Settings in which the runs differ, with one value per run.
-    differences: Vec<figures::Row>,
-    /// CSS variables of the colours on a light page and on a dark one.
-    palettes: [Value; 2],
-}
-
-#[derive(Serialize)]
-struct Question {
-    title: &'static str,
-    id: &'static str,
-    answers: Vec<questions::Answer>,
-    panels: Vec<Panel>,
-}
-
-#[derive(Serialize)]
-struct Run<'a> {
-    name: &'a str,
-    status: String,
-    warnings: Vec<String>,
-    samples: Vec<videos::TrainingSample>,
-    timing: timing::Timing,
-    /// The text of `config.yaml`.
-    config: &'a str,
-}
-
-#[derive(Serialize)]
-struct Panel {
-    title: String,
-    /// Empty for a single series.
-    legend: Vec<Key>,
-    svg: Value,
-}
-
-#[derive(Serialize)]
-struct Key {
-    name: String,
-    colour: String,
-    line: bool,
-}
+use super::curves::{self, PanelSpec, RunMetrics};
+use super::plot::{self, Series};
+use run_files::RunFiles;
 
 /// Writes the page of the runs in these directories.
 pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
-    let mut sources = runs.iter().map(|run| Source::read(run)).collect::<Result<Vec<_>>>()?;
-    disambiguate(&mut sources);
-    let html = render(&page(&sources)?).map_err(|e| Error::Misuse(format!("rendering the report: {e:#}")))?;
+    let mut files = runs.iter().map(|run| RunFiles::read(run)).collect::<Result<Vec<_>>>()?;
+    disambiguate(&mut files);
+    let html = render(&page(&files)?).map_err(|e| Error::Misuse(format!("rendering the report: {e:#}")))?;
     write_atomically(path, html.as_bytes())
 }
 
 /// Names runs of the same name by their whole path.
-fn disambiguate(sources: &mut [Source]) {
-    let names: Vec<String> = sources.iter().map(|s| s.name.clone()).collect();
-    for source in sources.iter_mut().filter(|s| names.iter().filter(|n| **n == s.name).count() > 1) {
-        source.name = source.path.display().to_string();
+fn disambiguate(runs: &mut [RunFiles]) {
+    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    for run in runs.iter_mut().filter(|run| names.iter().filter(|name| **name == run.name).count() > 1) {
+        run.name = run.path.display().to_string();
     }
 }
 
-fn render(page: &Page<'_>) -> std::result::Result<String, minijinja::Error> {
+fn render(page: &Value) -> std::result::Result<String, minijinja::Error> {
     let mut environment = Environment::new();
     // Names and reasons come from other people's data.
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
@@ -100,70 +47,68 @@ fn render(page: &Page<'_>) -> std::result::Result<String, minijinja::Error> {
     environment.get_template("page.html")?.render(page)
 }
 
-fn page(sources: &[Source]) -> Result<Page<'_>> {
+/// The values of `page.html`.
+fn page(files: &[RunFiles]) -> Result<Value> {
     let mut budget = videos::Budget::default();
-    let clips = videos::clips(sources, &mut budget)?;
-    let runs = sources.iter().map(|run| {
-        Ok(Run {
-            name: &run.name,
-            status: figures::status(run),
-            warnings: warnings::warnings(run),
-            samples: videos::training_samples(run, &mut budget)?,
-            timing: timing::timing(run),
-            config: &run.config,
+    let clips = videos::clips(files, &mut budget)?;
+    let runs = files.iter().map(|run| {
+        Ok(context! {
+            name => run.name,
+            status => figures::status(run),
+            warnings => warnings::warnings(run),
+            samples => videos::training_samples(run, &mut budget)?,
+            timing => timing::timing(run),
+            config => run.config,
         })
     });
-    let runs = runs.collect::<Result<Vec<_>>>()?;
+    let runs = runs.collect::<Result<Vec<Value>>>()?;
 
     let mut headlines: Vec<Headline> = Vec::new();
-    for headline in sources.iter().flat_map(|run| &run.headlines) {
+    for headline in files.iter().flat_map(|run| &run.headlines) {
         if !headlines.iter().any(|known| known.metric == headline.metric) {
             headlines.push(headline.clone());
         }
     }
-    let curves: Vec<Curves<'_>> = sources.iter().map(|run| Curves { name: &run.name, rows: &run.rows }).collect();
-    let questions = questions::questions(sources, &curves, &headlines);
-    let shown: Vec<&Sketch> = questions.iter().flat_map(|question| &question.sketches).collect();
+    let curves: Vec<RunMetrics<'_>> = files.iter().map(|run| RunMetrics { name: &run.name, rows: &run.rows }).collect();
+    let questions = questions::questions(files, &curves, &headlines);
+    let shown: Vec<&PanelSpec> = questions.iter().flat_map(|question| &question.specs).collect();
     let other_panels = panels(curves::other_panels(&curves, &shown))?;
     let questions = questions.into_iter().map(|question| {
-        let panels = panels(curves::drawn(&question.sketches, &curves))?;
-        Ok(Question { title: question.title, id: question.id, answers: question.answers, panels })
+        let panels = panels(curves::panels(&question.specs, &curves))?;
+        Ok(context! { title => question.title, id => question.id, answers => question.answers, panels })
     });
-    Ok(Page {
-        title: sources.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "),
-        several: sources.len() > 1,
+    Ok(context! {
+        title => files.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "),
+        several => files.len() > 1,
         runs,
-        figures: figures::table(sources),
+        figures => figures::table(files),
         clips,
-        questions: questions.collect::<Result<_>>()?,
+        questions => questions.collect::<Result<Vec<Value>>>()?,
         other_panels,
-        differences: differences(sources),
-        palettes: plot::css_palettes().map(Value::from_safe_string),
+        differences => differences(files),
+        // CSS variables of the colours on a light page and on a dark one.
+        palettes => plot::css_palettes().map(Value::from_safe_string),
     })
 }
 
-fn panels(panels: Vec<plot::Panel>) -> Result<Vec<Panel>> {
-    let panel = |panel: plot::Panel| -> Result<Panel> {
-        let svg = Value::from_safe_string(plot::svg(&panel)?);
-        let legend =
-            panel.series.into_iter().map(|s| Key { name: s.name, colour: plot::css_colour(s.colour), line: s.line });
-        let mut legend: Vec<Key> = legend.collect();
-        if legend.len() == 1 {
-            legend.clear();
-        }
-        Ok(Panel { title: panel.title, legend, svg })
+/// The panels as SVG, each with its title and its legend, which is empty for a single series.
+fn panels(panels: Vec<plot::Panel>) -> Result<Vec<Value>> {
+    let panel = |panel: plot::Panel| {
+        let entry = |s: &Series| context! { name => s.name, colour => plot::css_colour(s.colour), line => s.line };
+        let series = if panel.series.len() > 1 { panel.series.as_slice() } else { &[] };
+        let legend: Vec<Value> = series.iter().map(entry).collect();
+        Ok(context! { title => panel.title, legend, svg => Value::from_safe_string(plot::svg(&panel)?) })
     };
     panels.into_iter().map(panel).collect()
 }
 
-/// Settings in which the runs differ. A run without a setting has an empty value.
-fn differences(runs: &[Source]) -> Vec<figures::Row> {
+/// Settings in which the runs differ, with one value per run. A run without a setting has an empty value.
+fn differences(runs: &[RunFiles]) -> Vec<Value> {
     let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
-    let row = |key: &String| figures::Row {
-        name: key.clone(),
-        values: runs.iter().map(|run| run.settings.get(key).cloned().unwrap_or_default()).collect(),
-    };
-    keys.into_iter().map(row).filter(|row| row.values.iter().any(|value| *value != row.values[0])).collect()
+    let value = |run: &RunFiles, key| run.settings.get(key).cloned().unwrap_or_default();
+    let rows = keys.into_iter().map(|key| (key, runs.iter().map(|run| value(run, key)).collect::<Vec<_>>()));
+    let differing = rows.filter(|(_, values)| values.iter().any(|value| *value != values[0]));
+    differing.map(|(name, values)| context! { name, values }).collect()
 }
 
 #[cfg(test)]
@@ -183,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_not_over_is_shown_with_its_warnings_and_nothing_from_outside() {
+    fn an_unfinished_run_is_shown_with_its_warnings_in_one_file() {
         let dir = tempfile::tempdir().unwrap();
         let run = run(dir.path(), "r<b>un", "1e-5");
         let page = dir.path().join("report.html");
         write(&page, &[run]).unwrap();
         let html = std::fs::read_to_string(page).unwrap();
         assert!(html.contains("a&lt;script&gt;") && html.contains("r&lt;b&gt;un") && !html.contains("<b>un"), "{html}");
-        for said in [
+        for part in [
             "2 of 3 steps",
             "1 sample was left out",
             "clipped in 1 of 2",
@@ -201,7 +146,7 @@ mod tests {
             "1 step left: 2 s",
             "prefers-color-scheme: dark",
         ] {
-            assert!(html.contains(said), "no {said} in: {html}");
+            assert!(html.contains(part), "no {part} in: {html}");
         }
         // Without a reward and its KL there is nothing to hack.
         assert!(!html.contains("Is it hacking"), "{html}");
@@ -209,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_escaped_and_paths_may_break_behind_a_slash() {
+    fn escapes_figures_and_breaks_paths_at_slashes() {
         let dir = tempfile::tempdir().unwrap();
         let run = run(dir.path(), "r", "1e-5");
         let summary = r#"{"seconds": 1.0, "parameters": 319488, "adapter": ["a<i>/step/adapter.safetensors"]}"#;
@@ -222,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_compared_by_what_differs() {
+    fn lists_the_settings_in_which_runs_differ() {
         let dir = tempfile::tempdir().unwrap();
         let runs = [run(dir.path(), "a", "1e-5"), run(dir.path(), "b", "2e-5")];
         let page = dir.path().join("report.html");

@@ -6,15 +6,15 @@ use std::collections::BTreeSet;
 use roll_core::{Headline, Subject};
 use serde::Serialize;
 
-use super::source::Source;
+use super::run_files::RunFiles;
 use super::{timing, warnings};
 use crate::evaluation::hacking::{FALLING, MIN_CLIPS};
 use crate::evaluation::{self, Change, SetName};
 use crate::progress::counted;
-use crate::results::curves::{Curves, Drawn, Sketch, is_evaluation, names};
-use crate::results::record::Metrics;
+use crate::results::curves::{CurveStyle, PanelSpec, RunMetrics, is_evaluation, metric_names};
+use crate::results::figures::{ValidationChange, validation_changes};
 
-/// Means over this many steps are compared where nothing was evaluated.
+/// Means over this many steps are compared if nothing was evaluated.
 const ENDS: usize = 8;
 /// Growth of the gradient norm that is reported.
 const GROWTH: f64 = 10.0;
@@ -28,15 +28,15 @@ pub struct Question {
     /// One per run.
     pub answers: Vec<Answer>,
     /// The plots to look at.
-    pub sketches: Vec<Sketch>,
+    pub specs: Vec<PanelSpec>,
 }
 
-/// The facts in the files of a run.
+/// The answer for one run.
 #[derive(Serialize)]
 pub struct Answer {
     /// The run's name.
     pub run: String,
-    /// How it is marked.
+    /// Its judgement.
     pub mark: Mark,
     /// A sentence or two.
     pub text: String,
@@ -46,78 +46,78 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mark {
-    /// As one would wish.
+    /// As wished.
     Good,
-    /// To be looked at.
+    /// Needs attention.
     Attention,
-    /// Not judged: the files do not say, or there is nothing to judge.
+    /// Not judged: the files hold too little.
     Open,
 }
 
-/// The questions that these runs have something to say to.
-pub fn questions(runs: &[Source], curves: &[Curves<'_>], headlines: &[Headline]) -> Vec<Question> {
-    let names = names(curves);
-    let question = |title, id, answer: fn(&Source) -> (Mark, String), sketches| {
+/// The questions that the files of these runs answer.
+pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Headline]) -> Vec<Question> {
+    let names = metric_names(curves);
+    let question = |title, id, answer: fn(&RunFiles) -> (Mark, String), specs| {
         let answers = runs.iter().map(|run| {
             let (mark, text) = answer(run);
             Answer { run: run.name.clone(), mark, text }
         });
-        Question { title, id, answers: answers.collect(), sketches }
+        Question { title, id, answers: answers.collect(), specs }
     };
-    let of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(Sketch::headline);
-    let mut learning: Vec<Sketch> = of(Subject::Learning).collect();
+    let of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
+    let mut learning: Vec<PanelSpec> = of(Subject::Learning).collect();
     let scores = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
-    let scores = Sketch { title: "Score of evaluated clips".into(), curves: Vec::new() }.and_evaluations(scores);
+    let scores = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() }.with_evaluations(scores);
     learning.push(scores);
     let kl = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
     let mut hacking = checks(&names);
-    let mut divergence: Vec<Sketch> = of(Subject::Divergence).collect();
+    let mut divergence: Vec<PanelSpec> = of(Subject::Divergence).collect();
     if let Some(last) = divergence.pop() {
-        divergence.push(last.and_evaluations(kl));
+        divergence.push(last.with_evaluations(kl));
     }
     hacking.extend(divergence);
     let mut questions = vec![
         question("Is it learning?", "learning", self::learning, learning),
         question("Is it hacking the reward?", "hacking", self::hacking, hacking),
         question("Is it stable?", "stable", self::stable, of(Subject::Stability).collect()),
-        question("Where does the time go?", "time", time, vec![Sketch::steps("time/total", "Seconds of a step")]),
+        question("Where does the time go?", "time", time, vec![PanelSpec::steps("time/total", "Seconds of a step")]),
     ];
     // Training without a reward has none to hack.
-    questions.retain(|q| q.id != "hacking" || q.sketches.iter().any(|sketch| has(sketch, &names)));
+    questions.retain(|q| q.id != "hacking" || q.specs.iter().any(|spec| has(spec, &names)));
     questions
 }
 
-fn has(sketch: &Sketch, names: &BTreeSet<String>) -> bool {
-    sketch.curves.iter().any(|(metric, _)| names.contains(metric))
+fn has(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
+    spec.curves.iter().any(|(metric, _)| names.contains(metric))
 }
 
-/// A panel per check: its change beside the reward's, on the clips that are not trained on if there are any.
-fn checks(names: &BTreeSet<String>) -> Vec<Sketch> {
+/// A panel per check: its change and the reward's, on the clips that are not trained on if there are any.
+fn checks(names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let sets = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check"));
     let Some(set) = sets.max_by_key(|set| *set == "unseen") else { return Vec::new() };
     let [reward, sum] = ["", "_check"].map(|suffix| format!("eval/{set}{suffix}"));
     let each: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
-    let sketch = |metric: &String, name: String| Sketch {
+    let spec = |metric: &String, name: String| PanelSpec {
         title: format!("Reward and {name} on {set} clips, change"),
         curves: vec![
-            (reward.clone(), Drawn::Change("reward".into())),
-            (metric.clone(), Drawn::Change(format!("{name}, never trained on"))),
+            (reward.clone(), CurveStyle::Change("reward".into())),
+            (metric.clone(), CurveStyle::Change(format!("{name}, never trained on"))),
         ],
     };
     match each.as_slice() {
-        [] => vec![sketch(&sum, "check".into())],
-        each => each.iter().map(|metric| sketch(metric, format!("check {}", &metric[sum.len() + 1..]))).collect(),
+        [] => vec![spec(&sum, "check".into())],
+        each => each.iter().map(|metric| spec(metric, format!("check {}", &metric[sum.len() + 1..]))).collect(),
     }
 }
 
-/// The change of the scores by the reward at `place` since before training.
-fn change(run: &Source, place: usize) -> Option<(SetName, Change)> {
+/// The change of the scores by the reward at position `reward` since before training.
+fn change(run: &RunFiles, reward: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.ends()?;
     let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !evaluation::of(before, *set).is_empty())?;
-    Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), place)?))
+    Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), reward)?))
 }
 
-fn learning(run: &Source) -> (Mark, String) {
+fn learning(run: &RunFiles) -> (Mark, String) {
     if let Some((set, change)) = change(run, 0) {
         let clips = match set {
             SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
@@ -127,21 +127,10 @@ fn learning(run: &Source) -> (Mark, String) {
         let Change { before, after, .. } = change;
         return (mark, format!("{verdict}: from {before:.3} to {after:.3}, {}, on {clips}.", gain(&change)));
     }
-    let headlines = || run.headlines.iter();
-    if let [first, .., last] = run.record.validations.as_slice() {
-        let mut measured = headlines().filter_map(|headline| {
-            let held_out = headline.held_out.as_ref()?;
-            let of = |metrics: &Metrics| metrics.get(&held_out.metric).copied().flatten();
-            Some((held_out, of(&first.metrics)?, of(&last.metrics)?))
-        });
-        if let Some((held_out, before, after)) = measured.next() {
-            let falls = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
-            let better = if falls { after < before } else { after > before };
-            let (mark, word) = if better { (Mark::Good, "Yes") } else { (Mark::Attention, "No") };
-            let text = format!("{word}: {} from {before:.3} to {after:.3}, on {}.", held_out.label, held_out.data);
-            return (mark, text);
-        }
+    if let Some(answer) = validated(run) {
+        return answer;
     }
+    let headlines = || run.headlines.iter();
     let Some(headline) = headlines().find(|h| h.is_score).or(headlines().next()) else {
         return (Mark::Open, "The run names no headline metric.".into());
     };
@@ -161,7 +150,17 @@ fn learning(run: &Source) -> (Mark, String) {
     (Mark::Open, text)
 }
 
-fn hacking(run: &Source) -> (Mark, String) {
+/// The answer by the first headline metric that is measured on held-out data.
+fn validated(run: &RunFiles) -> Option<(Mark, String)> {
+    let changes = validation_changes(&run.record, &run.headlines);
+    let ValidationChange { held_out, before, after } = changes.into_iter().next()?;
+    let is_loss = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
+    let is_better = if is_loss { after < before } else { after > before };
+    let (mark, word) = if is_better { (Mark::Good, "Yes") } else { (Mark::Attention, "No") };
+    Some((mark, format!("{word}: {} from {before:.3} to {after:.3}, on {}.", held_out.label, held_out.data)))
+}
+
+fn hacking(run: &RunFiles) -> (Mark, String) {
     if let Some(suspicion) = &run.record.suspicion {
         let text = format!("Suspected at step {}: the reward rose while a check fell.", suspicion.step);
         return (Mark::Attention, text);
@@ -192,21 +191,20 @@ fn verdict<'a>(change: &Change, [rise, fall, neither]: [&'a str; 3]) -> (Mark, &
 }
 
 fn gain(change: &Change) -> String {
-    let [low, high] = change.gain.ci95;
     match change.clips {
         1 => format!("{:+.3}", change.gain.mean),
-        _ => format!("{:+.3} (95 % {low:+.3} to {high:+.3})", change.gain.mean),
+        _ => change.gain.in_words(),
     }
 }
 
-fn stable(run: &Source) -> (Mark, String) {
+fn stable(run: &RunFiles) -> (Mark, String) {
     let mut problems = Vec::new();
     if run.record.skipped_updates > 0 {
         problems.push(format!("{} left out", counted(run.record.skipped_updates, "update")));
     }
-    let lost = warnings::lost(run);
-    if !lost.is_empty() {
-        problems.push(format!("{} not finite at some step", counted(lost.len() as u64, "metric")));
+    let nonfinite = warnings::nonfinite(run);
+    if !nonfinite.is_empty() {
+        problems.push(format!("{} not finite at some step", counted(nonfinite.len() as u64, "metric")));
     }
     let clipped = warnings::clipped(run);
     if let Some((clipped, steps, _)) = clipped.filter(|(clipped, steps, _)| 2 * clipped > *steps) {
@@ -244,7 +242,7 @@ fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-fn time(run: &Source) -> (Mark, String) {
+fn time(run: &RunFiles) -> (Mark, String) {
     let (phases, total) = timing::phases(run);
     if phases.is_empty() {
         return (Mark::Open, "No times yet.".into());
@@ -275,12 +273,12 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_drawn_beside_the_reward_on_unseen_clips() {
+    fn each_check_shares_a_panel_with_the_reward_on_unseen_clips() {
         let one = checks(&names(&["eval/identity", "eval/identity_check", "eval/unseen", "eval/unseen_check"]));
         let metrics: Vec<&str> = one.iter().flat_map(|s| &s.curves).map(|(metric, _)| metric.as_str()).collect();
         assert_eq!(metrics, ["eval/unseen", "eval/unseen_check"]);
         let two = ["eval/train", "eval/train_check", "eval/train_check_clip", "eval/train_check_sharp"];
-        let titles: Vec<String> = checks(&names(&two)).into_iter().map(|sketch| sketch.title).collect();
+        let titles: Vec<String> = checks(&names(&two)).into_iter().map(|spec| spec.title).collect();
         assert_eq!(titles.len(), 2);
         assert!(titles[0].contains("check clip on train clips"), "{titles:?}");
         assert!(checks(&names(&["eval/unseen", "eval/unseen_kl"])).is_empty());

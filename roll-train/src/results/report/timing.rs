@@ -2,47 +2,28 @@
 
 use std::collections::BTreeSet;
 
-use serde::Serialize;
+use minijinja::{Value, context};
 
-use super::source::Source;
+use super::run_files::RunFiles;
 use crate::results::plot;
 
-/// Where the time of a run's mean step went; numbers are text with their digits.
-#[derive(Serialize)]
-pub struct Timing {
-    /// Empty if the run measured no times.
-    pub phases: Vec<Phase>,
-    /// Seconds of the whole step.
-    pub total: String,
-}
-
-/// A part of a step.
-#[derive(Serialize)]
-pub struct Phase {
-    /// Its name, as in `time/NAME`.
-    pub name: String,
-    /// Its colour in CSS.
-    pub colour: String,
-    /// Mean seconds.
-    pub seconds: String,
-    /// Share of the whole step.
-    pub percent: String,
-}
-
-/// The mean step of a run.
-pub fn timing(run: &Source) -> Timing {
+/// The mean step of a run, for the page: its phases (empty if the run measured no times) and the seconds of the whole.
+pub fn timing(run: &RunFiles) -> Value {
     let (parts, total) = phases(run);
-    let phase = |(i, (name, seconds)): (usize, (String, f64))| Phase {
-        name,
-        colour: plot::css_part_colour(i),
-        seconds: format!("{seconds:.3}"),
-        percent: format!("{:.1}", 100.0 * seconds / total),
+    let phase = |(i, (name, seconds)): (usize, (String, f64))| {
+        context! {
+            name,
+            colour => plot::css_part_colour(i),
+            seconds => format!("{seconds:.3}"),
+            percent => format!("{:.1}", 100.0 * seconds / total),
+        }
     };
-    Timing { phases: parts.into_iter().enumerate().map(phase).collect(), total: format!("{total:.3}") }
+    let phases: Vec<Value> = parts.into_iter().enumerate().map(phase).collect();
+    context! { phases, total => format!("{total:.3}") }
 }
 
 /// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is the last phase.
-pub fn phases(run: &Source) -> (Vec<(String, f64)>, f64) {
+pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
     let mean = |name: &str| {
         let values = run.values(name);
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)

@@ -5,18 +5,17 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use minijinja::Value;
+use minijinja::{Value, context};
 use roll_core::{Error, Result};
 use roll_external::files;
-use serde::Serialize;
 
-use super::source::Source;
+use super::run_files::RunFiles;
 use crate::checkpoint::parse_step_name;
 use crate::results::PROMPT;
 
 /// The table shows at most this many clips.
 const CLIPS: usize = 8;
-/// The table shows at most this many moments beside reference and before.
+/// The table shows at most this many moments besides reference and before.
 const MOMENTS: usize = 4;
 /// A page contains at most this many bytes of videos, and the paths of the others.
 const BYTES: u64 = 64 << 20;
@@ -32,51 +31,12 @@ impl Default for Budget {
     }
 }
 
-/// A table with a row per clip and a column per moment or run.
-#[derive(Serialize)]
-pub struct Clips {
-    /// Headings of the columns.
-    pub headings: Vec<String>,
-    /// The clips shown; empty if no run has clips.
-    pub rows: Vec<ClipRow>,
-    /// Number of clips that are not shown.
-    pub more: usize,
-}
-
-/// One clip in each column.
-#[derive(Serialize)]
-pub struct ClipRow {
-    /// The clip's name.
-    pub name: String,
-    /// One per column; `None` where the clip was not saved.
-    pub videos: Vec<Option<Video>>,
-}
-
-/// A sample video of a training step.
-#[derive(Serialize)]
-pub struct TrainingSample {
-    /// The step.
-    pub step: u64,
-    /// Number of the sample.
-    pub name: String,
-    /// The generated video.
-    pub video: Video,
-}
-
-/// A video in the page.
-#[derive(Serialize)]
-pub struct Video {
-    /// Its file.
-    pub path: String,
-    /// Base64 of the file; `None` if it did not fit into the budget.
-    pub data: Option<Value>,
-}
-
 /// A heading, and the paths of videos by the names of their clips.
 type Column = (String, BTreeMap<String, PathBuf>);
 
-/// Clips of evaluations: of one run at several moments, of several runs at their ends.
-pub fn clips(runs: &[Source], budget: &mut Budget) -> Result<Clips> {
+/// Clips of evaluations, of one run at several moments or of several runs at their ends: headings of the columns, rows
+/// of a name and a video per column, and the number of clips that are not shown.
+pub fn clips(runs: &[RunFiles], budget: &mut Budget) -> Result<Value> {
     let columns = match runs {
         [run] => moments(run)?,
         runs => ends(runs)?,
@@ -85,25 +45,26 @@ pub fn clips(runs: &[Source], budget: &mut Budget) -> Result<Clips> {
     let (prompts, clips): (Vec<&String>, Vec<&String>) =
         names.iter().copied().partition(|name| name.starts_with(PROMPT));
     let mut rows = Vec::new();
-    // `unseen` says most; it is last in the alphabet.
+    // `unseen`, the most important set, is last in the alphabet.
     for name in clips.iter().rev().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
         let shown = |(_, videos): &Column| videos.get(*name).map(|path| video(path, budget)).transpose();
-        let videos = columns.iter().map(shown).collect::<Result<_>>()?;
-        rows.push(ClipRow { name: prompt(runs, name).unwrap_or_else(|| name.to_string()), videos });
+        let videos = columns.iter().map(shown).collect::<Result<Vec<Option<Value>>>>()?;
+        rows.push(context! { name => prompt(runs, name).unwrap_or_else(|| name.to_string()), videos });
     }
     let more = names.len() - rows.len();
-    Ok(Clips { headings: columns.into_iter().map(|(heading, _)| heading).collect(), rows, more })
+    let headings: Vec<&String> = columns.iter().map(|(heading, _)| heading).collect();
+    Ok(context! { headings, rows, more })
 }
 
 /// The text of a sample prompt, by the name of its videos.
-fn prompt(runs: &[Source], name: &str) -> Option<String> {
+fn prompt(runs: &[RunFiles], name: &str) -> Option<String> {
     let i: usize = name.strip_prefix(PROMPT)?.parse().ok()?;
     let key = format!("evaluation.prompts.{i}.prompt");
     runs.iter().find_map(|run| serde_json::from_str(run.settings.get(&key)?).ok())
 }
 
 /// Sample videos that a run saved during training: two of each step, of some of the steps.
-pub fn training_samples(run: &Source, budget: &mut Budget) -> Result<Vec<TrainingSample>> {
+pub fn training_samples(run: &RunFiles, budget: &mut Budget) -> Result<Vec<Value>> {
     let mut steps = Vec::new();
     for (step, path) in step_folders(&run.path)? {
         steps.push((step, videos(&path, true)?));
@@ -114,44 +75,43 @@ pub fn training_samples(run: &Source, budget: &mut Budget) -> Result<Vec<Trainin
         for (name, path) in videos.iter().take(2) {
             let name = name.trim_start_matches(TRAINING);
             let name = name.parse().map_or(name.to_string(), |n: u64| n.to_string());
-            samples.push(TrainingSample { step, name, video: video(path, budget)? });
+            samples.push(context! { step, name, video => video(path, budget)? });
         }
     }
     Ok(samples)
 }
 
 /// Reference, before, and the evaluations of one run.
-fn moments(run: &Source) -> Result<Vec<Column>> {
-    let folder = |name: &str| videos(&run.path.join("samples").join(name), false);
+fn moments(run: &RunFiles) -> Result<Vec<Column>> {
     let mut evaluations: Vec<Column> = Vec::new();
     for (step, path) in step_folders(&run.path)? {
         evaluations.push((format!("step {step}"), videos(&path, false)?));
     }
     evaluations.retain(|(_, videos)| !videos.is_empty());
     if evaluations.is_empty() {
-        evaluations.push(("after".into(), folder("after")?));
+        evaluations.push(("after".into(), moment(run, "after")?));
     }
-    let mut columns = vec![("reference".to_string(), folder("reference")?), ("before".into(), folder("before")?)];
+    let mut columns =
+        vec![("reference".to_string(), moment(run, "reference")?), ("before".into(), moment(run, "before")?)];
     columns.extend(spread(evaluations, MOMENTS));
     columns.retain(|(_, videos)| !videos.is_empty());
     Ok(columns)
 }
 
 /// Reference and before of the first run that has them, and the end of each run.
-fn ends(runs: &[Source]) -> Result<Vec<Column>> {
-    let folder = |run: &Source, name: &str| videos(&run.path.join("samples").join(name), false);
+fn ends(runs: &[RunFiles]) -> Result<Vec<Column>> {
     let mut columns = Vec::new();
     for name in ["reference", "before"] {
         for run in runs {
-            let found = folder(run, name)?;
-            if !found.is_empty() {
-                columns.push((name.to_string(), found));
+            let videos = moment(run, name)?;
+            if !videos.is_empty() {
+                columns.push((name.to_string(), videos));
                 break;
             }
         }
     }
     for run in runs {
-        columns.push((run.name.clone(), folder(run, "after")?));
+        columns.push((run.name.clone(), moment(run, "after")?));
     }
     columns.retain(|(_, videos)| !videos.is_empty());
     Ok(columns)
@@ -163,8 +123,8 @@ fn spread<T>(items: Vec<T>, count: usize) -> Vec<T> {
     if n <= count || count < 2 {
         return items;
     }
-    let kept: BTreeSet<usize> = (0..count).map(|i| i * (n - 1) / (count - 1)).collect();
-    items.into_iter().enumerate().filter(|(i, _)| kept.contains(i)).map(|(_, item)| item).collect()
+    let chosen: BTreeSet<usize> = (0..count).map(|i| i * (n - 1) / (count - 1)).collect();
+    items.into_iter().enumerate().filter(|(i, _)| chosen.contains(i)).map(|(_, item)| item).collect()
 }
 
 fn step_folders(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
@@ -176,6 +136,11 @@ fn step_folders(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     }
     folders.sort();
     Ok(folders)
+}
+
+/// The videos of evaluated clips at a moment of a run.
+fn moment(run: &RunFiles, name: &str) -> Result<BTreeMap<String, PathBuf>> {
+    videos(&run.path.join("samples").join(name), false)
 }
 
 /// The MP4 files of a folder by name: samples of training, or clips of `evaluation`.
@@ -199,8 +164,8 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Reads the video if it fits into the budget.
-fn video(path: &Path, budget: &mut Budget) -> Result<Video> {
+/// The path of a video, and its bytes as Base64 if they fit into the budget.
+fn video(path: &Path, budget: &mut Budget) -> Result<Value> {
     let size = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
     let mut data = None;
     if size <= budget.0 {
@@ -209,7 +174,7 @@ fn video(path: &Path, budget: &mut Budget) -> Result<Video> {
         // Base64 has no characters to escape but `/`, which would take five times the room.
         data = Some(Value::from_safe_string(STANDARD.encode(bytes)));
     }
-    Ok(Video { path: path.display().to_string(), data })
+    Ok(context! { path => path.display().to_string(), data })
 }
 
 #[cfg(test)]
@@ -217,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_spread_from_first_to_last() {
+    fn spread_keeps_first_and_last() {
         assert_eq!(spread((0..10).collect(), 4), [0, 3, 6, 9]);
         assert_eq!(spread((0..3).collect(), 4), [0, 1, 2]);
         assert!(spread(Vec::<u8>::new(), 4).is_empty());

@@ -1,15 +1,15 @@
 //! Warnings of the report: problems to know of before trusting the curves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::source::Source;
+use super::run_files::RunFiles;
 
 /// A warning names the fraction of pixels at the decoder's clamp if it is larger than this.
 const CLAMPED: f64 = 0.1;
 
 /// The warnings of a run.
-pub fn warnings(run: &Source) -> Vec<String> {
+pub fn warnings(run: &RunFiles) -> Vec<String> {
     let mut warnings = Vec::new();
     warnings.extend(run.record.suspicion.iter().map(|suspicion| suspicion.text.clone()));
     let sum = |metric: &str| run.values(metric).iter().sum::<f64>() as u64;
@@ -19,11 +19,7 @@ pub fn warnings(run: &Source) -> Vec<String> {
             1 => "1 sample was left out".to_string(),
             n => format!("{n} samples were left out"),
         };
-        let mut reasons: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
-        for left_out in &run.record.skipped {
-            reasons.entry(&left_out.reason).or_insert((0, &left_out.sample)).0 += 1;
-        }
-        for (reason, (count, sample)) in reasons {
+        for (reason, (count, sample)) in run.record.skip_reasons(0) {
             let _ = write!(text, "; {count} times: {reason} (first {sample})");
         }
         warnings.push(text);
@@ -37,9 +33,9 @@ pub fn warnings(run: &Source) -> Vec<String> {
             "gradients were clipped in {clipped} of {steps} steps: their norm is above training.max_grad_norm ({limit})"
         ));
     }
-    let lost = lost(run);
-    if !lost.is_empty() {
-        warnings.push(format!("not finite at some step: {}", lost.into_iter().collect::<Vec<_>>().join(", ")));
+    let nonfinite = nonfinite(run);
+    if !nonfinite.is_empty() {
+        warnings.push(format!("not finite at some step: {}", nonfinite.into_iter().collect::<Vec<_>>().join(", ")));
     }
     let clamped = run.values("actor/clamped_fraction");
     let mean = clamped.iter().sum::<f64>() / clamped.len().max(1) as f64;
@@ -53,14 +49,14 @@ pub fn warnings(run: &Source) -> Vec<String> {
 }
 
 /// Steps whose gradient was clipped, all steps with a gradient, and the limit; `None` without a limit.
-pub fn clipped(run: &Source) -> Option<(usize, usize, f64)> {
+pub fn clipped(run: &RunFiles) -> Option<(usize, usize, f64)> {
     let limit = run.number("training.max_grad_norm").filter(|limit| *limit > 0.0)?;
     let norms = run.values("actor/grad_norm");
     Some((norms.iter().filter(|norm| **norm > limit).count(), norms.len(), limit))
 }
 
 /// Metrics that were not finite at some step.
-pub fn lost(run: &Source) -> BTreeSet<&str> {
+pub fn nonfinite(run: &RunFiles) -> BTreeSet<&str> {
     let values = run.rows.iter().flatten();
     values.filter(|(_, value)| value.is_null()).map(|(name, _)| name.as_str()).collect()
 }

@@ -1,4 +1,4 @@
-//! The files of a run as the report reads them. All of them may be missing: the run may still go on.
+//! The files of a run as the report reads them. Any of them may be missing, as the run may not have ended.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use roll_core::{Error, Headline, Result};
 use roll_external::files;
 use serde_json::{Map, Value};
 
-use crate::results::headlines;
 use crate::results::record::{self, Record};
+use crate::results::{headlines, read_optional_json};
 
 /// The files of one run.
-pub struct Source {
+pub struct RunFiles {
     /// The directory's name.
     pub name: String,
     /// The directory's path.
@@ -34,7 +34,7 @@ pub struct Source {
     pub record: Record,
 }
 
-impl Source {
+impl RunFiles {
     /// Reads the run directory `path`.
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
@@ -45,14 +45,6 @@ impl Source {
         let rows = match dir.metrics_path().exists() {
             true => read_jsonl(&dir.metrics_path())?,
             false => Vec::new(),
-        };
-        let summary = match files::read(&dir.summary_path(), files::MAX_TEXT) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-            Err(e) => return Err(Error::file("read", dir.summary_path())(e)),
-            Ok(bytes) => Some(
-                serde_json::from_slice(&bytes)
-                    .map_err(|e| Error::bad_file(dir.summary_path(), format!("no JSON object: {e}")))?,
-            ),
         };
         // Without checking hashes, which would read gigabytes of weights.
         let newest =
@@ -65,8 +57,8 @@ impl Source {
             headlines: headlines::read(&dir)?,
             rows,
             config,
-            summary,
-            record: newest.map(|c| record::recorded(&c)).transpose()?.unwrap_or_default(),
+            summary: read_optional_json(&dir.summary_path(), "a JSON object")?,
+            record: newest.map(|c| record::read_record(&c)).transpose()?.unwrap_or_default(),
         })
     }
 

@@ -1,4 +1,4 @@
-//! Results of an evaluation that is under way, on disk: a process that goes on does not do them again.
+//! Partial results of an evaluation on disk: a process that continues a run does not compute them again.
 //!
 //! `evaluations/step-000050/unseen-003.json` holds the numbers of a clip, `samples/.../unseen-003.mp4` its video.
 //! Results of other parameters, options or data have another key and are computed again.
@@ -15,14 +15,15 @@ use serde::{Deserialize, Serialize};
 use super::{Clip, SetName};
 use crate::checkpoint::{parse_step_name, step_name};
 use crate::config::RunConfig;
+use crate::parameters::for_each_part;
 use crate::results::{SetLabels, clip_path};
 use crate::run_dir::RunDir;
 
-/// Parameters are read in parts of at most about this many.
+/// Parameters are read in parts of at most about this many values.
 const PART: usize = 1 << 24;
 
-/// Results of one step, of one state of the model.
-pub(crate) struct Kept<'a> {
+/// The results of the evaluation of one step that are on disk.
+pub(crate) struct PartialResults<'a> {
     dir: &'a RunDir,
     step: u64,
     /// The folders of `samples` that the videos go to: "before", "after", "step-000050".
@@ -31,23 +32,23 @@ pub(crate) struct Kept<'a> {
     key: String,
 }
 
-/// A file of results.
+/// A result, and the key of all that it depends on.
 #[derive(Serialize, Deserialize)]
-struct File<T> {
+struct KeyedResult<T> {
     key: String,
     result: T,
 }
 
 /// Contents of a clip's file.
 #[derive(Serialize, Deserialize)]
-struct KeptClip {
+struct ClipResult {
     clip: Clip,
     has_video: bool,
 }
 
 /// Contents of a validation's file: bits of the metrics, as JSON has no NaN.
 #[derive(Serialize, Deserialize)]
-struct KeptValidation {
+struct ValidationResult {
     metrics: Vec<(String, u64)>,
     records: Vec<serde_json::Value>,
 }
@@ -61,40 +62,22 @@ pub(crate) fn key(config: &RunConfig, model: &mut dyn Model) -> Result<String> {
     );
     let mut settings =
         serde_json::to_value(parts).map_err(Error::failed("the configuration cannot be written as JSON"))?;
-    // The order in which options were said means nothing.
+    // The order in which options were set does not matter.
     settings.sort_all_objects();
-    let mut key = Fingerprint::new("evaluation, checks apart")
+    let key = Fingerprint::new("evaluation, checks apart")
         .text("version", env!("CARGO_PKG_VERSION"))
         .text("settings", settings);
-    let lengths: Vec<usize> = model.parameters().iter().map(|spec| spec.len()).collect();
-    let Some(parts) = model.parts() else {
-        let mut values = vec![0.0; lengths.iter().sum()];
-        model.read_parameters(&mut values)?;
-        return Ok(key.f32s("parameters", &values).finish());
-    };
-    let mut values = Vec::new();
-    let mut first = 0;
-    while first < lengths.len() {
-        let mut end = first + 1;
-        let mut length = lengths[first];
-        while end < lengths.len() && length + lengths[end] <= PART {
-            length += lengths[end];
-            end += 1;
-        }
-        values.resize(length, 0.0);
-        parts.read_part(first..end, &mut values)?;
-        key = key.f32s("parameters", &values);
-        first = end;
-    }
-    Ok(key.finish())
+    let mut fingerprint = Some(key);
+    for_each_part(model, PART, |values| fingerprint = fingerprint.take().map(|key| key.f32s("parameters", values)))?;
+    Ok(fingerprint.map(Fingerprint::finish).unwrap_or_default())
 }
 
 /// Deletes the files of the steps up to `step`: a checkpoint has their contents.
-pub(crate) fn forget(dir: &RunDir, step: u64) -> Result<()> {
+pub(crate) fn remove_up_to(dir: &RunDir, step: u64) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(dir.evaluations()) else { return Ok(()) };
     for path in entries.flatten().map(|entry| entry.path()) {
-        let of = path.file_name().and_then(|name| parse_step_name(name.to_str()?));
-        if of.is_some_and(|of| of <= step) {
+        let of_step = path.file_name().and_then(|name| parse_step_name(name.to_str()?));
+        if of_step.is_some_and(|of_step| of_step <= step) {
             std::fs::remove_dir_all(&path).map_err(Error::file("delete", path))?;
         }
     }
@@ -102,42 +85,43 @@ pub(crate) fn forget(dir: &RunDir, step: u64) -> Result<()> {
     Ok(())
 }
 
-impl<'a> Kept<'a> {
+impl<'a> PartialResults<'a> {
     /// An evaluation of `step`, with videos in the folders `moments`.
     pub fn new(dir: &'a RunDir, step: u64, moments: Vec<String>, labels: &'a SetLabels, key: String) -> Self {
         Self { dir, step, moments, labels, key }
     }
 
     /// The numbers of a clip whose video is there too.
-    pub fn find(&self, set: SetName, i: usize, sample: &Sample) -> Option<Clip> {
-        let KeptClip { clip, has_video } = read(&self.path(&clip_name(set, i)), &self.clip_key(sample))?;
-        let there = !has_video || self.moments.iter().all(|m| self.video(m, set, i).is_ok_and(|path| path.is_file()));
-        there.then_some(clip)
+    pub fn read_clip(&self, set: SetName, i: usize, sample: &Sample) -> Option<Clip> {
+        let ClipResult { clip, has_video } = read(&self.path(&clip_name(set, i)), &self.clip_key(sample))?;
+        let is_complete =
+            !has_video || self.moments.iter().all(|m| self.video(m, set, i).is_ok_and(|path| path.is_file()));
+        is_complete.then_some(clip)
     }
 
     /// Writes video and numbers of a clip, the numbers last.
-    pub fn keep(&self, set: SetName, i: usize, sample: &Sample, evaluated: &Evaluated) -> Result<()> {
+    pub fn write_clip(&self, set: SetName, i: usize, sample: &Sample, evaluated: &Evaluated) -> Result<()> {
         for moment in &self.moments {
             if let Some(video) = &evaluated.video {
                 write_mp4(self.video(moment, set, i)?, video)?;
             }
         }
-        let kept = KeptClip { clip: Clip::of(evaluated), has_video: evaluated.video.is_some() };
-        write(&self.path(&clip_name(set, i)), self.clip_key(sample), kept)
+        let result = ClipResult { clip: Clip::of(evaluated), has_video: evaluated.video.is_some() };
+        write(&self.path(&clip_name(set, i)), self.clip_key(sample), result)
     }
 
     /// The validation of this step.
-    pub fn find_validation(&self) -> Option<Validation> {
-        let KeptValidation { metrics, records } = read(&self.path("validation"), &self.key)?;
+    pub fn read_validation(&self) -> Option<Validation> {
+        let ValidationResult { metrics, records } = read(&self.path("validation"), &self.key)?;
         let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
         Some(Validation { metrics, records })
     }
 
     /// Writes the validation of this step.
-    pub fn keep_validation(&self, validation: &Validation) -> Result<()> {
+    pub fn write_validation(&self, validation: &Validation) -> Result<()> {
         let metrics = validation.metrics.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect();
-        let kept = KeptValidation { metrics, records: validation.records.clone() };
-        write(&self.path("validation"), self.key.clone(), kept)
+        let result = ValidationResult { metrics, records: validation.records.clone() };
+        write(&self.path("validation"), self.key.clone(), result)
     }
 
     fn clip_key(&self, sample: &Sample) -> String {
@@ -168,16 +152,16 @@ fn clip_name(set: SetName, i: usize) -> String {
     format!("{set}-{i:03}")
 }
 
-/// The value of a file under `key`. A file that cannot be read is as good as none.
+/// The result in a file; `None` if it has another key or cannot be read.
 fn read<T: DeserializeOwned>(path: &Path, key: &str) -> Option<T> {
-    let file: File<T> = serde_json::from_slice(&files::read(path, files::MAX_TEXT).ok()?).ok()?;
+    let file: KeyedResult<T> = serde_json::from_slice(&files::read(path, files::MAX_TEXT).ok()?).ok()?;
     (file.key == key).then_some(file.result)
 }
 
 fn write<T: Serialize>(path: &Path, key: String, result: T) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
-    let json = serde_json::to_vec(&File { key, result })
+    let json = serde_json::to_vec(&KeyedResult { key, result })
         .map_err(Error::failed("the result of an evaluation cannot be written as JSON"))?;
     write_atomically(path, &json)
 }

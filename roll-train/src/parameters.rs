@@ -1,0 +1,88 @@
+//! Reading all parameters of a model, part by part: their norm, and a hash that shows whether they changed.
+
+use roll_core::{Model, Result};
+
+/// Name of the norm in the metrics.
+pub(crate) const NORM: &str = "actor/param_norm";
+
+/// The sums of more parameters (those of a full training) are not computed: they would be copied at every step.
+const MAX_SUMMED: usize = 1 << 28;
+
+/// Sums over all parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct ParameterSums {
+    squares: f64,
+    /// Equal hashes mean equal parameters.
+    pub(crate) hash: u64,
+}
+
+impl ParameterSums {
+    /// The sums of the parameters of `model`; `None` if there are too many. All ranks must call it.
+    pub(crate) fn of(model: &mut dyn Model) -> Result<Option<Self>> {
+        if model.parameters().iter().map(|spec| spec.len()).sum::<usize>() > MAX_SUMMED {
+            return Ok(None);
+        }
+        let mut sums = Self::default();
+        for_each_part(model, 1 << 22, |values| sums.add(values))?;
+        Ok(Some(sums))
+    }
+
+    /// L2 norm.
+    pub(crate) fn norm(&self) -> f64 {
+        self.squares.sqrt()
+    }
+
+    fn add(&mut self, values: &[f32]) {
+        for value in values {
+            self.squares += f64::from(*value).powi(2);
+            // FNV-1a over words: each step is a bijection, so a change of one value always changes the hash.
+            self.hash = (self.hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+/// Calls `f` with all parameters in the flat layout: in parts of whole tensors of at most about `most` values if the
+/// model has access to single parameters, otherwise at once. All ranks must call it.
+pub(crate) fn for_each_part(model: &mut dyn Model, most: usize, mut f: impl FnMut(&[f32])) -> Result<()> {
+    let lengths: Vec<usize> = model.parameters().iter().map(|spec| spec.len()).collect();
+    let Some(parts) = model.parts() else {
+        let mut values = vec![0.0; lengths.iter().sum()];
+        model.read_parameters(&mut values)?;
+        f(&values);
+        return Ok(());
+    };
+    let mut values = Vec::new();
+    let mut first = 0;
+    while first < lengths.len() {
+        let (mut end, mut length) = (first + 1, lengths[first]);
+        while end < lengths.len() && length + lengths[end] <= most {
+            length += lengths[end];
+            end += 1;
+        }
+        values.resize(length, 0.0);
+        parts.read_part(first..end, &mut values)?;
+        f(&values);
+        first = end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_depends_on_every_bit_and_norm_is_the_root_of_the_squares() {
+        let of = |values: &[f32]| {
+            let mut sums = ParameterSums::default();
+            values.chunks(2).for_each(|part| sums.add(part));
+            (sums.norm(), sums.hash)
+        };
+        let (norm, hash) = of(&[3.0, 0.0, -4.0]);
+        assert_eq!(norm, 5.0);
+        assert_ne!(hash, of(&[3.0, 0.0, (-4.0f32).next_up()]).1);
+        assert_ne!(hash, of(&[3.0f32.next_up(), 0.0, -4.0]).1);
+        assert_ne!(hash, of(&[3.0, f32::from_bits(1), -4.0]).1);
+        assert_eq!(hash, of(&[3.0, 0.0, -4.0]).1);
+    }
+}
