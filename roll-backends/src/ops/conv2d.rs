@@ -14,7 +14,7 @@ use crate::device::is_flex;
 
 /// The epilogue of a convolution: an activation that is applied to each sum `z`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Then {
+pub enum Epilogue {
     /// The identity.
     Nothing,
     /// `max(z, 0)`.
@@ -49,7 +49,7 @@ pub struct Conv2d {
     bias: Tensor<1>,
     slopes: Tensor<1>,
     steps: Conv2dSteps,
-    then: Then,
+    epilogue: Epilogue,
     packed: Arc<Packed>,
 }
 
@@ -64,17 +64,17 @@ pub struct Packed {
 
 impl Conv2d {
     /// Creates a convolution from f32 weights `[outputs, inputs / groups, rows, columns]`, a bias `[outputs]` (zeros by
-    /// default) and, for [`Then::Slopes`] only, the slopes `[outputs]`. Panics if the shapes do not match.
+    /// default) and, for [`Epilogue::Slopes`] only, the slopes `[outputs]`. Panics if the shapes do not match.
     pub fn new(
         weight: Tensor<4>,
         bias: Option<Tensor<1>>,
         steps: Conv2dSteps,
-        then: Then,
+        epilogue: Epilogue,
         slopes: Option<Tensor<1>>,
     ) -> Self {
         let [outputs, ..] = weight.dims();
         let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], (&weight.device(), weight.dtype())));
-        assert_eq!((then == Then::Slopes), slopes.is_some(), "slopes, and the function after a convolution");
+        assert_eq!((epilogue == Epilogue::Slopes), slopes.is_some(), "slopes, and the function after a convolution");
         let slopes = slopes.unwrap_or_else(|| bias.clone());
         assert!(
             steps.groups > 0 && outputs % steps.groups == 0 && !weight.dims().contains(&0),
@@ -84,12 +84,12 @@ impl Conv2d {
         );
         assert!(bias.dims() == [outputs] && slopes.dims() == [outputs], "bias and slopes of {outputs} output channels");
         assert!(!steps.stride.contains(&0) && !steps.dilation.contains(&0), "{steps:?}");
-        Self { weight, bias, slopes, steps, then, packed: Arc::default() }
+        Self { weight, bias, slopes, steps, epilogue, packed: Arc::default() }
     }
 
     /// Returns the same convolution without epilogue.
     pub fn sums_alone(&self) -> Self {
-        Self { then: Then::Nothing, ..self.clone() }
+        Self { epilogue: Epilogue::Nothing, ..self.clone() }
     }
 
     /// Convolves x `[N, inputs, H, W]`, padded by `padding` zeros (before, after) of rows and columns, and returns
@@ -125,10 +125,10 @@ struct Applied {
 
 impl Applied {
     fn on<B: Kernels>(self) -> (Conv2dConstants<FloatTensor<B>>, Conv2dCall) {
-        let Conv2d { weight, bias, slopes, steps, then, packed } = self.conv;
+        let Conv2d { weight, bias, slopes, steps, epilogue, packed } = self.conv;
         let [weight, bias, slopes] =
             [weight.into_dispatch(), bias.into_dispatch(), slopes.into_dispatch()].map(B::constant);
-        (Conv2dConstants { weight, bias, slopes, packed }, Conv2dCall { steps, padding: self.padding, then })
+        (Conv2dConstants { weight, bias, slopes, packed }, Conv2dCall { steps, padding: self.padding, epilogue })
     }
 }
 
@@ -159,7 +159,7 @@ impl Operator<2> for Applied {
         let ((constants, call), shape) = (self.on::<B>(), x.shape().dims::<4>());
         let (y, saved) = B::conv2d_forward(x, Some(added), &constants, call, true);
         (y, move |d_y| {
-            let d_sums = B::conv2d_pull(saved, &constants.slopes, call.then, d_y);
+            let d_sums = B::conv2d_pull(saved, &constants.slopes, call.epilogue, d_y);
             let d_x = wanted[0].then(|| B::conv2d_backward(shape, &constants, call, d_sums.clone()));
             [d_x, wanted[1].then_some(d_sums)]
         })
@@ -179,7 +179,7 @@ pub struct Conv2dCall {
     /// Zeros before and after rows and columns.
     pub padding: [(usize, usize); 2],
     /// The epilogue.
-    pub then: Then,
+    pub epilogue: Epilogue,
 }
 
 impl Conv2dCall {
@@ -195,7 +195,7 @@ pub struct Conv2dConstants<T> {
     pub weight: T,
     /// Bias, `[outputs]`.
     pub bias: T,
-    /// Slopes of PReLU, `[outputs]`; read for [`Then::Slopes`] only.
+    /// Slopes of PReLU, `[outputs]`; read for [`Epilogue::Slopes`] only.
     pub slopes: T,
     /// The weights packed for the kernels.
     pub packed: Arc<Packed>,
@@ -218,20 +218,22 @@ pub trait Conv2dKernel: Backend {
             Some(added) => z + Expression(added),
             None => z,
         };
-        let y = match call.then {
-            Then::Nothing => return (z.0, None),
-            Then::Relu => Self::relu(z.0.clone()),
-            Then::Slopes => {
+        let y = match call.epilogue {
+            Epilogue::Nothing => return (z.0, None),
+            Epilogue::Relu => Self::relu(z.0.clone()),
+            Epilogue::Slopes => {
                 let below = Expression::<Self>(Self::relu((z.clone() * -1.0).0)) * by_channel(&constants.slopes);
                 (Expression::<Self>(Self::relu(z.0.clone())) - below).0
             }
-            Then::Clip(low, high) => Self::float_clamp_max(Self::float_clamp_min(z.0.clone(), low.into()), high.into()),
-            Then::Sigmoid => Self::sigmoid(z.0.clone()),
-            Then::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
-            Then::HardSwish => (z.clone() * gate(z.clone())).0,
+            Epilogue::Clip(low, high) => {
+                Self::float_clamp_max(Self::float_clamp_min(z.0.clone(), low.into()), high.into())
+            }
+            Epilogue::Sigmoid => Self::sigmoid(z.0.clone()),
+            Epilogue::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
+            Epilogue::HardSwish => (z.clone() * gate(z.clone())).0,
         };
-        let kept = match call.then {
-            Then::Relu | Then::Clip(..) | Then::Sigmoid => y.clone(),
+        let kept = match call.epilogue {
+            Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
             _ => z.0,
         };
         (y, keeps.then_some(kept))
@@ -242,30 +244,30 @@ pub trait Conv2dKernel: Backend {
     fn conv2d_pull(
         kept: Option<FloatTensor<Self>>,
         slopes: &FloatTensor<Self>,
-        then: Then,
+        epilogue: Epilogue,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         let Some(kept) = kept else { return d_y };
         // `d` where `x` is positive, else 0.
         let above = |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
         let (kept, d_y) = (Expression::<Self>(kept), Expression::<Self>(d_y));
-        match then {
-            Then::Nothing => d_y.0,
-            Then::Relu => Self::relu_backward(kept.0, d_y.0),
-            Then::Slopes => {
+        match epilogue {
+            Epilogue::Nothing => d_y.0,
+            Epilogue::Relu => Self::relu_backward(kept.0, d_y.0),
+            Epilogue::Slopes => {
                 let above = above(kept, d_y.clone());
                 (above.clone() + (d_y - above) * by_channel(slopes)).0
             }
-            Then::Clip(low, high) => {
+            Epilogue::Clip(low, high) => {
                 let below = above(kept.clone() * -1.0 + f64::from(high), d_y);
                 above(kept + f64::from(-low), below).0
             }
-            Then::Sigmoid => Self::sigmoid_backward(kept.0, d_y.0),
-            Then::Silu => {
+            Epilogue::Sigmoid => Self::sigmoid_backward(kept.0, d_y.0),
+            Epilogue::Silu => {
                 let s = Expression::<Self>(Self::sigmoid(kept.0.clone()));
                 (d_y * s.clone() * (kept * (s * -1.0 + 1.0) + 1.0)).0
             }
-            Then::HardSwish => {
+            Epilogue::HardSwish => {
                 let inner = above(kept.clone() * -1.0 + 3.0, d_y.clone() * kept.clone() * (1.0 / 6.0));
                 (d_y * gate(kept.clone()) + above(kept + 3.0, inner)).0
             }
@@ -292,7 +294,7 @@ pub trait Conv2dKernel: Backend {
         call: Conv2dCall,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        Self::conv2d_backward(x, constants, call, Self::conv2d_pull(kept, &constants.slopes, call.then, d_y))
+        Self::conv2d_backward(x, constants, call, Self::conv2d_pull(kept, &constants.slopes, call.epilogue, d_y))
     }
 }
 

@@ -74,7 +74,7 @@ pub use attention::{AttentionOptions, attention, attention_with};
 pub use blocks::linear_blocks;
 pub use channel_norm::{channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull};
 pub use conv::{conv3d, conv3d_pull};
-pub use conv2d::{Conv2d, Conv2dSteps, Then};
+pub use conv2d::{Conv2d, Conv2dSteps, Epilogue};
 pub use cotangent::seed;
 pub use decode::{DecodeCall, KeyPlace, attend_rows, store_rows};
 pub use exchange::{Exchange, To, TokenRanks, exchange};

@@ -3,7 +3,7 @@
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, tensor};
-use crate::ops::conv2d::{Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dSteps, Then};
+use crate::ops::conv2d::{Conv2dCall, Conv2dConstants, Conv2dKernel, Conv2dSteps, Epilogue};
 use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Shape, Weights};
 
 /// The sizes of a call for x `[N, C, H, W]`.
@@ -18,15 +18,15 @@ fn shape([items, inputs, h, w]: [usize; 4], weight: &FloatTensor<Flex>, call: Co
     Shape { items, inputs, outputs, groups, size, kernel, stride, dilation, before, output }
 }
 
-fn then(then: Then, slopes: &Values) -> kernels::Then<'_> {
-    match then {
-        Then::Nothing => kernels::Then::Nothing,
-        Then::Relu => kernels::Then::Relu,
-        Then::Slopes => kernels::Then::Slopes(slopes.slice()),
-        Then::Clip(low, high) => kernels::Then::Clip(low, high),
-        Then::Sigmoid => kernels::Then::Sigmoid,
-        Then::Silu => kernels::Then::Silu,
-        Then::HardSwish => kernels::Then::HardSwish,
+fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::Epilogue<'_> {
+    match epilogue {
+        Epilogue::Nothing => kernels::Epilogue::Nothing,
+        Epilogue::Relu => kernels::Epilogue::Relu,
+        Epilogue::Slopes => kernels::Epilogue::Slopes(slopes.slice()),
+        Epilogue::Clip(low, high) => kernels::Epilogue::Clip(low, high),
+        Epilogue::Sigmoid => kernels::Epilogue::Sigmoid,
+        Epilogue::Silu => kernels::Epilogue::Silu,
+        Epilogue::HardSwish => kernels::Epilogue::HardSwish,
     }
 }
 
@@ -48,15 +48,15 @@ impl Conv2dKernel for Flex {
         let weights = weights.get_or_init(|| Weights::new(shape, Values::of(constants.weight.clone()).slice()));
         let (x, bias, slopes) =
             (Values::of(x), Values::of(constants.bias.clone()), Values::of(constants.slopes.clone()));
-        let (added, then) = (added.map(Values::of), then(call.then, &slopes));
-        let keeps_sums = keeps && then.needs_sums();
+        let (added, epilogue) = (added.map(Values::of), epilogue(call.epilogue, &slopes));
+        let keeps_sums = keeps && epilogue.needs_sums();
         let added = added.as_ref().map(Values::slice);
-        let found = kernels::forward(shape, x.slice(), weights, bias.slice(), added, then, keeps_sums);
+        let found = kernels::forward(shape, x.slice(), weights, bias.slice(), added, epilogue, keeps_sums);
         let size = [shape.items, shape.outputs, shape.output[0], shape.output[1]];
         let y = tensor(found.y, size);
         let kept = match found.sums {
             Some(sums) => Some(tensor(sums, size)),
-            None => (keeps && call.then != Then::Nothing).then(|| y.clone()),
+            None => (keeps && call.epilogue != Epilogue::Nothing).then(|| y.clone()),
         };
         (y, kept)
     }
@@ -64,13 +64,13 @@ impl Conv2dKernel for Flex {
     fn conv2d_pull(
         kept: Option<FloatTensor<Self>>,
         slopes: &FloatTensor<Self>,
-        function: Then,
+        function: Epilogue,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         let Some(kept) = kept else { return d_y };
         let [_, channels, rows, columns] = d_y.shape().dims();
         let (kept, d_y, slopes) = (Values::of(kept), Values::of(d_y), Values::of(slopes.clone()));
-        d_y.like(kernels::pull(channels, rows * columns, then(function, &slopes), kept.slice(), d_y.slice()))
+        d_y.like(kernels::pull(channels, rows * columns, epilogue(function, &slopes), kept.slice(), d_y.slice()))
     }
 
     fn conv2d_backward(
@@ -95,7 +95,7 @@ impl Conv2dKernel for Flex {
         let shape = shape(x, &constants.weight, call);
         let (kept, d_y, slopes) = (Values::of(kept), Values::of(d_y), Values::of(constants.slopes.clone()));
         let weights = backward_weights(constants, shape);
-        let then = then(call.then, &slopes);
-        tensor(kernels::backward_then(shape, weights, then, kept.slice(), d_y.slice()), x)
+        let epilogue = epilogue(call.epilogue, &slopes);
+        tensor(kernels::backward_fused(shape, weights, epilogue, kept.slice(), d_y.slice()), x)
     }
 }

@@ -70,27 +70,19 @@ fn near(x: f32) -> f32 {
 }
 
 vectorised! {
-    fn gelu(x: &[f32], y: &mut [f32]) = gelu_body
-}
-
-#[inline(always)]
-fn gelu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        // Negative infinity times a tail of zero would be NaN.
-        *y = if x < -FAR { 0.0 } else { x * normal::<M>(near(x)).0 };
+    fn gelu<M>(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            // Negative infinity times a tail of zero would be NaN.
+            *y = if x < -FAR { 0.0 } else { x * normal::<M>(near(x)).0 };
+        }
     }
-}
 
-vectorised! {
-    fn gelu_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = gelu_backward_body
-}
-
-#[inline(always)]
-fn gelu_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
-    for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
-        let x = near(x);
-        let (below, density) = normal::<M>(x);
-        *d_x = d_y * M::mul_add(x, density, below);
+    fn gelu_backward<M>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+        for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
+            let x = near(x);
+            let (below, density) = normal::<M>(x);
+            *d_x = d_y * M::mul_add(x, density, below);
+        }
     }
 }
 
@@ -112,51 +104,33 @@ fn gelu_argument<M: MulAdd>(x: f32) -> f32 {
 }
 
 vectorised! {
-    fn gelu_tanh(x: &[f32], y: &mut [f32]) = gelu_tanh_body
-}
-
-#[inline(always)]
-fn gelu_tanh_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y = x * sigmoid::<M>(gelu_argument::<M>(bounded(x)));
+    fn gelu_tanh<M>(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = x * sigmoid::<M>(gelu_argument::<M>(bounded(x)));
+        }
     }
-}
 
-vectorised! {
-    fn gelu_tanh_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = gelu_tanh_backward_body
-}
-
-#[inline(always)]
-fn gelu_tanh_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
-    for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
-        let x = bounded(x);
-        let u = gelu_argument::<M>(x);
-        // s (1 - s) as a product of two sigmoids: `1 - s` would lose precision where it is small.
-        let (s, rest) = (sigmoid::<M>(u), sigmoid::<M>(-u));
-        let slope = M::mul_add(3.0 * CUBIC, x * x, LINEAR);
-        *d_x = d_y * M::mul_add(x * slope, s * rest, s);
+    fn gelu_tanh_backward<M>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+        for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
+            let x = bounded(x);
+            let u = gelu_argument::<M>(x);
+            // s (1 - s) as a product of two sigmoids: `1 - s` would lose precision where it is small.
+            let (s, rest) = (sigmoid::<M>(u), sigmoid::<M>(-u));
+            let slope = M::mul_add(3.0 * CUBIC, x * x, LINEAR);
+            *d_x = d_y * M::mul_add(x * slope, s * rest, s);
+        }
     }
-}
 
-vectorised! {
-    fn silu(x: &[f32], y: &mut [f32]) = silu_body
-}
-
-#[inline(always)]
-fn silu_body<M: MulAdd>(x: &[f32], y: &mut [f32]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y = x * sigmoid::<M>(x);
+    fn silu<M>(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = x * sigmoid::<M>(x);
+        }
     }
-}
 
-vectorised! {
-    fn silu_backward(x: &[f32], d_y: &[f32], d_x: &mut [f32]) = silu_backward_body
-}
-
-#[inline(always)]
-fn silu_backward_body<M: MulAdd>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
-    for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
-        let (s, rest) = (sigmoid::<M>(x), sigmoid::<M>(-x));
-        *d_x = d_y * M::mul_add(x, s * rest, s);
+    fn silu_backward<M>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
+        for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
+            let (s, rest) = (sigmoid::<M>(x), sigmoid::<M>(-x));
+            *d_x = d_y * M::mul_add(x, s * rest, s);
+        }
     }
 }

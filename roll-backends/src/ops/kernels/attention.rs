@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
 use super::parallel::{ELEMENT, least};
-use super::simd::{LANES, MulAdd, exp, sum_lanes, vectorised};
+use super::simd::{LANES, exp, sum_lanes, vectorised};
 
 /// Sizes and options of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
 #[derive(Clone, Copy, Debug)]
@@ -303,24 +303,36 @@ fn only(row: &mut [f32], seen: Range<usize>, first: usize) -> &mut [f32] {
 
 vectorised! {
     /// The maximum of `row`; negative infinity if it is empty.
-    fn maximum(row: &[f32]) -> f32 = maximum_body
-}
-
-#[inline(always)]
-fn maximum_body<M: MulAdd>(row: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (chunks, rest) = row.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = if x > *lane { x } else { *lane };
+    pub fn maximum<M>(row: &[f32]) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let (chunks, rest) = row.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane = if x > *lane { x } else { *lane };
+            }
         }
+        rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |a, &b| a.max(b))
     }
-    rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |a, &b| a.max(b))
-}
 
-vectorised! {
     /// Replaces each `x` by `exp(x - offset) * factor` and returns the sum of the exponentials.
-    fn exp_minus(row: &mut [f32], offset: f32, factor: f32) -> f32 = exp_minus_body
+    pub fn exp_minus<M>(row: &mut [f32], offset: f32, factor: f32) -> f32 {
+        let mut lanes = [0.0; LANES];
+        let (chunks, rest) = row.as_chunks_mut::<LANES>();
+        for chunk in chunks {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                let y = exp::<M>(*x - offset);
+                *lane += y;
+                *x = y * factor;
+            }
+        }
+        let mut sum = sum_lanes(lanes);
+        for x in rest {
+            let y = exp::<M>(*x - offset);
+            sum += y;
+            *x = y * factor;
+        }
+        sum
+    }
 }
 
 /// Replaces each number by its exponential and returns their sum.
@@ -328,51 +340,23 @@ pub fn exponentials(row: &mut [f32]) -> f32 {
     exp_minus(row, 0.0, 1.0)
 }
 
-#[inline(always)]
-fn exp_minus_body<M: MulAdd>(row: &mut [f32], offset: f32, factor: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (chunks, rest) = row.as_chunks_mut::<LANES>();
-    for chunk in chunks {
-        for (lane, x) in lanes.iter_mut().zip(chunk) {
-            let y = exp::<M>(*x - offset);
-            *lane += y;
-            *x = y * factor;
-        }
-    }
-    let mut sum = sum_lanes(lanes);
-    for x in rest {
-        let y = exp::<M>(*x - offset);
-        sum += y;
-        *x = y * factor;
-    }
-    sum
-}
-
 vectorised! {
     /// Turns the cotangent of the probabilities into that of the scores: `p * (dp - sum(p dp)) * scale`.
-    fn softmax_backward(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) = softmax_backward_body
-}
-
-#[inline(always)]
-fn softmax_backward_body<M: MulAdd>(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) {
-    for (ds, &p) in ds.iter_mut().zip(p) {
-        *ds = p * (*ds - mean) * scale;
-    }
-}
-
-vectorised! {
-    /// The dot product.
-    fn dot(a: &[f32], b: &[f32]) -> f32 = dot_body
-}
-
-#[inline(always)]
-fn dot_body<M: MulAdd>(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane = M::mul_add(a, b, *lane);
+    fn softmax_backward<M>(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) {
+        for (ds, &p) in ds.iter_mut().zip(p) {
+            *ds = p * (*ds - mean) * scale;
         }
     }
-    sum_lanes(lanes) + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
+
+    /// The dot product.
+    fn dot<M>(a: &[f32], b: &[f32]) -> f32 {
+        let mut lanes = [0.0; LANES];
+        let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+        for (a, b) in a.iter().zip(b) {
+            for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
+                *lane = M::mul_add(a, b, *lane);
+            }
+        }
+        sum_lanes(lanes) + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
+    }
 }

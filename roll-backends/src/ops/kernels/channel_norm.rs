@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::matrix::ViewMut;
 use super::parallel::{ELEMENT, least};
-use super::simd::{MulAdd, sigmoid, vectorised};
+use super::simd::{sigmoid, vectorised};
 
 /// Positions per task.
 const STRETCH: usize = 256;
@@ -17,7 +17,7 @@ const SMALLEST: f32 = 1e-12;
 
 /// The epilogue of the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum Epilogue {
     /// The identity.
     Nothing,
     /// `y * sigmoid(y)`.
@@ -26,7 +26,7 @@ pub enum Then {
 
 /// Returns `x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, after the epilogue, and the factor
 /// `sqrt(C) / max(|x|, 1e-12)` of each position.
-pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(x: &[f32], gain: &[f32], epilogue: Epilogue) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
     let positions = x.len() / channels.max(1);
     let mut y = vec![0.0; x.len()];
@@ -37,9 +37,9 @@ pub fn forward(x: &[f32], gain: &[f32], then: Then) -> (Vec<f32>, Vec<f32>) {
         (0..channels).for_each(|c| add_square(part(c), factors));
         factors_of_squares(factors, (channels as f32).sqrt());
         for c in 0..channels {
-            match then {
-                Then::Nothing => scale(part(c), factors, gain[c], y.row(c)),
-                Then::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
+            match epilogue {
+                Epilogue::Nothing => scale(part(c), factors, gain[c], y.row(c)),
+                Epilogue::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
             }
         }
     });
@@ -52,7 +52,7 @@ pub fn backward(
     gain: &[f32],
     factors: &[f32],
     d_y: &[f32],
-    then: Then,
+    epilogue: Epilogue,
     wanted: [bool; 2],
 ) -> [Option<Vec<f32>>; 2] {
     let channels = gain.len();
@@ -75,9 +75,9 @@ pub fn backward(
             let mut products = [0.0; STRETCH];
             let mut d_pre = [0.0; STRETCH];
             let mut d_gain = vec![0.0; if wanted[1] { channels } else { 0 }];
-            let before = |c: usize, d_pre: &mut [f32]| match then {
-                Then::Nothing => d_pre.copy_from_slice(&d_y[at(c)]),
-                Then::Silu => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
+            let before = |c: usize, d_pre: &mut [f32]| match epilogue {
+                Epilogue::Nothing => d_pre.copy_from_slice(&d_y[at(c)]),
+                Epilogue::Silu => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
             };
             for c in 0..channels {
                 before(c, &mut d_pre[..n]);
@@ -113,105 +113,59 @@ fn stretches(data: &mut [f32], channels: usize, positions: usize) -> Vec<ViewMut
 }
 
 vectorised! {
-    fn add_square(x: &[f32], sum: &mut [f32]) = add_square_body
-}
-
-#[inline(always)]
-fn add_square_body<M: MulAdd>(x: &[f32], sum: &mut [f32]) {
-    for (sum, &x) in sum.iter_mut().zip(x) {
-        *sum = M::mul_add(x, x, *sum);
+    fn add_square<M>(x: &[f32], sum: &mut [f32]) {
+        for (sum, &x) in sum.iter_mut().zip(x) {
+            *sum = M::mul_add(x, x, *sum);
+        }
     }
-}
 
-vectorised! {
     /// Turns sums of squares into `root / max(norm, SMALLEST)`.
-    fn factors_of_squares(sums: &mut [f32], root: f32) = factors_of_squares_body
-}
-
-#[inline(always)]
-fn factors_of_squares_body<M: MulAdd>(sums: &mut [f32], root: f32) {
-    for sum in sums {
-        *sum = root / sum.sqrt().max(SMALLEST);
+    fn factors_of_squares<M>(sums: &mut [f32], root: f32) {
+        for sum in sums {
+            *sum = root / sum.sqrt().max(SMALLEST);
+        }
     }
-}
 
-vectorised! {
-    fn scale(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) = scale_body
-}
-
-#[inline(always)]
-fn scale_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
-    for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
-        *y = x * factor * gain;
+    fn scale<M>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
+        for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
+            *y = x * factor * gain;
+        }
     }
-}
 
-vectorised! {
-    fn scale_silu(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) = scale_silu_body
-}
-
-#[inline(always)]
-fn scale_silu_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
-    for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
-        let pre = x * factor * gain;
-        *y = pre * sigmoid::<M>(pre);
+    fn scale_silu<M>(x: &[f32], factors: &[f32], gain: f32, y: &mut [f32]) {
+        for ((y, &x), &factor) in y.iter_mut().zip(x).zip(factors) {
+            let pre = x * factor * gain;
+            *y = pre * sigmoid::<M>(pre);
+        }
     }
-}
 
-vectorised! {
-    fn silu_cotangent(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) = silu_cotangent_body
-}
-
-#[inline(always)]
-fn silu_cotangent_body<M: MulAdd>(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) {
-    for (((d_pre, &x), &factor), &d_y) in d_pre.iter_mut().zip(x).zip(factors).zip(d_y) {
-        let pre = x * factor * gain;
-        let (s, rest) = (sigmoid::<M>(pre), sigmoid::<M>(-pre));
-        *d_pre = d_y * M::mul_add(pre, s * rest, s);
+    fn silu_cotangent<M>(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) {
+        for (((d_pre, &x), &factor), &d_y) in d_pre.iter_mut().zip(x).zip(factors).zip(d_y) {
+            let pre = x * factor * gain;
+            let (s, rest) = (sigmoid::<M>(pre), sigmoid::<M>(-pre));
+            *d_pre = d_y * M::mul_add(pre, s * rest, s);
+        }
     }
-}
 
-vectorised! {
     /// Adds `x * y * factor` to `sum`.
-    fn add_product(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) = add_product_body
-}
-
-#[inline(always)]
-fn add_product_body<M: MulAdd>(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) {
-    for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
-        *sum = M::mul_add(x * factor, y, *sum);
+    fn add_product<M>(x: &[f32], y: &[f32], factor: f32, sum: &mut [f32]) {
+        for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
+            *sum = M::mul_add(x * factor, y, *sum);
+        }
     }
-}
 
-vectorised! {
     /// Turns `sum(x d_hat)` into the factor of `x` in its gradient: `sum * factor^3 / C`, or 0 if the norm was clamped.
-    fn radial(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) = radial_body
-}
-
-#[inline(always)]
-fn radial_body<M: MulAdd>(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) {
-    for (product, &factor) in products.iter_mut().zip(factors) {
-        let factor = if factor < clamped { factor } else { 0.0 };
-        *product = *product * factor / channels * factor * factor;
+    fn radial<M>(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) {
+        for (product, &factor) in products.iter_mut().zip(factors) {
+            let factor = if factor < clamped { factor } else { 0.0 };
+            *product = *product * factor / channels * factor * factor;
+        }
     }
-}
 
-vectorised! {
-    fn scale_backward(x: &[f32], factors: &[f32], gain: f32, d_pre: &[f32], radial: &[f32], d_x: &mut [f32])
-        = scale_backward_body
-}
-
-#[inline(always)]
-fn scale_backward_body<M: MulAdd>(
-    x: &[f32],
-    factors: &[f32],
-    gain: f32,
-    d_pre: &[f32],
-    radial: &[f32],
-    d_x: &mut [f32],
-) {
-    for ((((d_x, &x), &factor), &d_pre), &radial) in d_x.iter_mut().zip(x).zip(factors).zip(d_pre).zip(radial) {
-        *d_x = M::mul_add(d_pre * gain, factor, -(x * radial));
+    fn scale_backward<M>(x: &[f32], factors: &[f32], gain: f32, d_pre: &[f32], radial: &[f32], d_x: &mut [f32]) {
+        for ((((d_x, &x), &factor), &d_pre), &radial) in d_x.iter_mut().zip(x).zip(factors).zip(d_pre).zip(radial) {
+            *d_x = M::mul_add(d_pre * gain, factor, -(x * radial));
+        }
     }
 }
 

@@ -3,20 +3,18 @@
 
 use rayon::prelude::*;
 
-use super::geometry::{Padded, Shape, WIDE, tap_offsets};
+use super::geometry::{Padded, Shape, tap_offsets};
 use super::matrix::ViewMut;
-use super::simd::{MulAdd, vectorised};
+use super::simd::vectorised;
+use super::tile::{MR, NR};
 
-/// Output channels per tile (MR in BLIS terms). With [`WIDE`] positions, the tile takes twelve registers of eight,
-/// which leaves room for the operands.
-const OUT: usize = 6;
 /// Input channels between two visits of a tile (KC in BLIS terms): their weights (10 KiB at 27 taps) stay in the L1
 /// cache.
-const DEEP: usize = 16;
-/// Positions per task: their input stays in the L2 cache.
-const LONG: usize = 512;
+const KC: usize = 16;
+/// Positions per task (NC in BLIS terms): their input stays in the L2 cache.
+const NC: usize = 512;
 
-/// A weight packed for [`correlate`]: blocks of [`DEEP`] input channels; in each, blocks of [`OUT`] output channels
+/// A weight packed for [`correlate`]: blocks of [`KC`] input channels; in each, blocks of [`MR`] output channels
 /// (the last padded with zeros); in each, the order input channel, tap, output channel.
 pub struct Packed {
     values: Vec<f32>,
@@ -34,22 +32,22 @@ impl Packed {
             true => (shape.outputs, shape.inputs),
             false => (shape.inputs, shape.outputs),
         };
-        let mut values = vec![0.0; inputs * taps * outputs.next_multiple_of(OUT)];
-        let row = taps * outputs.next_multiple_of(OUT);
+        let mut values = vec![0.0; inputs * taps * outputs.next_multiple_of(MR)];
+        let row = taps * outputs.next_multiple_of(MR);
         if row > 0 {
-            values.par_chunks_mut(DEEP * row).enumerate().for_each(|(block, values)| {
+            values.par_chunks_mut(KC * row).enumerate().for_each(|(block, values)| {
                 let channels = values.len() / row;
-                for (o, values) in values.chunks_exact_mut(channels * taps * OUT).enumerate() {
-                    for (c, values) in values.chunks_exact_mut(taps * OUT).enumerate() {
-                        for lane in 0..OUT.min(outputs - o * OUT) {
-                            let (input, output) = (block * DEEP + c, o * OUT + lane);
+                for (o, values) in values.chunks_exact_mut(channels * taps * MR).enumerate() {
+                    for (c, values) in values.chunks_exact_mut(taps * MR).enumerate() {
+                        for lane in 0..MR.min(outputs - o * MR) {
+                            let (input, output) = (block * KC + c, o * MR + lane);
                             let pair = match transposed {
                                 true => input * shape.inputs + output,
                                 false => output * shape.inputs + input,
                             };
                             for (tap, &value) in weight[pair * taps..][..taps].iter().enumerate() {
                                 let tap = if transposed { taps - 1 - tap } else { tap };
-                                values[tap * OUT + lane] = value;
+                                values[tap * MR + lane] = value;
                             }
                         }
                     }
@@ -61,8 +59,8 @@ impl Packed {
 
     /// The weights of input channels `first..first + channels` (one block), for each block of output channels.
     fn block(&self, first: usize, channels: usize) -> std::slice::ChunksExact<'_, f32> {
-        let row = self.taps * self.outputs.next_multiple_of(OUT);
-        self.values[first * row..][..channels * row].chunks_exact(channels * self.taps * OUT)
+        let row = self.taps * self.outputs.next_multiple_of(MR);
+        self.values[first * row..][..channels * row].chunks_exact(channels * self.taps * MR)
     }
 }
 
@@ -76,7 +74,7 @@ pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>
     let mut y = vec![0.0; shape.outputs * frames * rows * columns];
     // A task computes rows as wide as the padded input's; the columns beyond the output's are dropped.
     let enough = (frames * rows).div_ceil(2 * rayon::current_num_threads());
-    let height = (LONG / stride).max(1).min(enough).min(rows);
+    let height = (NC / stride).max(1).min(enough).min(rows);
     let tasks: Vec<_> = ViewMut::new(&mut y, shape.outputs, frames * rows * columns)
         .split_columns(rows * columns)
         .into_iter()
@@ -86,17 +84,17 @@ pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>
             stretches.map(move |(i, part)| (t, i * height, part)).collect::<Vec<_>>()
         })
         .collect();
-    let outputs = shape.outputs.next_multiple_of(OUT);
+    let outputs = shape.outputs.next_multiple_of(MR);
     tasks.into_par_iter().for_each_init(Vec::new, |sums, (t, first, mut part)| {
-        let length = ((height.min(rows - first) - 1) * stride + columns).next_multiple_of(WIDE);
+        let length = ((height.min(rows - first) - 1) * stride + columns).next_multiple_of(NR);
         sums.clear();
         sums.resize(outputs * length, 0.0);
         let start = (t * x.size[1] + first) * stride;
-        for channel in (0..weight.inputs).step_by(DEEP) {
-            let channels = DEEP.min(weight.inputs - channel);
-            let seen = &x.values[channel * plane + start..];
-            for (weight, sums) in weight.block(channel, channels).zip(sums.chunks_exact_mut(OUT * length)) {
-                accumulate(seen, plane, &offsets, weight, sums, length);
+        for channel in (0..weight.inputs).step_by(KC) {
+            let channels = KC.min(weight.inputs - channel);
+            let inputs = &x.values[channel * plane + start..];
+            for (weight, sums) in weight.block(channel, channels).zip(sums.chunks_exact_mut(MR * length)) {
+                accumulate(inputs, plane, &offsets, weight, sums, length);
             }
         }
         for (c, sums) in sums.chunks_exact(length).take(shape.outputs).enumerate() {
@@ -110,45 +108,28 @@ pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>
 }
 
 vectorised! {
-    /// Accumulates in `sums`, `[OUT, length]` (length a multiple of [`WIDE`]), the products of `weight`,
-    /// `[channels, taps, OUT]`, with the input channels that begin at `x` and are `plane` apart.
-    fn accumulate(
-        x: &[f32],
-        plane: usize,
-        offsets: &[usize],
-        weight: &[f32],
-        sums: &mut [f32],
-        length: usize,
-    ) = accumulate_body
-}
-
-#[inline(always)]
-fn accumulate_body<M: MulAdd>(
-    x: &[f32],
-    plane: usize,
-    offsets: &[usize],
-    weight: &[f32],
-    sums: &mut [f32],
-    length: usize,
-) {
-    for first in (0..length).step_by(WIDE) {
-        let mut tile = [[0.0f32; WIDE]; OUT];
-        for (o, tile) in tile.iter_mut().enumerate() {
-            tile.copy_from_slice(&sums[o * length + first..][..WIDE]);
-        }
-        for (c, weight) in weight.chunks_exact(OUT * offsets.len()).enumerate() {
-            let x = &x[c * plane + first..];
-            for (&offset, weight) in offsets.iter().zip(weight.chunks_exact(OUT)) {
-                let seen = &x[offset..offset + WIDE];
-                for o in 0..OUT {
-                    for l in 0..WIDE {
-                        tile[o][l] = M::mul_add(weight[o], seen[l], tile[o][l]);
+    /// Accumulates in `sums`, `[MR, length]` (length a multiple of [`NR`]), the products of `weight`,
+    /// `[channels, taps, MR]`, with the input channels that begin at `x` and are `plane` apart.
+    fn accumulate<M>(x: &[f32], plane: usize, offsets: &[usize], weight: &[f32], sums: &mut [f32], length: usize) {
+        for first in (0..length).step_by(NR) {
+            let mut tile = [[0.0f32; NR]; MR];
+            for (o, tile) in tile.iter_mut().enumerate() {
+                tile.copy_from_slice(&sums[o * length + first..][..NR]);
+            }
+            for (c, weight) in weight.chunks_exact(MR * offsets.len()).enumerate() {
+                let x = &x[c * plane + first..];
+                for (&offset, weight) in offsets.iter().zip(weight.chunks_exact(MR)) {
+                    let inputs = &x[offset..offset + NR];
+                    for o in 0..MR {
+                        for l in 0..NR {
+                            tile[o][l] = M::mul_add(weight[o], inputs[l], tile[o][l]);
+                        }
                     }
                 }
             }
-        }
-        for (o, tile) in tile.iter().enumerate() {
-            sums[o * length + first..][..WIDE].copy_from_slice(tile);
+            for (o, tile) in tile.iter().enumerate() {
+                sums[o * length + first..][..NR].copy_from_slice(tile);
+            }
         }
     }
 }

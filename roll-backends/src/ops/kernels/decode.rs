@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::attention::{exp_minus, maximum};
 use super::row_products::dots;
-use super::simd::{MulAdd, vectorised};
+use super::simd::vectorised;
 
 /// Keys and values, row-major, of the same shape.
 #[derive(Clone, Copy)]
@@ -124,28 +124,25 @@ fn score_tile<const R: usize, const O: usize>(
 
 vectorised! {
     /// Adds rows of `v`, weighted by `scores`, to each head of `out`; `sizes` are those of [`score`].
-    fn mix(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) = mix_body
-}
-
-#[inline(always)]
-fn mix_body<M: MulAdd>(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) {
-    let [width, stride, rows, keys, first] = sizes;
-    let whole = rows / KEYS * KEYS;
-    for r in (0..whole).step_by(KEYS) {
-        let v: [&[f32]; KEYS] = std::array::from_fn(|i| &v[(r + i) * stride..][..width]);
-        for (g, out) in out.chunks_exact_mut(width).enumerate() {
-            let p = &scores[g * keys + first + r..][..KEYS];
-            for (c, o) in out.iter_mut().enumerate() {
-                let sum = M::mul_add(p[1], v[1][c], M::mul_add(p[0], v[0][c], *o));
-                *o = M::mul_add(p[3], v[3][c], M::mul_add(p[2], v[2][c], sum));
+    fn mix<M>(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) {
+        let [width, stride, rows, keys, first] = sizes;
+        let whole = rows / KEYS * KEYS;
+        for r in (0..whole).step_by(KEYS) {
+            let v: [&[f32]; KEYS] = std::array::from_fn(|i| &v[(r + i) * stride..][..width]);
+            for (g, out) in out.chunks_exact_mut(width).enumerate() {
+                let p = &scores[g * keys + first + r..][..KEYS];
+                for (c, o) in out.iter_mut().enumerate() {
+                    let sum = M::mul_add(p[1], v[1][c], M::mul_add(p[0], v[0][c], *o));
+                    *o = M::mul_add(p[3], v[3][c], M::mul_add(p[2], v[2][c], sum));
+                }
             }
         }
-    }
-    for r in whole..rows {
-        let v = &v[r * stride..][..width];
-        for (g, out) in out.chunks_exact_mut(width).enumerate() {
-            let p = scores[g * keys + first + r];
-            out.iter_mut().zip(v).for_each(|(o, v)| *o = M::mul_add(p, *v, *o));
+        for r in whole..rows {
+            let v = &v[r * stride..][..width];
+            for (g, out) in out.chunks_exact_mut(width).enumerate() {
+                let p = scores[g * keys + first + r];
+                out.iter_mut().zip(v).for_each(|(o, v)| *o = M::mul_add(p, *v, *o));
+            }
         }
     }
 }

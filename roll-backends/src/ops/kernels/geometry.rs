@@ -4,10 +4,7 @@ use rayon::prelude::*;
 
 use super::matrix::View;
 use super::parallel::{ELEMENT, least};
-
-/// Positions per tile (NR in BLIS terms). The micro-kernel may read this far beyond the last position of a padded
-/// input.
-pub const WIDE: usize = 16;
+use super::tile::NR;
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +41,7 @@ impl Shape {
 
 /// A zero-padded copy of a tensor.
 pub struct Padded {
-    /// `[channels, size]`, followed by [`WIDE`] zeros that the last tile may read.
+    /// `[channels, size]`, followed by [`NR`] zeros that the last tile may read.
     pub values: Vec<f32>,
     channels: usize,
     /// Frames, rows and columns.
@@ -61,7 +58,7 @@ impl Padded {
     /// Pads to `size`, with `before` zeros before each axis.
     pub fn new(x: &[f32], channels: usize, inner: [usize; 3], before: [usize; 3], size: [usize; 3]) -> Self {
         let [frames, rows, columns] = size;
-        let mut values = vec![0.0; channels * frames * rows * columns + WIDE];
+        let mut values = vec![0.0; channels * frames * rows * columns + NR];
         values[..channels * frames * rows * columns]
             .par_chunks_mut((frames * rows * columns).max(1))
             .with_min_len(least(frames * rows * columns * ELEMENT / 4))

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
 use super::norm::backward_shift;
-use super::panel_products::{By, Right};
+use super::panel_products::{RightMatrix, depth_and_columns};
 use super::parallel::{ELEMENT, least};
 use super::tile;
 
@@ -56,19 +56,19 @@ impl Shape {
         View::new(y, self.rows, self.outputs)
     }
 
-    /// Adds the product of `a` and the weight, or its transpose, to `out`.
-    fn add_product(&self, a: &[f32], weight: Weight, by: By, out: &mut [f32]) {
+    /// Adds the product of `a` and the weight, transposed if `trans_b`, to `out`.
+    fn add_product(&self, a: &[f32], weight: Weight, trans_b: bool, out: &mut [f32]) {
         let &Self { rows, inputs, outputs } = self;
         match weight {
             // Packing does not pay for a single row.
-            Weight::F32(values) if rows == 1 || !tile::is_written_out() => {
+            Weight::F32(values) if rows == 1 || !tile::has_intrinsics() => {
                 let weight = View::new(values, outputs, inputs);
-                let weight = if by == By::Itself { weight } else { weight.t() };
-                let [depth, columns] = by.depth_and_columns(outputs, inputs);
+                let weight = if trans_b { weight.t() } else { weight };
+                let [depth, columns] = depth_and_columns(outputs, inputs, trans_b);
                 ViewMut::new(out, rows, columns).product(View::new(a, rows, depth), weight, 1.0, true, Threads::All);
             }
-            Weight::F32(values) => Right { values, outputs, inputs }.add_product(a, by, out),
-            Weight::Bf16(values) => Right { values, outputs, inputs }.add_product(a, by, out),
+            Weight::F32(values) => RightMatrix { values, outputs, inputs }.add_product(a, trans_b, out),
+            Weight::Bf16(values) => RightMatrix { values, outputs, inputs }.add_product(a, trans_b, out),
         }
     }
 
@@ -88,7 +88,7 @@ pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Opti
         let rows = y.par_chunks_mut(shape.outputs).with_min_len(least(shape.outputs * ELEMENT));
         rows.for_each(|row| row.copy_from_slice(bias));
     }
-    shape.add_product(x, weight, By::Transpose, &mut y);
+    shape.add_product(x, weight, true, &mut y);
     let Some(lora) = lora else { return (y, Vec::new()) };
     let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
     let inner = product(shape.rows, lora.rank, shape.x(x), shape.a(lora).t(), 1.0);
@@ -114,7 +114,7 @@ pub fn backward(
         .map(|(lora, _)| (lora, product(rows, lora.rank, d, shape.b(lora), lora.scale)));
     let d_x = wanted[0].then(|| {
         let mut d_x = vec![0.0; rows * inputs];
-        shape.add_product(d_y, weight, By::Itself, &mut d_x);
+        shape.add_product(d_y, weight, false, &mut d_x);
         if let Some((lora, d_inner)) = &d_inner {
             let d_inner = View::new(d_inner, rows, lora.rank);
             ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, true, Threads::All);

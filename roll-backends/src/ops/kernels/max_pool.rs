@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::simd::{MulAdd, vectorised};
+use super::simd::vectorised;
 
 /// Sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,30 +63,27 @@ pub fn forward(shape: Shape, x: &[f32]) -> Vec<f32> {
 }
 
 vectorised! {
-    fn plane(shape: Shape, x: &[f32], y: &mut [f32]) = plane_body
-}
-
-#[inline(always)]
-fn plane_body<M: MulAdd>(shape: Shape, x: &[f32], y: &mut [f32]) {
-    for (row, y) in y.chunks_exact_mut(shape.output[1]).enumerate() {
-        y.fill(f32::NEG_INFINITY);
-        for row in shape.rows(row) {
-            let x = &x[row * shape.size[1]..][..shape.size[1]];
-            for tap in 0..shape.kernel[1] {
-                let (range, from) = shape.columns(tap);
-                if range.is_empty() {
-                    continue;
-                }
-                let (y, x) = (&mut y[range], &x[from..]);
-                // Common strides as constants, so that the compiler uses vector registers.
-                match shape.stride[1] {
-                    1 => larger(y, x.iter()),
-                    2 => {
-                        let (last, pairs) = (y.len() - 1, x.as_chunks::<2>().0);
-                        larger(&mut y[..last], pairs.iter().map(|pair| &pair[0]));
-                        larger(&mut y[last..], x[2 * last..].iter());
+    fn plane<M>(shape: Shape, x: &[f32], y: &mut [f32]) {
+        for (row, y) in y.chunks_exact_mut(shape.output[1]).enumerate() {
+            y.fill(f32::NEG_INFINITY);
+            for row in shape.rows(row) {
+                let x = &x[row * shape.size[1]..][..shape.size[1]];
+                for tap in 0..shape.kernel[1] {
+                    let (range, from) = shape.columns(tap);
+                    if range.is_empty() {
+                        continue;
                     }
-                    step => larger(y, x.iter().step_by(step)),
+                    let (y, x) = (&mut y[range], &x[from..]);
+                    // Common strides as constants, so that the compiler uses vector registers.
+                    match shape.stride[1] {
+                        1 => larger(y, x.iter()),
+                        2 => {
+                            let (last, pairs) = (y.len() - 1, x.as_chunks::<2>().0);
+                            larger(&mut y[..last], pairs.iter().map(|pair| &pair[0]));
+                            larger(&mut y[last..], x[2 * last..].iter());
+                        }
+                        step => larger(y, x.iter().step_by(step)),
+                    }
                 }
             }
         }

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
 use super::rows::{RowOperand, rows_per_task, sum_rows};
-use super::simd::{LANES, MulAdd, sum_lanes, vectorised};
+use super::simd::{LANES, sum_lanes, vectorised};
 
 /// Mean and inverse standard deviation of a row; the mean of an RMS norm is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -150,145 +150,91 @@ fn moments_of(norm: Norm, x: &[f32], eps: f64) -> RowMoments {
 }
 
 vectorised! {
-    fn sum_of_differences(x: &[f32], offset: f32) -> f32 = sum_of_differences_body
-}
-
-#[inline(always)]
-fn sum_of_differences_body<M: MulAdd>(x: &[f32], offset: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane += x - offset);
+    fn sum_of_differences<M>(x: &[f32], offset: f32) -> f32 {
+        let mut lanes = [0.0; LANES];
+        let (chunks, rest) = x.as_chunks::<LANES>();
+        for chunk in chunks {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane += x - offset);
+        }
+        sum_lanes(lanes) + rest.iter().map(|x| x - offset).sum::<f32>()
     }
-    sum_lanes(lanes) + rest.iter().map(|x| x - offset).sum::<f32>()
-}
 
-vectorised! {
-    fn sum_of_squares(x: &[f32], offset: f32) -> f32 = sum_of_squares_body
-}
+    fn sum_of_squares<M>(x: &[f32], offset: f32) -> f32 {
+        let mut lanes = [0.0; LANES];
+        let (chunks, rest) = x.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane = M::mul_add(x - offset, x - offset, *lane);
+            }
+        }
+        sum_lanes(lanes) + rest.iter().map(|x| (x - offset) * (x - offset)).sum::<f32>()
+    }
 
-#[inline(always)]
-fn sum_of_squares_body<M: MulAdd>(x: &[f32], offset: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = M::mul_add(x - offset, x - offset, *lane);
+    fn normalise<M>(x: &[f32], moments: RowMoments, gain: &[f32], y: &mut [f32]) {
+        for ((y, &x), &gain) in y.iter_mut().zip(x).zip(gain) {
+            *y = (x - moments.mean) * moments.inverse * gain;
         }
     }
-    sum_lanes(lanes) + rest.iter().map(|x| (x - offset) * (x - offset)).sum::<f32>()
-}
 
-vectorised! {
-    fn normalise(x: &[f32], moments: RowMoments, gain: &[f32], y: &mut [f32]) = normalise_body
-}
-
-#[inline(always)]
-fn normalise_body<M: MulAdd>(x: &[f32], moments: RowMoments, gain: &[f32], y: &mut [f32]) {
-    for ((y, &x), &gain) in y.iter_mut().zip(x).zip(gain) {
-        *y = (x - moments.mean) * moments.inverse * gain;
+    fn normalise_and_shift<M>(x: &[f32], moments: RowMoments, gain: &[f32], shift: &[f32], y: &mut [f32]) {
+        for (((y, &x), &gain), &shift) in y.iter_mut().zip(x).zip(gain).zip(shift) {
+            *y = M::mul_add((x - moments.mean) * moments.inverse, gain, shift);
+        }
     }
-}
 
-vectorised! {
-    fn normalise_and_shift(x: &[f32], moments: RowMoments, gain: &[f32], shift: &[f32], y: &mut [f32])
-        = normalise_and_shift_body
-}
-
-#[inline(always)]
-fn normalise_and_shift_body<M: MulAdd>(x: &[f32], moments: RowMoments, gain: &[f32], shift: &[f32], y: &mut [f32]) {
-    for (((y, &x), &gain), &shift) in y.iter_mut().zip(x).zip(gain).zip(shift) {
-        *y = M::mul_add((x - moments.mean) * moments.inverse, gain, shift);
-    }
-}
-
-vectorised! {
     /// Returns the sum of the normalised row's cotangent, and the sum of its product with the normalised row.
-    fn cotangent_sums(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> (f32, f32) = cotangent_sums_body
-}
+    fn cotangent_sums<M>(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> (f32, f32) {
+        let (mut sum, mut sum_hat) = ([0.0; LANES], [0.0; LANES]);
+        let ((x, x_rest), (gain, gain_rest), (d_y, d_rest)) =
+            (x.as_chunks::<LANES>(), gain.as_chunks::<LANES>(), d_y.as_chunks::<LANES>());
+        for ((x, gain), d_y) in x.iter().zip(gain).zip(d_y) {
+            for i in 0..LANES {
+                let d_hat = d_y[i] * gain[i];
+                sum[i] += d_hat;
+                sum_hat[i] = M::mul_add(d_hat, (x[i] - moments.mean) * moments.inverse, sum_hat[i]);
+            }
+        }
+        let (mut sum, mut sum_hat) = (sum_lanes(sum), sum_lanes(sum_hat));
+        for ((x, gain), d_y) in x_rest.iter().zip(gain_rest).zip(d_rest) {
+            sum += d_y * gain;
+            sum_hat += d_y * gain * ((x - moments.mean) * moments.inverse);
+        }
+        (sum, sum_hat)
+    }
 
-#[inline(always)]
-fn cotangent_sums_body<M: MulAdd>(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> (f32, f32) {
-    let (mut sum, mut sum_hat) = ([0.0; LANES], [0.0; LANES]);
-    let ((x, x_rest), (gain, gain_rest), (d_y, d_rest)) =
-        (x.as_chunks::<LANES>(), gain.as_chunks::<LANES>(), d_y.as_chunks::<LANES>());
-    for ((x, gain), d_y) in x.iter().zip(gain).zip(d_y) {
-        for i in 0..LANES {
-            let d_hat = d_y[i] * gain[i];
-            sum[i] += d_hat;
-            sum_hat[i] = M::mul_add(d_hat, (x[i] - moments.mean) * moments.inverse, sum_hat[i]);
+    /// `means` are the means of the normalised row's cotangent and of its product with the normalised row.
+    fn normalise_backward<M>(
+        x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32], means: [f32; 2], d_x: &mut [f32],
+    ) {
+        let [mean, mean_hat] = means;
+        for (((d_x, &x), &gain), &d_y) in d_x.iter_mut().zip(x).zip(gain).zip(d_y) {
+            let hat = (x - moments.mean) * moments.inverse;
+            let centred = M::mul_add(d_y, gain, -mean);
+            *d_x = M::mul_add(-hat, mean_hat, centred) * moments.inverse;
         }
     }
-    let (mut sum, mut sum_hat) = (sum_lanes(sum), sum_lanes(sum_hat));
-    for ((x, gain), d_y) in x_rest.iter().zip(gain_rest).zip(d_rest) {
-        sum += d_y * gain;
-        sum_hat += d_y * gain * ((x - moments.mean) * moments.inverse);
+
+    fn add_gain_gradient<M>(x: &[f32], moments: RowMoments, d_y: &[f32], sum: &mut [f32]) {
+        for ((sum, &x), &d_y) in sum.iter_mut().zip(x).zip(d_y) {
+            *sum = M::mul_add((x - moments.mean) * moments.inverse, d_y, *sum);
+        }
     }
-    (sum, sum_hat)
-}
 
-vectorised! {
-    fn normalise_backward(
-        x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32], means: [f32; 2], d_x: &mut [f32],
-    ) = normalise_backward_body
-}
-
-#[inline(always)]
-fn normalise_backward_body<M: MulAdd>(
-    x: &[f32],
-    moments: RowMoments,
-    gain: &[f32],
-    d_y: &[f32],
-    [mean, mean_hat]: [f32; 2],
-    d_x: &mut [f32],
-) {
-    for (((d_x, &x), &gain), &d_y) in d_x.iter_mut().zip(x).zip(gain).zip(d_y) {
-        let hat = (x - moments.mean) * moments.inverse;
-        let centred = M::mul_add(d_y, gain, -mean);
-        *d_x = M::mul_add(-hat, mean_hat, centred) * moments.inverse;
-    }
-}
-
-vectorised! {
-    fn add_gain_gradient(x: &[f32], moments: RowMoments, d_y: &[f32], sum: &mut [f32]) = add_gain_gradient_body
-}
-
-#[inline(always)]
-fn add_gain_gradient_body<M: MulAdd>(x: &[f32], moments: RowMoments, d_y: &[f32], sum: &mut [f32]) {
-    for ((sum, &x), &d_y) in sum.iter_mut().zip(x).zip(d_y) {
-        *sum = M::mul_add((x - moments.mean) * moments.inverse, d_y, *sum);
-    }
-}
-
-vectorised! {
     /// Adds `x` to `sum`.
-    fn add(x: &[f32], sum: &mut [f32]) = add_body
-}
-
-#[inline(always)]
-fn add_body<M: MulAdd>(x: &[f32], sum: &mut [f32]) {
-    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
-}
-
-vectorised! {
-    /// Adds `x * y` to `sum`.
-    fn add_product(x: &[f32], y: &[f32], sum: &mut [f32]) = add_product_body
-}
-
-#[inline(always)]
-fn add_product_body<M: MulAdd>(x: &[f32], y: &[f32], sum: &mut [f32]) {
-    for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
-        *sum = M::mul_add(x, y, *sum);
+    fn add<M>(x: &[f32], sum: &mut [f32]) {
+        sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
     }
-}
 
-vectorised! {
-    fn product(x: &[f32], y: &[f32], z: &mut [f32]) = product_body
-}
+    /// Adds `x * y` to `sum`.
+    fn add_product<M>(x: &[f32], y: &[f32], sum: &mut [f32]) {
+        for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
+            *sum = M::mul_add(x, y, *sum);
+        }
+    }
 
-#[inline(always)]
-fn product_body<M: MulAdd>(x: &[f32], y: &[f32], z: &mut [f32]) {
-    for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-        *z = x * y;
+    fn product<M>(x: &[f32], y: &[f32], z: &mut [f32]) {
+        for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
+            *z = x * y;
+        }
     }
 }

@@ -11,34 +11,39 @@ use rayon::prelude::*;
 
 use super::matrix::ViewMut;
 use super::parallel::{ELEMENT, least};
-use super::tile::{COLUMNS, DEEP, ROWS, SUMS, accumulate};
+use super::tile::{KC, MR, NR, SUMS, accumulate};
 
-/// Column block (NC in BLIS terms). Its packed panels, [`DEEP`] (KC) deep, take 144 KiB.
-const WIDE: usize = 128;
-/// Row block (MC in BLIS terms) whose left operand is packed at once: for all threads, or for one.
-const TOGETHER: usize = 256 * ROWS;
-const ALONE: usize = 64 * ROWS;
-/// Depth of a packed left operand before sums are added to the result: 6.8 MiB for [`TOGETHER`] rows.
-const DEEPER: usize = 4 * DEEP;
+/// Column block (NC in BLIS terms). Its packed panels, [`KC`] deep, take 144 KiB.
+const NC: usize = 128;
+/// Row block (MC in BLIS terms) whose left operand is packed at once, if all threads share it.
+const MC: usize = 256 * MR;
+/// Row block of a task that packs its own left operand.
+const MC_PER_TASK: usize = 64 * MR;
+/// Depth of a packed left operand before sums are added to the result: 6.8 MiB for [`MC`] rows.
+const LEFT_DEPTH: usize = 4 * KC;
 /// Row micro-panels that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left operand.
-const GROUP: usize = 16;
+const MICRO_PANELS: usize = 16;
 /// Number of tasks per thread, if the result is large enough.
-const TASKS: usize = 2;
+const TASKS_PER_THREAD: usize = 2;
+
+/// Transposes the first columns of [`LANES`] rows, which are `stride` apart: column k is written to `out[k * NR..]`.
+/// Returns the number of columns transposed, a multiple of the register size. The processor must have AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+type Transpose<N> = unsafe fn(from: &[N], stride: usize, columns: usize, out: &mut [f32]) -> usize;
 
 /// A storage type of the right matrix.
 pub trait Number: Copy + Send + Sync {
-    /// Converts to f32, exactly.
-    fn widened(self) -> f32;
+    /// The transposition in AVX2 intrinsics.
+    #[cfg(target_arch = "x86_64")]
+    const TRANSPOSE: Transpose<Self>;
 
-    /// Transposes the first columns of [`LANES`] rows, which are `apart` from each other: column k is written to
-    /// `out[k * COLUMNS..]`. Returns the number of columns transposed, a multiple of the register size (0 without
-    /// AVX2).
-    fn turn(from: &[Self], apart: usize, steps: usize, out: &mut [f32]) -> usize;
+    /// Converts to f32, exactly.
+    fn to_f32(self) -> f32;
 }
 
 /// The right matrix of a product, `[outputs, inputs]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Right<'a, N> {
+pub struct RightMatrix<'a, N> {
     /// The elements, row-major.
     pub values: &'a [N],
     /// Number of rows.
@@ -47,74 +52,61 @@ pub struct Right<'a, N> {
     pub inputs: usize,
 }
 
-/// Whether the right matrix is transposed (`trans_b` in BLAS terms).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
-    /// `a W`: from `[rows, outputs]` to `[rows, inputs]`.
-    Itself,
-    /// `a W^T`: from `[rows, inputs]` to `[rows, outputs]`.
-    Transpose,
+/// Depth and columns of a product with a matrix `[outputs, inputs]`, transposed if `trans_b`.
+pub fn depth_and_columns(outputs: usize, inputs: usize, trans_b: bool) -> [usize; 2] {
+    if trans_b { [inputs, outputs] } else { [outputs, inputs] }
 }
 
-impl By {
-    /// Depth and columns of a product with a matrix of this size.
-    pub fn depth_and_columns(self, outputs: usize, inputs: usize) -> [usize; 2] {
-        match self {
-            Self::Itself => [outputs, inputs],
-            Self::Transpose => [inputs, outputs],
-        }
-    }
-}
-
-impl<N: Number> Right<'_, N> {
-    /// Adds the product of `a` (row-major) and this matrix to `out`.
-    pub fn add_product(self, a: &[f32], by: By, out: &mut [f32]) {
-        let [depth, columns] = by.depth_and_columns(self.outputs, self.inputs);
+impl<N: Number> RightMatrix<'_, N> {
+    /// Adds the product of `a` (row-major) and this matrix, transposed if `trans_b`, to `out`: `a W` from
+    /// `[rows, outputs]` to `[rows, inputs]`, or `a W^T` from `[rows, inputs]` to `[rows, outputs]`.
+    pub fn add_product(self, a: &[f32], trans_b: bool, out: &mut [f32]) {
+        let [depth, columns] = depth_and_columns(self.outputs, self.inputs, trans_b);
         assert_eq!(self.values.len(), depth * columns, "a matrix of {} x {}", self.outputs, self.inputs);
         if out.is_empty() || depth == 0 {
             return;
         }
         let rows = out.len() / columns;
         assert_eq!(a.len(), rows * depth, "{rows} rows of {depth}");
-        let tasks = TASKS * rayon::current_num_threads();
-        match columns.div_ceil(WIDE) < tasks && rows > ALONE {
-            true => self.add_by_rows(a, by, [depth, columns], out),
-            false => self.add_by_columns(a, by, [depth, columns], out),
+        let tasks = TASKS_PER_THREAD * rayon::current_num_threads();
+        match columns.div_ceil(NC) < tasks && rows > MC_PER_TASK {
+            true => self.add_by_rows(a, trans_b, [depth, columns], out),
+            false => self.add_by_columns(a, trans_b, [depth, columns], out),
         }
     }
 
     /// Distributes rows over threads, for products with few columns.
-    fn add_by_rows(self, a: &[f32], by: By, [depth, columns]: [usize; 2], out: &mut [f32]) {
-        let parts = out.par_chunks_mut(ALONE * columns).zip(a.par_chunks(ALONE * depth));
-        let parts = parts.with_min_len(least(ALONE * depth * columns));
+    fn add_by_rows(self, a: &[f32], trans_b: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
+        let parts = out.par_chunks_mut(MC_PER_TASK * columns).zip(a.par_chunks(MC_PER_TASK * depth));
+        let parts = parts.with_min_len(least(MC_PER_TASK * depth * columns));
         parts.for_each_init(<(Vec<f32>, Scratch)>::default, |(left, scratch), (out, a)| {
-            for deep in ranges(depth, DEEPER) {
-                let left = grown(left, length_of_blocks(a, depth, &deep));
-                let blocks = left.chunks_exact_mut(ROWS * deep.len()).zip(a.chunks(ROWS * depth));
-                blocks.for_each(|(block, rows)| arrange_rows(rows, depth, deep.clone(), block));
+            for depths in ranges(depth, LEFT_DEPTH) {
+                let left = grown(left, packed_len(a, depth, &depths));
+                let blocks = left.chunks_exact_mut(MR * depths.len()).zip(a.chunks(MR * depth));
+                blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
                 let mut out = ViewMut::new(out, a.len() / depth, columns);
-                for stripe in ranges(columns, WIDE) {
-                    self.add_stripe(left, deep.clone(), by, stripe.clone(), scratch, out.part_of_columns(stripe));
+                for block in ranges(columns, NC) {
+                    self.add_block(left, depths.clone(), trans_b, block.clone(), scratch, out.part_of_columns(block));
                 }
             }
         });
     }
 
     /// Distributes columns over threads, so that each part of this matrix is packed once.
-    fn add_by_columns(self, a: &[f32], by: By, [depth, columns]: [usize; 2], out: &mut [f32]) {
-        let width = columns.div_ceil(TASKS * rayon::current_num_threads()).next_multiple_of(COLUMNS).min(WIDE);
+    fn add_by_columns(self, a: &[f32], trans_b: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
+        let width = columns.div_ceil(TASKS_PER_THREAD * rayon::current_num_threads()).next_multiple_of(NR).min(NC);
         let mut left = Vec::new();
-        for (a, out) in a.chunks(TOGETHER * depth).zip(out.chunks_mut(TOGETHER * columns)) {
-            for deep in ranges(depth, DEEPER) {
-                let left = grown(&mut left, length_of_blocks(a, depth, &deep));
-                let blocks = left.par_chunks_exact_mut(ROWS * deep.len()).zip(a.par_chunks(ROWS * depth));
-                let blocks = blocks.with_min_len(least(ROWS * deep.len() * ELEMENT));
-                blocks.for_each(|(block, rows)| arrange_rows(rows, depth, deep.clone(), block));
-                let stripes = ViewMut::new(out, a.len() / depth, columns).stretches(width);
-                let stripes = stripes.into_par_iter().zip(ranges(columns, width).collect::<Vec<_>>());
-                let stripes = stripes.with_min_len(least(left.len() * width));
-                stripes.for_each_init(Scratch::default, |scratch, (out, stripe)| {
-                    self.add_stripe(left, deep.clone(), by, stripe, scratch, out);
+        for (a, out) in a.chunks(MC * depth).zip(out.chunks_mut(MC * columns)) {
+            for depths in ranges(depth, LEFT_DEPTH) {
+                let left = grown(&mut left, packed_len(a, depth, &depths));
+                let blocks = left.par_chunks_exact_mut(MR * depths.len()).zip(a.par_chunks(MR * depth));
+                let blocks = blocks.with_min_len(least(MR * depths.len() * ELEMENT));
+                blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
+                let parts = ViewMut::new(out, a.len() / depth, columns).stretches(width);
+                let parts = parts.into_par_iter().zip(ranges(columns, width).collect::<Vec<_>>());
+                let parts = parts.with_min_len(least(left.len() * width));
+                parts.for_each_init(Scratch::default, |scratch, (out, block)| {
+                    self.add_block(left, depths.clone(), trans_b, block, scratch, out);
                 });
             }
         }
@@ -122,70 +114,70 @@ impl<N: Number> Right<'_, N> {
 
     /// Adds, for a block of columns and a range of the depth, the product with the packed `left` to `out`, which covers
     /// these columns only.
-    fn add_stripe(
+    fn add_block(
         self,
         left: &[f32],
-        deep: Range<usize>,
-        by: By,
+        depths: Range<usize>,
+        trans_b: bool,
         columns: Range<usize>,
         Scratch { right, sums }: &mut Scratch,
         mut out: ViewMut,
     ) {
-        let (blocks, panels) = (left.len() / (ROWS * deep.len()), columns.len().div_ceil(COLUMNS));
+        let (blocks, panels) = (left.len() / (MR * depths.len()), columns.len().div_ceil(NR));
         let sums = grown(sums, panels * blocks * SUMS);
-        for first in deep.clone().step_by(DEEP) {
-            let steps = DEEP.min(deep.end - first);
+        for first in depths.clone().step_by(KC) {
+            let steps = KC.min(depths.end - first);
             // Lanes beyond the last column keep their old content; their sums are not read.
-            let right = grown(right, panels * steps * COLUMNS);
-            match by {
-                By::Itself => self.arrange(first, steps, columns.clone(), right),
-                By::Transpose => self.arrange_transposed(first, columns.clone(), right),
+            let right = grown(right, panels * steps * NR);
+            match trans_b {
+                false => self.pack(first, steps, columns.clone(), right),
+                true => self.pack_transposed(first, columns.clone(), right),
             }
-            for group in ranges(blocks, GROUP) {
-                for (right, sums) in right.chunks_exact(steps * COLUMNS).zip(sums.chunks_exact_mut(blocks * SUMS)) {
+            for group in ranges(blocks, MICRO_PANELS) {
+                for (right, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(blocks * SUMS)) {
                     for (block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
-                        let left = &left[(block * deep.len() + first - deep.start) * ROWS..][..steps * ROWS];
-                        accumulate(left, right, sums, first > deep.start);
+                        let left = &left[(block * depths.len() + first - depths.start) * MR..][..steps * MR];
+                        accumulate(left, right, sums, first > depths.start);
                     }
                 }
             }
         }
         for (panel, sums) in sums.chunks_exact(blocks * SUMS).enumerate() {
-            for (row, sums) in sums.chunks_exact(COLUMNS).enumerate().take(out.rows()) {
-                let out = &mut out.row(row)[panel * COLUMNS..];
+            for (row, sums) in sums.chunks_exact(NR).enumerate().take(out.rows()) {
+                let out = &mut out.row(row)[panel * NR..];
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
             }
         }
     }
 
     /// Packs some columns of some rows in the order panel, row, column of the panel.
-    fn arrange(self, first: usize, rows: usize, columns: Range<usize>, out: &mut [f32]) {
+    fn pack(self, first: usize, rows: usize, columns: Range<usize>, out: &mut [f32]) {
         for (k, row) in self.values[first * self.inputs..].chunks_exact(self.inputs).take(rows).enumerate() {
-            let (whole, rest) = row[columns.clone()].as_chunks::<COLUMNS>();
-            let mut panels = out.chunks_exact_mut(rows * COLUMNS);
+            let (whole, rest) = row[columns.clone()].as_chunks::<NR>();
+            let mut panels = out.chunks_exact_mut(rows * NR);
             for (row, panel) in whole.iter().zip(&mut panels) {
-                let Some(out) = panel[k * COLUMNS..].first_chunk_mut::<COLUMNS>() else { continue };
-                *out = row.map(N::widened);
+                let Some(out) = panel[k * NR..].first_chunk_mut::<NR>() else { continue };
+                *out = row.map(N::to_f32);
             }
             if let Some(panel) = panels.next() {
-                panel[k * COLUMNS..].iter_mut().zip(rest).for_each(|(out, value)| *out = value.widened());
+                panel[k * NR..].iter_mut().zip(rest).for_each(|(out, value)| *out = value.to_f32());
             }
         }
     }
 
     /// Packs the transpose of some columns of some rows in the order panel of rows, column, row of the panel.
-    fn arrange_transposed(self, first: usize, rows: Range<usize>, out: &mut [f32]) {
+    fn pack_transposed(self, first: usize, rows: Range<usize>, out: &mut [f32]) {
         let (row, height) = (rows.start, rows.len());
-        let panel = out.len() / height.div_ceil(COLUMNS);
-        let steps = panel / COLUMNS;
+        let panel = out.len() / height.div_ceil(NR);
+        let steps = panel / NR;
         for (p, out) in out.chunks_exact_mut(panel).enumerate() {
-            for lane in (0..COLUMNS.min(height - p * COLUMNS)).step_by(LANES) {
-                let rows = LANES.min(height - p * COLUMNS - lane);
-                let from = &self.values[(row + p * COLUMNS + lane) * self.inputs + first..];
-                let whole = if rows == LANES { N::turn(from, self.inputs, steps, &mut out[lane..]) } else { 0 };
+            for lane in (0..NR.min(height - p * NR)).step_by(LANES) {
+                let rows = LANES.min(height - p * NR - lane);
+                let from = &self.values[(row + p * NR + lane) * self.inputs + first..];
+                let whole = if rows == LANES { transpose(from, self.inputs, steps, &mut out[lane..]) } else { 0 };
                 for (r, from) in from.chunks(self.inputs).take(rows).enumerate() {
                     for k in whole..steps {
-                        out[k * COLUMNS + lane + r] = from[k].widened();
+                        out[k * NR + lane + r] = from[k].to_f32();
                     }
                 }
             }
@@ -201,25 +193,25 @@ struct Scratch {
 }
 
 /// The size of the packed left operand: all row blocks, for a range of the depth.
-fn length_of_blocks(a: &[f32], depth: usize, deep: &Range<usize>) -> usize {
-    (a.len() / depth).div_ceil(ROWS) * ROWS * deep.len()
+fn packed_len(a: &[f32], depth: usize, depths: &Range<usize>) -> usize {
+    (a.len() / depth).div_ceil(MR) * MR * depths.len()
 }
 
 /// Packs a block of rows, step by step along the depth. Missing rows are filled with zeros.
-fn arrange_rows(a: &[f32], depth: usize, deep: Range<usize>, block: &mut [f32]) {
-    let mut rows = a.chunks_exact(depth).map(|row| &row[deep.clone()]);
-    if a.len() == ROWS * depth {
-        let rows: [&[f32]; ROWS] = std::array::from_fn(|_| rows.next().unwrap_or_default());
+fn pack_rows(a: &[f32], depth: usize, depths: Range<usize>, block: &mut [f32]) {
+    let mut rows = a.chunks_exact(depth).map(|row| &row[depths.clone()]);
+    if a.len() == MR * depth {
+        let rows: [&[f32]; MR] = std::array::from_fn(|_| rows.next().unwrap_or_default());
         return interleave(rows, block);
     }
     block.fill(0.0);
     for (r, row) in rows.enumerate() {
-        block.iter_mut().skip(r).step_by(ROWS).zip(row).for_each(|(to, value)| *to = *value);
+        block.iter_mut().skip(r).step_by(MR).zip(row).for_each(|(to, value)| *to = *value);
     }
 }
 
-fn interleave(rows: [&[f32]; ROWS], block: &mut [f32]) {
-    let steps = block.as_chunks_mut::<ROWS>().0;
+fn interleave(rows: [&[f32]; MR], block: &mut [f32]) {
+    let steps = block.as_chunks_mut::<MR>().0;
     let [a, b, c, d, e, f] = rows.map(|row| &row[..steps.len()]);
     for (k, step) in steps.iter_mut().enumerate() {
         *step = [a[k], b[k], c[k], d[k], e[k], f[k]];
@@ -239,46 +231,43 @@ fn ranges(end: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     (0..end).step_by(step).map(move |first| first..end.min(first + step))
 }
 
-/// Rows that [`Number::turn`] transposes.
+/// Rows that [`transpose`] takes.
 const LANES: usize = 8;
 
-impl Number for f32 {
-    #[inline(always)]
-    fn widened(self) -> f32 {
-        self
+/// Runs [`Number::TRANSPOSE`]; returns 0 without AVX2.
+fn transpose<N: Number>(from: &[N], stride: usize, columns: usize, out: &mut [f32]) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if super::simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { N::TRANSPOSE(from, stride, columns, out) };
     }
+    let _ = (from, stride, columns, out);
+    0
+}
 
-    fn turn(from: &[Self], apart: usize, steps: usize, out: &mut [f32]) -> usize {
-        #[cfg(target_arch = "x86_64")]
-        if super::simd::has_avx2_fma() {
-            // SAFETY: the features were detected just now.
-            return unsafe { turn::of_f32(from, apart, steps, out) };
-        }
-        let _ = (from, apart, steps, out);
-        0
+impl Number for f32 {
+    #[cfg(target_arch = "x86_64")]
+    const TRANSPOSE: Transpose<Self> = avx2::transpose_f32;
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
     }
 }
 
 impl Number for bf16 {
-    #[inline(always)]
-    fn widened(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
+    #[cfg(target_arch = "x86_64")]
+    const TRANSPOSE: Transpose<Self> = avx2::transpose_bf16;
 
-    fn turn(from: &[Self], apart: usize, steps: usize, out: &mut [f32]) -> usize {
-        #[cfg(target_arch = "x86_64")]
-        if super::simd::has_avx2_fma() {
-            // SAFETY: the features were detected just now.
-            return unsafe { turn::of_bf16(from, apart, steps, out) };
-        }
-        let _ = (from, apart, steps, out);
-        0
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 }
 
-/// [`Number::turn`] with AVX2.
+/// [`Number::TRANSPOSE`] of each type.
 #[cfg(target_arch = "x86_64")]
-mod turn {
+mod avx2 {
     use std::arch::x86_64::{
         __m128i, _mm_loadu_si128, _mm_setzero_si128, _mm_unpackhi_epi16, _mm_unpackhi_epi32, _mm_unpackhi_epi64,
         _mm_unpacklo_epi16, _mm_unpacklo_epi32, _mm_unpacklo_epi64, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
@@ -286,15 +275,15 @@ mod turn {
         _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
 
-    use super::{COLUMNS, LANES, bf16};
+    use super::{LANES, NR, bf16};
 
     #[target_feature(enable = "avx2,fma")]
-    pub fn of_f32(from: &[f32], apart: usize, steps: usize, out: &mut [f32]) -> usize {
+    pub fn transpose_f32(from: &[f32], stride: usize, steps: usize, out: &mut [f32]) -> usize {
         let whole = steps / LANES * LANES;
         for k in (0..whole).step_by(LANES) {
             let mut rows = [_mm256_setzero_ps(); LANES];
             for (r, row) in rows.iter_mut().enumerate() {
-                let from = &from[r * apart + k..][..LANES];
+                let from = &from[r * stride + k..][..LANES];
                 // SAFETY: these are eight numbers.
                 *row = unsafe { _mm256_loadu_ps(from.as_ptr()) };
             }
@@ -313,7 +302,7 @@ mod turn {
                 let (a, b) = (fours[i], fours[4 + i]);
                 let halves = [_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)];
                 for (j, column) in halves.into_iter().enumerate() {
-                    let out = &mut out[(k + 4 * j + i) * COLUMNS..][..LANES];
+                    let out = &mut out[(k + 4 * j + i) * NR..][..LANES];
                     // SAFETY: these are eight numbers.
                     unsafe { _mm256_storeu_ps(out.as_mut_ptr(), column) };
                 }
@@ -323,12 +312,12 @@ mod turn {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub fn of_bf16(from: &[bf16], apart: usize, steps: usize, out: &mut [f32]) -> usize {
+    pub fn transpose_bf16(from: &[bf16], stride: usize, steps: usize, out: &mut [f32]) -> usize {
         let whole = steps / LANES * LANES;
         for k in (0..whole).step_by(LANES) {
             let mut rows = [_mm_setzero_si128(); LANES];
             for (r, row) in rows.iter_mut().enumerate() {
-                let from = &from[r * apart + k..][..LANES];
+                let from = &from[r * stride + k..][..LANES];
                 // SAFETY: these are eight numbers of two bytes.
                 *row = unsafe { _mm_loadu_si128(from.as_ptr().cast::<__m128i>()) };
             }
@@ -350,7 +339,7 @@ mod turn {
                 let (a, b) = (fours[2 * i], fours[2 * i + 1]);
                 for (j, column) in [_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b)].into_iter().enumerate() {
                     let wide = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(column)));
-                    let out = &mut out[(k + 2 * i + j) * COLUMNS..][..LANES];
+                    let out = &mut out[(k + 2 * i + j) * NR..][..LANES];
                     // SAFETY: these are eight numbers.
                     unsafe { _mm256_storeu_ps(out.as_mut_ptr(), wide) };
                 }
@@ -396,41 +385,41 @@ mod tests {
         }
     }
 
-    fn near_the_exact_product<N: Noise>([rows, outputs, inputs]: [usize; 3], by: By) {
+    fn check_product<N: Noise>([rows, outputs, inputs]: [usize; 3], trans_b: bool) {
         let values = N::all(outputs * inputs, 1);
-        let [depth, columns] = by.depth_and_columns(outputs, inputs);
+        let [depth, columns] = depth_and_columns(outputs, inputs, trans_b);
         let (a, before) = (noise(rows * depth, 2), noise(rows * columns, 3));
         let mut found = before.clone();
-        Right { values: &values, outputs, inputs }.add_product(&a, by, &mut found);
+        RightMatrix { values: &values, outputs, inputs }.add_product(&a, trans_b, &mut found);
         let exact = |i: usize| {
             let (r, c) = (i / columns, i % columns);
             let product = |k: usize| {
-                let at = if by == By::Itself { k * inputs + c } else { c * inputs + k };
-                f64::from(a[r * depth + k]) * f64::from(values[at].widened())
+                let at = if trans_b { c * inputs + k } else { k * inputs + c };
+                f64::from(a[r * depth + k]) * f64::from(values[at].to_f32())
             };
             f64::from(before[i]) + (0..depth).map(product).sum::<f64>()
         };
         let worst = (0..found.len()).map(|i| (f64::from(found[i]) - exact(i)).abs()).fold(0.0, f64::max);
         let largest = (0..found.len()).map(|i| exact(i).abs()).fold(0.0, f64::max);
-        assert!(worst <= 1e-6 * largest, "{rows} {outputs} {inputs} {by:?}: {worst:e} of {largest}");
+        assert!(worst <= 1e-6 * largest, "{rows} {outputs} {inputs} trans_b {trans_b}: {worst:e} of {largest}");
     }
 
     #[test]
-    fn products_are_exact_to_a_millionth() {
-        for (size, by) in SIZES.into_iter().flat_map(|size| [By::Itself, By::Transpose].map(|by| (size, by))) {
-            near_the_exact_product::<f32>(size, by);
-            near_the_exact_product::<bf16>(size, by);
+    fn products_match_f64() {
+        for (size, trans_b) in SIZES.into_iter().flat_map(|size| [false, true].map(|trans_b| (size, trans_b))) {
+            check_product::<f32>(size, trans_b);
+            check_product::<bf16>(size, trans_b);
         }
     }
 
-    fn a_row_has_the_same_bits_anywhere<N: Noise>() {
-        let [rows, outputs, inputs] = [ALONE + 7, 150, DEEPER + 300];
+    fn check_bits_of_rows<N: Noise>() {
+        let [rows, outputs, inputs] = [MC_PER_TASK + 7, 150, LEFT_DEPTH + 300];
         let values = N::all(outputs * inputs, 4);
-        let w = Right { values: &values, outputs, inputs };
+        let w = RightMatrix { values: &values, outputs, inputs };
         let a = noise(rows * inputs, 5);
         let product = |a: &[f32]| {
             let mut out = vec![0.0; a.len() / inputs * outputs];
-            w.add_product(a, By::Transpose, &mut out);
+            w.add_product(a, true, &mut out);
             out
         };
         let together = product(&a);
@@ -442,8 +431,8 @@ mod tests {
     }
 
     #[test]
-    fn a_row_gets_the_same_bits_whatever_rows_are_beside_it_and_threads_there_are() {
-        a_row_has_the_same_bits_anywhere::<f32>();
-        a_row_has_the_same_bits_anywhere::<bf16>();
+    fn bits_of_a_row_do_not_depend_on_other_rows_or_threads() {
+        check_bits_of_rows::<f32>();
+        check_bits_of_rows::<bf16>();
     }
 }

@@ -4,11 +4,11 @@ use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
 use super::rows::rows_per_task;
-use super::simd::{MulAdd, vectorised};
+use super::simd::vectorised;
 
 /// The direction of the rotation. The gradient of a rotation is the inverse rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Direction {
     /// Rotates by the angle.
     Forward,
     /// Rotates by minus the angle.
@@ -17,14 +17,14 @@ pub enum Turn {
 
 /// Rotates the adjacent pairs of each head of `x` `[rows, heads * 2 * half]` by angles with the given cosines and
 /// sines, `[rows, half]`.
-pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, turn: Turn) -> Vec<f32> {
+pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, turn: Direction) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let width = x.len() / rows.max(1);
     let half = width / heads.max(1) / 2;
     if half == 0 {
         return y;
     }
-    let sign = if turn == Turn::Forward { 1.0 } else { -1.0 };
+    let sign = if turn == Direction::Forward { 1.0 } else { -1.0 };
     let step = rows_per_task(width);
     let tasks = y.par_chunks_mut(step * width).enumerate();
     tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, y)| {
@@ -38,17 +38,14 @@ pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, tu
 }
 
 vectorised! {
-    fn rotate_row(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) = rotate_row_body
-}
-
-#[inline(always)]
-fn rotate_row_body<M: MulAdd>(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) {
-    let width = 2 * cos.len();
-    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
-        let pairs = x.as_chunks::<2>().0.iter().zip(y.as_chunks_mut::<2>().0);
-        for (((x, y), &cos), &sin) in pairs.zip(cos).zip(sin) {
-            let sin = sin * sign;
-            *y = [M::mul_add(x[0], cos, -(x[1] * sin)), M::mul_add(x[0], sin, x[1] * cos)];
+    fn rotate_row<M>(x: &[f32], cos: &[f32], sin: &[f32], sign: f32, y: &mut [f32]) {
+        let width = 2 * cos.len();
+        for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+            let pairs = x.as_chunks::<2>().0.iter().zip(y.as_chunks_mut::<2>().0);
+            for (((x, y), &cos), &sin) in pairs.zip(cos).zip(sin) {
+                let sin = sin * sign;
+                *y = [M::mul_add(x[0], cos, -(x[1] * sin)), M::mul_add(x[0], sin, x[1] * cos)];
+            }
         }
     }
 }

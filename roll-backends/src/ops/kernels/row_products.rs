@@ -11,7 +11,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
-use super::simd::MulAdd;
+use super::simd::{MulAdd, Portable};
 use crate::BlockMatrix;
 
 /// Numbers in a vector register.
@@ -169,27 +169,17 @@ fn tile<const R: usize, const O: usize>(
 /// Dot products of every row of x with every row of w; all rows must have one length.
 pub fn dots<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
     #[cfg(target_arch = "x86_64")]
-    {
-        if super::simd::has_avx2_fma() {
-            // SAFETY: the features were detected just now.
-            return unsafe { wide(x, w) };
-        }
-        plain::<super::simd::Separate, R, O>(x, w)
+    if super::simd::has_avx2_fma() {
+        // SAFETY: the features were detected just now.
+        return unsafe { dots_avx2(x, w) };
     }
-    #[cfg(target_arch = "aarch64")]
-    {
-        plain::<super::simd::Fused, R, O>(x, w)
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    {
-        plain::<super::simd::Separate, R, O>(x, w)
-    }
+    dots_portable::<Portable, R, O>(x, w)
 }
 
 /// [`dots`] with AVX2 intrinsics: without them the compiler keeps fewer sums in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn wide<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
+fn dots_avx2<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
     use std::arch::x86_64::{
         __m256, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_castps256_ps128,
         _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
@@ -228,7 +218,7 @@ fn wide<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32
 
 /// [`dots`] for any processor.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
-fn plain<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
+fn dots_portable<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
     std::array::from_fn(|r| {
         std::array::from_fn(|o| {
             let ((a, a_rest), (b, b_rest)) = (x[r].as_chunks::<LANES>(), w[o].as_chunks::<LANES>());
@@ -300,7 +290,7 @@ mod tests {
         [BlockType::Q4_0, BlockType::Q4_1, BlockType::Q8_0, BlockType::Q4K, BlockType::Q6K];
 
     #[test]
-    fn products_with_blocks_are_those_with_the_decoded_matrix_to_two_millionths() {
+    fn products_with_blocks_match_products_with_the_decoded_matrix() {
         for (kind, rows) in QUANTISED.into_iter().zip([1, 2, 7, 64, 5]) {
             let (outputs, inputs) = (37, 512);
             let (matrix, x, bias) = (blocks(kind, [outputs, inputs]), noise(rows * inputs, 1), noise(outputs, 2));
@@ -323,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_gets_the_same_bits_whatever_rows_are_beside_it() {
+    fn bits_of_a_row_do_not_depend_on_other_rows_or_threads() {
         // Remainders: of inputs per register, of outputs per tile, and more rows than a block has.
         let (inputs, outputs, rows) = (1037, 21, 80);
         let (x, w, bias) = (noise(rows * inputs, 4), noise(outputs * inputs, 5), noise(outputs, 6));
@@ -343,11 +333,11 @@ mod tests {
     }
 
     #[test]
-    fn sums_without_vector_registers_are_near() {
+    fn portable_dot_products_match_avx2() {
         let (x, w) = (noise(3 * 203, 8), noise(4 * 203, 9));
         let (x, w): (Vec<_>, Vec<_>) = (x.chunks(203).collect(), w.chunks(203).collect());
         let (x, w): ([&[f32]; 3], [&[f32]; 4]) = (x.try_into().unwrap(), w.try_into().unwrap());
-        let (fast, slow) = (dots(x, w), plain::<crate::ops::kernels::simd::Separate, 3, 4>(x, w));
+        let (fast, slow) = (dots(x, w), dots_portable::<crate::ops::kernels::simd::Separate, 3, 4>(x, w));
         for (fast, slow) in fast.iter().flatten().zip(slow.iter().flatten()) {
             assert!((fast - slow).abs() < 1e-5, "{fast}, {slow}");
         }

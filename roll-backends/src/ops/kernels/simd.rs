@@ -41,34 +41,39 @@ pub fn has_avx512() -> bool {
     is_x86_feature_detected!("avx512f")
 }
 
-/// Defines `pub fn name(args)`, which runs the `#[inline(always)]` body, generic over [`MulAdd`], compiled for AVX2 and
-/// FMA if the processor has them.
+/// The [`MulAdd`] of code that is compiled for every processor of the architecture.
+#[cfg(target_arch = "aarch64")]
+pub type Portable = Fused;
+/// The [`MulAdd`] of code that is compiled for every processor of the architecture.
+#[cfg(not(target_arch = "aarch64"))]
+pub type Portable = Separate;
+
+/// Defines functions whose bodies are generic over a [`MulAdd`]: `fn name<M>(args) { body }` becomes `fn name(args)`,
+/// compiled for AVX2 with FMA and portably, and selected at run time. Arguments must be plain identifiers.
 macro_rules! vectorised {
-    ($(#[$attribute:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+    ($(
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$m:ident>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+    )*) => {$(
         $(#[$attribute])*
-        pub fn $name($($arg: $ty),*) $(-> $ret)? {
+        $visibility fn $name($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body<$m: $crate::ops::kernels::simd::MulAdd>($($arg: $ty),*) $(-> $ret)? $body
+
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma")]
                 fn wide($($arg: $ty),*) $(-> $ret)? {
-                    $body::<$crate::ops::kernels::simd::Fused>($($arg),*)
+                    body::<$crate::ops::kernels::simd::Fused>($($arg),*)
                 }
                 if $crate::ops::kernels::simd::has_avx2_fma() {
                     // SAFETY: the features that `wide` is compiled for were detected just now.
                     return unsafe { wide($($arg),*) };
                 }
-                $body::<$crate::ops::kernels::simd::Separate>($($arg),*)
             }
-            #[cfg(target_arch = "aarch64")]
-            {
-                $body::<$crate::ops::kernels::simd::Fused>($($arg),*)
-            }
-            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-            {
-                $body::<$crate::ops::kernels::simd::Separate>($($arg),*)
-            }
+            body::<$crate::ops::kernels::simd::Portable>($($arg),*)
         }
-    };
+    )*};
 }
 pub(crate) use vectorised;
 
@@ -129,7 +134,9 @@ mod tests {
     }
 
     vectorised! {
-        fn exp_all(x: &[f32], y: &mut [f32]) = exp_of
+        fn exp_all<M>(x: &[f32], y: &mut [f32]) {
+            exp_of::<M>(x, y);
+        }
     }
 
     #[test]

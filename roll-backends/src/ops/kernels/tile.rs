@@ -2,67 +2,64 @@
 
 use super::simd::{self, MulAdd};
 
-/// Rows of a tile (MR in BLIS terms). With [`COLUMNS`], the sums take twelve registers, which leaves room for the
+/// Rows of a tile (MR in BLIS terms). With [`NR`], the sums take twelve registers, which leaves room for the
 /// operands.
-pub const ROWS: usize = 6;
+pub const MR: usize = 6;
 /// Columns of a tile (NR in BLIS terms): two registers of eight.
-pub const COLUMNS: usize = 16;
+pub const NR: usize = 16;
 /// Number of sums of a tile.
-pub const SUMS: usize = ROWS * COLUMNS;
+pub const SUMS: usize = MR * NR;
 /// Depth of one accumulation (KC in BLIS terms): its right panel (18 KiB) stays in the L1 cache.
-pub const DEEP: usize = 288;
+pub const KC: usize = 288;
 
 /// Whether there is a micro-kernel in intrinsics for this processor. The portable version was never compared with the
 /// kernels of a library.
-pub fn is_written_out() -> bool {
+pub fn has_intrinsics() -> bool {
     #[cfg(target_arch = "x86_64")]
     return simd::has_avx2_fma();
     #[cfg(not(target_arch = "x86_64"))]
     return false;
 }
 
-/// Computes the product of the packed panels `left` `[steps, ROWS]` and `right` `[steps, COLUMNS]`; adds it to `sums`
+/// Computes the product of the packed panels `left` `[steps, MR]` and `right` `[steps, NR]`; adds it to `sums`
 /// if `add`, else overwrites them.
 pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx512() {
         // SAFETY: the features were detected just now.
-        return unsafe { wider(left, right, sums, add) };
+        return unsafe { avx512(left, right, sums, add) };
     }
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
-        return unsafe { wide(left, right, sums, add) };
+        return unsafe { avx2(left, right, sums, add) };
     }
-    #[cfg(target_arch = "aarch64")]
-    plain::<simd::Fused>(left, right, sums, add);
-    #[cfg(not(target_arch = "aarch64"))]
-    plain::<simd::Separate>(left, right, sums, add);
+    portable::<simd::Portable>(left, right, sums, add);
 }
 
 /// The AVX2 micro-kernel, in intrinsics: without them the compiler keeps fewer sums in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+fn avx2(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     use std::arch::x86_64::{
         _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
         _mm256_setzero_ps, _mm256_storeu_ps,
     };
     // The sums are needed last and may be in a slower cache.
-    for row in sums.chunks_exact(COLUMNS) {
+    for row in sums.chunks_exact(NR) {
         _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
     }
-    let mut all = [[_mm256_setzero_ps(); 2]; ROWS];
-    for (left, columns) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
+    let mut all = [[_mm256_setzero_ps(); 2]; MR];
+    for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
         // SAFETY: sixteen numbers are two times eight.
         let (low, high) = unsafe { (_mm256_loadu_ps(columns.as_ptr()), _mm256_loadu_ps(columns.as_ptr().add(8))) };
-        for o in 0..ROWS {
+        for o in 0..MR {
             let value = _mm256_broadcast_ss(&left[o]);
             all[o][0] = _mm256_fmadd_ps(value, low, all[o][0]);
             all[o][1] = _mm256_fmadd_ps(value, high, all[o][1]);
         }
     }
-    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(COLUMNS)) {
+    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(NR)) {
         for (all, sums) in all.iter().zip(sums.chunks_exact_mut(8)) {
             // SAFETY: the chunk has eight numbers.
             unsafe {
@@ -76,23 +73,23 @@ fn wide(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
 /// The AVX-512 micro-kernel, bit-equal to the AVX2 one.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn wider(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     use std::arch::x86_64::{
         _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
         _mm512_storeu_ps,
     };
-    for row in sums.chunks_exact(COLUMNS) {
+    for row in sums.chunks_exact(NR) {
         _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
     }
-    let mut all = [_mm512_setzero_ps(); ROWS];
-    for (left, columns) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
+    let mut all = [_mm512_setzero_ps(); MR];
+    for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
         // SAFETY: there are sixteen numbers.
         let columns = unsafe { _mm512_loadu_ps(columns.as_ptr()) };
-        for o in 0..ROWS {
+        for o in 0..MR {
             all[o] = _mm512_fmadd_ps(_mm512_set1_ps(left[o]), columns, all[o]);
         }
     }
-    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(COLUMNS)) {
+    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(NR)) {
         // SAFETY: the chunk has sixteen numbers.
         unsafe {
             let sum = if add { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *all) } else { *all };
@@ -103,11 +100,11 @@ fn wider(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
 
 /// The portable micro-kernel.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
-pub fn plain<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
-    let mut all = [[0.0f32; COLUMNS]; ROWS];
-    for (left, columns) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
-        for o in 0..ROWS {
-            for l in 0..COLUMNS {
+pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+    let mut all = [[0.0f32; NR]; MR];
+    for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
+        for o in 0..MR {
+            for l in 0..NR {
                 all[o][l] = M::mul_add(left[o], columns[l], all[o][l]);
             }
         }
@@ -122,23 +119,23 @@ mod tests {
     use super::*;
 
     fn operands(steps: usize) -> [Vec<f32>; 2] {
-        [(ROWS, 0.37), (COLUMNS, 0.61)].map(|(n, turn)| (0..steps * n).map(|i| (i as f32 * turn).sin()).collect())
+        [(MR, 0.37), (NR, 0.61)].map(|(n, step)| (0..steps * n).map(|i| (i as f32 * step).sin()).collect())
     }
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn registers_of_twice_the_length_give_the_same_bits() {
+    fn avx512_has_the_bits_of_avx2() {
         if !(simd::has_avx512() && simd::has_avx2_fma()) {
             roll_testing::skip!("the processor has no AVX-512");
         }
-        for steps in [0, 1, 50, DEEP] {
+        for steps in [0, 1, 50, KC] {
             let [left, right] = operands(steps);
             let (mut one, mut other) = ([1.0; SUMS], [1.0; SUMS]);
             for add in [true, false] {
                 // SAFETY: the features were detected above.
                 unsafe {
-                    wide(&left, &right, &mut one, add);
-                    wider(&left, &right, &mut other, add);
+                    avx2(&left, &right, &mut one, add);
+                    avx512(&left, &right, &mut other, add);
                 }
                 assert_eq!(one.map(f32::to_bits), other.map(f32::to_bits));
             }
@@ -146,15 +143,15 @@ mod tests {
     }
 
     #[test]
-    fn sums_without_vector_registers_are_near() {
+    fn portable_kernel_matches_f64() {
         let steps = 50;
         let [left, right] = operands(steps);
         let (mut fast, mut slow) = ([1.0; SUMS], [1.0; SUMS]);
         for add in [false, true] {
             accumulate(&left, &right, &mut fast, add);
-            plain::<simd::Separate>(&left, &right, &mut slow, add);
+            portable::<simd::Separate>(&left, &right, &mut slow, add);
             for (i, (fast, slow)) in fast.iter().zip(&slow).enumerate() {
-                let product = |k: usize| f64::from(left[k * ROWS + i / COLUMNS] * right[k * COLUMNS + i % COLUMNS]);
+                let product = |k: usize| f64::from(left[k * MR + i / NR] * right[k * NR + i % NR]);
                 let expected = f64::from(1 + u8::from(add)) * (0..steps).map(product).sum::<f64>();
                 assert!((f64::from(*fast) - expected).abs() < 1e-5, "{fast}, {expected}");
                 assert!((fast - slow).abs() < 1e-5, "{fast}, {slow}");

@@ -82,8 +82,8 @@ impl RopeKernel for LibTorch {
         // A pair is a complex number, and the rotation a factor of magnitude one.
         let pairs = x.tensor.contiguous().view([rows, heads as i64, half, 2]).view_as_complex();
         let sin = if back { -&sin.tensor } else { sin.tensor };
-        let turn = Tensor::complex(&cos.tensor, &sin).unsqueeze(1);
-        fresh((pairs * turn).view_as_real().reshape(size))
+        let rotation = Tensor::complex(&cos.tensor, &sin).unsqueeze(1);
+        fresh((pairs * rotation).view_as_real().reshape(size))
     }
 }
 

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::{Exact, check, noise};
-use crate::ops::{Conv2d, Conv2dSteps, Then};
+use crate::ops::{Conv2d, Conv2dSteps, Epilogue};
 
 /// Sizes of one case.
 #[derive(Clone, Copy)]
@@ -93,14 +93,14 @@ fn sigmoid(z: f64) -> f64 {
 }
 
 /// Each epilogue as a function of a sum and the channel's slope.
-const FUNCTIONS: [(Then, Function); 7] = [
-    (Then::Nothing, |z, _| z),
-    (Then::Relu, |z, _| z.max(0.0)),
-    (Then::Slopes, |z, slope| if z < 0.0 { slope * z } else { z }),
-    (Then::Clip(-1.5, 2.5), |z, _| z.clamp(-1.5, 2.5)),
-    (Then::Sigmoid, |z, _| sigmoid(z)),
-    (Then::Silu, |z, _| z * sigmoid(z)),
-    (Then::HardSwish, |z, _| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
+const FUNCTIONS: [(Epilogue, Function); 7] = [
+    (Epilogue::Nothing, |z, _| z),
+    (Epilogue::Relu, |z, _| z.max(0.0)),
+    (Epilogue::Slopes, |z, slope| if z < 0.0 { slope * z } else { z }),
+    (Epilogue::Clip(-1.5, 2.5), |z, _| z.clamp(-1.5, 2.5)),
+    (Epilogue::Sigmoid, |z, _| sigmoid(z)),
+    (Epilogue::Silu, |z, _| z * sigmoid(z)),
+    (Epilogue::HardSwish, |z, _| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
 ];
 
 fn four(x: &Tensor<2>, shape: [usize; 4]) -> Tensor<4> {
@@ -114,7 +114,7 @@ fn convolutions_with_constant_weights_and_a_function_equal_their_formulas() {
         let weight = noise(outputs, per_group * rows * columns, 20);
         let (bias, slopes) = (noise(1, outputs, 21), noise(1, outputs, 22));
         let plane = shape[2] * shape[3];
-        for (then, function) in FUNCTIONS {
+        for (epilogue, function) in FUNCTIONS {
             for adds in [false, true] {
                 let mut inputs = vec![noise(case.x[0], case.x[1..].iter().product(), 23)];
                 if adds {
@@ -122,9 +122,9 @@ fn convolutions_with_constant_weights_and_a_function_equal_their_formulas() {
                 }
                 let fused = |x: &[Tensor<2>]| {
                     let constant = |c: &Exact| c.beside(&x[0]).reshape([outputs]);
-                    let slopes = (then == Then::Slopes).then(|| constant(&slopes));
+                    let slopes = (epilogue == Epilogue::Slopes).then(|| constant(&slopes));
                     let weight = four(&weight.beside(&x[0]), case.weight);
-                    let conv = Conv2d::new(weight, Some(constant(&bias)), case.steps, then, slopes);
+                    let conv = Conv2d::new(weight, Some(constant(&bias)), case.steps, epilogue, slopes);
                     let added = x.get(1).map(|added| four(added, shape));
                     let y = conv.apply(four(&x[0], case.x), added, case.padding);
                     assert_eq!(y.dims(), shape);
@@ -136,7 +136,7 @@ fn convolutions_with_constant_weights_and_a_function_equal_their_formulas() {
                     let one = |(i, z): (usize, f64)| function(z, slopes.values[i / plane % outputs]);
                     sums.into_iter().enumerate().map(one).collect()
                 };
-                check(&format!("convolution {index}, {then:?}, added {adds}"), &inputs, 2e-5, fused, reference);
+                check(&format!("convolution {index}, {epilogue:?}, added {adds}"), &inputs, 2e-5, fused, reference);
             }
         }
     }
@@ -152,7 +152,7 @@ fn a_convolution_without_its_function_gives_the_sums() {
         2e-5,
         |x| {
             let weight = four(&weight.beside(&x[0]), case.weight);
-            let conv = Conv2d::new(weight, None, case.steps, Then::Relu, None).sums_alone();
+            let conv = Conv2d::new(weight, None, case.steps, Epilogue::Relu, None).sums_alone();
             let y = conv.apply(four(&x[0], case.x), None, case.padding);
             let [n, c, h, w] = y.dims();
             y.reshape([n, c * h * w])

@@ -61,8 +61,8 @@ fn rms_norm_with_a_rotation_gives_the_dtype_of_its_operand() {
     for rotated in [true, false] {
         check("rms norm", &[noise(6, 24, 1), noise(1, 24, 2)], &[0], DType::BF16, |x, _| {
             let device = x[0].device().without_autodiff();
-            let turn = rotated.then(|| angles(6, half).map(|angle| angle.upload(&device)));
-            rms_rope(x[0].clone(), x[1].clone().reshape([24]), turn, heads, 1e-6)
+            let rotation = rotated.then(|| angles(6, half).map(|angle| angle.upload(&device)));
+            rms_rope(x[0].clone(), x[1].clone().reshape([24]), rotation, heads, 1e-6)
         });
     }
 }

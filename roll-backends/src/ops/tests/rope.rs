@@ -41,17 +41,17 @@ fn rope_and_its_gradient_match_f64() {
 fn rms_norm_with_a_rotation_and_its_gradients_match_f64() {
     let (l, heads, half) = (6, 3, 4);
     let width = heads * half * 2;
-    let turn = angles(l, half);
+    let rotation = angles(l, half);
     for rotated in [true, false] {
         check(
             &format!("rms norm, rotated: {rotated}"),
             &[noise(l, width, 1), noise(1, width, 2)],
             1e-6,
             |x| {
-                let angles = rotated.then(|| turn.each_ref().map(|angle| angle.beside(&x[0])));
+                let angles = rotated.then(|| rotation.each_ref().map(|angle| angle.beside(&x[0])));
                 rms_rope(x[0].clone(), x[1].clone().reshape([width]), angles, heads, 1e-6)
             },
-            |x| if rotated { rope_in_f64(&rms_norm_in_f64(x), &turn, heads) } else { rms_norm_in_f64(x) },
+            |x| if rotated { rope_in_f64(&rms_norm_in_f64(x), &rotation, heads) } else { rms_norm_in_f64(x) },
         );
     }
 }

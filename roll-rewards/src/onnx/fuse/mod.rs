@@ -17,7 +17,7 @@ mod search;
 use burn::tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::host::to_host_nd;
-use roll_backends::ops::Then;
+use roll_backends::ops::Epilogue;
 
 use super::graph::{Graph, Node};
 use super::ops::{Arithmetic, Conv, FusedConv, Role};
@@ -112,7 +112,7 @@ struct Chain {
     /// Factor of the weights and offset of each output channel, if anything was folded.
     affine: Option<Vec<[f64; 2]>>,
     added: Option<usize>,
-    then: Then,
+    then: Epilogue,
     slopes: Option<Vec<f32>>,
     /// Number of elements of the weights.
     numbers: usize,
@@ -142,7 +142,7 @@ impl Chain {
             rank: shape.len(),
             affine: None,
             added: None,
-            then: Then::Nothing,
+            then: Epilogue::Nothing,
             slopes: None,
             numbers: shape.iter().product(),
         })
@@ -168,7 +168,7 @@ impl Chain {
 
     /// Folds a normalisation, or a sum or product with one number per channel, into weights and bias.
     fn fold(&mut self, graph: &Graph, next: usize) -> bool {
-        if self.added.is_some() || self.then != Then::Nothing {
+        if self.added.is_some() || self.then != Epilogue::Nothing {
             return false;
         }
         let node = &graph.nodes[next];
@@ -238,7 +238,7 @@ impl Chain {
             return false;
         };
         let other = if *left == self.output { *right } else { *left };
-        if self.added.is_some() || self.then != Then::Nothing || graph.constants[other].is_some() {
+        if self.added.is_some() || self.then != Epilogue::Nothing || graph.constants[other].is_some() {
             return false;
         }
         let taken = self.take(graph, next);
@@ -251,14 +251,14 @@ impl Chain {
     /// Fuses an elementwise function into the epilogue, which ends the chain.
     fn end(&mut self, graph: &Graph, next: usize) -> bool {
         let node = &graph.nodes[next];
-        if self.then != Then::Nothing || node.inputs.first().copied().flatten() != Some(self.output) {
+        if self.then != Epilogue::Nothing || node.inputs.first().copied().flatten() != Some(self.output) {
             return false;
         }
         let (then, slopes) = match node.operator.role() {
-            Role::Then(then) => (then, None),
-            Role::Leaky(slope) => (Then::Slopes, Some(vec![slope; self.channels])),
+            Role::Epilogue(then) => (then, None),
+            Role::Leaky(slope) => (Epilogue::Slopes, Some(vec![slope; self.channels])),
             Role::PRelu => match node.inputs.get(1).copied().flatten().and_then(|s| self.by_channel(graph, s)) {
-                Some(slopes) => (Then::Slopes, Some(slopes)),
+                Some(slopes) => (Epilogue::Slopes, Some(slopes)),
                 None => return false,
             },
             _ => return false,
@@ -272,7 +272,7 @@ impl Chain {
 
     /// Fuses a product with its own sigmoid into the epilogue (SiLU), which ends the chain, too.
     fn silu(&mut self, graph: &Graph, readers: &[Vec<usize>], pair: [usize; 2]) -> bool {
-        let is_sigmoid = |i: usize| matches!(graph.nodes[i].operator.role(), Role::Then(Then::Sigmoid));
+        let is_sigmoid = |i: usize| matches!(graph.nodes[i].operator.role(), Role::Epilogue(Epilogue::Sigmoid));
         let [sigmoid, product] = if is_sigmoid(pair[0]) { pair } else { [pair[1], pair[0]] };
         let product_node = &graph.nodes[product];
         let (true, Role::Two(Arithmetic::Mul)) = (is_sigmoid(sigmoid), product_node.operator.role()) else {
@@ -281,13 +281,13 @@ impl Chain {
         let Some(gate) = only_output(&graph.nodes[sigmoid]) else { return false };
         let operands = [Some(self.output), Some(gate)];
         let both = product_node.inputs == operands || product_node.inputs == [operands[1], operands[0]];
-        if self.then != Then::Nothing || !both || readers[gate] != [product] {
+        if self.then != Epilogue::Nothing || !both || readers[gate] != [product] {
             return false;
         }
         let taken = self.take(graph, product);
         if taken {
             self.nodes.push(sigmoid);
-            self.then = Then::Silu;
+            self.then = Epilogue::Silu;
         }
         taken
     }

@@ -1,6 +1,6 @@
 //! Fuses a normalisation by constants that follows no convolution, and the function after it.
 
-use roll_backends::ops::Then;
+use roll_backends::ops::Epilogue;
 
 use super::super::graph::{Graph, Node};
 use super::super::ops::{ChannelAffine, Role};
@@ -27,14 +27,14 @@ fn found(search: &Search, index: usize) -> Option<(Vec<usize>, Node)> {
     let Value::Float(scale) = constant(search.graph, node.inputs.get(1).copied().flatten()?)? else { return None };
     let [channels] = *scale.shape() else { return None };
     let affine = normalisation(search.graph, node, channels, epsilon)?;
-    let (mut nodes, mut y, mut then, mut slope) = (vec![index], only_output(node)?, Then::Nothing, None);
+    let (mut nodes, mut y, mut then, mut slope) = (vec![index], only_output(node)?, Epilogue::Nothing, None);
     if let Some((next, output)) = search.only_reader(y) {
         match search.graph.nodes[next].operator.role() {
-            Role::Then(function) => then = function,
-            Role::Leaky(found) => (then, slope) = (Then::Slopes, Some(found)),
+            Role::Epilogue(function) => then = function,
+            Role::Leaky(found) => (then, slope) = (Epilogue::Slopes, Some(found)),
             _ => {}
         }
-        if then != Then::Nothing {
+        if then != Epilogue::Nothing {
             nodes.push(next);
             y = output;
         }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, activation};
 use roll_backends::NdTensor;
-use roll_backends::ops::{self, Then};
+use roll_backends::ops::{self, Epilogue};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
@@ -141,14 +141,14 @@ impl Operator for One {
 
     fn role(&self) -> Role<'_> {
         match *self {
-            Self::Relu => Role::Then(Then::Relu),
-            Self::Sigmoid => Role::Then(Then::Sigmoid),
-            Self::HardSwish => Role::Then(Then::HardSwish),
+            Self::Relu => Role::Epilogue(Epilogue::Relu),
+            Self::Sigmoid => Role::Epilogue(Epilogue::Sigmoid),
+            Self::HardSwish => Role::Epilogue(Epilogue::HardSwish),
             Self::Erf => Role::Erf,
             Self::Sqrt => Role::Sqrt,
             Self::LeakyRelu(slope) => Role::Leaky(slope),
             Self::Clip(low, high) => {
-                Role::Then(Then::Clip(low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
+                Role::Epilogue(Epilogue::Clip(low.unwrap_or(f32::NEG_INFINITY), high.unwrap_or(f32::INFINITY)))
             }
             _ => Role::Other,
         }
@@ -161,17 +161,17 @@ pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
 }
 
 /// Applies the function that was fused after a convolution.
-pub(super) fn after(then: Then, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
+pub(super) fn after(then: Epilogue, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
     let flat = z.flat().clone();
     let y = match (then, slopes) {
-        (Then::Nothing, _) => flat,
-        (Then::Relu, _) => activation::relu(flat),
-        (Then::Clip(low, high), _) => clamp(flat, Some(low), Some(high)),
-        (Then::Sigmoid, _) => activation::sigmoid(flat),
-        (Then::Silu, _) => flat.clone() * activation::sigmoid(flat),
-        (Then::HardSwish, _) => flat.clone() * clamp((flat / 6.0) + 0.5, Some(0.0), Some(1.0)),
-        (Then::Slopes, Some(slopes)) => return prelu(z, slopes),
-        (Then::Slopes, None) => return Err("the slopes are missing".into()),
+        (Epilogue::Nothing, _) => flat,
+        (Epilogue::Relu, _) => activation::relu(flat),
+        (Epilogue::Clip(low, high), _) => clamp(flat, Some(low), Some(high)),
+        (Epilogue::Sigmoid, _) => activation::sigmoid(flat),
+        (Epilogue::Silu, _) => flat.clone() * activation::sigmoid(flat),
+        (Epilogue::HardSwish, _) => flat.clone() * clamp((flat / 6.0) + 0.5, Some(0.0), Some(1.0)),
+        (Epilogue::Slopes, Some(slopes)) => return prelu(z, slopes),
+        (Epilogue::Slopes, None) => return Err("the slopes are missing".into()),
     };
     Ok(NdTensor::from_flat(y, z.shape()))
 }

@@ -1,7 +1,7 @@
 //! A convolution with its epilogue, created by [`super::super::fuse`].
 
 use roll_backends::NdTensor;
-use roll_backends::ops::{Conv2d, Conv2dSteps, Then};
+use roll_backends::ops::{Conv2d, Conv2dSteps, Epilogue};
 
 use super::super::error::Problem;
 use super::super::value::Value;
@@ -16,7 +16,7 @@ pub(in super::super) struct FusedConv {
     conv: Conv,
     weight_shape: Vec<usize>,
     computed: Conv2d,
-    then: Then,
+    then: Epilogue,
     /// `[C, 1, ...]`, with one axis less than the input.
     slopes: Option<NdTensor>,
     adds: bool,
@@ -29,7 +29,7 @@ impl FusedConv {
         conv: &Conv,
         weight: &NdTensor,
         bias: Option<&NdTensor>,
-        (then, slopes): (Then, Option<NdTensor>),
+        (then, slopes): (Epilogue, Option<NdTensor>),
         adds: bool,
     ) -> Option<Self> {
         let axes = conv.window.kernel.len();

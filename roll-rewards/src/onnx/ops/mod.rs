@@ -21,7 +21,7 @@ mod resize;
 mod shape;
 mod window;
 
-use roll_backends::ops::Then;
+use roll_backends::ops::Epilogue;
 
 use super::attributes::Build;
 use super::error::Problem;
@@ -68,7 +68,7 @@ pub(super) enum Role<'a> {
     /// A sum, difference, product or quotient of two inputs.
     Two(Arithmetic),
     /// An elementwise function that can be an epilogue.
-    Then(Then),
+    Epilogue(Epilogue),
     /// A leaky ReLU with this slope.
     Leaky(f32),
     /// A leaky ReLU whose slope is the second input.

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
-use roll_backends::ops::{self, Conv2d, Conv2dSteps, Then};
+use roll_backends::ops::{self, Conv2d, Conv2dSteps, Epilogue};
 
 use super::super::attributes::Build;
 use super::super::error::Problem;
@@ -78,9 +78,9 @@ pub(in super::super) struct ChannelAffine {
 }
 
 impl ChannelAffine {
-    /// Creates the operator. `slope` belongs to [`Then::Slopes`]. `None` if there are no channels or a number exceeds
+    /// Creates the operator. `slope` belongs to [`Epilogue::Slopes`]. `None` if there are no channels or a number exceeds
     /// f32.
-    pub fn new(affine: &[[f64; 2]], then: Then, slope: Option<f32>, device: &Device) -> Option<Self> {
+    pub fn new(affine: &[[f64; 2]], then: Epilogue, slope: Option<f32>, device: &Device) -> Option<Self> {
         let channels = affine.len();
         let [factors, offsets] = [0, 1].map(|i| affine.iter().map(|pair| pair[i] as f32).collect::<Vec<_>>());
         if channels == 0 || !factors.iter().chain(&offsets).all(|v| v.is_finite()) {

@@ -4,25 +4,25 @@
 //! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`; input
 //! gradients of non-overlapping windows by `patches`.
 
-mod block;
 mod depthwise;
+mod epilogue;
+mod panel;
 mod passes;
 mod patches;
-mod place;
-mod then;
+mod shared_output;
 mod tiles;
 mod winograd;
 
 use rayon::prelude::*;
 
 use self::passes::Pass;
-use self::place::{Place, filled};
-use self::tiles::Packed;
-use crate::ops::kernels::simd::{MulAdd, vectorised};
+use self::shared_output::{SharedOutput, filled};
+use self::tiles::PackedWeight;
+use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::winograd::Kernels;
 
+pub use self::epilogue::Epilogue;
 pub use self::passes::Shape;
-pub use self::then::Then;
 
 /// The weight of a convolution, packed for the forward pass.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub enum Weights {
     /// `[channels, taps]`, not packed.
     Depthwise(Vec<f32>),
     /// Packed for the micro-kernel.
-    Tiles(Packed),
+    Tiles(PackedWeight),
     /// Winograd-transformed.
     Winograd(Kernels),
 }
@@ -41,7 +41,7 @@ impl Weights {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
         }
-        match winograd::takes(shape) {
+        match winograd::applies(shape) {
             true => Self::Winograd(winograd::pack(shape, weight, false)),
             false => Self::Tiles(tiles::pack_forward(shape, weight)),
         }
@@ -54,9 +54,9 @@ pub enum BackwardWeights {
     /// `[channels, taps]`, not packed.
     Depthwise(Vec<f32>),
     /// Packed for the micro-kernel, once per phase of the stride.
-    Tiles(Vec<Packed>),
+    Tiles(Vec<PackedWeight>),
     /// Packed for non-overlapping windows.
-    Patches(Packed),
+    Patches(PackedWeight),
     /// Winograd-transformed.
     Winograd(Kernels),
 }
@@ -67,15 +67,15 @@ impl BackwardWeights {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
         }
-        Self::together(shape, weight)
+        Self::general(shape, weight)
     }
 
     /// Packs for the general kernels, depthwise or not.
-    fn together(shape: Shape, weight: &[f32]) -> Self {
-        if patches::takes(shape) {
+    fn general(shape: Shape, weight: &[f32]) -> Self {
+        if patches::applies(shape) {
             return Self::Patches(patches::pack(shape, weight));
         }
-        if winograd::takes(shape) {
+        if winograd::applies(shape) {
             return Self::Winograd(winograd::pack(shape, weight, true));
         }
         // The taps of a pass depend only on the phase of its positions, i.e. padded position modulo stride.
@@ -84,7 +84,7 @@ impl BackwardWeights {
     }
 }
 
-/// A result and, if wanted, the sums before [`Then`].
+/// A result and, if wanted, the sums before [`Epilogue`].
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
@@ -100,77 +100,70 @@ pub fn forward(
     weights: &Weights,
     bias: &[f32],
     added: Option<&[f32]>,
-    then: Then,
+    epilogue: Epilogue,
     sums_wanted: bool,
 ) -> Outputs {
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
-    let call = Forward { shape, x, weights, bias, added, then };
+    let finish = Finish { bias: Some(bias), added, epilogue, sums: None };
     let mut sums = None;
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task; the same holds for
     // sums.
     let y = unsafe {
         filled(count, |y| match sums_wanted {
-            true => sums = Some(filled(count, |sums| call.fill(y, Some(sums)))),
-            false => call.fill(y, None),
+            true => {
+                sums = Some(filled(count, |sums| fill(shape, x, weights, Finish { sums: Some(sums), ..finish }, y)))
+            }
+            false => fill(shape, x, weights, finish, y),
         })
     };
     Outputs { y, sums }
 }
 
-/// The operands of [`forward`].
-struct Forward<'a> {
-    shape: Shape,
-    x: &'a [f32],
-    weights: &'a Weights,
-    bias: &'a [f32],
+/// What is done with each sum, in this order.
+#[derive(Clone, Copy, Default)]
+pub struct Finish<'a, 'p> {
+    /// Added per output channel.
+    bias: Option<&'a [f32]>,
+    /// A residual of the output's shape, added to the sum.
     added: Option<&'a [f32]>,
-    then: Then<'a>,
+    /// Where the sum is written, if anywhere.
+    sums: Option<&'a SharedOutput<'p>>,
+    /// The activation of the output.
+    epilogue: Epilogue<'a>,
 }
 
-impl Forward<'_> {
-    /// Writes every output and, if given, every sum.
-    fn fill(&self, y: &Place, sums: Option<&Place>) {
-        let Self { shape, x, bias, added, then, .. } = *self;
-        let pass = shape.forward();
-        let call = tiles::Call {
-            items: shape.items,
-            groups: shape.groups,
-            x,
-            inputs: shape.inputs,
-            read: shape.size,
-            y,
-            outputs: shape.outputs,
-            written: shape.output,
-            bias: Some(bias),
-            added,
-            then,
-            sums,
-        };
-        match self.weights {
-            Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
-            Weights::Winograd(kernels) => {
-                winograd::correlate(&call, shape.before.map(|before| before as isize), kernels)
-            }
-            Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
-                let call = depthwise::Call {
-                    planes: shape.items * shape.outputs,
-                    channels: shape.outputs,
-                    x,
-                    kept: None,
-                    pulled: Then::Nothing,
-                    read: shape.size,
-                    y,
-                    written: shape.output,
-                    weight,
-                    bias: Some(bias),
-                    added,
-                    then,
-                    sums,
-                };
-                depthwise::correlate(&call, vec![pass], shape.taps());
-            }
-            Weights::Depthwise(weight) => tiles::correlate(&call, &pass, &tiles::pack_forward(shape, weight)),
+/// Writes every output and, if `finish` has a tensor for them, every sum.
+fn fill(shape: Shape, x: &[f32], weights: &Weights, finish: Finish, y: &SharedOutput) {
+    let pass = shape.forward();
+    let call = tiles::Call {
+        items: shape.items,
+        groups: shape.groups,
+        x,
+        inputs: shape.inputs,
+        read: shape.size,
+        y,
+        outputs: shape.outputs,
+        written: shape.output,
+        finish,
+    };
+    match weights {
+        Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
+        Weights::Winograd(kernels) => winograd::correlate(&call, shape.before.map(|before| before as isize), kernels),
+        Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
+            let call = depthwise::Call {
+                planes: shape.items * shape.outputs,
+                channels: shape.outputs,
+                x,
+                pulled: None,
+                read: shape.size,
+                y,
+                written: shape.output,
+                weight,
+                finish,
+            };
+            depthwise::correlate(&call, vec![pass], shape.taps());
         }
+        Weights::Depthwise(weight) => tiles::correlate(&call, &pass, &tiles::pack_forward(shape, weight)),
     }
 }
 
@@ -180,8 +173,8 @@ pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
             match depthwise::fits(&passes, shape.output) {
-                true => each_backward(shape, passes, weight, Then::Nothing, None, d_sums),
-                false => backward(shape, &BackwardWeights::together(shape, weight), d_sums),
+                true => depthwise_backward(shape, passes, weight, None, d_sums),
+                false => backward(shape, &BackwardWeights::general(shape, weight), d_sums),
             }
         }
         BackwardWeights::Patches(packed) => patches::backward(shape, packed, d_sums),
@@ -212,34 +205,37 @@ fn gradient(shape: Shape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -
                 y: d_x,
                 outputs: shape.inputs,
                 written: shape.size,
-                bias: None,
-                added: None,
-                then: Then::Nothing,
-                sums: None,
+                finish: Finish::default(),
             });
         })
     }
 }
 
-/// Returns the gradient of x, given the gradient `d_y` of the result and the `kept` tensor of [`Then::pull`].
-pub fn backward_then(shape: Shape, weights: &BackwardWeights, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
+/// Returns the gradient of x, given the gradient `d_y` of the result and the `kept` tensor of [`Epilogue::pull`].
+pub fn backward_fused(
+    shape: Shape,
+    weights: &BackwardWeights,
+    epilogue: Epilogue,
+    kept: &[f32],
+    d_y: &[f32],
+) -> Vec<f32> {
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {
-            return each_backward(shape, passes, weight, then, Some(kept), d_y);
+            return depthwise_backward(shape, passes, weight, Some((epilogue, kept)), d_y);
         }
     }
     let plane = shape.output[0] * shape.output[1];
-    backward(shape, weights, &pull(shape.outputs, plane, then, kept, d_y))
+    backward(shape, weights, &pull(shape.outputs, plane, epilogue, kept, d_y))
 }
 
-/// The gradient of x of a depthwise convolution.
-fn each_backward(
+/// The gradient of x of a depthwise convolution, given the gradient `d_y` of the result if `pulled` has the epilogue and
+/// the tensor that it kept, else of the sums.
+fn depthwise_backward(
     shape: Shape,
     passes: Vec<Pass>,
     weight: &[f32],
-    pulled: Then,
-    kept: Option<&[f32]>,
+    pulled: Option<(Epilogue, &[f32])>,
     d_y: &[f32],
 ) -> Vec<f32> {
     // SAFETY: the passes together cover every input position, and every channel belongs to a task.
@@ -249,16 +245,12 @@ fn each_backward(
                 planes: shape.items * shape.inputs,
                 channels: shape.inputs,
                 x: d_y,
-                kept,
                 pulled,
                 read: shape.output,
                 y: d_x,
                 written: shape.size,
                 weight,
-                bias: None,
-                added: None,
-                then: Then::Nothing,
-                sums: None,
+                finish: Finish::default(),
             };
             depthwise::correlate(&call, passes, shape.taps());
         })
@@ -266,7 +258,7 @@ fn each_backward(
 }
 
 /// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.
-pub fn pull(channels: usize, plane: usize, then: Then, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
+pub fn pull(channels: usize, plane: usize, epilogue: Epilogue, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
     assert_eq!(kept.len(), d_y.len(), "the outputs of a convolution and their cotangents");
     // SAFETY: every plane belongs to a task.
     unsafe {
@@ -276,7 +268,7 @@ pub fn pull(channels: usize, plane: usize, then: Then, kept: &[f32], d_y: &[f32]
                 Vec::new,
                 |line: &mut Vec<f32>, (i, (d_y, kept))| {
                     line.resize(plane, 0.0);
-                    pulled(then, i % channels, kept, d_y, line);
+                    pull_plane(epilogue, i % channels, kept, d_y, line);
                     d_z.write(i * plane, line);
                 },
             );
@@ -285,12 +277,9 @@ pub fn pull(channels: usize, plane: usize, then: Then, kept: &[f32], d_y: &[f32]
 }
 
 vectorised! {
-    fn pulled(then: Then, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) = pulled_body
-}
-
-#[inline(always)]
-fn pulled_body<M: MulAdd>(then: Then, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
-    then.pull::<M>(channel, kept, d_y, d_z);
+    fn pull_plane<M>(epilogue: Epilogue, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
+        epilogue.pull::<M>(channel, kept, d_y, d_z);
+    }
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 
 use rayon::prelude::*;
 
+use super::Finish;
 use super::passes::Shape;
-use super::place::filled;
-use super::then::Then;
-use super::tiles::{self, Packed};
+use super::shared_output::filled;
+use super::tiles::{self, PackedWeight};
 
 /// Whether the windows of `shape` tile the input without overlap.
-pub fn takes(shape: Shape) -> bool {
+pub fn applies(shape: Shape) -> bool {
     shape.kernel == shape.stride && shape.dilation == [1; 2] && shape.groups == 1 && shape.taps() > 1
 }
 
@@ -27,13 +27,13 @@ fn product(shape: Shape) -> Shape {
 }
 
 /// Packs the weights.
-pub fn pack(shape: Shape, weight: &[f32]) -> Packed {
+pub fn pack(shape: Shape, weight: &[f32]) -> PackedWeight {
     let row = shape.inputs * shape.taps();
-    Packed::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
+    PackedWeight::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
 }
 
 /// Returns the gradient of x, given the gradient of the sums.
-pub fn backward(shape: Shape, packed: &Packed, d_sums: &[f32]) -> Vec<f32> {
+pub fn backward(shape: Shape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
     let inner = product(shape);
     let plane = shape.output[0] * shape.output[1];
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
@@ -48,10 +48,7 @@ pub fn backward(shape: Shape, packed: &Packed, d_sums: &[f32]) -> Vec<f32> {
                 y,
                 outputs: inner.outputs,
                 written: inner.output,
-                bias: None,
-                added: None,
-                then: Then::Nothing,
-                sums: None,
+                finish: Finish::default(),
             };
             tiles::correlate(&call, &inner.forward(), packed);
         })

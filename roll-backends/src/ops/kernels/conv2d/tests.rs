@@ -83,14 +83,14 @@ fn check(s: Shape) {
     let slopes = noise(s.outputs, 6);
     let slope = |i: usize| f64::from(slopes[i / plane % s.outputs]);
     let y: Vec<f64> = sums.iter().enumerate().map(|(i, z)| if *z < 0.0 { z * slope(i) } else { *z }).collect();
-    let then = Then::Slopes(&slopes);
+    let epilogue = Epilogue::Slopes(&slopes);
 
     let weights = Weights::new(s, &case.weight);
-    let found = forward(s, &case.x, &weights, &case.bias, Some(&case.added), then, true);
+    let found = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, true);
     let found_sums = found.sums.unwrap_or_default();
     assert_near(&what, &found.y, &y);
     assert_near(&format!("sums of {what}"), &found_sums, &sums);
-    let alone = forward(s, &case.x, &weights, &case.bias, Some(&case.added), then, false);
+    let alone = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, false);
     assert!(alone.y == found.y, "{what}: the result depends on whether the sums are stored");
 
     let mut d_x = vec![0.0; case.x.len()];
@@ -99,8 +99,8 @@ fn check(s: Shape) {
         d_x[x] += f64::from(case.d_y[y]) * factor * f64::from(case.weight[w]);
     });
     let weights = BackwardWeights::new(s, &case.weight);
-    assert_near(&format!("gradient of {what}"), &backward_then(s, &weights, then, &found_sums, &case.d_y), &d_x);
-    let d_sums = pull(s.outputs, plane, then, &found_sums, &case.d_y);
+    assert_near(&format!("gradient of {what}"), &backward_fused(s, &weights, epilogue, &found_sums, &case.d_y), &d_x);
+    let d_sums = pull(s.outputs, plane, epilogue, &found_sums, &case.d_y);
     assert_near(&format!("gradient in two steps of {what}"), &backward(s, &weights, &d_sums), &d_x);
 }
 
@@ -235,10 +235,10 @@ fn one_thread_and_several_give_the_same_bits() {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let weights = Weights::new(shape, &case.weight);
-                let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), Then::Silu, true);
+                let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), Epilogue::Silu, true);
                 let weights = BackwardWeights::new(shape, &case.weight);
                 let sums = y.sums.unwrap();
-                let d_x = backward_then(shape, &weights, Then::Silu, &sums, &case.d_y);
+                let d_x = backward_fused(shape, &weights, Epilogue::Silu, &sums, &case.d_y);
                 (y.y, sums, d_x)
             })
         };
@@ -254,36 +254,48 @@ fn functions_and_their_slopes_are_those_of_their_formulas() {
     let z: Vec<f32> = (-40..=40).map(|i| i as f32 / 8.0 + 0.01).collect();
     let sigmoid = |z: f64| 1.0 / (1.0 + (-z).exp());
     let slopes = [-0.25];
-    let cases: [(Then, &dyn Fn(f64) -> f64); 7] = [
-        (Then::Nothing, &|z| z),
-        (Then::Relu, &|z| z.max(0.0)),
-        (Then::Slopes(&slopes), &|z| if z < 0.0 { -0.25 * z } else { z }),
-        (Then::Clip(-1.0, 2.0), &|z| z.clamp(-1.0, 2.0)),
-        (Then::Sigmoid, &sigmoid),
-        (Then::Silu, &|z| z * sigmoid(z)),
-        (Then::HardSwish, &|z| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
+    let cases: [(Epilogue, &dyn Fn(f64) -> f64); 7] = [
+        (Epilogue::Nothing, &|z| z),
+        (Epilogue::Relu, &|z| z.max(0.0)),
+        (Epilogue::Slopes(&slopes), &|z| if z < 0.0 { -0.25 * z } else { z }),
+        (Epilogue::Clip(-1.0, 2.0), &|z| z.clamp(-1.0, 2.0)),
+        (Epilogue::Sigmoid, &sigmoid),
+        (Epilogue::Silu, &|z| z * sigmoid(z)),
+        (Epilogue::HardSwish, &|z| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
     ];
     let shape = Shape { size: [1, z.len()], output: [1, z.len()], ..BASE };
-    for (then, f) in cases {
-        let found = forward(shape, &z, &Weights::new(shape, &[1.0]), &[0.0], None, then, true);
+    for (epilogue, f) in cases {
+        let found = forward(shape, &z, &Weights::new(shape, &[1.0]), &[0.0], None, epilogue, true);
         let sums = found.sums.unwrap_or_default();
         let expected: Vec<f64> = z.iter().map(|z| f(f64::from(*z))).collect();
-        assert_near(&format!("{then:?}"), &found.y, &expected);
-        let kept = if then.needs_sums() { &sums } else { &found.y };
+        assert_near(&format!("{epilogue:?}"), &found.y, &expected);
+        let kept = if epilogue.needs_sums() { &sums } else { &found.y };
         let h = 1e-6;
         let expected: Vec<f64> = z.iter().map(|z| (f(f64::from(*z) + h) - f(f64::from(*z) - h)) / (2.0 * h)).collect();
-        assert_near(&format!("slope of {then:?}"), &pull(1, z.len(), then, kept, &vec![1.0; z.len()]), &expected);
+        assert_near(
+            &format!("slope of {epilogue:?}"),
+            &pull(1, z.len(), epilogue, kept, &vec![1.0; z.len()]),
+            &expected,
+        );
     }
 }
 
 #[test]
 fn what_is_no_number_stays_so() {
     let shape = Shape { size: [1, 2], output: [1, 2], ..BASE };
-    for then in [Then::Relu, Then::Slopes(&[0.5]), Then::Clip(0.0, 6.0), Then::Sigmoid, Then::Silu, Then::HardSwish] {
-        let y = forward(shape, &[f32::NAN, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, then, false).y;
-        assert!(y[0].is_nan() && y[1].is_finite(), "{then:?}: {y:?}");
+    for epilogue in [
+        Epilogue::Relu,
+        Epilogue::Slopes(&[0.5]),
+        Epilogue::Clip(0.0, 6.0),
+        Epilogue::Sigmoid,
+        Epilogue::Silu,
+        Epilogue::HardSwish,
+    ] {
+        let y = forward(shape, &[f32::NAN, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, epilogue, false).y;
+        assert!(y[0].is_nan() && y[1].is_finite(), "{epilogue:?}: {y:?}");
     }
-    let y = forward(shape, &[f32::NEG_INFINITY, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, Then::Relu, false);
+    let y =
+        forward(shape, &[f32::NEG_INFINITY, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, Epilogue::Relu, false);
     assert_eq!(y.y, [0.0, 1.0]);
 }
 

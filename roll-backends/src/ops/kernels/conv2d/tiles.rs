@@ -1,7 +1,7 @@
 //! Convolutions with several channels per group: im2col panels multiplied by packed weights in a micro-kernel.
 //!
 //! A task computes a stretch of positions for some output channels. The input of these positions is packed into a panel
-//! (`block`) that stays in the L2 cache. Positions are counted over all items, so that small planes share tiles. `gemm`
+//! (`panel`) that stays in the L2 cache. Positions are counted over all items, so that small planes share tiles. `gemm`
 //! is not used: it would pack the weight in each call, and its sums would pass through memory once more for the
 //! epilogue. A sum always runs over inputs and taps in the same order, whatever the tasks are.
 
@@ -10,28 +10,28 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::block::{self, Cut, Line, Lists, cuts, floats};
+use super::Finish;
+use super::panel::{self, Line, Lists, PanelSpec, Run, floats, runs};
 use super::passes::{Pass, Shape};
-use super::place::Place;
-use super::then::Then;
+use super::shared_output::SharedOutput;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
-use crate::ops::kernels::tile::{COLUMNS as WIDE, ROWS as OUT, SUMS, accumulate};
+use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
 
 /// Micro-tiles along the positions of a task.
-const ACROSS: usize = 8;
+const NC: usize = 8;
 /// Depth block (KC in BLIS terms), approximately: a micro-tile reads 16 KiB of a panel.
-const DEEP: usize = 256;
+const KC: usize = 256;
 /// Micro-tiles of output channels per panel column (MC in BLIS terms): their weights stay in the L2 cache.
-const HIGH: usize = 16;
+const MC: usize = 16;
 /// Minimum number of multiplications of a task, unless there is only one task.
 const TASK: usize = 1 << 18;
 /// Up to this many multiplications run on one thread: waking another takes longer.
-pub const ALONE: usize = 1 << 19;
+pub const ONE_THREAD: usize = 1 << 19;
 
-/// The packed weight of one pass, `[groups, outputs / OUT, depth, OUT]`, where depth is input channel x tap. The last
+/// The packed weight of one pass, `[groups, outputs / MR, depth, MR]`, where depth is input channel x tap. The last
 /// tile of a group is padded with zeros.
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackedWeight {
     values: Vec<f32>,
     /// Output channels per group.
     outputs: usize,
@@ -39,17 +39,17 @@ pub struct Packed {
     depth: usize,
 }
 
-impl Packed {
+impl PackedWeight {
     /// Packs a weight whose elements `weight(group, output, input, tap)` returns; `tap` counts the taps of the pass.
     pub fn new(
         [groups, outputs, inputs, taps]: [usize; 4],
         weight: impl Fn(usize, usize, usize, usize) -> f32 + Sync,
     ) -> Self {
-        let (depth, tiles) = (inputs * taps, outputs.div_ceil(OUT));
-        let mut values = vec![0.0; groups * tiles * depth * OUT];
-        values.par_chunks_mut((depth * OUT).max(1)).enumerate().for_each(|(tile, values)| {
-            let (group, first) = (tile / tiles, tile % tiles * OUT);
-            for (k, values) in values.chunks_exact_mut(OUT).enumerate() {
+        let (depth, tiles) = (inputs * taps, outputs.div_ceil(MR));
+        let mut values = vec![0.0; groups * tiles * depth * MR];
+        values.par_chunks_mut((depth * MR).max(1)).enumerate().for_each(|(tile, values)| {
+            let (group, first) = (tile / tiles, tile % tiles * MR);
+            for (k, values) in values.chunks_exact_mut(MR).enumerate() {
                 for (lane, value) in values.iter_mut().enumerate().take(outputs - first) {
                     *value = weight(group, first + lane, k / taps, k % taps);
                 }
@@ -60,8 +60,8 @@ impl Packed {
 
     /// The weights of one tile of output channels, for a range of the depth.
     fn tile(&self, group: usize, tile: usize, range: Range<usize>) -> &[f32] {
-        let start = (group * self.outputs.div_ceil(OUT) + tile) * self.depth;
-        &self.values[(start + range.start) * OUT..(start + range.end) * OUT]
+        let start = (group * self.outputs.div_ceil(MR) + tile) * self.depth;
+        &self.values[(start + range.start) * MR..(start + range.end) * MR]
     }
 }
 
@@ -75,15 +75,10 @@ pub struct Call<'a, 'p> {
     pub inputs: usize,
     pub read: [usize; 2],
     /// Output, channels, and rows and columns.
-    pub y: &'a Place<'p>,
+    pub y: &'a SharedOutput<'p>,
     pub outputs: usize,
     pub written: [usize; 2],
-    /// Added to the sums: a bias per output channel, and a residual of the output's shape.
-    pub bias: Option<&'a [f32]>,
-    pub added: Option<&'a [f32]>,
-    /// The activation, and where the sums before it are written, if anywhere.
-    pub then: Then<'a>,
-    pub sums: Option<&'a Place<'p>>,
+    pub finish: Finish<'a, 'p>,
 }
 
 /// One task.
@@ -93,17 +88,17 @@ struct Task {
     tiles: Range<usize>,
 }
 
-fn work(call: &Call, pass: &Pass, packed: &Packed) -> usize {
+fn work(call: &Call, pass: &Pass, packed: &PackedWeight) -> usize {
     let positions = call.items * pass.grid[0] * pass.grid[1];
     positions.saturating_mul(packed.depth).saturating_mul(packed.outputs * call.groups)
 }
 
-fn tasks(call: &Call, pass: &Pass, packed: &Packed) -> Vec<Task> {
+fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     let positions = call.items * pass.grid[0] * pass.grid[1];
-    let (columns, tiles) = (positions.div_ceil(WIDE), packed.outputs.div_ceil(OUT));
+    let (columns, tiles) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     // A small number of tasks that is not a multiple of the threads would leave threads idle.
-    let stretches = match columns.div_ceil(ACROSS) {
+    let stretches = match columns.div_ceil(NC) {
         some @ 2.. if some < 8 * threads => some.next_multiple_of(threads).min(columns),
         any => any.max(1),
     };
@@ -114,7 +109,7 @@ fn tasks(call: &Call, pass: &Pass, packed: &Packed) -> Vec<Task> {
     let mut tasks = vec![];
     for group in 0..call.groups {
         for stretch in 0..stretches {
-            let at = |stretch: usize| (stretch * columns / stretches * WIDE).min(positions);
+            let at = |stretch: usize| (stretch * columns / stretches * NR).min(positions);
             for tile in (0..tiles).step_by(high) {
                 let tiles = tile..(tile + high).min(tiles);
                 tasks.push(Task { group, positions: at(stretch)..at(stretch + 1), tiles });
@@ -131,46 +126,46 @@ struct Sums([f32; SUMS]);
 
 /// Scratch memory of a thread, reused by all calls: some hundred KiB at most.
 struct Scratch {
-    block: Vec<Line>,
+    panel: Vec<Line>,
     sums: Vec<Sums>,
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { block: Vec::new(), sums: Vec::new() }) };
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { panel: Vec::new(), sums: Vec::new() }) };
 }
 
 /// Computes one pass.
-pub fn correlate(call: &Call, pass: &Pass, packed: &Packed) {
+pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
     let tasks = tasks(&call, &pass, packed);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run(&call, &pass, packed, task, scratch));
-    match tasks.len() <= 1 || work(&call, &pass, packed) <= ALONE {
+    match tasks.len() <= 1 || work(&call, &pass, packed) <= ONE_THREAD {
         true => tasks.iter().for_each(run),
         false => tasks.par_iter().for_each(run),
     }
 }
 
-fn run(call: &Call, pass: &Pass, packed: &Packed, task: &Task, scratch: &mut Scratch) {
-    let across = task.positions.len().div_ceil(WIDE);
+fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
+    let across = task.positions.len().div_ceil(NR);
     let depth = packed.depth;
-    let parts = depth.div_ceil(DEEP).max(1);
+    let parts = depth.div_ceil(KC).max(1);
     let step = depth.div_ceil(parts).max(1);
-    let reading = cuts(pass.grid, task.positions.clone());
-    let panel = Panel { call, packed, task, pieces: &pieces(call, pass, task), across };
+    let reading = runs(pass.grid, task.positions.clone());
+    let products = TaskProducts { call, packed, task, output_runs: &output_runs(call, pass, task), across };
     let most = if parts > 1 { task.tiles.len() * across } else { 1 };
-    scratch.block.resize((step * across).max(scratch.block.len()), Line::default());
+    scratch.panel.resize((step * across).max(scratch.panel.len()), Line::default());
     scratch.sums.resize(most.max(scratch.sums.len()), Sums([0.0; SUMS]));
     for part in 0..parts {
         let range = (part * step).min(depth)..((part + 1) * step).min(depth);
-        let block = &mut scratch.block[..range.len() * across];
-        block::see(&block::Read { call, pass, group: task.group, cuts: &reading, range: range.clone() }, block);
-        panel.multiply(range, block, &mut scratch.sums, part == 0, part + 1 == parts);
+        let panel = &mut scratch.panel[..range.len() * across];
+        panel::pack(&PanelSpec { call, pass, group: task.group, runs: &reading, range: range.clone() }, panel);
+        products.multiply(range, panel, &mut scratch.sums, part == 0, part + 1 == parts);
     }
 }
 
 /// The output location of adjacent positions of one column.
-pub struct Piece {
+pub struct OutputRun {
     lane: usize,
     count: usize,
     /// Output index of the first position, in the first channel.
@@ -179,54 +174,59 @@ pub struct Piece {
     step: usize,
 }
 
-/// The pieces of each column of a task.
-fn pieces(call: &Call, pass: &Pass, task: &Task) -> Lists<Piece> {
+/// The output runs of each column of a task.
+fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let plane = call.written[0] * call.written[1];
     let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
     // Contiguous rows count as one.
     let grid = if in_order { [1, plane] } else { pass.grid };
-    let piece = |cut: &Cut| {
-        let item = cut.item * call.outputs * plane;
+    let output_run = |run: &Run| {
+        let item = run.item * call.outputs * plane;
         let [row, column] = match in_order {
-            true => [0, cut.at],
-            false => [0, 1].map(|i| [cut.row, cut.at][i] * pass.write_step[i] + pass.write_first[i]),
+            true => [0, run.at],
+            false => [0, 1].map(|i| [run.row, run.at][i] * pass.write_step[i] + pass.write_first[i]),
         };
-        Piece { lane: cut.lane, count: cut.count, at: item + row * call.written[1] + column, step: pass.write_step[1] }
+        OutputRun {
+            lane: run.lane,
+            count: run.count,
+            at: item + row * call.written[1] + column,
+            step: pass.write_step[1],
+        }
     };
-    let cuts = cuts(grid, task.positions.clone());
-    let mut pieces = Lists::with_capacity(cuts.len());
-    (0..cuts.len()).for_each(|column| pieces.push(cuts.list(column).iter().map(piece)));
-    pieces
+    let runs = runs(grid, task.positions.clone());
+    let mut output_runs = Lists::with_capacity(runs.len());
+    (0..runs.len()).for_each(|column| output_runs.push(runs.list(column).iter().map(output_run)));
+    output_runs
 }
 
 /// The state that the products of a task share.
-struct Panel<'a, 'c, 'p> {
+struct TaskProducts<'a, 'c, 'p> {
     call: &'a Call<'c, 'p>,
-    packed: &'a Packed,
+    packed: &'a PackedWeight,
     task: &'a Task,
-    pieces: &'a Lists<Piece>,
+    output_runs: &'a Lists<OutputRun>,
     /// Micro-tiles along the positions.
     across: usize,
 }
 
-impl Panel<'_, '_, '_> {
+impl TaskProducts<'_, '_, '_> {
     /// Multiplies a panel with the weights of the task. Sums start at zero if `first`, else at `sums`
     /// `[tiles, across]`. If `last`, results go through the epilogue to the output, else back to `sums`.
-    fn multiply(&self, range: Range<usize>, block: &[Line], sums: &mut [Sums], first: bool, last: bool) {
+    fn multiply(&self, range: Range<usize>, panel: &[Line], sums: &mut [Sums], first: bool, last: bool) {
         let (all, rows) = (self.task.tiles.clone(), range.len());
         let mut low = all.start;
         while low < all.end {
-            let high = (low + HIGH).min(all.end);
+            let high = (low + MC).min(all.end);
             for column in 0..self.across {
-                let seen = floats(&block[column * rows..][..rows]);
+                let inputs = floats(&panel[column * rows..][..rows]);
                 for tile in low..high {
-                    let kept = if first && last { 0 } else { (tile - all.start) * self.across + column };
-                    let sums = &mut sums[kept].0;
-                    accumulate(self.packed.tile(self.task.group, tile, range.clone()), seen, sums, !first);
+                    let index = if first && last { 0 } else { (tile - all.start) * self.across + column };
+                    let sums = &mut sums[index].0;
+                    accumulate(self.packed.tile(self.task.group, tile, range.clone()), inputs, sums, !first);
                     if last {
-                        let channel = self.task.group * self.packed.outputs + tile * OUT;
-                        let count = OUT.min(self.packed.outputs - tile * OUT);
-                        finish(self.call, self.pieces.list(column), channel..channel + count, sums);
+                        let channel = self.task.group * self.packed.outputs + tile * MR;
+                        let count = MR.min(self.packed.outputs - tile * MR);
+                        finish(self.call, self.output_runs.list(column), channel..channel + count, sums);
                     }
                 }
             }
@@ -237,27 +237,24 @@ impl Panel<'_, '_, '_> {
 
 vectorised! {
     /// The epilogue: adds bias and residual to the sums of some channels, applies the activation, and writes them.
-    fn finish(call: &Call, pieces: &[Piece], channels: Range<usize>, sums: &mut [f32; SUMS]) = finish_body
-}
-
-#[inline(always)]
-fn finish_body<M: MulAdd>(call: &Call, pieces: &[Piece], channels: Range<usize>, sums: &mut [f32; SUMS]) {
-    let plane = call.written[0] * call.written[1];
-    for (channel, values) in channels.zip(sums.as_chunks_mut::<WIDE>().0) {
-        if let Some(bias) = call.bias {
-            let bias = bias[channel];
-            values.iter_mut().for_each(|v| *v += bias);
-        }
-        if let &[Piece { count: WIDE, at, step: 1, .. }] = pieces {
-            settle::<M>(call, channel, at + channel * plane, values);
-            continue;
-        }
-        for piece in pieces {
-            let (to, values) = (piece.at + channel * plane, &mut values[piece.lane..piece.lane + piece.count]);
-            match piece.step {
-                1 => settle::<M>(call, channel, to, values),
-                // SAFETY: no other task writes these positions of this channel.
-                step => unsafe { call.y.write_every(to, step, values) },
+    fn finish<M>(call: &Call, output_runs: &[OutputRun], channels: Range<usize>, sums: &mut [f32; SUMS]) {
+        let plane = call.written[0] * call.written[1];
+        for (channel, values) in channels.zip(sums.as_chunks_mut::<NR>().0) {
+            if let Some(bias) = call.finish.bias {
+                let bias = bias[channel];
+                values.iter_mut().for_each(|v| *v += bias);
+            }
+            if let &[OutputRun { count: NR, at, step: 1, .. }] = output_runs {
+                store::<M>(call, channel, at + channel * plane, values);
+                continue;
+            }
+            for run in output_runs {
+                let (to, values) = (run.at + channel * plane, &mut values[run.lane..run.lane + run.count]);
+                match run.step {
+                    1 => store::<M>(call, channel, to, values),
+                    // SAFETY: no other task writes these positions of this channel.
+                    step => unsafe { call.y.write_every(to, step, values) },
+                }
             }
         }
     }
@@ -266,31 +263,31 @@ fn finish_body<M: MulAdd>(call: &Call, pieces: &[Piece], channels: Range<usize>,
 /// The epilogue of adjacent positions without bias: adds the residual, applies the activation, and writes from `to` on.
 /// No other task may write these positions of the channel.
 #[inline(always)]
-pub fn settle<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f32]) {
-    if let Some(added) = call.added {
+pub fn store<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f32]) {
+    if let Some(added) = call.finish.added {
         values.iter_mut().zip(&added[to..]).for_each(|(v, a)| *v += a);
     }
-    if let Some(sums) = call.sums {
+    if let Some(sums) = call.finish.sums {
         // SAFETY: no other task writes these positions of this channel.
         unsafe { sums.write(to, values) };
     }
-    call.then.apply::<M>(channel, values);
+    call.finish.epilogue.apply::<M>(channel, values);
     // SAFETY: as above.
     unsafe { call.y.write(to, values) };
 }
 
 /// Packs the weights for the forward pass.
-pub fn pack_forward(shape: Shape, weight: &[f32]) -> Packed {
+pub fn pack_forward(shape: Shape, weight: &[f32]) -> PackedWeight {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
-    Packed::new([shape.groups, outputs, inputs, taps], |group, output, input, tap| {
+    PackedWeight::new([shape.groups, outputs, inputs, taps], |group, output, input, tap| {
         weight[((group * outputs + output) * inputs + input) * taps + tap]
     })
 }
 
 /// Packs the weights for a backward pass, in which inputs and outputs are swapped.
-pub fn pack_backward(shape: Shape, pass: &Pass, weight: &[f32]) -> Packed {
+pub fn pack_backward(shape: Shape, pass: &Pass, weight: &[f32]) -> PackedWeight {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
-    Packed::new([shape.groups, inputs, outputs, pass.taps.len()], |group, input, output, tap| {
+    PackedWeight::new([shape.groups, inputs, outputs, pass.taps.len()], |group, input, output, tap| {
         weight[((group * outputs + output) * inputs + input) * taps + pass.taps[tap].index]
     })
 }

@@ -10,12 +10,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::block::{Line, floats, floats_mut};
+use super::panel::{Line, floats, floats_mut};
 use super::passes::Shape;
-use super::tiles::{ALONE, Call, settle};
+use super::tiles::{Call, ONE_THREAD, store};
 use crate::ops::kernels::geometry;
-use crate::ops::kernels::simd::{MulAdd, vectorised};
-use crate::ops::kernels::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accumulate};
+use crate::ops::kernels::simd::vectorised;
+use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};
 use crate::ops::kernels::winograd::transforms::{SPAN, result_transform, span, whole_patches};
 use crate::ops::kernels::winograd::{Kernels, PLACES};
 
@@ -29,7 +29,7 @@ const FEW: usize = 4;
 const MOST: usize = 4 * HELD;
 
 /// Whether convolutions of `shape` (with any number of items, size and padding) are computed here.
-pub fn takes(shape: Shape) -> bool {
+pub fn applies(shape: Shape) -> bool {
     shape.kernel == [3; 2]
         && shape.stride == [1; 2]
         && shape.dilation == [1; 2]
@@ -69,13 +69,13 @@ impl Grid {
     }
 
     fn runs(&self, panel: usize) -> Vec<Run> {
-        let (mut next, end) = (panel * TILES, ((panel + 1) * TILES).min(self.tiles));
+        let (mut next, end) = (panel * NR, ((panel + 1) * NR).min(self.tiles));
         let mut runs = vec![];
         while next < end {
             let (line, column) = (next / self.across, next % self.across);
             let count = (self.across - column).min(end - next);
             let at = [2 * (line % self.down), 2 * column];
-            runs.push(Run { lane: next % TILES, count, item: line / self.down, at });
+            runs.push(Run { lane: next % NR, count, item: line / self.down, at });
             next += count;
         }
         runs
@@ -89,7 +89,7 @@ struct Task {
 }
 
 fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
-    let (panels, blocks) = (grid.tiles.div_ceil(TILES), call.outputs.div_ceil(OUT));
+    let (panels, blocks) = (grid.tiles.div_ceil(NR), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     let held = |most: usize| most / (call.inputs + call.outputs);
     let wanted = panels.div_ceil(held(HELD).max(held(MOST).min(FEW)).clamp(1, 4 * FEW));
@@ -123,7 +123,7 @@ pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let tasks = tasks(call, &grid);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run(call, before, kernels, &grid, task, scratch));
     let work = (grid.tiles * PLACES).saturating_mul(call.inputs).saturating_mul(call.outputs);
-    match tasks.len() <= 1 || work <= ALONE {
+    match tasks.len() <= 1 || work <= ONE_THREAD {
         true => tasks.iter().for_each(run),
         false => tasks.par_iter().for_each(run),
     }
@@ -133,34 +133,34 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: &Grid, task: &T
     let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
     // Distance in lines between two places of the transform. Odd, because with an even distance the same elements of
     // all places would share cache sets.
-    let (pitch, apart) = (inputs | 1, (blocks * panels * SUMS / TILES) | 1);
+    let (pitch, apart) = (inputs | 1, (blocks * panels * SUMS / NR) | 1);
     let Scratch { patches, sums } = scratch;
     patches.resize((panels * PLACES * pitch).max(patches.len()), Line::default());
     sums.resize((PLACES * apart).max(sums.len()), Line::default());
     let all: Vec<Vec<Run>> = task.panels.clone().map(|panel| grid.runs(panel)).collect();
     for (runs, patches) in all.iter().zip(patches.chunks_exact_mut(PLACES * pitch)) {
-        patches_of(call, before, runs, floats_mut(patches), pitch * TILES);
+        patches_of(call, before, runs, floats_mut(patches), pitch * NR);
     }
     for place in 0..PLACES {
-        for (block, sums) in sums[place * apart..].chunks_exact_mut(panels * SUMS / TILES).take(blocks).enumerate() {
+        for (block, sums) in sums[place * apart..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate() {
             let weights = kernels.at(task.blocks.start + block, place);
-            for (panel, sums) in sums.chunks_exact_mut(SUMS / TILES).enumerate() {
+            for (panel, sums) in sums.chunks_exact_mut(SUMS / NR).enumerate() {
                 let patches = floats(&patches[(panel * PLACES + place) * pitch..][..inputs]);
                 let Some(sums) = floats_mut(sums).first_chunk_mut() else { continue };
-                for first in (0..inputs).step_by(DEEP) {
-                    let range = first..(first + DEEP).min(inputs);
-                    let (weights, patches) = (&weights[first * OUT..range.end * OUT], &patches[first * TILES..]);
-                    accumulate(weights, &patches[..range.len() * TILES], sums, first > 0);
+                for first in (0..inputs).step_by(KC) {
+                    let range = first..(first + KC).min(inputs);
+                    let (weights, patches) = (&weights[first * MR..range.end * MR], &patches[first * NR..]);
+                    accumulate(weights, &patches[..range.len() * NR], sums, first > 0);
                 }
             }
         }
     }
     let sums = floats(sums);
     for block in 0..blocks {
-        let first = (task.blocks.start + block) * OUT;
+        let first = (task.blocks.start + block) * MR;
         for (panel, runs) in all.iter().enumerate() {
             let sums = &sums[(block * panels + panel) * SUMS..];
-            results_of(call, runs, first..(first + OUT).min(call.outputs), sums, apart * TILES);
+            results_of(call, runs, first..(first + MR).min(call.outputs), sums, apart * NR);
         }
     }
 }
@@ -181,14 +181,14 @@ fn patches_of(call: &Call, before: [isize; 2], runs: &[Run], patches: &mut [f32]
                     *seen = span(&plane[row * columns..][..columns], run.at[1] + skipped, left, edge);
                 }
             }
-            let out = &mut patches[input * TILES..];
-            if run.count == TILES {
+            let out = &mut patches[input * NR..];
+            if run.count == NR {
                 whole_patches(seen, out, apart);
                 continue;
             }
-            let mut all = [0.0; PLACES * TILES];
-            whole_patches(seen, &mut all, TILES);
-            for (place, tiles) in all.chunks_exact(TILES).enumerate() {
+            let mut all = [0.0; PLACES * NR];
+            whole_patches(seen, &mut all, NR);
+            for (place, tiles) in all.chunks_exact(NR).enumerate() {
                 let out = &mut out[place * apart + run.lane..][..run.count];
                 out.iter_mut().zip(tiles).for_each(|(to, from)| *to = *from);
             }
@@ -199,31 +199,22 @@ fn patches_of(call: &Call, before: [isize; 2], runs: &[Run], patches: &mut [f32]
 vectorised! {
     /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Places are `apart` from
     /// each other.
-    fn results_of(
-        call: &Call,
-        runs: &[Run],
-        channels: Range<usize>,
-        sums: &[f32],
-        apart: usize,
-    ) = results_of_body
-}
-
-#[inline(always)]
-fn results_of_body<M: MulAdd>(call: &Call, runs: &[Run], channels: Range<usize>, sums: &[f32], apart: usize) {
-    let [rows, columns] = call.written;
-    for (lane, channel) in channels.enumerate() {
-        let bias = call.bias.map_or(0.0, |bias| bias[channel]);
-        let mut tiles = result_transform(&sums[lane * TILES..], apart, bias);
-        for run in runs {
-            let plane = (run.item * call.outputs + channel) * rows;
-            for (tiles, row) in tiles.iter_mut().zip(run.at[0]..rows) {
-                let to = (plane + row) * columns + run.at[1];
-                if run.count == TILES && columns - run.at[1] >= 2 * TILES {
-                    settle::<M>(call, channel, to, tiles);
-                    continue;
+    fn results_of<M>(call: &Call, runs: &[Run], channels: Range<usize>, sums: &[f32], apart: usize) {
+        let [rows, columns] = call.written;
+        for (lane, channel) in channels.enumerate() {
+            let bias = call.finish.bias.map_or(0.0, |bias| bias[channel]);
+            let mut tiles = result_transform(&sums[lane * NR..], apart, bias);
+            for run in runs {
+                let plane = (run.item * call.outputs + channel) * rows;
+                for (tiles, row) in tiles.iter_mut().zip(run.at[0]..rows) {
+                    let to = (plane + row) * columns + run.at[1];
+                    if run.count == NR && columns - run.at[1] >= 2 * NR {
+                        store::<M>(call, channel, to, tiles);
+                        continue;
+                    }
+                    let count = (2 * run.count).min(columns - run.at[1]);
+                    store::<M>(call, channel, to, &mut tiles[2 * run.lane..][..count]);
                 }
-                let count = (2 * run.count).min(columns - run.at[1]);
-                settle::<M>(call, channel, to, &mut tiles[2 * run.lane..][..count]);
             }
         }
     }

@@ -4,7 +4,7 @@
 //! (`B^T d B` and `G g G^T`, 16 numbers each), their elementwise product, summed over input channels and kernel frames,
 //! transforms back to the tile (`A^T m A`): 16 multiplications instead of 36. The sums are sixteen matrix products
 //! `[outputs, kernel frames * inputs] x [kernel frames * inputs, tiles]`, one for each position ("place") in a patch.
-//! They are computed for a block of [`OUT`] output channels and a panel of [`TILES`] tiles at a time.
+//! They are computed for a block of [`MR`] output channels and a panel of [`NR`] tiles at a time.
 //!
 //! All entries of the three transforms are 0, 1 or 1/2 in magnitude, so that little precision is lost: results are as
 //! accurate as those of the plain sum. (F(4x4, 3x3), with 36 multiplications instead of 144, loses a digit.)
@@ -17,7 +17,7 @@ use rayon::prelude::*;
 
 use super::geometry::Shape;
 use super::parallel::within;
-use super::tile::{COLUMNS as TILES, DEEP, ROWS as OUT, SUMS, accumulate};
+use super::tile::{KC, MR, NR, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
 
 /// Number of elements ("places") of a transformed patch or kernel.
@@ -62,8 +62,8 @@ fn convolve_within(
     let kernels = Kernels::new(shape, weight, turned);
     let grid = Grid::new(shape, [frames, rows, columns]);
     let seen = frames + shape.kernel[0] - 1;
-    let blocks = shape.outputs.div_ceil(OUT);
-    let (patches, sums) = (PLACES * seen * shape.inputs * TILES, PLACES * blocks * frames * SUMS);
+    let blocks = shape.outputs.div_ceil(MR);
+    let (patches, sums) = (PLACES * seen * shape.inputs * NR, PLACES * blocks * frames * SUMS);
     let together = (bytes / size_of::<f32>() / (patches + sums)).clamp(1, grid.panels());
     let (mut all_patches, mut all_sums) = (vec![0.0; together * patches], vec![0.0; together * sums]);
     for first in (0..grid.panels()).step_by(together) {
@@ -76,7 +76,7 @@ fn convolve_within(
     y
 }
 
-/// The tiles of a frame: row by row, in panels of [`TILES`]; the last panel may be partial.
+/// The tiles of a frame: row by row, in panels of [`NR`]; the last panel may be partial.
 #[derive(Clone, Copy)]
 pub struct Grid {
     /// Frames of the output.
@@ -110,11 +110,11 @@ impl Grid {
     }
 
     fn panels(&self) -> usize {
-        self.tiles.div_ceil(TILES)
+        self.tiles.div_ceil(NR)
     }
 
     fn runs(self, panel: usize) -> impl Iterator<Item = Run> {
-        let (start, end) = (panel * TILES, ((panel + 1) * TILES).min(self.tiles));
+        let (start, end) = (panel * NR, ((panel + 1) * NR).min(self.tiles));
         let mut next = start;
         std::iter::from_fn(move || {
             if next >= end {
@@ -128,13 +128,13 @@ impl Grid {
     }
 
     /// Writes both output rows of a panel's tiles into one frame.
-    fn write(self, panel: usize, tiles: &[[f32; 2 * TILES]; 2], y: &mut [f32]) {
+    fn write(self, panel: usize, tiles: &[[f32; 2 * NR]; 2], y: &mut [f32]) {
         let [rows, columns] = self.result;
         for run in self.runs(panel) {
             for (tiles, row) in tiles.iter().zip(2 * run.at[0]..rows) {
                 let to = &mut y[row * columns..][2 * run.at[1]..columns];
                 match to.first_chunk_mut() {
-                    Some(to) if run.count == TILES => *to = *tiles,
+                    Some(to) if run.count == NR => *to = *tiles,
                     _ => {
                         let count = to.len().min(2 * run.count);
                         to[..count].copy_from_slice(&tiles[2 * run.lane..][..count]);
@@ -161,19 +161,19 @@ impl Kernels {
     /// Transforms `weight` (see [`convolve`] for its shape and `turned`). The size and padding of `shape` are not read.
     pub fn new(shape: Shape, weight: &[f32], turned: bool) -> Self {
         let Shape { inputs, outputs, kernel: [taps, ..], .. } = shape;
-        let stretch = (DEEP / taps).clamp(1, inputs.max(1));
+        let stretch = (KC / taps).clamp(1, inputs.max(1));
         let depth = taps * inputs;
-        let mut values = vec![0.0; outputs.div_ceil(OUT) * PLACES * depth * OUT];
-        let block = PLACES * depth * OUT;
+        let mut values = vec![0.0; outputs.div_ceil(MR) * PLACES * depth * MR];
+        let block = PLACES * depth * MR;
         values.par_chunks_mut(block.max(1)).enumerate().for_each(|(b, values)| {
-            let lanes = OUT.min(outputs - b * OUT);
+            let lanes = MR.min(outputs - b * MR);
             for first in (0..inputs).step_by(stretch) {
                 let width = stretch.min(inputs - first);
                 for c in 0..width {
                     for tap in 0..taps {
                         let mut g = [[0.0; 8]; 9];
                         for lane in 0..lanes {
-                            let (input, output) = (first + c, b * OUT + lane);
+                            let (input, output) = (first + c, b * MR + lane);
                             let pair = if turned { input * outputs + output } else { output * inputs + input };
                             let from = if turned { taps - 1 - tap } else { tap };
                             let from = &weight[(pair * taps + from) * 9..][..9];
@@ -181,7 +181,7 @@ impl Kernels {
                                 g[if turned { 8 - i } else { i }][lane] = value;
                             }
                         }
-                        kernel_transform(&g, &mut values[(first * taps + tap * width + c) * OUT..], depth * OUT);
+                        kernel_transform(&g, &mut values[(first * taps + tap * width + c) * MR..], depth * MR);
                     }
                 }
             }
@@ -191,7 +191,7 @@ impl Kernels {
 
     /// The packed kernels of a block of output channels at a place.
     pub fn at(&self, block: usize, place: usize) -> &[f32] {
-        let size = self.taps * self.inputs * OUT;
+        let size = self.taps * self.inputs * MR;
         &self.values[(block * PLACES + place) * size..][..size]
     }
 }
@@ -200,7 +200,7 @@ impl Kernels {
 /// the stretch, tile. Lanes of a partial panel keep their old content.
 fn patches_of(shape: Shape, grid: Grid, x: &[f32], first: usize, stretch: usize, patches: &mut [f32]) {
     let seen = shape.size[0] + 2 * shape.padding[0];
-    let panel_size = PLACES * seen * shape.inputs * TILES;
+    let panel_size = PLACES * seen * shape.inputs * NR;
     let [frames, rows, columns] = shape.size;
     patches.par_chunks_mut((PANELS * panel_size).max(1)).enumerate().for_each(|(group, patches)| {
         for frame in 0..seen {
@@ -210,10 +210,10 @@ fn patches_of(shape: Shape, grid: Grid, x: &[f32], first: usize, stretch: usize,
                 let plane = &x[(c * frames + from) * rows * columns..][..rows * columns];
                 let start = c / stretch * stretch;
                 let width = stretch.min(shape.inputs - start);
-                let at = (start * seen + frame * width + c - start) * TILES;
+                let at = (start * seen + frame * width + c - start) * NR;
                 for (i, patches) in patches.chunks_exact_mut(panel_size).enumerate() {
                     for run in grid.runs(first + group * PANELS + i) {
-                        patch_transform(plane, grid, &run, &mut patches[at..], seen * shape.inputs * TILES);
+                        patch_transform(plane, grid, &run, &mut patches[at..], seen * shape.inputs * NR);
                     }
                 }
             }
@@ -234,17 +234,17 @@ fn products(shape: Shape, kernels: &Kernels, patches: &[f32], panels: usize, sum
         sums.par_chunks_mut(group).enumerate().for_each(|(group, sums)| {
             let blocks = sums.len() / (panels * frames * SUMS);
             for panel in 0..panels {
-                let patches = &patches[(panel * PLACES + place) * seen * inputs * TILES..][..seen * inputs * TILES];
+                let patches = &patches[(panel * PLACES + place) * seen * inputs * NR..][..seen * inputs * NR];
                 for frame in 0..frames {
                     // The kernel frames that read real input frames.
                     let (from, to) = (before.saturating_sub(frame).min(taps), (after - frame).min(taps));
                     for first in (0..inputs).step_by(stretch) {
                         let width = stretch.min(inputs - first);
-                        let patches = &patches[(first * seen + (frame + from) * width) * TILES..];
-                        let patches = &patches[..(to - from) * width * TILES];
+                        let patches = &patches[(first * seen + (frame + from) * width) * NR..];
+                        let patches = &patches[..(to - from) * width * NR];
                         for block in 0..blocks {
                             let weights = kernels.at(group * BLOCKS + block, place);
-                            let weights = &weights[(first * taps + from * width) * OUT..][..(to - from) * width * OUT];
+                            let weights = &weights[(first * taps + from * width) * MR..][..(to - from) * width * MR];
                             let at = ((block * panels + panel) * frames + frame) * SUMS;
                             let Some(sums) = sums[at..].first_chunk_mut() else { continue };
                             accumulate(weights, patches, sums, first > 0);
@@ -260,12 +260,12 @@ fn products(shape: Shape, kernels: &Kernels, patches: &[f32], panels: usize, sum
 fn results_of(grid: Grid, sums: &[f32], first: usize, panels: usize, bias: Option<&[f32]>, y: &mut [f32]) {
     let picture = grid.result[0] * grid.result[1];
     let channel = grid.frames * picture;
-    y.par_chunks_mut(OUT * channel).enumerate().for_each(|(block, y)| {
+    y.par_chunks_mut(MR * channel).enumerate().for_each(|(block, y)| {
         for panel in 0..panels {
             for (o, y) in y.chunks_exact_mut(channel).enumerate() {
-                let bias = bias.map_or(0.0, |bias| bias[block * OUT + o]);
+                let bias = bias.map_or(0.0, |bias| bias[block * MR + o]);
                 for (frame, y) in y.chunks_exact_mut(picture).enumerate() {
-                    let start = ((block * panels + panel) * grid.frames + frame) * SUMS + o * TILES;
+                    let start = ((block * panels + panel) * grid.frames + frame) * SUMS + o * NR;
                     let tiles = result_transform(&sums[start..], sums.len() / PLACES, bias);
                     grid.write(first + panel, &tiles, y);
                 }

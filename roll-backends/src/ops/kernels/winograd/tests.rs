@@ -93,9 +93,9 @@ fn the_bits_do_not_depend_on_the_threads_or_on_what_exists_at_a_time() {
 fn transforms_without_vector_registers_have_the_same_bits() {
     let rows = noise(4 * 34, 7);
     let rows: [&[f32; 34]; 4] = std::array::from_fn(|r| rows[r * 34..].first_chunk().unwrap_or(&[0.0; 34]));
-    let (mut wide, mut plain) = ([0.0; PLACES * TILES], [0.0; PLACES * TILES]);
-    whole_patches(rows, &mut wide, TILES);
-    patches_plain(rows, &mut plain, TILES);
+    let (mut wide, mut plain) = ([0.0; PLACES * NR], [0.0; PLACES * NR]);
+    whole_patches(rows, &mut wide, NR);
+    patches_plain(rows, &mut plain, NR);
     assert_eq!(wide, plain);
-    assert_eq!(result_transform(&wide, TILES, 0.5), results_plain(&wide, TILES, 0.5));
+    assert_eq!(result_transform(&wide, NR, 0.5), results_plain(&wide, NR, 0.5));
 }

@@ -3,46 +3,43 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::__m256;
 
-use super::{Grid, OUT, PLACES, Run, TILES};
-use crate::ops::kernels::simd::{self, MulAdd, vectorised};
+use super::{Grid, MR, NR, PLACES, Run};
+use crate::ops::kernels::simd::{self, vectorised};
 
 vectorised! {
-    /// Transforms eight kernels (`G g G^T`) and writes the first [`OUT`] of them place by place; places are `apart`
+    /// Transforms eight kernels (`G g G^T`) and writes the first [`MR`] of them place by place; places are `apart`
     /// from each other.
-    fn kernel_transform(g: &[[f32; 8]; 9], out: &mut [f32], apart: usize) = kernel_transform_body
-}
-
-#[inline(always)]
-fn kernel_transform_body<M: MulAdd>(g: &[[f32; 8]; 9], out: &mut [f32], apart: usize) {
-    let mut down = [[[0.0f32; 8]; 3]; 4];
-    for c in 0..3 {
-        for l in 0..8 {
-            let [a, b, d] = [g[c][l], g[3 + c][l], g[6 + c][l]];
-            let outer = 0.5 * (a + d);
-            down[0][c][l] = a;
-            down[1][c][l] = outer + 0.5 * b;
-            down[2][c][l] = outer - 0.5 * b;
-            down[3][c][l] = d;
+    pub fn kernel_transform<M>(g: &[[f32; 8]; 9], out: &mut [f32], apart: usize) {
+        let mut down = [[[0.0f32; 8]; 3]; 4];
+        for c in 0..3 {
+            for l in 0..8 {
+                let [a, b, d] = [g[c][l], g[3 + c][l], g[6 + c][l]];
+                let outer = 0.5 * (a + d);
+                down[0][c][l] = a;
+                down[1][c][l] = outer + 0.5 * b;
+                down[2][c][l] = outer - 0.5 * b;
+                down[3][c][l] = d;
+            }
         }
-    }
-    for (r, down) in down.iter().enumerate() {
-        let mut across = [[0.0f32; 8]; 4];
-        for l in 0..8 {
-            let [a, b, d] = [down[0][l], down[1][l], down[2][l]];
-            let outer = 0.5 * (a + d);
-            across[0][l] = a;
-            across[1][l] = outer + 0.5 * b;
-            across[2][l] = outer - 0.5 * b;
-            across[3][l] = d;
-        }
-        for (c, across) in across.iter().enumerate() {
-            out[(4 * r + c) * apart..][..OUT].copy_from_slice(&across[..OUT]);
+        for (r, down) in down.iter().enumerate() {
+            let mut across = [[0.0f32; 8]; 4];
+            for l in 0..8 {
+                let [a, b, d] = [down[0][l], down[1][l], down[2][l]];
+                let outer = 0.5 * (a + d);
+                across[0][l] = a;
+                across[1][l] = outer + 0.5 * b;
+                across[2][l] = outer - 0.5 * b;
+                across[3][l] = d;
+            }
+            for (c, across) in across.iter().enumerate() {
+                out[(4 * r + c) * apart..][..MR].copy_from_slice(&across[..MR]);
+            }
         }
     }
 }
 
 /// Input columns that a full panel of adjacent tiles reads.
-pub const SPAN: usize = 2 * TILES + 2;
+pub const SPAN: usize = 2 * NR + 2;
 
 /// Transforms the patches of a run (`B^T d B`) place by place; places are `apart` from each other.
 pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) {
@@ -54,12 +51,12 @@ pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], ap
             *seen = span(&plane[row * grid.input[1]..][..grid.input[1]], 2 * run.at[1], grid.padding[1], edge);
         }
     }
-    if run.count == TILES {
+    if run.count == NR {
         return whole_patches(seen, out, apart);
     }
-    let mut all = [0.0; PLACES * TILES];
-    whole_patches(seen, &mut all, TILES);
-    for (place, tiles) in all.chunks_exact(TILES).enumerate() {
+    let mut all = [0.0; PLACES * NR];
+    whole_patches(seen, &mut all, NR);
+    for (place, tiles) in all.chunks_exact(NR).enumerate() {
         out[place * apart + run.lane..][..run.count].copy_from_slice(&tiles[..run.count]);
     }
 }
@@ -129,13 +126,13 @@ fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
 
 /// Elements per register.
 #[cfg(target_arch = "x86_64")]
-const HALF: usize = TILES / 2;
+const HALF: usize = NR / 2;
 
 /// [`whole_patches`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn patches_plain(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
     let combined = |[a, b, c, d]: [f32; 4]| [a - c, b + c, c - b, b - d];
-    for l in 0..TILES {
+    for l in 0..NR {
         let down: [[f32; 4]; 4] = std::array::from_fn(|i| combined(seen.map(|row| row[2 * l + i])));
         for r in 0..4 {
             for (c, value) in combined(down.map(|down| down[r])).into_iter().enumerate() {
@@ -147,7 +144,7 @@ pub fn patches_plain(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
 
 /// Transforms a panel of sums back (`A^T m A`) and adds the bias: returns both output rows of its tiles. Places are
 /// `apart` from each other.
-pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
@@ -159,12 +156,12 @@ pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TIL
 /// [`result_transform`] with AVX2 intrinsics.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
     use std::arch::x86_64::{
         _mm256_add_ps, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
         _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
-    let mut rows = [[0.0; 2 * TILES]; 2];
+    let mut rows = [[0.0; 2 * NR]; 2];
     let bias = _mm256_set1_ps(bias);
     for half in [0, HALF] {
         let mut up = [[_mm256_setzero_ps(); 4]; 2];
@@ -203,10 +200,10 @@ fn two_of_four(m: [__m256; 4]) -> [__m256; 2] {
 
 /// [`result_transform`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
-pub fn results_plain(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * TILES]; 2] {
+pub fn results_plain(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
     let combined = |m: [f32; 4]| [m[0] + m[1] + m[2], m[1] - m[2] - m[3]];
-    let mut rows = [[0.0; 2 * TILES]; 2];
-    for l in 0..TILES {
+    let mut rows = [[0.0; 2 * NR]; 2];
+    for l in 0..NR {
         let up: [[f32; 2]; 4] = std::array::from_fn(|c| combined([0, 4, 8, 12].map(|r| sums[(r + c) * apart + l])));
         for (r, row) in rows.iter_mut().enumerate() {
             let [left, right] = combined(up.map(|up| up[r]));

@@ -44,10 +44,10 @@ pub(super) fn rms_rope(
     x: &Tensor,
     gain: &Tensor,
     eps: f64,
-    turn: Option<[&Tensor; 2]>,
+    rotation: Option<[&Tensor; 2]>,
     heads: i64,
 ) -> Option<(Tensor, Tensor)> {
-    On(&*machine_of_narrow(x)?).rms_rope(x, gain, eps, turn, heads)
+    On(&*machine_of_narrow(x)?).rms_rope(x, gain, eps, rotation, heads)
 }
 
 /// The gradient of x, `[L, H * d]` bf16, given the gradient of the result (same shape and dtype) and the `inverse` that
@@ -56,11 +56,11 @@ pub(super) fn rms_rope_pull(
     x: &Tensor,
     gain: &Tensor,
     inverse: &Tensor,
-    turn: Option<[&Tensor; 2]>,
+    rotation: Option<[&Tensor; 2]>,
     heads: i64,
     d_y: &Tensor,
 ) -> Option<Tensor> {
-    On(&*machine_of_narrow(x)?).rms_rope_pull(x, gain, inverse, turn, heads, d_y)
+    On(&*machine_of_narrow(x)?).rms_rope_pull(x, gain, inverse, rotation, heads, d_y)
 }
 
 /// Returns `x + gate * y` as f32; x `[L, D]` f32, y `[L, D]` bf16, gate `[1, D]` or `[L, D]` f32 (ones by default).
@@ -161,12 +161,12 @@ impl<M: Machine + ?Sized> On<'_, M> {
         x: &Tensor,
         gain: &Tensor,
         eps: f64,
-        turn: Option<[&Tensor; 2]>,
+        rotation: Option<[&Tensor; 2]>,
         heads: i64,
     ) -> Option<(Tensor, Tensor)> {
         let rows = Rows::of(x, Kind::BFloat16)?.with_sums()?;
         rows.expect_one_row(gain)?;
-        let ([cosines, sines], half) = rows.angles(turn, heads)?;
+        let ([cosines, sines], half) = rows.angles(rotation, heads)?;
         let (y, inverses) = (rows.empty(Kind::BFloat16), rows.column(1));
         let arguments = [
             x.into(),
@@ -190,7 +190,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
         x: &Tensor,
         gain: &Tensor,
         inverse: &Tensor,
-        turn: Option<[&Tensor; 2]>,
+        rotation: Option<[&Tensor; 2]>,
         heads: i64,
         d_y: &Tensor,
     ) -> Option<Tensor> {
@@ -198,7 +198,7 @@ impl<M: Machine + ?Sized> On<'_, M> {
         rows.expect_same(d_y, Kind::BFloat16)?;
         rows.expect_one_row(gain)?;
         rows.expect_columns(inverse, 1)?;
-        let ([cosines, sines], half) = rows.angles(turn, heads)?;
+        let ([cosines, sines], half) = rows.angles(rotation, heads)?;
         let d_x = rows.empty(Kind::BFloat16);
         let arguments = [
             x.into(),
@@ -380,17 +380,17 @@ impl Rows {
     /// Cosines and sines, and their number per token. A thread rotates four pairs, which must belong to one head; the
     /// number per head must be a power of two, because the kernel masks indices instead of dividing (a division takes
     /// as long as the rotation).
-    fn angles(&self, turn: Option<[&Tensor; 2]>, heads: i64) -> Option<([Argument; 2], i32)> {
-        let Some(turn) = turn else { return Some(([Argument::NONE; 2], 0)) };
+    fn angles(&self, rotation: Option<[&Tensor; 2]>, heads: i64) -> Option<([Argument; 2], i32)> {
+        let Some(rotation) = rotation else { return Some(([Argument::NONE; 2], 0)) };
         let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;
         let half = self.width / heads / 2;
         if half * heads * 2 != self.width || half < 4 || !half.unsigned_abs().is_power_of_two() {
             return None;
         }
-        for angles in turn {
+        for angles in rotation {
             self.expect_columns(angles, half.into())?;
         }
-        Some((turn.map(Argument::from), half))
+        Some((rotation.map(Argument::from), half))
     }
 
     fn per_width(&self) -> Argument {

@@ -154,12 +154,12 @@ fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]:
     let (cos64, sin64) = (double(&cos), double(&sin));
     let x64 = double(&x);
     let exact_inverse = (mean(&x64.square()) + EPS).rsqrt();
-    for turn in [Some([&cos, &sin]), None] {
-        let (y, inverse) = on.rms_rope(&x, &gain, EPS, turn, heads).expect("served");
-        let d_x = on.rms_rope_pull(&x, &gain, &inverse, turn, heads, &d_y).expect("served");
+    for rotation in [Some([&cos, &sin]), None] {
+        let (y, inverse) = on.rms_rope(&x, &gain, EPS, rotation, heads).expect("served");
+        let d_x = on.rms_rope_pull(&x, &gain, &inverse, rotation, heads, &d_y).expect("served");
         assert_eq!((y.kind(), inverse.kind(), d_x.kind()), (Kind::BFloat16, Kind::Float, Kind::BFloat16));
         let scaled = &x64 * &exact_inverse * double(&gain);
-        let (exact, d) = match turn {
+        let (exact, d) = match rotation {
             Some(_) => (turned(&scaled, [&cos64, &sin64], heads), turned(&double(&d_y), [&cos64, &-&sin64], heads)),
             None => (scaled, double(&d_y)),
         };
@@ -425,9 +425,9 @@ fn fused_bandwidth() {
     let narrow = x.to_kind(Kind::BFloat16);
     let row = Tensor::ones([1, width], (Kind::Float, device));
     let angle = Tensor::ones([rows, 64], (Kind::Float, device));
-    let turn = Some([&angle, &angle]);
+    let rotation = Some([&angle, &angle]);
     let (_, moments) = on.layer_norm(&x, &row, &row, EPS).unwrap();
-    let (_, inverse) = on.rms_rope(&narrow, &row, EPS, turn, 40).unwrap();
+    let (_, inverse) = on.rms_rope(&narrow, &row, EPS, rotation, 40).unwrap();
     let measure = |name: &str, bytes_of_a_number: i64, run: &dyn Fn()| {
         (0..3).for_each(|_| run());
         tch::Cuda::synchronize(0);
@@ -443,8 +443,8 @@ fn fused_bandwidth() {
     measure("copy", 8, &|| copy.borrow_mut().copy_(&x));
     measure("layer_norm", 6, &|| drop(on.layer_norm(&x, &row, &row, EPS).unwrap()));
     measure("layer_norm_pull", 10, &|| drop(on.layer_norm_pull(&x, &row, &moments, &narrow).unwrap()));
-    measure("rms_rope", 4, &|| drop(on.rms_rope(&narrow, &row, EPS, turn, 40).unwrap()));
-    let pull = || drop(on.rms_rope_pull(&narrow, &row, &inverse, turn, 40, &narrow).unwrap());
+    measure("rms_rope", 4, &|| drop(on.rms_rope(&narrow, &row, EPS, rotation, 40).unwrap()));
+    let pull = || drop(on.rms_rope_pull(&narrow, &row, &inverse, rotation, 40, &narrow).unwrap());
     measure("rms_rope_pull", 6, &pull);
     measure("gated_add", 10, &|| drop(on.gated_add(&x, &narrow, Some(&row)).unwrap()));
     // About the size (within a tenth) of a chunk in the last stage of the VAE's decoder at 480 x 480.

@@ -3,9 +3,10 @@
 use crate::ops::kernels::simd::{MulAdd, sigmoid};
 
 /// An activation, applied to each sum `z`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Then<'a> {
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Epilogue<'a> {
     /// The identity.
+    #[default]
     Nothing,
     /// `max(z, 0)`.
     Relu,
@@ -21,7 +22,7 @@ pub enum Then<'a> {
     HardSwish,
 }
 
-impl Then<'_> {
+impl Epilogue<'_> {
     /// Applies the activation to a stretch of channel `channel`.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
@@ -50,7 +51,7 @@ impl Then<'_> {
     }
 
     /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and `kept`:
-    /// the sums if [`Then::needs_sums`] is true, else the outputs.
+    /// the sums if [`Epilogue::needs_sums`] is true, else the outputs.
     #[inline(always)]
     pub fn pull<M: MulAdd>(self, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
         let all = kept.iter().zip(d_y).zip(d_z);

@@ -6,28 +6,28 @@ use super::passes::{Pass, Tap, inside};
 use super::tiles::Call;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::kernels::simd;
-use crate::ops::kernels::tile::COLUMNS as WIDE;
+use crate::ops::kernels::tile::NR;
 
-/// The input of one tap at [`WIDE`] adjacent positions: one cache line.
+/// The input of one tap at [`NR`] adjacent positions: one cache line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
-pub struct Line([f32; WIDE]);
+pub struct Line([f32; NR]);
 
 /// Views lines as floats.
 pub fn floats(lines: &[Line]) -> &[f32] {
     // SAFETY: a line consists of sixteen f32; its size equals its alignment.
-    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * WIDE) }
+    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * NR) }
 }
 
 /// Views lines as mutable floats.
 pub fn floats_mut(lines: &mut [Line]) -> &mut [f32] {
     // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * WIDE) }
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * NR) }
 }
 
 /// Adjacent positions of a column that lie in one row of one item's grid.
 #[derive(Clone, Copy)]
-pub struct Cut {
+pub struct Run {
     /// Index of the first position in the column.
     pub lane: usize,
     pub count: usize,
@@ -65,136 +65,140 @@ impl<T> Lists<T> {
     }
 }
 
-/// Divides `range`, of the positions of all items, into columns of [`WIDE`] positions. The last column may be shorter.
-pub fn cuts(grid: [usize; 2], range: Range<usize>) -> Lists<Cut> {
-    let mut columns = Lists::with_capacity(range.len().div_ceil(WIDE));
-    for start in range.clone().step_by(WIDE) {
-        let (end, mut next) = ((start + WIDE).min(range.end), start);
+/// Divides `range`, of the positions of all items, into columns of [`NR`] positions. The last column may be shorter.
+pub fn runs(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
+    let mut columns = Lists::with_capacity(range.len().div_ceil(NR));
+    for start in range.clone().step_by(NR) {
+        let (end, mut next) = ((start + NR).min(range.end), start);
         columns.push(std::iter::from_fn(|| {
             let (line, at) = (next / grid[1], next % grid[1]);
-            let cut = Cut {
+            let run = Run {
                 lane: next - start,
                 count: (grid[1] - at).min(end - next),
                 item: line / grid[0],
                 row: line % grid[0],
                 at,
             };
-            next += cut.count;
-            (cut.count > 0).then_some(cut)
+            next += run.count;
+            (run.count > 0).then_some(run)
         }));
     }
     columns
 }
 
-/// The description of a panel.
-pub struct Read<'a, 'c, 'p> {
+/// What a panel contains.
+pub struct PanelSpec<'a, 'c, 'p> {
     pub call: &'a Call<'c, 'p>,
     pub pass: &'a Pass,
     pub group: usize,
     /// The runs of positions of each column.
-    pub cuts: &'a Lists<Cut>,
+    pub runs: &'a Lists<Run>,
     /// Range along the depth (input channel x tap).
     pub range: Range<usize>,
 }
 
 /// Adjacent positions of a line that one tap reads from one row, relative to the group's first channel.
-struct Seen {
+struct TapRun {
     lane: usize,
     count: usize,
     from: usize,
 }
 
-impl Lists<Seen> {
+impl Lists<TapRun> {
     /// The number of leading lists that are whole lines, contiguous in memory.
-    fn straight(&self) -> usize {
-        let Some(first) = self.all.first().map(|seen| seen.from) else { return 0 };
+    fn contiguous(&self) -> usize {
+        let Some(first) = self.all.first().map(|run| run.from) else { return 0 };
         let follows = |i: &usize| match self.list(*i) {
-            [seen] => seen.count == WIDE && seen.from == first + i * WIDE,
+            [run] => run.count == NR && run.from == first + i * NR,
             _ => false,
         };
         (0..self.len()).take_while(follows).count()
     }
 }
 
-/// Packs the panel into `block`, `[columns, range, WIDE]`.
-pub fn see(read: &Read, block: &mut [Line]) {
-    if block.is_empty() {
+/// Packs the panel into `panel`, `[columns, range, NR]`.
+pub fn pack(spec: &PanelSpec, panel: &mut [Line]) {
+    if panel.is_empty() {
         return;
     }
     #[cfg(target_arch = "x86_64")]
-    if read.pass.read_step[1] <= 2 && simd::has_avx2_fma() {
+    if spec.pass.read_step[1] <= 2 && simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
-        return unsafe { see_wide(read, block) };
+        return unsafe { pack_avx2(spec, panel) };
     }
-    see_each(read, block, fill_plain);
+    pack_with(spec, panel, fill_portable);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn see_wide(read: &Read, block: &mut [Line]) {
-    see_each(read, block, |x, seen, step, line| fill_wide(x, seen, step, line));
+fn pack_avx2(spec: &PanelSpec, panel: &mut [Line]) {
+    pack_with(spec, panel, |x, tap_runs, step, line| fill_avx2(x, tap_runs, step, line));
 }
 
-/// The body of [`see`]; `fill` writes one line from the channel that its first argument begins with.
+/// The body of [`pack`]; `fill` writes one line from the channel that its first argument begins with.
 #[inline(always)]
-fn see_each(read: &Read, block: &mut [Line], fill: impl Fn(&[f32], &[Seen], usize, &mut [f32; WIDE])) {
-    let Read { call, pass, cuts, range, .. } = read;
-    let (taps, rows, columns, step) = (pass.taps.len(), range.len(), cuts.len(), pass.read_step[1]);
+fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRun], usize, &mut [f32; NR])) {
+    let PanelSpec { call, pass, runs, range, .. } = spec;
+    let (taps, rows, columns, step) = (pass.taps.len(), range.len(), runs.len(), pass.read_step[1]);
     // The first tap and the number of taps of the panel: all, or fewer if the panel is shallower than the kernel.
     let (first, count) = if rows < taps { (range.start % taps, rows) } else { (0, taps) };
-    let mut seen = Lists::with_capacity(count * columns);
+    let mut tap_runs = Lists::with_capacity(count * columns);
     for tap in (first..taps).chain(0..first).take(count) {
-        (0..columns).for_each(|column| seen.push(read.seen(&pass.taps[tap], cuts.list(column))));
+        (0..columns).for_each(|column| tap_runs.push(spec.tap_runs(&pass.taps[tap], runs.list(column))));
     }
     // A 1 x 1 kernel reads these columns from contiguous memory.
-    let straight = if taps == 1 && step == 1 { seen.straight() } else { 0 };
+    let contiguous = if taps == 1 && step == 1 { tap_runs.contiguous() } else { 0 };
     let plane = call.read[0] * call.read[1];
     let (mut at, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
     while at < rows {
-        let together = (taps - tap).min(rows - at);
+        let count = (taps - tap).min(rows - at);
         let list = (tap + taps - first) % taps;
         let x = &call.x[channel * plane..];
-        if let Some(Seen { from, .. }) = seen.list(0).first().filter(|_| straight > 0) {
-            let numbers = x[*from..][..straight * WIDE].as_chunks::<WIDE>().0;
-            block[at..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
+        if let Some(TapRun { from, .. }) = tap_runs.list(0).first().filter(|_| contiguous > 0) {
+            let numbers = x[*from..][..contiguous * NR].as_chunks::<NR>().0;
+            panel[at..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
         }
-        for column in straight..columns {
-            let lines = &mut block[column * rows + at..][..together];
+        for column in contiguous..columns {
+            let lines = &mut panel[column * rows + at..][..count];
             for (line, i) in lines.iter_mut().zip(list..) {
-                match seen.list(i * columns + column) {
-                    &[Seen { count: WIDE, from, .. }] if step == 1 => line.0.copy_from_slice(&x[from..][..WIDE]),
-                    seen => fill(x, seen, step, &mut line.0),
+                match tap_runs.list(i * columns + column) {
+                    &[TapRun { count: NR, from, .. }] if step == 1 => line.0.copy_from_slice(&x[from..][..NR]),
+                    tap_runs => fill(x, tap_runs, step, &mut line.0),
                 }
             }
         }
-        (at, tap, channel) = (at + together, 0, channel + 1);
+        (at, tap, channel) = (at + count, 0, channel + 1);
     }
 }
 
-impl Read<'_, '_, '_> {
+impl PanelSpec<'_, '_, '_> {
     /// The input that a tap reads at a column; the rest is zero padding.
-    fn seen(&self, &Tap { at, .. }: &Tap, column: &[Cut]) -> impl Iterator<Item = Seen> {
+    fn tap_runs(&self, &Tap { at, .. }: &Tap, column: &[Run]) -> impl Iterator<Item = TapRun> {
         let ([rows, columns], [row_step, step]) = (self.call.read, self.pass.read_step);
-        let of_cut = move |cut: &Cut| {
-            let row = usize::try_from((cut.row * row_step) as isize + at[0]).ok().filter(|row| *row < rows)?;
-            let places = inside(at[1], step, columns, cut.at..cut.at + cut.count);
-            let item = cut.item * self.call.inputs + self.group * (self.call.inputs / self.call.groups);
-            let from = (item * rows + row) * columns + (places.start * step).checked_add_signed(at[1])?;
-            (!places.is_empty()).then(|| Seen { lane: cut.lane + places.start - cut.at, count: places.len(), from })
+        let tap_run = move |run: &Run| {
+            let row = usize::try_from((run.row * row_step) as isize + at[0]).ok().filter(|row| *row < rows)?;
+            let positions = inside(at[1], step, columns, run.at..run.at + run.count);
+            let item = run.item * self.call.inputs + self.group * (self.call.inputs / self.call.groups);
+            let from = (item * rows + row) * columns + (positions.start * step).checked_add_signed(at[1])?;
+            (!positions.is_empty()).then(|| TapRun {
+                lane: run.lane + positions.start - run.at,
+                count: positions.len(),
+                from,
+            })
         };
-        column.iter().filter_map(of_cut)
+        column.iter().filter_map(tap_run)
     }
 }
 
 /// Tables of load masks, for steps of one and two: a mask that begins `lane` entries before the middle enables the
 /// elements from lane `lane` on.
 #[cfg(target_arch = "x86_64")]
-const FROM: ([i32; 2 * WIDE], [i32; 4 * WIDE]) = {
-    let (mut one, mut two) = ([0; 2 * WIDE], [0; 4 * WIDE]);
+const LANES_FROM: ([i32; 2 * NR], [i32; 4 * NR]) = {
+    let (mut one, mut two) = ([0; 2 * NR], [0; 4 * NR]);
     let mut i = 0;
-    while i < WIDE {
-        one[WIDE + i] = -1;
-        two[2 * WIDE + 2 * i] = -1;
+    while i < NR {
+        one[NR + i] = -1;
+        two[2 * NR + 2 * i] = -1;
         i += 1;
     }
     (one, two)
@@ -204,41 +208,41 @@ const FROM: ([i32; 2 * WIDE], [i32; 4 * WIDE]) = {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
+fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) {
     use std::arch::x86_64::{
         __m256, __m256i, _mm256_andnot_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_loadu_si256,
         _mm256_maskload_ps, _mm256_or_ps, _mm256_permute4x64_pd, _mm256_setzero_ps, _mm256_shuffle_ps,
     };
-    let table: &[i32] = if step == 1 { &FROM.0 } else { &FROM.1 };
+    let table: &[i32] = if step == 1 { &LANES_FROM.0 } else { &LANES_FROM.1 };
     assert!(step == 1 || step == 2, "a step of {step}");
     let mut all = [_mm256_setzero_ps(); 2];
     // The shuffle leaves pairs in the order 0, 2, 1, 3.
     let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
-    if let (&[Seen { count: WIDE, from, .. }], 2) = (seen, step)
-        && let Some(pairs) = x[from..].first_chunk::<{ 2 * WIDE }>()
+    if let (&[TapRun { count: NR, from, .. }], 2) = (tap_runs, step)
+        && let Some(pairs) = x[from..].first_chunk::<{ 2 * NR }>()
     {
-        for (all, pairs) in all.iter_mut().zip(pairs.as_chunks::<WIDE>().0) {
+        for (all, pairs) in all.iter_mut().zip(pairs.as_chunks::<NR>().0) {
             // SAFETY: sixteen numbers are two times eight.
             let (low, high) = unsafe { (_mm256_loadu_ps(pairs.as_ptr()), _mm256_loadu_ps(pairs.as_ptr().add(8))) };
             *all = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
         }
         return store(all, line);
     }
-    for seen in seen {
-        let last = seen.from + (seen.count - 1) * step;
+    for run in tap_runs {
+        let last = run.from + (run.count - 1) * step;
         assert!(last < x.len(), "a tap outside of its tensor");
-        let start = x.as_ptr().wrapping_add(seen.from).wrapping_sub(seen.lane * step);
-        assert!(seen.lane + seen.count <= WIDE, "more neighbours than a line has");
+        let start = x.as_ptr().wrapping_add(run.from).wrapping_sub(run.lane * step);
+        assert!(run.lane + run.count <= NR, "more positions than a line has");
         let load = |part: usize| -> __m256 {
             // SAFETY: the table has 2 * WIDE * step numbers. At least eight of them follow index (WIDE - lane) * step +
             // 8 * part, because lanes are at most WIDE (asserted) and parts are less than 2 * step. The mask enables
             // only numbers from `from` to `last` (asserted to be in bounds); no other memory is touched.
             unsafe {
                 let from = |lane: usize| {
-                    let start = table.as_ptr().add((WIDE - lane) * step + 8 * part);
+                    let start = table.as_ptr().add((NR - lane) * step + 8 * part);
                     _mm256_loadu_si256(start.cast::<__m256i>())
                 };
-                let mask = _mm256_andnot_si256(from(seen.lane + seen.count), from(seen.lane));
+                let mask = _mm256_andnot_si256(from(run.lane + run.count), from(run.lane));
                 _mm256_maskload_ps(start.wrapping_add(8 * part), mask)
             }
         };
@@ -258,17 +262,17 @@ fn fill_wide(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn store(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; WIDE]) {
+fn store(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; NR]) {
     for (half, line) in halves.into_iter().zip(line.chunks_exact_mut(8)) {
         // SAFETY: the chunk has eight numbers.
         unsafe { std::arch::x86_64::_mm256_storeu_ps(line.as_mut_ptr(), half) };
     }
 }
 
-fn fill_plain(x: &[f32], seen: &[Seen], step: usize, line: &mut [f32; WIDE]) {
-    *line = [0.0; WIDE];
-    for seen in seen {
-        let row = x[seen.from..].iter().step_by(step);
-        line[seen.lane..][..seen.count].iter_mut().zip(row).for_each(|(to, from)| *to = *from);
+fn fill_portable(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) {
+    *line = [0.0; NR];
+    for run in tap_runs {
+        let row = x[run.from..].iter().step_by(step);
+        line[run.lane..][..run.count].iter_mut().zip(row).for_each(|(to, from)| *to = *from);
     }
 }

@@ -6,16 +6,16 @@ use std::marker::PhantomData;
 const SHORT: usize = 8;
 
 /// The elements of a new tensor, each written once and never read before.
-pub struct Place<'a> {
+pub struct SharedOutput<'a> {
     start: *mut f32,
     length: usize,
     owner: PhantomData<&'a mut [f32]>,
 }
 
 // SAFETY: elements are only written, by the functions below, whose callers ensure that threads write disjoint parts.
-unsafe impl Sync for Place<'_> {}
+unsafe impl Sync for SharedOutput<'_> {}
 
-impl Place<'_> {
+impl SharedOutput<'_> {
     /// Writes `values` from element `at` on.
     ///
     /// # Safety
@@ -63,9 +63,9 @@ impl Place<'_> {
 }
 
 /// Allocates a tensor of `count` elements and fills it by `write`, without a pass that writes zeros first.
-pub unsafe fn filled(count: usize, write: impl FnOnce(&Place)) -> Vec<f32> {
+pub unsafe fn filled(count: usize, write: impl FnOnce(&SharedOutput)) -> Vec<f32> {
     let mut values: Vec<f32> = Vec::with_capacity(count);
-    write(&Place { start: values.as_mut_ptr(), length: count, owner: PhantomData });
+    write(&SharedOutput { start: values.as_mut_ptr(), length: count, owner: PhantomData });
     // SAFETY: `count` elements were allocated, and `write` wrote them (the caller's promise).
     unsafe { values.set_len(count) };
     values
