@@ -22,16 +22,11 @@ pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tenso
 struct LinearBlocks(Arc<BlockMatrix>);
 
 impl Operator<2> for LinearBlocks {
-    fn forward<B: Kernels>(self, [x, bias]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::blocks_forward(x, bias, &self.0)
-    }
-
     fn record<B: Kernels>(
         self,
-        operands: [FloatTensor<B>; 2],
+        [x, bias]: [FloatTensor<B>; 2],
         wanted: [bool; 2],
     ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
-        let [x, bias] = operands;
         let y = B::blocks_forward(x, bias, &self.0);
         (y, move |d_y: FloatTensor<B>| {
             let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));

@@ -54,10 +54,6 @@ struct ChannelNorm {
 }
 
 impl Operator<2> for ChannelNorm {
-    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::channel_norm_forward(x, gain, self.silu).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, gain]: [FloatTensor<B>; 2],

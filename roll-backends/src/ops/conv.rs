@@ -90,10 +90,6 @@ struct Conv {
 }
 
 impl Operator<3> for Conv {
-    fn forward<B: Kernels>(self, operands: [FloatTensor<B>; 3]) -> FloatTensor<B> {
-        B::conv_forward(operands, self.padding)
-    }
-
     fn record<B: Kernels>(
         self,
         [x, weight, bias]: [FloatTensor<B>; 3],
@@ -111,10 +107,6 @@ struct ConvPull {
 }
 
 impl Operator<1> for ConvPull {
-    fn forward<B: Kernels>(self, [cotangent]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        B::conv_pull(cotangent, B::constant(self.weight.into_dispatch()), self.padding)
-    }
-
     fn record<B: Kernels>(
         self,
         [cotangent]: [FloatTensor<B>; 1],

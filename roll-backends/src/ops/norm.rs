@@ -42,10 +42,6 @@ struct LayerNorm {
 }
 
 impl Operator<3> for LayerNorm {
-    fn forward<B: Kernels>(self, [x, gain, shift]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
-        B::layer_norm_forward(x, gain, shift, self.eps, self.dtype).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, gain, shift]: [FloatTensor<B>; 3],
@@ -64,10 +60,6 @@ struct RmsNorm {
 }
 
 impl Operator<2> for RmsNorm {
-    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::norm_forward(x, gain, None, self.eps).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, gain]: [FloatTensor<B>; 2],
