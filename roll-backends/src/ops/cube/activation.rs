@@ -3,7 +3,7 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{elementwise, unwritten_like, values};
+use super::{elementwise, empty_like, values};
 use crate::ops::activation::{gelu_by_parts, gelu_pulled_by_parts};
 use crate::ops::expression::Expression;
 use crate::ops::{Activation, ActivationKernel};
@@ -20,13 +20,22 @@ impl ActivationKernel for Cube {
         if activation == Activation::Gelu {
             return gelu_by_parts(Expression::<Self>(x)).0;
         }
-        let y = unwritten_like(&x);
+        let y = empty_like(&x);
         let count = x.shape().num_elements();
         if count > 0 {
             let (cubes, dim) = elementwise(&x, count);
-            let (client, width) = (x.client.clone(), x.required_address_type());
+            let (client, address) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
-            forward::launch(&client, cubes, dim, width, x.into_buffer_arg(), y.clone().into_buffer_arg(), count, silu);
+            forward::launch(
+                &client,
+                cubes,
+                dim,
+                address,
+                x.into_buffer_arg(),
+                y.clone().into_buffer_arg(),
+                count,
+                silu,
+            );
         }
         y
     }
@@ -36,14 +45,14 @@ impl ActivationKernel for Cube {
         if activation == Activation::Gelu {
             return gelu_pulled_by_parts(Expression::<Self>(x), Expression(d_y)).0;
         }
-        let d_x = unwritten_like(&x);
+        let d_x = empty_like(&x);
         let count = x.shape().num_elements();
         if count > 0 {
             let (cubes, dim) = elementwise(&x, count);
-            let (client, width) = (x.client.clone(), x.required_address_type());
+            let (client, address) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
             let (x, d_y, out) = (x.into_buffer_arg(), d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
-            backward::launch(&client, cubes, dim, width, x, d_y, out, count, silu);
+            backward::launch(&client, cubes, dim, address, x, d_y, out, count, silu);
         }
         d_x
     }

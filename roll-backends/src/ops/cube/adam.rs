@@ -5,24 +5,24 @@ use burn::backend::{Cube, tensor::FloatTensor};
 use cubecl::prelude::*;
 use roll_core::AdamUpdate;
 
-use super::{elementwise, unwritten_like, values};
+use super::{elementwise, empty_like, values};
 use crate::ops::AdamKernel;
 
 impl AdamKernel for Cube {
     fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
         let [p, g, m, v] = operands.map(values);
-        let new = [unwritten_like(&p), unwritten_like(&p), unwritten_like(&p)];
+        let new = [empty_like(&p), empty_like(&p), empty_like(&p)];
         let count = p.shape().num_elements();
         if count > 0 {
             let (cubes, dim) = elementwise(&p, count);
-            let (client, width) = (p.client.clone(), p.required_address_type());
+            let (client, address) = (p.client.clone(), p.required_address_type());
             let [p_to, m_to, v_to] = new.clone().map(|new| new.into_buffer_arg());
             let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
             forward::launch(
                 &client,
                 cubes,
                 dim,
-                width,
+                address,
                 p.into_buffer_arg(),
                 g.into_buffer_arg(),
                 m.into_buffer_arg(),

@@ -4,7 +4,7 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{elementwise, unwritten, unwritten_like, values};
+use super::{elementwise, empty, empty_like, values};
 use crate::ops::channel_norm::{LEAST_NORM, composed_backward};
 use crate::ops::{ChannelNormKernel, Cotangents};
 
@@ -17,7 +17,7 @@ impl ChannelNormKernel for Cube {
         let (x, gain) = (values(x), values(gain));
         let [channels, t, h, w] = x.shape().dims::<4>();
         let positions = t * h * w;
-        let (y, factors) = (unwritten_like(&x), unwritten(&x, [1, positions]));
+        let (y, factors) = (empty_like(&x), empty(&x, [1, positions]));
         if channels * positions > 0 {
             let (cubes, dim) = elementwise(&x, positions);
             let (client, address) = (x.client.clone(), x.required_address_type());
@@ -42,7 +42,7 @@ impl ChannelNormKernel for Cube {
             d_gain
         });
         let d_x = wanted[0].then(|| {
-            let d_x = unwritten_like(&x);
+            let d_x = empty_like(&x);
             let [channels, t, h, w] = x.shape().dims::<4>();
             let positions = t * h * w;
             if channels * positions > 0 {

@@ -2,7 +2,7 @@
 //! as PyTorch does; `NVIDIA_TF32_OVERRIDE=0`, which NVIDIA's own libraries read too, selects f32.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
@@ -12,7 +12,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::Scalar;
 use cubecl::tf32;
 
-use super::host;
+use super::{cached, to_host};
 use crate::ops::conv::{options, with_batch, without_batch};
 use crate::ops::expression::Expression;
 use crate::ops::{ConvKernel, Cotangents};
@@ -21,9 +21,9 @@ const OVERRIDE: &str = "NVIDIA_TF32_OVERRIDE";
 
 impl ConvKernel for Cube {
     fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
-        let on_tensor_cores = on_tensor_cores(&x);
+        let use_tensor_cores = use_tensor_cores(&x);
         let x = with_batch::<Self>(x);
-        without_batch::<Self>(computed(on_tensor_cores, |strategy| {
+        without_batch::<Self>(run_conv(use_tensor_cores, |strategy| {
             conv_forward::<3>(x.clone(), weight.clone(), Some(bias.clone()), options(padding), strategy)
         }))
     }
@@ -34,26 +34,26 @@ impl ConvKernel for Cube {
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        let on_tensor_cores = on_tensor_cores(&x);
-        pulled([x, weight], padding, d_y, wanted, on_tensor_cores)
+        let use_tensor_cores = use_tensor_cores(&x);
+        conv_gradients([x, weight], padding, d_y, wanted, use_tensor_cores)
     }
 }
 
-fn pulled(
+fn conv_gradients(
     [x, weight]: [CubeTensor; 2],
     padding: [usize; 3],
     d_y: CubeTensor,
     wanted: [bool; 3],
-    on_tensor_cores: bool,
+    use_tensor_cores: bool,
 ) -> Cotangents<Cube, 3> {
     let (x, d_y) = (with_batch::<Cube>(x), with_batch::<Cube>(d_y));
     let d_x = wanted[0].then(|| {
-        without_batch::<Cube>(computed(on_tensor_cores, |strategy| {
+        without_batch::<Cube>(run_conv(use_tensor_cores, |strategy| {
             conv_data_backward::<3>(d_y.clone(), weight.clone(), x.shape(), options(padding), strategy)
         }))
     });
     let d_weight = wanted[1].then(|| {
-        computed(on_tensor_cores, |strategy| {
+        run_conv(use_tensor_cores, |strategy| {
             conv_weight_backward::<3>(x.clone(), d_y.clone(), weight.shape(), options(padding), strategy)
         })
     });
@@ -66,11 +66,11 @@ fn pulled(
 }
 
 /// Runs `kernel` as implicit GEMM on tensor cores if requested and supported for the shapes, else directly.
-fn computed<E: std::fmt::Debug>(
-    on_tensor_cores: bool,
+fn run_conv<E: std::fmt::Debug>(
+    use_tensor_cores: bool,
     kernel: impl Fn(ConvStrategy) -> Result<CubeTensor, E>,
 ) -> CubeTensor {
-    if on_tensor_cores && let Ok(y) = kernel(ConvStrategy::ImplicitGemm) {
+    if use_tensor_cores && let Ok(y) = kernel(ConvStrategy::ImplicitGemm) {
         return y;
     }
     match kernel(ConvStrategy::Direct) {
@@ -81,14 +81,13 @@ fn computed<E: std::fmt::Debug>(
 
 /// Whether convolutions on the device of `like` use TF32. Decided once per device: TF32 must be supported and agree
 /// with f32 in a check.
-fn on_tensor_cores(like: &CubeTensor) -> bool {
+fn use_tensor_cores(like: &CubeTensor) -> bool {
     static DECIDED: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
     let has_tf32 = like.client.properties().supports_type(tf32::elem_type_native());
     if like.dtype != DType::F32 || !has_tf32 {
         return false;
     }
-    let mut decided = DECIDED.lock().unwrap_or_else(PoisonError::into_inner);
-    *decided.entry(format!("{:?}", like.device)).or_insert_with(|| {
+    cached(&DECIDED, format!("{:?}", like.device), || {
         if std::env::var(OVERRIDE).as_deref() == Ok("0") {
             tracing::info!("convolutions in f32, as {OVERRIDE}=0 says");
             return false;
@@ -120,12 +119,12 @@ fn disagreement(like: &CubeTensor) -> Option<String> {
     let [x, weight, bias] = [made(&[32, 4, 9, 11], 1), made(&[48, 32, 3, 3, 3], 7), made(&[48], 5)];
     let d_y = made(&[48, 2, 9, 11], 3);
     let input = with_batch::<Cube>(x.clone());
-    let results = |on_tensor_cores: bool| {
-        let y = computed(on_tensor_cores, |strategy| {
+    let results = |use_tensor_cores: bool| {
+        let y = run_conv(use_tensor_cores, |strategy| {
             conv_forward::<3>(input.clone(), weight.clone(), Some(bias.clone()), options(PADDING), strategy)
         });
         let [d_x, d_weight, _] =
-            pulled([x.clone(), weight.clone()], PADDING, d_y.clone(), [true, true, false], on_tensor_cores);
+            conv_gradients([x.clone(), weight.clone()], PADDING, d_y.clone(), [true, true, false], use_tensor_cores);
         [Some(y), d_x, d_weight]
     };
     for (what, found, expected) in ["the result", "the gradient of x", "the gradient of the weight"]
@@ -134,7 +133,7 @@ fn disagreement(like: &CubeTensor) -> Option<String> {
         .zip(results(false))
         .map(|((what, found), expected)| (what, found, expected))
     {
-        let (Some(found), Some(expected)) = (found.and_then(host), expected.and_then(host)) else {
+        let (Some(found), Some(expected)) = (found.and_then(to_host), expected.and_then(to_host)) else {
             return Some(format!("{what}: a kernel failed"));
         };
         let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));

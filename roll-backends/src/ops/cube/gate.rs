@@ -3,22 +3,22 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{elementwise, unwritten_like, values};
+use super::{elementwise, empty_like, values};
 use crate::ops::expression::{Expression, summed_rows};
 use crate::ops::{Cotangents, GateKernel};
 
 impl GateKernel for Cube {
     fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, y, gate) = (values(x), values(y), values(gate));
-        let z = unwritten_like(&x);
+        let z = empty_like(&x);
         let [rows, channels] = x.shape().dims::<2>();
         let (count, gates) = (rows * channels, gate.shape().num_elements());
         if count > 0 {
             let (cubes, dim) = elementwise(&x, count);
-            let (client, width) = (x.client.clone(), x.required_address_type());
+            let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, y, gate, out) =
                 (x.into_buffer_arg(), y.into_buffer_arg(), gate.into_buffer_arg(), z.clone().into_buffer_arg());
-            forward::launch(&client, cubes, dim, width, x, y, gate, out, count, gates);
+            forward::launch(&client, cubes, dim, address, x, y, gate, out, count, gates);
         }
         z
     }

@@ -16,13 +16,19 @@ mod product;
 mod reduction;
 mod rope;
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::{DType, FloatDType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::Scalar;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
+use half::bf16;
 
 use super::{BlockKernel, Conv2dKernel, DecodeKernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel};
 #[cfg(all(test, feature = "wgpu"))]
@@ -42,18 +48,34 @@ fn values(x: CubeTensor) -> CubeTensor {
     into_contiguous(x)
 }
 
-/// An uninitialised f32 tensor of `shape` on the device of `beside`.
-fn unwritten<const D: usize>(beside: &CubeTensor, shape: [usize; D]) -> CubeTensor {
-    empty_device_contiguous_dtype(beside.client.clone(), beside.device.clone(), shape.into(), DType::F32)
+/// An uninitialised f32 tensor of `shape` on the device of `like`.
+fn empty(like: &CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
+    empty_as(like, shape, DType::F32)
 }
 
 /// An uninitialised f32 tensor of the shape of `like`, on its device.
-fn unwritten_like(like: &CubeTensor) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), like.shape(), DType::F32)
+fn empty_like(like: &CubeTensor) -> CubeTensor {
+    empty(like, like.shape())
+}
+
+/// An uninitialised tensor of `shape` and `dtype` on the device of `like`.
+fn empty_as(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+/// CubeCL's name of the tensor's dtype, f32 or bf16.
+fn elem(x: &CubeTensor) -> ElemType {
+    if x.dtype == DType::BF16 { bf16::elem_type_native() } else { f32::elem_type_native() }
+}
+
+/// Returns the cached value of `key`, which `compute` computes at the first call; other threads wait for it.
+fn cached<K: Ord, V: Clone>(cache: &Mutex<BTreeMap<K, V>>, key: K, compute: impl FnOnce() -> V) -> V {
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    cache.entry(key).or_insert_with(compute).clone()
 }
 
 /// Copies the values to the host; `None` if a kernel that computes them failed.
-fn host(x: CubeTensor) -> Option<Vec<f32>> {
+fn to_host(x: CubeTensor) -> Option<Vec<f32>> {
     cubecl::future::block_on(Cube::float_into_data(values(x))).ok()?.try_to_vec().ok()
 }
 
@@ -71,15 +93,15 @@ fn test_device() -> Option<CubeDevice> {
 }
 
 /// Launch size with one unit per element.
-fn elementwise(beside: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new(&beside.client, count);
-    (calculate_cube_count_elemwise(&beside.client, count, dim), dim)
+fn elementwise(like: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new(&like.client, count);
+    (calculate_cube_count_elemwise(&like.client, count, dim), dim)
 }
 
 /// Launch size with one cube of `units` units per row.
-fn cube_a_row(beside: &CubeTensor, rows: usize, units: u32) -> (CubeCount, CubeDim) {
+fn cube_per_row(like: &CubeTensor, rows: usize, units: u32) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(units);
-    (calculate_cube_count_elemwise(&beside.client, rows * units as usize, dim), dim)
+    (calculate_cube_count_elemwise(&like.client, rows * units as usize, dim), dim)
 }
 
 #[cfg(all(test, feature = "wgpu"))]
@@ -100,7 +122,7 @@ mod tests {
 
     /// The same tensor in an allocation that is `more` elements larger, filled with NaN.
     fn in_longer_memory<const D: usize>(shape: [usize; D], more: usize, device: &CubeDevice) -> CubeTensor {
-        let mut values = host(made(shape, device)).unwrap();
+        let mut values = to_host(made(shape, device)).unwrap();
         values.resize(values.len() + more, f32::NAN);
         let long = Cube::float_from_data(TensorData::new(values.clone(), [values.len()]), device);
         CubeTensor::new_contiguous(long.client, long.device, shape.into(), long.handle, long.dtype)
@@ -126,11 +148,11 @@ mod tests {
         let (y, factors) = Cube::channel_norm_forward(volume(), gain(), true);
         let [d_x, _] = Cube::channel_norm_backward([volume(), gain(), factors], true, volume(), [true, false]);
         found.extend([y, d_x.unwrap()]);
-        found.into_iter().map(|x| host(x).unwrap()).collect()
+        found.into_iter().map(|x| to_host(x).unwrap()).collect()
     }
 
     #[test]
-    fn memory_that_is_longer_than_its_tensor_is_not_looked_at() {
+    fn kernels_do_not_read_beyond_their_tensors() {
         let Some(device) = test_device() else { return };
         let expected = results(0, &device);
         assert!(expected.iter().flatten().all(|x| x.is_finite()));

@@ -5,8 +5,8 @@ use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::reduction::total;
-use super::{cube_a_row, unwritten, unwritten_like, values};
+use super::reduction::sum_over_units;
+use super::{cube_per_row, empty, empty_like, values};
 use crate::ops::norm::composed_backward;
 use crate::ops::{Cotangents, NormKernel, SavedNorm};
 
@@ -23,11 +23,11 @@ impl NormKernel for Cube {
         let layer = shift.is_some();
         let (x, gain) = (values(x), values(gain));
         // A kernel launch needs all operands; an RMS norm does not read this one.
-        let shift = shift.map_or_else(|| unwritten(&x, [1]), values);
+        let shift = shift.map_or_else(|| empty(&x, [1]), values);
         let [rows, width] = x.shape().dims::<2>();
-        let (y, moments) = (unwritten_like(&x), unwritten(&x, [rows, if layer { 2 } else { 1 }]));
+        let (y, moments) = (empty_like(&x), empty(&x, [rows, if layer { 2 } else { 1 }]));
         if rows * width > 0 {
-            let (cubes, dim) = cube_a_row(&x, rows, UNITS);
+            let (cubes, dim) = cube_per_row(&x, rows, UNITS);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (gains, shifts) = (gain.shape().num_elements(), shift.shape().num_elements());
             forward::launch(
@@ -68,10 +68,10 @@ impl NormKernel for Cube {
 fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     let (x, gain, d_y) = (values(saved.x.clone()), values(saved.gain.clone()), values(d_y));
     let moments = saved.moments.clone();
-    let d_x = unwritten_like(&x);
+    let d_x = empty_like(&x);
     let [rows, width] = x.shape().dims::<2>();
     if rows * width > 0 {
-        let (cubes, dim) = cube_a_row(&x, rows, UNITS);
+        let (cubes, dim) = cube_per_row(&x, rows, UNITS);
         let (client, address) = (x.client.clone(), x.required_address_type());
         let gains = gain.shape().num_elements();
         backward::launch(
@@ -128,7 +128,7 @@ fn forward(
             sum += x[start + i];
             i += step;
         }
-        mean = total(&mut partial, sum) / count;
+        mean = sum_over_units(&mut partial, sum) / count;
     }
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
@@ -137,7 +137,7 @@ fn forward(
         sum += centred * centred;
         i += step;
     }
-    let inverse = 1.0 / (total(&mut partial, sum) / count + eps).sqrt();
+    let inverse = 1.0 / (sum_over_units(&mut partial, sum) / count + eps).sqrt();
 
     let mut i = UNIT_POS as usize;
     while i < width {
@@ -197,10 +197,10 @@ fn backward(
         plain += d;
         i += step;
     }
-    let along = total(&mut partial, along) / count;
+    let along = sum_over_units(&mut partial, along) / count;
     let mut level = 0.0f32;
     if comptime!(layer) {
-        level = total(&mut partial, plain) / count;
+        level = sum_over_units(&mut partial, plain) / count;
     }
 
     let mut i = UNIT_POS as usize;

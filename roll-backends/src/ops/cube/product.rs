@@ -6,15 +6,13 @@
 //! have it.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, FloatDType, TensorData};
 use burn_cubecl::kernel::matmul::{MatmulStrategy, init_matmul_output, matmul};
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::ir::ElemType;
 use cubecl::prelude::{Scalar, TensorBinding};
 use cubecl::tf32;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
@@ -27,9 +25,8 @@ use cubek::matmul::multi_level::routines::batch::simple::SimpleArgs;
 use cubek::matmul::multi_level::routines::batch::specialized::SpecializedStrategy;
 use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::std::InputBinding;
-use half::bf16;
 
-use super::host;
+use super::{cached, elem, empty, to_host};
 use crate::ops::ProductKernel;
 use crate::ops::expression::Expression;
 
@@ -40,7 +37,7 @@ impl ProductKernel for Cube {
             // An empty sum is zero, and the kernels do not write it.
             return Cube::float_zeros(out.shape(), &out.device, FloatDType::F32);
         }
-        into(a, b, out)
+        product_into(a, b, out)
     }
 }
 
@@ -48,17 +45,17 @@ impl ProductKernel for Cube {
 /// have padded rows on some devices.
 pub fn product_of_rows(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     let ([batch, m, _], [.., n]) = (a.shape().dims::<3>(), b.shape().dims::<3>());
-    let out = empty_device_contiguous_dtype(a.client.clone(), a.device.clone(), [batch, m, n].into(), DType::F32);
-    into(a, b, out)
+    let out = empty(&a, [batch, m, n]);
+    product_into(a, b, out)
 }
 
-fn into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
+fn product_into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
     let has_tf32 = a.client.properties().supports_type(tf32::elem_type_native());
     match a.dtype {
-        DType::F32 if has_tf32 => first_of(&EXACT, a, b, out),
+        DType::F32 if has_tf32 => launch_first_supported(&EXACT, a, b, out),
         DType::BF16 => {
             let routines = Routine::for_bf16(&a);
-            first_of(&routines, a, b, out)
+            launch_first_supported(&routines, a, b, out)
         }
         _ => match matmul(a, b, Some(out), MatmulStrategy::Cube, DType::F32) {
             Ok(product) => product,
@@ -137,11 +134,10 @@ impl Routine {
     /// that does not compile or returns wrong results on this hardware is removed.
     fn for_bf16(like: &CubeTensor) -> Vec<Self> {
         static FOUND: Mutex<BTreeMap<String, Vec<Routine>>> = Mutex::new(BTreeMap::new());
-        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-        found.entry(format!("{:?}", like.device)).or_insert_with(|| Self::that_work(like)).clone()
+        cached(&FOUND, format!("{:?}", like.device), || Self::working(like))
     }
 
-    fn that_work(like: &CubeTensor) -> Vec<Self> {
+    fn working(like: &CubeTensor) -> Vec<Self> {
         let mut order = IN_BF16.to_vec();
         if let Ok(name) = std::env::var(CHOICE) {
             match NAMES.iter().find(|(known, _)| *known == name) {
@@ -174,23 +170,23 @@ impl Routine {
     /// the failure, or `None`.
     fn disagreement(self, like: &CubeTensor) -> Option<String> {
         let [m, k, n] = PROBE;
-        let (a, b) = (small(m * k, 3), small(k * n, 11));
+        let (a, b) = (probe_values(m * k, 3), probe_values(k * n, 11));
         let mut expected = vec![0.0f32; m * n];
         for (row, out) in a.chunks_exact(k).zip(expected.chunks_exact_mut(n)) {
             for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
                 out.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += x * weight);
             }
         }
-        for (a_turned, b_turned) in [(false, true), (false, false), (true, false)] {
-            let (a, b) = (matrix(&a, [m, k], a_turned, like), matrix(&b, [k, n], b_turned, like));
-            let out = empty_device_contiguous_dtype(a.client.clone(), a.device.clone(), [1, m, n].into(), DType::F32);
+        for (trans_a, trans_b) in [(false, true), (false, false), (true, false)] {
+            let (a, b) = (matrix(&a, [m, k], trans_a, like), matrix(&b, [k, n], trans_b, like));
+            let out = empty(&a, [1, m, n]);
             if let Err(error) = launch(self, &a, &b, &out) {
                 return Some(format!("{error:?}").trim().into());
             }
-            let Some(found) = host(out) else { return Some("its kernel failed".into()) };
+            let Some(found) = to_host(out) else { return Some("its kernel failed".into()) };
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-3;
             if !found.iter().zip(&expected).all(near) {
-                return Some(format!("it is wrong (left matrix turned: {a_turned}, right one: {b_turned})"));
+                return Some(format!("it is wrong (left matrix transposed: {trans_a}, right one: {trans_b})"));
             }
         }
         None
@@ -201,17 +197,17 @@ impl Routine {
 const PROBE: [usize; 3] = [200, 136, 328];
 
 /// Multiples of 1/64 in [-1, 1): exact in bf16, with sums exact in f32.
-fn small(count: usize, seed: usize) -> Vec<f32> {
+fn probe_values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i + seed) * 7919 % 127) as f32 / 64.0 - 1.0).collect()
 }
 
-/// A bf16 matrix `[1, rows, columns]`; column-major in memory if `turned`.
-fn matrix(values: &[f32], [rows, columns]: [usize; 2], turned: bool, like: &CubeTensor) -> CubeTensor {
+/// A bf16 matrix `[1, rows, columns]`; column-major in memory if `transposed`.
+fn matrix(values: &[f32], [rows, columns]: [usize; 2], transposed: bool, like: &CubeTensor) -> CubeTensor {
     let data = |values: Vec<f32>, shape: [usize; 3]| {
         let x = Cube::float_from_data(TensorData::new(values, shape), &like.device);
         Expression::<Cube>(x).cast(DType::BF16)
     };
-    if !turned {
+    if !transposed {
         return data(values.to_vec(), [1, rows, columns]).0;
     }
     let by_column = (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect();
@@ -219,7 +215,7 @@ fn matrix(values: &[f32], [rows, columns]: [usize; 2], turned: bool, like: &Cube
 }
 
 /// Computes the product with the first routine that supports the shapes.
-fn first_of(routines: &[Routine], a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
+fn launch_first_supported(routines: &[Routine], a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
     let mut refused = None;
     for routine in routines {
         match launch(*routine, &a, &b, &out) {
@@ -231,9 +227,7 @@ fn first_of(routines: &[Routine], a: CubeTensor, b: CubeTensor, out: CubeTensor)
 }
 
 fn launch(routine: Routine, a: &CubeTensor, b: &CubeTensor, out: &CubeTensor) -> Result<(), MatmulSetupError> {
-    let elem = |x: &CubeTensor| if x.dtype == DType::BF16 { bf16::elem_type_native() } else { f32::elem_type_native() };
-    let f32: ElemType = f32::elem_type_native();
-    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem(a), rhs: elem(b), out: f32 });
+    let mut dtypes = MatmulElems::from_globals(&MatmulGlobalElems { lhs: elem(a), rhs: elem(b), out: elem(out) });
     let input = |x: &CubeTensor| InputBinding::new(x.clone().binding(), elem(x));
     let result: TensorBinding = out.clone().binding();
     launch_ref(&routine.strategy().into(), &out.client, input(a), input(b), result, &mut dtypes)
@@ -253,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn products_without_tensor_cores_are_those_of_the_kernels_that_are_chosen() {
+    fn products_without_tensor_cores_match_burn() {
         for [batch, m, k, n] in [[3, 64, 32, 48], [2, 33, 130, 17]] {
             let (Some(a), Some(b)) = (made([batch, m, k], 0), made([batch, k, n], 13)) else { return };
             let out = init_matmul_output(&a, &b, DType::F32);
-            let found = host(first_of(&EXACT, a.clone(), b.clone(), out)).unwrap();
-            let rows = host(product_of_rows(a.clone(), b.clone())).unwrap();
-            let expected = host(Cube::product(a, b)).unwrap();
+            let found = to_host(launch_first_supported(&EXACT, a.clone(), b.clone(), out)).unwrap();
+            let rows = to_host(product_of_rows(a.clone(), b.clone())).unwrap();
+            let expected = to_host(Cube::product(a, b)).unwrap();
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-6 * k as f32;
             assert!(found.iter().zip(&expected).all(near), "{batch} x {m} x {k} x {n}");
             assert!(rows.iter().zip(&expected).all(near), "{batch} x {m} x {k} x {n}");

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 /// The sum over the units of a cube; returned to every unit.
 #[cube]
-pub fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
+pub fn sum_over_units(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     // No unit may still read the previous values.
     sync_cube();
     partial[UNIT_POS as usize] = own;
@@ -24,7 +24,7 @@ pub fn total(partial: &mut Shared<[f32]>, own: f32) -> f32 {
 
 /// The maximum over the units of a cube; returned to every unit.
 #[cube]
-pub fn largest(partial: &mut Shared<[f32]>, own: f32) -> f32 {
+pub fn max_over_units(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     // No unit may still read the previous values.
     sync_cube();
     partial[UNIT_POS as usize] = own;

@@ -3,22 +3,22 @@
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
-use super::{elementwise, unwritten_like, values};
+use super::{elementwise, empty_like, values};
 use crate::ops::RopeKernel;
 
 impl RopeKernel for Cube {
     fn rotate(x: FloatTensor<Self>, [cos, sin]: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
         let (x, cos, sin) = (values(x), values(cos), values(sin));
-        let y = unwritten_like(&x);
+        let y = empty_like(&x);
         let [rows, channels] = x.shape().dims::<2>();
         let pairs = rows * channels / 2;
         if pairs > 0 {
             let (cubes, dim) = elementwise(&x, pairs);
-            let (client, width) = (x.client.clone(), x.required_address_type());
+            let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, cos, sin, out) =
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
             let row = channels / 2;
-            turn::launch(&client, cubes, dim, width, x, cos, sin, out, pairs, row, row / heads, back);
+            rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, row, row / heads, back);
         }
         y
     }
@@ -27,7 +27,7 @@ impl RopeKernel for Cube {
 /// Pairs are adjacent. `cos` and `sin` are `[rows, half]`; `half` is the number of pairs of a head, `row` of a row,
 /// `pairs` of the tensor.
 #[cube(launch, address_type = "dynamic")]
-fn turn(
+fn rotate_pairs(
     x: &[f32],
     cos: &[f32],
     sin: &[f32],

@@ -9,19 +9,11 @@ use crate::ops::{Activation, ActivationKernel};
 impl ActivationKernel for Flex {
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = Values::of(x);
-        x.like(kernels::forward(kernel(activation), x.slice()))
+        x.like(kernels::forward(activation, x.slice()))
     }
 
     fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, d_y) = (Values::of(x), Values::of(d_y));
-        x.like(kernels::backward(kernel(activation), x.slice(), d_y.slice()))
-    }
-}
-
-fn kernel(activation: Activation) -> kernels::Activation {
-    match activation {
-        Activation::Gelu => kernels::Activation::Gelu,
-        Activation::GeluTanh => kernels::Activation::GeluTanh,
-        Activation::Silu => kernels::Activation::Silu,
+        x.like(kernels::backward(activation, x.slice(), d_y.slice()))
     }
 }

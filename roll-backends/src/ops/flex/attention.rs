@@ -3,13 +3,13 @@
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, rounded, tensor};
-use crate::ops::kernels::attention::{RowSoftmax, Saved, Shape, Wanted, backward, forward};
+use crate::ops::kernels::attention::{AttentionShape, RowSoftmax, Saved, backward, forward};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
-fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> Shape {
+fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> AttentionShape {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
     let AttentionCall { heads, scale, causal, window, softcap } = call;
-    Shape { queries, keys, heads, width: channels / heads, scale, causal, window, softcap }
+    AttentionShape { queries, keys, heads, width: channels / heads, scale, causal, window, softcap }
 }
 
 impl AttentionKernel for Flex {
@@ -46,7 +46,7 @@ impl AttentionKernel for Flex {
             softmax: bytemuck::cast_slice(softmax.slice()),
             d_out: d_out.slice(),
         };
-        let [dq, dk, dv] = backward(shape, saved, Wanted { q: wanted[0], k: wanted[1], v: wanted[2] });
+        let [dq, dk, dv] = backward(shape, saved, wanted);
         let [dq, dk, dv] = [dq.map(|d| q.like(d)), dk.map(|d| k.like(d)), dv.map(|d| v.like(d))];
         [dq, dk, dv].map(|d| d.map(|d| rounded(d, dtype)))
     }

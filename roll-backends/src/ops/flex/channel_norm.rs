@@ -3,7 +3,7 @@
 use burn::backend::{Flex, tensor::FloatTensor};
 
 use super::{Values, tensor};
-use crate::ops::kernels::channel_norm::{Epilogue, backward, forward};
+use crate::ops::kernels::channel_norm::{backward, forward};
 use crate::ops::{ChannelNormKernel, Cotangents};
 
 impl ChannelNormKernel for Flex {
@@ -13,7 +13,7 @@ impl ChannelNormKernel for Flex {
         silu: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (x, gain) = (Values::of(x), Values::of(gain));
-        let (y, factors) = forward(x.slice(), gain.slice(), epilogue(silu));
+        let (y, factors) = forward(x.slice(), gain.slice(), silu);
         let positions = factors.len();
         (x.like(y), tensor(factors, [positions]))
     }
@@ -25,11 +25,7 @@ impl ChannelNormKernel for Flex {
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, factors, d_y) = (Values::of(x), Values::of(gain), Values::of(factors), Values::of(d_y));
-        let [d_x, d_gain] = backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), epilogue(silu), wanted);
+        let [d_x, d_gain] = backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), silu, wanted);
         [d_x.map(|d| x.like(d)), d_gain.map(|d| gain.like(d))]
     }
-}
-
-fn epilogue(silu: bool) -> Epilogue {
-    if silu { Epilogue::Silu } else { Epilogue::Nothing }
 }

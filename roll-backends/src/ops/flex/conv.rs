@@ -4,13 +4,13 @@ use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, tensor};
 use crate::ops::conv::filters;
-use crate::ops::kernels::conv::{Shape, backward, forward};
+use crate::ops::kernels::conv::{ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
 
-fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3]) -> Shape {
+fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3]) -> ConvShape {
     let ([inputs, size @ ..], [outputs, _, kernel @ ..]) = (x.shape().dims::<4>(), weight.shape().dims::<5>());
-    Shape { inputs, outputs, size, kernel, padding }
+    ConvShape { inputs, outputs, size, kernel, padding }
 }
 
 fn is_filtered(weight: &FloatTensor<Flex>) -> bool {
@@ -49,7 +49,7 @@ impl ConvKernel for Flex {
         let ([_, output @ ..], [outputs, inputs, kernel @ ..]) =
             (cotangent.shape().dims::<4>(), weight.shape().dims::<5>());
         let size = std::array::from_fn(|i| output[i] + kernel[i] - 1 - 2 * padding[i]);
-        let shape = Shape { inputs, outputs, size, kernel, padding };
+        let shape = ConvShape { inputs, outputs, size, kernel, padding };
         let (cotangent, weight) = (Values::of(cotangent), Values::of(weight));
         let x = match filtered {
             true => convolve(shape.transposed(output), cotangent.slice(), weight.slice(), true, None),

@@ -4,10 +4,10 @@ use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, tensor};
 use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dSteps, Epilogue};
-use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Shape, Weights};
+use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, Weights};
 
 /// The sizes of a call for x `[N, C, H, W]`.
-fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FloatTensor<Flex>>) -> Shape {
+fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FloatTensor<Flex>>) -> Conv2dShape {
     let [outputs, _, kernel @ ..] = call.weight.shape().dims::<4>();
     let Conv2dSteps { stride, dilation, groups } = call.steps;
     let (size, before) = ([h, w], call.padding.map(|(before, _)| before));
@@ -15,7 +15,7 @@ fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FloatTensor<Flex>>
         let (first, last) = call.padding[i];
         (size[i] + first + last - (kernel[i] - 1) * dilation[i] - 1) / stride[i] + 1
     });
-    Shape { items, inputs, outputs, groups, size, kernel, stride, dilation, before, output }
+    Conv2dShape { items, inputs, outputs, groups, size, kernel, stride, dilation, before, output }
 }
 
 fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::Epilogue<'_> {
@@ -30,7 +30,7 @@ fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::Epilogue<'_> {
     }
 }
 
-fn backward_weights(call: &Conv2dCall<FloatTensor<Flex>>, shape: Shape) -> &BackwardWeights {
+fn backward_weights(call: &Conv2dCall<FloatTensor<Flex>>, shape: Conv2dShape) -> &BackwardWeights {
     let weights = &call.packed.backward;
     weights.get_or_init(|| BackwardWeights::new(shape, Values::of(call.weight.clone()).slice()))
 }

@@ -5,7 +5,7 @@ use burn::tensor::DType;
 
 use super::{Values, rounded};
 use crate::ops::decode::{DecodeCall, DecodeKernel, KeyPlace, store_by_index};
-use crate::ops::kernels::decode::{KeysValues, Shape, attend};
+use crate::ops::kernels::decode::{DecodeShape, KeysValues, attend};
 
 impl DecodeKernel for Flex {
     fn store(mut into: FloatTensor<Self>, rows: FloatTensor<Self>, places: &[usize]) -> FloatTensor<Self> {
@@ -35,7 +35,7 @@ impl DecodeKernel for Flex {
             [p.prompt.clone(), slot + p.skip..slot + p.tail]
         };
         let places: Vec<_> = call.places.iter().map(place).collect();
-        let shape = Shape {
+        let shape = DecodeShape {
             key_heads: call.key_heads,
             sharing: call.heads / call.key_heads,
             width,

@@ -6,14 +6,14 @@ use burn::tensor::DType;
 use half::bf16;
 
 use super::{Values, rounded, tensor};
-use crate::ops::kernels::linear::{self as kernels, Shape, Weight};
+use crate::ops::kernels::linear::{self as kernels, LinearShape, Weight};
 use crate::ops::kernels::parallel::within;
 use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
-fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> Shape {
+fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> LinearShape {
     let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
-    Shape { rows, inputs, outputs }
+    LinearShape { rows, inputs, outputs }
 }
 
 /// A contiguous weight, f32 or bf16.
@@ -73,7 +73,7 @@ impl LinearKernel for Flex {
     }
 
     fn rows_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
-        let Shape { rows, inputs, outputs } = shape(&x, &weight);
+        let LinearShape { rows, inputs, outputs } = shape(&x, &weight);
         let (x, weight, bias) = (Values::of(x), InOrder::of(weight), Values::of(bias));
         let stored = match weight.stored() {
             Weight::F32(values) => Stored::F32(values),

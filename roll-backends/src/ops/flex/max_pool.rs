@@ -4,13 +4,13 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 
 use super::{Values, tensor};
-use crate::ops::kernels::max_pool::{self as kernels, Shape};
+use crate::ops::kernels::max_pool::{self as kernels, MaxPoolShape};
 use crate::ops::{MaxPoolKernel, MaxPoolWindow};
 
-fn shape([items, channels, rows, columns]: [usize; 4], window: MaxPoolWindow) -> Shape {
+fn shape([items, channels, rows, columns]: [usize; 4], window: MaxPoolWindow) -> MaxPoolShape {
     let size = [rows, columns];
     let MaxPoolWindow { kernel, stride, dilation, padding } = window;
-    Shape {
+    MaxPoolShape {
         planes: items * channels,
         size,
         kernel,

@@ -4,20 +4,10 @@ use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
 use super::simd::{MulAdd, exp, sigmoid, vectorised};
+use crate::ops::Activation;
 
 /// Elements per task: enough to outweigh the cost of a task, few enough to stay in the cache.
 const CHUNK: usize = 1 << 14;
-
-/// An activation: its argument times a sigmoid-like function of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * (1 + erf(x / sqrt(2))) / 2`.
-    Gelu,
-    /// `x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) / 2`.
-    GeluTanh,
-    /// `x / (1 + e^-x)`.
-    Silu,
-}
 
 /// Applies the activation.
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
@@ -64,7 +54,7 @@ const FAR: f32 = 40.0;
 
 /// Keeps squares of `x` in range. NaN stays NaN.
 #[inline(always)]
-fn near(x: f32) -> f32 {
+fn clamp_far(x: f32) -> f32 {
     let x = if x > FAR { FAR } else { x };
     if x < -FAR { -FAR } else { x }
 }
@@ -73,13 +63,13 @@ vectorised! {
     fn gelu<M>(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
             // Negative infinity times a tail of zero would be NaN.
-            *y = if x < -FAR { 0.0 } else { x * normal::<M>(near(x)).0 };
+            *y = if x < -FAR { 0.0 } else { x * normal::<M>(clamp_far(x)).0 };
         }
     }
 
     fn gelu_backward<M>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
         for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
-            let x = near(x);
+            let x = clamp_far(x);
             let (below, density) = normal::<M>(x);
             *d_x = d_y * M::mul_add(x, density, below);
         }

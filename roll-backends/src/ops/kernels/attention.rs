@@ -13,7 +13,7 @@ use super::simd::{LANES, exp, sum_lanes, vectorised};
 
 /// Sizes and options of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct AttentionShape {
     /// Rows of q.
     pub queries: usize,
     /// Rows of k and v.
@@ -32,21 +32,10 @@ pub struct Shape {
     pub softcap: Option<f32>,
 }
 
-/// Which gradients [`backward`] computes.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted {
-    /// The gradient of q.
-    pub q: bool,
-    /// The gradient of k.
-    pub k: bool,
-    /// The gradient of v.
-    pub v: bool,
-}
-
 /// Target number of scores of a block (1 MiB), so that they stay in the cache.
 const BLOCK_SCORES: usize = 1 << 18;
 
-impl Shape {
+impl AttentionShape {
     fn channels(&self) -> usize {
         self.heads * self.width
     }
@@ -57,7 +46,7 @@ impl Shape {
     }
 
     /// The keys that a query attends to.
-    fn seen(&self, query: usize) -> Range<usize> {
+    fn visible(&self, query: usize) -> Range<usize> {
         let end = match self.causal {
             true => (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
             false => self.keys,
@@ -66,8 +55,8 @@ impl Shape {
     }
 
     /// The keys that at least one of the queries attends to.
-    fn seen_by(&self, queries: Range<usize>) -> Range<usize> {
-        self.seen(queries.start).start..self.seen(queries.end - 1).end
+    fn visible_to(&self, queries: Range<usize>) -> Range<usize> {
+        self.visible(queries.start).start..self.visible(queries.end - 1).end
     }
 
     /// Computes the scores of the rows of `q` for the keys `k`, row-major.
@@ -97,7 +86,7 @@ pub struct RowSoftmax {
 
 /// Writes the attended values to `out` `[queries, heads * width]` and the softmax statistics to `softmax`
 /// `[heads, queries]`. A row without keys becomes zero.
-pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
+pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], softmax: &mut [RowSoftmax]) {
     if out.is_empty() {
         return;
     }
@@ -116,7 +105,7 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
         || vec![0.0; block * shape.keys],
         |scores, (head, first, mut out, softmax)| {
             let rows = out.rows();
-            let part = shape.seen_by(first..first + rows);
+            let part = shape.visible_to(first..first + rows);
             let keys = part.len();
             let q = shape.head(q, shape.queries, head).rows(first..first + rows);
             let k = shape.head(k, shape.keys, head).rows(part.clone());
@@ -124,10 +113,10 @@ pub fn forward(shape: Shape, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], s
             let scores = &mut scores[..rows * keys];
             shape.scores([q, k], scores, rows);
             for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
-                let seen = only(row, shape.seen(first + i), part.start);
-                if !seen.is_empty() {
-                    let max = maximum(seen);
-                    softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(seen, max, 1.0) };
+                let visible = mask(row, shape.visible(first + i), part.start);
+                if !visible.is_empty() {
+                    let max = maximum(visible);
+                    softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, 1.0) };
                 }
             }
             out.product(View::new(scores, rows, keys), v, 1.0, false, Threads::One);
@@ -156,19 +145,23 @@ pub struct Saved<'a> {
 }
 
 /// Returns the gradients of q, k and v; `None` if not wanted.
-pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>; 3] {
+pub fn backward(
+    shape: AttentionShape,
+    saved: Saved,
+    [q_wanted, k_wanted, v_wanted]: [bool; 3],
+) -> [Option<Vec<f32>>; 3] {
     let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
     let block = shape.block();
     let blocks = queries.div_ceil(block);
     // If there are fewer heads than threads, the blocks of a head are split into shares, each with its own partial
     // sums.
     let shares = rayon::current_num_threads().div_ceil(shape.heads.max(1)).min(blocks).max(1);
-    let mut dq = if wanted.q { vec![0.0; queries * channels] } else { Vec::new() };
-    let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.k { keys * channels } else { 0 }]).collect();
-    let mut dv: Vec<_> = (0..shares).map(|_| vec![0.0; if wanted.v { keys * channels } else { 0 }]).collect();
+    let mut dq = vec![0.0; if q_wanted { queries * channels } else { 0 }];
+    let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if k_wanted { keys * channels } else { 0 }]).collect();
+    let mut dv: Vec<_> = (0..shares).map(|_| vec![0.0; if v_wanted { keys * channels } else { 0 }]).collect();
     if queries * keys * channels > 0 {
         let rows_per_share = blocks.div_ceil(shares) * block;
-        let mut dq_parts = by_head(&mut dq, wanted.q, queries, shape)
+        let mut dq_parts = by_head(&mut dq, q_wanted, queries, shape)
             .into_iter()
             .map(|head| head.map_or_else(Vec::new, |head| head.split_rows(rows_per_share)).into_iter())
             .collect::<Vec<_>>();
@@ -177,7 +170,7 @@ pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>
             .zip(&mut dv)
             .enumerate()
             .flat_map(|(share, (dk, dv))| {
-                let parts = by_head(dk, wanted.k, keys, shape).into_iter().zip(by_head(dv, wanted.v, keys, shape));
+                let parts = by_head(dk, k_wanted, keys, shape).into_iter().zip(by_head(dv, v_wanted, keys, shape));
                 parts.enumerate().map(move |(head, (dk, dv))| (share, head, dk, dv)).collect::<Vec<_>>()
             })
             .map(|(share, head, dk, dv)| Task {
@@ -201,10 +194,10 @@ pub fn backward(shape: Shape, saved: Saved, wanted: Wanted) -> [Option<Vec<f32>>
             },
         );
     }
-    [wanted.q.then_some(dq), wanted.k.then(|| sum_parts(dk)), wanted.v.then(|| sum_parts(dv))]
+    [q_wanted.then_some(dq), k_wanted.then(|| sum_parts(dk)), v_wanted.then(|| sum_parts(dv))]
 }
 
-fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: Shape) -> Vec<Option<ViewMut<'_>>> {
+fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
     match wanted {
         true => ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect(),
         false => (0..shape.heads).map(|_| None).collect(),
@@ -239,12 +232,12 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    fn run(self, shape: Shape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
+    fn run(self, shape: AttentionShape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
         let Task { head, first, dq, mut dk, mut dv } = self;
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
         for start in (first..end).step_by(block) {
             let stop = (start + block).min(end);
-            let part = shape.seen_by(start..stop);
+            let part = shape.visible_to(start..stop);
             let (rows, keys) = (stop - start, part.len());
             let dq = dq_blocks.next();
             if keys == 0 {
@@ -264,12 +257,12 @@ impl Task<'_> {
                 slopes.for_each(|(slope, score)| *slope = 1.0 - (score / cap) * (score / cap));
             }
             for (i, row) in p.chunks_exact_mut(keys).enumerate() {
-                let seen = only(row, shape.seen(start + i), part.start);
-                exp_minus(seen, softmax[i].max, softmax[i].inverse_sum);
+                let visible = mask(row, shape.visible(start + i), part.start);
+                exp_minus(visible, softmax[i].max, softmax[i].inverse_sum);
             }
             let p = View::new(p, rows, keys);
             if let Some(dv) = &mut dv {
-                dv.part(part.clone()).product(p.t(), d_out, 1.0, true, Threads::One);
+                dv.rows_mut(part.clone()).product(p.t(), d_out, 1.0, true, Threads::One);
             }
             if dq.is_none() && dk.is_none() {
                 continue;
@@ -287,18 +280,18 @@ impl Task<'_> {
                 dq.product(ds, k, 1.0, false, Threads::One);
             }
             if let Some(dk) = &mut dk {
-                dk.part(part.clone()).product(ds.t(), q, 1.0, true, Threads::One);
+                dk.rows_mut(part.clone()).product(ds.t(), q, 1.0, true, Threads::One);
             }
         }
     }
 }
 
 /// Zeroes the masked scores of a row, whose first key is `first`, and returns the rest.
-fn only(row: &mut [f32], seen: Range<usize>, first: usize) -> &mut [f32] {
-    let seen = seen.start.saturating_sub(first)..seen.end.saturating_sub(first);
-    row[..seen.start].fill(0.0);
-    row[seen.end..].fill(0.0);
-    &mut row[seen]
+fn mask(row: &mut [f32], visible: Range<usize>, first: usize) -> &mut [f32] {
+    let visible = visible.start.saturating_sub(first)..visible.end.saturating_sub(first);
+    row[..visible.start].fill(0.0);
+    row[visible.end..].fill(0.0);
+    &mut row[visible]
 }
 
 vectorised! {

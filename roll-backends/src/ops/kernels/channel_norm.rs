@@ -1,7 +1,7 @@
 //! The RMS norm of the Wan VAE over the channels of `[C, positions]`, on the CPU.
 //!
-//! Positions are contiguous in memory, so a task takes a stretch of positions and loops over the channels outside: one
-//! read of the stretch for the norm and one, from the cache, for the result.
+//! Positions are contiguous in memory, so a task takes a block of positions and loops over the channels outside: one
+//! read of the block for the norm and one, from the cache, for the result.
 
 use rayon::prelude::*;
 
@@ -10,36 +10,28 @@ use super::parallel::{ELEMENT, least};
 use super::simd::{sigmoid, vectorised};
 
 /// Positions per task.
-const STRETCH: usize = 256;
+const POSITIONS: usize = 256;
 
 /// Lower bound of the norm that x is divided by.
-const SMALLEST: f32 = 1e-12;
+const MIN_NORM: f32 = 1e-12;
 
-/// The epilogue of the norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Epilogue {
-    /// The identity.
-    Nothing,
-    /// `y * sigmoid(y)`.
-    Silu,
-}
-
-/// Returns `x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, after the epilogue, and the factor
-/// `sqrt(C) / max(|x|, 1e-12)` of each position.
-pub fn forward(x: &[f32], gain: &[f32], epilogue: Epilogue) -> (Vec<f32>, Vec<f32>) {
+/// Returns `y = x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, or `y * sigmoid(y)` if `silu`, and the
+/// factor `sqrt(C) / max(|x|, 1e-12)` of each position.
+pub fn forward(x: &[f32], gain: &[f32], silu: bool) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
     let positions = x.len() / channels.max(1);
     let mut y = vec![0.0; x.len()];
     let mut factors = vec![0.0; positions];
-    let tasks = stretches(&mut y, channels, positions).into_par_iter().zip(factors.par_chunks_mut(STRETCH)).enumerate();
-    tasks.with_min_len(least(STRETCH * channels * ELEMENT)).for_each(|(task, (mut y, factors))| {
-        let part = |c: usize| &x[c * positions + task * STRETCH..][..factors_len(positions, task)];
+    let tasks =
+        position_blocks(&mut y, channels, positions).into_par_iter().zip(factors.par_chunks_mut(POSITIONS)).enumerate();
+    tasks.with_min_len(least(POSITIONS * channels * ELEMENT)).for_each(|(task, (mut y, factors))| {
+        let part = |c: usize| &x[c * positions + task * POSITIONS..][..task_len(positions, task)];
         (0..channels).for_each(|c| add_square(part(c), factors));
         factors_of_squares(factors, (channels as f32).sqrt());
         for c in 0..channels {
-            match epilogue {
-                Epilogue::Nothing => scale(part(c), factors, gain[c], y.row(c)),
-                Epilogue::Silu => scale_silu(part(c), factors, gain[c], y.row(c)),
+            match silu {
+                true => scale_silu(part(c), factors, gain[c], y.row(c)),
+                false => scale(part(c), factors, gain[c], y.row(c)),
             }
         }
     });
@@ -52,35 +44,35 @@ pub fn backward(
     gain: &[f32],
     factors: &[f32],
     d_y: &[f32],
-    epilogue: Epilogue,
+    silu: bool,
     wanted: [bool; 2],
 ) -> [Option<Vec<f32>>; 2] {
     let channels = gain.len();
     let positions = factors.len();
     let mut d_x = vec![0.0; if wanted[0] { x.len() } else { 0 }];
     let outputs: Vec<_> = match wanted[0] {
-        true => stretches(&mut d_x, channels, positions).into_iter().map(Some).collect(),
-        false => (0..positions.div_ceil(STRETCH)).map(|_| None).collect(),
+        true => position_blocks(&mut d_x, channels, positions).into_iter().map(Some).collect(),
+        false => (0..positions.div_ceil(POSITIONS)).map(|_| None).collect(),
     };
-    // A norm at or below `SMALLEST` was replaced by that constant, and does not depend on x.
-    let clamped = (channels as f32).sqrt() / SMALLEST;
+    // A norm at or below `MIN_NORM` was replaced by that constant, and does not depend on x.
+    let clamped = (channels as f32).sqrt() / MIN_NORM;
     let parts: Vec<Vec<f32>> = outputs
         .into_par_iter()
-        .with_min_len(least(STRETCH * channels * 2 * ELEMENT))
+        .with_min_len(least(POSITIONS * channels * 2 * ELEMENT))
         .enumerate()
         .map(|(task, d_x)| {
-            let n = factors_len(positions, task);
-            let at = |c: usize| c * positions + task * STRETCH..c * positions + task * STRETCH + n;
-            let factors = &factors[task * STRETCH..][..n];
-            let mut products = [0.0; STRETCH];
-            let mut d_pre = [0.0; STRETCH];
+            let n = task_len(positions, task);
+            let at = |c: usize| c * positions + task * POSITIONS..c * positions + task * POSITIONS + n;
+            let factors = &factors[task * POSITIONS..][..n];
+            let mut products = [0.0; POSITIONS];
+            let mut d_pre = [0.0; POSITIONS];
             let mut d_gain = vec![0.0; if wanted[1] { channels } else { 0 }];
-            let before = |c: usize, d_pre: &mut [f32]| match epilogue {
-                Epilogue::Nothing => d_pre.copy_from_slice(&d_y[at(c)]),
-                Epilogue::Silu => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
+            let d_before_silu = |c: usize, d_pre: &mut [f32]| match silu {
+                true => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
+                false => d_pre.copy_from_slice(&d_y[at(c)]),
             };
             for c in 0..channels {
-                before(c, &mut d_pre[..n]);
+                d_before_silu(c, &mut d_pre[..n]);
                 add_product(&x[at(c)], &d_pre[..n], gain[c], &mut products[..n]);
                 if wanted[1] {
                     d_gain[c] = dot3(&x[at(c)], factors, &d_pre[..n]);
@@ -89,7 +81,7 @@ pub fn backward(
             if let Some(mut d_x) = d_x {
                 radial(&mut products[..n], factors, channels as f32, clamped);
                 for c in 0..channels {
-                    before(c, &mut d_pre[..n]);
+                    d_before_silu(c, &mut d_pre[..n]);
                     scale_backward(&x[at(c)], factors, gain[c], &d_pre[..n], &products[..n], d_x.row(c));
                 }
             }
@@ -104,12 +96,12 @@ pub fn backward(
     [wanted[0].then_some(d_x), d_gain]
 }
 
-fn factors_len(positions: usize, task: usize) -> usize {
-    STRETCH.min(positions - task * STRETCH)
+fn task_len(positions: usize, task: usize) -> usize {
+    POSITIONS.min(positions - task * POSITIONS)
 }
 
-fn stretches(data: &mut [f32], channels: usize, positions: usize) -> Vec<ViewMut<'_>> {
-    ViewMut::new(data, channels, positions).stretches(STRETCH)
+fn position_blocks(data: &mut [f32], channels: usize, positions: usize) -> Vec<ViewMut<'_>> {
+    ViewMut::new(data, channels, positions).split_columns(POSITIONS)
 }
 
 vectorised! {
@@ -119,10 +111,10 @@ vectorised! {
         }
     }
 
-    /// Turns sums of squares into `root / max(norm, SMALLEST)`.
+    /// Turns sums of squares into `root / max(norm, MIN_NORM)`.
     fn factors_of_squares<M>(sums: &mut [f32], root: f32) {
         for sum in sums {
-            *sum = root / sum.sqrt().max(SMALLEST);
+            *sum = root / sum.sqrt().max(MIN_NORM);
         }
     }
 

@@ -6,44 +6,42 @@
 use rayon::prelude::*;
 
 use super::correlate::{Packed, correlate};
-pub use super::geometry::Shape;
+pub use super::geometry::ConvShape;
 use super::geometry::{Padded, tap_offsets};
 use super::matrix::{Threads, ViewMut};
 use super::parallel::within;
 
 /// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
-pub fn forward(shape: Shape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
+pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     within(products(shape), || {
         correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
     })
 }
 
 /// Returns the gradients of x, weight and bias that are `wanted`.
-pub fn backward(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
-    within(products(shape), || backward_here(shape, x, weight, d_y, wanted))
+pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
+    within(products(shape), || {
+        let Some(output) = shape.output() else { return [None, None, None] };
+        let d_x = wanted[0].then(|| {
+            let transposed = shape.transposed(output);
+            correlate(transposed, &Padded::input(transposed, d_y), &Packed::new(shape, weight, true), None)
+        });
+        let d_weight = wanted[1].then(|| weight_gradient(shape, output, x, d_y));
+        let d_bias = wanted[2].then(|| {
+            let per_channel = output.iter().product::<usize>();
+            d_y.chunks_exact(per_channel).map(|d| d.iter().map(|&v| f64::from(v)).sum::<f64>() as f32).collect()
+        });
+        [d_x, d_weight, d_bias]
+    })
 }
 
 /// The number of multiply-adds of a pass.
-fn products(shape: Shape) -> usize {
+fn products(shape: ConvShape) -> usize {
     let taps: usize = shape.kernel.iter().product();
     shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)
 }
 
-fn backward_here(shape: Shape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
-    let Some(output) = shape.output() else { return [None, None, None] };
-    let d_x = wanted[0].then(|| {
-        let transposed = shape.transposed(output);
-        correlate(transposed, &Padded::input(transposed, d_y), &Packed::new(shape, weight, true), None)
-    });
-    let d_weight = wanted[1].then(|| weight_gradient(shape, output, x, d_y));
-    let d_bias = wanted[2].then(|| {
-        let per_channel = output.iter().product::<usize>();
-        d_y.chunks_exact(per_channel).map(|d| d.iter().map(|&v| f64::from(v)).sum::<f64>() as f32).collect()
-    });
-    [d_x, d_weight, d_bias]
-}
-
-fn weight_gradient(shape: Shape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
+fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let (taps, pairs) = (shape.kernel.iter().product::<usize>(), shape.inputs * shape.outputs);
     let x = Padded::input(shape, x);
     // Rows are as wide as the padded input's. The zeros between them cancel the input that a tap reads beyond the
@@ -57,8 +55,8 @@ fn weight_gradient(shape: Shape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> 
         by_tap.par_chunks_mut(pairs).zip(offsets).for_each(|(sum, [kt, kr, kc])| {
             let mut sum = ViewMut::new(sum, shape.outputs, shape.inputs);
             for t in 0..output[0] {
-                let seen = x.from([t + kt, kr, kc], length);
-                sum.product(d_y.from([t, 0, 0], length), seen.t(), 1.0, true, threads);
+                let inputs = x.from([t + kt, kr, kc], length);
+                sum.product(d_y.from([t, 0, 0], length), inputs.t(), 1.0, true, threads);
             }
         });
     }

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::geometry::{Padded, Shape, tap_offsets};
+use super::geometry::{ConvShape, Padded, tap_offsets};
 use super::matrix::ViewMut;
 use super::simd::vectorised;
 use super::tile::{MR, NR};
@@ -26,7 +26,7 @@ pub struct Packed {
 impl Packed {
     /// Packs `weight`, `[outputs, inputs, taps]` of `shape`. If `transposed`, packs the weight of the backward
     /// convolution: inputs and outputs swapped and taps reversed.
-    pub fn new(shape: Shape, weight: &[f32], transposed: bool) -> Self {
+    pub fn new(shape: ConvShape, weight: &[f32], transposed: bool) -> Self {
         let taps: usize = shape.kernel.iter().product();
         let (inputs, outputs) = match transposed {
             true => (shape.outputs, shape.inputs),
@@ -66,7 +66,7 @@ impl Packed {
 
 /// Returns `[outputs, frames, rows, columns]`: the sum over input channels and taps of weight times shifted input, plus
 /// the bias of each output channel.
-pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>) -> Vec<f32> {
+pub fn correlate(shape: ConvShape, x: &Padded, weight: &Packed, bias: Option<&[f32]>) -> Vec<f32> {
     let Some([frames, rows, columns]) = shape.output() else { return Vec::new() };
     let stride = x.size[2];
     let plane: usize = x.size.iter().product();
@@ -80,7 +80,7 @@ pub fn correlate(shape: Shape, x: &Padded, weight: &Packed, bias: Option<&[f32]>
         .into_iter()
         .enumerate()
         .flat_map(|(t, frame)| {
-            let stretches = frame.stretches(height * columns).into_iter().enumerate();
+            let stretches = frame.split_columns(height * columns).into_iter().enumerate();
             stretches.map(move |(i, part)| (t, i * height, part)).collect::<Vec<_>>()
         })
         .collect();

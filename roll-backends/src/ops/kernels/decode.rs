@@ -20,7 +20,7 @@ pub struct KeysValues<'a> {
 /// Sizes of one call. Queries are `[rows, key_heads * sharing * width]`, keys and values have `key_heads * width`
 /// columns.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct DecodeShape {
     /// Heads of keys and values.
     pub key_heads: usize,
     /// Query heads per key head; they are adjacent.
@@ -33,33 +33,32 @@ pub struct Shape {
     pub softcap: Option<f32>,
 }
 
-/// Attention of row i of `q` over the rows `places[i]` of `prompts` and `tails`, in this order. A row's result is
-/// bit-identical whatever the other rows are.
+/// Attention of row i of `q` over the rows `key_ranges[i]` of `prompts` and `tails`, in this order. A row's bits do not
+/// depend on the other rows.
 pub fn attend(
-    shape: Shape,
+    shape: DecodeShape,
     q: &[f32],
     prompts: KeysValues<'_>,
     tails: KeysValues<'_>,
-    places: &[[Range<usize>; 2]],
+    key_ranges: &[[Range<usize>; 2]],
 ) -> Vec<f32> {
-    let Shape { key_heads, sharing, width, .. } = shape;
-    let (own, stride) = (sharing * width, key_heads * width);
+    let DecodeShape { key_heads, sharing, width, .. } = shape;
+    let (group_width, stride) = (sharing * width, key_heads * width);
     let mut out = vec![0.0; q.len()];
-    let most = places.iter().map(|[a, b]| a.len() + b.len()).max().unwrap_or(0);
-    let tasks = out.par_chunks_mut(own.max(1)).zip(q.par_chunks(own.max(1))).enumerate();
+    let max_keys = key_ranges.iter().map(|[a, b]| a.len() + b.len()).max().unwrap_or(0);
+    let tasks = out.par_chunks_mut(group_width.max(1)).zip(q.par_chunks(group_width.max(1))).enumerate();
     tasks.for_each_init(
-        || vec![0.0; sharing * most],
+        || vec![0.0; sharing * max_keys],
         |scores, (i, (out, q))| {
-            let (place, head) = (&places[i / key_heads], i % key_heads);
-            let keys = place[0].len() + place[1].len();
+            let (ranges, head) = (&key_ranges[i / key_heads], i % key_heads);
+            let keys = ranges[0].len() + ranges[1].len();
             let scores = &mut scores[..sharing * keys];
-            let mut first = 0;
-            for (all, rows) in [prompts, tails].into_iter().zip(place) {
-                if !rows.is_empty() {
-                    let start = rows.start * stride + head * width;
-                    score(q, &all.k[start..], scores, [width, stride, rows.len(), keys, first]);
-                    first += rows.len();
-                }
+            // Tensors and their rows, and the column of the first one's score.
+            let sources = [(prompts, &ranges[0], 0), (tails, &ranges[1], ranges[0].len())];
+            let sources = sources.into_iter().filter(|(_, rows, _)| !rows.is_empty());
+            for (all, rows, first) in sources.clone() {
+                let start = rows.start * stride + head * width;
+                score(q, &all.k[start..], scores, [width, stride, rows.len(), keys, first]);
             }
             for row in scores.chunks_exact_mut(keys.max(1)) {
                 row.iter_mut().for_each(|score| *score *= shape.scale);
@@ -70,13 +69,9 @@ pub fn attend(
                 let sum = exp_minus(row, max, 1.0);
                 row.iter_mut().for_each(|p| *p /= sum);
             }
-            let mut first = 0;
-            for (all, rows) in [prompts, tails].into_iter().zip(place) {
-                if !rows.is_empty() {
-                    let start = rows.start * stride + head * width;
-                    mix(scores, &all.v[start..], out, [width, stride, rows.len(), keys, first]);
-                    first += rows.len();
-                }
+            for (all, rows, first) in sources {
+                let start = rows.start * stride + head * width;
+                add_weighted_values(scores, &all.v[start..], out, [width, stride, rows.len(), keys, first]);
             }
         },
     );
@@ -124,7 +119,7 @@ fn score_tile<const R: usize, const O: usize>(
 
 vectorised! {
     /// Adds rows of `v`, weighted by `scores`, to each head of `out`; `sizes` are those of [`score`].
-    fn mix<M>(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) {
+    fn add_weighted_values<M>(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) {
         let [width, stride, rows, keys, first] = sizes;
         let whole = rows / KEYS * KEYS;
         for r in (0..whole).step_by(KEYS) {

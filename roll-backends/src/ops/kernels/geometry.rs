@@ -8,7 +8,7 @@ use super::tile::NR;
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ConvShape {
     /// Channels of the input.
     pub inputs: usize,
     /// Channels of the output.
@@ -21,7 +21,7 @@ pub struct Shape {
     pub padding: [usize; 3],
 }
 
-impl Shape {
+impl ConvShape {
     /// Frames, rows and columns of the output; `None` if the kernel does not fit.
     pub fn output(&self) -> Option<[usize; 3]> {
         let mut out = [0; 3];
@@ -50,7 +50,7 @@ pub struct Padded {
 
 impl Padded {
     /// Pads the input of a convolution.
-    pub fn input(shape: Shape, x: &[f32]) -> Self {
+    pub fn input(shape: ConvShape, x: &[f32]) -> Self {
         let size = std::array::from_fn(|i| shape.size[i] + 2 * shape.padding[i]);
         Self::new(x, shape.inputs, shape.size, shape.padding, size)
     }

@@ -11,7 +11,7 @@ use super::tile;
 
 /// Sizes of one layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct LinearShape {
     /// Rows of x.
     pub rows: usize,
     /// Columns of x.
@@ -42,7 +42,7 @@ pub struct Lora<'a> {
     pub rank: usize,
 }
 
-impl Shape {
+impl LinearShape {
     /// Number of multiply-adds of the product with the weight.
     pub fn products(&self) -> usize {
         self.rows * self.inputs * self.outputs
@@ -82,7 +82,13 @@ impl Shape {
 }
 
 /// Returns the result `[rows, outputs]` and, with LoRA, `x A^T` (`[rows, rank]`; else empty).
-pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Option<Lora>) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(
+    shape: LinearShape,
+    x: &[f32],
+    weight: Weight,
+    bias: &[f32],
+    lora: Option<Lora>,
+) -> (Vec<f32>, Vec<f32>) {
     let mut y = vec![0.0; shape.rows * shape.outputs];
     if !y.is_empty() {
         let rows = y.par_chunks_mut(shape.outputs).with_min_len(least(shape.outputs * ELEMENT));
@@ -99,14 +105,14 @@ pub fn forward(shape: Shape, x: &[f32], weight: Weight, bias: &[f32], lora: Opti
 /// Returns the gradients of x, weight, bias, A and B that are `wanted`. `inner` is the `x A^T` that [`forward`]
 /// returned.
 pub fn backward(
-    shape: Shape,
+    shape: LinearShape,
     x: &[f32],
     weight: Weight,
     lora: Option<(Lora, &[f32])>,
     d_y: &[f32],
     wanted: [bool; 5],
 ) -> [Option<Vec<f32>>; 5] {
-    let Shape { rows, inputs, outputs } = shape;
+    let LinearShape { rows, inputs, outputs } = shape;
     let d = shape.y(d_y);
     // The cotangent of `x A^T`, which both x and a need.
     let d_inner = lora

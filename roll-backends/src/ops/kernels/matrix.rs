@@ -81,12 +81,6 @@ impl<'a> ViewMut<'a> {
         Self { start: data.as_mut_ptr(), rows, columns, row_stride: columns, owner: PhantomData }
     }
 
-    /// Splits into parts of `width` columns, which must divide the columns.
-    pub fn split_columns(self, width: usize) -> Vec<ViewMut<'a>> {
-        assert!(width > 0 && self.columns.is_multiple_of(width));
-        self.stretches(width)
-    }
-
     /// Splits into parts of `height` rows; the last may have fewer.
     pub fn split_rows(self, height: usize) -> Vec<ViewMut<'a>> {
         (0..self.rows)
@@ -100,7 +94,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Splits into parts of `width` columns; the last may have fewer.
-    pub fn stretches(self, width: usize) -> Vec<ViewMut<'a>> {
+    pub fn split_columns(self, width: usize) -> Vec<ViewMut<'a>> {
         (0..self.columns)
             .step_by(width)
             .map(|first| ViewMut {
@@ -112,7 +106,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Borrows some columns.
-    pub fn part_of_columns(&mut self, columns: Range<usize>) -> ViewMut<'_> {
+    pub fn columns_mut(&mut self, columns: Range<usize>) -> ViewMut<'_> {
         assert!(columns.start <= columns.end && columns.end <= self.columns);
         let start = self.start.wrapping_add(columns.start);
         ViewMut { start, columns: columns.len(), owner: PhantomData, ..*self }
@@ -132,7 +126,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// Borrows some rows.
-    pub fn part(&mut self, rows: Range<usize>) -> ViewMut<'_> {
+    pub fn rows_mut(&mut self, rows: Range<usize>) -> ViewMut<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows);
         let start = self.start.wrapping_add(rows.start * self.row_stride);
         ViewMut { start, rows: rows.len(), owner: PhantomData, ..*self }
@@ -201,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_of_transposed_blocks_equal_loops() {
+    fn products_of_transposed_blocks_match_loops() {
         let a: Vec<f32> = (0..12).map(|i| i as f32).collect();
         let b: Vec<f32> = (0..20).map(|i| 1.0 - i as f32).collect();
         let mut c = vec![1.0; 3 * 8];

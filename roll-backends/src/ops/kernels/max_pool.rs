@@ -8,7 +8,7 @@ use super::simd::vectorised;
 
 /// Sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct MaxPoolShape {
     /// Items times channels.
     pub planes: usize,
     /// Rows and columns of the input.
@@ -28,7 +28,7 @@ pub struct Shape {
 /// Minimum number of elements that a task reads.
 const TASK: usize = 1 << 16;
 
-impl Shape {
+impl MaxPoolShape {
     fn planes_per_task(&self) -> usize {
         TASK.div_ceil((self.output[0] * self.output[1] * self.kernel[0] * self.kernel[1]).max(1))
     }
@@ -51,7 +51,7 @@ impl Shape {
 
 /// Max-pools x `[planes, size]` to `[planes, output]`. NaN is larger than any number; a window outside of the input is
 /// negative infinity.
-pub fn forward(shape: Shape, x: &[f32]) -> Vec<f32> {
+pub fn forward(shape: MaxPoolShape, x: &[f32]) -> Vec<f32> {
     let ([rows, columns], [high, wide]) = (shape.size, shape.output);
     assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
     let mut y = vec![0.0; shape.planes * high * wide];
@@ -63,7 +63,7 @@ pub fn forward(shape: Shape, x: &[f32]) -> Vec<f32> {
 }
 
 vectorised! {
-    fn plane<M>(shape: Shape, x: &[f32], y: &mut [f32]) {
+    fn plane<M>(shape: MaxPoolShape, x: &[f32], y: &mut [f32]) {
         for (row, y) in y.chunks_exact_mut(shape.output[1]).enumerate() {
             y.fill(f32::NEG_INFINITY);
             for row in shape.rows(row) {
@@ -76,13 +76,13 @@ vectorised! {
                     let (y, x) = (&mut y[range], &x[from..]);
                     // Common strides as constants, so that the compiler uses vector registers.
                     match shape.stride[1] {
-                        1 => larger(y, x.iter()),
+                        1 => max_into(y, x.iter()),
                         2 => {
                             let (last, pairs) = (y.len() - 1, x.as_chunks::<2>().0);
-                            larger(&mut y[..last], pairs.iter().map(|pair| &pair[0]));
-                            larger(&mut y[last..], x[2 * last..].iter());
+                            max_into(&mut y[..last], pairs.iter().map(|pair| &pair[0]));
+                            max_into(&mut y[last..], x[2 * last..].iter());
                         }
-                        step => larger(y, x.iter().step_by(step)),
+                        step => max_into(y, x.iter().step_by(step)),
                     }
                 }
             }
@@ -91,7 +91,7 @@ vectorised! {
 }
 
 #[inline(always)]
-fn larger<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
+fn max_into<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
     for (y, x) in y.iter_mut().zip(x) {
         // `NaN <= y` is false, so a NaN of x is taken; a NaN of y is kept explicitly.
         let more = if *x <= *y { *y } else { *x };
@@ -101,7 +101,7 @@ fn larger<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
 
 /// Returns the gradient of x, given the output `y` and its cotangent. Among equal maxima the first receives the
 /// gradient; among several NaN, the last.
-pub fn backward(shape: Shape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
+pub fn backward(shape: MaxPoolShape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
     let ([rows, columns], [high, wide]) = (shape.size, shape.output);
     assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
     assert!(y.len() == shape.planes * high * wide && d_y.len() == y.len(), "the output of {shape:?}");
@@ -109,42 +109,42 @@ pub fn backward(shape: Shape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
     if !x.is_empty() && !y.is_empty() {
         let outputs = y.par_chunks(high * wide).zip(d_y.par_chunks(high * wide));
         let planes = d_x.par_chunks_mut(rows * columns).zip(x.par_chunks(rows * columns)).zip(outputs);
-        planes.with_min_len(shape.planes_per_task()).for_each_init(Vec::new, |places, ((d_x, x), (y, d_y))| {
+        planes.with_min_len(shape.planes_per_task()).for_each_init(Vec::new, |argmax, ((d_x, x), (y, d_y))| {
             for row in 0..high {
                 let part = row * wide..(row + 1) * wide;
-                row_backward(shape, row, x, &y[part.clone()], &d_y[part], places, d_x);
+                row_backward(shape, row, x, &y[part.clone()], &d_y[part], argmax, d_x);
             }
         });
     }
     d_x
 }
 
-/// Adds the cotangents of an output row to the inputs that are the maxima; `places` is scratch memory.
+/// Adds the cotangents of an output row to the inputs that are the maxima; `argmax` is scratch memory.
 fn row_backward(
-    shape: Shape,
+    shape: MaxPoolShape,
     row: usize,
     x: &[f32],
     y: &[f32],
     d_y: &[f32],
-    places: &mut Vec<Option<usize>>,
+    argmax: &mut Vec<Option<usize>>,
     d_x: &mut [f32],
 ) {
-    places.clear();
-    places.resize(y.len(), None);
+    argmax.clear();
+    argmax.resize(y.len(), None);
     for row in shape.rows(row) {
         for tap in 0..shape.kernel[1] {
             let (range, from) = shape.columns(tap);
-            let seen = (row * shape.size[1] + from..).step_by(shape.stride[1]);
-            for ((place, y), at) in places[range.clone()].iter_mut().zip(&y[range]).zip(seen) {
-                if place.is_none() && x[at] == *y || x[at].is_nan() {
-                    *place = Some(at);
+            let inputs = (row * shape.size[1] + from..).step_by(shape.stride[1]);
+            for ((index, y), at) in argmax[range.clone()].iter_mut().zip(&y[range]).zip(inputs) {
+                if index.is_none() && x[at] == *y || x[at].is_nan() {
+                    *index = Some(at);
                 }
             }
         }
     }
-    for (place, d_y) in places.iter().zip(d_y) {
-        if let Some(place) = place {
-            d_x[*place] += d_y;
+    for (index, d_y) in argmax.iter().zip(d_y) {
+        if let Some(index) = index {
+            d_x[*index] += d_y;
         }
     }
 }
@@ -153,7 +153,7 @@ fn row_backward(
 mod tests {
     use super::*;
 
-    fn shapes() -> impl Iterator<Item = Shape> {
+    fn shapes() -> impl Iterator<Item = MaxPoolShape> {
         let windows: [([usize; 2], [usize; 2]); 5] =
             [([1, 1], [1, 1]), ([2, 2], [2, 2]), ([3, 3], [2, 2]), ([3, 2], [1, 3]), ([5, 4], [4, 1])];
         let around: [([usize; 2], [usize; 2]); 3] = [([1, 1], [0, 0]), ([1, 1], [1, 2]), ([2, 3], [2, 1])];
@@ -164,12 +164,12 @@ mod tests {
         .filter_map(|(size, kernel, stride, dilation, before)| {
             let room = |i: usize| (size[i] + 2 * before[i]).checked_sub((kernel[i] - 1) * dilation[i] + 1);
             let output = [room(0)? / stride[0] + 1, room(1)? / stride[1] + 1];
-            Some(Shape { planes: 3, size, kernel, stride, dilation, before, output })
+            Some(MaxPoolShape { planes: 3, size, kernel, stride, dilation, before, output })
         })
     }
 
     /// The index of each output's maximum, by a direct search of its window.
-    fn places(s: Shape, x: &[f32]) -> Vec<Option<usize>> {
+    fn argmax(s: MaxPoolShape, x: &[f32]) -> Vec<Option<usize>> {
         let one = |i: usize| {
             let (plane, row, column) =
                 (i / (s.output[0] * s.output[1]), i / s.output[1] % s.output[0], i % s.output[1]);
@@ -191,18 +191,18 @@ mod tests {
     }
 
     #[test]
-    fn every_window_has_its_largest_number_and_gives_it_the_gradient() {
+    fn outputs_and_gradients_match_a_direct_search() {
         for shape in shapes() {
             let count = shape.planes * shape.size[0] * shape.size[1];
             // Few distinct numbers, so that windows contain ties, and one NaN.
             let mut x: Vec<f32> = (0..count).map(|i| (i * 7919 % 13) as f32 - 6.0).collect();
             x[count / 2] = f32::NAN;
-            let (y, places) = (forward(shape, &x), places(shape, &x));
-            let expected = places.iter().map(|place| place.map_or(f32::NEG_INFINITY, |place| x[place]).to_bits());
+            let (y, argmax) = (forward(shape, &x), argmax(shape, &x));
+            let expected = argmax.iter().map(|index| index.map_or(f32::NEG_INFINITY, |index| x[index]).to_bits());
             assert!(y.iter().map(|y| y.to_bits()).eq(expected), "{shape:?}");
             let d_y: Vec<f32> = (0..y.len()).map(|i| i as f32 + 1.0).collect();
             let mut d_x = vec![0.0; count];
-            places.iter().zip(&d_y).for_each(|(place, d)| place.iter().for_each(|place| d_x[*place] += d));
+            argmax.iter().zip(&d_y).for_each(|(index, d)| index.iter().for_each(|index| d_x[*index] += d));
             assert_eq!(backward(shape, &x, &y, &d_y), d_x, "{shape:?}");
         }
     }

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::parallel::{ELEMENT, least};
-use super::rows::{RowOperand, rows_per_task, sum_rows};
+use super::rows::{RowOperand, for_rows, rows_per_task, sum_rows};
 use super::simd::{LANES, sum_lanes, vectorised};
 
 /// Mean and inverse standard deviation of a row; the mean of an RMS norm is 0.
@@ -60,20 +60,12 @@ pub fn forward(
 pub fn backward_x(norm: Norm, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let width = x.len() / moments.len().max(1);
-    if x.is_empty() {
-        return d_x;
-    }
-    let step = rows_per_task(width);
-    let tasks = d_x.par_chunks_mut(step * width).enumerate();
-    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, d_x)| {
-        for (i, d_x) in d_x.chunks_exact_mut(width).enumerate() {
-            let i = task * step + i;
-            let at = i * width..(i + 1) * width;
-            let (sum, sum_hat) = cotangent_sums(&x[at.clone()], moments[i], gain.row(i), &d_y[at.clone()]);
-            let n = width as f32;
-            let mean = if norm == Norm::Layer { sum / n } else { 0.0 };
-            normalise_backward(&x[at.clone()], moments[i], gain.row(i), &d_y[at], [mean, sum_hat / n], d_x);
-        }
+    for_rows(&mut d_x, moments.len(), |i, d_x| {
+        let at = i * width..(i + 1) * width;
+        let (sum, sum_hat) = cotangent_sums(&x[at.clone()], moments[i], gain.row(i), &d_y[at.clone()]);
+        let n = width as f32;
+        let mean = if norm == Norm::Layer { sum / n } else { 0.0 };
+        normalise_backward(&x[at.clone()], moments[i], gain.row(i), &d_y[at], [mean, sum_hat / n], d_x);
     });
     d_x
 }
@@ -125,18 +117,6 @@ fn each_or_sum(rows: usize, width: usize, shared: bool, add: impl Fn(usize, &mut
     let mut each = vec![0.0; rows * width];
     for_rows(&mut each, rows, add);
     each
-}
-
-fn for_rows(data: &mut [f32], rows: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
-    let width = data.len() / rows.max(1);
-    if width == 0 {
-        return;
-    }
-    let step = rows_per_task(width);
-    let tasks = data.par_chunks_mut(step * width).enumerate();
-    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, data)| {
-        data.chunks_exact_mut(width).enumerate().for_each(|(i, row)| run(task * step + i, row));
-    });
 }
 
 fn moments_of(norm: Norm, x: &[f32], eps: f64) -> RowMoments {

@@ -2,7 +2,7 @@
 //! in which the micro-kernel ([`super::tile`]) reads them; bf16 is converted to f32 while packing, so that a full f32
 //! copy never exists.
 //!
-//! Accumulation is f32, in one order whatever the number of rows and threads.
+//! Accumulation is f32, in one order for any number of rows and threads.
 
 use std::ops::Range;
 
@@ -86,7 +86,7 @@ impl<N: Number> RightMatrix<'_, N> {
                 blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
                 let mut out = ViewMut::new(out, a.len() / depth, columns);
                 for block in ranges(columns, NC) {
-                    self.add_block(left, depths.clone(), trans_b, block.clone(), scratch, out.part_of_columns(block));
+                    self.add_block(left, depths.clone(), trans_b, block.clone(), scratch, out.columns_mut(block));
                 }
             }
         });
@@ -102,7 +102,7 @@ impl<N: Number> RightMatrix<'_, N> {
                 let blocks = left.par_chunks_exact_mut(MR * depths.len()).zip(a.par_chunks(MR * depth));
                 let blocks = blocks.with_min_len(least(MR * depths.len() * ELEMENT));
                 blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
-                let parts = ViewMut::new(out, a.len() / depth, columns).stretches(width);
+                let parts = ViewMut::new(out, a.len() / depth, columns).split_columns(width);
                 let parts = parts.into_par_iter().zip(ranges(columns, width).collect::<Vec<_>>());
                 let parts = parts.with_min_len(least(left.len() * width));
                 parts.for_each_init(Scratch::default, |scratch, (out, block)| {

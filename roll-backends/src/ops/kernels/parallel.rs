@@ -28,14 +28,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_work_stays_with_its_caller_and_long_work_goes_to_the_pool() {
+    fn only_long_work_runs_in_the_pool() {
         let inside = |work| within(work, || rayon::current_thread_index().is_some());
         assert!(!inside(0) && !inside(2 * WORTH - 1));
         assert!(inside(2 * WORTH) && inside(usize::MAX));
     }
 
     #[test]
-    fn tasks_are_worth_waking_a_thread() {
+    fn tasks_have_a_minimum_of_work() {
         assert_eq!([0, 1, WORTH / 4, WORTH, usize::MAX].map(least), [WORTH, WORTH, 4, 1, 1]);
     }
 }

@@ -1,38 +1,21 @@
 //! Rotary position embedding of adjacent pairs, on the CPU.
 
-use rayon::prelude::*;
-
-use super::parallel::{ELEMENT, least};
-use super::rows::rows_per_task;
+use super::rows::for_rows;
 use super::simd::vectorised;
 
-/// The direction of the rotation. The gradient of a rotation is the inverse rotation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Rotates by the angle.
-    Forward,
-    /// Rotates by minus the angle.
-    Back,
-}
-
 /// Rotates the adjacent pairs of each head of `x` `[rows, heads * 2 * half]` by angles with the given cosines and
-/// sines, `[rows, half]`.
-pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, turn: Direction) -> Vec<f32> {
+/// sines, `[rows, half]`, or by minus the angles if `back`, which is the gradient.
+pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, back: bool) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let width = x.len() / rows.max(1);
     let half = width / heads.max(1) / 2;
     if half == 0 {
         return y;
     }
-    let sign = if turn == Direction::Forward { 1.0 } else { -1.0 };
-    let step = rows_per_task(width);
-    let tasks = y.par_chunks_mut(step * width).enumerate();
-    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, y)| {
-        for (i, y) in y.chunks_exact_mut(width).enumerate() {
-            let i = task * step + i;
-            let angles = i * half..(i + 1) * half;
-            rotate_row(&x[i * width..][..width], &cos[angles.clone()], &sin[angles], sign, y);
-        }
+    let sign = if back { -1.0 } else { 1.0 };
+    for_rows(&mut y, rows, |i, y| {
+        let angles = i * half..(i + 1) * half;
+        rotate_row(&x[i * width..][..width], &cos[angles.clone()], &sin[angles], sign, y);
     });
     y
 }

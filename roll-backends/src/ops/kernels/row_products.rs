@@ -23,11 +23,11 @@ const W_ROWS: usize = 4;
 /// Numbers of W that a task converts at a time: 128 KiB, in addition to the same amount of x.
 const TILE: usize = 1 << 15;
 /// Number of multiplications up to which one thread is faster than several.
-const LEAST: usize = 1 << 16;
+const ONE_THREAD: usize = 1 << 16;
 /// Outputs that [`pull`] converts at a time.
-const PULLED: usize = 128;
+const OUTPUTS_PER_BLOCK: usize = 128;
 /// Inputs per task of [`pull`]: at least the largest quantisation block.
-const PULLED_INPUTS: usize = 256;
+const INPUTS_PER_TASK: usize = 256;
 
 /// A matrix `[outputs, inputs]`, row-major, in its storage format.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ impl Codes<'_> {
 
 impl<'a> Stored<'a> {
     /// Returns some rows as f32, in `scratch` if they have to be converted.
-    fn widened<'b>(self, rows: Range<usize>, inputs: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
+    fn to_f32<'b>(self, rows: Range<usize>, inputs: usize, scratch: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,
     {
@@ -101,25 +101,25 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
         y.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
         return y;
     }
-    let few = rows * inputs * outputs <= LEAST;
-    let parts = if few { 1 } else { 8 * rayon::current_num_threads() };
-    let most = (TILE / inputs / W_ROWS).max(1) * W_ROWS;
-    let width = outputs.div_ceil(parts).next_multiple_of(W_ROWS).min(most);
-    let stripe = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
+    let is_small = rows * inputs * outputs <= ONE_THREAD;
+    let parts = if is_small { 1 } else { 8 * rayon::current_num_threads() };
+    let max_width = (TILE / inputs / W_ROWS).max(1) * W_ROWS;
+    let width = outputs.div_ceil(parts).next_multiple_of(W_ROWS).min(max_width);
+    let column_block = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
         let outputs = i * width..((i + 1) * width).min(outputs);
-        let weight = weight.widened(outputs.clone(), inputs, scratch);
-        stripe(&mut out, x, inputs, weight, &bias[outputs]);
+        let weight = weight.to_f32(outputs.clone(), inputs, scratch);
+        column_block(&mut out, x, inputs, weight, &bias[outputs]);
     };
-    let stripes = ViewMut::new(&mut y, rows, outputs).stretches(width);
-    match few {
-        true => stripes.into_iter().enumerate().for_each(|part| stripe(&mut Vec::new(), part)),
-        false => stripes.into_par_iter().enumerate().for_each_init(Vec::new, stripe),
+    let column_blocks = ViewMut::new(&mut y, rows, outputs).split_columns(width);
+    match is_small {
+        true => column_blocks.into_iter().enumerate().for_each(|part| column_block(&mut Vec::new(), part)),
+        false => column_blocks.into_par_iter().enumerate().for_each_init(Vec::new, column_block),
     }
     y
 }
 
 /// Computes the result columns of some rows of the weight.
-fn stripe(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
+fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
     let rows = out.rows();
     // Rows of x that stay in the cache for a pass over the weight.
     let block = (TILE / inputs / X_ROWS).max(1) * X_ROWS;
@@ -243,11 +243,11 @@ pub fn pull(
 ) -> Vec<f32> {
     let d_y = View::new(d_y, rows, outputs);
     let mut d_x = vec![0.0; rows * inputs];
-    let stripes = ViewMut::new(&mut d_x, rows, inputs).stretches(PULLED_INPUTS);
-    stripes.into_par_iter().enumerate().for_each_init(Vec::new, |scratch, (i, mut d_x)| {
-        let columns = i * PULLED_INPUTS..((i + 1) * PULLED_INPUTS).min(inputs);
-        for first in (0..outputs).step_by(PULLED) {
-            let part = first..(first + PULLED).min(outputs);
+    let column_blocks = ViewMut::new(&mut d_x, rows, inputs).split_columns(INPUTS_PER_TASK);
+    column_blocks.into_par_iter().enumerate().for_each_init(Vec::new, |scratch, (i, mut d_x)| {
+        let columns = i * INPUTS_PER_TASK..((i + 1) * INPUTS_PER_TASK).min(inputs);
+        for first in (0..outputs).step_by(OUTPUTS_PER_BLOCK) {
+            let part = first..(first + OUTPUTS_PER_BLOCK).min(outputs);
             let count = part.len() * columns.len();
             scratch.resize(count.max(scratch.len()), 0.0);
             widen(part.clone(), columns.clone(), &mut scratch[..count]);

@@ -37,6 +37,19 @@ impl<'a> RowOperand<'a> {
     }
 }
 
+/// Calls `run(i, row)` for each of the `rows` rows of `data`, in parallel.
+pub fn for_rows(data: &mut [f32], rows: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
+    let width = data.len() / rows.max(1);
+    if width == 0 {
+        return;
+    }
+    let step = rows_per_task(width);
+    let tasks = data.par_chunks_mut(step * width).enumerate();
+    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, data)| {
+        data.chunks_exact_mut(width).enumerate().for_each(|(i, row)| run(task * step + i, row));
+    });
+}
+
 /// Returns the sum over all rows, where `add(i, sum)` adds row `i` to `sum`. Tasks have a fixed number of rows and a
 /// partial sum each, so that the result does not depend on the number of threads.
 pub fn sum_rows(rows: usize, width: usize, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {

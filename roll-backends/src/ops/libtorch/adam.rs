@@ -9,7 +9,8 @@ use crate::ops::adam::composed;
 
 impl AdamKernel for LibTorch {
     fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
-        let found = fused::adam(operands.each_ref().map(|operand| &operand.tensor), update);
-        found.map(|new| new.map(fresh)).unwrap_or_else(|| composed::<Self>(operands, update))
+        let tensors = operands.each_ref().map(|operand| &operand.tensor);
+        let new = fused::ops(tensors[0]).and_then(|ops| ops.adam(tensors, update));
+        new.map(|new| new.map(fresh)).unwrap_or_else(|| composed::<Self>(operands, update))
     }
 }

@@ -18,7 +18,7 @@ impl AttentionKernel for LibTorch {
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> (FloatTensor<Self>, AttentionPullback<Self>) {
-        if Path::of(&qkv, call) != Path::Fused {
+        if AttentionPath::of(&qkv, call) != AttentionPath::Fused {
             return save_softmax::<Self>(qkv, call, wanted);
         }
         let (out, graph) = Graph::of(qkv, call, wanted);
@@ -26,14 +26,14 @@ impl AttentionKernel for LibTorch {
     }
 
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let [q, k, v] = match Path::of(&qkv, call) {
-            Path::Tiled => return tiled::forward::<Self>(qkv, call),
-            Path::Flash => by_head(&qkv, call),
-            Path::Fused => {
+        let [q, k, v] = match AttentionPath::of(&qkv, call) {
+            AttentionPath::Tiled => return tiled::forward::<Self>(qkv, call),
+            AttentionPath::Flash => by_head(&qkv, call),
+            AttentionPath::Fused => {
                 let [q, k, v] = by_head(&qkv, call);
                 // ATen keeps its softmax statistics internally.
                 let none = Tensor::empty([0], (q.kind(), q.device()));
-                return (together(&fused([&q, &k, &v], call)), fresh(none));
+                return (merge_heads(&fused([&q, &k, &v], call)), fresh(none));
             }
         };
         let (out, log_sums) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu(
@@ -45,7 +45,7 @@ impl AttentionKernel for LibTorch {
             None::<Tensor>,
             f64::from(call.scale),
         );
-        (together(&out), fresh(log_sums))
+        (merge_heads(&out), fresh(log_sums))
     }
 
     fn attention_backward(
@@ -56,14 +56,14 @@ impl AttentionKernel for LibTorch {
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        match Path::of(&qkv, call) {
-            Path::Tiled => return tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted),
+        match AttentionPath::of(&qkv, call) {
+            AttentionPath::Tiled => return tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted),
             // The call was not recorded, so it is recorded (and recomputed) here.
-            Path::Fused => return Graph::of(qkv, call, wanted).1.pull(&d_out, wanted),
-            Path::Flash => {}
+            AttentionPath::Fused => return Graph::of(qkv, call, wanted).1.pull(&d_out, wanted),
+            AttentionPath::Flash => {}
         }
         let [q, k, v] = by_head(&qkv, call);
-        let [out, d_out] = [out, d_out].map(|x| split(&x, call.heads));
+        let [out, d_out] = [out, d_out].map(|x| split_heads(&x, call.heads));
         let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
             &d_out,
             &q,
@@ -76,14 +76,14 @@ impl AttentionKernel for LibTorch {
             None::<Tensor>,
             f64::from(call.scale),
         );
-        let mut found = [dq, dk, dv].into_iter();
-        wanted.map(|wanted| found.next().filter(|_| wanted).map(|d| together(&d)))
+        let mut gradients = [dq, dk, dv].into_iter();
+        wanted.map(|wanted| gradients.next().filter(|_| wanted).map(|d| merge_heads(&d)))
     }
 }
 
 /// The kernel that computes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Path {
+enum AttentionPath {
     /// ATen's flash kernel for the CPU, whose backward pass takes the statistics of its forward pass.
     Flash,
     /// A fused kernel that ATen selects for the device. The bindings lack a forward function that returns what the
@@ -94,7 +94,7 @@ enum Path {
     Tiled,
 }
 
-impl Path {
+impl AttentionPath {
     fn of([q, k, _]: &[TchTensor; 3], call: AttentionCall) -> Self {
         let (queries, keys) = (q.tensor.size()[0], k.tensor.size()[0]);
         match () {
@@ -124,7 +124,7 @@ impl Graph {
         let leaves = by_head(&qkv, call).map(|x| x.detach().set_requires_grad(wanted.next().unwrap_or(false)));
         let [q, k, v] = &leaves;
         let out = tch::with_grad(|| fused([q, k, v], call));
-        let result = together(&out.detach());
+        let result = merge_heads(&out.detach());
         let [q, k, v] = qkv;
         (result.clone(), Self { leaves, out, _held: [q, k, v, result] })
     }
@@ -135,26 +135,26 @@ impl Graph {
         let leaves: Vec<&Tensor> =
             self.leaves.iter().zip(wanted).filter(|(_, wanted)| *wanted).map(|(x, _)| x).collect();
         // Rows outermost, which is the memory layout.
-        let [y, d_y] = [&self.out, &split(d_out, heads)].map(|x| tch::with_grad(|| x.transpose(1, 2)));
-        let mut found = pulled(&y, &d_y, &leaves).into_iter();
-        wanted.map(|wanted| if wanted { found.next().map(|d| together(&d)) } else { None })
+        let [y, d_y] = [&self.out, &split_heads(d_out, heads)].map(|x| tch::with_grad(|| x.transpose(1, 2)));
+        let mut gradients = pulled(&y, &d_y, &leaves).into_iter();
+        wanted.map(|wanted| if wanted { gradients.next().map(|d| merge_heads(&d)) } else { None })
     }
 }
 
 fn fused([q, k, v]: [&Tensor; 3], call: AttentionCall) -> Tensor {
     if q.device().is_cuda() {
-        tell_kernel([q, k, v], call);
+        log_kernel([q, k, v], call);
     }
     let scale = f64::from(call.scale);
     Tensor::scaled_dot_product_attention(q, k, v, None::<Tensor>, 0.0, call.causal, scale, false)
 }
 
 /// Logs the kernel that ATen selects, once per kind of call, because the speed of a pass depends on it.
-fn tell_kernel([q, k, v]: [&Tensor; 3], call: AttentionCall) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+fn log_kernel([q, k, v]: [&Tensor; 3], call: AttentionCall) {
+    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let recorded = if [q, k, v].iter().any(|x| x.requires_grad()) { ", recorded" } else { "" };
     let call_kind = format!("{:?}, heads of {} channels{recorded}", q.kind(), q.size()[3]);
-    if !TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(call_kind.clone()) {
+    if !LOGGED.lock().unwrap_or_else(PoisonError::into_inner).insert(call_kind.clone()) {
         return;
     }
     let scale = f64::from(call.scale);
@@ -173,17 +173,17 @@ fn tell_kernel([q, k, v]: [&Tensor; 3], call: AttentionCall) {
 }
 
 fn by_head(qkv: &[TchTensor; 3], call: AttentionCall) -> [Tensor; 3] {
-    [0, 1, 2].map(|i| split(&qkv[i], call.heads))
+    [0, 1, 2].map(|i| split_heads(&qkv[i], call.heads))
 }
 
 /// Reshapes `[rows, heads * d]` to `[1, heads, rows, d]`. The kernels need contiguous rows; other tensors are copied.
-fn split(x: &TchTensor, heads: usize) -> Tensor {
+fn split_heads(x: &TchTensor, heads: usize) -> Tensor {
     let [rows, channels] = [x.tensor.size()[0], x.tensor.size()[1]];
     x.tensor.contiguous().view([1, rows, heads as i64, channels / heads as i64]).transpose(1, 2)
 }
 
-/// Undoes [`split`] for a new tensor. ATen's results already have rows outermost and are not copied.
-fn together(x: &Tensor) -> TchTensor {
+/// Undoes [`split_heads`] for a new tensor. ATen's results already have rows outermost and are not copied.
+fn merge_heads(x: &Tensor) -> TchTensor {
     let [heads, rows, width] = [x.size()[1], x.size()[2], x.size()[3]];
     fresh(x.transpose(1, 2).reshape([rows, heads * width]))
 }
@@ -210,7 +210,7 @@ mod tests {
 
     /// Runs the code path of GPUs on the CPU and compares it with the CPU's kernel.
     #[test]
-    fn the_graph_that_aten_keeps_gives_the_gradients_of_the_flash_kernel() {
+    fn recorded_gradients_match_the_flash_kernel() {
         for ((call, keys), (kind, tolerance)) in
             calls().flat_map(|call| [(Kind::Float, 2e-6), (Kind::BFloat16, 2e-2)].map(|kind| (call, kind)))
         {
@@ -221,9 +221,9 @@ mod tests {
                 LibTorch::attention_backward(qkv.clone(), out.clone(), softmax, d_out.clone(), call, [true; 3]);
             for subset in 1..8 {
                 let wanted = [0, 1, 2].map(|i| subset >> i & 1 == 1);
-                let (found, graph) = Graph::of(qkv.clone(), call, wanted);
-                assert_eq!(found.tensor.kind(), kind);
-                assert!(!found.tensor.requires_grad() && distance(&found, &out) < tolerance);
+                let (result, graph) = Graph::of(qkv.clone(), call, wanted);
+                assert_eq!(result.tensor.kind(), kind);
+                assert!(!result.tensor.requires_grad() && distance(&result, &out) < tolerance);
                 let gradients = graph.pull(&d_out, wanted);
                 for ((gradient, expected), wanted) in gradients.into_iter().zip(&expected).zip(wanted) {
                     assert_eq!(gradient.is_some(), wanted);
@@ -237,21 +237,22 @@ mod tests {
     }
 
     #[test]
-    fn the_pull_of_a_kept_graph_has_the_bits_of_a_second_forward() {
+    fn recorded_gradients_have_the_bits_of_a_second_forward() {
         for ((call, keys), kind) in calls().flat_map(|call| [Kind::Float, Kind::BFloat16].map(|kind| (call, kind))) {
             let qkv = [normal(40, kind), normal(keys, kind), normal(keys, kind)];
             let d_out = normal(40, kind);
             let [q, k, v] = by_head(&qkv, call);
-            let again = super::super::pull_through([&q, &k, &v], [true; 3], &split(&d_out, 3), |qkv| fused(qkv, call));
+            let again =
+                super::super::pull_through([&q, &k, &v], [true; 3], &split_heads(&d_out, 3), |qkv| fused(qkv, call));
             let (_, graph) = Graph::of(qkv, call, [true; 3]);
-            for (found, again) in graph.pull(&d_out, [true; 3]).into_iter().zip(again) {
-                assert_eq!(found.unwrap().tensor, together(&again.unwrap()).tensor);
+            for (gradient, again) in graph.pull(&d_out, [true; 3]).into_iter().zip(again) {
+                assert_eq!(gradient.unwrap().tensor, merge_heads(&again.unwrap()).tensor);
             }
         }
     }
 
     #[test]
-    fn what_a_graph_keeps_is_not_written_into() {
+    fn memory_of_a_recorded_call_is_not_overwritten() {
         let (call, keys) = calls().next().unwrap();
         let qkv = [normal(40, Kind::Float), normal(keys, Kind::Float), normal(keys, Kind::Float)];
         let (out, graph) = Graph::of(qkv.clone(), call, [true; 3]);

@@ -19,39 +19,39 @@ impl ConvKernel for LibTorch {
         let (x, weight) = (&x.tensor, &weight.tensor);
         let bias = (bias.tensor.numel() > 0).then_some(&bias.tensor);
         fresh(match x.device().is_cuda() {
-            true => innermost(x, weight, bias, padding.map(|n| n as i64)),
-            false => outermost(x, weight, bias, padding.map(|n| n as i64)),
+            true => channels_last(x, weight, bias, padding.map(|n| n as i64)),
+            false => channels_first(x, weight, bias, padding.map(|n| n as i64)),
         })
     }
 }
 
-fn outermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
+fn channels_first(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
     x.unsqueeze(0).conv3d(weight, bias, [1; 3], padding, [1; 3], 1).squeeze_dim(0)
 }
 
 /// Multiple of channels that tensor cores need.
-const CHANNELS: i64 = 8;
+const CHANNEL_MULTIPLE: i64 = 8;
 
 /// Convolution with a channels-last result. Copies x unless it is channels-last already. Channel counts that are not
 /// multiples of 8, e.g. the three of frames, are padded with zeros: cuDNN might otherwise select a kernel without
 /// tensor cores.
-fn innermost(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
+fn channels_last(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
     let (outputs, inputs) = (weight.size()[0], weight.size()[1]);
-    let missing = |channels: i64| (CHANNELS - channels % CHANNELS) % CHANNELS;
+    let missing = |channels: i64| (CHANNEL_MULTIPLE - channels % CHANNEL_MULTIPLE) % CHANNEL_MULTIPLE;
     let x_thwc = x.permute([1, 2, 3, 0]);
     match [missing(inputs), missing(outputs)] {
-        [0, 0] => in_eights(&x_thwc.contiguous(), weight, bias, padding),
+        [0, 0] => conv_thwc(&x_thwc.contiguous(), weight, bias, padding),
         [more_in, more_out] => {
             let x_thwc = if more_in > 0 { x_thwc.constant_pad_nd([0, more_in]) } else { x_thwc };
             let weight = weight.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, more_in, 0, more_out]);
             let bias = bias.map(|bias| bias.constant_pad_nd([0, more_out]));
-            in_eights(&x_thwc.contiguous(), &weight, bias.as_ref(), padding).narrow(0, 0, outputs)
+            conv_thwc(&x_thwc.contiguous(), &weight, bias.as_ref(), padding).narrow(0, 0, outputs)
         }
     }
 }
 
 /// Convolution of a contiguous x `[T, H, W, C]` whose channel counts are multiples of 8.
-fn in_eights(x_thwc: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
+fn conv_thwc(x_thwc: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
     if weight.size()[2] == 1 && t == 0 {
         // A purely spatial convolution treats frames as a batch of images, for which cuDNN has more kernels.
         let y = x_thwc.permute([0, 3, 1, 2]).conv2d(&weight.squeeze_dim(2), bias, [1; 2], [h, w], [1; 2], 1);
@@ -69,17 +69,17 @@ mod tests {
 
     /// Runs the code path of GPUs on the CPU.
     #[test]
-    fn where_the_channels_lie_changes_no_convolution() {
+    fn channels_last_matches_channels_first() {
         let kernels = [([3, 3, 3], [0, 1, 1]), ([1, 3, 3], [0, 1, 1]), ([3, 1, 1], [2, 0, 0])];
         let channels = [[6, 3], [16, 3], [6, 8], [16, 8]];
         for ((kernel, padding), [inputs, outputs]) in kernels.into_iter().flat_map(|k| channels.map(|c| (k, c))) {
             let normal = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu));
             let (x, bias) = (normal(&[inputs, 4, 5, 7]), normal(&[outputs]));
             let weight = normal(&[outputs, inputs, kernel[0], kernel[1], kernel[2]]);
-            let expected = outermost(&x, &weight, Some(&bias), padding);
+            let expected = channels_first(&x, &weight, Some(&bias), padding);
             let as_thwc = x.permute([1, 2, 3, 0]).contiguous().permute([3, 0, 1, 2]);
             for x in [x, as_thwc] {
-                let found = innermost(&x, &weight, Some(&bias), padding);
+                let found = channels_last(&x, &weight, Some(&bias), padding);
                 assert_eq!(found.size(), expected.size());
                 assert!(f64::try_from((&found - &expected).abs().max() / expected.abs().max()).unwrap() < 1e-5);
             }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_whose_channels_are_innermost_is_not_copied() {
+    fn channels_last_volumes_are_not_copied() {
         let x = Tensor::randn([4, 3, 5, 6], (Kind::Float, Device::Cpu));
         let thwc = x.permute([3, 0, 1, 2]);
         assert_eq!(thwc.permute([1, 2, 3, 0]).contiguous().data_ptr(), x.data_ptr());

@@ -48,7 +48,8 @@ impl GateKernel for LibTorch {
         y: FloatTensor<Self>,
         gate: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let own = fused::gated_add(&x.tensor, &y.tensor, gate.as_ref().map(|gate| &gate.tensor));
+        let ops = fused::ops_in_bf16(&y.tensor);
+        let own = ops.and_then(|ops| ops.gated_add(&x.tensor, &y.tensor, gate.as_ref().map(|gate| &gate.tensor)));
         fresh(own.unwrap_or_else(|| match gate {
             Some(gate) => x.tensor.addcmul(&y.tensor, &gate.tensor),
             None => &x.tensor + &y.tensor,
@@ -60,7 +61,7 @@ impl GateKernel for LibTorch {
         let kind = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
         if kind == Kind::BFloat16
             && let Some(gate) = &gate
-            && let Some(d_y) = fused::gate_pull(&d_z.tensor, Some(&gate.tensor))
+            && let Some(d_y) = fused::ops(&d_z.tensor).and_then(|ops| ops.gate_pull(&d_z.tensor, Some(&gate.tensor)))
         {
             return fresh(d_y);
         }

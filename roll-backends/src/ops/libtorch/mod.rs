@@ -45,8 +45,8 @@ fn pull_through<const N: usize>(
         return [const { None }; N];
     }
     let y = tch::with_grad(|| f(std::array::from_fn(|i| &leaves[i])));
-    let mut found = pulled(&y, d_y, &tracked).into_iter();
-    wanted.map(|wanted| if wanted { found.next() } else { None })
+    let mut gradients = pulled(&y, d_y, &tracked).into_iter();
+    wanted.map(|wanted| if wanted { gradients.next() } else { None })
 }
 
 /// The gradients of `leaves`, given the cotangent of `y`, whose graph ATen recorded. Frees the graph.

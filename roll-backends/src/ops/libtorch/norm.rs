@@ -63,7 +63,8 @@ impl NormKernel for LibTorch {
         dtype: DType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         if dtype == DType::BF16
-            && let Some((y, moments)) = fused::layer_norm(&x.tensor, &gain.tensor, &shift.tensor, eps)
+            && let Some((y, moments)) =
+                fused::ops(&x.tensor).and_then(|ops| ops.layer_norm(&x.tensor, &gain.tensor, &shift.tensor, eps))
         {
             return (fresh(y), fresh(moments));
         }
@@ -77,7 +78,7 @@ impl NormKernel for LibTorch {
         [x_wanted, gain_wanted, shift_wanted]: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let (x, gain, moments) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
-        let pull = || fused::layer_norm_pull(x, gain, moments, &d_y.tensor.contiguous());
+        let pull = || fused::ops_in_bf16(&d_y.tensor)?.layer_norm_pull(x, gain, moments, &d_y.tensor.contiguous());
         let d_x = x_wanted.then(pull).flatten().map(fresh);
         let wanted = [x_wanted && d_x.is_none(), gain_wanted, shift_wanted];
         if wanted == [false; 3] {
@@ -96,7 +97,8 @@ impl RmsRopeKernel for LibTorch {
         eps: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (angles, heads) = angles_of(&rotation);
-        match fused::rms_rope(&x.tensor, &gain.tensor, eps, angles, heads) {
+        let ops = fused::ops_in_bf16(&x.tensor);
+        match ops.and_then(|ops| ops.rms_rope(&x.tensor, &gain.tensor, eps, angles, heads)) {
             Some((y, inverse)) => (fresh(y), fresh(inverse)),
             None => rms_rope::composed_forward::<Self>(x, gain, rotation, eps),
         }
@@ -109,7 +111,7 @@ impl RmsRopeKernel for LibTorch {
     ) -> Cotangents<Self, 2> {
         let (x, gain, inverse) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
         let (angles, heads) = angles_of(&saved.rotation);
-        let pull = || fused::rms_rope_pull(x, gain, inverse, angles, heads, &d_y.tensor.contiguous());
+        let pull = || fused::ops_in_bf16(x)?.rms_rope_pull(x, gain, inverse, angles, heads, &d_y.tensor.contiguous());
         let d_x = x_wanted.then(pull).flatten().map(fresh);
         let wanted = [x_wanted && d_x.is_none(), gain_wanted];
         if wanted == [false; 2] {
@@ -205,7 +207,9 @@ impl ChannelNormKernel for LibTorch {
         let joined = Tensor::empty([before + t, h, w, c], (x.kind(), x.device())).permute([3, 0, 1, 2]);
         joined.narrow(1, 0, before).copy_(past);
         let rows = positions(&joined.narrow(1, before, t));
-        if fused::channel_norm_silu(&positions(x), &one_row(&gain.tensor), LEAST_NORM as f32, &rows).is_some() {
+        let (x_rows, gain_row) = (positions(x), one_row(&gain.tensor));
+        let ops = fused::ops_of_matrix(&x_rows);
+        if ops.and_then(|ops| ops.channel_norm_silu(&x_rows, &gain_row, LEAST_NORM as f32, &rows)).is_some() {
             return fresh(joined);
         }
         let mut y = x.mul_out(&joined.narrow(1, before, t), &factors(x));
@@ -219,9 +223,9 @@ impl ChannelNormKernel for LibTorch {
         gain: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let rows = [&x, &d_y].map(|x| positions(&x.tensor));
-        let found = fused::channel_norm_silu_pull(&rows[0], &one_row(&gain.tensor), LEAST_NORM as f32, &rows[1]);
-        match found {
+        let ([x_rows, d_rows], gain_row) = ([&x, &d_y].map(|x| positions(&x.tensor)), one_row(&gain.tensor));
+        let ops = fused::ops_of_matrix(&x_rows);
+        match ops.and_then(|ops| ops.channel_norm_silu_pull(&x_rows, &gain_row, LEAST_NORM as f32, &d_rows)) {
             Some(d_x) => fresh(volume(&d_x, &x.tensor)),
             None => hand_pull::<Self>(x, gain, d_y),
         }

@@ -2,17 +2,17 @@
 
 use burn::tensor::DType;
 
-use super::{BF16, Exact, assert_near, bf16_devices, check, devices, download, narrowed, noise};
+use super::{BF16, Exact, assert_near, bf16_devices, check, devices, download, noise, to_bf16};
 use crate::ops::{AttentionOptions, attention, attention_with, seed};
 
 fn attention_in_f64(x: &[Exact], heads: usize, scale: f64, causal: bool) -> Vec<f64> {
     let window = if causal { Some(usize::MAX) } else { None };
-    bounded_attention_in_f64(x, heads, scale, window, None)
+    softcapped_attention_in_f64(x, heads, scale, window, None)
 }
 
 /// The reference in f64. With a window, a query attends to the last `window` keys up to its own position; without one,
 /// to all keys.
-fn bounded_attention_in_f64(
+fn softcapped_attention_in_f64(
     x: &[Exact],
     heads: usize,
     scale: f64,
@@ -72,7 +72,7 @@ fn causal_attention_with_a_scale_matches_f64() {
 }
 
 #[test]
-fn attention_in_a_window_with_bounded_scores_matches_f64() {
+fn attention_with_window_and_softcap_matches_f64() {
     for (lq, lk, window, softcap) in [(20, 20, 6, None), (20, 20, 40, Some(0.8)), (6, 23, 3, Some(2.0))] {
         let inputs = [noise(lq, 8, 1), noise(lk, 8, 2), noise(lk, 8, 3)];
         let options = AttentionOptions { causal: true, window: Some(window), softcap, ..Default::default() };
@@ -81,13 +81,13 @@ fn attention_in_a_window_with_bounded_scores_matches_f64() {
             &inputs,
             1.5e-6,
             |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
-            |x| bounded_attention_in_f64(x, 2, 0.5, Some(window), softcap.map(f64::from)),
+            |x| softcapped_attention_in_f64(x, 2, 0.5, Some(window), softcap.map(f64::from)),
         );
     }
 }
 
 #[test]
-fn a_window_moves_over_many_blocks() {
+fn attention_with_window_matches_f64_over_many_blocks() {
     // Blocks have 87 query rows, and the window ends inside a block.
     let (q, k, v) = (noise(3000, 4, 1), noise(3000, 4, 2), noise(3000, 4, 3));
     for device in devices() {
@@ -103,7 +103,7 @@ fn a_window_moves_over_many_blocks() {
 }
 
 #[test]
-fn attention_in_many_blocks_equals_attention_in_one_and_its_gradients_too() {
+fn attention_and_gradients_do_not_depend_on_block_size() {
     // 3000 keys result in blocks of 87 query rows.
     let (q, k, v) = (noise(300, 16, 1), noise(3000, 16, 2), noise(3000, 16, 3));
     let weights = noise(300, 16, 4);
@@ -128,7 +128,7 @@ fn attention_in_many_blocks_equals_attention_in_one_and_its_gradients_too() {
 }
 
 #[test]
-fn attention_with_huge_or_equal_scores_stays_exact() {
+fn attention_with_huge_or_equal_scores_matches_f64() {
     let (mut huge, mut equal) = (noise(9, 8, 1), noise(9, 8, 1));
     huge.values.iter_mut().for_each(|v| *v = f64::from((*v * 4000.0) as f32));
     equal.values.fill(0.0);
@@ -147,10 +147,10 @@ fn attention_with_huge_or_equal_scores_stays_exact() {
 }
 
 #[test]
-fn attention_in_bf16_is_that_in_f32_to_the_rounding_of_bf16() {
+fn attention_in_bf16_matches_f32() {
     for (lq, lk, causal) in [(40, 70, false), (33, 33, true), (5, 20, true)] {
-        let inputs = [noise(lq, 32, 1), noise(lk, 32, 2), noise(lk, 32, 3)].map(|x| narrowed(&x));
-        let weights = narrowed(&noise(lq, 32, 4));
+        let inputs = [noise(lq, 32, 1), noise(lk, 32, 2), noise(lk, 32, 3)].map(|x| to_bf16(&x));
+        let weights = to_bf16(&noise(lq, 32, 4));
         for device in bf16_devices() {
             let run = |products: Option<DType>| {
                 let leaves = [0, 1, 2].map(|i| inputs[i].upload(&device).autodiff().require_grad());

@@ -36,7 +36,7 @@ fn channel_norm_and_its_gradients_match_f64() {
 }
 
 #[test]
-fn the_pull_of_a_channel_norm_by_hand_is_the_recorded_one() {
+fn channel_norm_vjp_matches_autodiff() {
     let (c, positions) = (6, 40);
     let (x, gain, cotangent) = (noise(c, positions, 1), noise(1, c, 2), noise(c, positions, 3));
     for device in devices() {
@@ -59,7 +59,7 @@ fn the_pull_of_a_channel_norm_by_hand_is_the_recorded_one() {
 }
 
 #[test]
-fn a_channel_norm_after_other_frames_is_both_one_after_the_other() {
+fn channel_norm_after_past_frames_matches_concatenation() {
     let (c, positions) = (6, 40);
     let inputs = [noise(c, positions / 2, 3), noise(c, positions, 1), noise(1, c, 2)];
     let cotangent = noise(c, positions * 3 / 2, 4);

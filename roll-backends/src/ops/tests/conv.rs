@@ -58,7 +58,7 @@ fn convolution_and_its_gradients_match_f64() {
 }
 
 #[test]
-fn the_pull_of_a_convolution_is_its_gradient() {
+fn convolution_vjp_matches_autodiff() {
     // Flex uses Winograd for the first two only.
     for (channels, kernel, padding) in [
         ([32, 35], [3, 3, 3], [0, 1, 1]),
@@ -94,7 +94,7 @@ fn the_pull_of_a_convolution_is_its_gradient() {
 }
 
 #[test]
-fn a_convolution_of_bf16_is_bf16() {
+fn convolution_of_bf16_is_bf16() {
     let (x, weight) = (noise(3, 60, 1), noise(2, 81, 2));
     for device in bf16_devices() {
         let volume = x.upload(&device).reshape([3, 3, 4, 5]);

@@ -108,7 +108,7 @@ fn four(x: &Tensor<2>, shape: [usize; 4]) -> Tensor<4> {
 }
 
 #[test]
-fn convolutions_with_constant_weights_and_a_function_equal_their_formulas() {
+fn fused_convolutions_and_gradients_match_f64() {
     for (index, case) in CASES.into_iter().enumerate() {
         let ([outputs, per_group, rows, columns], shape) = (case.weight, case.output());
         let weight = noise(outputs, per_group * rows * columns, 20);
@@ -121,9 +121,9 @@ fn convolutions_with_constant_weights_and_a_function_equal_their_formulas() {
                     inputs.push(noise(shape[0], shape[1..].iter().product(), 24));
                 }
                 let fused = |x: &[Tensor<2>]| {
-                    let constant = |c: &Exact| c.beside(&x[0]).reshape([outputs]);
+                    let constant = |c: &Exact| c.upload_like(&x[0]).reshape([outputs]);
                     let slopes = (epilogue == Epilogue::Slopes).then(|| constant(&slopes));
-                    let weight = four(&weight.beside(&x[0]), case.weight);
+                    let weight = four(&weight.upload_like(&x[0]), case.weight);
                     let conv = Conv2d::new(weight, Some(constant(&bias)), case.steps, epilogue, slopes);
                     let added = x.get(1).map(|added| four(added, shape));
                     let y = conv.apply(four(&x[0], case.x), added, case.padding);
@@ -143,7 +143,7 @@ fn convolutions_with_constant_weights_and_a_function_equal_their_formulas() {
 }
 
 #[test]
-fn a_convolution_without_its_function_gives_the_sums() {
+fn convolution_without_epilogue_returns_the_sums() {
     let case = CASES[1];
     let weight = noise(2, 27, 20);
     check(
@@ -151,7 +151,7 @@ fn a_convolution_without_its_function_gives_the_sums() {
         &[noise(1, 60, 23)],
         2e-5,
         |x| {
-            let weight = four(&weight.beside(&x[0]), case.weight);
+            let weight = four(&weight.upload_like(&x[0]), case.weight);
             let conv = Conv2d::new(weight, None, case.steps, Epilogue::Relu, None).sums_alone();
             let y = conv.apply(four(&x[0], case.x), None, case.padding);
             let [n, c, h, w] = y.dims();

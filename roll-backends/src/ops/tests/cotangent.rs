@@ -4,7 +4,7 @@ use super::{assert_near, devices, download, noise};
 use crate::ops::seed;
 
 #[test]
-fn seeds_give_the_gradients_of_the_weighted_sum() {
+fn seeded_gradients_match_a_weighted_sum() {
     let (x, weights) = (noise(4, 5, 1), noise(4, 5, 2));
     let expected: Vec<f64> = weights.values.iter().map(|w| 8.0 * w).collect();
     for device in devices() {

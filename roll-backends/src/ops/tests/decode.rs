@@ -8,7 +8,7 @@ use crate::ops::{DecodeCall, KeyPlace, attend_rows, decode, store_rows};
 /// Covers a prompt with a tail, a tail with a masked beginning, prompts of different lengths, and a prompt without a
 /// tail.
 #[test]
-fn rows_attend_to_their_prompt_and_their_tail_and_to_nothing_else() {
+fn decode_attention_matches_f64() {
     let place = |prompt, slot, tail, skip| KeyPlace { prompt, slot, tail, skip };
     let places = [place(0..7, 2, 3, 0), place(7..7, 0, 5, 2), place(7..40, 3, 0, 0), place(40..41, 1, 1, 0)];
     for (scale, softcap) in [(None, None), (Some(0.5), Some(1.5))] {
@@ -67,7 +67,7 @@ fn attend(places: &[KeyPlace; 4], scale: Option<f32>, softcap: Option<f32>) {
 }
 
 #[test]
-fn rows_are_stored_in_their_slots() {
+fn store_writes_rows_to_their_slots() {
     for device in devices() {
         let rows = noise(3, 4, 9);
         let zeros = Tensor::<3>::zeros([3, 2, 4], (&device, DType::F32));
@@ -95,7 +95,7 @@ fn rows_are_stored_in_their_slots() {
 
 #[test]
 #[cfg(feature = "flex")]
-fn a_row_that_any_backend_stores_in_the_place_of_another_is_exact() {
+fn store_by_index_is_exact() {
     use burn::backend::Flex;
     use burn::backend::ops::FloatTensorOps;
     use burn::tensor::TensorData;

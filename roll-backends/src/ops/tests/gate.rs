@@ -20,7 +20,7 @@ fn gated_add_and_its_gradients_match_f64() {
 }
 
 #[test]
-fn a_sum_without_a_gate_and_its_gradients_match_f64() {
+fn ungated_add_and_its_gradients_match_f64() {
     check(
         "plain sum",
         &[noise(5, 19, 1), noise(5, 19, 2)],

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{BF16, Exact, assert_near, bf16_devices, check, download, narrowed, noise};
+use super::{BF16, Exact, assert_near, bf16_devices, check, download, noise, to_bf16};
 use crate::ops::{linear, linear_lora, product, seed};
 
 pub fn product_in_f64(a: &Exact, b: &Exact) -> Exact {
@@ -56,11 +56,11 @@ fn products_and_their_gradients_match_f64() {
 }
 
 #[test]
-fn products_in_bf16_match_f64_to_the_rounding_of_bf16() {
+fn products_in_bf16_match_f64() {
     let (l, inputs, outputs, rank) = (6, 40, 24, 4);
     let x = [noise(l, inputs, 1), noise(outputs, inputs, 2), noise(rank, inputs, 4), noise(outputs, rank, 5)];
-    let x: Vec<Exact> = x.iter().map(narrowed).collect();
-    let weights = narrowed(&noise(l, outputs, 9));
+    let x: Vec<Exact> = x.iter().map(to_bf16).collect();
+    let weights = to_bf16(&noise(l, outputs, 9));
     let base = product_in_f64(&x[0], &x[1]);
     let low = product_in_f64(&product_in_f64(&x[0], &x[2]), &x[3]);
     let expected: Vec<f64> = base.values.iter().zip(&low.values).map(|(y, low)| y + 0.5 * low).collect();
@@ -93,7 +93,7 @@ fn products_in_bf16_match_f64_to_the_rounding_of_bf16() {
 }
 
 #[test]
-fn a_small_low_rank_part_is_not_lost_beside_a_large_product_in_bf16() {
+fn small_lora_contributions_survive_bf16() {
     for device in bf16_devices() {
         let ones = |rows: usize, columns: usize, value: f32| Tensor::<2>::full([rows, columns], value, &device);
         let (x, weight) = (ones(2, 8, 1.0), ones(3, 8, 125.0).cast(DType::BF16));

@@ -6,7 +6,7 @@ use crate::ops::{MaxPoolWindow, max_pool};
 const WINDOW: MaxPoolWindow = MaxPoolWindow { kernel: [2; 2], stride: [2; 2], dilation: [1; 2], padding: [(0, 0); 2] };
 
 #[test]
-fn windows_have_their_largest_number_and_give_it_the_gradient() {
+fn max_pool_and_its_gradient_match_a_direct_search() {
     let cases = [
         ([1, 2, 4, 6], WINDOW),
         ([2, 3, 7, 9], MaxPoolWindow { kernel: [3; 2], padding: [(1, 1); 2], ..WINDOW }),

@@ -4,6 +4,7 @@
 
 mod activation;
 mod attention;
+mod bf16;
 mod channel_norm;
 mod conv;
 mod conv2d;
@@ -12,7 +13,6 @@ mod decode;
 mod gate;
 mod linear;
 mod max_pool;
-mod narrow;
 mod norm;
 mod rope;
 mod scaled;
@@ -47,7 +47,7 @@ impl Exact {
     }
 
     /// Uploads to the device of `x`.
-    fn beside(&self, x: &Tensor<2>) -> Tensor<2> {
+    fn upload_like(&self, x: &Tensor<2>) -> Tensor<2> {
         self.upload(&x.device().without_autodiff())
     }
 
@@ -57,7 +57,7 @@ impl Exact {
 }
 
 /// Rounds every value to bf16.
-fn narrowed(x: &Exact) -> Exact {
+fn to_bf16(x: &Exact) -> Exact {
     let values = x.values.iter().map(|&v| f64::from(half::bf16::from_f64(v).to_f32())).collect();
     Exact { values, ..x.clone() }
 }

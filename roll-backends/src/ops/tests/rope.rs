@@ -32,13 +32,13 @@ fn rope_and_its_gradient_match_f64() {
         "rope",
         &[noise(l, heads * half * 2, 1)],
         1e-6,
-        |x| rope(x[0].clone(), cos.beside(&x[0]), sin.beside(&x[0]), heads),
+        |x| rope(x[0].clone(), cos.upload_like(&x[0]), sin.upload_like(&x[0]), heads),
         |x| rope_in_f64(&x[0].values, &[cos.clone(), sin.clone()], heads),
     );
 }
 
 #[test]
-fn rms_norm_with_a_rotation_and_its_gradients_match_f64() {
+fn rms_rope_and_its_gradients_match_f64() {
     let (l, heads, half) = (6, 3, 4);
     let width = heads * half * 2;
     let rotation = angles(l, half);
@@ -48,7 +48,7 @@ fn rms_norm_with_a_rotation_and_its_gradients_match_f64() {
             &[noise(l, width, 1), noise(1, width, 2)],
             1e-6,
             |x| {
-                let angles = rotated.then(|| rotation.each_ref().map(|angle| angle.beside(&x[0])));
+                let angles = rotated.then(|| rotation.each_ref().map(|angle| angle.upload_like(&x[0])));
                 rms_rope(x[0].clone(), x[1].clone().reshape([width]), angles, heads, 1e-6)
             },
             |x| if rotated { rope_in_f64(&rms_norm_in_f64(x), &rotation, heads) } else { rms_norm_in_f64(x) },
@@ -57,7 +57,7 @@ fn rms_norm_with_a_rotation_and_its_gradients_match_f64() {
 }
 
 #[test]
-fn rms_norm_with_a_rotation_has_the_bits_of_the_two_operators() {
+fn rms_rope_has_the_bits_of_norm_and_rope() {
     let (l, heads, half) = (6, 3, 4);
     let [x, gain, weights] = [noise(l, 24, 1), noise(1, 24, 2), noise(l, 24, 3)];
     let run = |device: &Device, fused: bool| {

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::linear::product_in_f64;
-use super::{BF16, Exact, assert_near, bf16_devices, devices, download, narrowed, noise};
+use super::{BF16, Exact, assert_near, bf16_devices, devices, download, noise, to_bf16};
 use crate::ops::{linear_scaled, seed};
 use crate::{EightBits, ScaledMatrix, ScaledRows};
 
@@ -35,7 +35,7 @@ fn vector(x: &Exact, device: &Device) -> Tensor<1> {
 }
 
 #[test]
-fn products_with_eight_bits_and_their_gradients_match_f64() {
+fn eight_bit_products_and_gradients_match_f64() {
     for kind in [EightBits::Int8, EightBits::E4m3, EightBits::E5m2] {
         let (rows, weight) = rounded(kind);
         let (x, bias, g) = (noise(ROWS, INPUTS, 1), noise(1, OUTPUTS, 3), noise(ROWS, OUTPUTS, 4));
@@ -57,14 +57,14 @@ fn products_with_eight_bits_and_their_gradients_match_f64() {
         };
         with_u8(devices()).for_each(|device| run(&device, DType::F32, 1e-5, &x, &g));
         // Codes are exact in bf16; the cotangent times the scales is rounded.
-        let (x, g) = (narrowed(&x), narrowed(&g));
+        let (x, g) = (to_bf16(&x), to_bf16(&g));
         with_u8(bf16_devices()).for_each(|device| run(&device, DType::BF16, BF16, &x, &g));
     }
 }
 
 #[test]
 #[cfg(feature = "flex")]
-fn panels_of_any_size_give_the_product_on_any_backend() {
+fn products_do_not_depend_on_panel_size() {
     use burn::backend::Flex;
     use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 

@@ -5,7 +5,7 @@
 
 use burn::tensor::{DType, Device};
 
-use super::{BF16, Exact, assert_near, bf16_devices, download, narrowed, noise};
+use super::{BF16, Exact, assert_near, bf16_devices, download, noise, to_bf16};
 use crate::ops::{AttentionOptions, attention_with, seed};
 
 const HEADS: usize = 2;
@@ -59,16 +59,16 @@ fn exact(q: &Exact, k: &Exact, v: &Exact, d_out: &Exact, chosen: &[usize]) -> [V
 }
 
 #[test]
-fn attention_in_bf16_over_the_tokens_of_a_video_matches_f64() {
+fn bf16_attention_over_a_video_matches_f64() {
     // The last size is 81 frames of 480x480; not a multiple of 128, but 147 blocks and 84 rows.
     for tokens in [84, 128, 1364, 18_900] {
         let devices = gpus();
         if devices.is_empty() {
             return;
         }
-        let [q, k, v] = [1, 2, 3].map(|seed| narrowed(&noise(tokens, HEADS * WIDTH, seed)));
+        let [q, k, v] = [1, 2, 3].map(|seed| to_bf16(&noise(tokens, HEADS * WIDTH, seed)));
         let chosen = rows(tokens);
-        let mut d_out = narrowed(&noise(tokens, HEADS * WIDTH, 4));
+        let mut d_out = to_bf16(&noise(tokens, HEADS * WIDTH, 4));
         for i in (0..tokens).filter(|i| !chosen.contains(i)) {
             d_out.values[i * d_out.columns..(i + 1) * d_out.columns].fill(0.0);
         }

@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::super::product::product_of_rows;
 use super::super::values;
 use super::padded;
-use super::softmax::{Block, Softmax, pull, softmax};
+use super::softmax::{Block, Softmax, softmax, softmax_backward};
 use crate::ops::expression::Expression;
 use crate::ops::{AttentionCall, Cotangents, tiled};
 
@@ -44,8 +44,8 @@ struct Blocks {
     /// Padded number of queries.
     rows: usize,
     columns: usize,
-    heads_at_once: usize,
-    rows_at_once: usize,
+    heads_per_block: usize,
+    rows_per_block: usize,
 }
 
 impl Blocks {
@@ -57,13 +57,13 @@ impl Blocks {
 
     fn of_scores(scores: usize, [q, k]: [&CubeTensor; 2], call: AttentionCall) -> Self {
         let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
-        let (rows, columns) = (whole(queries), whole(keys));
+        let (rows, columns) = (padded_length(queries), padded_length(keys));
         // The number of heads with this many rows each, then all the rows that fit.
         let most = (scores / (rows.min(ROWS) * columns)).clamp(1, call.heads);
         // All groups have the same size: another size would compile other kernels.
-        let heads_at_once = (1..=most).rev().find(|n| call.heads.is_multiple_of(*n)).unwrap_or(1);
-        let rows_at_once = (scores / (heads_at_once * columns) / STAGE * STAGE).clamp(STAGE, rows.max(STAGE));
-        Self { call, width: channels / call.heads, queries, keys, rows, columns, heads_at_once, rows_at_once }
+        let heads_per_block = (1..=most).rev().find(|n| call.heads.is_multiple_of(*n)).unwrap_or(1);
+        let rows_per_block = (scores / (heads_per_block * columns) / STAGE * STAGE).clamp(STAGE, rows.max(STAGE));
+        Self { call, width: channels / call.heads, queries, keys, rows, columns, heads_per_block, rows_per_block }
     }
 
     fn is_empty(&self) -> bool {
@@ -71,11 +71,11 @@ impl Blocks {
     }
 
     fn head_groups(&self) -> impl Iterator<Item = Range<usize>> {
-        pieces(self.call.heads, self.heads_at_once)
+        ranges(self.call.heads, self.heads_per_block)
     }
 
     fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> {
-        pieces(self.rows, self.rows_at_once)
+        ranges(self.rows, self.rows_per_block)
     }
 
     fn block(&self, heads: &Range<usize>, rows: &Range<usize>) -> Block {
@@ -89,24 +89,24 @@ impl Blocks {
     }
 
     /// Converts `[n, heads * width]` to contiguous `[heads, length, width]`, padded with zeros at the end of each head.
-    fn by_head(&self, x: CubeTensor, length: usize) -> Heads {
+    fn split_heads(&self, x: CubeTensor, length: usize) -> Heads {
         let x = Expression::<Cube>(x);
         let [n, _] = x.dims::<2>();
         let x = x.reshape([n, self.call.heads, self.width]).swap(0, 1).0;
         Expression(burn_cubecl::kernel::into_contiguous(padded(x, 1, length)))
     }
 
-    /// Undoes [`Blocks::by_head`]: removes the padding and casts to `dtype`.
-    fn together(&self, x: Heads, n: usize, dtype: DType) -> CubeTensor {
+    /// Undoes [`Blocks::split_heads`]: removes the padding and casts to `dtype`.
+    fn merge_heads(&self, x: Heads, n: usize, dtype: DType) -> CubeTensor {
         x.narrow(1, 0..n).swap(0, 1).reshape([n, self.call.heads * self.width]).cast(dtype).0
     }
 }
 
-fn pieces(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+fn ranges(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..total).step_by(size).map(move |start| start..(start + size).min(total))
 }
 
-fn whole(length: usize) -> usize {
+fn padded_length(length: usize) -> usize {
     length.next_multiple_of(if length > STAGE / 2 { STAGE } else { TILE })
 }
 
@@ -123,13 +123,16 @@ fn heads(x: CubeTensor) -> Heads {
 /// `[heads, rows, 2]`.
 pub fn forward(qkv: [CubeTensor; 3], call: AttentionCall) -> (CubeTensor, CubeTensor) {
     let blocks = Blocks::new([&qkv[0], &qkv[1]], call);
-    if blocks.is_empty() { tiled::forward::<Cube>(qkv, call) } else { run(&blocks, qkv) }
+    if blocks.is_empty() { tiled::forward::<Cube>(qkv, call) } else { forward_blocks(&blocks, qkv) }
 }
 
-fn run(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, CubeTensor) {
+fn forward_blocks(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, CubeTensor) {
     let dtype = q.dtype;
-    let (q, k, v) =
-        (blocks.by_head(q, blocks.rows), blocks.by_head(k, blocks.columns), blocks.by_head(v, blocks.columns));
+    let (q, k, v) = (
+        blocks.split_heads(q, blocks.rows),
+        blocks.split_heads(k, blocks.columns),
+        blocks.split_heads(v, blocks.columns),
+    );
     let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
     for group in blocks.head_groups() {
         let of = |x: &Heads| x.clone().narrow(0, group.clone());
@@ -146,7 +149,7 @@ fn run(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, CubeTensor) 
         outs.push(Expression::cat(out_rows, 1));
         softmaxes.push(Expression::cat(softmax_rows, 1));
     }
-    let out = blocks.together(Expression::cat(outs, 0), blocks.queries, dtype);
+    let out = blocks.merge_heads(Expression::cat(outs, 0), blocks.queries, dtype);
     (out, Expression::cat(softmaxes, 0).0)
 }
 
@@ -164,10 +167,10 @@ pub fn backward(
     if blocks.is_empty() {
         return tiled::backward::<Cube>(qkv, out, softmax, d_out, call, wanted);
     }
-    pull_back(&blocks, qkv, [out, d_out], softmax, wanted)
+    backward_blocks(&blocks, qkv, [out, d_out], softmax, wanted)
 }
 
-fn pull_back(
+fn backward_blocks(
     blocks: &Blocks,
     [q, k, v]: [CubeTensor; 3],
     [out, d_out]: [CubeTensor; 2],
@@ -176,9 +179,12 @@ fn pull_back(
 ) -> Cotangents<Cube, 3> {
     let dtype = q.dtype;
     let kept = Some(heads(kept)).filter(|kept| !kept.is_empty());
-    let (q, k, v) =
-        (blocks.by_head(q, blocks.rows), blocks.by_head(k, blocks.columns), blocks.by_head(v, blocks.columns));
-    let of_queries = |x: CubeTensor| blocks.by_head(x, blocks.rows);
+    let (q, k, v) = (
+        blocks.split_heads(q, blocks.rows),
+        blocks.split_heads(k, blocks.columns),
+        blocks.split_heads(v, blocks.columns),
+    );
+    let of_queries = |x: CubeTensor| blocks.split_heads(x, blocks.rows);
     let d_out = of_queries(d_out);
     let mean = (of_queries(out).cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
@@ -204,7 +210,7 @@ fn pull_back(
             };
             let d_weights = product(d_out.clone(), v.clone().t());
             let [weights, d_scores] =
-                pull(&scores, &d_weights, [max, inverse, values(of(&mean).0)], block, dtype).map(heads);
+                softmax_backward(&scores, &d_weights, [max, inverse, values(of(&mean).0)], block, dtype).map(heads);
             drop((scores, d_weights));
             if wanted[2] {
                 accumulate(&mut dv_sum, product(weights.t(), d_out));
@@ -223,7 +229,7 @@ fn pull_back(
         dv.extend(dv_sum);
     }
     [(dq, blocks.queries), (dk, blocks.keys), (dv, blocks.keys)]
-        .map(|(parts, n)| (!parts.is_empty()).then(|| blocks.together(Expression::cat(parts, 0), n, dtype)))
+        .map(|(parts, n)| (!parts.is_empty()).then(|| blocks.merge_heads(Expression::cat(parts, 0), n, dtype)))
 }
 
 /// Adds `part` to the only element of `sum`, or inserts it.
@@ -241,7 +247,7 @@ mod tests {
     use burn::backend::ops::FloatTensorOps;
     use burn::tensor::TensorData;
 
-    use super::super::super::{host, test_device, unwritten};
+    use super::super::super::{empty, test_device, to_host};
     use super::*;
 
     const CALLS: [AttentionCall; 3] = [
@@ -262,7 +268,7 @@ mod tests {
     }
 
     fn near(what: &str, found: CubeTensor, expected: CubeTensor) {
-        let (found, expected) = (host(found).unwrap(), host(expected).unwrap());
+        let (found, expected) = (to_host(found).unwrap(), to_host(expected).unwrap());
         assert_eq!(found.len(), expected.len(), "{what}");
         let largest = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
         let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -271,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_any_size_and_mask_agree_with_composed_operations_and_so_do_gradients() {
+    fn blocks_match_composed_attention_and_gradients() {
         for (queries, keys) in [(150, 150), (5, 21), (130, 200)] {
             let Some([q, k, v, d_out]) = made(queries, keys) else { return };
             for (call, scores) in CALLS.into_iter().zip([1 << 24, 1 << 15, 1]) {
@@ -281,10 +287,10 @@ mod tests {
                 let pulled =
                     tiled::backward::<Cube>(qkv.clone(), expected.clone(), softmax, d_out.clone(), call, [true; 3]);
                 let blocks = Blocks::of_scores(scores, [&q, &k], call);
-                let (out, softmax) = run(&blocks, qkv.clone());
+                let (out, softmax) = forward_blocks(&blocks, qkv.clone());
                 near(&what, out.clone(), expected);
-                for softmax in [softmax, unwritten(&out, [0])] {
-                    let found = pull_back(&blocks, qkv.clone(), [out.clone(), d_out.clone()], softmax, [true; 3]);
+                for softmax in [softmax, empty(&out, [0])] {
+                    let found = backward_blocks(&blocks, qkv.clone(), [out.clone(), d_out.clone()], softmax, [true; 3]);
                     for (found, expected) in found.into_iter().zip(pulled.clone()) {
                         near(&what, found.unwrap(), expected.unwrap());
                     }
@@ -294,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_wanted_gradients_are_found() {
+    fn only_wanted_gradients_are_computed() {
         let Some([q, k, v, d_out]) = made(5, 9) else { return };
         let (out, softmax) = forward([q.clone(), k.clone(), v.clone()], CALLS[0]);
         let found = backward([q, k, v], out, softmax, d_out, CALLS[0], [false, true, false]);
@@ -302,17 +308,17 @@ mod tests {
     }
 
     #[test]
-    fn large_calls_are_cut_into_whole_stages_and_equal_groups_of_heads() {
+    fn blocks_are_whole_stages_and_equal_groups_of_heads() {
         let Some([q, ..]) = made(1, 1) else { return };
         // Only the shape is read.
-        let long = unwritten(&q, [18_900, 40]);
+        let long = empty(&q, [18_900, 40]);
         let call = AttentionCall { heads: 40, ..CALLS[0] };
         for scores in [1 << 24, 1 << 26, 1 << 28] {
             let blocks = Blocks::of_scores(scores, [&long, &long], call);
             assert_eq!([blocks.rows, blocks.columns], [18_944; 2]);
-            assert_eq!(40 % blocks.heads_at_once, 0);
-            assert_eq!(blocks.rows_at_once % STAGE, 0);
-            assert!(blocks.heads_at_once * blocks.rows_at_once * blocks.columns <= scores);
+            assert_eq!(40 % blocks.heads_per_block, 0);
+            assert_eq!(blocks.rows_per_block % STAGE, 0);
+            assert!(blocks.heads_per_block * blocks.rows_per_block * blocks.columns <= scores);
         }
     }
 }

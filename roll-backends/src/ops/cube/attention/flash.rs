@@ -5,8 +5,6 @@
 //! has no bf16 accumulator fragment.
 
 use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::DType;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::CubeDim;
 use cubecl::prelude::Scalar;
@@ -22,6 +20,7 @@ use cubek::attention::forward::routines::{DeviceSettings, LaunchInfo, Routine};
 use cubek::std::cube_count::CubeCountStrategy;
 use half::bf16;
 
+use super::super::{elem, empty};
 use super::padded;
 use crate::ops::AttentionCall;
 use crate::ops::expression::Expression;
@@ -125,14 +124,14 @@ pub fn forward<R: Routine<Strategy = ()>>(
         mask: u8::elem_type_native(),
         out: f32::elem_type_native(),
     };
-    let out = empty_device_contiguous_dtype(q.client.clone(), q.device.clone(), [rows, channels].into(), DType::F32);
-    let by_head = |x: CubeTensor| {
+    let out = empty(&q, [rows, channels]);
+    let split_heads = |x: CubeTensor| {
         let x = Expression::<Cube>(x);
         let [rows, _] = x.dims::<2>();
         x.reshape([1, rows, call.heads, channels / call.heads]).swap(1, 2).0
     };
     let client = q.client.clone();
-    let [q, k, v] = [q, k, v].map(by_head);
+    let [q, k, v] = [q, k, v].map(split_heads);
     launch_attention::<R>(
         &client,
         q.binding(),
@@ -140,7 +139,7 @@ pub fn forward<R: Routine<Strategy = ()>>(
         v.binding(),
         None,
         // The same memory with axes swapped: the kernel writes `[rows, heads * d]`.
-        by_head(out.clone()).binding(),
+        split_heads(out.clone()).binding(),
         &types,
         BlueprintStrategy::Inferred(()),
         AttentionOptions {
@@ -150,8 +149,4 @@ pub fn forward<R: Routine<Strategy = ()>>(
     )
     .map_err(|error| format!("{error:?}").trim().to_string())?;
     Ok(Expression::<Cube>(out).narrow(0, 0..queries).cast(dtype).0)
-}
-
-fn elem(x: &CubeTensor) -> cubecl::ir::ElemType {
-    if x.dtype == DType::BF16 { bf16::elem_type_native() } else { f32::elem_type_native() }
 }

@@ -7,7 +7,7 @@ mod flash;
 mod softmax;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
@@ -15,7 +15,7 @@ use burn::tensor::{DType, FloatDType, TensorData};
 use burn_cubecl::tensor::CubeTensor;
 use cubek::attention::forward::routines::Routine;
 
-use super::{host, unwritten};
+use super::{cached, empty, to_host};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
 /// Environment variable that selects the kernel of bf16 attention, for comparisons: `flash` (the default, if the check
@@ -28,10 +28,10 @@ impl AttentionKernel for Cube {
     fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
         if qkv[0].dtype == DType::BF16
             && flash::suits(&qkv, call)
-            && is_right(&qkv[0], call)
+            && flash_is_correct(&qkv[0], call)
             && let Ok(out) = flash::forward::<flash::TensorCores>(qkv.clone(), call)
         {
-            let none = unwritten(&out, [0]);
+            let none = empty(&out, [0]);
             return (out, none);
         }
         blocks::forward(qkv, call)
@@ -63,37 +63,33 @@ fn padded(x: CubeTensor, axis: usize, length: usize) -> CubeTensor {
 /// Whether the flash kernel agrees with plain products on the device of `like`, for heads of this width. Compared once
 /// per device, width and mask, on a few rows: results depend on the device's matrix units, and a wrong kernel would not
 /// fail.
-fn is_right(like: &CubeTensor, call: AttentionCall) -> bool {
-    static COMPARED: Mutex<BTreeMap<(String, usize, bool), bool>> = Mutex::new(BTreeMap::new());
+fn flash_is_correct(like: &CubeTensor, call: AttentionCall) -> bool {
+    static CHECKED: Mutex<BTreeMap<(String, usize, bool), bool>> = Mutex::new(BTreeMap::new());
     let width = like.shape().dims::<2>()[1] / call.heads;
     let key = (format!("{:?}", like.device), width, call.causal);
-    let mut compared = COMPARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(right) = compared.get(&key) {
-        return *right;
-    }
-    let mask = if call.causal { ", causal" } else { "" };
-    let kind = format!("heads of {width} channels{mask}");
-    let right = match std::env::var(CHOICE).as_deref() {
-        Ok("blocks") => {
-            tracing::info!("attention in bf16, {kind}: blocks of products, as {CHOICE} says");
-            false
-        }
-        _ => match disagreement::<flash::TensorCores>(like, width, call.causal) {
-            None => {
-                tracing::info!("attention in bf16, {kind}: cubek's flash kernel on tensor cores");
-                true
-            }
-            Some(reason) => {
-                tracing::warn!(
-                    "cubek's flash attention does not work on this device for {kind} ({reason}): attention is computed \
-                     in blocks of plain products"
-                );
+    cached(&CHECKED, key, || {
+        let mask = if call.causal { ", causal" } else { "" };
+        let kind = format!("heads of {width} channels{mask}");
+        match std::env::var(CHOICE).as_deref() {
+            Ok("blocks") => {
+                tracing::info!("attention in bf16, {kind}: blocks of products, as {CHOICE} says");
                 false
             }
-        },
-    };
-    compared.insert(key, right);
-    right
+            _ => match disagreement::<flash::TensorCores>(like, width, call.causal) {
+                None => {
+                    tracing::info!("attention in bf16, {kind}: cubek's flash kernel on tensor cores");
+                    true
+                }
+                Some(reason) => {
+                    tracing::warn!(
+                        "cubek's flash attention does not work on this device for {kind} ({reason}): attention is computed \
+                         in blocks of plain products"
+                    );
+                    false
+                }
+            },
+        }
+    })
 }
 
 /// Compares the flash kernel with [`blocks`], at lengths that are multiples of a cube's and at other lengths, with
@@ -112,9 +108,9 @@ fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, caus
     let lengths = if causal { [(128, 128), (150, 150)] } else { [(128, 256), (75, 150)] };
     for (queries, keys) in lengths {
         let qkv = [made(queries, 1, 2.0), made(keys, 400, 2.0), made(keys, 90, 2e5)];
-        let expected = host(blocks::forward(qkv.clone(), call).0);
+        let expected = to_host(blocks::forward(qkv.clone(), call).0);
         let found = match flash::forward::<R>(qkv, call) {
-            Ok(found) => host(found),
+            Ok(found) => to_host(found),
             Err(reason) => return Some(reason),
         };
         let (Some(found), Some(expected)) = (found, expected) else {
@@ -143,7 +139,7 @@ mod tests {
 
     /// Tests cubek's flash kernel without tensor cores: it has the same layouts, scale, mask and padding.
     #[test]
-    fn the_flash_kernel_is_called_as_it_should_be() {
+    fn flash_attention_matches_blockwise_attention() {
         let Some(device) = super::super::test_device() else { return };
         let like = Cube::float_zeros([1, 1].into(), &device, FloatDType::F32);
         for (width, causal) in [(64, true), (128, false)] {

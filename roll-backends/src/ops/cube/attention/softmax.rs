@@ -5,21 +5,20 @@
 //! Columns from `keys` on and rows past the last query are padding. Masked columns get the weight 0.
 
 use burn::tensor::DType;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::super::reduction::{largest, total};
-use super::super::{cube_a_row, unwritten};
+use super::super::reduction::{max_over_units, sum_over_units};
+use super::super::{cube_per_row, empty, empty_as};
 use crate::ops::AttentionCall;
 
 /// Units per row: a power of two, because sums are reduced as a tree.
 const UNITS: u32 = 256;
 /// A lower bound of all scores: the exponential of its distance to any score is 0.
-const LEAST: f32 = -1e30;
+const MIN_SCORE: f32 = -1e30;
 /// Lower bound of the sum of a row, which is 0 if the row attends to no key.
-const NO_SUM: f32 = 1e-30;
+const MIN_SUM: f32 = 1e-30;
 
 /// The part of a call that a block of scores covers.
 #[derive(Clone, Copy)]
@@ -44,11 +43,6 @@ impl Block {
     }
 }
 
-/// An uninitialised tensor of the shape of the scores.
-fn like_scores(scores: &CubeTensor, block: Block, dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(scores.client.clone(), scores.device.clone(), block.shape.into(), dtype)
-}
-
 /// The unnormalised softmax of a block.
 pub struct Softmax {
     /// The exponentials, of the shape of the scores and the requested dtype; a single element if no dtype was
@@ -62,23 +56,20 @@ pub struct Softmax {
 
 /// Returns the softmax of `scores`, and its exponentials in `dtype` if given.
 pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
-    match dtype {
-        Some(DType::BF16) => softmax_in::<bf16>(scores, block, Some(DType::BF16)),
-        dtype => softmax_in::<f32>(scores, block, dtype.map(|_| DType::F32)),
-    }
-}
-
-fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
-    let [heads, rows, _] = block.shape;
+    let [heads, rows, columns] = block.shape;
     let found = Softmax {
         // A kernel launch needs all operands; this one is not written then.
-        exponentials: dtype.map_or_else(|| unwritten(scores, [1]), |dtype| like_scores(scores, block, dtype)),
-        max: unwritten(scores, [heads, rows, 1]),
-        inverse: unwritten(scores, [heads, rows, 1]),
+        exponentials: dtype.map_or_else(|| empty(scores, [1]), |dtype| empty_as(scores, block.shape, dtype)),
+        max: empty(scores, [heads, rows, 1]),
+        inverse: empty(scores, [heads, rows, 1]),
     };
-    let (cubes, dim) = cube_a_row(scores, block.rows(), UNITS);
+    let (cubes, dim) = cube_per_row(scores, block.rows(), UNITS);
     let AttentionCall { scale, causal, softcap, .. } = block.call;
-    exponentials::launch::<E>(
+    let launch = match dtype {
+        Some(DType::BF16) => exponentials::launch::<bf16>,
+        _ => exponentials::launch::<f32>,
+    };
+    launch(
         &scores.client,
         cubes,
         dim,
@@ -89,7 +80,7 @@ fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>)
         found.inverse.clone().into_buffer_arg(),
         block.rows(),
         rows,
-        block.shape[2],
+        columns,
         block.first,
         block.queries,
         block.keys,
@@ -107,30 +98,21 @@ fn softmax_in<E: Float>(scores: &CubeTensor, block: Block, dtype: Option<DType>)
 /// Computes, for a block of the backward pass, the weights `p` and the cotangents of the products of queries and keys,
 /// `p (d - mean) * scale`, both in `dtype`. `d` holds the cotangents of the weights, in the layout of the scores.
 /// `max`, `inverse` and `mean` (the sum of a row's weights times their cotangents) have one number per row.
-pub fn pull(
-    scores: &CubeTensor,
-    d: &CubeTensor,
-    of_rows: [CubeTensor; 3],
-    block: Block,
-    dtype: DType,
-) -> [CubeTensor; 2] {
-    match dtype {
-        DType::BF16 => pull_in::<bf16>(scores, d, of_rows, block, DType::BF16),
-        _ => pull_in::<f32>(scores, d, of_rows, block, DType::F32),
-    }
-}
-
-fn pull_in<E: Float>(
+pub fn softmax_backward(
     scores: &CubeTensor,
     d: &CubeTensor,
     [max, inverse, mean]: [CubeTensor; 3],
     block: Block,
     dtype: DType,
 ) -> [CubeTensor; 2] {
-    let [weights, d_scores] = [(); 2].map(|()| like_scores(scores, block, dtype));
-    let (cubes, dim) = cube_a_row(scores, block.rows(), UNITS);
+    let [weights, d_scores] = [(); 2].map(|()| empty_as(scores, block.shape, dtype));
+    let (cubes, dim) = cube_per_row(scores, block.rows(), UNITS);
     let AttentionCall { scale, causal, softcap, .. } = block.call;
-    cotangents::launch::<E>(
+    let launch = match dtype {
+        DType::BF16 => cotangents::launch::<bf16>,
+        _ => cotangents::launch::<f32>,
+    };
+    launch(
         &scores.client,
         cubes,
         dim,
@@ -160,7 +142,7 @@ fn pull_in<E: Float>(
 
 /// The end of the range of keys that a query attends to.
 #[cube]
-fn end_of(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> usize {
+fn key_end(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -> usize {
     let mut end = keys;
     if comptime!(causal) {
         // `query + keys - queries` may be negative.
@@ -178,7 +160,7 @@ fn end_of(query: usize, queries: usize, keys: usize, #[comptime] causal: bool) -
 
 /// The start of the range of keys that a query attends to: at most `window` keys before `end`.
 #[cube]
-fn begin_of(end: usize, window: usize) -> usize {
+fn key_begin(end: usize, window: usize) -> usize {
     let mut begin = 0usize;
     if end > window {
         begin = end - window;
@@ -202,7 +184,7 @@ fn exponentials<E: Float>(
     maxima: &mut [f32],
     inverses: &mut [f32],
     rows: usize,
-    rows_of_a_head: usize,
+    rows_per_head: usize,
     columns: usize,
     first: usize,
     queries: usize,
@@ -220,19 +202,19 @@ fn exponentials<E: Float>(
     }
     let start = CUBE_POS * columns;
     let step = units as usize;
-    let query = first + CUBE_POS % rows_of_a_head;
-    let end = end_of(query, queries, keys, causal);
-    let begin = begin_of(end, window);
+    let query = first + CUBE_POS % rows_per_head;
+    let end = key_end(query, queries, keys, causal);
+    let begin = key_begin(end, window);
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
 
-    let mut own = f32::new(LEAST);
+    let mut own = f32::new(MIN_SCORE);
     let mut i = begin + UNIT_POS as usize;
     while i < end {
         let more: f32 = max(own, score(scores[start + i], scale, cap, capped));
         own = more;
         i += step;
     }
-    let top = largest(&mut partial, own);
+    let top = max_over_units(&mut partial, own);
 
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
@@ -247,10 +229,10 @@ fn exponentials<E: Float>(
         }
         i += step;
     }
-    let sum = total(&mut partial, sum);
+    let sum = sum_over_units(&mut partial, sum);
     if UNIT_POS == 0 {
         maxima[CUBE_POS] = top;
-        let divisor: f32 = max(sum, f32::new(NO_SUM));
+        let divisor: f32 = max(sum, f32::new(MIN_SUM));
         inverses[CUBE_POS] = 1.0 / divisor;
     }
 }
@@ -265,7 +247,7 @@ fn cotangents<E: Float>(
     weights: &mut [E],
     d_scores: &mut [E],
     rows: usize,
-    rows_of_a_head: usize,
+    rows_per_head: usize,
     columns: usize,
     first: usize,
     queries: usize,
@@ -282,9 +264,9 @@ fn cotangents<E: Float>(
     }
     let start = CUBE_POS * columns;
     let step = units as usize;
-    let query = first + CUBE_POS % rows_of_a_head;
-    let end = end_of(query, queries, keys, causal);
-    let begin = begin_of(end, window);
+    let query = first + CUBE_POS % rows_per_head;
+    let end = key_end(query, queries, keys, causal);
+    let begin = key_begin(end, window);
     let top = maxima[CUBE_POS];
     let inverse = inverses[CUBE_POS];
     let mean = means[CUBE_POS];

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::Finish;
 use super::epilogue::Epilogue;
-use super::passes::Pass;
+use super::passes::{Conv2dShape, Pass};
 use super::shared_output::SharedOutput;
 use crate::ops::kernels::simd::vectorised;
 
@@ -29,7 +29,7 @@ pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
 }
 
-/// The operands of a call: what is read, and how sums are written.
+/// The operands of a call.
 pub struct Call<'a, 'p> {
     /// Number of planes: items times channels.
     pub planes: usize,
@@ -44,6 +44,20 @@ pub struct Call<'a, 'p> {
     /// `[channels, taps]`.
     pub weight: &'a [f32],
     pub finish: Finish<'a, 'p>,
+}
+
+impl<'a, 'p> Call<'a, 'p> {
+    /// The call that computes `y` from `x`.
+    pub fn new(
+        shape: Conv2dShape,
+        x: &'a [f32],
+        weight: &'a [f32],
+        y: &'a SharedOutput<'p>,
+        finish: Finish<'a, 'p>,
+    ) -> Self {
+        let Conv2dShape { items, outputs: channels, size: read, output: written, .. } = shape;
+        Self { planes: items * channels, channels, x, pulled: None, read, y, written, weight, finish }
+    }
 }
 
 /// A pass with the offsets at which its taps read in the copy of a plane.
@@ -153,9 +167,9 @@ vectorised! {
         for row in 0..rows.min(reached.saturating_sub(layout.before[0])) {
             let at = (plane * rows + row) * columns;
             let mut line = &call.x[at..at + columns];
-            if let Some((epilogue, kept)) = call.pulled {
+            if let Some((epilogue, saved)) = call.pulled {
                 scratch.line.resize(columns, 0.0);
-                epilogue.pull::<M>(plane % call.channels, &kept[at..at + columns], line, &mut scratch.line);
+                epilogue.pull::<M>(plane % call.channels, &saved[at..at + columns], line, &mut scratch.line);
                 line = &scratch.line;
             }
             for (part, &[first, start, count]) in layout.columns.iter().enumerate() {
@@ -180,8 +194,8 @@ vectorised! {
         let (pitch, channel, finish) = (layout.size[1], plane % call.channels, call.finish);
         let [rows, columns] = pass.grid;
         let bias = finish.bias.map_or(0.0, |bias| bias[channel]);
-        // Without residual and kept sums, the epilogue is applied to the columns between rows too, which is faster than
-        // row by row.
+        // Without residual and sums to write, the epilogue is applied to the columns between rows too, which is faster
+        // than row by row.
         let at_once = finish.added.is_none() && finish.sums.is_none();
         let Scratch { copy, sums, weights, .. } = scratch;
         weights.clear();

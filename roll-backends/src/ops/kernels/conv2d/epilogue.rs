@@ -23,7 +23,7 @@ pub enum Epilogue<'a> {
 }
 
 impl Epilogue<'_> {
-    /// Applies the activation to a stretch of channel `channel`.
+    /// Applies the activation to values of channel `channel`.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
         match self {
@@ -50,11 +50,11 @@ impl Epilogue<'_> {
         }
     }
 
-    /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and `kept`:
-    /// the sums if [`Epilogue::needs_sums`] is true, else the outputs.
+    /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and
+    /// `saved`: the sums if [`Epilogue::needs_sums`] is true, else the outputs.
     #[inline(always)]
-    pub fn pull<M: MulAdd>(self, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
-        let all = kept.iter().zip(d_y).zip(d_z);
+    pub fn pull<M: MulAdd>(self, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
+        let all = saved.iter().zip(d_y).zip(d_z);
         match self {
             Self::Nothing => all.for_each(|((_, d_y), d_z)| *d_z = *d_y),
             Self::Relu => all.for_each(|((y, d_y), d_z)| *d_z = if *y > 0.0 { *d_y } else { 0.0 }),

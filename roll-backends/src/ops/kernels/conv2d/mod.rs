@@ -22,7 +22,7 @@ use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::winograd::Kernels;
 
 pub use self::epilogue::Epilogue;
-pub use self::passes::Shape;
+pub use self::passes::Conv2dShape;
 
 /// The weight of a convolution, packed for the forward pass.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub enum Weights {
 
 impl Weights {
     /// Packs `weight` for convolutions of `shape`, with any number of items, size and padding.
-    pub fn new(shape: Shape, weight: &[f32]) -> Self {
+    pub fn new(shape: Conv2dShape, weight: &[f32]) -> Self {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
         }
@@ -63,7 +63,7 @@ pub enum BackwardWeights {
 
 impl BackwardWeights {
     /// Packs `weight` for convolutions of `shape`, with any number of items, size and padding.
-    pub fn new(shape: Shape, weight: &[f32]) -> Self {
+    pub fn new(shape: Conv2dShape, weight: &[f32]) -> Self {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
         }
@@ -71,7 +71,7 @@ impl BackwardWeights {
     }
 
     /// Packs for the general kernels, depthwise or not.
-    fn general(shape: Shape, weight: &[f32]) -> Self {
+    fn general(shape: Conv2dShape, weight: &[f32]) -> Self {
         if patches::applies(shape) {
             return Self::Patches(patches::pack(shape, weight));
         }
@@ -79,7 +79,7 @@ impl BackwardWeights {
             return Self::Winograd(winograd::pack(shape, weight, true));
         }
         // The taps of a pass depend only on the phase of its positions, i.e. padded position modulo stride.
-        let passes = Shape { size: shape.stride, before: [0; 2], ..shape }.backward();
+        let passes = Conv2dShape { size: shape.stride, before: [0; 2], ..shape }.backward();
         Self::Tiles(passes.iter().map(|pass| tiles::pack_backward(shape, pass, weight)).collect())
     }
 }
@@ -95,7 +95,7 @@ pub struct Outputs {
 /// Convolves x `[items, inputs, rows, columns]`, adds `bias` per output channel and `added` (of the result's shape),
 /// then applies the epilogue.
 pub fn forward(
-    shape: Shape,
+    shape: Conv2dShape,
     x: &[f32],
     weights: &Weights,
     bias: &[f32],
@@ -133,42 +133,21 @@ pub struct Finish<'a, 'p> {
 }
 
 /// Writes every output and, if `finish` has a tensor for them, every sum.
-fn fill(shape: Shape, x: &[f32], weights: &Weights, finish: Finish, y: &SharedOutput) {
+fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &SharedOutput) {
     let pass = shape.forward();
-    let call = tiles::Call {
-        items: shape.items,
-        groups: shape.groups,
-        x,
-        inputs: shape.inputs,
-        read: shape.size,
-        y,
-        outputs: shape.outputs,
-        written: shape.output,
-        finish,
-    };
+    let call = tiles::Call::new(shape, x, y, finish);
     match weights {
         Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
         Weights::Winograd(kernels) => winograd::correlate(&call, shape.before.map(|before| before as isize), kernels),
         Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
-            let call = depthwise::Call {
-                planes: shape.items * shape.outputs,
-                channels: shape.outputs,
-                x,
-                pulled: None,
-                read: shape.size,
-                y,
-                written: shape.output,
-                weight,
-                finish,
-            };
-            depthwise::correlate(&call, vec![pass], shape.taps());
+            depthwise::correlate(&depthwise::Call::new(shape, x, weight, y, finish), vec![pass], shape.taps());
         }
         Weights::Depthwise(weight) => tiles::correlate(&call, &pass, &tiles::pack_forward(shape, weight)),
     }
 }
 
 /// Returns the gradient of x, given the gradient `d_sums` of the sums.
-pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
+pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
     match weights {
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
@@ -192,47 +171,37 @@ pub fn backward(shape: Shape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<
 }
 
 /// Runs `convolve`, which must write every position of every channel, to get the gradient of x.
-fn gradient(shape: Shape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
+fn gradient(shape: Conv2dShape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
     // SAFETY: `convolve` is one of two closures in this file, and both write every element.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            convolve(&tiles::Call {
-                items: shape.items,
-                groups: shape.groups,
-                x: d_sums,
-                inputs: shape.outputs,
-                read: shape.output,
-                y: d_x,
-                outputs: shape.inputs,
-                written: shape.size,
-                finish: Finish::default(),
-            });
+            convolve(&tiles::Call::new(shape.swapped(), d_sums, d_x, Finish::default()));
         })
     }
 }
 
-/// Returns the gradient of x, given the gradient `d_y` of the result and the `kept` tensor of [`Epilogue::pull`].
+/// Returns the gradient of x, given the gradient `d_y` of the result and the `saved` tensor of [`Epilogue::pull`].
 pub fn backward_fused(
-    shape: Shape,
+    shape: Conv2dShape,
     weights: &BackwardWeights,
     epilogue: Epilogue,
-    kept: &[f32],
+    saved: &[f32],
     d_y: &[f32],
 ) -> Vec<f32> {
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {
-            return depthwise_backward(shape, passes, weight, Some((epilogue, kept)), d_y);
+            return depthwise_backward(shape, passes, weight, Some((epilogue, saved)), d_y);
         }
     }
     let plane = shape.output[0] * shape.output[1];
-    backward(shape, weights, &pull(shape.outputs, plane, epilogue, kept, d_y))
+    backward(shape, weights, &pull(shape.outputs, plane, epilogue, saved, d_y))
 }
 
-/// The gradient of x of a depthwise convolution, given the gradient `d_y` of the result if `pulled` has the epilogue and
-/// the tensor that it kept, else of the sums.
+/// The gradient of x of a depthwise convolution. `d_y` is the gradient of the sums, or of the result if `pulled` has
+/// the epilogue and the tensor that it saved.
 fn depthwise_backward(
-    shape: Shape,
+    shape: Conv2dShape,
     passes: Vec<Pass>,
     weight: &[f32],
     pulled: Option<(Epilogue, &[f32])>,
@@ -241,34 +210,24 @@ fn depthwise_backward(
     // SAFETY: the passes together cover every input position, and every channel belongs to a task.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            let call = depthwise::Call {
-                planes: shape.items * shape.inputs,
-                channels: shape.inputs,
-                x: d_y,
-                pulled,
-                read: shape.output,
-                y: d_x,
-                written: shape.size,
-                weight,
-                finish: Finish::default(),
-            };
-            depthwise::correlate(&call, passes, shape.taps());
+            let call = depthwise::Call::new(shape.swapped(), d_y, weight, d_x, Finish::default());
+            depthwise::correlate(&depthwise::Call { pulled, ..call }, passes, shape.taps());
         })
     }
 }
 
 /// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.
-pub fn pull(channels: usize, plane: usize, epilogue: Epilogue, kept: &[f32], d_y: &[f32]) -> Vec<f32> {
-    assert_eq!(kept.len(), d_y.len(), "the outputs of a convolution and their cotangents");
+pub fn pull(channels: usize, plane: usize, epilogue: Epilogue, saved: &[f32], d_y: &[f32]) -> Vec<f32> {
+    assert_eq!(saved.len(), d_y.len(), "the outputs of a convolution and their cotangents");
     // SAFETY: every plane belongs to a task.
     unsafe {
         filled(d_y.len(), |d_z| {
-            let tasks = d_y.par_chunks(plane.max(1)).zip(kept.par_chunks(plane.max(1))).enumerate();
+            let tasks = d_y.par_chunks(plane.max(1)).zip(saved.par_chunks(plane.max(1))).enumerate();
             tasks.with_min_len((1 << 15) / plane.max(1)).for_each_init(
                 Vec::new,
-                |line: &mut Vec<f32>, (i, (d_y, kept))| {
+                |line: &mut Vec<f32>, (i, (d_y, saved))| {
                     line.resize(plane, 0.0);
-                    pull_plane(epilogue, i % channels, kept, d_y, line);
+                    pull_plane(epilogue, i % channels, saved, d_y, line);
                     d_z.write(i * plane, line);
                 },
             );
@@ -277,8 +236,8 @@ pub fn pull(channels: usize, plane: usize, epilogue: Epilogue, kept: &[f32], d_y
 }
 
 vectorised! {
-    fn pull_plane<M>(epilogue: Epilogue, channel: usize, kept: &[f32], d_y: &[f32], d_z: &mut [f32]) {
-        epilogue.pull::<M>(channel, kept, d_y, d_z);
+    fn pull_plane<M>(epilogue: Epilogue, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
+        epilogue.pull::<M>(channel, saved, d_y, d_z);
     }
 }
 

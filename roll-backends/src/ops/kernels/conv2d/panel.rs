@@ -1,4 +1,4 @@
-//! im2col panel: the input that the taps of a stretch of positions read, packed for the micro-kernel.
+//! im2col panel: the input that the taps of a block of positions read, packed for the micro-kernel.
 
 use std::ops::Range;
 
@@ -9,21 +9,9 @@ use crate::ops::kernels::simd;
 use crate::ops::kernels::tile::NR;
 
 /// The input of one tap at [`NR`] adjacent positions: one cache line.
-#[derive(Clone, Copy, Default)]
-#[repr(align(64))]
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
 pub struct Line([f32; NR]);
-
-/// Views lines as floats.
-pub fn floats(lines: &[Line]) -> &[f32] {
-    // SAFETY: a line consists of sixteen f32; its size equals its alignment.
-    unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * NR) }
-}
-
-/// Views lines as mutable floats.
-pub fn floats_mut(lines: &mut [Line]) -> &mut [f32] {
-    // SAFETY: as above.
-    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * NR) }
-}
 
 /// Adjacent positions of a column that lie in one row of one item's grid.
 #[derive(Clone, Copy)]

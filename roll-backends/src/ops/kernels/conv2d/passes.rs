@@ -2,7 +2,7 @@
 
 /// Sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct Conv2dShape {
     /// Batch size.
     pub items: usize,
     /// Channels of the input.
@@ -25,7 +25,7 @@ pub struct Shape {
     pub output: [usize; 2],
 }
 
-impl Shape {
+impl Conv2dShape {
     /// Whether the convolution is depthwise: each output channel reads one input channel.
     pub fn is_depthwise(&self) -> bool {
         self.groups == self.inputs && self.groups == self.outputs
@@ -34,6 +34,12 @@ impl Shape {
     /// Number of taps of the kernel.
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
+    }
+
+    /// The sizes of the input's gradient: input and output are swapped.
+    pub fn swapped(self) -> Self {
+        let Self { inputs, outputs, size, output, .. } = self;
+        Self { inputs: outputs, outputs: inputs, size: output, output: size, ..self }
     }
 
     /// The pass that computes the output from the input.
@@ -111,9 +117,9 @@ pub struct Pass {
 impl Pass {
     /// Merges all rows into one if every position reads only itself and rows are contiguous in memory.
     pub fn flat(self, read: [usize; 2], written: [usize; 2]) -> (Self, [usize; 2], [usize; 2]) {
-        let alone = matches!(self.taps.as_slice(), [Tap { at: [0, 0], .. }]);
+        let reads_itself = matches!(self.taps.as_slice(), [Tap { at: [0, 0], .. }]);
         let steps = [self.read_step, self.write_step] == [[1; 2]; 2];
-        if !(alone && steps && read == written && self.grid == read) {
+        if !(reads_itself && steps && read == written && self.grid == read) {
             return (self, read, written);
         }
         let long = [1, read[0] * read[1]];

@@ -4,18 +4,18 @@
 use rayon::prelude::*;
 
 use super::Finish;
-use super::passes::Shape;
+use super::passes::Conv2dShape;
 use super::shared_output::filled;
 use super::tiles::{self, PackedWeight};
 
 /// Whether the windows of `shape` tile the input without overlap.
-pub fn applies(shape: Shape) -> bool {
+pub fn applies(shape: Conv2dShape) -> bool {
     shape.kernel == shape.stride && shape.dilation == [1; 2] && shape.groups == 1 && shape.taps() > 1
 }
 
 /// The 1 x 1 convolution whose output channels are (input channel, tap).
-fn product(shape: Shape) -> Shape {
-    Shape {
+fn product(shape: Conv2dShape) -> Conv2dShape {
+    Conv2dShape {
         inputs: shape.outputs,
         outputs: shape.inputs * shape.taps(),
         size: shape.output,
@@ -27,36 +27,25 @@ fn product(shape: Shape) -> Shape {
 }
 
 /// Packs the weights.
-pub fn pack(shape: Shape, weight: &[f32]) -> PackedWeight {
+pub fn pack(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let row = shape.inputs * shape.taps();
     PackedWeight::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
 }
 
 /// Returns the gradient of x, given the gradient of the sums.
-pub fn backward(shape: Shape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
+pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
     let inner = product(shape);
     let plane = shape.output[0] * shape.output[1];
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
     let by_tap = unsafe {
         filled(shape.items * inner.outputs * plane, |y| {
-            let call = tiles::Call {
-                items: shape.items,
-                groups: 1,
-                x: d_sums,
-                inputs: inner.inputs,
-                read: inner.size,
-                y,
-                outputs: inner.outputs,
-                written: inner.output,
-                finish: Finish::default(),
-            };
-            tiles::correlate(&call, &inner.forward(), packed);
+            tiles::correlate(&tiles::Call::new(inner, d_sums, y, Finish::default()), &inner.forward(), packed);
         })
     };
     let [rows, columns] = shape.size;
     let mut d_x = vec![0.0; shape.items * shape.inputs * rows * columns];
     // Window and tap of a position along an axis; `None` outside of all windows.
-    let place = |i: usize, axis: usize| {
+    let window_and_tap = |i: usize, axis: usize| {
         let (window, tap) =
             ((i + shape.before[axis]) / shape.stride[axis], (i + shape.before[axis]) % shape.stride[axis]);
         (window < shape.output[axis]).then_some((window, tap))
@@ -64,9 +53,9 @@ pub fn backward(shape: Shape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32>
     d_x.par_chunks_mut((rows * columns).max(1)).enumerate().for_each(|(channel, d_x)| {
         let of_channel = &by_tap[channel * shape.taps() * plane..][..shape.taps() * plane];
         for (row, d_x) in d_x.chunks_exact_mut(columns).enumerate() {
-            let Some((window_row, tap_row)) = place(row, 0) else { continue };
+            let Some((window_row, tap_row)) = window_and_tap(row, 0) else { continue };
             for (column, d_x) in d_x.iter_mut().enumerate() {
-                let Some((window, tap)) = place(column, 1) else { continue };
+                let Some((window, tap)) = window_and_tap(column, 1) else { continue };
                 let tap = tap_row * shape.kernel[1] + tap;
                 *d_x = of_channel[tap * plane + window_row * shape.output[1] + window];
             }

@@ -16,15 +16,15 @@ fn noise(count: usize, seed: u32) -> Vec<f32> {
 /// Padding before and after each axis.
 type Padding = [[usize; 2]; 2];
 
-fn padded(shape: Shape, [before, after]: Padding) -> Option<Shape> {
+fn padded(shape: Conv2dShape, [before, after]: Padding) -> Option<Conv2dShape> {
     let room =
         |i: usize| (shape.size[i] + before[i] + after[i]).checked_sub((shape.kernel[i] - 1) * shape.dilation[i] + 1);
     let (rows, columns) = (room(0)?, room(1)?);
-    Some(Shape { before, output: [rows / shape.stride[0] + 1, columns / shape.stride[1] + 1], ..shape })
+    Some(Conv2dShape { before, output: [rows / shape.stride[0] + 1, columns / shape.stride[1] + 1], ..shape })
 }
 
 /// Calls `f` with the indices of input, weight and output for each multiplication of the convolution.
-fn products(s: Shape, mut f: impl FnMut(usize, usize, usize)) {
+fn products(s: Conv2dShape, mut f: impl FnMut(usize, usize, usize)) {
     let (inputs, outputs) = (s.inputs / s.groups, s.outputs / s.groups);
     let tap = |place: usize, tap: usize, axis: usize| {
         let at = (place * s.stride[axis] + tap * s.dilation[axis]).checked_sub(s.before[axis]);
@@ -60,7 +60,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(s: Shape) -> Self {
+    fn new(s: Conv2dShape) -> Self {
         let count = s.items * s.outputs * s.output[0] * s.output[1];
         Self {
             x: noise(s.items * s.inputs * s.size[0] * s.size[1], 1),
@@ -73,7 +73,7 @@ impl Case {
 }
 
 /// Checks the result, sums and input gradient of one shape.
-fn check(s: Shape) {
+fn check(s: Conv2dShape) {
     let what = format!("{s:?}");
     let case = Case::new(s);
     let plane = s.output[0] * s.output[1];
@@ -90,8 +90,8 @@ fn check(s: Shape) {
     let found_sums = found.sums.unwrap_or_default();
     assert_near(&what, &found.y, &y);
     assert_near(&format!("sums of {what}"), &found_sums, &sums);
-    let alone = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, false);
-    assert!(alone.y == found.y, "{what}: the result depends on whether the sums are stored");
+    let without_sums = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, false);
+    assert!(without_sums.y == found.y, "{what}: the result depends on whether the sums are stored");
 
     let mut d_x = vec![0.0; case.x.len()];
     products(s, |x, w, y| {
@@ -104,7 +104,7 @@ fn check(s: Shape) {
     assert_near(&format!("gradient in two steps of {what}"), &backward(s, &weights, &d_sums), &d_x);
 }
 
-const BASE: Shape = Shape {
+const BASE: Conv2dShape = Conv2dShape {
     items: 1,
     inputs: 1,
     outputs: 1,
@@ -118,7 +118,7 @@ const BASE: Shape = Shape {
 };
 
 #[test]
-fn convolutions_of_every_kind_are_those_of_a_direct_loop() {
+fn convolutions_match_f64() {
     // Depthwise; groups; more inputs than a panel is deep; fewer outputs than a tile.
     for [inputs, outputs, groups] in [[1, 1, 1], [3, 8, 1], [8, 13, 1], [5, 5, 5], [8, 4, 4], [4, 8, 4]] {
         for size in [[1, 1], [1, 7], [5, 6], [9, 17]] {
@@ -127,7 +127,8 @@ fn convolutions_of_every_kind_are_those_of_a_direct_loop() {
                     for (dilation, padding) in
                         [([1, 1], [[1, 1]; 2]), ([1, 2], [[2, 0], [0, 3]]), ([1, 1], [[0; 2]; 2])]
                     {
-                        let shape = Shape { items: 2, inputs, outputs, groups, size, kernel, stride, dilation, ..BASE };
+                        let shape =
+                            Conv2dShape { items: 2, inputs, outputs, groups, size, kernel, stride, dilation, ..BASE };
                         padded(shape, padding).into_iter().for_each(check);
                     }
                 }
@@ -137,61 +138,62 @@ fn convolutions_of_every_kind_are_those_of_a_direct_loop() {
 }
 
 #[test]
-fn sums_over_more_inputs_than_a_block_and_planes_of_many_tiles_are_exact_too() {
-    let wide = Shape { inputs: 70, outputs: 20, size: [14, 15], kernel: [3, 3], ..BASE };
-    let flat = Shape { items: 3, inputs: 600, outputs: 7, size: [7, 7], ..BASE };
-    let picture = Shape { inputs: 3, outputs: 6, size: [60, 70], kernel: [3, 3], stride: [2, 2], ..BASE };
-    let each = Shape { items: 2, inputs: 9, outputs: 9, groups: 9, size: [40, 50], kernel: [3, 3], ..BASE };
+fn convolutions_of_several_blocks_match_f64() {
+    let wide = Conv2dShape { inputs: 70, outputs: 20, size: [14, 15], kernel: [3, 3], ..BASE };
+    let flat = Conv2dShape { items: 3, inputs: 600, outputs: 7, size: [7, 7], ..BASE };
+    let picture = Conv2dShape { inputs: 3, outputs: 6, size: [60, 70], kernel: [3, 3], stride: [2, 2], ..BASE };
+    let each = Conv2dShape { items: 2, inputs: 9, outputs: 9, groups: 9, size: [40, 50], kernel: [3, 3], ..BASE };
     // Some rows and columns are outside of all windows.
-    let patches = Shape { items: 2, inputs: 3, outputs: 8, size: [35, 33], kernel: [16, 16], stride: [16, 16], ..BASE };
+    let patches =
+        Conv2dShape { items: 2, inputs: 3, outputs: 8, size: [35, 33], kernel: [16, 16], stride: [16, 16], ..BASE };
     for (shape, padding) in [(wide, [[1, 1]; 2]), (flat, [[0; 2]; 2]), (picture, [[1, 1]; 2]), (each, [[1, 1]; 2])] {
         padded(shape, padding).into_iter().for_each(check);
     }
-    padded(Shape { stride: [2, 2], ..each }, [[1, 1], [0, 0]]).into_iter().for_each(check);
+    padded(Conv2dShape { stride: [2, 2], ..each }, [[1, 1], [0, 0]]).into_iter().for_each(check);
     for padding in [[[0; 2]; 2], [[0; 2], [5, 5]], [[3, 4], [1, 0]], [[0; 2], [20, 16]]] {
         padded(patches, padding).into_iter().for_each(check);
     }
 }
 
 #[test]
-fn windows_of_three_by_three_with_many_channels_are_exact_too() {
+fn winograd_convolutions_match_f64() {
     // Channels that do not fill a block and channels that exceed the depth block; rows of tiles that fill no panel,
     // several panels and exactly one; more padding than the kernel reaches.
-    let base = Shape { items: 2, inputs: 17, outputs: 19, kernel: [3, 3], ..BASE };
+    let base = Conv2dShape { items: 2, inputs: 17, outputs: 19, kernel: [3, 3], ..BASE };
     let sizes = [[1, 1], [2, 3], [7, 7], [14, 15], [9, 70]];
-    for shape in sizes.map(|size| Shape { size, ..base }) {
+    for shape in sizes.map(|size| Conv2dShape { size, ..base }) {
         for padding in [[[0; 2]; 2], [[1, 1]; 2], [[2, 0], [0, 2]], [[4, 1], [3, 5]]] {
             padded(shape, padding).into_iter().for_each(check);
         }
     }
-    let deep = Shape { items: 1, inputs: 300, outputs: 16, size: [4, 4], ..base };
-    let flat = Shape { items: 5, inputs: 16, outputs: 310, size: [2, 2], ..base };
+    let deep = Conv2dShape { items: 1, inputs: 300, outputs: 16, size: [4, 4], ..base };
+    let flat = Conv2dShape { items: 5, inputs: 16, outputs: 310, size: [2, 2], ..base };
     for shape in [deep, flat] {
         padded(shape, [[1, 1]; 2]).into_iter().for_each(check);
     }
 }
 
 #[test]
-fn positions_of_several_rows_and_items_share_a_tile() {
+fn tiles_across_rows_and_items_match_f64() {
     // Short rows with strides of one, two and three, so that a line is assembled from many rows.
     for (size, stride) in [([9, 3], [1, 1]), ([5, 5], [2, 2]), ([12, 7], [1, 2]), ([10, 10], [3, 3]), ([4, 18], [2, 1])]
     {
         for kernel in [[1, 1], [2, 3], [5, 1]] {
-            let shape = Shape { items: 3, inputs: 5, outputs: 7, size, stride, kernel, ..BASE };
+            let shape = Conv2dShape { items: 3, inputs: 5, outputs: 7, size, stride, kernel, ..BASE };
             padded(shape, [[1, 2], [2, 1]]).into_iter().for_each(check);
         }
     }
     // More taps than a panel is deep.
-    let taps = Shape { inputs: 2, outputs: 3, size: [20, 21], kernel: [18, 17], ..BASE };
+    let taps = Conv2dShape { inputs: 2, outputs: 3, size: [20, 21], kernel: [18, 17], ..BASE };
     padded(taps, [[2, 2], [3, 3]]).into_iter().for_each(check);
 }
 
 #[test]
-fn windows_that_are_far_apart_or_far_spread_need_no_memory_for_what_is_between() {
-    let each = Shape { inputs: 3, outputs: 3, groups: 3, ..BASE };
-    let apart = Shape { size: [5, 300], stride: [300, 250], ..each };
-    let spread = Shape { size: [2, 3], kernel: [2, 2], dilation: [300, 400], ..each };
-    let patches = Shape { size: [3, 2], kernel: [9, 300], stride: [9, 300], ..each };
+fn large_strides_and_dilations_match_f64() {
+    let each = Conv2dShape { inputs: 3, outputs: 3, groups: 3, ..BASE };
+    let apart = Conv2dShape { size: [5, 300], stride: [300, 250], ..each };
+    let spread = Conv2dShape { size: [2, 3], kernel: [2, 2], dilation: [300, 400], ..each };
+    let patches = Conv2dShape { size: [3, 2], kernel: [9, 300], stride: [9, 300], ..each };
     for (shape, padding) in [(apart, [[0; 2]; 2]), (spread, [[300, 400]; 2]), (patches, [[8, 299]; 2])] {
         padded(shape, padding).into_iter().for_each(check);
     }
@@ -199,8 +201,8 @@ fn windows_that_are_far_apart_or_far_spread_need_no_memory_for_what_is_between()
 
 #[test]
 #[allow(clippy::unwrap_used)]
-fn weights_packed_for_one_padding_serve_another() {
-    let shape = Shape { inputs: 3, outputs: 4, size: [7, 8], kernel: [3, 3], stride: [2, 2], ..BASE };
+fn packed_weights_do_not_depend_on_padding() {
+    let shape = Conv2dShape { inputs: 3, outputs: 4, size: [7, 8], kernel: [3, 3], stride: [2, 2], ..BASE };
     let [first, second] = [[[0, 1]; 2], [[1, 0]; 2]].map(|padding| padded(shape, padding).unwrap());
     let case = Case::new(second);
     let [own, other] = [second, first].map(|shape| BackwardWeights::new(shape, &case.weight));
@@ -208,26 +210,26 @@ fn weights_packed_for_one_padding_serve_another() {
 }
 
 #[test]
-fn a_stride_that_leaves_positions_out_gives_them_no_gradient() {
+fn positions_outside_of_all_windows_have_zero_gradient() {
     // Rows 1 and 3 are outside of all windows.
-    let shape = Shape { size: [5, 5], stride: [2, 2], output: [3, 3], ..BASE };
+    let shape = Conv2dShape { size: [5, 5], stride: [2, 2], output: [3, 3], ..BASE };
     let weights = BackwardWeights::new(shape, &[2.0]);
     let d_x = backward(shape, &weights, &[1.0; 9]);
     let expected: Vec<f32> = (0..25).map(|i| if i / 5 % 2 == 0 && i % 5 % 2 == 0 { 2.0 } else { 0.0 }).collect();
     assert_eq!(d_x, expected);
-    let tiles = Shape { inputs: 2, ..shape };
+    let tiles = Conv2dShape { inputs: 2, ..shape };
     let d_x = backward(tiles, &BackwardWeights::new(tiles, &[2.0, 3.0]), &[1.0; 9]);
     assert_eq!(d_x[..25], expected);
 }
 
 #[test]
 #[allow(clippy::unwrap_used)]
-fn one_thread_and_several_give_the_same_bits() {
+fn bits_do_not_depend_on_threads() {
     let shapes = [
-        Shape { items: 2, inputs: 40, outputs: 50, size: [20, 21], kernel: [3, 3], ..BASE },
-        Shape { inputs: 40, outputs: 50, size: [40, 50], kernel: [2, 3], ..BASE },
-        Shape { inputs: 300, outputs: 100, size: [7, 7], ..BASE },
-        Shape { inputs: 40, outputs: 40, groups: 40, size: [30, 31], kernel: [3, 3], stride: [2, 2], ..BASE },
+        Conv2dShape { items: 2, inputs: 40, outputs: 50, size: [20, 21], kernel: [3, 3], ..BASE },
+        Conv2dShape { inputs: 40, outputs: 50, size: [40, 50], kernel: [2, 3], ..BASE },
+        Conv2dShape { inputs: 300, outputs: 100, size: [7, 7], ..BASE },
+        Conv2dShape { inputs: 40, outputs: 40, groups: 40, size: [30, 31], kernel: [3, 3], stride: [2, 2], ..BASE },
     ];
     for shape in shapes.into_iter().filter_map(|s| padded(s, [[1, 1]; 2])) {
         let case = Case::new(shape);
@@ -250,7 +252,7 @@ fn one_thread_and_several_give_the_same_bits() {
 }
 
 #[test]
-fn functions_and_their_slopes_are_those_of_their_formulas() {
+fn epilogues_and_their_derivatives_match_f64() {
     let z: Vec<f32> = (-40..=40).map(|i| i as f32 / 8.0 + 0.01).collect();
     let sigmoid = |z: f64| 1.0 / (1.0 + (-z).exp());
     let slopes = [-0.25];
@@ -263,7 +265,7 @@ fn functions_and_their_slopes_are_those_of_their_formulas() {
         (Epilogue::Silu, &|z| z * sigmoid(z)),
         (Epilogue::HardSwish, &|z| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
     ];
-    let shape = Shape { size: [1, z.len()], output: [1, z.len()], ..BASE };
+    let shape = Conv2dShape { size: [1, z.len()], output: [1, z.len()], ..BASE };
     for (epilogue, f) in cases {
         let found = forward(shape, &z, &Weights::new(shape, &[1.0]), &[0.0], None, epilogue, true);
         let sums = found.sums.unwrap_or_default();
@@ -281,8 +283,8 @@ fn functions_and_their_slopes_are_those_of_their_formulas() {
 }
 
 #[test]
-fn what_is_no_number_stays_so() {
-    let shape = Shape { size: [1, 2], output: [1, 2], ..BASE };
+fn epilogues_propagate_nan() {
+    let shape = Conv2dShape { size: [1, 2], output: [1, 2], ..BASE };
     for epilogue in [
         Epilogue::Relu,
         Epilogue::Slopes(&[0.5]),
@@ -300,7 +302,7 @@ fn what_is_no_number_stays_so() {
 }
 
 #[test]
-fn the_positions_inside_are_those_that_are_counted() {
+fn inside_matches_a_direct_count() {
     for at in -7..7isize {
         for step in 1..4usize {
             for length in 1..8usize {

@@ -1,9 +1,9 @@
 //! Convolutions with several channels per group: im2col panels multiplied by packed weights in a micro-kernel.
 //!
-//! A task computes a stretch of positions for some output channels. The input of these positions is packed into a panel
+//! A task computes a block of positions for some output channels. The input of these positions is packed into a panel
 //! (`panel`) that stays in the L2 cache. Positions are counted over all items, so that small planes share tiles. `gemm`
 //! is not used: it would pack the weight in each call, and its sums would pass through memory once more for the
-//! epilogue. A sum always runs over inputs and taps in the same order, whatever the tasks are.
+//! epilogue. A sum always runs over inputs and taps in the same order for any division into tasks.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Finish;
-use super::panel::{self, Line, Lists, PanelSpec, Run, floats, runs};
-use super::passes::{Pass, Shape};
+use super::panel::{self, Line, Lists, PanelSpec, Run, runs};
+use super::passes::{Conv2dShape, Pass};
 use super::shared_output::SharedOutput;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
@@ -65,7 +65,7 @@ impl PackedWeight {
     }
 }
 
-/// The operands of a call: what is read, and how sums are written.
+/// The operands of a call.
 pub struct Call<'a, 'p> {
     /// Batch size and number of channel groups.
     pub items: usize,
@@ -79,6 +79,14 @@ pub struct Call<'a, 'p> {
     pub outputs: usize,
     pub written: [usize; 2],
     pub finish: Finish<'a, 'p>,
+}
+
+impl<'a, 'p> Call<'a, 'p> {
+    /// The call that computes `y` from `x`.
+    pub fn new(shape: Conv2dShape, x: &'a [f32], y: &'a SharedOutput<'p>, finish: Finish<'a, 'p>) -> Self {
+        let Conv2dShape { items, groups, inputs, size: read, outputs, output: written, .. } = shape;
+        Self { items, groups, x, inputs, read, y, outputs, written, finish }
+    }
 }
 
 /// One task.
@@ -98,21 +106,21 @@ fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     let (columns, tiles) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     // A small number of tasks that is not a multiple of the threads would leave threads idle.
-    let stretches = match columns.div_ceil(NC) {
+    let position_blocks = match columns.div_ceil(NC) {
         some @ 2.. if some < 8 * threads => some.next_multiple_of(threads).min(columns),
         any => any.max(1),
     };
     // If there are few positions, output channels are divided too; the same panels are then packed several times.
     let wanted = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
-    let parts = wanted.div_ceil(stretches * call.groups.max(1)).clamp(1, tiles.max(1));
+    let parts = wanted.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tiles.max(1));
     let high = tiles.div_ceil(parts).max(1);
     let mut tasks = vec![];
     for group in 0..call.groups {
-        for stretch in 0..stretches {
-            let at = |stretch: usize| (stretch * columns / stretches * NR).min(positions);
+        for block in 0..position_blocks {
+            let at = |block: usize| (block * columns / position_blocks * NR).min(positions);
             for tile in (0..tiles).step_by(high) {
                 let tiles = tile..(tile + high).min(tiles);
-                tasks.push(Task { group, positions: at(stretch)..at(stretch + 1), tiles });
+                tasks.push(Task { group, positions: at(block)..at(block + 1), tiles });
             }
         }
     }
@@ -146,21 +154,37 @@ pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
     }
 }
 
+/// Computes a task, in parts along the depth. Between parts, sums are kept in `[tiles, across]`; after the last one
+/// they go through the epilogue to the output.
 fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
     let across = task.positions.len().div_ceil(NR);
     let depth = packed.depth;
     let parts = depth.div_ceil(KC).max(1);
     let step = depth.div_ceil(parts).max(1);
-    let reading = runs(pass.grid, task.positions.clone());
-    let products = TaskProducts { call, packed, task, output_runs: &output_runs(call, pass, task), across };
-    let most = if parts > 1 { task.tiles.len() * across } else { 1 };
-    scratch.panel.resize((step * across).max(scratch.panel.len()), Line::default());
-    scratch.sums.resize(most.max(scratch.sums.len()), Sums([0.0; SUMS]));
+    let (input_runs, output_runs) = (runs(pass.grid, task.positions.clone()), output_runs(call, pass, task));
+    let tile_sums = if parts > 1 { task.tiles.len() * across } else { 1 };
+    let Scratch { panel, sums } = scratch;
+    panel.resize((step * across).max(panel.len()), Line::default());
+    sums.resize(tile_sums.max(sums.len()), Sums([0.0; SUMS]));
     for part in 0..parts {
         let range = (part * step).min(depth)..((part + 1) * step).min(depth);
-        let panel = &mut scratch.panel[..range.len() * across];
-        panel::pack(&PanelSpec { call, pass, group: task.group, runs: &reading, range: range.clone() }, panel);
-        products.multiply(range, panel, &mut scratch.sums, part == 0, part + 1 == parts);
+        let panel = &mut panel[..range.len() * across];
+        panel::pack(&PanelSpec { call, pass, group: task.group, runs: &input_runs, range: range.clone() }, panel);
+        for tiles in (task.tiles.start..task.tiles.end).step_by(MC).map(|low| low..(low + MC).min(task.tiles.end)) {
+            for column in 0..across {
+                let inputs = bytemuck::cast_slice(&panel[column * range.len()..][..range.len()]);
+                for tile in tiles.clone() {
+                    let index = if parts == 1 { 0 } else { (tile - task.tiles.start) * across + column };
+                    let sums = &mut sums[index].0;
+                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, part > 0);
+                    if part + 1 == parts {
+                        let channel = task.group * packed.outputs + tile * MR;
+                        let count = MR.min(packed.outputs - tile * MR);
+                        finish(call, output_runs.list(column), channel..channel + count, sums);
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -197,42 +221,6 @@ fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let mut output_runs = Lists::with_capacity(runs.len());
     (0..runs.len()).for_each(|column| output_runs.push(runs.list(column).iter().map(output_run)));
     output_runs
-}
-
-/// The state that the products of a task share.
-struct TaskProducts<'a, 'c, 'p> {
-    call: &'a Call<'c, 'p>,
-    packed: &'a PackedWeight,
-    task: &'a Task,
-    output_runs: &'a Lists<OutputRun>,
-    /// Micro-tiles along the positions.
-    across: usize,
-}
-
-impl TaskProducts<'_, '_, '_> {
-    /// Multiplies a panel with the weights of the task. Sums start at zero if `first`, else at `sums`
-    /// `[tiles, across]`. If `last`, results go through the epilogue to the output, else back to `sums`.
-    fn multiply(&self, range: Range<usize>, panel: &[Line], sums: &mut [Sums], first: bool, last: bool) {
-        let (all, rows) = (self.task.tiles.clone(), range.len());
-        let mut low = all.start;
-        while low < all.end {
-            let high = (low + MC).min(all.end);
-            for column in 0..self.across {
-                let inputs = floats(&panel[column * rows..][..rows]);
-                for tile in low..high {
-                    let index = if first && last { 0 } else { (tile - all.start) * self.across + column };
-                    let sums = &mut sums[index].0;
-                    accumulate(self.packed.tile(self.task.group, tile, range.clone()), inputs, sums, !first);
-                    if last {
-                        let channel = self.task.group * self.packed.outputs + tile * MR;
-                        let count = MR.min(self.packed.outputs - tile * MR);
-                        finish(self.call, self.output_runs.list(column), channel..channel + count, sums);
-                    }
-                }
-            }
-            low = high;
-        }
-    }
 }
 
 vectorised! {
@@ -277,7 +265,7 @@ pub fn store<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f3
 }
 
 /// Packs the weights for the forward pass.
-pub fn pack_forward(shape: Shape, weight: &[f32]) -> PackedWeight {
+pub fn pack_forward(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
     PackedWeight::new([shape.groups, outputs, inputs, taps], |group, output, input, tap| {
         weight[((group * outputs + output) * inputs + input) * taps + tap]
@@ -285,7 +273,7 @@ pub fn pack_forward(shape: Shape, weight: &[f32]) -> PackedWeight {
 }
 
 /// Packs the weights for a backward pass, in which inputs and outputs are swapped.
-pub fn pack_backward(shape: Shape, pass: &Pass, weight: &[f32]) -> PackedWeight {
+pub fn pack_backward(shape: Conv2dShape, pass: &Pass, weight: &[f32]) -> PackedWeight {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
     PackedWeight::new([shape.groups, inputs, outputs, pass.taps.len()], |group, input, output, tap| {
         weight[((group * outputs + output) * inputs + input) * taps + pass.taps[tap].index]

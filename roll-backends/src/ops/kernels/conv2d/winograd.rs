@@ -10,76 +10,38 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::panel::{Line, floats, floats_mut};
-use super::passes::Shape;
+use super::panel::Line;
+use super::passes::Conv2dShape;
 use super::tiles::{Call, ONE_THREAD, store};
 use crate::ops::kernels::geometry;
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};
-use crate::ops::kernels::winograd::transforms::{SPAN, result_transform, span, whole_patches};
-use crate::ops::kernels::winograd::{Kernels, PLACES};
+use crate::ops::kernels::winograd::transforms::{patch_transform, result_transform};
+use crate::ops::kernels::winograd::{ELEMENTS, Kernels, TileGrid, TileRun};
 
 /// Minimum number of channels; below, the transforms cost more than they save.
-const LEAST: usize = 16;
+const MIN_CHANNELS: usize = 16;
 /// Target size in KiB of a task's patches and sums (L2 cache). A panel takes 1 KiB per channel.
-const HELD: usize = 512;
-/// Minimum number of panels of a task, up to the size [`MOST`], so that each pass over the kernels serves several
-/// panels.
-const FEW: usize = 4;
-const MOST: usize = 4 * HELD;
+const TASK_KIB: usize = 512;
+/// Minimum number of panels of a task, up to the size [`MAX_TASK_KIB`], so that each pass over the kernels serves
+/// several panels.
+const MIN_PANELS: usize = 4;
+const MAX_TASK_KIB: usize = 4 * TASK_KIB;
 
 /// Whether convolutions of `shape` (with any number of items, size and padding) are computed here.
-pub fn applies(shape: Shape) -> bool {
+pub fn applies(shape: Conv2dShape) -> bool {
     shape.kernel == [3; 2]
         && shape.stride == [1; 2]
         && shape.dilation == [1; 2]
         && shape.groups == 1
-        && shape.inputs.min(shape.outputs) >= LEAST
+        && shape.inputs.min(shape.outputs) >= MIN_CHANNELS
 }
 
-/// The transformed kernels of the convolution or, if `turned`, of the convolution that computes its input gradient.
-pub fn pack(shape: Shape, weight: &[f32], turned: bool) -> Kernels {
-    let [inputs, outputs] = if turned { [shape.outputs, shape.inputs] } else { [shape.inputs, shape.outputs] };
-    let shape = geometry::Shape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
-    Kernels::new(shape, weight, turned)
-}
-
-/// Tiles of 2 x 2 outputs, row by row, item by item.
-struct Grid {
-    /// Tiles per column and per row.
-    down: usize,
-    across: usize,
-    tiles: usize,
-}
-
-/// Adjacent tiles of a panel that lie in one row.
-pub struct Run {
-    /// Index of the first tile in its panel.
-    lane: usize,
-    count: usize,
-    item: usize,
-    /// Row and column of the first output.
-    at: [usize; 2],
-}
-
-impl Grid {
-    fn new(items: usize, results: [usize; 2]) -> Self {
-        let [down, across] = results.map(|n| n.div_ceil(2));
-        Self { down, across, tiles: items * down * across }
-    }
-
-    fn runs(&self, panel: usize) -> Vec<Run> {
-        let (mut next, end) = (panel * NR, ((panel + 1) * NR).min(self.tiles));
-        let mut runs = vec![];
-        while next < end {
-            let (line, column) = (next / self.across, next % self.across);
-            let count = (self.across - column).min(end - next);
-            let at = [2 * (line % self.down), 2 * column];
-            runs.push(Run { lane: next % NR, count, item: line / self.down, at });
-            next += count;
-        }
-        runs
-    }
+/// The transformed kernels of the convolution or, if `transposed`, of the convolution that computes its input gradient.
+pub fn pack(shape: Conv2dShape, weight: &[f32], transposed: bool) -> Kernels {
+    let [inputs, outputs] = if transposed { [shape.outputs, shape.inputs] } else { [shape.inputs, shape.outputs] };
+    let shape = geometry::ConvShape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
+    Kernels::new(shape, weight, transposed)
 }
 
 /// One task.
@@ -88,11 +50,11 @@ struct Task {
     blocks: Range<usize>,
 }
 
-fn tasks(call: &Call, grid: &Grid) -> Vec<Task> {
-    let (panels, blocks) = (grid.tiles.div_ceil(NR), call.outputs.div_ceil(MR));
+fn tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
+    let (panels, blocks) = (grid.panels(), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     let held = |most: usize| most / (call.inputs + call.outputs);
-    let wanted = panels.div_ceil(held(HELD).max(held(MOST).min(FEW)).clamp(1, 4 * FEW));
+    let wanted = panels.div_ceil(held(TASK_KIB).max(held(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, 4 * MIN_PANELS));
     // The same number for each thread.
     let groups = if wanted < 8 * threads { wanted.next_multiple_of(threads).min(panels) } else { wanted };
     // If there are few panels, output channels are divided too; the same patches are then transformed several times.
@@ -119,34 +81,36 @@ thread_local! {
 /// Computes the convolution. `before` is the number of zeros above and to the left of the input; a negative number
 /// skips rows or columns instead.
 pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
-    let grid = Grid::new(call.items, call.written);
-    let tasks = tasks(call, &grid);
-    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(call, before, kernels, &grid, task, scratch));
-    let work = (grid.tiles * PLACES).saturating_mul(call.inputs).saturating_mul(call.outputs);
+    let grid = TileGrid::new(call.items, call.written);
+    let tasks = tasks(call, grid);
+    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(call, before, kernels, grid, task, scratch));
+    let work = (grid.tiles * ELEMENTS).saturating_mul(call.inputs).saturating_mul(call.outputs);
     match tasks.len() <= 1 || work <= ONE_THREAD {
         true => tasks.iter().for_each(run),
         false => tasks.par_iter().for_each(run),
     }
 }
 
-fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: &Grid, task: &Task, scratch: &mut Scratch) {
+fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task: &Task, scratch: &mut Scratch) {
     let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
-    // Distance in lines between two places of the transform. Odd, because with an even distance the same elements of
-    // all places would share cache sets.
-    let (pitch, apart) = (inputs | 1, (blocks * panels * SUMS / NR) | 1);
+    // Distance in lines between two elements of the transform. Odd, because with an even distance the same lanes of
+    // all elements would share cache sets.
+    let (pitch, element_stride) = (inputs | 1, (blocks * panels * SUMS / NR) | 1);
     let Scratch { patches, sums } = scratch;
-    patches.resize((panels * PLACES * pitch).max(patches.len()), Line::default());
-    sums.resize((PLACES * apart).max(sums.len()), Line::default());
-    let all: Vec<Vec<Run>> = task.panels.clone().map(|panel| grid.runs(panel)).collect();
-    for (runs, patches) in all.iter().zip(patches.chunks_exact_mut(PLACES * pitch)) {
-        patches_of(call, before, runs, floats_mut(patches), pitch * NR);
+    patches.resize((panels * ELEMENTS * pitch).max(patches.len()), Line::default());
+    sums.resize((ELEMENTS * element_stride).max(sums.len()), Line::default());
+    let all: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
+    for (runs, patches) in all.iter().zip(patches.chunks_exact_mut(ELEMENTS * pitch)) {
+        patches_of(call, before, runs, bytemuck::cast_slice_mut(patches), pitch * NR);
     }
-    for place in 0..PLACES {
-        for (block, sums) in sums[place * apart..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate() {
-            let weights = kernels.at(task.blocks.start + block, place);
+    for element in 0..ELEMENTS {
+        for (block, sums) in
+            sums[element * element_stride..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate()
+        {
+            let weights = kernels.at(task.blocks.start + block, element);
             for (panel, sums) in sums.chunks_exact_mut(SUMS / NR).enumerate() {
-                let patches = floats(&patches[(panel * PLACES + place) * pitch..][..inputs]);
-                let Some(sums) = floats_mut(sums).first_chunk_mut() else { continue };
+                let patches: &[f32] = bytemuck::cast_slice(&patches[(panel * ELEMENTS + element) * pitch..][..inputs]);
+                let Some(sums) = bytemuck::cast_slice_mut(sums).first_chunk_mut() else { continue };
                 for first in (0..inputs).step_by(KC) {
                     let range = first..(first + KC).min(inputs);
                     let (weights, patches) = (&weights[first * MR..range.end * MR], &patches[first * NR..]);
@@ -155,57 +119,38 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: &Grid, task: &T
             }
         }
     }
-    let sums = floats(sums);
+    let sums: &[f32] = bytemuck::cast_slice(sums);
     for block in 0..blocks {
         let first = (task.blocks.start + block) * MR;
         for (panel, runs) in all.iter().enumerate() {
             let sums = &sums[(block * panels + panel) * SUMS..];
-            results_of(call, runs, first..(first + MR).min(call.outputs), sums, apart * NR);
+            results_of(call, runs, first..(first + MR).min(call.outputs), sums, element_stride * NR);
         }
     }
 }
 
-/// Transforms the patches of a panel to `[place, input, tile]`; places are `apart` from each other. Lanes beyond the
+/// Transforms the patches of a panel to `[element, input, tile]`; elements are `element_stride` apart. Lanes beyond the
 /// last tile keep their old content.
-fn patches_of(call: &Call, before: [isize; 2], runs: &[Run], patches: &mut [f32], apart: usize) {
-    let [rows, columns] = call.read;
-    let [left, skipped] = [before[1].max(0), (-before[1]).max(0)].map(|n| n as usize);
+fn patches_of(call: &Call, before: [isize; 2], runs: &[TileRun], patches: &mut [f32], element_stride: usize) {
+    let plane = call.read[0] * call.read[1];
     for input in 0..call.inputs {
         for run in runs {
-            let plane = &call.x[(run.item * call.inputs + input) * rows * columns..][..rows * columns];
-            let mut edges = [[0.0; SPAN]; 4];
-            let mut seen = [&[0.0; SPAN]; 4];
-            for (i, (seen, edge)) in seen.iter_mut().zip(&mut edges).enumerate() {
-                let row = usize::try_from((run.at[0] + i) as isize - before[0]).ok().filter(|row| *row < rows);
-                if let Some(row) = row {
-                    *seen = span(&plane[row * columns..][..columns], run.at[1] + skipped, left, edge);
-                }
-            }
-            let out = &mut patches[input * NR..];
-            if run.count == NR {
-                whole_patches(seen, out, apart);
-                continue;
-            }
-            let mut all = [0.0; PLACES * NR];
-            whole_patches(seen, &mut all, NR);
-            for (place, tiles) in all.chunks_exact(NR).enumerate() {
-                let out = &mut out[place * apart + run.lane..][..run.count];
-                out.iter_mut().zip(tiles).for_each(|(to, from)| *to = *from);
-            }
+            let x = &call.x[(run.image * call.inputs + input) * plane..][..plane];
+            patch_transform(x, call.read, before, run, &mut patches[input * NR..], element_stride);
         }
     }
 }
 
 vectorised! {
-    /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Places are `apart` from
-    /// each other.
-    fn results_of<M>(call: &Call, runs: &[Run], channels: Range<usize>, sums: &[f32], apart: usize) {
+    /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Elements are
+    /// `element_stride` apart.
+    fn results_of<M>(call: &Call, runs: &[TileRun], channels: Range<usize>, sums: &[f32], element_stride: usize) {
         let [rows, columns] = call.written;
         for (lane, channel) in channels.enumerate() {
             let bias = call.finish.bias.map_or(0.0, |bias| bias[channel]);
-            let mut tiles = result_transform(&sums[lane * NR..], apart, bias);
+            let mut tiles = result_transform(&sums[lane * NR..], element_stride, bias);
             for run in runs {
-                let plane = (run.item * call.outputs + channel) * rows;
+                let plane = (run.image * call.outputs + channel) * rows;
                 for (tiles, row) in tiles.iter_mut().zip(run.at[0]..rows) {
                     let to = (plane + row) * columns + run.at[1];
                     if run.count == NR && columns - run.at[1] >= 2 * NR {

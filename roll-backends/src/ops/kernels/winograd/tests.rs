@@ -1,12 +1,12 @@
 //! Winograd convolution, compared with the plain sums in f64.
 
-use super::transforms::{patches_plain, results_plain, whole_patches};
+use super::transforms::{patches_portable, results_portable, whole_patches};
 use super::*;
 use crate::ops::test_noise::noise;
 
 /// Odd and even sizes, all kinds of padding, one to three frames of kernel and input, partial blocks of channels, and
-/// more channels than a stretch.
-const SHAPES: [Shape; 8] = [
+/// more channels than a block.
+const SHAPES: [ConvShape; 8] = [
     shape([16, 16], [1, 5, 7], 1, [0, 1, 1]),
     shape([17, 19], [3, 6, 33], 3, [0, 1, 1]),
     shape([1, 1], [1, 1, 1], 1, [0, 1, 1]),
@@ -17,8 +17,8 @@ const SHAPES: [Shape; 8] = [
     shape([3, 50], [3, 16, 16], 3, [0, 1, 1]),
 ];
 
-const fn shape([inputs, outputs]: [usize; 2], size: [usize; 3], frames: usize, padding: [usize; 3]) -> Shape {
-    Shape { inputs, outputs, size, kernel: [frames, 3, 3], padding }
+const fn shape([inputs, outputs]: [usize; 2], size: [usize; 3], frames: usize, padding: [usize; 3]) -> ConvShape {
+    ConvShape { inputs, outputs, size, kernel: [frames, 3, 3], padding }
 }
 
 fn positions(size: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
@@ -27,7 +27,7 @@ fn positions(size: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
 }
 
 /// Calls `f` with the indices of output, input and weight for each multiplication of the convolution.
-fn each_product(shape: Shape, mut f: impl FnMut(usize, usize, usize)) {
+fn each_product(shape: ConvShape, mut f: impl FnMut(usize, usize, usize)) {
     let (output, taps) = (shape.output().unwrap_or_default(), shape.kernel.iter().product::<usize>());
     let (results, points) = (output.iter().product::<usize>(), shape.size.iter().product::<usize>());
     for (p, at) in positions(output).enumerate() {
@@ -54,7 +54,7 @@ fn assert_close(what: &str, found: &[f32], expected: &[f64]) {
 }
 
 #[test]
-fn convolutions_and_their_pulls_are_the_plain_sums_to_two_millionths() {
+fn convolutions_and_gradients_match_f64() {
     for shape in SHAPES {
         let output = shape.output().unwrap_or_default();
         let taps: usize = shape.kernel.iter().product();
@@ -76,12 +76,12 @@ fn convolutions_and_their_pulls_are_the_plain_sums_to_two_millionths() {
 
 #[test]
 #[allow(clippy::unwrap_used)]
-fn the_bits_do_not_depend_on_the_threads_or_on_what_exists_at_a_time() {
+fn bits_do_not_depend_on_threads_or_cache_size() {
     for shape in SHAPES {
         let x = noise(shape.inputs * shape.size.iter().product::<usize>(), 5);
         let weight = noise(shape.inputs * shape.outputs * shape.kernel.iter().product::<usize>(), 6);
         let expected = convolve(shape, &x, &weight, false, None);
-        for (threads, bytes) in [(1, TOGETHER), (3, 0), (2, 1 << 20)] {
+        for (threads, bytes) in [(1, CACHED_BYTES), (3, 0), (2, 1 << 20)] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let found = pool.install(|| convolve_within(bytes, shape, &x, &weight, false, None));
             assert_eq!(found, expected, "{shape:?} with {threads} threads and {bytes} bytes");
@@ -90,12 +90,12 @@ fn the_bits_do_not_depend_on_the_threads_or_on_what_exists_at_a_time() {
 }
 
 #[test]
-fn transforms_without_vector_registers_have_the_same_bits() {
+fn portable_transforms_have_the_bits_of_avx2() {
     let rows = noise(4 * 34, 7);
     let rows: [&[f32; 34]; 4] = std::array::from_fn(|r| rows[r * 34..].first_chunk().unwrap_or(&[0.0; 34]));
-    let (mut wide, mut plain) = ([0.0; PLACES * NR], [0.0; PLACES * NR]);
+    let (mut wide, mut plain) = ([0.0; ELEMENTS * NR], [0.0; ELEMENTS * NR]);
     whole_patches(rows, &mut wide, NR);
-    patches_plain(rows, &mut plain, NR);
+    patches_portable(rows, &mut plain, NR);
     assert_eq!(wide, plain);
-    assert_eq!(result_transform(&wide, NR, 0.5), results_plain(&wide, NR, 0.5));
+    assert_eq!(result_transform(&wide, NR, 0.5), results_portable(&wide, NR, 0.5));
 }

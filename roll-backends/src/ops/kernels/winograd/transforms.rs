@@ -3,36 +3,32 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::__m256;
 
-use super::{Grid, MR, NR, PLACES, Run};
+use super::{ELEMENTS, MR, NR, TileRun};
 use crate::ops::kernels::simd::{self, vectorised};
 
 vectorised! {
-    /// Transforms eight kernels (`G g G^T`) and writes the first [`MR`] of them place by place; places are `apart`
-    /// from each other.
-    pub fn kernel_transform<M>(g: &[[f32; 8]; 9], out: &mut [f32], apart: usize) {
+    /// Transforms eight kernels (`G g G^T`) and writes the first [`MR`] of them element by element;
+    /// elements are `element_stride` apart.
+    pub fn kernel_transform<M>(g: &[[f32; 8]; 9], out: &mut [f32], element_stride: usize) {
+        let combined = |[a, b, d]: [f32; 3]| {
+            let outer = 0.5 * (a + d);
+            [a, outer + 0.5 * b, outer - 0.5 * b, d]
+        };
         let mut down = [[[0.0f32; 8]; 3]; 4];
         for c in 0..3 {
             for l in 0..8 {
-                let [a, b, d] = [g[c][l], g[3 + c][l], g[6 + c][l]];
-                let outer = 0.5 * (a + d);
-                down[0][c][l] = a;
-                down[1][c][l] = outer + 0.5 * b;
-                down[2][c][l] = outer - 0.5 * b;
-                down[3][c][l] = d;
+                let column = combined([g[c][l], g[3 + c][l], g[6 + c][l]]);
+                down.iter_mut().zip(column).for_each(|(down, value)| down[c][l] = value);
             }
         }
         for (r, down) in down.iter().enumerate() {
             let mut across = [[0.0f32; 8]; 4];
             for l in 0..8 {
-                let [a, b, d] = [down[0][l], down[1][l], down[2][l]];
-                let outer = 0.5 * (a + d);
-                across[0][l] = a;
-                across[1][l] = outer + 0.5 * b;
-                across[2][l] = outer - 0.5 * b;
-                across[3][l] = d;
+                let row = combined([down[0][l], down[1][l], down[2][l]]);
+                across.iter_mut().zip(row).for_each(|(across, value)| across[l] = value);
             }
             for (c, across) in across.iter().enumerate() {
-                out[(4 * r + c) * apart..][..MR].copy_from_slice(&across[..MR]);
+                out[(4 * r + c) * element_stride..][..MR].copy_from_slice(&across[..MR]);
             }
         }
     }
@@ -41,55 +37,64 @@ vectorised! {
 /// Input columns that a full panel of adjacent tiles reads.
 pub const SPAN: usize = 2 * NR + 2;
 
-/// Transforms the patches of a run (`B^T d B`) place by place; places are `apart` from each other.
-pub fn patch_transform(plane: &[f32], grid: Grid, run: &Run, out: &mut [f32], apart: usize) {
+/// Transforms the patches of a run (`B^T d B`) element by element; elements are `element_stride` apart. `plane` has
+/// `[rows, columns]`; `before` is the number of zeros above and to the left of it, or, if negative, of rows and columns
+/// to skip.
+pub fn patch_transform(
+    plane: &[f32],
+    [rows, columns]: [usize; 2],
+    before: [isize; 2],
+    run: &TileRun,
+    out: &mut [f32],
+    element_stride: usize,
+) {
     let mut edges = [[0.0; SPAN]; 4];
-    let mut seen = [&[0.0; SPAN]; 4];
-    for (i, (seen, edge)) in seen.iter_mut().zip(&mut edges).enumerate() {
-        let row = (2 * run.at[0] + i).checked_sub(grid.padding[0]).filter(|row| *row < grid.input[0]);
+    let mut patch_rows = [&[0.0; SPAN]; 4];
+    for (i, (patch_row, edge)) in patch_rows.iter_mut().zip(&mut edges).enumerate() {
+        let row = usize::try_from((run.at[0] + i) as isize - before[0]).ok().filter(|row| *row < rows);
         if let Some(row) = row {
-            *seen = span(&plane[row * grid.input[1]..][..grid.input[1]], 2 * run.at[1], grid.padding[1], edge);
+            *patch_row = span(&plane[row * columns..][..columns], run.at[1] as isize - before[1], edge);
         }
     }
     if run.count == NR {
-        return whole_patches(seen, out, apart);
+        return whole_patches(patch_rows, out, element_stride);
     }
-    let mut all = [0.0; PLACES * NR];
-    whole_patches(seen, &mut all, NR);
-    for (place, tiles) in all.chunks_exact(NR).enumerate() {
-        out[place * apart + run.lane..][..run.count].copy_from_slice(&tiles[..run.count]);
+    let mut all = [0.0; ELEMENTS * NR];
+    whole_patches(patch_rows, &mut all, NR);
+    for (element, tiles) in all.chunks_exact(NR).enumerate() {
+        let out = &mut out[element * element_stride + run.lane..][..run.count];
+        out.iter_mut().zip(tiles).for_each(|(to, from)| *to = *from);
     }
 }
 
-/// Returns [`SPAN`] columns from `start` on of a row that is padded with `left` zeros before it and with zeros after
-/// it. If they reach beyond the row, they are assembled in `edge`, which must be zero.
+/// Returns [`SPAN`] columns of a row, which is padded with zeros on both sides, from column `start` on. If they reach
+/// beyond the row, they are assembled in `edge`, which must be zero.
 #[inline(always)]
-pub fn span<'a>(row: &'a [f32], start: usize, left: usize, edge: &'a mut [f32; SPAN]) -> &'a [f32; SPAN] {
-    let inside = start.checked_sub(left).and_then(|from| row.get(from..)?.first_chunk());
-    if let Some(inside) = inside {
+fn span<'a>(row: &'a [f32], start: isize, edge: &'a mut [f32; SPAN]) -> &'a [f32; SPAN] {
+    if let Some(inside) = usize::try_from(start).ok().and_then(|from| row.get(from..)?.first_chunk()) {
         return inside;
     }
-    let before = left.saturating_sub(start).min(SPAN);
-    let from = (start + before - left).min(row.len());
+    let before = ((-start).max(0) as usize).min(SPAN);
+    let from = (start.max(0) as usize).min(row.len());
     let count = (SPAN - before).min(row.len() - from);
     edge[before..before + count].copy_from_slice(&row[from..from + count]);
     edge
 }
 
 /// Transforms the patches of a whole panel, given its four input rows.
-pub fn whole_patches(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+pub fn whole_patches(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize) {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
-        return unsafe { patches_wide(seen, out, apart) };
+        return unsafe { patches_avx2(rows, out, element_stride) };
     }
-    patches_plain(seen, out, apart);
+    patches_portable(rows, out, element_stride);
 }
 
 /// [`whole_patches`] with AVX2 intrinsics: without them the compiler moves elements with a stride of two one by one.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+fn patches_avx2(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize) {
     use std::arch::x86_64::{
         _mm256_add_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute4x64_pd, _mm256_shuffle_ps,
         _mm256_storeu_ps, _mm256_sub_ps,
@@ -102,7 +107,7 @@ fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
                 // SAFETY: these are eight numbers.
                 unsafe { _mm256_loadu_ps(row.as_ptr()) }
             };
-            let [a, b, c, d] = [load(seen[0]), load(seen[1]), load(seen[2]), load(seen[3])];
+            let [a, b, c, d] = [load(rows[0]), load(rows[1]), load(rows[2]), load(rows[3])];
             [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)]
         };
         let (first, second) = ([down(0), down(8)], [down(2), down(10)]);
@@ -116,7 +121,7 @@ fn patches_wide(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
             let d = _mm256_shuffle_ps::<0b11_01_11_01>(low_2, high_2);
             let across = [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)];
             for (c, across) in across.into_iter().enumerate() {
-                let out = &mut out[(4 * r + c) * apart + half..][..HALF];
+                let out = &mut out[(4 * r + c) * element_stride + half..][..HALF];
                 // SAFETY: these are eight numbers.
                 unsafe { _mm256_storeu_ps(out.as_mut_ptr(), in_order(across)) };
             }
@@ -130,33 +135,33 @@ const HALF: usize = NR / 2;
 
 /// [`whole_patches`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
-pub fn patches_plain(seen: [&[f32; SPAN]; 4], out: &mut [f32], apart: usize) {
+pub fn patches_portable(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize) {
     let combined = |[a, b, c, d]: [f32; 4]| [a - c, b + c, c - b, b - d];
     for l in 0..NR {
-        let down: [[f32; 4]; 4] = std::array::from_fn(|i| combined(seen.map(|row| row[2 * l + i])));
+        let down: [[f32; 4]; 4] = std::array::from_fn(|i| combined(rows.map(|row| row[2 * l + i])));
         for r in 0..4 {
             for (c, value) in combined(down.map(|down| down[r])).into_iter().enumerate() {
-                out[(4 * r + c) * apart + l] = value;
+                out[(4 * r + c) * element_stride + l] = value;
             }
         }
     }
 }
 
-/// Transforms a panel of sums back (`A^T m A`) and adds the bias: returns both output rows of its tiles. Places are
-/// `apart` from each other.
-pub fn result_transform(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
+/// Transforms a panel of sums back (`A^T m A`) and adds the bias: returns both output rows of its tiles. Elements are
+/// `element_stride` apart.
+pub fn result_transform(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
-        return unsafe { results_wide(sums, apart, bias) };
+        return unsafe { results_avx2(sums, element_stride, bias) };
     }
-    results_plain(sums, apart, bias)
+    results_portable(sums, element_stride, bias)
 }
 
 /// [`result_transform`] with AVX2 intrinsics.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
+fn results_avx2(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
     use std::arch::x86_64::{
         _mm256_add_ps, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
         _mm256_unpackhi_ps, _mm256_unpacklo_ps,
@@ -168,7 +173,7 @@ fn results_wide(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
         for c in 0..4 {
             let mut m = [_mm256_setzero_ps(); 4];
             for (r, m) in m.iter_mut().enumerate() {
-                let sums = &sums[(4 * r + c) * apart + half..][..HALF];
+                let sums = &sums[(4 * r + c) * element_stride + half..][..HALF];
                 // SAFETY: these are eight numbers.
                 *m = unsafe { _mm256_loadu_ps(sums.as_ptr()) };
             }
@@ -200,11 +205,12 @@ fn two_of_four(m: [__m256; 4]) -> [__m256; 2] {
 
 /// [`result_transform`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
-pub fn results_plain(sums: &[f32], apart: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
+pub fn results_portable(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
     let combined = |m: [f32; 4]| [m[0] + m[1] + m[2], m[1] - m[2] - m[3]];
     let mut rows = [[0.0; 2 * NR]; 2];
     for l in 0..NR {
-        let up: [[f32; 2]; 4] = std::array::from_fn(|c| combined([0, 4, 8, 12].map(|r| sums[(r + c) * apart + l])));
+        let up: [[f32; 2]; 4] =
+            std::array::from_fn(|c| combined([0, 4, 8, 12].map(|r| sums[(r + c) * element_stride + l])));
         for (r, row) in rows.iter_mut().enumerate() {
             let [left, right] = combined(up.map(|up| up[r]));
             [row[2 * l], row[2 * l + 1]] = [left + bias, right + bias];

@@ -9,8 +9,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::launch::{Kernel, Launch, Machine};
-use super::nvrtc::{Nvrtc, Output, SOURCE, open, symbol, text};
+use super::launch::{Kernel, Launch, LaunchShape, Launcher};
+use super::nvrtc::{Nvrtc, SOURCE, open, symbol, text};
 
 const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
@@ -114,7 +114,7 @@ impl Driver {
 }
 
 /// One GPU with the fused kernels loaded.
-pub(super) struct Gpu {
+pub struct Gpu {
     number: usize,
     driver: Driver,
     /// The primary context, which torch uses: its tensors are memory of this context.
@@ -165,7 +165,7 @@ impl Gpu {
             driver.check("cuDevicePrimaryCtxRetain", (driver.retain)(&mut context, device))?;
         }
         let architecture = format!("sm_{}{}", capability[0], capability[1]);
-        let code = Nvrtc::load()?.compile(SOURCE, &architecture, Output::Code)?;
+        let code = Nvrtc::load()?.compile(SOURCE, &architecture)?;
         let kernels = driver.within(context, || {
             let mut module = null_mut();
             // SAFETY: an ELF image contains its own size.
@@ -174,7 +174,7 @@ impl Gpu {
             for kernel in Kernel::ALL {
                 let mut function = null_mut();
                 // SAFETY: the module stays loaded.
-                let found = unsafe { (driver.function)(&mut function, module, kernel.name().as_ptr()) };
+                let found = unsafe { (driver.function)(&mut function, module, kernel.0.as_ptr()) };
                 driver.check("cuModuleGetFunction", found)?;
                 kernels.push((kernel, function));
             }
@@ -201,12 +201,12 @@ impl Gpu {
 
     fn function(&self, kernel: Kernel) -> Result<Handle, String> {
         let found = self.kernels.iter().find(|(found, _)| *found == kernel);
-        found.map(|(_, function)| *function).ok_or_else(|| format!("{kernel:?} is not loaded"))
+        found.map(|(_, function)| *function).ok_or_else(|| format!("{:?} is not loaded", kernel.0))
     }
 
     fn queue(&self, launch: &mut Launch) -> Result<(), String> {
         let function = self.function(launch.kernel)?;
-        let (grid, [block_x, block_y]) = (launch.grid, launch.block);
+        let LaunchShape { grid, block: [block_x, block_y] } = launch.shape;
         let mut parameters = launch.parameters();
         self.driver.within(self.context, || {
             // SAFETY: number and types of the parameters are those of the kernel; they are copied before the call
@@ -231,13 +231,13 @@ impl Gpu {
     }
 }
 
-impl Machine for Gpu {
+impl Launcher for Arc<Gpu> {
     fn launch(&self, launch: &mut Launch) -> Result<(), String> {
         let result = self.queue(launch);
         if let Err(reason) = &result
             && !self.has_failed.swap(true, Ordering::Relaxed)
         {
-            warn(self.number, &format!("{:?}: {reason}", launch.kernel));
+            warn(self.number, &format!("{:?}: {reason}", launch.kernel.0));
         }
         result
     }

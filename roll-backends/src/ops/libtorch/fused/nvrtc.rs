@@ -38,23 +38,13 @@ pub(super) struct Nvrtc {
     file: String,
 }
 
-/// The output of [`Nvrtc::compile`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Output {
-    /// Machine code (CUBIN) of one architecture, which loads in milliseconds without the driver's compiler.
-    Code,
-    /// PTX, which `ptxas` and other tools read.
-    #[cfg_attr(not(test), allow(dead_code, reason = "tests count registers with it"))]
-    Ptx,
-}
-
 impl Nvrtc {
     /// Loads the NVRTC near torch's libraries, else the one that the system's loader finds. Fails with the missing
     /// part.
     pub(super) fn load() -> Result<Self, String> {
-        let beside = beside_loaded();
+        let nearby = near_loaded();
         let mut reasons = Vec::new();
-        for path in beside.iter().map(PathBuf::as_path).chain(NAMES.map(Path::new)) {
+        for path in nearby.iter().map(PathBuf::as_path).chain(NAMES.map(Path::new)) {
             match Self::open(path) {
                 Ok(found) => return Ok(found),
                 Err(reason) => reasons.push(reason),
@@ -98,13 +88,10 @@ impl Nvrtc {
         &self.file
     }
 
-    /// Compiles `source` for an architecture such as `sm_90`. Fails with NVRTC's log.
-    pub(super) fn compile(&self, source: &str, architecture: &str, output: Output) -> Result<Vec<u8>, String> {
+    /// Compiles `source` for an architecture: such as `sm_90` to machine code (CUBIN), which loads in milliseconds
+    /// without the driver's compiler, or such as `compute_90` to PTX, which other tools read. Fails with NVRTC's log.
+    pub(super) fn compile(&self, source: &str, architecture: &str) -> Result<Vec<u8>, String> {
         let source = CString::new(source).map_err(|_| "the source of the kernels has a zero byte".to_string())?;
-        let architecture = match output {
-            Output::Code => architecture.to_owned(),
-            Output::Ptx => architecture.replace("sm_", "compute_"),
-        };
         let option = CString::new(format!("--gpu-architecture={architecture}")).map_err(|e| e.to_string())?;
         let options = [option.as_ptr(), c"--std=c++17".as_ptr()];
         let mut program = null_mut();
@@ -114,10 +101,8 @@ impl Nvrtc {
         // SAFETY: as above; the number of options matches.
         let compiled = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", compiled) {
-            Ok(()) => match output {
-                Output::Code => self.bytes(program, self.code_size, self.code),
-                Output::Ptx => self.bytes(program, self.ptx_size, self.ptx),
-            },
+            Ok(()) if architecture.starts_with("sm_") => self.bytes(program, self.code_size, self.code),
+            Ok(()) => self.bytes(program, self.ptx_size, self.ptx),
             Err(error) => {
                 let log = self.bytes(program, self.log_size, self.log).unwrap_or_default();
                 let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
@@ -195,13 +180,13 @@ fn open_builtins(compiler: &Path) {
 }
 
 /// NVRTC libraries in and near the folders of the CUDA libraries that this process has loaded.
-fn beside_loaded() -> Vec<PathBuf> {
+fn near_loaded() -> Vec<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    compilers(&loaded(&maps))
+    nvrtc_files(&cuda_folders(&maps))
 }
 
 /// The folders of CUDA's and torch's libraries in a process's memory map.
-fn loaded(maps: &str) -> BTreeSet<PathBuf> {
+fn cuda_folders(maps: &str) -> BTreeSet<PathBuf> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
     let cuda = paths.filter(|path| NEIGHBOURS.iter().any(|name| name_of(path).starts_with(name)));
     cuda.filter_map(|path| path.parent().map(Path::to_path_buf)).collect()
@@ -209,21 +194,21 @@ fn loaded(maps: &str) -> BTreeSet<PathBuf> {
 
 /// NVRTC libraries in `folders`, then in the folders of NVIDIA's packages: `nvidia/*/lib`, two levels above `torch/lib`
 /// or `nvidia/cuda_runtime/lib`.
-fn compilers(folders: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+fn nvrtc_files(folders: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = folders.iter().cloned().collect();
     for folder in folders {
         for up in ["../../nvidia", "../.."] {
             let Ok(packages) = folder.join(up).canonicalize() else { continue };
             if packages.ends_with("nvidia") {
-                let mut beside: Vec<_> = files(&packages).into_iter().map(|package| package.join("lib")).collect();
-                beside.sort();
-                all.extend(beside);
+                let mut nearby: Vec<_> = files(&packages).into_iter().map(|package| package.join("lib")).collect();
+                nearby.sort();
+                all.extend(nearby);
             }
         }
     }
     let mut found = Vec::new();
     for folder in all {
-        let mut here: Vec<_> = files(&folder).into_iter().filter(|path| is_compiler(&name_of(path))).collect();
+        let mut here: Vec<_> = files(&folder).into_iter().filter(|path| is_nvrtc(&name_of(path))).collect();
         here.sort();
         for path in here {
             if !found.contains(&path) {
@@ -236,7 +221,7 @@ fn compilers(folders: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
 
 /// Whether a file is NVRTC, e.g. `libnvrtc.so.13`, or `libnvrtc-672ee683.so.12` in libtorch's archives. Excludes its
 /// second library and the variant for old processors.
-fn is_compiler(name: &str) -> bool {
+fn is_nvrtc(name: &str) -> bool {
     name.starts_with("libnvrtc") && name.contains(".so") && !name.contains("builtins") && !name.contains(".alt.")
 }
 
@@ -254,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fused_kernels_find_the_compiler_that_torch_brings_along() {
+    fn fused_kernels_find_nvrtc_of_torch() {
         let site = tempfile::tempdir().unwrap();
         let site = site.path().canonicalize().unwrap();
         let make = |folder: &str, names: &[&str]| {
@@ -275,14 +260,14 @@ mod tests {
                 "7f0000000000-7f0000001000 r--p 00000000 08:01 42    {}\n7f0000002000-7f0000003000 rw-p 00000000 00:00 0\n",
                 at(library)
             );
-            assert_eq!(compilers(&loaded(&maps)), expected, "{library}");
+            assert_eq!(nvrtc_files(&cuda_folders(&maps)), expected, "{library}");
         }
-        assert_eq!(loaded("7f00-7f01 r--p 00 08:01 4 /usr/lib/libc.so.6\n"), BTreeSet::new());
-        assert!(is_compiler("libnvrtc-672ee683.so.12") && !is_compiler("libnvrtc-builtins.so.12.4"));
+        assert_eq!(cuda_folders("7f00-7f01 r--p 00 08:01 4 /usr/lib/libc.so.6\n"), BTreeSet::new());
+        assert!(is_nvrtc("libnvrtc-672ee683.so.12") && !is_nvrtc("libnvrtc-builtins.so.12.4"));
     }
 
     #[test]
-    fn fused_kernels_without_a_compiler_say_what_is_missing() {
+    fn missing_nvrtc_is_named_in_the_error() {
         let error = Nvrtc::open(Path::new("/nowhere/libnvrtc.so.13")).err().unwrap();
         assert!(error.contains("/nowhere/libnvrtc.so.13"), "{error}");
     }

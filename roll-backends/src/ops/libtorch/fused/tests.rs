@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::nvrtc::{Nvrtc, Output, SOURCE};
+use super::nvrtc::{Nvrtc, SOURCE};
 use super::*;
 
 const EPS: f64 = 1e-6;
@@ -29,9 +29,9 @@ struct Emulation {
     from_the_last: bool,
 }
 
-impl Machine for Emulation {
+impl Launcher for Emulation {
     fn launch(&self, launch: &mut Launch) -> Result<(), String> {
-        let (name, grid, block) = (launch.kernel.name(), launch.grid, launch.block);
+        let (name, grid, block) = (launch.kernel.0, launch.shape.grid, launch.shape.block);
         let mut parameters = launch.parameters();
         // SAFETY: the parameters are those of the kernel and point to CPU tensors.
         let code = unsafe {
@@ -98,7 +98,7 @@ fn assert_near(what: &str, found: &Tensor, exact: &Tensor, relative: f64) {
 }
 
 /// Rotates the pairs of `[L, H * d]` by angles, `[L, d / 2]`.
-fn turned(x: &Tensor, [cos, sin]: [&Tensor; 2], heads: i64) -> Tensor {
+fn rotated(x: &Tensor, [cos, sin]: [&Tensor; 2], heads: i64) -> Tensor {
     let (rows, half) = (x.size()[0], cos.size()[1]);
     let pairs = x.reshape([rows, heads, half, 2]);
     let (even, odd) = (pairs.select(3, 0), pairs.select(3, 1));
@@ -107,7 +107,7 @@ fn turned(x: &Tensor, [cos, sin]: [&Tensor; 2], heads: i64) -> Tensor {
 }
 
 /// Checks the norms and gates at one shape, with operands shared by all rows or `per_row`.
-fn check_layers<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2], per_row: bool) {
+fn check_layers<L: Launcher>(ops: &FusedOps<L>, device: Device, [rows, width]: [i64; 2], per_row: bool) {
     let what = |name: &str| format!("{name} of [{rows}, {width}], operands per row: {per_row}");
     let operands = if per_row { rows } else { 1 };
     let float = |rows: i64, seed: i64| noise(rows, width, seed, device).to_kind(Kind::Float);
@@ -115,7 +115,7 @@ fn check_layers<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, widt
     let (x, gain, shift) = (float(rows, 1) + 3.0, float(operands, 2), float(operands, 3));
     let (x64, gain64) = (double(&x), double(&gain));
 
-    let (y, moments) = on.layer_norm(&x, &gain, &shift, EPS).expect("served");
+    let (y, moments) = ops.layer_norm(&x, &gain, &shift, EPS).expect("supported");
     assert_eq!((y.kind(), moments.kind()), (Kind::BFloat16, Kind::Float));
     let centre = mean(&x64);
     let inverse = (mean(&(&x64 - &centre).square()) + EPS).rsqrt();
@@ -125,7 +125,7 @@ fn check_layers<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, widt
     assert_near(&what("inverse"), &moments.narrow(1, 1, 1), &inverse, 1e-6);
 
     let d_y = float(rows, 4).to_kind(Kind::BFloat16);
-    let d_x = on.layer_norm_pull(&x, &gain, &moments, &d_y).expect("served");
+    let d_x = ops.layer_norm_pull(&x, &gain, &moments, &d_y).expect("supported");
     let d = double(&d_y) * &gain64;
     let exact = (&d - mean(&d) - &normed * mean(&(&d * &normed))) * &inverse;
     assert_eq!(d_x.kind(), Kind::Float);
@@ -133,17 +133,17 @@ fn check_layers<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, widt
 
     for gate in [Some(&gain), None] {
         let scale = gate.map_or(Tensor::ones([1, width], (Kind::Double, device)), double);
-        let z = on.gated_add(&x, &d_y, gate).expect("served");
+        let z = ops.gated_add(&x, &d_y, gate).expect("supported");
         assert_eq!(z.kind(), Kind::Float);
         assert_near(&what("gated_add"), &z, &(&x64 + double(&d_y) * &scale), 0.0);
-        let d_y = on.gate_pull(&x, gate).expect("served");
+        let d_y = ops.gate_pull(&x, gate).expect("supported");
         assert_eq!(d_y.kind(), Kind::BFloat16);
         assert_near(&what("gate_pull"), &d_y, &(&x64 * scale), BF16);
     }
 }
 
 /// Checks the RMS norm at one shape, with and without angles.
-fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2], heads: i64) {
+fn check_rms<L: Launcher>(ops: &FusedOps<L>, device: Device, [rows, width]: [i64; 2], heads: i64) {
     let what = |name: &str| format!("{name} of [{rows}, {width}], {heads} heads");
     let double = |x: &Tensor| x.to_kind(Kind::Double);
     let x = noise(rows, width, 1, device).to_kind(Kind::BFloat16);
@@ -155,12 +155,12 @@ fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]:
     let x64 = double(&x);
     let exact_inverse = (mean(&x64.square()) + EPS).rsqrt();
     for rotation in [Some([&cos, &sin]), None] {
-        let (y, inverse) = on.rms_rope(&x, &gain, EPS, rotation, heads).expect("served");
-        let d_x = on.rms_rope_pull(&x, &gain, &inverse, rotation, heads, &d_y).expect("served");
+        let (y, inverse) = ops.rms_rope(&x, &gain, EPS, rotation, heads).expect("supported");
+        let d_x = ops.rms_rope_pull(&x, &gain, &inverse, rotation, heads, &d_y).expect("supported");
         assert_eq!((y.kind(), inverse.kind(), d_x.kind()), (Kind::BFloat16, Kind::Float, Kind::BFloat16));
         let scaled = &x64 * &exact_inverse * double(&gain);
         let (exact, d) = match rotation {
-            Some(_) => (turned(&scaled, [&cos64, &sin64], heads), turned(&double(&d_y), [&cos64, &-&sin64], heads)),
+            Some(_) => (rotated(&scaled, [&cos64, &sin64], heads), rotated(&double(&d_y), [&cos64, &-&sin64], heads)),
             None => (scaled, double(&d_y)),
         };
         assert_near(&what("rms_rope"), &y, &exact, BF16);
@@ -172,7 +172,7 @@ fn check_rms<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]:
 }
 
 /// Checks the channel norm at one shape, in f32 and bf16. The first row is zero.
-fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows, width]: [i64; 2]) {
+fn check_channel_norm<L: Launcher>(ops: &FusedOps<L>, device: Device, [rows, width]: [i64; 2]) {
     const LEAST: f32 = 1e-12;
     let double = |x: &Tensor| x.to_kind(Kind::Double);
     let gain = noise(1, width, 3, device).to_kind(Kind::Float);
@@ -185,8 +185,8 @@ fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows
         // Writes into a part of a larger tensor.
         let larger = Tensor::full([rows + 2, width], 7.0, (kind, device));
         let y = larger.narrow(0, 2, rows);
-        on.channel_norm_silu(&x, &gain, LEAST, &y).expect("served");
-        let d_x = on.channel_norm_silu_pull(&x, &gain, LEAST, &d_y).expect("served");
+        ops.channel_norm_silu(&x, &gain, LEAST, &y).expect("supported");
+        let d_x = ops.channel_norm_silu_pull(&x, &gain, LEAST, &d_y).expect("supported");
         assert_eq!(d_x.kind(), kind);
         assert_eq!(f64::try_from(larger.narrow(0, 0, 2).sum(Kind::Double)).unwrap(), 14.0 * width as f64);
         x = double(&x);
@@ -209,7 +209,7 @@ fn check_channel_norm<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, [rows
 }
 
 /// Asserts an update of `count` parameters.
-fn check_adam<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, count: i64) {
+fn check_adam<L: Launcher>(ops: &FusedOps<L>, device: Device, count: i64) {
     let line = |seed: i64| noise(1, count, seed, device).to_kind(Kind::Float).reshape([count]);
     let [p, g, m] = [1, 2, 3].map(line);
     let v = line(4).square() + 0.01;
@@ -222,7 +222,7 @@ fn check_adam<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, count: i64) {
         root_correction: 0.25,
         keep: 0.999,
     };
-    let found = on.adam([&p, &g, &m, &v], &update).expect("served");
+    let found = ops.adam([&p, &g, &m, &v], &update).expect("supported");
     let [p, g, m, v] = [&p, &g, &m, &v].map(|x| x.to_kind(Kind::Double));
     let g = g * 0.375;
     let first = &m + (&g - &m) * f64::from(update.rest[0]);
@@ -235,44 +235,44 @@ fn check_adam<M: Machine + ?Sized>(on: &On<'_, M>, device: Device, count: i64) {
 }
 
 #[test]
-fn fused_updates_of_adam_agree_with_f64() {
+fn fused_adam_matches_f64() {
     let Some(emulation) = emulation() else { return };
     for count in [1, 3, 4, 5, 1023, 1024, 1027, 5000] {
-        check_adam(&On(&emulation), Device::Cpu, count);
+        check_adam(&FusedOps(emulation), Device::Cpu, count);
     }
 }
 
 #[test]
-fn fused_channel_norms_agree_with_f64() {
+fn fused_channel_norms_match_f64() {
     let Some(emulation) = emulation() else { return };
     for width in CHANNELS {
         for rows in [1, 3, 37] {
             for from_the_last in [false, true] {
-                check_channel_norm(&On(&Emulation { from_the_last, ..emulation }), Device::Cpu, [rows, width]);
+                check_channel_norm(&FusedOps(Emulation { from_the_last, ..emulation }), Device::Cpu, [rows, width]);
             }
         }
     }
 }
 
 #[test]
-fn fused_kernels_agree_with_f64() {
+fn fused_kernels_match_f64() {
     let Some(emulation) = emulation() else { return };
-    let on = On(&emulation);
+    let ops = FusedOps(emulation);
     for (width, heads) in WIDTHS {
         for rows in [1, 3, 37] {
             if rows * width > 200_000 {
                 continue;
             }
             for per_row in [false, true] {
-                check_layers(&on, Device::Cpu, [rows, width], per_row);
+                check_layers(&ops, Device::Cpu, [rows, width], per_row);
             }
-            check_rms(&on, Device::Cpu, [rows, width], heads);
+            check_rms(&ops, Device::Cpu, [rows, width], heads);
         }
     }
 }
 
 #[test]
-fn fused_results_do_not_depend_on_which_thread_comes_first() {
+fn fused_bits_do_not_depend_on_thread_order() {
     let Some(emulation) = emulation() else { return };
     for (rows, width, heads) in [(5, 40, 5), (3, 1536, 12), (1, 5120, 40)] {
         let x = noise(rows, width, 1, Device::Cpu).to_kind(Kind::Float);
@@ -280,12 +280,12 @@ fn fused_results_do_not_depend_on_which_thread_comes_first() {
         let gain = noise(1, width, 3, Device::Cpu).to_kind(Kind::Float);
         let all = |from_the_last: bool| {
             let emulation = Emulation { from_the_last, ..emulation };
-            let on = On(&emulation);
-            let (y, moments) = on.layer_norm(&x, &gain, &gain, EPS).unwrap();
-            let d_x = on.layer_norm_pull(&x, &gain, &moments, &narrow).unwrap();
-            let (turned, inverse) = on.rms_rope(&narrow, &gain, EPS, None, heads).unwrap();
-            let d_narrow = on.rms_rope_pull(&narrow, &gain, &inverse, None, heads, &turned).unwrap();
-            [y, moments, d_x, turned, inverse, d_narrow]
+            let ops = FusedOps(emulation);
+            let (y, moments) = ops.layer_norm(&x, &gain, &gain, EPS).unwrap();
+            let d_x = ops.layer_norm_pull(&x, &gain, &moments, &narrow).unwrap();
+            let (rotated, inverse) = ops.rms_rope(&narrow, &gain, EPS, None, heads).unwrap();
+            let d_narrow = ops.rms_rope_pull(&narrow, &gain, &inverse, None, heads, &rotated).unwrap();
+            [y, moments, d_x, rotated, inverse, d_narrow]
         };
         for (one, other) in all(false).iter().zip(&all(true)) {
             assert!(one.equal(other), "{rows}, {width}");
@@ -294,52 +294,52 @@ fn fused_results_do_not_depend_on_which_thread_comes_first() {
 }
 
 #[test]
-fn fused_kernels_leave_to_aten_what_they_do_not_know() {
+fn fused_kernels_reject_unsupported_operands() {
     struct Nothing;
-    impl Machine for Nothing {
+    impl Launcher for Nothing {
         fn launch(&self, _: &mut Launch) -> Result<(), String> {
             Ok(())
         }
     }
-    let on = On(&Nothing);
+    let ops = FusedOps(Nothing);
     let zeros = |size: [i64; 2], kind| Tensor::zeros(size, (kind, Device::Cpu));
     let (x, y, row) = (zeros([4, 16], Kind::Float), zeros([4, 16], Kind::BFloat16), zeros([1, 16], Kind::Float));
     let two = zeros([2, 16], Kind::Float);
-    assert!(on.gated_add(&x, &y, Some(&row)).is_some());
-    assert!(on.gated_add(&x, &x, Some(&row)).is_none(), "a sum that is not bf16");
-    assert!(on.gated_add(&x, &y, Some(&two)).is_none(), "a gate of two rows for four");
-    assert!(on.gated_add(&x, &y, Some(&row.expand([4, 16], false))).is_none(), "rows that share memory");
-    assert!(on.gate_pull(&x.to_kind(Kind::Double), None).is_none(), "f64");
-    assert!(on.gate_pull(&zeros([4, 12], Kind::Float), None).is_none(), "a width that is not a multiple of 8");
-    assert!(on.gate_pull(&zeros([16, 8], Kind::Float).tr(), None).is_none(), "a transposed matrix");
-    assert!(on.gate_pull(&zeros([0, 16], Kind::Float), None).is_none(), "no rows");
+    assert!(ops.gated_add(&x, &y, Some(&row)).is_some());
+    assert!(ops.gated_add(&x, &x, Some(&row)).is_none(), "a sum that is not bf16");
+    assert!(ops.gated_add(&x, &y, Some(&two)).is_none(), "a gate of two rows for four");
+    assert!(ops.gated_add(&x, &y, Some(&row.expand([4, 16], false))).is_none(), "rows that share memory");
+    assert!(ops.gate_pull(&x.to_kind(Kind::Double), None).is_none(), "f64");
+    assert!(ops.gate_pull(&zeros([4, 12], Kind::Float), None).is_none(), "a width that is not a multiple of 8");
+    assert!(ops.gate_pull(&zeros([16, 8], Kind::Float).tr(), None).is_none(), "a transposed matrix");
+    assert!(ops.gate_pull(&zeros([0, 16], Kind::Float), None).is_none(), "no rows");
     let misplaced = Tensor::zeros([65], (Kind::Float, Device::Cpu)).narrow(0, 1, 64).view([4, 16]);
-    assert!(on.gate_pull(&misplaced, None).is_none(), "memory that is not 16-byte aligned");
-    let wide = i64::from(WIDEST) + 8;
+    assert!(ops.gate_pull(&misplaced, None).is_none(), "memory that is not 16-byte aligned");
+    let wide = i64::from(MAX_WIDTH) + 8;
     let wide_row = zeros([1, wide], Kind::Float);
-    assert!(on.layer_norm(&wide_row, &wide_row, &wide_row, EPS).is_none(), "a row that does not fit in registers");
+    assert!(ops.layer_norm(&wide_row, &wide_row, &wide_row, EPS).is_none(), "a row that does not fit in registers");
     let angles = zeros([4, 4], Kind::Float);
-    assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 2).is_some());
-    assert!(on.rms_rope(&y, &row, EPS, Some([&angles; 2]), 1).is_none(), "angles of another head");
+    assert!(ops.rms_rope(&y, &row, EPS, Some([&angles; 2]), 2).is_some());
+    assert!(ops.rms_rope(&y, &row, EPS, Some([&angles; 2]), 1).is_none(), "angles of another head");
     let two = zeros([4, 2], Kind::Float);
-    assert!(on.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "a head width that is not a multiple of 8");
-    // Tensors on the CPU have no machine.
-    assert!(layer_norm(&x, &row, &row, EPS).is_none() && gate_pull(&x, None).is_none());
+    assert!(ops.rms_rope(&y, &row, EPS, Some([&two; 2]), 4).is_none(), "a head width that is not a multiple of 8");
+    // Tensors on the CPU are not supported.
+    assert!(super::ops(&x).is_none() && super::ops_in_bf16(&y).is_none());
 }
 
 #[test]
-fn fused_kernels_compile_for_gpus_and_spill_no_registers() {
+fn fused_kernels_compile_without_spills() {
     let nvrtc = match Nvrtc::load() {
         Ok(nvrtc) => nvrtc,
         Err(reason) => roll_testing::skip!(reason),
     };
     for architecture in ["sm_80", "sm_90"] {
-        let code = nvrtc.compile(SOURCE, architecture, Output::Code).unwrap();
+        let code = nvrtc.compile(SOURCE, architecture).unwrap();
         assert!(code.starts_with(b"\x7fELF"), "{architecture}");
-        let ptx = nvrtc.compile(SOURCE, architecture, Output::Ptx).unwrap();
+        let ptx = nvrtc.compile(SOURCE, &architecture.replace("sm_", "compute_")).unwrap();
         let ptx = CStr::from_bytes_until_nul(&ptx).map_or(&ptx[..], CStr::to_bytes);
         for kernel in Kernel::ALL {
-            let entry = format!(".entry {}(", kernel.name().to_str().unwrap());
+            let entry = format!(".entry {}(", kernel.0.to_str().unwrap());
             assert!(String::from_utf8_lossy(ptx).contains(&entry), "{entry}");
         }
         let folder = tempfile::tempdir().unwrap();
@@ -351,15 +351,15 @@ fn fused_kernels_compile_for_gpus_and_spill_no_registers() {
             Ok(report) => report,
             Err(error) => roll_testing::skip!(format!("spills are not counted without ptxas: {error}")),
         };
-        let said = String::from_utf8_lossy(&report.stderr);
-        if said.contains("Unsupported .version") {
-            roll_testing::skip!(format!("spills are not counted with a ptxas older than NVRTC: {said}"));
+        let log = String::from_utf8_lossy(&report.stderr);
+        if log.contains("Unsupported .version") {
+            roll_testing::skip!(format!("spills are not counted with a ptxas older than NVRTC: {log}"));
         }
-        assert!(report.status.success(), "{said}");
-        eprintln!("{said}");
-        let spills: Vec<_> = said.lines().filter(|line| line.contains("spill stores")).collect();
-        assert_eq!(spills.len(), Kernel::ALL.len(), "{said}");
-        assert!(spills.iter().all(|line| line.contains(" 0 bytes spill stores, 0 bytes spill loads")), "{said}");
+        assert!(report.status.success(), "{log}");
+        eprintln!("{log}");
+        let spills: Vec<_> = log.lines().filter(|line| line.contains("spill stores")).collect();
+        assert_eq!(spills.len(), Kernel::ALL.len(), "{log}");
+        assert!(spills.iter().all(|line| line.contains(" 0 bytes spill stores, 0 bytes spill loads")), "{log}");
     }
 }
 
@@ -378,22 +378,22 @@ fn usable_gpu() -> Option<Arc<driver::Gpu>> {
 }
 
 #[test]
-fn fused_kernels_agree_with_f64_on_a_gpu() {
+fn fused_kernels_match_f64_on_a_gpu() {
     let Some(gpu) = usable_gpu() else { return };
-    let (on, device) = (On(&*gpu), Device::Cuda(0));
+    let (ops, device) = (FusedOps(gpu.clone()), Device::Cuda(0));
     for (width, heads) in WIDTHS {
         for rows in [1, 3, 37, 1364] {
             for per_row in [false, true] {
-                check_layers(&on, device, [rows, width], per_row);
+                check_layers(&ops, device, [rows, width], per_row);
             }
-            check_rms(&on, device, [rows, width], heads);
+            check_rms(&ops, device, [rows, width], heads);
         }
     }
     for (width, rows) in CHANNELS.into_iter().flat_map(|width| [1, 3, 37, 57_601].map(|rows| (width, rows))) {
-        check_channel_norm(&on, device, [rows, width]);
+        check_channel_norm(&ops, device, [rows, width]);
     }
     for count in [1, 5, 1027, 5120 * 32] {
-        check_adam(&on, device, count);
+        check_adam(&ops, device, count);
     }
     for kernel in Kernel::ALL {
         let [spilled, registers] = gpu.footprint(kernel).unwrap();
@@ -401,17 +401,19 @@ fn fused_kernels_agree_with_f64_on_a_gpu() {
         assert_eq!(spilled, 0, "{kernel:?}");
     }
     // The block of a 14B model at 81 frames of 480 x 480.
-    check_layers(&on, device, [18_900, 5120], false);
-    check_rms(&on, device, [18_900, 5120], 40);
+    check_layers(&ops, device, [18_900, 5120], false);
+    check_rms(&ops, device, [18_900, 5120], 40);
 }
 
 #[test]
-fn fused_kernels_run_in_threads_that_have_not_used_the_gpu() {
+fn fused_kernels_run_in_new_threads() {
     let Some(_) = usable_gpu() else { return };
     let options = (Kind::Float, Device::Cuda(0));
     let x = Tensor::ones([37, 64], options);
-    let halves = std::thread::spawn(move || gate_pull(&x, Some(&Tensor::full([1, 64], 0.5, options)))).join().unwrap();
-    let sum = halves.expect("served").sum(Kind::Float);
+    let halves = std::thread::spawn(move || super::ops(&x)?.gate_pull(&x, Some(&Tensor::full([1, 64], 0.5, options))))
+        .join()
+        .unwrap();
+    let sum = halves.expect("supported").sum(Kind::Float);
     assert_eq!(f64::try_from(sum).unwrap(), 37.0 * 64.0 * 0.5);
 }
 
@@ -419,15 +421,15 @@ fn fused_kernels_run_in_threads_that_have_not_used_the_gpu() {
 #[ignore = "a measurement: prints the bandwidth of each kernel on a GPU"]
 fn fused_bandwidth() {
     let Some(gpu) = usable_gpu() else { return };
-    let (on, device) = (On(&*gpu), Device::Cuda(0));
+    let (ops, device) = (FusedOps(gpu.clone()), Device::Cuda(0));
     let [rows, width] = [18_900, 5120];
     let x = Tensor::randn([rows, width], (Kind::Float, device));
     let narrow = x.to_kind(Kind::BFloat16);
     let row = Tensor::ones([1, width], (Kind::Float, device));
     let angle = Tensor::ones([rows, 64], (Kind::Float, device));
     let rotation = Some([&angle, &angle]);
-    let (_, moments) = on.layer_norm(&x, &row, &row, EPS).unwrap();
-    let (_, inverse) = on.rms_rope(&narrow, &row, EPS, rotation, 40).unwrap();
+    let (_, moments) = ops.layer_norm(&x, &row, &row, EPS).unwrap();
+    let (_, inverse) = ops.rms_rope(&narrow, &row, EPS, rotation, 40).unwrap();
     let measure = |name: &str, bytes_of_a_number: i64, run: &dyn Fn()| {
         (0..3).for_each(|_| run());
         tch::Cuda::synchronize(0);
@@ -441,21 +443,21 @@ fn fused_bandwidth() {
     // The ceiling.
     let copy = std::cell::RefCell::new(x.empty_like());
     measure("copy", 8, &|| copy.borrow_mut().copy_(&x));
-    measure("layer_norm", 6, &|| drop(on.layer_norm(&x, &row, &row, EPS).unwrap()));
-    measure("layer_norm_pull", 10, &|| drop(on.layer_norm_pull(&x, &row, &moments, &narrow).unwrap()));
-    measure("rms_rope", 4, &|| drop(on.rms_rope(&narrow, &row, EPS, rotation, 40).unwrap()));
-    let pull = || drop(on.rms_rope_pull(&narrow, &row, &inverse, rotation, 40, &narrow).unwrap());
+    measure("layer_norm", 6, &|| drop(ops.layer_norm(&x, &row, &row, EPS).unwrap()));
+    measure("layer_norm_pull", 10, &|| drop(ops.layer_norm_pull(&x, &row, &moments, &narrow).unwrap()));
+    measure("rms_rope", 4, &|| drop(ops.rms_rope(&narrow, &row, EPS, rotation, 40).unwrap()));
+    let pull = || drop(ops.rms_rope_pull(&narrow, &row, &inverse, rotation, 40, &narrow).unwrap());
     measure("rms_rope_pull", 6, &pull);
-    measure("gated_add", 10, &|| drop(on.gated_add(&x, &narrow, Some(&row)).unwrap()));
+    measure("gated_add", 10, &|| drop(ops.gated_add(&x, &narrow, Some(&row)).unwrap()));
     // About the size (within a tenth) of a chunk in the last stage of the VAE's decoder at 480 x 480.
     let (volume, channels) = (x.reshape([rows * width / 96, 96]), row.narrow(1, 0, 96).contiguous());
     for (volume, size) in [(&volume.to_kind(Kind::BFloat16), 2), (&volume, 4)] {
         let to = volume.empty_like();
         let name = |name: &str| format!("{name}, {:?}", volume.kind());
-        let norm = || on.channel_norm_silu(volume, &channels, 1e-12, &to).unwrap();
+        let norm = || ops.channel_norm_silu(volume, &channels, 1e-12, &to).unwrap();
         measure(&name("channel_norm"), 2 * size, &norm);
-        let pull = || drop(on.channel_norm_silu_pull(volume, &channels, 1e-12, &to).unwrap());
+        let pull = || drop(ops.channel_norm_silu_pull(volume, &channels, 1e-12, &to).unwrap());
         measure(&name("channel_norm_pull"), 3 * size, &pull);
     }
-    measure("gate_pull", 6, &|| drop(on.gate_pull(&x, Some(&row)).unwrap()));
+    measure("gate_pull", 6, &|| drop(ops.gate_pull(&x, Some(&row)).unwrap()));
 }

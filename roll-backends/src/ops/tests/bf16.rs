@@ -3,14 +3,14 @@
 use burn::tensor::{DType, Device, Tensor};
 
 use super::rope::angles;
-use super::{BF16, Exact, assert_near, bf16_devices, download, narrowed, noise};
+use super::{BF16, Exact, assert_near, bf16_devices, download, noise, to_bf16};
 use crate::ops::{attention, gated_add, gelu_tanh, layer_norm_as, linear, linear_lora, rms_rope, seed};
 
 /// Runs `f` on every bf16 device twice: with all operands in f32, and with the operands listed in `narrow` as bf16.
 /// Checks the dtypes of result and gradients of the second run, and that they equal the first up to the rounding of
 /// bf16. Operands are exact in bf16.
 fn check(what: &str, inputs: &[Exact], narrow: &[usize], result: DType, f: impl Fn(&[Tensor<2>], DType) -> Tensor<2>) {
-    let inputs: Vec<Exact> = inputs.iter().map(narrowed).collect();
+    let inputs: Vec<Exact> = inputs.iter().map(to_bf16).collect();
     let run = |device: &Device, wide: bool| {
         let leaf = |(i, x): (usize, &Exact)| {
             let x = x.upload(device);
@@ -22,7 +22,7 @@ fn check(what: &str, inputs: &[Exact], narrow: &[usize], result: DType, f: impl 
         let dtype = if wide { DType::F32 } else { result };
         assert_eq!(y.dtype(), dtype, "{what}");
         let [rows, columns] = y.dims();
-        let cotangent = narrowed(&noise(rows, columns, 99)).upload(device);
+        let cotangent = to_bf16(&noise(rows, columns, 99)).upload(device);
         let cotangent = if dtype == DType::F32 { cotangent } else { cotangent.cast(dtype) };
         let mut found = seed(y.clone(), cotangent).backward();
         let gradients: Vec<Vec<f32>> = leaves
@@ -46,7 +46,7 @@ fn check(what: &str, inputs: &[Exact], narrow: &[usize], result: DType, f: impl 
 }
 
 #[test]
-fn layer_norm_gives_the_dtype_that_is_asked_for() {
+fn layer_norm_returns_the_requested_dtype() {
     for gains in [1, 6] {
         let inputs = [noise(6, 40, 1), noise(gains, 40, 2), noise(1, 40, 3)];
         check("layer norm", &inputs, &[], DType::BF16, |x, dtype| {
@@ -56,7 +56,7 @@ fn layer_norm_gives_the_dtype_that_is_asked_for() {
 }
 
 #[test]
-fn rms_norm_with_a_rotation_gives_the_dtype_of_its_operand() {
+fn rms_rope_keeps_the_dtype() {
     let (heads, half) = (3, 4);
     for rotated in [true, false] {
         check("rms norm", &[noise(6, 24, 1), noise(1, 24, 2)], &[0], DType::BF16, |x, _| {
@@ -68,7 +68,7 @@ fn rms_norm_with_a_rotation_gives_the_dtype_of_its_operand() {
 }
 
 #[test]
-fn what_is_added_to_a_residual_may_be_bf16() {
+fn gated_add_accepts_bf16() {
     for gates in [0, 1, 5] {
         let inputs = [noise(5, 24, 1), noise(5, 24, 2), noise(gates.max(1), 24, 3)];
         let used = if gates == 0 { 2 } else { 3 };
@@ -79,12 +79,12 @@ fn what_is_added_to_a_residual_may_be_bf16() {
 }
 
 #[test]
-fn gelu_gives_the_dtype_of_its_operand() {
+fn gelu_keeps_the_dtype() {
     check("gelu", &[noise(6, 24, 1)], &[0], DType::BF16, |x, _| gelu_tanh(x[0].clone()));
 }
 
 #[test]
-fn attention_gives_the_dtype_of_its_operands() {
+fn attention_keeps_the_dtype() {
     for keys in [20, 33] {
         let inputs = [noise(20, 32, 1), noise(keys, 32, 2), noise(keys, 32, 3)];
         check("attention", &inputs, &[0, 1, 2], DType::BF16, |x, _| {
@@ -94,7 +94,7 @@ fn attention_gives_the_dtype_of_its_operands() {
 }
 
 #[test]
-fn linear_layers_give_the_dtype_of_their_operand() {
+fn linear_layers_keep_the_dtype() {
     let plain = [noise(6, 40, 1), noise(24, 40, 2), noise(1, 24, 3)];
     check("linear", &plain, &[0, 1], DType::BF16, |x, _| {
         linear(x[0].clone(), x[1].clone(), Some(x[2].clone().reshape([24])))
@@ -111,9 +111,9 @@ fn linear_layers_give_the_dtype_of_their_operand() {
 /// Accumulators are spread between two bf16 numbers, so a contribution of an eighth of a step changes one result of
 /// eight.
 #[test]
-fn a_low_rank_part_below_a_step_of_bf16_shows_in_its_share_of_the_results() {
+fn lora_contributions_below_bf16_precision_survive_on_average() {
     let (rows, inputs, outputs) = (64, 64, 64);
-    let (x, weight) = (narrowed(&noise(rows, inputs, 1)), narrowed(&noise(outputs, inputs, 2)));
+    let (x, weight) = (to_bf16(&noise(rows, inputs, 1)), to_bf16(&noise(outputs, inputs, 2)));
     for device in bf16_devices() {
         let [x, weight] = [&x, &weight].map(|x| x.upload(&device).cast(DType::BF16));
         // x A^T is the first column of x; each number of B is an eighth of the bf16 step between 8 and 16.
