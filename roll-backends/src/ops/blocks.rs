@@ -51,8 +51,8 @@ pub trait BlockKernel: ProductKernel {
     }
 }
 
-/// Decodes the whole matrix to f32, on the device of `beside`.
-fn decoded<B: Backend>(weight: &BlockMatrix, beside: &FloatTensor<B>) -> Expression<B> {
+/// Decodes the whole matrix to f32, on the device of `like`.
+fn decoded<B: Backend>(weight: &BlockMatrix, like: &FloatTensor<B>) -> Expression<B> {
     let shape = weight.shape();
-    Expression(B::float_from_data(TensorData::new(weight.decode(0..shape[0]), shape), &beside.device()))
+    Expression(B::float_from_data(TensorData::new(weight.decode(0..shape[0]), shape), &like.device()))
 }

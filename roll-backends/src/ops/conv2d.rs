@@ -105,7 +105,7 @@ impl Conv2d {
             x.dims(),
             self.weight.dims()
         );
-        let (x, padding) = match padding.iter().all(|(before, after)| before == after) || own_kernel(&x) {
+        let (x, padding) = match padding.iter().all(|(before, after)| before == after) || has_own_kernel(&x) {
             true => (x, padding),
             false => (x.pad(padding, PadMode::Constant(0.0)), [(0, 0); 2]),
         };
@@ -161,7 +161,7 @@ impl Operator<2> for Applied {
 }
 
 /// Whether the backend's kernel supports padding that differs before and after.
-pub(super) fn own_kernel(x: &Tensor<4>) -> bool {
+pub(super) fn has_own_kernel(x: &Tensor<4>) -> bool {
     !cfg!(feature = "portable-kernels") && is_flex(&x.device())
 }
 
@@ -218,7 +218,7 @@ pub trait Conv2dKernel: Backend {
             }
             Epilogue::Sigmoid => Self::sigmoid(z.0.clone()),
             Epilogue::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
-            Epilogue::HardSwish => (z.clone() * gate(z.clone())).0,
+            Epilogue::HardSwish => (z.clone() * hard_sigmoid(z.clone())).0,
         };
         let saved = match call.epilogue {
             Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
@@ -236,18 +236,19 @@ pub trait Conv2dKernel: Backend {
     ) -> FloatTensor<Self> {
         let Some(saved) = saved else { return d_y };
         // `d` where `x` is positive, else 0.
-        let above = |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
+        let where_positive =
+            |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
         let (saved, d_y) = (Expression::<Self>(saved), Expression::<Self>(d_y));
         match call.epilogue {
             Epilogue::Nothing => d_y.0,
             Epilogue::Relu => Self::relu_backward(saved.0, d_y.0),
             Epilogue::Slopes => {
-                let above = above(saved, d_y.clone());
-                (above.clone() + (d_y - above) * by_channel(&call.slopes)).0
+                let positive = where_positive(saved, d_y.clone());
+                (positive.clone() + (d_y - positive) * by_channel(&call.slopes)).0
             }
             Epilogue::Clip(low, high) => {
-                let below = above(saved.clone() * -1.0 + f64::from(high), d_y);
-                above(saved + f64::from(-low), below).0
+                let below = where_positive(saved.clone() * -1.0 + f64::from(high), d_y);
+                where_positive(saved + f64::from(-low), below).0
             }
             Epilogue::Sigmoid => Self::sigmoid_backward(saved.0, d_y.0),
             Epilogue::Silu => {
@@ -255,8 +256,8 @@ pub trait Conv2dKernel: Backend {
                 (d_y * s.clone() * (saved * (s * -1.0 + 1.0) + 1.0)).0
             }
             Epilogue::HardSwish => {
-                let inner = above(saved.clone() * -1.0 + 3.0, d_y.clone() * saved.clone() * (1.0 / 6.0));
-                (d_y * gate(saved.clone()) + above(saved + 3.0, inner)).0
+                let inner = where_positive(saved.clone() * -1.0 + 3.0, d_y.clone() * saved.clone() * (1.0 / 6.0));
+                (d_y * hard_sigmoid(saved.clone()) + where_positive(saved + 3.0, inner)).0
             }
         }
     }
@@ -283,9 +284,10 @@ pub trait Conv2dKernel: Backend {
     }
 }
 
-fn gate<B: Backend>(z: Expression<B>) -> Expression<B> {
-    let gate = z * (1.0 / 6.0) + 0.5;
-    Expression(B::float_clamp(gate.0, 0.0.into(), 1.0.into()))
+/// `clip(z / 6 + 1/2, 0, 1)`.
+fn hard_sigmoid<B: Backend>(z: Expression<B>) -> Expression<B> {
+    let line = z * (1.0 / 6.0) + 0.5;
+    Expression(B::float_clamp(line.0, 0.0.into(), 1.0.into()))
 }
 
 /// Reshapes one number per channel for broadcasting over `[N, C, H, W]`.

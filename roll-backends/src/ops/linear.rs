@@ -62,8 +62,7 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
         assert_eq!(bias.dims(), [outputs], "the bias for a weight of {shape:?}");
         return bias;
     }
-    let device = if x.device().is_autodiff() { x.clone().inner().device() } else { x.device() };
-    Tensor::zeros([outputs], (&device, DType::F32))
+    Tensor::zeros([outputs], (&x.device().without_autodiff(), DType::F32))
 }
 
 /// The gradient `[outputs]` of a bias that is added to each row, given the cotangent of the result.

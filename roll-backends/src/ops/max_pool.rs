@@ -5,7 +5,7 @@ use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::Tensor;
 use burn::tensor::ops::PadMode;
 
-use super::conv2d::own_kernel;
+use super::conv2d::has_own_kernel;
 use super::operator::{Kernels, Operator, Pullback, call};
 
 /// The window of a max pooling. Axes are rows, columns.
@@ -40,7 +40,7 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
         !window.stride.contains(&0) && window.output([rows, columns]).is_some(),
         "{window:?} over {rows} rows and {columns} columns"
     );
-    let (x, window) = match own_kernel(&x) {
+    let (x, window) = match has_own_kernel(&x) {
         true => (x, window),
         false => {
             let padding = [(0, 0); 2];

@@ -152,12 +152,12 @@ pub(super) fn composed_backward<B: NormKernel>(
     let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
     let d_x = wanted[0].then(|| {
         let d_normed = d_y * gain;
-        let along = (normed.clone() * d_normed.clone()).mean(1);
-        let rest = match saved.layer {
+        let projection = (normed.clone() * d_normed.clone()).mean(1);
+        let centered = match saved.layer {
             Some(_) => d_normed.clone() - d_normed.mean(1),
             None => d_normed,
         };
-        ((rest - normed * along) * inverse).0
+        ((centered - normed * projection) * inverse).0
     });
     [d_x, d_gain, d_shift]
 }
