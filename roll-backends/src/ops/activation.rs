@@ -33,17 +33,10 @@ pub enum Activation {
 }
 
 impl Operator<1> for Activation {
-    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        let dtype = x.dtype();
-        Expression::<B>(B::activation_forward(self, x)).cast(dtype).0
-    }
-
     fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
-        let y = self.forward::<B>([x.clone()]);
-        (y, move |d_y| {
-            let dtype = x.dtype();
-            [Some(Expression::<B>(B::activation_backward(self, x, d_y)).cast(dtype).0)]
-        })
+        let dtype = x.dtype();
+        let y = Expression::<B>(B::activation_forward(self, x.clone())).cast(dtype);
+        (y.0, move |d_y| [Some(Expression::<B>(B::activation_backward(self, x, d_y)).cast(dtype).0)])
     }
 }
 
@@ -53,7 +46,7 @@ pub trait ActivationKernel: Backend {
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = Expression::<Self>(x).cast(DType::F32);
         let y = match activation {
-            Activation::Gelu => gelu_by_parts(x),
+            Activation::Gelu => composed_gelu(x),
             Activation::GeluTanh => x.clone() * (gelu_argument(x) * 2.0).sigmoid(),
             Activation::Silu => x.clone() * x.sigmoid(),
         };
@@ -63,15 +56,15 @@ pub trait ActivationKernel: Backend {
     /// The gradient of `x`, for the cotangent `d_y` of the result.
     fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let [x, d_y] = [x, d_y].map(|x| Expression::<Self>(x).cast(DType::F32));
-        // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 beyond the bound of `near`.
-        let near = x.clone().within(100.0);
+        // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 beyond the bound of `clamped`.
+        let clamped = x.clone().clamp_abs(100.0);
         let (s, inner) = match activation {
-            Activation::Gelu => return gelu_pulled_by_parts(x, d_y).0,
+            Activation::Gelu => return composed_gelu_backward(x, d_y).0,
             Activation::GeluTanh => {
-                let slope = (near.clone().squared() * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE);
-                ((gelu_argument(x) * 2.0).sigmoid(), near * slope)
+                let slope = (clamped.clone().squared() * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE);
+                ((gelu_argument(x) * 2.0).sigmoid(), clamped * slope)
             }
-            Activation::Silu => (x.sigmoid(), near),
+            Activation::Silu => (x.sigmoid(), clamped),
         };
         let derivative = s.clone() + s.clone() * (s * -1.0 + 1.0) * inner;
         (derivative * d_y).0
@@ -79,22 +72,22 @@ pub trait ActivationKernel: Backend {
 }
 
 /// `1 / sqrt(2 pi)`.
-const DENSITY: f64 = 0.398_942_280_401_432_7;
+const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
 
 /// [`gelu`] composed of primitive operations.
-pub(super) fn gelu_by_parts<B: Backend>(x: Expression<B>) -> Expression<B> {
-    x.clone() * below(x)
+pub(super) fn composed_gelu<B: Backend>(x: Expression<B>) -> Expression<B> {
+    x.clone() * normal_cdf(x)
 }
 
 /// The gradient of [`gelu`], composed of primitive operations.
-pub(super) fn gelu_pulled_by_parts<B: Backend>(x: Expression<B>, d_y: Expression<B>) -> Expression<B> {
-    let near = x.clone().within(100.0);
-    let density = (near.clone().squared() * -0.5).exp() * DENSITY;
-    (below(x) + near * density) * d_y
+pub(super) fn composed_gelu_backward<B: Backend>(x: Expression<B>, d_y: Expression<B>) -> Expression<B> {
+    let clamped = x.clone().clamp_abs(100.0);
+    let density = (clamped.clone().squared() * -0.5).exp() * NORMAL_DENSITY;
+    (normal_cdf(x) + clamped * density) * d_y
 }
 
 /// The cumulative distribution function of the standard normal distribution.
-fn below<B: Backend>(x: Expression<B>) -> Expression<B> {
+fn normal_cdf<B: Backend>(x: Expression<B>) -> Expression<B> {
     let erf = Expression::<B>(B::float_erf((x * std::f64::consts::FRAC_1_SQRT_2).0));
     erf * 0.5 + 0.5
 }

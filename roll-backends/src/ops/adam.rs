@@ -40,11 +40,11 @@ pub trait AdamKernel: Backend {
 pub(super) fn composed<B: Backend>(operands: [FloatTensor<B>; 4], update: &AdamUpdate) -> [FloatTensor<B>; 3] {
     let [p, g, m, v] = operands.map(Expression::<B>);
     let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
-    let by = |x: Expression<B>, factor: f32| if factor == 1.0 { x } else { x * f64::from(factor) };
-    let g = by(by(g, scale[0]), scale[1]);
+    let scaled = |x: Expression<B>, factor: f32| if factor == 1.0 { x } else { x * f64::from(factor) };
+    let g = scaled(scaled(g, scale[0]), scale[1]);
     let m = m.clone() + (g.clone() - m) * f64::from(rest[0]);
     let v = v * f64::from(beta_2) + g.clone() * f64::from(rest[1]) * g;
-    let denominator = v.clone().sqrt().over(f64::from(root_correction)) + f64::from(eps);
-    let p = by(p, keep) - m.clone().divided(denominator) * f64::from(step_size);
+    let denominator = v.clone().sqrt() / f64::from(root_correction) + f64::from(eps);
+    let p = scaled(p, keep) - m.clone() / denominator * f64::from(step_size);
     [p.0, m.0, v.0]
 }

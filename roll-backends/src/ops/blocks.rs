@@ -22,16 +22,11 @@ pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tenso
 struct LinearBlocks(Arc<BlockMatrix>);
 
 impl Operator<2> for LinearBlocks {
-    fn forward<B: Kernels>(self, [x, bias]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::blocks_forward(x, bias, &self.0)
-    }
-
     fn record<B: Kernels>(
         self,
-        operands: [FloatTensor<B>; 2],
+        [x, bias]: [FloatTensor<B>; 2],
         wanted: [bool; 2],
     ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
-        let [x, bias] = operands;
         let y = B::blocks_forward(x, bias, &self.0);
         (y, move |d_y: FloatTensor<B>| {
             let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));
@@ -56,8 +51,8 @@ pub trait BlockKernel: ProductKernel {
     }
 }
 
-/// Decodes the whole matrix to f32, on the device of `beside`.
-fn decoded<B: Backend>(weight: &BlockMatrix, beside: &FloatTensor<B>) -> Expression<B> {
+/// Decodes the whole matrix to f32, on the device of `like`.
+fn decoded<B: Backend>(weight: &BlockMatrix, like: &FloatTensor<B>) -> Expression<B> {
     let shape = weight.shape();
-    Expression(B::float_from_data(TensorData::new(weight.decode(0..shape[0]), shape), &beside.device()))
+    Expression(B::float_from_data(TensorData::new(weight.decode(0..shape[0]), shape), &like.device()))
 }

@@ -54,10 +54,6 @@ struct ChannelNorm {
 }
 
 impl Operator<2> for ChannelNorm {
-    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::channel_norm_forward(x, gain, self.silu).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, gain]: [FloatTensor<B>; 2],
@@ -107,7 +103,7 @@ pub trait ChannelNormKernel: Backend {
         let (x, gain) = (Expression::<Self>(x), Expression(gain));
         let shape @ [channels, ..]: [usize; 4] = x.dims();
         let x = by_position(x);
-        let factors = x.clone().squared().sum(0).sqrt().at_least(LEAST_NORM).recip() * (channels as f64).sqrt();
+        let factors = x.clone().squared().sum(0).sqrt().clamp_min(MIN_NORM).recip() * (channels as f64).sqrt();
         let y = x * factors.clone() * gain.reshape([channels, 1]);
         let y = if silu { y.clone() * y.sigmoid() } else { y };
         (y.reshape(shape).0, factors.0)
@@ -145,12 +141,12 @@ pub trait ChannelNormKernel: Backend {
         gain: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        hand_pull::<Self>(x, gain, d_y)
+        composed_pull::<Self>(x, gain, d_y)
     }
 }
 
 /// The default of [`ChannelNormKernel::channel_norm_silu_pull`], composed of the kernel's other methods.
-pub(super) fn hand_pull<B: ChannelNormKernel>(
+pub(super) fn composed_pull<B: ChannelNormKernel>(
     x: FloatTensor<B>,
     gain: FloatTensor<B>,
     d_y: FloatTensor<B>,
@@ -184,15 +180,15 @@ pub(super) fn composed_backward<B: Backend>(
     let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
     let d_x = wanted[0].then(|| {
         let d_normed = d_scaled * gain;
-        // A position whose norm is below the lower bound is zero, and so is `along`.
-        let along = (normed.clone() * d_normed.clone()).mean(0);
-        ((d_normed - normed * along) * factors).reshape(shape).0
+        // A position whose norm is below the lower bound is zero, and so is `projection`.
+        let projection = (normed.clone() * d_normed.clone()).mean(0);
+        ((d_normed - normed * projection) * factors).reshape(shape).0
     });
     [d_x, d_gain]
 }
 
 /// Lower bound of the norm of a position.
-pub(super) const LEAST_NORM: f64 = 1e-12;
+pub(super) const MIN_NORM: f64 = 1e-12;
 
 /// Reshapes `[C, T, H, W]` to `[C, positions]`.
 fn by_position<B: Backend>(x: Expression<B>) -> Expression<B> {

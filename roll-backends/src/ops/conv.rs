@@ -25,13 +25,12 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     let device = x.device();
     let innermost = channels_innermost(&device);
     let bias = bias.unwrap_or_else(|| {
-        let device = if device.is_autodiff() { x.clone().inner().device() } else { device };
         // A device that adds the bias in a separate pass skips an empty one.
-        Tensor::zeros([if innermost { 0 } else { outputs }], (&device, x.dtype()))
+        Tensor::zeros([if innermost { 0 } else { outputs }], (&device.without_autodiff(), x.dtype()))
     });
     let fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
     assert!(fits, "a bias of {:?} beside a convolution with {:?}", bias.dims(), weight.dims());
-    if t * h * w < FEW_POSITIONS && !innermost && !is_filtered(&x, &weight) {
+    if t * h * w < FEW_POSITIONS && !innermost && !uses_winograd(&x, &weight) {
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
     let dtype = x.dtype();
@@ -47,10 +46,10 @@ const FEW_POSITIONS: usize = 2048;
 /// The cotangent of x, given the cotangent of [`conv3d`]'s result, `[C_out, T', H', W']`. It is a convolution with the
 /// kernel flipped along all axes, and needs neither x nor the result. The weight gets no gradient.
 pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3]) -> Tensor<4> {
-    if !is_filtered(&cotangent, &weight) {
+    if !uses_winograd(&cotangent, &weight) {
         let [_, _, kernel @ ..] = weight.dims();
-        let turned = weight.flip([2, 3, 4]).swap_dims(0, 1);
-        return conv3d(cotangent, turned, None, turned_padding(kernel, padding));
+        let flipped = weight.flip([2, 3, 4]).swap_dims(0, 1);
+        return conv3d(cotangent, flipped, None, transposed_padding(kernel, padding));
     }
     let ([outputs, t, h, w], [weights, _, kernel @ ..], dtype) = (cotangent.dims(), weight.dims(), cotangent.dtype());
     let fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + k > 2 * p + 1);
@@ -65,17 +64,17 @@ pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3])
 
 /// Whether flex computes the convolution by Winograd's algorithm. For 3 x 3 kernels it is faster at any size, except
 /// with few channels, where the transforms cost more than they save.
-fn is_filtered(x: &Tensor<4>, weight: &Tensor<5>) -> bool {
-    filters(weight.dims()) && is_flex(&x.device())
+fn uses_winograd(x: &Tensor<4>, weight: &Tensor<5>) -> bool {
+    is_winograd_shape(weight.dims()) && is_flex(&x.device())
 }
 
-/// The part of [`is_filtered`] that depends on the weight's shape, `[C_out, C_in, kt, kh, kw]`.
-pub(super) fn filters([outputs, inputs, _, rows, columns]: [usize; 5]) -> bool {
+/// The part of [`uses_winograd`] that depends on the weight's shape, `[C_out, C_in, kt, kh, kw]`.
+pub(super) fn is_winograd_shape([outputs, inputs, _, rows, columns]: [usize; 5]) -> bool {
     [rows, columns] == [3, 3] && inputs.min(outputs) >= 32
 }
 
 /// The padding of the convolution that computes the input's cotangent for a convolution with `padding`.
-fn turned_padding(kernel: [usize; 3], padding: [usize; 3]) -> [usize; 3] {
+fn transposed_padding(kernel: [usize; 3], padding: [usize; 3]) -> [usize; 3] {
     std::array::from_fn(|i| kernel[i] - 1 - padding[i])
 }
 
@@ -90,10 +89,6 @@ struct Conv {
 }
 
 impl Operator<3> for Conv {
-    fn forward<B: Kernels>(self, operands: [FloatTensor<B>; 3]) -> FloatTensor<B> {
-        B::conv_forward(operands, self.padding)
-    }
-
     fn record<B: Kernels>(
         self,
         [x, weight, bias]: [FloatTensor<B>; 3],
@@ -111,10 +106,6 @@ struct ConvPull {
 }
 
 impl Operator<1> for ConvPull {
-    fn forward<B: Kernels>(self, [cotangent]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        B::conv_pull(cotangent, B::constant(self.weight.into_dispatch()), self.padding)
-    }
-
     fn record<B: Kernels>(
         self,
         [cotangent]: [FloatTensor<B>; 1],
@@ -163,8 +154,8 @@ pub trait ConvKernel: Backend {
         let weight = Expression::<Self>(weight);
         let [_, inputs, kernel @ ..] = weight.dims::<5>();
         let bias = weight.zeros([inputs]).cast(weight.dtype());
-        let turned = Expression::<Self>(Self::float_flip(weight.0, &[2, 3, 4])).swap(0, 1);
-        Self::conv_forward([cotangent, turned.0, bias.0], turned_padding(kernel, padding))
+        let flipped = Expression::<Self>(Self::float_flip(weight.0, &[2, 3, 4])).swap(0, 1);
+        Self::conv_forward([cotangent, flipped.0, bias.0], transposed_padding(kernel, padding))
     }
 }
 

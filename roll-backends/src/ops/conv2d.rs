@@ -93,9 +93,9 @@ impl Conv2d {
     }
 
     /// Convolves x `[N, inputs, H, W]`, padded by `padding` zeros (before, after) of rows and columns, and returns
-    /// `[N, outputs, H', W']`. `added` (a residual of the result's shape) is added before the epilogue's activation.
+    /// `[N, outputs, H', W']`. `residual` (of the result's shape) is added before the epilogue's activation.
     /// All tensors are f32. Panics if the shapes do not match.
-    pub fn apply(&self, x: Tensor<4>, added: Option<Tensor<4>>, padding: [(usize, usize); 2]) -> Tensor<4> {
+    pub fn apply(&self, x: Tensor<4>, residual: Option<Tensor<4>>, padding: [(usize, usize); 2]) -> Tensor<4> {
         let ([_, inputs, h, w], [_, per_group, rows, columns]) = (x.dims(), self.weight.dims());
         let reach = |axis: usize, kernel: usize| (kernel - 1) * self.steps.dilation[axis] + 1;
         let fits = [(h, reach(0, rows)), (w, reach(1, columns))].into_iter().zip(padding);
@@ -105,92 +105,68 @@ impl Conv2d {
             x.dims(),
             self.weight.dims()
         );
-        let (x, padding) = match padding.iter().all(|(before, after)| before == after) || own_kernel(&x) {
+        let (x, padding) = match padding.iter().all(|(before, after)| before == after) || has_own_kernel(&x) {
             true => (x, padding),
             false => (x.pad(padding, PadMode::Constant(0.0)), [(0, 0); 2]),
         };
         let applied = Applied { conv: self.clone(), padding };
-        match added {
+        match residual {
             None => call(applied, [x.into_dispatch()]),
-            Some(added) => call(applied, [x.into_dispatch(), added.into_dispatch()]),
+            Some(residual) => call(applied, [x.into_dispatch(), residual.into_dispatch()]),
         }
     }
 }
 
-/// A convolution of x with `padding`; the operands are x and, if there is one, the residual.
+/// A call of [`Conv2d::apply`]; the operands are x and, if there is one, the residual.
 struct Applied {
     conv: Conv2d,
     padding: [(usize, usize); 2],
 }
 
 impl Applied {
-    fn on<B: Kernels>(self) -> (Conv2dConstants<FloatTensor<B>>, Conv2dCall) {
+    fn on<B: Kernels>(self) -> Conv2dCall<FloatTensor<B>> {
         let Conv2d { weight, bias, slopes, steps, epilogue, packed } = self.conv;
-        let [weight, bias, slopes] =
-            [weight.into_dispatch(), bias.into_dispatch(), slopes.into_dispatch()].map(B::constant);
-        (Conv2dConstants { weight, bias, slopes, packed }, Conv2dCall { steps, padding: self.padding, epilogue })
+        let constants = [weight.into_dispatch(), bias.into_dispatch(), slopes.into_dispatch()];
+        let [weight, bias, slopes] = constants.map(B::constant);
+        Conv2dCall { weight, bias, slopes, packed, steps, padding: self.padding, epilogue }
     }
 }
 
 impl Operator<1> for Applied {
-    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        let (constants, call) = self.on::<B>();
-        B::conv2d_forward(x, None, &constants, call, false).0
-    }
-
-    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
-        let ((constants, call), shape) = (self.on::<B>(), x.shape().dims::<4>());
-        let (y, saved) = B::conv2d_forward(x, None, &constants, call, true);
-        (y, move |d_y| [Some(B::conv2d_pull_backward(shape, saved, &constants, call, d_y))])
+    fn record<B: Kernels>(
+        self,
+        [x]: [FloatTensor<B>; 1],
+        [wanted]: [bool; 1],
+    ) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let (call, shape) = (self.on::<B>(), x.shape().dims());
+        let (y, saved) = B::conv2d_forward(x, None, &call, wanted);
+        (y, move |d_y| [Some(B::conv2d_pull_backward(shape, saved, &call, d_y))])
     }
 }
 
 impl Operator<2> for Applied {
-    fn forward<B: Kernels>(self, [x, added]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        let (constants, call) = self.on::<B>();
-        B::conv2d_forward(x, Some(added), &constants, call, false).0
-    }
-
     fn record<B: Kernels>(
         self,
-        [x, added]: [FloatTensor<B>; 2],
+        [x, residual]: [FloatTensor<B>; 2],
         wanted: [bool; 2],
     ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
-        let ((constants, call), shape) = (self.on::<B>(), x.shape().dims::<4>());
-        let (y, saved) = B::conv2d_forward(x, Some(added), &constants, call, true);
+        let (call, shape) = (self.on::<B>(), x.shape().dims());
+        let (y, saved) = B::conv2d_forward(x, Some(residual), &call, wanted.contains(&true));
         (y, move |d_y| {
-            let d_sums = B::conv2d_pull(saved, &constants.slopes, call.epilogue, d_y);
-            let d_x = wanted[0].then(|| B::conv2d_backward(shape, &constants, call, d_sums.clone()));
+            let d_sums = B::conv2d_pull(saved, &call, d_y);
+            let d_x = wanted[0].then(|| B::conv2d_backward(shape, &call, d_sums.clone()));
             [d_x, wanted[1].then_some(d_sums)]
         })
     }
 }
 
 /// Whether the backend's kernel supports padding that differs before and after.
-pub(super) fn own_kernel(x: &Tensor<4>) -> bool {
+pub(super) fn has_own_kernel(x: &Tensor<4>) -> bool {
     !cfg!(feature = "portable-kernels") && is_flex(&x.device())
 }
 
-/// The parameters of one call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Conv2dCall {
-    /// Stride, dilation and groups.
-    pub steps: Conv2dSteps,
-    /// Zeros before and after rows and columns.
-    pub padding: [(usize, usize); 2],
-    /// The epilogue.
-    pub epilogue: Epilogue,
-}
-
-impl Conv2dCall {
-    fn options(&self) -> ConvOptions<2> {
-        let Conv2dSteps { stride, dilation, groups } = self.steps;
-        ConvOptions::new(stride, self.padding.map(|(before, _)| before), dilation, groups)
-    }
-}
-
-/// The constants of a convolution.
-pub struct Conv2dConstants<T> {
+/// A convolution on one backend.
+pub struct Conv2dCall<T> {
     /// Weights, `[outputs, inputs / groups, rows, columns]`.
     pub weight: T,
     /// Bias, `[outputs]`.
@@ -199,30 +175,42 @@ pub struct Conv2dConstants<T> {
     pub slopes: T,
     /// The weights packed for the kernels.
     pub packed: Arc<Packed>,
+    /// Stride, dilation and groups.
+    pub steps: Conv2dSteps,
+    /// Zeros before and after rows and columns.
+    pub padding: [(usize, usize); 2],
+    /// The epilogue.
+    pub epilogue: Epilogue,
+}
+
+impl<T> Conv2dCall<T> {
+    fn options(&self) -> ConvOptions<2> {
+        let Conv2dSteps { stride, dilation, groups } = self.steps;
+        ConvOptions::new(stride, self.padding.map(|(before, _)| before), dilation, groups)
+    }
 }
 
 /// The convolution and the gradient of its input on one backend.
 pub trait Conv2dKernel: Backend {
-    /// Returns the result and, if `keeps` is true, the tensor that [`Conv2dKernel::conv2d_pull`] needs (`None` if it
+    /// Returns the result and, if `recorded` is true, the tensor that [`Conv2dKernel::conv2d_pull`] needs (`None` if it
     /// needs none).
     fn conv2d_forward(
         x: FloatTensor<Self>,
-        added: Option<FloatTensor<Self>>,
-        constants: &Conv2dConstants<FloatTensor<Self>>,
-        call: Conv2dCall,
-        keeps: bool,
+        residual: Option<FloatTensor<Self>>,
+        call: &Conv2dCall<FloatTensor<Self>>,
+        recorded: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        let (weight, bias) = (constants.weight.clone(), constants.bias.clone());
-        let z = Expression::<Self>(Self::conv2d(x, weight, Some(bias), call.options()));
-        let z = match added {
-            Some(added) => z + Expression(added),
+        let z = Self::conv2d(x, call.weight.clone(), Some(call.bias.clone()), call.options());
+        let z = Expression::<Self>(z);
+        let z = match residual {
+            Some(residual) => z + Expression(residual),
             None => z,
         };
         let y = match call.epilogue {
             Epilogue::Nothing => return (z.0, None),
             Epilogue::Relu => Self::relu(z.0.clone()),
             Epilogue::Slopes => {
-                let below = Expression::<Self>(Self::relu((z.clone() * -1.0).0)) * by_channel(&constants.slopes);
+                let below = Expression::<Self>(Self::relu((z.clone() * -1.0).0)) * by_channel(&call.slopes);
                 (Expression::<Self>(Self::relu(z.0.clone())) - below).0
             }
             Epilogue::Clip(low, high) => {
@@ -230,46 +218,46 @@ pub trait Conv2dKernel: Backend {
             }
             Epilogue::Sigmoid => Self::sigmoid(z.0.clone()),
             Epilogue::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
-            Epilogue::HardSwish => (z.clone() * gate(z.clone())).0,
+            Epilogue::HardSwish => (z.clone() * hard_sigmoid(z.clone())).0,
         };
-        let kept = match call.epilogue {
+        let saved = match call.epilogue {
             Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
             _ => z.0,
         };
-        (y, keeps.then_some(kept))
+        (y, recorded.then_some(saved))
     }
 
     /// The gradient of the sums before the epilogue, given the gradient of the result and the tensor that the forward
-    /// pass kept.
+    /// pass saved.
     fn conv2d_pull(
-        kept: Option<FloatTensor<Self>>,
-        slopes: &FloatTensor<Self>,
-        epilogue: Epilogue,
+        saved: Option<FloatTensor<Self>>,
+        call: &Conv2dCall<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let Some(kept) = kept else { return d_y };
+        let Some(saved) = saved else { return d_y };
         // `d` where `x` is positive, else 0.
-        let above = |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
-        let (kept, d_y) = (Expression::<Self>(kept), Expression::<Self>(d_y));
-        match epilogue {
+        let where_positive =
+            |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
+        let (saved, d_y) = (Expression::<Self>(saved), Expression::<Self>(d_y));
+        match call.epilogue {
             Epilogue::Nothing => d_y.0,
-            Epilogue::Relu => Self::relu_backward(kept.0, d_y.0),
+            Epilogue::Relu => Self::relu_backward(saved.0, d_y.0),
             Epilogue::Slopes => {
-                let above = above(kept, d_y.clone());
-                (above.clone() + (d_y - above) * by_channel(slopes)).0
+                let positive = where_positive(saved, d_y.clone());
+                (positive.clone() + (d_y - positive) * by_channel(&call.slopes)).0
             }
             Epilogue::Clip(low, high) => {
-                let below = above(kept.clone() * -1.0 + f64::from(high), d_y);
-                above(kept + f64::from(-low), below).0
+                let below = where_positive(saved.clone() * -1.0 + f64::from(high), d_y);
+                where_positive(saved + f64::from(-low), below).0
             }
-            Epilogue::Sigmoid => Self::sigmoid_backward(kept.0, d_y.0),
+            Epilogue::Sigmoid => Self::sigmoid_backward(saved.0, d_y.0),
             Epilogue::Silu => {
-                let s = Expression::<Self>(Self::sigmoid(kept.0.clone()));
-                (d_y * s.clone() * (kept * (s * -1.0 + 1.0) + 1.0)).0
+                let s = Expression::<Self>(Self::sigmoid(saved.0.clone()));
+                (d_y * s.clone() * (saved * (s * -1.0 + 1.0) + 1.0)).0
             }
             Epilogue::HardSwish => {
-                let inner = above(kept.clone() * -1.0 + 3.0, d_y.clone() * kept.clone() * (1.0 / 6.0));
-                (d_y * gate(kept.clone()) + above(kept + 3.0, inner)).0
+                let inner = where_positive(saved.clone() * -1.0 + 3.0, d_y.clone() * saved.clone() * (1.0 / 6.0));
+                (d_y * hard_sigmoid(saved.clone()) + where_positive(saved + 3.0, inner)).0
             }
         }
     }
@@ -277,30 +265,29 @@ pub trait Conv2dKernel: Backend {
     /// The gradient of x (of shape `x`, `[N, inputs, H, W]`), given the gradient of the sums.
     fn conv2d_backward(
         x: [usize; 4],
-        constants: &Conv2dConstants<FloatTensor<Self>>,
-        call: Conv2dCall,
+        call: &Conv2dCall<FloatTensor<Self>>,
         d_sums: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         // Only the shape is read.
         let x = Self::float_empty(Shape::new(x), &d_sums.device(), FloatDType::F32);
-        Self::conv2d_x_backward(x, constants.weight.clone(), d_sums, call.options())
+        Self::conv2d_x_backward(x, call.weight.clone(), d_sums, call.options())
     }
 
-    /// The gradient of x, given the gradient of the result and the tensor that the forward pass kept.
+    /// The gradient of x, given the gradient of the result and the tensor that the forward pass saved.
     fn conv2d_pull_backward(
         x: [usize; 4],
-        kept: Option<FloatTensor<Self>>,
-        constants: &Conv2dConstants<FloatTensor<Self>>,
-        call: Conv2dCall,
+        saved: Option<FloatTensor<Self>>,
+        call: &Conv2dCall<FloatTensor<Self>>,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        Self::conv2d_backward(x, constants, call, Self::conv2d_pull(kept, &constants.slopes, call.epilogue, d_y))
+        Self::conv2d_backward(x, call, Self::conv2d_pull(saved, call, d_y))
     }
 }
 
-fn gate<B: Backend>(z: Expression<B>) -> Expression<B> {
-    let gate = z * (1.0 / 6.0) + 0.5;
-    Expression(B::float_clamp(gate.0, 0.0.into(), 1.0.into()))
+/// `clip(z / 6 + 1/2, 0, 1)`.
+fn hard_sigmoid<B: Backend>(z: Expression<B>) -> Expression<B> {
+    let line = z * (1.0 / 6.0) + 0.5;
+    Expression(B::float_clamp(line.0, 0.0.into(), 1.0.into()))
 }
 
 /// Reshapes one number per channel for broadcasting over `[N, C, H, W]`.

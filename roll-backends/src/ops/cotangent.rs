@@ -20,10 +20,6 @@ struct Seed<const D: usize> {
 }
 
 impl<const D: usize> Operator<1> for Seed<D> {
-    fn forward<B: Kernels>(self, [y]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        B::float_zeros(Shape::new([1]), &y.device(), FloatDType::from(y.dtype()))
-    }
-
     fn record<B: Kernels>(self, [y]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
         let zero = B::float_zeros(Shape::new([1]), &y.device(), FloatDType::from(y.dtype()));
         let cotangent = B::constant(self.cotangent.into_dispatch());

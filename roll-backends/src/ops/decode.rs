@@ -108,9 +108,9 @@ pub trait DecodeKernel: Backend {
     }
 }
 
-fn indices<B: Backend>(values: Vec<i64>, beside: &FloatTensor<B>) -> IntTensor<B> {
+fn indices<B: Backend>(values: Vec<i64>, like: &FloatTensor<B>) -> IntTensor<B> {
     let count = values.len();
-    B::int_from_data(TensorData::new(values, [count]), &beside.device())
+    B::int_from_data(TensorData::new(values, [count]), &like.device())
 }
 
 /// [`store_rows`] composed of primitive operations.
@@ -149,7 +149,7 @@ pub(super) fn attend_by_index<B: Backend>(
         let last = place.prompt.end.max(place.prompt.start + 1) - 1;
         from_prompts.extend((0..most_prompt).map(|i| (place.prompt.start + i).min(last) as i64));
         slots.push(place.slot as i64);
-        let hidden = |hidden: bool| if hidden { HIDDEN } else { 0.0 };
+        let hidden = |hidden: bool| if hidden { MASKED } else { 0.0 };
         bias.extend((0..most_prompt).map(|i| hidden(i >= place.prompt.len())));
         bias.extend((0..most_tail).map(|i| hidden(i < place.skip || i >= place.tail)));
     }
@@ -182,4 +182,4 @@ pub(super) fn attend_by_index<B: Backend>(
 }
 
 /// Added to the scores of masked keys, so that their weight is 0.
-const HIDDEN: f32 = -1e30;
+const MASKED: f32 = -1e30;

@@ -1,7 +1,7 @@
 //! Arithmetic on a backend's primitive tensors, for the composed (default) kernels. Operators are implemented below
 //! Burn's dispatch, where there is no `Tensor<D>`.
 
-use std::ops::{Add, Mul, Range, Sub};
+use std::ops::{Add, Div, Mul, Range, Sub};
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
@@ -100,16 +100,6 @@ impl<B: Backend> Expression<B> {
         Self(B::float_recip(self.0))
     }
 
-    /// Divides by `divisor`, elementwise.
-    pub fn divided(self, divisor: Self) -> Self {
-        Self(B::float_div(self.0, divisor.0))
-    }
-
-    /// Divides by a number.
-    pub fn over(self, divisor: f64) -> Self {
-        Self(B::float_div_scalar(self.0, divisor.into()))
-    }
-
     /// The hyperbolic tangent.
     pub fn tanh(self) -> Self {
         Self(B::float_tanh(self.0))
@@ -120,14 +110,14 @@ impl<B: Backend> Expression<B> {
         self.clone() * self
     }
 
-    /// Clamps to `least` from below.
-    pub fn at_least(self, least: f64) -> Self {
-        Self(B::float_clamp_min(self.0, least.into()))
+    /// Clamps to `min` from below.
+    pub fn clamp_min(self, min: f64) -> Self {
+        Self(B::float_clamp_min(self.0, min.into()))
     }
 
-    /// Clamps to `-most..=most`.
-    pub fn within(self, most: f64) -> Self {
-        Self(B::float_clamp(self.0, (-most).into(), most.into()))
+    /// Clamps to `-max..=max`.
+    pub fn clamp_abs(self, max: f64) -> Self {
+        Self(B::float_clamp(self.0, (-max).into(), max.into()))
     }
 
     /// `1 / (1 + exp(-x))`.
@@ -158,6 +148,13 @@ impl<B: Backend> Mul for Expression<B> {
     }
 }
 
+impl<B: Backend> Div for Expression<B> {
+    type Output = Self;
+    fn div(self, other: Self) -> Self {
+        Self(B::float_div(self.0, other.0))
+    }
+}
+
 impl<B: Backend> Add<f64> for Expression<B> {
     type Output = Self;
     fn add(self, other: f64) -> Self {
@@ -169,6 +166,13 @@ impl<B: Backend> Mul<f64> for Expression<B> {
     type Output = Self;
     fn mul(self, other: f64) -> Self {
         Self(B::float_mul_scalar(self.0, other.into()))
+    }
+}
+
+impl<B: Backend> Div<f64> for Expression<B> {
+    type Output = Self;
+    fn div(self, other: f64) -> Self {
+        Self(B::float_div_scalar(self.0, other.into()))
     }
 }
 

@@ -25,10 +25,6 @@ pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Option<Tensor<2>>) -> Tensor<
 struct GatedAdd;
 
 impl Operator<3> for GatedAdd {
-    fn forward<B: Kernels>(self, [x, y, gate]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
-        B::residual_forward(x, y, Some(gate))
-    }
-
     fn record<B: Kernels>(
         self,
         [x, y, gate]: [FloatTensor<B>; 3],
@@ -51,10 +47,6 @@ impl Operator<3> for GatedAdd {
 }
 
 impl Operator<2> for GatedAdd {
-    fn forward<B: Kernels>(self, [x, y]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::residual_forward(x, y, None)
-    }
-
     fn record<B: Kernels>(
         self,
         [x, y]: [FloatTensor<B>; 2],

@@ -62,8 +62,7 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
         assert_eq!(bias.dims(), [outputs], "the bias for a weight of {shape:?}");
         return bias;
     }
-    let device = if x.device().is_autodiff() { x.clone().inner().device() } else { x.device() };
-    Tensor::zeros([outputs], (&device, DType::F32))
+    Tensor::zeros([outputs], (&x.device().without_autodiff(), DType::F32))
 }
 
 /// The gradient `[outputs]` of a bias that is added to each row, given the cotangent of the result.
@@ -79,16 +78,12 @@ struct Linear {
 }
 
 impl Operator<3> for Linear {
-    fn forward<B: Kernels>(self, [x, weight, bias]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
-        B::linear_forward_as(x, weight, bias, None, self.dtype).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, weight, bias]: [FloatTensor<B>; 3],
         [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
     ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
-        let y = self.forward::<B>([x.clone(), weight.clone(), bias]);
+        let (y, _) = B::linear_forward_as(x.clone(), weight.clone(), bias, None, self.dtype);
         (y, move |d_y| {
             let saved = SavedLinear { x, weight, lora: None };
             let wanted = [x_wanted, weight_wanted, bias_wanted, false, false];
@@ -105,10 +100,6 @@ struct LinearLora {
 }
 
 impl Operator<5> for LinearLora {
-    fn forward<B: Kernels>(self, [x, weight, bias, down, up]: [FloatTensor<B>; 5]) -> FloatTensor<B> {
-        B::linear_forward_as(x, weight, bias, Some(Lora { down, up, scale: self.scale }), self.dtype).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, weight, bias, down, up]: [FloatTensor<B>; 5],

@@ -5,7 +5,7 @@ use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::Tensor;
 use burn::tensor::ops::PadMode;
 
-use super::conv2d::own_kernel;
+use super::conv2d::has_own_kernel;
 use super::operator::{Kernels, Operator, Pullback, call};
 
 /// The window of a max pooling. Axes are rows, columns.
@@ -40,7 +40,7 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
         !window.stride.contains(&0) && window.output([rows, columns]).is_some(),
         "{window:?} over {rows} rows and {columns} columns"
     );
-    let (x, window) = match own_kernel(&x) {
+    let (x, window) = match has_own_kernel(&x) {
         true => (x, window),
         false => {
             let padding = [(0, 0); 2];
@@ -53,26 +53,26 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
 }
 
 impl Operator<1> for MaxPoolWindow {
-    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        B::max_pool_forward(x, self, false).0
-    }
-
-    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
-        let (y, places) = B::max_pool_forward(x.clone(), self, true);
-        (y.clone(), move |d_y| [Some(B::max_pool_backward(x, y, places, self, d_y))])
+    fn record<B: Kernels>(
+        self,
+        [x]: [FloatTensor<B>; 1],
+        [wanted]: [bool; 1],
+    ) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+        let (y, indices) = B::max_pool_forward(x.clone(), self, wanted);
+        (y.clone(), move |d_y| [Some(B::max_pool_backward(x, y, indices, self, d_y))])
     }
 }
 
 /// The operator and its gradient on one backend. The default methods require windows without padding.
 pub trait MaxPoolKernel: Backend {
-    /// Returns the result and, if `keeps` is true and the backward pass uses them, the indices of the maxima.
+    /// Returns the result and, if `recorded` is true and the backward pass uses them, the indices of the maxima.
     fn max_pool_forward(
         x: FloatTensor<Self>,
         window: MaxPoolWindow,
-        keeps: bool,
+        recorded: bool,
     ) -> (FloatTensor<Self>, Option<IntTensor<Self>>) {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
-        if !keeps {
+        if !recorded {
             return (Self::max_pool2d(x, kernel, stride, [0; 2], dilation, false), None);
         }
         let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
@@ -84,15 +84,15 @@ pub trait MaxPoolKernel: Backend {
     fn max_pool_backward(
         x: FloatTensor<Self>,
         _y: FloatTensor<Self>,
-        places: Option<IntTensor<Self>>,
+        indices: Option<IntTensor<Self>>,
         window: MaxPoolWindow,
         d_y: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
         let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
-        let places = places.unwrap_or_else(|| {
+        let indices = indices.unwrap_or_else(|| {
             Self::max_pool2d_with_indices(x.clone(), kernel, stride, [0; 2], dilation, false, dtype).indices
         });
-        Self::max_pool2d_with_indices_backward(x, kernel, stride, [0; 2], dilation, false, d_y, places).x_grad
+        Self::max_pool2d_with_indices_backward(x, kernel, stride, [0; 2], dilation, false, d_y, indices).x_grad
     }
 }

@@ -24,7 +24,7 @@
 //! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
 //! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
 //!
-//! `exchange` and `cotangent` need no kernels. The files in `flex/` call the functions in `kernels/`, which compute on
+//! `all_to_all` and `cotangent` need no kernels. The files in `flex/` call the functions in `kernels/`, which compute on
 //! slices without tensors. `operator` runs a call on the backend of its operands and records it for the backward pass,
 //! `expression` is the arithmetic on primitive tensors that composed kernels use, and `portable` makes flex use the
 //! composed kernels, to test them.
@@ -34,6 +34,7 @@
 
 mod activation;
 mod adam;
+mod all_to_all;
 mod attention;
 mod blocks;
 mod channel_norm;
@@ -43,7 +44,6 @@ mod cotangent;
 #[cfg(feature = "cube")]
 mod cube;
 mod decode;
-mod exchange;
 mod expression;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;
@@ -70,6 +70,7 @@ mod tiled;
 
 pub use activation::{gelu, gelu_tanh, silu};
 pub use adam::adam;
+pub use all_to_all::{AllToAll, Sharding, TokenRanks, all_to_all};
 pub use attention::{AttentionOptions, attention, attention_with};
 pub use blocks::linear_blocks;
 pub use channel_norm::{channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull};
@@ -77,7 +78,6 @@ pub use conv::{conv3d, conv3d_pull};
 pub use conv2d::{Conv2d, Conv2dSteps, Epilogue};
 pub use cotangent::seed;
 pub use decode::{DecodeCall, KeyPlace, attend_rows, store_rows};
-pub use exchange::{Exchange, To, TokenRanks, exchange};
 pub use gate::gated_add;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;

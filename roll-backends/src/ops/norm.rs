@@ -42,10 +42,6 @@ struct LayerNorm {
 }
 
 impl Operator<3> for LayerNorm {
-    fn forward<B: Kernels>(self, [x, gain, shift]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
-        B::layer_norm_forward(x, gain, shift, self.eps, self.dtype).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, gain, shift]: [FloatTensor<B>; 3],
@@ -64,10 +60,6 @@ struct RmsNorm {
 }
 
 impl Operator<2> for RmsNorm {
-    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::norm_forward(x, gain, None, self.eps).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, gain]: [FloatTensor<B>; 2],
@@ -160,12 +152,12 @@ pub(super) fn composed_backward<B: NormKernel>(
     let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
     let d_x = wanted[0].then(|| {
         let d_normed = d_y * gain;
-        let along = (normed.clone() * d_normed.clone()).mean(1);
-        let rest = match saved.layer {
+        let projection = (normed.clone() * d_normed.clone()).mean(1);
+        let centered = match saved.layer {
             Some(_) => d_normed.clone() - d_normed.mean(1),
             None => d_normed,
         };
-        ((rest - normed * along) * inverse).0
+        ((centered - normed * projection) * inverse).0
     });
     [d_x, d_gain, d_shift]
 }

@@ -124,11 +124,13 @@ where
 /// One call of a differentiable operator with `N` float operands. Other arguments, and tensors that get no gradient,
 /// are fields of the implementing type.
 pub trait Operator<const N: usize>: Sized {
-    /// Returns the result; used if no operand is tracked by autodiff.
-    fn forward<B: Kernels>(self, operands: [FloatTensor<B>; N]) -> FloatTensor<B>;
+    /// Returns the result alone; called if no operand is tracked by autodiff.
+    fn forward<B: Kernels>(self, operands: [FloatTensor<B>; N]) -> FloatTensor<B> {
+        self.record::<B>(operands, [false; N]).0
+    }
 
     /// Returns the result and its pullback, which owns the values that the backward pass needs. `wanted` marks the
-    /// operands that are tracked by autodiff, at least one: the pullback returns their gradients.
+    /// operands that are tracked by autodiff: the pullback returns their gradients, and is not called if there are none.
     fn record<B: Kernels>(
         self,
         operands: [FloatTensor<B>; N],

@@ -28,16 +28,16 @@ struct RmsRope {
 }
 
 impl Operator<2> for RmsRope {
-    fn forward<B: Kernels>(self, [x, gain]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::rms_rope_forward(x, gain, self.rotation.map(Rotation::on::<B>), self.eps).0
-    }
-
     fn record<B: Kernels>(
         self,
         [x, gain]: [FloatTensor<B>; 2],
         wanted: [bool; 2],
     ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
-        let (rotation, eps) = (self.rotation.map(Rotation::on::<B>), self.eps);
+        let eps = self.eps;
+        let rotation = self.rotation.map(|Rotation { angles, heads }| Rotation {
+            angles: angles.map(|angle| B::constant(angle.into_dispatch())),
+            heads,
+        });
         let (y, moments) = B::rms_rope_forward(x.clone(), gain.clone(), rotation.clone(), eps);
         let saved = SavedRmsRope { x, gain, moments, rotation, eps };
         (y, move |d_y| B::rms_rope_backward(saved, d_y, wanted))
@@ -51,12 +51,6 @@ pub struct Rotation<T> {
     pub angles: [T; 2],
     /// Number of heads, which lie side by side in each row.
     pub heads: usize,
-}
-
-impl Rotation<Tensor<2>> {
-    fn on<B: Kernels>(self) -> Rotation<FloatTensor<B>> {
-        Rotation { angles: self.angles.map(|angle| B::constant(angle.into_dispatch())), heads: self.heads }
-    }
 }
 
 /// The values of the forward pass that the backward pass needs.

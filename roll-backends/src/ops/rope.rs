@@ -33,11 +33,6 @@ struct Rope {
 }
 
 impl Operator<1> for Rope {
-    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        let angles = self.angles.map(|angle| B::constant(angle.into_dispatch()));
-        B::rotate(x, angles, self.heads, false)
-    }
-
     fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
         let (angles, heads) = (self.angles.map(|angle| B::constant(angle.into_dispatch())), self.heads);
         let y = B::rotate(x, angles.clone(), heads, false);

@@ -26,25 +26,16 @@ pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>
 /// See [`linear_scaled`]; the operands are x and the bias.
 struct LinearScaled(ScaledMatrix);
 
-impl LinearScaled {
-    fn weight<B: Kernels>(self) -> Scaled<B> {
-        let ScaledMatrix { codes, table, scales, .. } = self.0;
-        let [table, scales] = [table, scales].map(|x| B::constant(x.into_dispatch()));
-        Scaled { codes: B::unwrap(codes.into_dispatch()).int(), table, scales }
-    }
-}
-
 impl Operator<2> for LinearScaled {
-    fn forward<B: Kernels>(self, [x, bias]: [FloatTensor<B>; 2]) -> FloatTensor<B> {
-        B::scaled_forward(x, bias, &self.weight())
-    }
-
     fn record<B: Kernels>(
         self,
         [x, bias]: [FloatTensor<B>; 2],
         wanted: [bool; 2],
     ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
-        let (weight, dtype) = (self.weight(), x.dtype());
+        let ScaledMatrix { codes, table, scales, .. } = self.0;
+        let [table, scales] = [table, scales].map(|x| B::constant(x.into_dispatch()));
+        let weight = Scaled { codes: B::unwrap(codes.into_dispatch()).int(), table, scales };
+        let dtype = x.dtype();
         let y = B::scaled_forward(x, bias, &weight);
         (y, move |d_y: FloatTensor<B>| {
             let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));
@@ -86,11 +77,11 @@ pub(super) fn forward_by_panels<B: ProductKernel>(
     let (x, [outputs, inputs]) = (Expression::<B>(x), weight.shape());
     let rows = (panel / inputs.max(1)).max(1);
     let parts = (0..outputs).step_by(rows).map(|first| {
-        let panel = weight.widened([first..(first + rows).min(outputs), 0..inputs], x.dtype());
+        let panel = weight.decoded([first..(first + rows).min(outputs), 0..inputs], x.dtype());
         x.clone().matmul(panel.t())
     });
     let y = Expression::cat(parts.collect(), 1);
-    (y * weight.factors() + Expression(bias).reshape([1, outputs])).0
+    (y * weight.scale_row() + Expression(bias).reshape([1, outputs])).0
 }
 
 /// [`ScaledKernel::scaled_backward`] by panels of `panel` elements.
@@ -101,10 +92,10 @@ pub(super) fn backward_by_panels<B: ProductKernel>(
     panel: usize,
 ) -> FloatTensor<B> {
     let [outputs, inputs] = weight.shape();
-    let d_y = (Expression::<B>(d_y) * weight.factors()).cast(dtype);
+    let d_y = (Expression::<B>(d_y) * weight.scale_row()).cast(dtype);
     let columns = (panel / outputs.max(1)).max(1);
     let parts = (0..inputs).step_by(columns).map(|first| {
-        let panel = weight.widened([0..outputs, first..(first + columns).min(inputs)], dtype);
+        let panel = weight.decoded([0..outputs, first..(first + columns).min(inputs)], dtype);
         d_y.clone().matmul(panel)
     });
     Expression::cat(parts.collect(), 1).cast(dtype).0
@@ -117,17 +108,17 @@ impl<B: Backend> Scaled<B> {
     }
 
     /// The scales as a row.
-    fn factors(&self) -> Expression<B> {
+    fn scale_row(&self) -> Expression<B> {
         let [outputs, _] = self.shape();
         Expression::<B>(self.scales.clone()).reshape([1, outputs])
     }
 
     /// Decodes some rows and columns, without the scales.
-    fn widened(&self, part: [std::ops::Range<usize>; 2], dtype: DType) -> Expression<B> {
+    fn decoded(&self, part: [std::ops::Range<usize>; 2], dtype: DType) -> Expression<B> {
         let shape = part.each_ref().map(|range| range.len());
         let codes = B::int_slice(self.codes.clone(), &part.map(Slice::from));
-        let places = B::int_reshape(B::int_cast(codes, IntDType::I32), Shape::new([shape[0] * shape[1]]));
+        let indices = B::int_reshape(B::int_cast(codes, IntDType::I32), Shape::new([shape[0] * shape[1]]));
         let table = Expression::<B>(self.table.clone()).cast(dtype);
-        Expression::<B>(B::float_select(table.0, 0, places)).reshape(shape)
+        Expression::<B>(B::float_select(table.0, 0, indices)).reshape(shape)
     }
 }

@@ -19,7 +19,7 @@ const BLOCK_SCORES: usize = 1 << 24;
 /// Minimum number of rows of a block, before it takes more heads.
 const ROWS: usize = 128;
 /// Bias of masked scores: their exponential is 0 relative to any other.
-const HIDDEN: f32 = -1e30;
+const MASKED: f32 = -1e30;
 /// Lower bound of the sum of a row, which is 0 if the row attends to no key.
 const NO_SUM: f64 = 1e-30;
 
@@ -28,61 +28,42 @@ type Heads<B> = Expression<B>;
 
 /// The sizes of a call and how it is divided into blocks.
 struct Tiling {
-    heads: usize,
+    call: AttentionCall,
     width: usize,
     queries: usize,
     keys: usize,
-    scale: f64,
-    causal: bool,
-    window: usize,
-    softcap: Option<f64>,
-    heads_at_once: usize,
-    rows_at_once: usize,
+    heads_per_block: usize,
+    rows_per_block: usize,
 }
 
 impl Tiling {
-    fn new([queries, channels]: [usize; 2], keys: usize, call: AttentionCall) -> Self {
-        Self::of_blocks(BLOCK_SCORES, [queries, channels], keys, call)
-    }
-
-    fn of_blocks(scores: usize, [queries, channels]: [usize; 2], keys: usize, call: AttentionCall) -> Self {
-        let AttentionCall { heads, scale, causal, window, softcap } = call;
+    fn new<B: ProductKernel>([q, k, _]: &[FloatTensor<B>; 3], call: AttentionCall) -> Self {
+        let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
         let row = keys.max(1);
-        let heads_at_once = (scores / (ROWS.min(queries.max(1)) * row)).clamp(1, heads);
-        let rows_at_once = (scores / (heads_at_once * row)).clamp(1, queries.max(1));
-        Self {
-            heads,
-            width: channels / heads,
-            queries,
-            keys,
-            scale: f64::from(scale),
-            causal,
-            window: window.unwrap_or(usize::MAX),
-            softcap: softcap.map(f64::from),
-            heads_at_once,
-            rows_at_once,
-        }
+        let heads_per_block = (BLOCK_SCORES / (ROWS.min(queries.max(1)) * row)).clamp(1, call.heads);
+        let rows_per_block = (BLOCK_SCORES / (heads_per_block * row)).clamp(1, queries.max(1));
+        Self { call, width: channels / call.heads, queries, keys, heads_per_block, rows_per_block }
     }
 
     fn head_groups(&self) -> impl Iterator<Item = Range<usize>> {
-        pieces(self.heads, self.heads_at_once)
+        ranges(self.call.heads, self.heads_per_block)
     }
 
     fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> {
-        pieces(self.queries, self.rows_at_once)
+        ranges(self.queries, self.rows_per_block)
     }
 
     /// Reshapes `[rows, heads * width]` to `[heads, rows, width]`.
-    fn by_head<B: ProductKernel>(&self, x: FloatTensor<B>) -> Heads<B> {
+    fn split_heads<B: ProductKernel>(&self, x: FloatTensor<B>) -> Heads<B> {
         let x = Expression::<B>(x);
         let [rows, _] = x.dims::<2>();
-        x.reshape([rows, self.heads, self.width]).swap(0, 1)
+        x.reshape([rows, self.call.heads, self.width]).swap(0, 1)
     }
 
-    /// Undoes [`Tiling::by_head`] and casts to `dtype`.
-    fn together<B: ProductKernel>(&self, x: Heads<B>, dtype: DType) -> FloatTensor<B> {
+    /// Undoes [`Tiling::split_heads`] and casts to `dtype`.
+    fn merge_heads<B: ProductKernel>(&self, x: Heads<B>, dtype: DType) -> FloatTensor<B> {
         let [_, rows, _] = x.dims::<3>();
-        x.swap(0, 1).reshape([rows, self.heads * self.width]).cast(dtype).0
+        x.swap(0, 1).reshape([rows, self.call.heads * self.width]).cast(dtype).0
     }
 
     fn scores<B: ProductKernel>(
@@ -91,35 +72,36 @@ impl Tiling {
         k: &Heads<B>,
         rows: &Range<usize>,
     ) -> (Heads<B>, Option<Heads<B>>) {
-        let scores = q.clone().matmul(k.clone().t()) * self.scale;
-        let scores = match self.softcap {
+        let scores = q.clone().matmul(k.clone().t()) * f64::from(self.call.scale);
+        let scores = match self.call.softcap.map(f64::from) {
             Some(cap) => (scores * (1.0 / cap)).tanh() * cap,
             None => scores,
         };
         match self.mask(q, rows) {
-            Some(seen) => (scores + (seen.clone() + -1.0) * f64::from(-HIDDEN), Some(seen)),
+            Some(mask) => (scores + (mask.clone() + -1.0) * f64::from(-MASKED), Some(mask)),
             None => (scores, None),
         }
     }
 
     /// The mask, `[1, rows, keys]`: 1 if the query attends to the key, else 0. `None` if every query attends to all
     /// keys.
-    fn mask<B: ProductKernel>(&self, beside: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
+    fn mask<B: ProductKernel>(&self, like: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
         let visible = |query: usize| (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys);
-        if !self.causal || (visible(rows.start) == self.keys && self.keys <= self.window) {
+        let window = self.call.window.unwrap_or(usize::MAX);
+        if !self.call.causal || (visible(rows.start) == self.keys && self.keys <= window) {
             return None;
         }
-        let mut seen = vec![0.0f32; rows.len() * self.keys];
-        for (row, query) in seen.chunks_exact_mut(self.keys).zip(rows.clone()) {
+        let mut mask = vec![0.0f32; rows.len() * self.keys];
+        for (row, query) in mask.chunks_exact_mut(self.keys).zip(rows.clone()) {
             let end = visible(query);
-            row[end.saturating_sub(self.window)..end].fill(1.0);
+            row[end.saturating_sub(window)..end].fill(1.0);
         }
-        let data = TensorData::new(seen, [1, rows.len(), self.keys]);
-        Some(Expression(B::float_from_data(data, &beside.0.device())))
+        let data = TensorData::new(mask, [1, rows.len(), self.keys]);
+        Some(Expression(B::float_from_data(data, &like.0.device())))
     }
 }
 
-fn pieces(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+fn ranges(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..total).step_by(size).map(move |start| start..(start + size).min(total))
 }
 
@@ -133,10 +115,10 @@ struct Softmax<B: ProductKernel> {
 }
 
 impl<B: ProductKernel> Softmax<B> {
-    fn of(scores: Heads<B>, seen: Option<Heads<B>>) -> Self {
+    fn of(scores: Heads<B>, mask: Option<Heads<B>>) -> Self {
         let max = scores.clone().max(2);
-        let exponentials = times((scores - max.clone()).exp(), seen);
-        let inverse = exponentials.clone().sum(2).at_least(NO_SUM).recip();
+        let exponentials = times((scores - max.clone()).exp(), mask);
+        let inverse = exponentials.clone().sum(2).clamp_min(NO_SUM).recip();
         Self { exponentials, max, inverse }
     }
 }
@@ -150,25 +132,13 @@ fn times<B: ProductKernel>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
 
 /// Returns the attended values and, per row, the largest score and the reciprocal of the sum of exponentials,
 /// `[heads, Lq, 2]`.
-pub fn forward<B: ProductKernel>(
-    [q, k, v]: [FloatTensor<B>; 3],
-    call: AttentionCall,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    let tiling = Tiling::new(q.shape().dims(), k.shape().dims::<2>()[0], call);
-    let dtype = q.dtype();
-    run::<B>(&tiling, [q, k, v], dtype)
-}
-
-fn run<B: ProductKernel>(
-    tiling: &Tiling,
-    [q, k, v]: [FloatTensor<B>; 3],
-    dtype: DType,
-) -> (FloatTensor<B>, FloatTensor<B>) {
-    let [q, k, v] = [q, k, v].map(|x| tiling.by_head::<B>(x));
+pub fn forward<B: ProductKernel>(qkv: [FloatTensor<B>; 3], call: AttentionCall) -> (FloatTensor<B>, FloatTensor<B>) {
+    let (tiling, dtype) = (Tiling::new::<B>(&qkv, call), qkv[0].dtype());
+    let [q, k, v] = qkv.map(|x| tiling.split_heads::<B>(x));
     if tiling.queries * tiling.keys * tiling.width == 0 {
-        let out = q.zeros([tiling.heads, tiling.queries, tiling.width]);
-        let softmax = q.zeros([tiling.heads, tiling.queries, 2]);
-        return (tiling.together(out, dtype), softmax.0);
+        let out = q.zeros([call.heads, tiling.queries, tiling.width]);
+        let softmax = q.zeros([call.heads, tiling.queries, 2]);
+        return (tiling.merge_heads(out, dtype), softmax.0);
     }
     let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
     for heads in tiling.head_groups() {
@@ -176,48 +146,37 @@ fn run<B: ProductKernel>(
         let (q, k, v) = (of(&q), of(&k), of(&v));
         let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
         for rows in tiling.row_blocks() {
-            let (scores, seen) = tiling.scores(&q.clone().narrow(1, rows.clone()), &k, &rows);
-            let Softmax { exponentials, max, inverse } = Softmax::of(scores, seen);
+            let (scores, mask) = tiling.scores(&q.clone().narrow(1, rows.clone()), &k, &rows);
+            let Softmax { exponentials, max, inverse } = Softmax::of(scores, mask);
             out_rows.push(exponentials.cast(dtype).matmul(v.clone()) * inverse.clone());
             softmax_rows.push(Expression::cat(vec![max, inverse], 2));
         }
         outs.push(Expression::cat(out_rows, 1));
         softmaxes.push(Expression::cat(softmax_rows, 1));
     }
-    (tiling.together(Expression::cat(outs, 0), dtype), Expression::cat(softmaxes, 0).0)
+    (tiling.merge_heads(Expression::cat(outs, 0), dtype), Expression::cat(softmaxes, 0).0)
 }
 
 /// Returns the gradients of q, k and v that are `wanted`. `softmax` is what [`forward`] returned, or empty: then it is
 /// recomputed from the scores, which are computed anyway.
 pub fn backward<B: ProductKernel>(
-    [q, k, v]: [FloatTensor<B>; 3],
+    qkv: [FloatTensor<B>; 3],
     out: FloatTensor<B>,
     softmax: FloatTensor<B>,
     d_out: FloatTensor<B>,
     call: AttentionCall,
     wanted: [bool; 3],
 ) -> Cotangents<B, 3> {
-    let tiling = Tiling::new(q.shape().dims(), k.shape().dims::<2>()[0], call);
-    let dtype = q.dtype();
-    pull::<B>(&tiling, [q, k, v], [out, d_out], Expression(softmax), dtype, wanted)
-}
-
-fn pull<B: ProductKernel>(
-    tiling: &Tiling,
-    qkv: [FloatTensor<B>; 3],
-    [out, d_out]: [FloatTensor<B>; 2],
-    softmax: Expression<B>,
-    dtype: DType,
-    wanted: [bool; 3],
-) -> Cotangents<B, 3> {
-    let [q, k, v] = qkv.map(|x| tiling.by_head::<B>(x));
+    let (tiling, dtype) = (Tiling::new::<B>(&qkv, call), qkv[0].dtype());
+    let [q, k, v] = qkv.map(|x| tiling.split_heads::<B>(x));
     if tiling.queries * tiling.keys * tiling.width == 0 {
-        return [q, k, v].map(|x| Some(tiling.together(x.zeros(x.dims::<3>()), dtype)));
+        return [q, k, v].map(|x| Some(tiling.merge_heads(x.zeros(x.dims::<3>()), dtype)));
     }
-    let (out, d_out) = (tiling.by_head::<B>(out), tiling.by_head::<B>(d_out));
+    let (out, d_out) = (tiling.split_heads::<B>(out), tiling.split_heads::<B>(d_out));
     let mean = (out.cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
-    let softmax = Some(softmax).filter(|softmax| !softmax.is_empty());
+    let softmax = Some(Expression::<B>(softmax)).filter(|softmax| !softmax.is_empty());
+    let (scale, softcap) = (f64::from(call.scale), call.softcap.map(f64::from));
     let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
     for heads in tiling.head_groups() {
         let of = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
@@ -226,16 +185,16 @@ fn pull<B: ProductKernel>(
         for rows in tiling.row_blocks() {
             let of = |x: &Heads<B>| of(x).narrow(1, rows.clone());
             let (q, d_out) = (of(&q), of(&d_out));
-            let (scores, seen) = tiling.scores(&q, &k, &rows);
+            let (scores, mask) = tiling.scores(&q, &k, &rows);
             // Derivative of the soft cap. For a masked score it only has to be finite, because the probability is 0.
-            let slope = tiling.softcap.map(|cap| (scores.clone() * (1.0 / cap)).within(1.0).squared() * -1.0 + 1.0);
+            let slope = softcap.map(|cap| (scores.clone() * (1.0 / cap)).clamp_abs(1.0).squared() * -1.0 + 1.0);
             let p = match softmax.as_ref().map(of) {
                 Some(softmax) => {
                     let (max, inverse) = (softmax.clone().narrow(2, 0..1), softmax.narrow(2, 1..2));
-                    times((scores - max).exp(), seen) * inverse
+                    times((scores - max).exp(), mask) * inverse
                 }
                 None => {
-                    let Softmax { exponentials, inverse, .. } = Softmax::of(scores, seen);
+                    let Softmax { exponentials, inverse, .. } = Softmax::of(scores, mask);
                     exponentials * inverse
                 }
             };
@@ -243,7 +202,7 @@ fn pull<B: ProductKernel>(
                 accumulate(&mut dv_sum, p.clone().cast(dtype).t().matmul(d_out.clone()));
             }
             if wanted[0] || wanted[1] {
-                let ds = times(p * (d_out.matmul(v.clone().t()) - of(&mean)) * tiling.scale, slope).cast(dtype);
+                let ds = times(p * (d_out.matmul(v.clone().t()) - of(&mean)) * scale, slope).cast(dtype);
                 if wanted[1] {
                     accumulate(&mut dk_sum, ds.clone().t().matmul(q));
                 }
@@ -258,7 +217,7 @@ fn pull<B: ProductKernel>(
         dk.extend(dk_sum);
         dv.extend(dv_sum);
     }
-    [dq, dk, dv].map(|heads| (!heads.is_empty()).then(|| tiling.together(Expression::cat(heads, 0), dtype)))
+    [dq, dk, dv].map(|heads| (!heads.is_empty()).then(|| tiling.merge_heads(Expression::cat(heads, 0), dtype)))
 }
 
 /// Adds `part` to the only element of `sum`, or inserts it.

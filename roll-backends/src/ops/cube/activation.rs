@@ -4,7 +4,7 @@ use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
 use super::{elementwise, empty_like, values};
-use crate::ops::activation::{gelu_by_parts, gelu_pulled_by_parts};
+use crate::ops::activation::{composed_gelu, composed_gelu_backward};
 use crate::ops::expression::Expression;
 use crate::ops::{Activation, ActivationKernel};
 
@@ -18,7 +18,7 @@ impl ActivationKernel for Cube {
     fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = values(x);
         if activation == Activation::Gelu {
-            return gelu_by_parts(Expression::<Self>(x)).0;
+            return composed_gelu(Expression::<Self>(x)).0;
         }
         let y = empty_like(&x);
         let count = x.shape().num_elements();
@@ -43,7 +43,7 @@ impl ActivationKernel for Cube {
     fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
         let (x, d_y) = (values(x), values(d_y));
         if activation == Activation::Gelu {
-            return gelu_pulled_by_parts(Expression::<Self>(x), Expression(d_y)).0;
+            return composed_gelu_backward(Expression::<Self>(x), Expression(d_y)).0;
         }
         let d_x = empty_like(&x);
         let count = x.shape().num_elements();

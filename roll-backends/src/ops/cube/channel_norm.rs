@@ -5,7 +5,7 @@ use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use cubecl::prelude::*;
 
 use super::{elementwise, empty, empty_like, values};
-use crate::ops::channel_norm::{LEAST_NORM, composed_backward};
+use crate::ops::channel_norm::{MIN_NORM, composed_backward};
 use crate::ops::{ChannelNormKernel, Cotangents};
 
 impl ChannelNormKernel for Cube {
@@ -23,7 +23,7 @@ impl ChannelNormKernel for Cube {
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, gain) = (x.into_buffer_arg(), gain.into_buffer_arg());
             let (out, kept) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
-            let least = LEAST_NORM as f32;
+            let least = MIN_NORM as f32;
             forward::launch(&client, cubes, dim, address, x, gain, out, kept, channels, positions, least, silu);
         }
         (y, factors)

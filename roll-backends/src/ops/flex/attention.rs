@@ -2,7 +2,7 @@
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
-use super::{Values, rounded, tensor};
+use super::{Values, cast, tensor};
 use crate::ops::kernels::attention::{AttentionShape, RowSoftmax, Saved, backward, forward};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
@@ -24,7 +24,7 @@ impl AttentionKernel for Flex {
         forward(shape, q.slice(), k.slice(), v.slice(), &mut out, &mut softmax);
         let softmax = bytemuck::cast_slice(&softmax).to_vec();
         let softmax = tensor(softmax, [shape.heads, shape.queries, 2]);
-        (rounded(q.like(out), dtype), softmax)
+        (cast(q.like(out), dtype), softmax)
     }
 
     fn attention_backward(
@@ -48,6 +48,6 @@ impl AttentionKernel for Flex {
         };
         let [dq, dk, dv] = backward(shape, saved, wanted);
         let [dq, dk, dv] = [dq.map(|d| q.like(d)), dk.map(|d| k.like(d)), dv.map(|d| v.like(d))];
-        [dq, dk, dv].map(|d| d.map(|d| rounded(d, dtype)))
+        [dq, dk, dv].map(|d| d.map(|d| cast(d, dtype)))
     }
 }

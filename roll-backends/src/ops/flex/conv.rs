@@ -1,9 +1,9 @@
-//! 3-d convolution on flex: by Winograd where [`filters`] says so, else tap by tap.
+//! 3-d convolution on flex: by Winograd where [`is_winograd_shape`] says so, else tap by tap.
 
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, tensor};
-use crate::ops::conv::filters;
+use crate::ops::conv::is_winograd_shape;
 use crate::ops::kernels::conv::{ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
@@ -13,16 +13,16 @@ fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3])
     ConvShape { inputs, outputs, size, kernel, padding }
 }
 
-fn is_filtered(weight: &FloatTensor<Flex>) -> bool {
-    filters(weight.shape().dims::<5>())
+fn uses_winograd(weight: &FloatTensor<Flex>) -> bool {
+    is_winograd_shape(weight.shape().dims::<5>())
 }
 
 impl ConvKernel for Flex {
     fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
-        let (shape, filtered) = (shape(&x, &weight, padding), is_filtered(&weight));
+        let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
-        let y = match filtered {
+        let y = match winograd {
             true => convolve(shape, x.slice(), weight.slice(), false, Some(bias.slice())),
             false => forward(shape, x.slice(), weight.slice(), bias.slice()),
         };
@@ -35,9 +35,9 @@ impl ConvKernel for Flex {
         d_y: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        let (shape, filtered) = (shape(&x, &weight, padding), is_filtered(&weight));
-        let pulled = (filtered && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
-        let wanted = [wanted[0] && !filtered, wanted[1], wanted[2]];
+        let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
+        let pulled = (winograd && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
+        let wanted = [wanted[0] && !winograd, wanted[1], wanted[2]];
         let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
         let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted);
         let d_x = pulled.or_else(|| d_x.map(|d| x.like(d)));
@@ -45,13 +45,13 @@ impl ConvKernel for Flex {
     }
 
     fn conv_pull(cotangent: FloatTensor<Self>, weight: FloatTensor<Self>, padding: [usize; 3]) -> FloatTensor<Self> {
-        let filtered = is_filtered(&weight);
+        let winograd = uses_winograd(&weight);
         let ([_, output @ ..], [outputs, inputs, kernel @ ..]) =
             (cotangent.shape().dims::<4>(), weight.shape().dims::<5>());
         let size = std::array::from_fn(|i| output[i] + kernel[i] - 1 - 2 * padding[i]);
         let shape = ConvShape { inputs, outputs, size, kernel, padding };
         let (cotangent, weight) = (Values::of(cotangent), Values::of(weight));
-        let x = match filtered {
+        let x = match winograd {
             true => convolve(shape.transposed(output), cotangent.slice(), weight.slice(), true, None),
             false => {
                 let wanted = [true, false, false];

@@ -3,7 +3,7 @@
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 
-use super::{Values, rounded};
+use super::{Values, cast};
 use crate::ops::decode::{DecodeCall, DecodeKernel, KeyPlace, store_by_index};
 use crate::ops::kernels::decode::{DecodeShape, KeysValues, attend};
 
@@ -45,6 +45,6 @@ impl DecodeKernel for Flex {
         let [q, pk, pv, tk, tv] = [q, prompt_keys, prompt_values, tail_keys, tail_values].map(Values::of);
         let prompts = KeysValues { k: pk.slice(), v: pv.slice() };
         let tails = KeysValues { k: tk.slice(), v: tv.slice() };
-        rounded(q.like(attend(shape, q.slice(), prompts, tails, &places)), dtype)
+        cast(q.like(attend(shape, q.slice(), prompts, tails, &places)), dtype)
     }
 }

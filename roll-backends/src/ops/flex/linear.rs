@@ -5,7 +5,7 @@ use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 use half::bf16;
 
-use super::{Values, rounded, tensor};
+use super::{Values, cast, tensor};
 use crate::ops::kernels::linear::{self as kernels, LinearShape, Weight};
 use crate::ops::kernels::parallel::within;
 use crate::ops::kernels::row_products::{self, Stored};
@@ -17,9 +17,9 @@ fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> LinearShape {
 }
 
 /// A contiguous weight, f32 or bf16.
-struct InOrder(FlexTensor);
+struct ContiguousWeight(FlexTensor);
 
-impl InOrder {
+impl ContiguousWeight {
     fn of(weight: FloatTensor<Flex>) -> Self {
         match weight.dtype() {
             DType::BF16 => Self(weight.to_contiguous()),
@@ -63,7 +63,7 @@ impl LinearKernel for Flex {
         lora: Option<Lora<FloatTensor<Self>>>,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
         let shape = shape(&x, &weight);
-        let (x, weight, bias) = (Values::of(x), InOrder::of(weight), Values::of(bias));
+        let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let lora = lora.map(LoraValues::of);
         let parts = lora.as_ref().map(LoraValues::kernel);
         let (x, weight, bias) = (x.slice(), weight.stored(), bias.slice());
@@ -74,7 +74,7 @@ impl LinearKernel for Flex {
 
     fn rows_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
         let LinearShape { rows, inputs, outputs } = shape(&x, &weight);
-        let (x, weight, bias) = (Values::of(x), InOrder::of(weight), Values::of(bias));
+        let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let stored = match weight.stored() {
             Weight::F32(values) => Stored::F32(values),
             Weight::Bf16(values) => Stored::Bf16(values),
@@ -89,7 +89,7 @@ impl LinearKernel for Flex {
         wanted: [bool; 5],
     ) -> Cotangents<Self, 5> {
         let (shape, dtype) = (shape(&saved.x, &saved.weight), saved.x.dtype());
-        let (x, weight, d_y) = (Values::of(saved.x), InOrder::of(saved.weight), Values::of(d_y));
+        let (x, weight, d_y) = (Values::of(saved.x), ContiguousWeight::of(saved.weight), Values::of(d_y));
         let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));
         let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
         let (stored, values, d_y) = (weight.stored(), x.slice(), d_y.slice());
@@ -99,8 +99,8 @@ impl LinearKernel for Flex {
             d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
         };
         [
-            d_x.map(|d| rounded(x.like(d), dtype)),
-            d_weight.map(|d| rounded(tensor(d, [shape.outputs, shape.inputs]), dtype)),
+            d_x.map(|d| cast(x.like(d), dtype)),
+            d_weight.map(|d| cast(tensor(d, [shape.outputs, shape.inputs]), dtype)),
             d_bias.map(|d| tensor(d, [shape.outputs])),
             like_lora(d_down, |lora| &lora.down),
             like_lora(d_up, |lora| &lora.up),

@@ -50,7 +50,7 @@ impl Values {
 }
 
 /// Casts `tensor` to `dtype`.
-fn rounded(tensor: FlexTensor, dtype: DType) -> FlexTensor {
+fn cast(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, FloatDType::from(dtype)) }
 }
 

@@ -3,7 +3,7 @@
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 
-use super::{Values, rounded, tensor};
+use super::{Values, cast, tensor};
 use crate::ops::kernels::row_products::{Codes, Stored, forward, pull};
 use crate::ops::scaled::{Scaled, ScaledKernel};
 
@@ -21,7 +21,7 @@ impl ScaledKernel for Flex {
         let part = |codes: Codes| {
             pull(rows, d_y.slice(), weight.shape(), |rows, columns, values| codes.decode_part(rows, columns, values))
         };
-        rounded(tensor(with_codes(weight, part), [rows, weight.shape()[1]]), dtype)
+        cast(tensor(with_codes(weight, part), [rows, weight.shape()[1]]), dtype)
     }
 }
 

@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::elementwise::summed_rows;
 use super::{fresh, fused, pull_through};
-use crate::ops::channel_norm::{LEAST_NORM, hand_pull};
+use crate::ops::channel_norm::{MIN_NORM, composed_pull};
 use crate::ops::expression::Expression;
 use crate::ops::rms_rope::{self, Rotation, SavedRmsRope};
 use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SharedShift};
@@ -209,7 +209,7 @@ impl ChannelNormKernel for LibTorch {
         let rows = positions(&joined.narrow(1, before, t));
         let (x_rows, gain_row) = (positions(x), one_row(&gain.tensor));
         let ops = fused::ops_of_matrix(&x_rows);
-        if ops.and_then(|ops| ops.channel_norm_silu(&x_rows, &gain_row, LEAST_NORM as f32, &rows)).is_some() {
+        if ops.and_then(|ops| ops.channel_norm_silu(&x_rows, &gain_row, MIN_NORM as f32, &rows)).is_some() {
             return fresh(joined);
         }
         let mut y = x.mul_out(&joined.narrow(1, before, t), &factors(x));
@@ -225,9 +225,9 @@ impl ChannelNormKernel for LibTorch {
     ) -> FloatTensor<Self> {
         let ([x_rows, d_rows], gain_row) = ([&x, &d_y].map(|x| positions(&x.tensor)), one_row(&gain.tensor));
         let ops = fused::ops_of_matrix(&x_rows);
-        match ops.and_then(|ops| ops.channel_norm_silu_pull(&x_rows, &gain_row, LEAST_NORM as f32, &d_rows)) {
+        match ops.and_then(|ops| ops.channel_norm_silu_pull(&x_rows, &gain_row, MIN_NORM as f32, &d_rows)) {
             Some(d_x) => fresh(volume(&d_x, &x.tensor)),
-            None => hand_pull::<Self>(x, gain, d_y),
+            None => composed_pull::<Self>(x, gain, d_y),
         }
     }
 
@@ -243,7 +243,7 @@ fn factors(x: &Tensor) -> Tensor {
         Kind::Float => x.norm_scalaropt_dim(2.0, [0i64].as_slice(), true),
         _ => x.norm_scalaropt_dim_dtype(2.0, [0i64].as_slice(), true, Kind::Float),
     };
-    norms.clamp_min(LEAST_NORM).reciprocal() * root
+    norms.clamp_min(MIN_NORM).reciprocal() * root
 }
 
 /// `x * by` in the dtype of x, rounded once; `by` is broadcast.

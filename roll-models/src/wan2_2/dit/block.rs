@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use roll_backends::ops::{self, AttentionOptions, Exchange, To, TokenRanks};
+use roll_backends::ops::{self, AllToAll, AttentionOptions, Sharding, TokenRanks};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, Weights};
 use roll_core::Result;
 
@@ -121,12 +121,12 @@ impl Pass {
     fn attention_among_tokens(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let Some(group) = &self.token_ranks else { return self.attention(q, k, v) };
         // One exchange for q, k and v together, so that a pullback makes its exchanges in the same order on every rank.
-        let all = ops::exchange(Tensor::cat(vec![q, k, v], 1), group, Exchange { to: To::Heads, parts: 3 });
+        let all = ops::all_to_all(Tensor::cat(vec![q, k, v], 1), group, AllToAll { to: Sharding::Heads, parts: 3 });
         let width = self.config.dim / group.count();
         let [q, k, v] = [0, 1, 2].map(|i| all.clone().narrow(1, i * width, width));
         let options = AttentionOptions { products: Some(self.products), ..Default::default() };
         let attended = ops::attention_with(q, k, v, self.config.heads / group.count(), options);
-        ops::exchange(attended, group, Exchange { to: To::Tokens, parts: 1 })
+        ops::all_to_all(attended, group, AllToAll { to: Sharding::Tokens, parts: 1 })
     }
 
     /// Concatenates per sample: the rows of `first`, then the rows of `second`.

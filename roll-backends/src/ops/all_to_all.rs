@@ -13,7 +13,7 @@ use super::operator::{Kernels, Operator, Pullback, call};
 /// run the same passes in the same order.
 pub struct TokenRanks {
     ranks: Arc<dyn Communicator>,
-    /// The first error of an exchange. A backward pass cannot return it.
+    /// The first error of an all-to-all. A backward pass cannot return it.
     failed: Mutex<Option<Error>>,
 }
 
@@ -41,7 +41,7 @@ impl TokenRanks {
         Ok(all)
     }
 
-    /// Fails if an exchange has failed since the last check: results that depend on it are meaningless.
+    /// Fails if an all-to-all has failed since the last check: results that depend on it are meaningless.
     pub fn check(&self) -> Result<()> {
         match self.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error),
@@ -50,60 +50,60 @@ impl TokenRanks {
     }
 
     /// Runs the all-to-all; returns zeros after a failure.
-    fn moved(&self, x: &[f32], [rows, columns]: [usize; 2], exchange: Exchange) -> Vec<f32> {
-        let sent = match exchange.to {
-            To::Heads => by_heads(x, rows, columns, exchange.parts, self.count()),
-            To::Tokens => x.to_vec(),
+    fn all_to_all(&self, x: &[f32], [rows, columns]: [usize; 2], transfer: AllToAll) -> Vec<f32> {
+        let sent = match transfer.to {
+            Sharding::Heads => split_by_heads(x, rows, columns, transfer.parts, self.count()),
+            Sharding::Tokens => x.to_vec(),
         };
-        let mut came = vec![0.0; x.len()];
-        if let Err(error) = self.ranks.all_to_all(&sent, &mut came) {
+        let mut received = vec![0.0; x.len()];
+        if let Err(error) = self.ranks.all_to_all(&sent, &mut received) {
             self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             return vec![0.0; x.len()];
         }
-        match exchange.to {
-            To::Heads => came,
-            To::Tokens => by_tokens(&came, rows / self.count(), columns, exchange.parts, self.count()),
+        match transfer.to {
+            Sharding::Heads => received,
+            Sharding::Tokens => merge_by_tokens(&received, rows / self.count(), columns, transfer.parts, self.count()),
         }
     }
 }
 
 /// An all-to-all from one sharding to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exchange {
+pub struct AllToAll {
     /// Direction.
-    pub to: To,
+    pub to: Sharding,
     /// Number of matrices that lie side by side in the columns, e.g. queries, keys and values; each is sharded.
     pub parts: usize,
 }
 
-/// Direction of an [`Exchange`]. Each is the transpose of the other, and therefore its pullback.
+/// Direction of an [`AllToAll`]. Each is the transpose of the other, and therefore its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum To {
+pub enum Sharding {
     /// From `[L / N, parts * dim]`, this rank's tokens, to `[L, parts * dim / N]`, all tokens of this rank's heads.
     Heads,
     /// From all tokens of this rank's heads to this rank's tokens.
     Tokens,
 }
 
-impl Exchange {
+impl AllToAll {
     fn back(self) -> Self {
         let to = match self.to {
-            To::Heads => To::Tokens,
-            To::Tokens => To::Heads,
+            Sharding::Heads => Sharding::Tokens,
+            Sharding::Tokens => Sharding::Heads,
         };
         Self { to, ..self }
     }
 
     fn shape(self, [rows, columns]: [usize; 2], count: usize) -> [usize; 2] {
         match self.to {
-            To::Heads => [rows * count, columns / count],
-            To::Tokens => [rows / count, columns * count],
+            Sharding::Heads => [rows * count, columns / count],
+            Sharding::Tokens => [rows / count, columns * count],
         }
     }
 }
 
 /// Splits x `[rows, parts * dim]` into one matrix `[rows, parts * dim / count]` per rank, stacked vertically.
-fn by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
+fn split_by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
     let (dim, width) = (columns / parts, columns / parts / count);
     let mut out = Vec::with_capacity(x.len());
     for rank in 0..count {
@@ -118,7 +118,7 @@ fn by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) 
 
 /// Merges one matrix `[rows, parts * width]` per rank, stacked vertically, to `[rows, parts * width * count]`: the
 /// ranks' columns are adjacent within each part.
-fn by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
+fn merge_by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
     let width = columns / parts;
     let mut out = Vec::with_capacity(x.len());
     for row in 0..rows {
@@ -131,46 +131,46 @@ fn by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize)
     out
 }
 
-/// All-to-all: sends this rank's slices of `x` and receives those of the other ranks, in the direction `exchange`, in
+/// All-to-all: sends this rank's slices of `x` and receives those of the other ranks, in the direction `transfer`, in
 /// the dtype of x. Its gradient is the opposite all-to-all. Data passes through host memory as f32. A failure is
 /// reported by [`TokenRanks::check`]. Panics if the number of ranks does not divide the columns (to heads) or the rows
 /// (to tokens).
-pub fn exchange(x: Tensor<2>, group: &Arc<TokenRanks>, exchange: Exchange) -> Tensor<2> {
-    let ([rows, columns], count) = (x.dims(), group.count());
-    let whole = match exchange.to {
-        To::Heads => columns.is_multiple_of(exchange.parts * count),
-        To::Tokens => rows.is_multiple_of(count) && columns.is_multiple_of(exchange.parts),
+pub fn all_to_all(x: Tensor<2>, ranks: &Arc<TokenRanks>, transfer: AllToAll) -> Tensor<2> {
+    let ([rows, columns], count) = (x.dims(), ranks.count());
+    let whole = match transfer.to {
+        Sharding::Heads => columns.is_multiple_of(transfer.parts * count),
+        Sharding::Tokens => rows.is_multiple_of(count) && columns.is_multiple_of(transfer.parts),
     };
-    assert!(whole, "{count} ranks and {exchange:?} for a matrix of {rows} x {columns}");
+    assert!(whole, "{count} ranks and {transfer:?} for a matrix of {rows} x {columns}");
     let dtype = x.dtype();
-    call(AllToAll { group: group.clone(), exchange }, [x.cast(DType::F32).into_dispatch()]).cast(dtype)
+    call(Call { ranks: ranks.clone(), transfer }, [x.cast(DType::F32).into_dispatch()]).cast(dtype)
 }
 
-/// See [`exchange`]; the operand is x.
-struct AllToAll {
-    group: Arc<TokenRanks>,
-    exchange: Exchange,
+/// See [`all_to_all`]; the operand is x.
+struct Call {
+    ranks: Arc<TokenRanks>,
+    transfer: AllToAll,
 }
 
-impl Operator<1> for AllToAll {
+impl Operator<1> for Call {
     fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
-        let Self { group, exchange } = self;
+        let Self { ranks, transfer } = self;
         let (shape, device) = (x.shape().dims::<2>(), x.device());
         let read = read_sync(B::float_into_data(x)).map_err(|error| error.to_string());
         let values = match read.and_then(|data| data.try_into_vec::<f32>().map_err(|error| format!("{error:?}"))) {
-            Ok(values) => group.moved(&values, shape, exchange),
+            Ok(values) => ranks.all_to_all(&values, shape, transfer),
             Err(problem) => {
                 let error = Error::Misuse(format!("reading tokens for the other ranks: {problem}"));
-                group.ranks.fail(&error.to_string());
-                group.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                ranks.ranks.fail(&error.to_string());
+                ranks.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 vec![0.0; shape[0] * shape[1]]
             }
         };
-        B::float_from_data(TensorData::new(values, exchange.shape(shape, group.count())), &device)
+        B::float_from_data(TensorData::new(values, transfer.shape(shape, ranks.count())), &device)
     }
 
     fn record<B: Kernels>(self, operands: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
-        let back = Self { group: self.group.clone(), exchange: self.exchange.back() };
+        let back = Self { ranks: self.ranks.clone(), transfer: self.transfer.back() };
         (self.forward::<B>(operands), move |d_y| [Some(back.forward::<B>([d_y]))])
     }
 }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_gets_all_tokens_of_its_heads_and_back_its_own_and_so_does_the_gradient() {
+    fn all_to_all_and_back_is_the_identity_with_its_gradient() {
         let (tokens, dim, parts) = (8, 12, 2);
         for count in [1, 2, 4] {
             let results = ThreadRanks::run(count, Duration::from_secs(60), |ranks| {
@@ -203,14 +203,14 @@ mod tests {
                 let values: Vec<f32> = mine.clone().flat_map(row).collect();
                 let x = Tensor::<2>::from_data(TensorData::new(values.clone(), [own, parts * dim]), &device);
                 let leaf = x.autodiff().require_grad();
-                let heads = exchange(leaf.clone(), &group, Exchange { to: To::Heads, parts });
+                let heads = all_to_all(leaf.clone(), &group, AllToAll { to: Sharding::Heads, parts });
                 assert_eq!(heads.dims(), [tokens, parts * width]);
                 let first = group.own() * width;
                 let row =
                     |token: usize| (0..parts).flat_map(move |p| (0..width).map(move |c| value(token, p, first + c)));
                 let expected: Vec<f32> = (0..tokens).flat_map(row).collect();
                 assert_eq!(heads.clone().inner().into_data().try_into_vec::<f32>().unwrap(), expected);
-                let back = exchange(heads.clone() * 3.0, &group, Exchange { to: To::Tokens, parts });
+                let back = all_to_all(heads.clone() * 3.0, &group, AllToAll { to: Sharding::Tokens, parts });
                 let tripled: Vec<f32> = values.iter().map(|v| 3.0 * v).collect();
                 assert_eq!(back.clone().inner().into_data().try_into_vec::<f32>().unwrap(), tripled);
                 // The forward pass multiplies by three, and so does the gradient.
