@@ -11,7 +11,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A child in a process group of its own (Unix). When the child ends, the rest of its group is killed; dropping this
 /// kills all of them.
 ///
-/// A process that leaves the group (`setsid`) is not killed. On systems other than Unix only the child is killed.
+/// A process that leaves the group (`setsid`) is not killed. Systems other than Unix kill only the child.
 #[derive(Debug)]
 pub struct ChildGroup {
     child: Child,

@@ -46,12 +46,12 @@ enum TensorLocation {
 pub struct InFlight(Transfer);
 
 enum Transfer {
-    /// By a background thread.
+    /// A background thread copies.
     Background(Receiver<Result<NdTensor>>),
-    /// On a copy stream.
+    /// A copy stream copies while kernels run.
     #[cfg(feature = "libtorch")]
     Overlapped(H2dCopy<Cuda, NdTensor>),
-    /// On the kernels' stream: later kernels find the values.
+    /// The kernels' stream copies, before the kernels that are launched later.
     #[cfg(feature = "libtorch")]
     Queued(NdTensor),
 }

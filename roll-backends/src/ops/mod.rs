@@ -1,7 +1,7 @@
 //! Operators with fused forward and backward passes.
 //!
 //! The file `X.rs` of an operator family contains the public functions, the type of a call (an
-//! [`operator::Operator`]: the forward pass on any backend, and the pullback for autodiff), and `XKernel`, the part that
+//! `operator::Operator`: the forward pass on any backend, and the pullback for autodiff), and `XKernel`, the part that
 //! a backend implements. The methods of `XKernel` have default implementations composed of primitive operations, so an
 //! empty implementation is enough to add a backend. The table shows which backend has a kernel of its own:
 //!

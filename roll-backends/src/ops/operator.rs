@@ -130,7 +130,7 @@ pub trait Operator<const N: usize>: Sized {
     }
 
     /// Returns the result and its pullback, which owns the values that the backward pass needs. `wanted` marks the
-    /// operands that are tracked by autodiff: the pullback returns their gradients, and is not called if there are none.
+    /// operands that are tracked by autodiff. The pullback returns their gradients; without such operands it is not called.
     fn record<B: Kernels>(
         self,
         operands: [FloatTensor<B>; N],

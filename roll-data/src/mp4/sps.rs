@@ -22,13 +22,13 @@ impl Sps {
             return Err("a sequence parameter set is cut short".into());
         };
         let mut bits = Bits::new(rest);
-        let sps = Self::sps(*profile, &mut bits).ok_or("a sequence parameter set is cut short or damaged")?;
+        let sps = Self::fields(*profile, &mut bits).ok_or("a sequence parameter set is cut short or damaged")?;
         let sps = sps?;
         check_size(sps.width, sps.height)?;
         Ok(sps)
     }
 
-    fn sps(profile: u8, bits: &mut Bits) -> Option<Result<Self, String>> {
+    fn fields(profile: u8, bits: &mut Bits) -> Option<Result<Self, String>> {
         bits.ue()?; // seq_parameter_set_id
         let mut chroma = 1;
         if matches!(profile, 100 | 110 | 122 | 244 | 44 | 83 | 86 | 118 | 128 | 138 | 139 | 134 | 135) {

@@ -190,7 +190,11 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
 }
 
 /// Reads the adapters of `lora_checkpoint`.
-pub(super) fn start(options: &CausalLmOptions, context: &BuildContext, config: &LmConfig) -> Result<Option<InitialAdapter>> {
+pub(super) fn start(
+    options: &CausalLmOptions,
+    context: &BuildContext,
+    config: &LmConfig,
+) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {

@@ -254,7 +254,9 @@ fn open_dit(
     };
     let opened = || -> Result<Dit> {
         let config = components::dit_config(file, options.num_heads)?;
-        if let (Placement::Host | Placement::Sharded, MatrixStorage::Eight(_)) = (options.weight_store, storage.matrices) {
+        if let (Placement::Host | Placement::Sharded, MatrixStorage::Eight(_)) =
+            (options.weight_store, storage.matrices)
+        {
             let problem = "weights in eight bits are neither kept in host memory nor sharded: expected auto, f32 or bf16 \
                            with this `model.weight_store`, or another `model.weight_store`";
             return Err(Error::config("weights_dtype", problem));

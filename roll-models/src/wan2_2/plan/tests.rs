@@ -149,7 +149,7 @@ fn sharded_optimizer_state_is_on_the_gpu_and_sums_of_gradients_on_the_host() {
 }
 
 #[test]
-fn sharded_tokens_shard_block_inputs_and_time_and_cost_all_to_alls() {
+fn sharded_tokens_shard_block_inputs_and_time_and_cost_exchanges() {
     let alone = plan("wan2_2-i2v-a14b");
     let mut plan = alone.clone();
     (plan.input.ranks, plan.input.division.token_ranks) = (8, 4);

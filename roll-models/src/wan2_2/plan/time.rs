@@ -35,10 +35,10 @@ impl Plan {
             (Placement::Auto | Placement::Resident, IdleExpert::Drop) => 2.0 * weights / speed.read,
             _ => 0.0,
         };
-        // `all_to_alls`: how often a pass exchanges tokens for heads and back, which does not overlap computation.
-        let phase = |name, passes: f64, flops: f64, all_to_alls: Option<f64>| {
-            let (flops, moved) = (flops * passes, all_to_alls.map_or(0.0, |_| moved * passes));
-            let exchanged = all_to_alls.map_or(0.0, |count| count * self.all_to_all_bytes() * passes);
+        // `exchanges`: how often a pass exchanges tokens for heads and back, which does not overlap computation.
+        let phase = |name, passes: f64, flops: f64, exchanges: Option<f64>| {
+            let (flops, moved) = (flops * passes, exchanges.map_or(0.0, |_| moved * passes));
+            let exchanged = exchanges.map_or(0.0, |count| count * self.all_to_all_bytes() * passes);
             let (compute, transfer) = (flops / speed.flops, moved / rate);
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
             PhaseCost {
