@@ -33,7 +33,7 @@ pub enum Epilogue {
 
 /// Stride, dilation and groups of a convolution. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conv2dSteps {
+pub struct Conv2dOptions {
     /// Stride.
     pub stride: [usize; 2],
     /// Dilation: distance between the taps of the kernel.
@@ -48,7 +48,7 @@ pub struct Conv2d {
     weight: Tensor<4>,
     bias: Tensor<1>,
     slopes: Tensor<1>,
-    steps: Conv2dSteps,
+    steps: Conv2dOptions,
     epilogue: Epilogue,
     packed: Arc<Packed>,
 }
@@ -68,7 +68,7 @@ impl Conv2d {
     pub fn new(
         weight: Tensor<4>,
         bias: Option<Tensor<1>>,
-        steps: Conv2dSteps,
+        steps: Conv2dOptions,
         epilogue: Epilogue,
         slopes: Option<Tensor<1>>,
     ) -> Self {
@@ -88,7 +88,7 @@ impl Conv2d {
     }
 
     /// Returns the same convolution without epilogue.
-    pub fn sums_alone(&self) -> Self {
+    pub fn without_epilogue(&self) -> Self {
         Self { epilogue: Epilogue::Nothing, ..self.clone() }
     }
 
@@ -176,7 +176,7 @@ pub struct Conv2dCall<T> {
     /// The weights packed for the kernels.
     pub packed: Arc<Packed>,
     /// Stride, dilation and groups.
-    pub steps: Conv2dSteps,
+    pub steps: Conv2dOptions,
     /// Zeros before and after rows and columns.
     pub padding: [(usize, usize); 2],
     /// The epilogue.
@@ -185,7 +185,7 @@ pub struct Conv2dCall<T> {
 
 impl<T> Conv2dCall<T> {
     fn options(&self) -> ConvOptions<2> {
-        let Conv2dSteps { stride, dilation, groups } = self.steps;
+        let Conv2dOptions { stride, dilation, groups } = self.steps;
         ConvOptions::new(stride, self.padding.map(|(before, _)| before), dilation, groups)
     }
 }

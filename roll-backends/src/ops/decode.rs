@@ -13,7 +13,7 @@ use super::operator::{Primitives, with_backend};
 
 /// The cached keys of one sequence: a prompt that sequences may share, and a tail of generated tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyPlace {
+pub struct CachedSequence {
     /// Rows of the prompt cache; several sequences may share them.
     pub prompt: Range<usize>,
     /// The sequence's slot in the tail cache.
@@ -32,7 +32,7 @@ pub struct DecodeCall {
     /// Heads of keys and values (grouped-query attention); query heads that share one are adjacent.
     pub key_heads: usize,
     /// The cached keys of each row of the queries.
-    pub places: Arc<[KeyPlace]>,
+    pub places: Arc<[CachedSequence]>,
     /// Factor of the scores; `1 / sqrt(d)` by default.
     pub scale: Option<f32>,
     /// Soft cap of the scores; see [`super::AttentionOptions::softcap`].
@@ -68,7 +68,7 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -
 /// shapes do not match or a sequence has no key.
 pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2], call: DecodeCall) -> Tensor<2> {
     let ([count, channels], [rows, width], [slots, capacity, _]) = (q.dims(), prompts[0].dims(), tails[0].dims());
-    let inside = |p: &KeyPlace| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity && p.skip <= p.tail;
+    let inside = |p: &CachedSequence| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity && p.skip <= p.tail;
     assert!(
         call.key_heads > 0
             && call.heads.is_multiple_of(call.key_heads)

@@ -75,9 +75,9 @@ pub use attention::{AttentionOptions, attention, attention_with};
 pub use blocks::linear_blocks;
 pub use channel_norm::{channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull};
 pub use conv::{conv3d, conv3d_pull};
-pub use conv2d::{Conv2d, Conv2dSteps, Epilogue};
+pub use conv2d::{Conv2d, Conv2dOptions, Epilogue};
 pub use cotangent::seed;
-pub use decode::{DecodeCall, KeyPlace, attend_rows, store_rows};
+pub use decode::{CachedSequence, DecodeCall, attend_rows, store_rows};
 pub use gate::gated_add;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;

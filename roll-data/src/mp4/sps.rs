@@ -54,24 +54,7 @@ impl Sps {
             return Some(Err(format!("chroma sampling {name}; only 4:2:0 can be read")));
         }
         bits.ue()?; // log2_max_frame_num_minus4
-        match bits.ue()? {
-            0 => {
-                bits.ue()?; // log2_max_pic_order_cnt_lsb_minus4
-            }
-            1 => {
-                bits.bit()?;
-                bits.se()?;
-                bits.se()?;
-                let cycle = bits.ue()?;
-                if cycle > 255 {
-                    return None;
-                }
-                for _ in 0..cycle {
-                    bits.se()?;
-                }
-            }
-            _ => {}
-        }
+        skip_picture_order(bits)?;
         bits.ue()?; // max_num_ref_frames
         bits.bit()?; // gaps_in_frame_num_value_allowed_flag
         let width_mbs = bits.ue()? as usize;
@@ -140,6 +123,29 @@ const PIXEL_ASPECTS: [[u32; 2]; 17] = [
     [3, 2],
     [2, 1],
 ];
+
+/// Skips the fields of the order in which pictures are shown (`pic_order_cnt_type`).
+fn skip_picture_order(bits: &mut Bits) -> Option<()> {
+    match bits.ue()? {
+        0 => {
+            bits.ue()?; // log2_max_pic_order_cnt_lsb_minus4
+        }
+        1 => {
+            bits.bit()?;
+            bits.se()?;
+            bits.se()?;
+            let cycle = bits.ue()?;
+            if cycle > 255 {
+                return None;
+            }
+            for _ in 0..cycle {
+                bits.se()?;
+            }
+        }
+        _ => {}
+    }
+    Some(())
+}
 
 fn skip_scaling_list(bits: &mut Bits, size: u32) -> Option<()> {
     let (mut last, mut next) = (8i32, 8i32);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
-use roll_backends::ops::{self, AttentionOptions, DecodeCall, KeyPlace};
+use roll_backends::ops::{self, AttentionOptions, CachedSequence, DecodeCall};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};
 use roll_core::Result;
 
@@ -302,13 +302,13 @@ impl Block {
 }
 
 /// Returns the keys that the new token of each place attends to, its own key included, in a layer with this window.
-fn visible_keys(places: &[KeyPlace], window: Option<usize>) -> Arc<[KeyPlace]> {
-    let visible = |place: &KeyPlace| {
+fn visible_keys(places: &[CachedSequence], window: Option<usize>) -> Arc<[CachedSequence]> {
+    let visible = |place: &CachedSequence| {
         let tail = place.tail + 1;
         let hidden = (place.prompt.len() + tail).saturating_sub(window.unwrap_or(usize::MAX));
         let hidden_of_prompt = hidden.min(place.prompt.len());
         let prompt = place.prompt.start + hidden_of_prompt..place.prompt.end;
-        KeyPlace { prompt, tail, skip: hidden - hidden_of_prompt, slot: place.slot }
+        CachedSequence { prompt, tail, skip: hidden - hidden_of_prompt, slot: place.slot }
     };
     places.iter().map(visible).collect()
 }

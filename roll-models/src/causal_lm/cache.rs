@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Tensor};
-use roll_backends::ops::{self, DecodeCall, KeyPlace};
+use roll_backends::ops::{self, CachedSequence, DecodeCall};
 
 use super::block::integers;
 
@@ -57,7 +57,7 @@ pub enum CachedTokens {
         first: usize,
     },
     /// The next token of every row, after those of its place.
-    Next(Arc<[KeyPlace]>),
+    Next(Arc<[CachedSequence]>),
 }
 
 impl Cache {
@@ -128,7 +128,7 @@ impl Cache {
         layer: usize,
         q: Tensor<2>,
         [k, v]: [Tensor<2>; 2],
-        places: &[KeyPlace],
+        places: &[CachedSequence],
         call: DecodeCall,
     ) -> Tensor<2> {
         let mut layer = self.layer(layer);

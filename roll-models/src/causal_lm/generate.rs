@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 use roll_backends::Snapshot;
-use roll_backends::ops::KeyPlace;
+use roll_backends::ops::CachedSequence;
 use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling, Tensor};
 
 use super::cache::{Cache, CachedTokens};
@@ -208,7 +208,7 @@ impl Generator<'_> {
                 self.finished[row.index] = row.generation;
             } else {
                 packed.push(std::iter::once(i64::from(drawn.id)), position);
-                places.push(KeyPlace { prompt: self.cache.prompt(number), slot: row.slot, tail, skip: 0 });
+                places.push(CachedSequence { prompt: self.cache.prompt(number), slot: row.slot, tail, skip: 0 });
                 continuing.push(row);
             }
         }

@@ -114,20 +114,26 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
         metrics.sum("entropy", entropy_loss);
     }
 
-    let aggregate = |grid: &Grid| config.loss_agg_mode.of(&grid.masked(mask), mask, totals);
     metrics.sum("pg_loss", pg_loss);
     metrics.sum("total_loss", value);
-    metrics.sum("approxkl", aggregate(&KlEstimate::Mse.of(&log_probs, &old)));
-    metrics.sum("policykl", aggregate(&KlEstimate::Kl.of(&log_probs, &old)));
-    metrics.sum("ratio_mean", Aggregation::SeqMeanTokenMean.of(&ratio, mask, totals));
+    divergence_metrics(&view, &mut metrics);
+    metrics.extend(correction.metrics);
+    Ok(PolicyLoss { value, d_log_probs: d_log_probs.masked(response), d_entropy, metrics })
+}
+
+/// Adds how far the policy is from the one that generated the tokens.
+fn divergence_metrics(view: &VariantInputs<'_>, metrics: &mut ActorMetrics) {
+    let VariantInputs { config, inputs, old_log_probs, ratio, mask, totals } = *view;
+    let aggregate = |grid: &Grid| config.loss_agg_mode.of(&grid.masked(mask), mask, totals);
+    metrics.sum("approxkl", aggregate(&KlEstimate::Mse.of(inputs.log_probs, old_log_probs)));
+    metrics.sum("policykl", aggregate(&KlEstimate::Kl.of(inputs.log_probs, old_log_probs)));
+    metrics.sum("ratio_mean", Aggregation::SeqMeanTokenMean.of(ratio, mask, totals));
     let kept = || ratio.values().iter().zip(mask.kept()).filter(|(_, kept)| **kept).map(|(r, _)| *r);
     // An empty set has no extremes; the reference reports 0 and 1e10.
     if mask.count() > 0 {
         metrics.max("ratio_max", kept().fold(f64::NEG_INFINITY, f64::max));
         metrics.min("ratio_min", kept().fold(f64::INFINITY, f64::min));
     }
-    metrics.extend(correction.metrics);
-    Ok(PolicyLoss { value, d_log_probs: d_log_probs.masked(response), d_entropy, metrics })
 }
 
 fn check(config: &LossConfig, inputs: &LossInputs<'_>) -> Result<()> {

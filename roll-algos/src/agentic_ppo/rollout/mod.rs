@@ -99,18 +99,7 @@ pub fn play(
             let group = plan.first_group + i / plan.group_size;
             let drawn = noise.generator(Purpose::Environments, starts, group as u64).next_u64();
             let (tag, seed) = worlds.seed(drawn, group, plan.all_groups);
-            RunningEpisode {
-                tag,
-                environment: environment.as_mut(),
-                conversation: Conversation::default(),
-                observation: String::new(),
-                steps: Vec::new(),
-                calls: Vec::new(),
-                written: None,
-                results: Vec::new(),
-                episode: (group, seed),
-                ending: None,
-            }
+            RunningEpisode::new(environment.as_mut(), tag, (group, seed))
         })
         .collect();
     in_parallel(&mut plays.iter_mut().collect::<Vec<_>>(), |play| match play.environment.reset(play.episode.1) {
@@ -197,7 +186,22 @@ fn answers(
     Ok(answers)
 }
 
-impl RunningEpisode<'_> {
+impl<'a> RunningEpisode<'a> {
+    fn new(environment: &'a mut dyn Environment, tag: String, episode: (usize, u64)) -> Self {
+        Self {
+            tag,
+            environment,
+            conversation: Conversation::default(),
+            observation: String::new(),
+            steps: Vec::new(),
+            calls: Vec::new(),
+            written: None,
+            results: Vec::new(),
+            episode,
+            ending: None,
+        }
+    }
+
     /// Adds the results of the agent's tools, or the message of its turn: after all messages before, or in a prompt of
     /// its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {

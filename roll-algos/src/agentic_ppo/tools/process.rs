@@ -1,9 +1,9 @@
 //! A tool's program: asked once, limited in time and output, and killed with all that it started.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::process::{self, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::process::{self, ChildStderr, ChildStdout, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ impl ToolCommand {
         let mut group = ChildGroup::spawn(&mut command).map_err(|e| format!("the tool cannot be started: {e}"))?;
         let begun = Instant::now();
         let child = group.child();
-        let (Some(mut stdin), Some(stdout), Some(mut stderr)) =
+        let (Some(mut stdin), Some(stdout), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err("the tool has no pipes".into());
@@ -54,23 +54,9 @@ impl ToolCommand {
             // One that wants no input may have closed it.
             let _ = stdin.write_all(&input);
         });
-        let (output_sender, output_receiver) = sync_channel(1);
-        let most = self.most as u64;
-        thread::spawn(move || {
-            let mut output = Vec::new();
-            // One byte more than allowed distinguishes an output that is too long from one that just fits.
-            let read = stdout.take(most + 1).read_to_end(&mut output);
-            let _ = output_sender.send(read.map(|_| output));
-        });
-        let (stderr_sender, stderr_receiver) = sync_channel(1);
-        thread::spawn(move || {
-            let (mut kept, mut piece) = (Vec::new(), [0; 1024]);
-            while let Ok(n @ 1..) = stderr.read(&mut piece) {
-                kept.extend_from_slice(&piece[..n]);
-                kept.drain(..kept.len().saturating_sub(KEPT_ERRORS));
-            }
-            let _ = stderr_sender.send(kept);
-        });
+        // One byte more than allowed distinguishes an output that is too long from one that just fits.
+        let output_receiver = read_start(stdout, self.most as u64 + 1);
+        let stderr_receiver = read_end(stderr);
 
         let too_long = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
         let (mut ended, mut output) = (None, None);
@@ -109,4 +95,29 @@ impl ToolCommand {
         }
         String::from_utf8(output).map_err(|_| "the tool wrote no UTF-8".to_string())
     }
+}
+
+/// Reads the first `most` bytes of a pipe on a thread.
+fn read_start(pipe: ChildStdout, most: u64) -> Receiver<io::Result<Vec<u8>>> {
+    let (sender, receiver) = sync_channel(1);
+    thread::spawn(move || {
+        let mut output = Vec::new();
+        let read = pipe.take(most).read_to_end(&mut output);
+        let _ = sender.send(read.map(|_| output));
+    });
+    receiver
+}
+
+/// Reads a pipe on a thread, and keeps its last [`KEPT_ERRORS`] bytes.
+fn read_end(mut pipe: ChildStderr) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = sync_channel(1);
+    thread::spawn(move || {
+        let (mut kept, mut piece) = (Vec::new(), [0; 1024]);
+        while let Ok(n @ 1..) = pipe.read(&mut piece) {
+            kept.extend_from_slice(&piece[..n]);
+            kept.drain(..kept.len().saturating_sub(KEPT_ERRORS));
+        }
+        let _ = sender.send(kept);
+    });
+    receiver
 }

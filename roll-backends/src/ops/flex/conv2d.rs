@@ -3,13 +3,13 @@
 use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 
 use super::{Values, tensor};
-use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dSteps, Epilogue};
+use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dOptions, Epilogue};
 use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, Weights};
 
 /// The sizes of a call for x `[N, C, H, W]`.
 fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FloatTensor<Flex>>) -> Conv2dShape {
     let [outputs, _, kernel @ ..] = call.weight.shape().dims::<4>();
-    let Conv2dSteps { stride, dilation, groups } = call.steps;
+    let Conv2dOptions { stride, dilation, groups } = call.steps;
     let (size, before) = ([h, w], call.padding.map(|(before, _)| before));
     let output = std::array::from_fn(|i| {
         let (first, last) = call.padding[i];

@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 
 use super::{Values, cast};
-use crate::ops::decode::{DecodeCall, DecodeKernel, KeyPlace, store_by_index};
+use crate::ops::decode::{CachedSequence, DecodeCall, DecodeKernel, store_by_index};
 use crate::ops::kernels::decode::{DecodeShape, KeysValues, attend};
 
 impl DecodeKernel for Flex {
@@ -30,7 +30,7 @@ impl DecodeKernel for Flex {
     ) -> FloatTensor<Self> {
         let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
         let (dtype, width) = (q.dtype(), channels / call.heads);
-        let place = |p: &KeyPlace| {
+        let place = |p: &CachedSequence| {
             let slot = p.slot * capacity;
             [p.prompt.clone(), slot + p.skip..slot + p.tail]
         };

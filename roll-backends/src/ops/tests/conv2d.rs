@@ -3,14 +3,14 @@
 use burn::tensor::Tensor;
 
 use super::{Exact, check, noise};
-use crate::ops::{Conv2d, Conv2dSteps, Epilogue};
+use crate::ops::{Conv2d, Conv2dOptions, Epilogue};
 
 /// Sizes of one case.
 #[derive(Clone, Copy)]
 struct Case {
     x: [usize; 4],
     weight: [usize; 4],
-    steps: Conv2dSteps,
+    steps: Conv2dOptions,
     padding: [(usize, usize); 2],
 }
 
@@ -28,7 +28,7 @@ impl Case {
     fn sums(&self, x: &[f64], weight: &[f64], bias: &[f64], added: Option<&[f64]>) -> Vec<f64> {
         let ([_, inputs, h, w], [outputs, per_group, rows, columns]) = (self.x, self.weight);
         let [_, _, out_h, out_w] = self.output();
-        let Conv2dSteps { stride, dilation, groups } = self.steps;
+        let Conv2dOptions { stride, dilation, groups } = self.steps;
         let seen = |place: usize, tap: usize, axis: usize, length: usize| {
             let at = (place * stride[axis] + tap * dilation[axis]).checked_sub(self.padding[axis].0);
             at.filter(|at| *at < length)
@@ -55,33 +55,33 @@ const CASES: [Case; 5] = [
     Case {
         x: [2, 3, 3, 4],
         weight: [5, 3, 1, 1],
-        steps: Conv2dSteps { stride: [1; 2], dilation: [1; 2], groups: 1 },
+        steps: Conv2dOptions { stride: [1; 2], dilation: [1; 2], groups: 1 },
         padding: [(0, 0); 2],
     },
     Case {
         x: [1, 3, 5, 4],
         weight: [2, 3, 3, 3],
-        steps: Conv2dSteps { stride: [2; 2], dilation: [1; 2], groups: 1 },
+        steps: Conv2dOptions { stride: [2; 2], dilation: [1; 2], groups: 1 },
         padding: [(1, 1); 2],
     },
     // Depthwise.
     Case {
         x: [2, 3, 5, 4],
         weight: [3, 1, 3, 3],
-        steps: Conv2dSteps { stride: [1; 2], dilation: [1; 2], groups: 3 },
+        steps: Conv2dOptions { stride: [1; 2], dilation: [1; 2], groups: 3 },
         padding: [(1, 1); 2],
     },
     Case {
         x: [1, 2, 6, 5],
         weight: [2, 1, 3, 3],
-        steps: Conv2dSteps { stride: [2; 2], dilation: [1; 2], groups: 2 },
+        steps: Conv2dOptions { stride: [2; 2], dilation: [1; 2], groups: 2 },
         padding: [(0, 1); 2],
     },
     // Two groups, dilated, with asymmetric padding.
     Case {
         x: [1, 4, 4, 6],
         weight: [4, 2, 2, 2],
-        steps: Conv2dSteps { stride: [1, 2], dilation: [2, 1], groups: 2 },
+        steps: Conv2dOptions { stride: [1, 2], dilation: [2, 1], groups: 2 },
         padding: [(1, 0), (0, 2)],
     },
 ];
@@ -152,7 +152,7 @@ fn convolution_without_epilogue_returns_the_sums() {
         2e-5,
         |x| {
             let weight = four(&weight.upload_like(&x[0]), case.weight);
-            let conv = Conv2d::new(weight, None, case.steps, Epilogue::Relu, None).sums_alone();
+            let conv = Conv2d::new(weight, None, case.steps, Epilogue::Relu, None).without_epilogue();
             let y = conv.apply(four(&x[0], case.x), None, case.padding);
             let [n, c, h, w] = y.dims();
             y.reshape([n, c * h * w])

@@ -3,20 +3,20 @@
 use burn::tensor::{DType, Tensor};
 
 use super::{Exact, assert_near, devices, download, noise};
-use crate::ops::{DecodeCall, KeyPlace, attend_rows, decode, store_rows};
+use crate::ops::{CachedSequence, DecodeCall, attend_rows, decode, store_rows};
 
 /// Covers a prompt with a tail, a tail with a masked beginning, prompts of different lengths, and a prompt without a
 /// tail.
 #[test]
 fn decode_attention_matches_f64() {
-    let place = |prompt, slot, tail, skip| KeyPlace { prompt, slot, tail, skip };
+    let place = |prompt, slot, tail, skip| CachedSequence { prompt, slot, tail, skip };
     let places = [place(0..7, 2, 3, 0), place(7..7, 0, 5, 2), place(7..40, 3, 0, 0), place(40..41, 1, 1, 0)];
     for (scale, softcap) in [(None, None), (Some(0.5), Some(1.5))] {
         attend(&places, scale, softcap);
     }
 }
 
-fn attend(places: &[KeyPlace; 4], scale: Option<f32>, softcap: Option<f32>) {
+fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>) {
     let (heads, key_heads, width, slots, capacity) = (6, 2, 20, 4, 5);
     let (q, prompts) = (noise(4, heads * width, 1), [2, 3].map(|seed| noise(41, key_heads * width, seed)));
     let tails = [4, 5].map(|seed| noise(slots * capacity, key_heads * width, seed));

@@ -1,7 +1,7 @@
 //! A convolution with its epilogue, created by [`super::super::fuse`].
 
 use roll_backends::NdTensor;
-use roll_backends::ops::{Conv2d, Conv2dSteps, Epilogue};
+use roll_backends::ops::{Conv2d, Conv2dOptions, Epilogue};
 
 use super::super::error::Problem;
 use super::super::value::Value;
@@ -39,7 +39,7 @@ impl FusedConv {
         if axes > 2 || !is_usual(&conv.window) || !sizes || !bias.is_none_or(fit) || !slopes.as_ref().is_none_or(fit) {
             return None;
         }
-        let steps = Conv2dSteps {
+        let steps = Conv2dOptions {
             stride: pair(&conv.window.stride, 1),
             dilation: pair(&conv.window.dilation, 1),
             groups: conv.groups,
@@ -80,7 +80,7 @@ impl Operator for FusedConv {
                     from_nchw(self.computed.apply(x_nchw, Some(as_nchw(added)?), pads), x)?
                 } else {
                     // One of the two broadcasts along axes of the other.
-                    let sums = from_nchw(self.computed.sums_alone().apply(x_nchw, None, pads), x)?;
+                    let sums = from_nchw(self.computed.without_epilogue().apply(x_nchw, None, pads), x)?;
                     let sums = broadcast::apply(&sums, added, |sums, added| sums + added)?;
                     apply_epilogue(self.then, self.slopes.as_ref(), &sums)?
                 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
-use roll_backends::ops::{self, Conv2d, Conv2dSteps, Epilogue};
+use roll_backends::ops::{self, Conv2d, Conv2dOptions, Epilogue};
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
@@ -88,7 +88,7 @@ impl ChannelAffine {
         }
         let row = |values: Vec<f32>| upload(values, vec![channels], device).flat().clone();
         let weight = row(factors).reshape([channels, 1, 1, 1]);
-        let steps = Conv2dSteps { stride: [1; 2], dilation: [1; 2], groups: channels };
+        let steps = Conv2dOptions { stride: [1; 2], dilation: [1; 2], groups: channels };
         let slopes = slope.map(|slope| row(vec![slope; channels]));
         Some(Self { channels, computed: Conv2d::new(weight, Some(row(offsets)), steps, then, slopes) })
     }
