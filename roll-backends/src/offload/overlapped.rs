@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn offloaded_tensors_survive_concurrent_kernels_on_a_gpu() {
         if !tch::Cuda::is_available() {
-            return;
+            roll_testing::skip!("libtorch finds no GPU", needs = "gpu");
         }
         let device = crate::device("libtorch-cuda").unwrap();
         let (count, rounds) = (1 << 22, 24);
