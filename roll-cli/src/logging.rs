@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
+use roll_train::config::without_secrets;
 use roll_train::ranks;
 use tracing::Level;
 use tracing_subscriber::filter::dynamic_filter_fn;
@@ -86,7 +87,7 @@ struct LogLine {
 impl Write for LogLine {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         let line = [self.prefix.as_bytes(), event].concat();
-        let line = fitted(&String::from_utf8_lossy(&line));
+        let line = fitted(&without_secrets(&String::from_utf8_lossy(&line)));
         // A reader that went away, or a terminal that was closed, is no reason to stop.
         progress::above_bars(|| drop(std::io::stderr().write_all(line.as_bytes())));
         Ok(event.len())

@@ -24,6 +24,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use roll_core::Fault;
 use roll_models::causal_lm::chat;
+use roll_train::config::without_secrets;
 
 // A crate that is only named in Cargo.toml registers nothing: these are here for their registrations.
 use roll_algos as _;
@@ -78,7 +79,8 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     let (first, causes) = messages.split_at(1);
     let lines = first.iter().map(|m| format!("{prefix}error: {m}\n"));
     let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n")));
+    let text = without_secrets(&lines.collect::<String>());
     // At once, so that the lines of several ranks do not mix.
     // Its reader may have closed the pipe.
-    let _ = std::io::stderr().write_all(logging::fitted(&lines.collect::<String>()).as_bytes());
+    let _ = std::io::stderr().write_all(logging::fitted(&text).as_bytes());
 }

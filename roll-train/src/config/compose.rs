@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use config::{Value, ValueKind};
 
 use super::interpolate::{has_interpolation, interpolate};
+use super::secrets::AsWritten;
 use super::yaml::{Document, Map};
 use roll_core::{Error, Result};
 
@@ -17,12 +18,12 @@ const MAX_FILES: usize = 100;
 /// Longest chain of files that name one another.
 const MAX_DEPTH: usize = 32;
 
-/// The mapping of a document, composed and interpolated where it asks for that.
-pub(super) fn compose(document: Document) -> Result<Map> {
+/// The mapping of a document, composed and interpolated where it asks for that, and the values of the environment in it.
+pub(super) fn compose(document: Document) -> Result<(Map, Vec<AsWritten>)> {
     let path = document.path.clone();
     let composed = document.map.contains_key("defaults");
     if !composed && !document.map.values().any(has_interpolation) {
-        return Ok(document.map);
+        return Ok((document.map, Vec::new()));
     }
     let root = match composed {
         true => Composer { root: directory(&path), stack: Vec::new(), files: 0 }.compose(document, &[])?,
@@ -234,7 +235,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        compose(Document::read(&dir.path().join(files[0].0))?)
+        compose(Document::read(&dir.path().join(files[0].0))?).map(|(map, _)| map)
     }
 
     #[test]
@@ -284,7 +285,7 @@ mod tests {
         std::fs::write(dir.path().join("base.yaml"), "x: base\ny: ${x}\n").unwrap();
         let document = Document::read(&path).unwrap();
         std::fs::write(&path, "x: written since\n").unwrap();
-        let map = compose(document).unwrap();
+        let map = compose(document).unwrap().0;
         assert_eq!(map["y"].kind, ValueKind::String("read".into()));
     }
 }

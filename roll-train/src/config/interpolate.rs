@@ -9,6 +9,7 @@ use std::path::Path;
 
 use config::{Value, ValueKind};
 
+use super::secrets::{self, AsWritten};
 use super::yaml::{Map, child, find, parse_value, place};
 use roll_core::{Error, Result};
 
@@ -19,17 +20,19 @@ const MAX_TEXT: usize = 4 << 20;
 /// Largest depth of values and of interpolations.
 const MAX_DEPTH: usize = 32;
 
-/// The mapping `root` of the file at `path` with every interpolation in it resolved, and nothing missing.
-pub(super) fn interpolate(path: &Path, root: &Value) -> Result<Map> {
-    let mut resolver = Resolver { root, following: Vec::new(), values: MAX_VALUES, text: MAX_TEXT };
+/// The mapping `root` of the file at `path` with every interpolation in it resolved, and nothing missing; and the values
+/// that come from the environment, as they are written.
+pub(super) fn interpolate(path: &Path, root: &Value) -> Result<(Map, Vec<AsWritten>)> {
+    let mut resolver =
+        Resolver { root, following: Vec::new(), values: MAX_VALUES, text: MAX_TEXT, written: Vec::new() };
     let resolved = resolver.resolve(root, &mut Vec::new());
     let resolved = resolved.map_err(|problem| Error::bad_file(path, problem))?;
     let mut missing = Vec::new();
     find_missing(&resolved, "", &mut missing);
     match (missing.is_empty(), resolved.kind) {
-        (true, ValueKind::Table(map)) => Ok(map),
+        (true, ValueKind::Table(map)) => Ok((map, resolver.written)),
         (false, _) => Err(Error::bad_file(path, format!("values that must be given (`???`): {}", missing.join(", ")))),
-        (true, _) => Ok(Map::new()),
+        (true, _) => Ok((Map::new(), Vec::new())),
     }
 }
 
@@ -67,13 +70,26 @@ struct Resolver<'a> {
     values: usize,
     /// Bytes of text that may still be made.
     text: usize,
+    /// The values so far that come from the environment.
+    written: Vec<AsWritten>,
 }
 
 type Problem = String;
 
+/// A value, and its text with the interpolations of the environment in it as they are written, if there are any.
+type Resolved = (Value, Option<String>);
+
 impl Resolver<'_> {
     /// Resolves every interpolation in `value`, which is at `path`.
     fn resolve(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
+        let (resolved, written) = self.resolve_as_written(value, path)?;
+        if let Some(text) = written {
+            self.written.push(AsWritten::new(&resolved, text));
+        }
+        Ok(resolved)
+    }
+
+    fn resolve_as_written(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
         self.values =
             self.values.checked_sub(1).ok_or_else(|| format!("more than {MAX_VALUES} values after interpolation"))?;
         if path.len() > MAX_DEPTH {
@@ -108,7 +124,7 @@ impl Resolver<'_> {
             }
             other => other.clone(),
         };
-        Ok(Value::new(origin.as_ref(), kind))
+        Ok((Value::new(origin.as_ref(), kind), None))
     }
 
     /// Resolves text with interpolations. Text that is a single interpolation becomes its value, of any type.
@@ -117,38 +133,44 @@ impl Resolver<'_> {
         text: &str,
         path: &mut Vec<String>,
         origin: Option<&String>,
-    ) -> std::result::Result<Value, Problem> {
-        let mut result = String::new();
+    ) -> std::result::Result<Resolved, Problem> {
+        let (mut result, mut written, mut of_environment) = (String::new(), String::new(), false);
         let mut rest = text;
         while let Some(start) = rest.find("${") {
             if let Some(escaped) = rest[..start].strip_suffix('\\') {
                 result += escaped;
                 result += "${";
+                written += &rest[..start + 2];
                 rest = &rest[start + 2..];
                 continue;
             }
             let end = closing(&rest[start + 2..]).ok_or_else(|| format!("`{text}`: a `${{` without its `}}`"))?;
             let inner = &rest[start + 2..start + 2 + end];
             let after = &rest[start + 2 + end + 1..];
-            let value = self.expression(inner, path)?;
+            let (value, as_written) = self.expression(inner, path)?;
             if start == 0 && after.is_empty() && result.is_empty() {
                 // A value has the origin of its use; the entries of a map keep their own.
-                return Ok(Value::new(origin, value.kind));
+                return Ok((Value::new(origin, value.kind), as_written));
             }
+            let piece = value.into_string().map_err(|_| format!("`${{{inner}}}` is no text within `{text}`"))?;
+            of_environment |= as_written.is_some();
+            written += &rest[..start];
+            written += &as_written.unwrap_or_else(|| secrets::escaped(&piece));
             result += &rest[..start];
-            result += &value.clone().into_string().map_err(|_| format!("`${{{inner}}}` is no text within `{text}`"))?;
+            result += &piece;
             self.text = self
                 .text
-                .checked_sub(result.len())
+                .checked_sub(result.len().max(written.len()))
                 .ok_or_else(|| format!("more than {MAX_TEXT} bytes of text after interpolation"))?;
             rest = after;
         }
         result += rest;
-        Ok(Value::new(origin, result))
+        written += rest;
+        Ok((Value::new(origin, result), of_environment.then_some(written)))
     }
 
     /// The value of the text between `${` and `}`.
-    fn expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
+    fn expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
         if path.len() + self.following.len() > 2 * MAX_DEPTH {
             return Err(format!("`${{{inner}}}`: interpolations more than {MAX_DEPTH} deep"));
         }
@@ -157,7 +179,7 @@ impl Resolver<'_> {
                 self.following.push("${}".into());
                 let text = self.text(inner, path, None);
                 self.following.pop();
-                text?.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))?
+                text?.0.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))?
             }
             false => inner.to_string(),
         };
@@ -170,10 +192,15 @@ impl Resolver<'_> {
             Some((first, default)) => (first.trim(), Some(default.trim())),
             None => (arguments.trim(), None),
         };
-        let literal = |text: &str| parse_value(text, "default of an interpolation");
+        let literal = |text: &str| Ok((parse_value(text, "default of an interpolation")?, None));
         match (resolver.trim(), default) {
             ("oc.env" | "env", default) => match (std::env::var(first), default) {
-                (Ok(value), _) => literal(&value).or_else(|_| Ok(Value::new(None, value))),
+                (Ok(text), default) => {
+                    let default = default.map(|default| format!(",{default}")).unwrap_or_default();
+                    let written = format!("${{oc.env:{first}{default}}}");
+                    secrets::keep_out_of_messages(first, &text);
+                    Ok((of_variable(text), Some(written)))
+                }
                 (Err(_), Some(default)) => literal(default),
                 (Err(_), None) => Err(format!("`${{{inner}}}`: the environment variable {first} is not set")),
             },
@@ -187,15 +214,25 @@ impl Resolver<'_> {
         }
     }
 
-    fn look_up(&mut self, key: &str) -> std::result::Result<Option<Value>, Problem> {
+    fn look_up(&mut self, key: &str) -> std::result::Result<Option<Resolved>, Problem> {
         if self.following.iter().any(|k| k == key) {
             return Err(format!("`{key}` is defined by itself: {} -> {key}", self.following.join(" -> ")));
         }
         let Some(value) = find(self.root, key) else { return Ok(None) };
         self.following.push(key.to_string());
-        let resolved = self.resolve(value, &mut key.split('.').map(String::from).collect());
+        let resolved = self.resolve_as_written(value, &mut key.split('.').map(String::from).collect());
         self.following.pop();
         resolved.map(Some)
+    }
+}
+
+/// The value of a variable of the environment: a number, `true`, a list, or its text, in which nothing is YAML's.
+fn of_variable(text: String) -> Value {
+    let is_of_yaml = text.trim_start().starts_with(['[', '{', '"', '\'']) && !text.contains('\n');
+    match parse_value(&text, "the environment").map(|value| value.kind) {
+        Ok(ValueKind::String(_) | ValueKind::Table(_) | ValueKind::Array(_)) if !is_of_yaml => Value::new(None, text),
+        Ok(kind) => Value::new(None, kind),
+        Err(_) => Value::new(None, text),
     }
 }
 
@@ -238,7 +275,7 @@ mod tests {
 
     fn read(text: &str) -> Result<Map> {
         let document = Document::parse(Path::new("main.yaml"), text.into())?;
-        interpolate(&document.path, &Value::new(None, ValueKind::Table(document.map)))
+        interpolate(&document.path, &Value::new(None, ValueKind::Table(document.map))).map(|(map, _)| map)
     }
     fn problem(text: &str) -> String {
         read(text).unwrap_err().to_string()
@@ -258,6 +295,18 @@ mod tests {
         assert_eq!(map["select"].kind, ValueKind::Nil);
         assert_eq!((text("whole.1.x"), text("text")), ("3".into(), "a3b1".into()));
         assert_eq!((text("in.here"), text("literal")), ("3".into(), "${n}".into()));
+    }
+
+    #[test]
+    fn variables_are_no_yaml_but_numbers_words_and_lists() {
+        for text in ["-----BEGIN KEY-----\nMIIE: x\n-----END KEY-----\n", "a #b", "pass: word", "- x", "x", "a\n[1]"] {
+            assert_eq!(of_variable(text.into()).kind, ValueKind::String(text.into()), "{text}");
+        }
+        assert_eq!(of_variable("7".into()).kind, ValueKind::U64(7));
+        assert_eq!(of_variable("true".into()).kind, ValueKind::Boolean(true));
+        assert_eq!(of_variable("\"007\"".into()).kind, ValueKind::String("007".into()));
+        assert!(matches!(of_variable("[a, b]".into()).kind, ValueKind::Array(_)));
+        assert_eq!(of_variable("[a, b".into()).kind, ValueKind::String("[a, b".into()));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::loaded::LoadedConfig;
 use super::merged::MergedConfig;
 use super::reference;
 use super::schema::{self, DEFAULTS, KEYS};
+use super::secrets::AsWritten;
 use super::yaml::{Document, Map, parse_value};
 use crate::on_finish;
 use roll_core::keys::suggest;
@@ -39,6 +40,8 @@ pub struct ConfigLayers {
     /// In the order of the layers: a later assignment to the same key wins.
     assignments: Vec<Assignment>,
     notes: Vec<String>,
+    /// The values that come from the environment.
+    written: Vec<AsWritten>,
     /// Number of ranks of the job; by default, of the running job.
     ranks: Option<usize>,
 }
@@ -70,16 +73,21 @@ impl ConfigLayers {
 
     /// Adds a YAML file, with the files that its `defaults` name; one of ROLL's is translated. Fails when it cannot be
     /// read or is no mapping.
-    pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let mut map = compose(Document::read(path)?)?;
+    pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
+        self.document(Document::read(path.as_ref())?)
+    }
+
+    fn document(mut self, document: Document) -> Result<Self> {
+        let path = document.path.clone();
+        let (mut map, written) = compose(document)?;
+        self.written.extend(written);
         if reference::is_reference(&map) {
             let ranks = self.ranks.unwrap_or(1);
-            let (translated, notes) = reference::translate(path, map, ranks)?;
+            let (translated, notes) = reference::translate(&path, map, ranks)?;
             map = translated;
             self.notes.extend(notes);
         }
-        self.add(path, map)
+        self.add(&path, map)
     }
 
     /// Adds YAML that comes with the program; `name` replaces the file's name in messages and listings.
@@ -163,7 +171,8 @@ impl ConfigLayers {
     /// These layers on top of those of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
         let assignments = [lowest.assignments, self.assignments].concat();
-        Self { assignments, notes: [lowest.notes, self.notes].concat(), ranks: self.ranks }
+        let written = [lowest.written, self.written].concat();
+        Self { assignments, notes: [lowest.notes, self.notes].concat(), written, ranks: self.ranks }
     }
 
     /// The layers merged. Fails if two of them contradict each other; values are not checked yet.
@@ -173,7 +182,7 @@ impl ConfigLayers {
         let builder =
             defaults.chain(self.assignments.iter().cloned()).fold(Config::builder(), |b, one| b.add_source(one));
         let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
-        Ok(MergedConfig::new(merged.cache, self.notes.clone()))
+        Ok(MergedConfig::new(merged.cache, self.notes.clone(), self.written.clone()))
     }
 
     /// Merges the layers and checks them, as [`MergedConfig::load`].

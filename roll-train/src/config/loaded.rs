@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
+use super::RunConfig;
+use super::secrets::{self, AsWritten};
 use super::yaml::child;
-use super::{RunConfig, secrets};
 use roll_core::{BuildContext, Error, Result};
 
 /// The origin of each value, by dotted key; values without an entry are defaults.
@@ -35,6 +36,12 @@ impl Provenance {
         let is_of_this_call = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
         self.explicit(name).is_some_and(is_of_this_call)
             && !is_of_this_call(self.place(option).trim_start_matches(" ("))
+    }
+
+    /// Whether `key`, or the nearest key above it that has an origin, comes from `origin`.
+    pub(super) fn is_from(&self, key: &str, origin: &Option<String>) -> bool {
+        let above = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(above, _)| above));
+        above.filter_map(|key| self.explicit(key)).next() == origin.as_deref()
     }
 
     fn explicit(&self, key: &str) -> Option<&str> {
@@ -88,6 +95,8 @@ pub struct LoadedConfig {
     pub provenance: Provenance,
     /// Notes for the user that are not errors.
     pub notes: Vec<String>,
+    /// The values that come from the environment.
+    pub(super) written: Vec<AsWritten>,
 }
 
 impl LoadedConfig {
@@ -96,27 +105,29 @@ impl LoadedConfig {
         BuildContext { seed: self.config.seed, ..BuildContext::new(&self.config.backend) }
     }
 
-    /// All values as YAML, for `config.yaml` of the run directory; loading it yields the same configuration. A secret
-    /// of the environment is written as the name of its variable.
+    /// All values as YAML, for `config.yaml` of the run directory; loading it yields the same configuration. A value of
+    /// the environment is written as the interpolation of its variable.
     pub fn resolved_yaml(&self) -> Result<String> {
-        let mut tree = self.tree()?;
-        secrets::hide(
-            &mut tree,
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
-        );
-        serde_saphyr::to_string(&tree).map_err(Error::failed("the configuration cannot be written as YAML"))
+        serde_saphyr::to_string(&self.tree_as_written()?)
+            .map_err(Error::failed("the configuration cannot be written as YAML"))
     }
 
     /// Every value with its origin, in the order of the types, as `roll config` prints them. Lists of plain values are
     /// one entry.
     pub fn listing(&self) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
-        self.list("", &self.tree()?, &mut entries);
+        self.list("", &self.tree_as_written()?, &mut entries);
         Ok(entries)
     }
 
-    fn tree(&self) -> Result<Json> {
-        serde_json::to_value(&self.config).map_err(Error::failed("the configuration cannot be serialised"))
+    fn tree_as_written(&self) -> Result<Json> {
+        let mut tree =
+            serde_json::to_value(&self.config).map_err(Error::failed("the configuration cannot be serialised"))?;
+        let variables = std::env::vars_os();
+        let variables =
+            variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        secrets::hide(&mut tree, &self.provenance, &self.written, variables);
+        Ok(tree)
     }
 
     fn list(&self, key: &str, value: &Json, entries: &mut Vec<Entry>) {

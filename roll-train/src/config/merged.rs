@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 
 use super::RunConfig;
 use super::loaded::{LoadedConfig, Provenance};
+use super::secrets::AsWritten;
 use super::yaml::child;
 use super::{evaluation, schema, trackers};
 use roll_core::{Error, Registry, Result, keys};
@@ -19,13 +20,14 @@ pub struct MergedConfig {
     tree: Json,
     provenance: Provenance,
     notes: Vec<String>,
+    written: Vec<AsWritten>,
 }
 
 impl MergedConfig {
-    pub(super) fn new(merged: Value, notes: Vec<String>) -> Self {
+    pub(super) fn new(merged: Value, notes: Vec<String>, written: Vec<AsWritten>) -> Self {
         let mut provenance = Provenance::default();
         let tree = to_json(merged, "", &mut provenance);
-        Self { tree, provenance, notes }
+        Self { tree, provenance, notes, written }
     }
 
     /// The values of `plugins` and `plugins_replace`: the libraries to load before names and options of components can
@@ -49,7 +51,7 @@ impl MergedConfig {
     /// Checks every key and value. With a registry, component names and the options of components are checked too, and
     /// their defaults filled in.
     pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
-        let Self { mut tree, provenance, mut notes } = self;
+        let Self { mut tree, provenance, mut notes, written } = self;
         notes.extend(trackers::normalize(&mut tree));
         evaluation::normalize(&mut tree);
         schema::fill_nulls(&mut tree);
@@ -62,12 +64,12 @@ impl MergedConfig {
             provenance.with_place(Error::config(key, e.inner().to_string()))
         })?;
         config.check().map_err(|e| provenance.with_place(e))?;
-        Ok(LoadedConfig { config, provenance, notes })
+        Ok(LoadedConfig { config, provenance, notes, written })
     }
 }
 
 /// The tree as JSON with sorted keys; adds the origin of each value to `provenance`.
-fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
+pub(super) fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
     if let Some(origin) = value.origin() {
         provenance.note(key, origin.into());
     }

@@ -29,6 +29,7 @@ pub use merged::MergedConfig;
 pub use roll_core::{Component, RewardComponent};
 pub use roll_data::{DataConfig, OnBadSample};
 pub use run::RunConfig;
+pub use secrets::without_secrets;
 pub use sections::{Section, general, sections, select_sections};
 pub use trackers::Tracker;
 pub use training::TrainingConfig;

@@ -1,6 +1,13 @@
 //! Secrets of the environment in a configuration: `config.yaml` and the report name the variable instead of its value.
 
+use std::sync::Mutex;
+
+use config::Value;
 use serde_json::Value as Json;
+
+use super::loaded::Provenance;
+use super::merged::to_json;
+use super::yaml::child;
 
 /// Parts of the names of variables that hold secrets.
 const NAMES: [&str; 8] =
@@ -8,32 +15,144 @@ const NAMES: [&str; 8] =
 /// Shorter values are left alone: they occur by chance.
 const SHORTEST: usize = 8;
 
-/// Puts `${oc.env:NAME}` in the place of every secret among `variables` that occurs in a text of `value`; reading it
-/// again yields the same configuration if the variable is the same. What looks like an interpolation already is
-/// escaped.
-pub(super) fn hide(value: &mut Json, variables: impl IntoIterator<Item = (String, String)>) {
+/// More such parts, of names of variables that a configuration interpolates.
+const MORE_NAMES: [&str; 9] = ["KEY", "PASS", "PWD", "AUTH", "COOKIE", "WEBHOOK", "PAT", "SAS", "SESSION"];
+/// Longer values are no names of experiments, backends and the like.
+const LONGEST_NAME: usize = 24;
+
+/// Values of interpolated variables, longest first, what messages have instead of them, and whether they are replaced
+/// within a text, and not only where they are quoted.
+static OUT_OF_MESSAGES: Mutex<Vec<(String, String, bool)>> = Mutex::new(Vec::new());
+/// Shorter values are hidden only where a message quotes them alone.
+const SHORTEST_WITHIN: usize = 6;
+/// Messages cut long values after this number of characters.
+const SHOWN: usize = 79;
+
+/// A value that comes from the environment.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct AsWritten {
+    origin: Option<String>,
+    value: Json,
+    /// Its text, with `${oc.env:NAME}` in it.
+    text: String,
+}
+
+impl AsWritten {
+    pub fn new(value: &Value, text: String) -> Self {
+        let origin = value.origin().map(String::from);
+        Self { origin, value: to_json(value.clone(), "", &mut Provenance::default()), text }
+    }
+
+    /// Whether the variable is in its text.
+    fn names(&self, variable: &str) -> bool {
+        let name = |end: char| self.text.contains(&format!("${{oc.env:{variable}{end}"));
+        name('}') || name(',')
+    }
+}
+
+/// Text that is read again as it is.
+pub(super) fn escaped(text: &str) -> String {
+    text.replace("${", "\\${")
+}
+
+/// Keeps the value of an interpolated variable out of messages, see [`without_secrets`].
+pub(super) fn keep_out_of_messages(name: &str, value: &str) {
+    if value.is_empty() || value.parse::<f64>().is_ok() {
+        return;
+    }
+    let within = value.len() >= SHORTEST_WITHIN && may_be_secret(name, value);
+    let quoted = Json::from(value).to_string();
+    let forms = [value, quoted.trim_matches('"'), value.trim_end(), shown(value)];
+    let Ok(mut known) = OUT_OF_MESSAGES.lock() else { return };
+    for form in forms {
+        if known.len() < 4096 && known.iter().all(|(known, ..)| known != form) {
+            known.push((form.into(), format!("${{oc.env:{name}}}"), within));
+        }
+    }
+    known.sort_by_key(|(value, ..)| std::cmp::Reverse(value.len()));
+}
+
+/// Whether the value of an interpolated variable may be a secret: a message that names a file, or the command that
+/// resumes a run, is of use as it is.
+fn may_be_secret(name: &str, value: &str) -> bool {
+    let name = name.to_uppercase();
+    let is_name = value.len() <= LONGEST_NAME && value.chars().all(|c| c.is_alphanumeric() || "._-/".contains(c));
+    let is_named = NAMES.iter().chain(&MORE_NAMES).any(|part| name.contains(part));
+    !std::path::Path::new(value).exists() && (is_named || !is_name)
+}
+
+fn shown(value: &str) -> &str {
+    value.char_indices().nth(SHOWN).map_or(value, |(end, _)| &value[..end])
+}
+
+/// A message in which `${oc.env:NAME}` replaces the values of variables that configurations of this process
+/// interpolated.
+pub fn without_secrets(message: &str) -> String {
+    let mut text = message.to_string();
+    let Ok(known) = OUT_OF_MESSAGES.lock() else { return text };
+    for (value, written, within) in known.iter() {
+        if *within {
+            text = text.replace(value, written);
+        }
+        for quote in ['`', '"'] {
+            text = text.replace(&format!("{quote}{value}{quote}"), &format!("{quote}{written}{quote}"));
+        }
+    }
+    text
+}
+
+/// Writes values of the environment as they were interpolated, and puts `${oc.env:NAME}` in the place of every secret
+/// among `variables` that occurs in another text of `value`; reading it again yields the same configuration if the
+/// variable is the same. What looks like an interpolation already is escaped. Numbers stay: they are no secrets, and a
+/// run goes on with them where the variable is not set.
+pub(super) fn hide(
+    value: &mut Json,
+    provenance: &Provenance,
+    written: &[AsWritten],
+    variables: impl IntoIterator<Item = (String, String)>,
+) {
+    let is_named = |name: &str| NAMES.iter().any(|part| name.to_uppercase().contains(part));
+    let is_interpolated = |name: &str| written.iter().any(|one| one.names(name));
     let mut secrets: Vec<(String, String)> = variables
         .into_iter()
-        .filter(|(name, value)| value.len() >= SHORTEST && NAMES.iter().any(|part| name.to_uppercase().contains(part)))
+        .filter(|(_, value)| value.len() >= SHORTEST)
+        .filter(|(name, value)| is_named(name) || (is_interpolated(name) && may_be_secret(name, value)))
         // Read again it would be a number.
         .filter(|(_, value)| value.parse::<f64>().is_err())
         .collect();
     // A secret may contain another.
     secrets.sort_by_key(|(name, value)| (std::cmp::Reverse(value.len()), name.clone()));
-    hide_in(value, &secrets);
+    Hiding { provenance, written, secrets }.hide("", value);
 }
 
-fn hide_in(value: &mut Json, secrets: &[(String, String)]) {
-    match value {
-        Json::String(text) => {
-            *text = text.replace("${", "\\${");
-            for (name, secret) in secrets {
-                *text = text.replace(secret, &format!("${{oc.env:{name}}}"));
-            }
+struct Hiding<'a> {
+    provenance: &'a Provenance,
+    written: &'a [AsWritten],
+    secrets: Vec<(String, String)>,
+}
+
+impl Hiding<'_> {
+    fn hide(&self, key: &str, value: &mut Json) {
+        if matches!(value, Json::String(_) | Json::Array(_) | Json::Object(_))
+            && let Some(one) =
+                self.written.iter().find(|one| one.value == *value && self.provenance.is_from(key, &one.origin))
+        {
+            *value = one.text.clone().into();
+            return;
         }
-        Json::Array(items) => items.iter_mut().for_each(|item| hide_in(item, secrets)),
-        Json::Object(map) => map.values_mut().for_each(|item| hide_in(item, secrets)),
-        _ => {}
+        match value {
+            Json::String(text) => {
+                *text = escaped(text);
+                for (name, secret) in &self.secrets {
+                    *text = text.replace(secret, &format!("${{oc.env:{name}}}"));
+                }
+            }
+            Json::Array(items) => {
+                items.iter_mut().enumerate().for_each(|(i, item)| self.hide(&child(key, i), item));
+            }
+            Json::Object(map) => map.iter_mut().for_each(|(name, item)| self.hide(&child(key, name), item)),
+            _ => {}
+        }
     }
 }
 
@@ -56,7 +175,8 @@ mod tests {
             ("HOME", "abcdefgh"),
             ("N_TOKEN", "00000003"),
         ];
-        hide(&mut value, variables.map(|(name, value)| (name.to_string(), value.to_string())));
+        let variables = variables.map(|(name, value)| (name.to_string(), value.to_string()));
+        hide(&mut value, &Provenance::default(), &[], variables);
         let expected = json!({
             "reward": [{"name": "http", "options": {"key": "${oc.env:HF_TOKEN}", "n": 3}}],
             "on_finish": [

@@ -7,6 +7,7 @@ use roll_external::files::{self, write_atomically};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;
+use crate::config::without_secrets;
 use crate::evaluation::Results;
 
 /// At most this many skipped samples are listed; the others are only counted.
@@ -97,7 +98,8 @@ impl Record {
         self.skipped_samples += report.skipped.len() as u64;
         let room = MAX_LISTED.saturating_sub(self.skipped.len());
         let listed = report.skipped.iter().take(room).cloned();
-        self.skipped.extend(listed.map(|(sample, reason)| Skipped { step, sample, reason }));
+        let listed = listed.map(|(sample, reason)| Skipped { step, sample, reason: without_secrets(&reason) });
+        self.skipped.extend(listed);
         self.skipped_updates += u64::from(!report.applied);
         let norm = report.metrics.get("actor/grad_norm");
         self.clipped_updates += u64::from(max_grad_norm > 0.0 && norm.is_some_and(|norm| *norm > max_grad_norm));
