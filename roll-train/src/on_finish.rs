@@ -9,11 +9,15 @@ use roll_core::{Error, Fault, Result};
 use roll_external::process::ChildGroup;
 use serde_json::{Value, json};
 
+use crate::config::without_secrets;
 use crate::trainer::RunSummary;
 
 /// A command that takes longer is killed: a run that is over must not hold its machine. Processes that it started end
 /// with it.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Most characters of an error.
+const MAX_ERROR: usize = 4096;
 
 /// Names of the variables of the command: status ("done", "stopped", "failed", "interrupted"), directory, steps
 /// done, and the error of a run that failed.
@@ -42,7 +46,7 @@ impl OnFinish {
 
     fn run_within(&self, steps: u64, outcome: &Result<RunSummary>, limit: Duration) -> Result<(), String> {
         let dir = std::path::absolute(&self.dir).unwrap_or_else(|_| self.dir.clone());
-        let error = outcome.as_ref().err().map(Error::chain).unwrap_or_default();
+        let error = outcome.as_ref().err().map(error_text).unwrap_or_default();
         let facts = facts(&dir, steps, outcome);
         let status = facts["status"].as_str().unwrap_or_default().to_string();
         let mut command = Command::new(&self.command[0]);
@@ -62,13 +66,23 @@ impl OnFinish {
     }
 }
 
+/// The error as a variable holds it: without the byte that ends a variable and without secrets, and no longer than is of
+/// use; the system takes 128 KiB.
+fn error_text(error: &Error) -> String {
+    let text = without_secrets(&error.chain()).replace('\0', "\u{fffd}");
+    match text.char_indices().nth(MAX_ERROR) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 /// The JSON on the standard input of the command.
 fn facts(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Value {
     let (status, error) = match outcome {
         Ok(summary) if summary.stopped.is_some() => ("stopped", None),
         Ok(_) => ("done", None),
         Err(error) if error.fault() == Fault::Interrupt => ("interrupted", None),
-        Err(error) => ("failed", Some(error.chain())),
+        Err(error) => ("failed", Some(error_text(error))),
     };
     let summary = outcome.as_ref().ok().and_then(|summary| serde_json::to_value(summary).ok());
     json!({ "status": status, "run": dir, "steps": steps, "error": error, "summary": summary })
@@ -99,6 +113,16 @@ mod tests {
             assert_eq!((&facts["status"], &facts["steps"], &facts["error"]), (&json!(status), &json!(7), &error));
             let env = std::fs::read_to_string(dir.path().join("env")).unwrap();
             assert!(env.starts_with(&format!("{status} 7 {}", dir.path().display())), "{env}");
+        }
+    }
+
+    #[test]
+    fn long_errors_and_those_with_a_nul_reach_the_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!("printf %s \"$ROLL_RUN_ERROR\" > '{}/error'", dir.path().display());
+        for (text, length) in [("e".repeat(1_000_000), MAX_ERROR + 3), ("a\0b".into(), 5)] {
+            shell(&script, dir.path()).run_within(1, &Err(Error::Misuse(text)), TIME_LIMIT).unwrap();
+            assert_eq!(std::fs::read(dir.path().join("error")).unwrap().len(), length);
         }
     }
 
