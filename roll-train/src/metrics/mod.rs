@@ -21,10 +21,10 @@ pub struct MetricsWriter {
 
 impl MetricsWriter {
     /// Writes into the run directory `run`. Steps from `from_step` on that are already there are dropped: a run that
-    /// was killed after its last checkpoint does them again.
-    pub fn create(run: &Path, from_step: u64, track_with: &[Tracker]) -> Result<Self> {
+    /// was killed after its last checkpoint does them again. Each `every`-th step has a line.
+    pub fn create(run: &Path, from_step: u64, every: u64, track_with: &[Tracker]) -> Result<Self> {
         let with = |tracker| track_with.contains(&tracker);
-        let jsonl = || JsonlWriter::resume(&run.join("metrics.jsonl"), from_step);
+        let jsonl = || JsonlWriter::resume(&run.join("metrics.jsonl"), from_step, every);
         Ok(Self {
             jsonl: with(Tracker::Jsonl).then(jsonl).transpose()?,
             events: with(Tracker::Tensorboard).then(|| EventWriter::create(run)).transpose()?,

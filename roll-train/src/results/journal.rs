@@ -57,7 +57,9 @@ impl Journal {
         let first = if self.before == 0 { 0 } else { self.before + 1 };
         // An earlier process that stopped before the evaluation of its last step did not log that step.
         let first = first - u64::from(self.before > 0 && record.pending.is_some());
-        let metrics = self.metrics.insert(MetricsWriter::create(dir.path(), first, &loaded.config.track_with)?);
+        let config = &loaded.config;
+        let metrics = MetricsWriter::create(dir.path(), first, config.logging_steps, &config.track_with)?;
+        let metrics = self.metrics.insert(metrics);
         let mut before_training = BTreeMap::new();
         for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
             before_training.extend(figures::metrics(&evaluation.results, labels));
