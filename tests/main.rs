@@ -32,6 +32,8 @@ mod demo;
 mod documentation;
 mod face_reward;
 mod flow_matching;
+#[cfg(unix)]
+mod foreign_runs;
 mod fuzz;
 #[cfg(target_os = "linux")]
 mod hostile_models;

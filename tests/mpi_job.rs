@@ -49,7 +49,7 @@ fn mpirun(ranks: usize, command: &str) -> Command {
     let mut mpirun = Command::new("mpirun");
     mpirun
         .args(["-n", &ranks.to_string(), "--oversubscribe", program::PATH, command])
-        .env("ROLL_CACHE", "none")
+        .envs([("ROLL_CACHE", "none"), ("ROLL_STATE", program::STATE)])
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env("RAYON_NUM_THREADS", "1");

@@ -448,7 +448,7 @@ fn a_full_disk_keeps_older_checkpoints() {
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" run --resume run --steps 4");
     let output = Command::new("bash")
         .args(["-c", &script, program::PATH])
-        .env("ROLL_CACHE", "none")
+        .envs([("ROLL_CACHE", "none"), ("ROLL_STATE", program::STATE)])
         .current_dir(world.path("."))
         .output()
         .unwrap();

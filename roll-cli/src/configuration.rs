@@ -2,6 +2,7 @@
 
 use roll_core::{BuildContext, Registry, Replaces, Result};
 use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
+use roll_train::run_dir::RunDir;
 
 use crate::args::ConfigArgs;
 use crate::{demo, ranks};
@@ -21,8 +22,14 @@ impl Configuration {
     /// As [`Configuration::read`], for a job with this number of ranks.
     pub fn read_for(args: &ConfigArgs, extra: &[(&str, String, &str)], ranks: usize) -> Result<Self> {
         let mut layers = ConfigLayers::new().for_ranks(ranks);
+        if let Some(run) = &args.run {
+            layers = layers.file_of_run(run.config_path(), args.trust)?;
+        }
         for file in &args.config {
-            layers = layers.file(file)?;
+            layers = match RunDir::has_config(file) {
+                true => layers.file_of_run(file, args.trust)?,
+                false => layers.file(file)?,
+            };
         }
         layers = layers.environment(std::env::vars())?;
         let named = [

@@ -25,6 +25,7 @@ use clap::Parser;
 use roll_core::Fault;
 use roll_models::causal_lm::chat;
 use roll_train::config::without_secrets;
+use roll_train::signature;
 
 // A crate that is only named in Cargo.toml registers nothing: these are here for their registrations.
 use roll_algos as _;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
     if let Ok(program) = std::env::current_exe() {
         chat::render_in_worker(program);
     }
+    signature::keep_key_in(signature::directory_of_user(|name| std::env::var_os(name)));
     let args = args::Args::parse();
     let job = ranks::Job::join(args.collectives);
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);

@@ -44,6 +44,22 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", e.utf8_error())))
 }
 
+/// Fails if `path`, or a directory between `root` and it, is a symbolic link: it may lead out of `root`, which can be
+/// another person's. `root` itself may be one.
+pub fn refuse_links(root: &Path, path: &Path) -> Result<()> {
+    let Ok(below) = path.strip_prefix(root) else { return Ok(()) };
+    let mut at = root.to_path_buf();
+    for part in below.components() {
+        at.push(part);
+        if at.is_symlink() {
+            let problem = "is a symbolic link, which is not followed: it may lead out of the directory. Put the file or \
+                           directory that it names in its place";
+            return Err(Error::bad_file(at, problem));
+        }
+    }
+    Ok(())
+}
+
 /// Replaces the file at `path` by one that holds `bytes`, as [`write_atomically_with`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write_atomically_with(path, |file| file.write_all(bytes))
@@ -66,6 +82,11 @@ pub fn write_atomically_with(path: &Path, write: impl FnOnce(&mut File) -> std::
         Error::file("write", path)(e)
     })?;
     sync_directory(path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Whether `name` is one that [`temporary_beside`] makes: a file that a killed process left.
+pub fn is_temporary(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(".tmp")
 }
 
 /// A name beside `path` that no other thread or process uses.

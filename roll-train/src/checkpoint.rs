@@ -36,6 +36,8 @@ use sha2::{Digest, Sha256};
 use roll_core::{Error, Result};
 use roll_external::files::{self, sync_directory, temporary_beside};
 
+use crate::run_dir::RunIdentity;
+
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
 /// A manifest is small; a larger file is not one.
@@ -59,6 +61,9 @@ pub struct Manifest {
     pub step: u64,
     /// Version of roll that wrote it.
     pub version: String,
+    /// The run that wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunIdentity>,
     /// Files by name relative to the directory, `/`-separated.
     pub files: BTreeMap<String, FileRecord>,
     /// Notes of the writer, which it can find again without reading files.
@@ -72,6 +77,7 @@ pub struct CheckpointWriter {
     temporary: PathBuf,
     target: PathBuf,
     step: u64,
+    run: Option<RunIdentity>,
     files: BTreeMap<String, FileRecord>,
 }
 
@@ -81,7 +87,12 @@ impl CheckpointWriter {
         let target = checkpoints.join(step_name(step));
         let temporary = temporary_beside(&target);
         fs::create_dir_all(&temporary).map_err(Error::file("create the directory", &temporary))?;
-        Ok(Self { temporary, target, step, files: BTreeMap::new() })
+        Ok(Self { temporary, target, step, run: None, files: BTreeMap::new() })
+    }
+
+    /// Names the run in the manifest.
+    pub fn of_run(&mut self, run: RunIdentity) {
+        self.run = Some(run);
     }
 
     /// Adds a file that holds `bytes`. `name` may have directories: `trainer/optimizer.safetensors`.
@@ -112,6 +123,7 @@ impl CheckpointWriter {
             format: FORMAT,
             step: self.step,
             version: env!("CARGO_PKG_VERSION").into(),
+            run: self.run.take(),
             files: std::mem::take(&mut self.files),
             info,
         };
@@ -172,11 +184,17 @@ impl Checkpoint {
             let problem = format!("expected layout {FORMAT} of checkpoints, found {}", manifest.format);
             return Err(Error::bad_file(at, problem));
         }
+        if let Some(named) = path.file_name().and_then(|name| parse_step_name(name.to_str()?))
+            && named != manifest.step
+        {
+            return Err(Error::bad_file(at, format!("expected step {named}, found {}", manifest.step)));
+        }
         if let Some(name) = manifest.files.keys().find(|n| !is_inside(n)) {
             return Err(Error::bad_file(at, format!("the file name `{name}` leaves the checkpoint")));
         }
         for (name, record) in &manifest.files {
             let file = path.join(name);
+            files::refuse_links(&path, &file)?;
             let found = fs::metadata(&file).map_err(Error::file("read the checkpoint's file", &file))?.len();
             if found != record.size {
                 return Err(Error::bad_file(file, format!("expected {} bytes, found {found}", record.size)));
@@ -372,6 +390,19 @@ mod tests {
         fs::write(dir.path().join("step-000075/adapter.safetensors"), "weights").unwrap();
         fs::write(dir.path().join("step-000050/manifest.json"), "{\"format\":1").unwrap();
         assert_eq!(newest_whole(dir.path()).unwrap().unwrap().step(), 25);
+        // One that says that it is of another step.
+        fs::rename(dir.path().join("step-000025"), dir.path().join("step-000060")).unwrap();
+        assert!(newest_whole(dir.path()).unwrap().is_none());
+        fs::rename(dir.path().join("step-000060"), dir.path().join("step-000025")).unwrap();
+        #[cfg(unix)]
+        {
+            let state = dir.path().join("step-000025/trainer");
+            fs::rename(&state, dir.path().join("moved")).unwrap();
+            std::os::unix::fs::symlink(dir.path().join("moved"), &state).unwrap();
+            assert!(newest_whole(dir.path()).unwrap().is_none(), "a link");
+            fs::remove_file(&state).unwrap();
+            fs::rename(dir.path().join("moved"), &state).unwrap();
+        }
         fs::remove_file(dir.path().join("step-000025/trainer/state.json")).unwrap();
         assert!(newest_whole(dir.path()).unwrap().is_none());
         assert!(newest_whole(&dir.path().join("none")).unwrap().is_none());

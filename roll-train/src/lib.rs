@@ -41,6 +41,7 @@ pub mod results;
 pub mod run;
 pub mod run_dir;
 mod sample_prompts;
+pub mod signature;
 pub mod statistics;
 pub mod trainer;
 mod weighted_sum;

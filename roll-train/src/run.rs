@@ -8,7 +8,7 @@ use roll_data::DataConfig;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use crate::config::{ConfigLayers, EvaluationConfig, LoadedConfig, TrainingConfig};
+use crate::config::{ConfigLayers, EvaluationConfig, LoadedConfig, RunConfig, TrainingConfig};
 use crate::run_dir::{Existing, RunDir};
 use crate::{RunSession, RunSummary, Trainer, checkpoint, ranks};
 
@@ -82,13 +82,21 @@ impl<'a> Run<'a> {
     ) -> Result<RunSummary> {
         let first = ranks.rank().0 == 0;
         let session = session(ranks.as_ref())?;
+        let resumed = match &self.destination {
+            Destination::Resumed(dir) => Some(dir),
+            Destination::New(_) => None,
+        };
+        // Before the networks, which take minutes to open: meanwhile another process could train this run further.
+        let locked = resumed.filter(|_| first).map(RunDir::lock).transpose()?;
         let context = BuildContext { ranks, ..self.context.clone() };
         let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
+        if let Some(dir) = resumed {
+            // The other ranks choose the checkpoint once the first one holds the lock.
+            context.ranks.barrier()?;
+            resume_newest(&mut trainer, dir, &self.loaded.config)?;
+        }
         let dir = match &self.destination {
-            Destination::Resumed(dir) => {
-                resume_newest(&mut trainer, dir)?;
-                first.then(|| dir.clone())
-            }
+            Destination::Resumed(dir) => first.then(|| dir.clone()),
             Destination::New(path) if first => {
                 let config = &self.loaded.config;
                 let path = path.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
@@ -97,7 +105,10 @@ impl<'a> Run<'a> {
             }
             Destination::New(_) => None,
         };
-        let _lock = dir.as_ref().map(RunDir::lock).transpose()?;
+        let _lock = match locked {
+            Some(lock) => Some(lock),
+            None => dir.as_ref().map(RunDir::lock).transpose()?,
+        };
         dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
         trainer.run(dir.as_ref(), &session).inspect_err(|_| {
             // Removed only if it is empty: an error in the first step leaves no directory.
@@ -107,8 +118,10 @@ impl<'a> Run<'a> {
 }
 
 /// Resumes from the newest whole checkpoint of a run.
-fn resume_newest(trainer: &mut Trainer, dir: &RunDir) -> Result<()> {
-    match checkpoint::newest_whole(&dir.checkpoints())? {
+fn resume_newest(trainer: &mut Trainer, dir: &RunDir, config: &RunConfig) -> Result<()> {
+    let newest = checkpoint::newest_whole(&dir.checkpoints())?;
+    newest.iter().try_for_each(|newest| dir.check_own(newest, config))?;
+    match newest {
         Some(newest) => trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display())),
         None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
             tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());

@@ -14,9 +14,29 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
-use roll_external::files::write_atomically;
+use roll_external::files::{self, is_temporary, write_atomically};
+use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{self, step_name};
+use crate::checkpoint::{self, Checkpoint, step_name};
+use crate::config::RunConfig;
+use crate::signature;
+
+/// The files and directories of which a run directory has one at least.
+const TRACES: [&str; 4] = ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"];
+
+/// The files and directories that a run writes, and that its later steps extend or delete.
+const WRITTEN: [&str; 5] = ["checkpoints", "samples", "evaluations", "metrics.jsonl", "trajectories.jsonl"];
+
+/// The run that a checkpoint is of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunIdentity {
+    /// Name of the experiment.
+    pub name: String,
+    /// Name of the algorithm.
+    pub algorithm: String,
+    /// SHA-256 of the configuration that the run began with.
+    pub configuration: String,
+}
 
 /// Reaction to a directory that already holds a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,15 +82,15 @@ impl RunDir {
                     format!("already holds a run (it has {trace}); choose another directory, or resume that run");
                 Err(Error::bad_file(run.path, problem))
             }
-            _ => Ok(()),
+            _ => run.refuse_links(),
         }
     }
 
-    /// Opens the directory of an existing run. Fails if it does not exist.
+    /// Opens the directory of an existing run. Fails if it does not exist, or if parts of it are links.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let run = Self { path: path.into(), is_new: false };
         match run.trace() {
-            Some(_) => Ok(run),
+            Some(_) => run.refuse_links().map(|()| run),
             None => {
                 let of = run.path.parent().filter(|parent| parent.ends_with("checkpoints")).and_then(Path::parent);
                 let problem = match of {
@@ -84,6 +104,15 @@ impl RunDir {
                 Err(Error::bad_file(run.path, problem))
             }
         }
+    }
+
+    /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory.
+    pub fn has_config(path: &Path) -> bool {
+        let is_of_run = |path: &Path| {
+            let holds = |name: &&str| path.with_file_name(name).exists();
+            path.ends_with(TRACES[0]) && TRACES[1..].iter().chain(&WRITTEN).any(holds)
+        };
+        is_of_run(path) || path.canonicalize().is_ok_and(|path| is_of_run(&path))
     }
 
     /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends.
@@ -101,15 +130,30 @@ impl RunDir {
         }
     }
 
+    /// Fails if something that the run writes or deletes is a link: it would do so in another place.
+    fn refuse_links(&self) -> Result<()> {
+        for name in WRITTEN {
+            files::refuse_links(&self.path, &self.path.join(name))?;
+        }
+        // The folders of steps.
+        for folder in [self.path.join("samples"), self.evaluations(), self.checkpoints()] {
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                files::refuse_links(&folder, &entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
     /// Deletes leftovers of killed writers. Only while the run is locked.
     pub fn remove_leftovers(&self) -> Result<()> {
         checkpoint::remove_leftovers(&self.checkpoints())?;
-        let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if name.starts_with('.') && name.ends_with(".tmp") && entry.file_type().is_ok_and(|t| t.is_file()) {
-                fs::remove_file(entry.path()).map_err(Error::file("delete", entry.path()))?;
+        let steps = [self.path.join("samples"), self.evaluations()].into_iter().flat_map(fs::read_dir);
+        let steps = steps.flatten().flatten().map(|entry| entry.path());
+        for folder in steps.chain([self.path.clone()]) {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                if is_temporary(&entry.file_name().to_string_lossy()) && entry.file_type().is_ok_and(|t| t.is_file()) {
+                    fs::remove_file(entry.path()).map_err(Error::file("delete", entry.path()))?;
+                }
             }
         }
         Ok(())
@@ -129,7 +173,7 @@ impl RunDir {
 
     /// The name of a file that only runs write.
     fn trace(&self) -> Option<&'static str> {
-        ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"].into_iter().find(|n| self.path.join(n).exists())
+        TRACES.into_iter().find(|name| self.path.join(name).exists())
     }
 
     /// The directory itself.
@@ -169,9 +213,51 @@ impl RunDir {
         Ok(path)
     }
 
-    /// Writes `config.yaml`.
+    /// Writes `config.yaml`, with the fingerprint of the configuration that the run began with, and signed.
     pub fn write_config(&self, yaml: &str) -> Result<()> {
-        write_atomically(&self.config_path(), yaml.as_bytes())
+        let checkpoints = checkpoint::list(&self.checkpoints())?.into_iter().rev();
+        let of_checkpoint =
+            move || checkpoints.filter_map(|(_, path)| Checkpoint::open(path).ok()?.manifest().run.clone());
+        let begun = self.begun().or_else(|| of_checkpoint().map(|run| run.configuration).next());
+        let begun = begun.unwrap_or_else(|| signature::fingerprint(yaml));
+        write_atomically(&self.config_path(), signature::signed(yaml, &begun).as_bytes())
+    }
+
+    /// The fingerprint of the configuration that the run began with; `None` if `config.yaml` does not name it.
+    fn begun(&self) -> Option<String> {
+        let text = files::read_text(&self.config_path(), files::MAX_TEXT).ok()?;
+        signature::begun(&text).map(String::from)
+    }
+
+    /// The run, for its checkpoints.
+    pub(crate) fn identity(&self, config: &RunConfig) -> Option<RunIdentity> {
+        Some(RunIdentity {
+            name: config.experiment().into(),
+            algorithm: config.algo.name.clone(),
+            configuration: self.begun()?,
+        })
+    }
+
+    /// Fails if a checkpoint says that it is of another run or algorithm.
+    pub(crate) fn check_own(&self, checkpoint: &Checkpoint, config: &RunConfig) -> Result<()> {
+        let Some(of) = checkpoint.manifest().run.as_ref() else { return Ok(()) };
+        let begun = self.begun().unwrap_or_else(|| of.configuration.clone());
+        if (&of.algorithm, &of.configuration) == (&config.algo.name, &begun) {
+            return Ok(());
+        }
+        let short = |fingerprint: &str| fingerprint.chars().take(12).collect::<String>();
+        let (step, run) = (checkpoint.path().display(), self.path.display());
+        let problem = format!(
+            "is of another run: expected one of `{}` by `{}` that began with configuration {}, found `{}` by `{}` with {}. \
+             Move it out of {run}; to train on from its weights, begin a new run with `--set model.lora_checkpoint={step}`",
+            config.experiment(),
+            config.algo.name,
+            short(&begun),
+            of.name,
+            of.algorithm,
+            short(&of.configuration)
+        );
+        Err(Error::bad_file(checkpoint.path(), problem))
     }
 
     /// Writes `summary.json`.
@@ -225,14 +311,45 @@ mod tests {
         run.write_config("seed: 1\n").unwrap();
         fs::write(dir.path().join(".config.yaml.7-0.tmp"), "se").unwrap();
         fs::create_dir_all(run.checkpoints().join(".step-000003.7-1.tmp/trainer")).unwrap();
+        fs::write(run.samples(6).unwrap().join(".train-000.mp4.7-20.tmp"), "vid").unwrap();
+        fs::write(run.samples(6).unwrap().join("train-000.mp4"), "video").unwrap();
         let lock = run.lock().unwrap();
         if cfg!(unix) {
             assert!(run.lock().unwrap_err().to_string().contains("another process"));
         }
         run.remove_leftovers().unwrap();
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 0);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert_eq!(fs::read_dir(run.samples(6).unwrap()).unwrap().count(), 1);
         drop(lock);
         run.lock().unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_to_other_places_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        fs::create_dir_all(elsewhere.join("step-000001")).unwrap();
+        for (i, name) in
+            ["checkpoints", "samples", "samples/before", "evaluations", "metrics.jsonl", "checkpoints/step-000001"]
+                .into_iter()
+                .enumerate()
+        {
+            let run = RunDir::create(dir.path().join(i.to_string()), Existing::Refuse).unwrap();
+            run.write_config("seed: 1\n").unwrap();
+            let link = run.path().join(name);
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+            let message = RunDir::open(run.path()).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains("symbolic link"), "{message}");
+            fs::remove_file(run.config_path()).unwrap();
+            assert!(RunDir::create(run.path(), Existing::Refuse).is_err(), "{name}");
+        }
+        // The run directory itself may be one.
+        let run = RunDir::create(dir.path().join("run"), Existing::Refuse).unwrap();
+        run.write_config("seed: 1\n").unwrap();
+        std::os::unix::fs::symlink(run.path(), dir.path().join("latest")).unwrap();
+        RunDir::open(dir.path().join("latest")).unwrap();
     }
 }

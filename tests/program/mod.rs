@@ -6,6 +6,9 @@ use std::process::{Command, Output};
 /// The path of `roll`.
 pub const PATH: &str = env!("CARGO_BIN_EXE_roll");
 
+/// The directory of the key that signs the runs of tests.
+pub const STATE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/state");
+
 /// `roll` in `directory`, without settings of the user who runs the test, but the backend: `ROLL_BACKEND=libtorch cargo
 /// test ...` tests a user's work on another one. No test writes to the user's home.
 pub fn command(directory: &Path, arguments: &[&str]) -> Command {
@@ -17,7 +20,7 @@ pub fn command(directory: &Path, arguments: &[&str]) -> Command {
     for name in ["RUST_LOG", "NO_COLOR"] {
         command.env_remove(name);
     }
-    command.env("ROLL_CACHE", "none").args(arguments).current_dir(directory);
+    command.env("ROLL_CACHE", "none").env("ROLL_STATE", STATE).args(arguments).current_dir(directory);
     command
 }
 

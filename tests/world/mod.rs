@@ -79,6 +79,7 @@ impl World {
 
     /// The same through the library, in this process; it must succeed.
     pub fn train(&self, out: &str, steps: u64, settings: &[&str]) -> RunSummary {
+        roll_train::signature::keep_key_in(Some(program::STATE.into()));
         let registry = Registry::linked().unwrap();
         let steps = format!("steps={steps}");
         // As for the program: the backend alone comes from the user who runs the test.

@@ -20,6 +20,7 @@ pub use data::{Data, DataAction, DataSet, InspectData, PrepareData};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
+use roll_train::run_dir::RunDir;
 pub use runs::{Check, MachineArgs, PlanArgs, Plot, Report, Run};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
@@ -204,6 +205,14 @@ pub struct ConfigArgs {
     /// Library with further components, beside those of `plugins`.
     #[arg(long = "plugin", value_name = "FILE")]
     pub plugins: Vec<PathBuf>,
+    /// Use the configuration of a run directory that another person wrote, or that was changed by hand. It may name
+    /// programs, libraries, addresses, environment variables and files; without this argument they are listed, and
+    /// nothing is done.
+    #[arg(long)]
+    pub trust: bool,
+    /// The run that goes on: its configuration comes before the files.
+    #[arg(skip)]
+    pub run: Option<RunDir>,
     /// Let components of plugins replace built-in ones of the same name, as `plugins_replace`.
     #[arg(long)]
     pub plugins_replace: bool,

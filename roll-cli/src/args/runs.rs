@@ -21,8 +21,7 @@ pub struct Run {
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// Continue the run in this directory from its newest whole checkpoint, on any number of ranks. Files and values
-    /// given here override its configuration. Its config.yaml may name plugins and programs, which are started: read it
-    /// before you continue the run of another person.
+    /// given here override its configuration. The run of another person takes `--trust`.
     #[arg(long, value_name = "DIR", conflicts_with = "out")]
     pub resume: Option<PathBuf>,
     /// Check everything that the run needs, as `roll check` does, and do not train.

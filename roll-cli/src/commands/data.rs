@@ -1,7 +1,7 @@
 //! `roll data`: contents of a data set, and the same in files that every reader reads.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use roll_core::{Error, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
@@ -133,6 +133,9 @@ fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
 fn prepare(args: PrepareData) -> Result<()> {
     let out = &args.out;
     let (dataset, _) = open(&args.data)?;
+    if !args.data.config.trust {
+        refuse_links_out(&dataset)?;
+    }
     std::fs::create_dir_all(out).map_err(Error::file("create the directory", out))?;
     if std::fs::read_dir(out).map_err(Error::file("list", out))?.next().is_some() {
         return Err(Error::bad_file(out, "the directory is not empty; name one that is"));
@@ -156,6 +159,34 @@ fn prepare(args: PrepareData) -> Result<()> {
     let path = out.join("metadata.jsonl");
     roll_external::files::write_atomically(&path, lines.as_bytes())?;
     println!("{}: {} clips, {left_out} left out", path.display(), dataset.len() - left_out);
+    Ok(())
+}
+
+/// Fails if a clip, a caption or a picture is a link that leads out of the directory of the data, which may be another
+/// person's: what it names would be copied, and be passed on.
+fn refuse_links_out(dataset: &Dataset) -> Result<()> {
+    let (metadata, base) = (dataset.metadata(), dataset.config().base_path.as_deref());
+    let of_metadata = if metadata.path.is_dir() { Some(metadata.path.as_path()) } else { metadata.path.parent() };
+    let base = base.or(of_metadata).unwrap_or(Path::new(""));
+    let root = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+    let root = root.canonicalize().map_err(Error::file("read", root))?;
+    for row in &metadata.rows {
+        let caption = (row.line == 0).then(|| row.video.with_extension("txt"));
+        let frames = std::fs::read_dir(&row.video).into_iter().flatten().flatten().map(|entry| entry.path());
+        let named = [Some(row.video.clone()), caption, row.image.clone(), row.end_image.clone()];
+        for path in named.into_iter().flatten().chain(frames) {
+            // Metadata may name other places; a link does so unseen.
+            let Ok(inside) = path.strip_prefix(base) else { continue };
+            if inside.components().any(|part| part == Component::ParentDir) {
+                continue;
+            }
+            if path.canonicalize().is_ok_and(|target| !target.starts_with(&root)) {
+                let problem = "is a link that leads out of the directory, and what it names would be copied: put the file \
+                               in its place, or trust the data with `--trust`";
+                return Err(Error::bad_file(path, problem));
+            }
+        }
+    }
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `roll run`: train.
 
 use roll_core::{Error, Result, ResultExt};
-use roll_train::config::{ConfigLayers, RunConfig};
+use roll_train::config::ConfigLayers;
 use roll_train::progress::counted;
 use roll_train::run_dir::RunDir;
 use roll_train::{Run, RunSession, RunSummary};
@@ -19,17 +19,12 @@ pub fn run(args: args::Run) -> Result<Ended> {
         return Err(Error::bad_file(out, "the name of a run's directory must be UTF-8"));
     }
     let resumed = args.resume.take().map(RunDir::open).transpose()?;
-    if let Some(dir) = &resumed {
-        args.config.config.insert(0, dir.config_path());
-    }
+    args.config.run = resumed.clone();
     let configuration = Configuration::read_for(&args.config, &args.keys(), args.all_ranks())?;
     resumed.as_ref().map(|dir| same_algorithm(dir, configuration.algorithm())).transpose()?;
     let registry = configuration.registry()?;
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
-    if resumed.is_some() {
-        log_programs(&loaded.config);
-    }
     let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
     let context = build_context(&loaded);
     let run = Run::new(loaded, &registry, context);
@@ -83,19 +78,6 @@ fn is_of_a_key(error: &Error) -> bool {
         Error::Config { .. } => true,
         Error::Context { source, .. } => is_of_a_key(source),
         _ => false,
-    }
-}
-
-/// Logs the programs and libraries that a resumed run starts: its configuration may be another person's.
-fn log_programs(config: &RunConfig) {
-    let components =
-        config.reward.iter().map(|reward| &reward.options).chain(config.env.iter().map(|env| &env.options));
-    let commands = components.filter_map(|options| options.get("command")?.as_array()?.first()?.as_str());
-    let plugins = config.plugins.iter().map(|path| path.to_string_lossy());
-    let programs: Vec<_> =
-        commands.chain(config.on_finish.first().map(String::as_str)).map(Into::into).chain(plugins).collect();
-    if !programs.is_empty() {
-        tracing::info!("the configuration of the run starts {}", programs.join(", "));
     }
 }
 

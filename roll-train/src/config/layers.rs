@@ -7,13 +7,14 @@ use config::{Config, ConfigError, Source, Value, ValueKind};
 use serde_json::Value as Json;
 
 use super::compose::compose;
+use super::consent::named_outside;
 use super::loaded::LoadedConfig;
 use super::merged::MergedConfig;
 use super::reference;
 use super::schema::{self, DEFAULTS, KEYS};
 use super::secrets::AsWritten;
 use super::yaml::{Document, Map, parse_value};
-use crate::on_finish;
+use crate::{on_finish, signature};
 use roll_core::keys::suggest;
 use roll_core::{Error, Registry, Result, Variable, inventory};
 
@@ -75,6 +76,27 @@ impl ConfigLayers {
     /// read or is no mapping.
     pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
         self.document(Document::read(path.as_ref())?)
+    }
+
+    /// Adds the `config.yaml` of a run directory. Fails if this user's runs did not write it as it is and it names
+    /// something outside of its directory, unless it is trusted, which is logged; nothing is read or loaded before.
+    pub fn file_of_run(self, path: impl AsRef<Path>, is_trusted: bool) -> Result<Self> {
+        let document = Document::read(path.as_ref())?;
+        let named = if signature::is_own(&document.text) { Vec::new() } else { named_outside(&document.map) };
+        let at = path.as_ref();
+        match (named.is_empty(), is_trusted) {
+            (true, _) => {}
+            (false, true) => tracing::warn!("{} is trusted; it {}", at.display(), named.join("; ")),
+            (false, false) => {
+                let problem = format!(
+                    "no run of yours wrote it as it is, and it names things outside of its directory; `--trust` takes it if \
+                     you trust all of them:\n{}",
+                    named.join("\n")
+                );
+                return Err(Error::bad_file(at, problem));
+            }
+        }
+        self.document(document)
     }
 
     fn document(mut self, document: Document) -> Result<Self> {

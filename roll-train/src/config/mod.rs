@@ -7,6 +7,7 @@
 //! `reward_fl_config.yaml` is read as it is. [`LoadedConfig`] remembers which layer each value came from.
 
 mod compose;
+mod consent;
 mod evaluation;
 mod interpolate;
 mod layers;

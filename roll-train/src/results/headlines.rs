@@ -6,7 +6,8 @@ use roll_external::files::write_atomically;
 use super::read_optional_json;
 use crate::run_dir::RunDir;
 
-const FILE: &str = "headlines.json";
+/// The file in the run directory.
+pub const FILE: &str = "headlines.json";
 
 /// Writes the headline metrics of a run.
 pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<()> {

@@ -14,6 +14,7 @@ use crate::evaluation;
 use crate::progress::counted;
 use crate::results::Journal;
 use crate::results::record::{self, RECORD_FILE, read_record};
+use crate::run_dir::RunDir;
 
 /// The optimizer's state.
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
@@ -90,7 +91,7 @@ impl Trainer {
             return Ok(());
         };
         journal.sync()?;
-        let checkpoint = self.write(&dir.checkpoints(), &adapters, &optimizer, algorithm);
+        let checkpoint = self.write(&dir, &adapters, &optimizer, algorithm);
         let checkpoint = checkpoint.while_doing(|| {
             let older = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
             format!("writing the checkpoint of step {}{}", self.done, older.unwrap_or_default())
@@ -116,12 +117,13 @@ impl Trainer {
 
     fn write(
         &self,
-        checkpoints: &std::path::Path,
+        dir: &RunDir,
         adapters: &BTreeMap<String, StateDict>,
         optimizer: &StateDict,
         algorithm: serde_json::Value,
     ) -> Result<Checkpoint> {
-        let mut writer = CheckpointWriter::begin(checkpoints, self.done)?;
+        let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.done)?;
+        dir.identity(&self.loaded.config).into_iter().for_each(|run| writer.of_run(run));
         // The same for every run that is the same: checkpoints are compared bit for bit.
         let words = BTreeMap::from([
             (header::STEPS.to_string(), self.done.to_string()),

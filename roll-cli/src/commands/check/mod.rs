@@ -23,7 +23,7 @@ pub fn check(args: Check) -> Result<()> {
     cluster(&args.machine)?;
     let mut run = args.run;
     if let Some(dir) = &run.resume {
-        run.config.config.insert(0, RunDir::open(dir)?.config_path());
+        run.config.run = Some(RunDir::open(dir)?);
     }
     let configuration = Configuration::read_for(&run.config, &run.keys(), run.all_ranks())?;
     let registry = configuration.registry()?;

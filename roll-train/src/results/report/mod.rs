@@ -166,6 +166,24 @@ mod tests {
         assert!(html.contains("a&lt;i&gt;/<wbr>step/<wbr>adapter.safetensors"), "{html}");
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_report_follows_no_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = dir.path().join("secret");
+        std::fs::write(&secret, "seed: 4711").unwrap();
+        for (i, name) in
+            ["config.yaml", "summary.json", "headlines.json", "samples/before/unseen-001.mp4"].iter().enumerate()
+        {
+            let run = run(dir.path(), &i.to_string(), "1e-5");
+            let _ = std::fs::remove_file(run.join(name));
+            std::os::unix::fs::symlink(&secret, run.join(name)).unwrap();
+            let message = write(&dir.path().join("report.html"), &[run]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains("symbolic link"), "{message}");
+        }
+        assert!(!dir.path().join("report.html").exists());
+    }
+
     #[test]
     fn lists_the_settings_in_which_runs_differ() {
         let dir = tempfile::tempdir().unwrap();

@@ -7,6 +7,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::config::ConfigLayers;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
+use crate::signature;
 use roll_core::{Error, Headline, Result};
 use roll_external::files;
 use serde_json::{Map, Value};
@@ -38,9 +39,13 @@ impl RunFiles {
     /// Reads the run directory `path`.
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
+        // The page is passed on, and the run may be another person's.
+        for file in [dir.config_path(), dir.metrics_path(), dir.summary_path(), path.join(headlines::FILE)] {
+            files::refuse_links(path, &file)?;
+        }
         let config = match files::read_text(&dir.config_path(), files::MAX_TEXT) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
-            text => text.map_err(Error::file("read", dir.config_path()))?,
+            text => signature::unsigned(&text.map_err(Error::file("read", dir.config_path()))?).to_string(),
         };
         let rows = match dir.metrics_path().exists() {
             true => read_jsonl(&dir.metrics_path())?,

