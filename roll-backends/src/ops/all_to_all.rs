@@ -175,8 +175,9 @@ impl Operator<1> for Call {
     }
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(feature = "flex")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 

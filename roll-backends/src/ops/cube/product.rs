@@ -233,8 +233,9 @@ fn launch(routine: Routine, a: &CubeTensor, b: &CubeTensor, out: &CubeTensor) ->
     launch_ref(&routine.strategy().into(), &out.client, input(a), input(b), result, &mut dtypes)
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(feature = "wgpu")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use super::super::test_device;
     use super::*;

@@ -131,7 +131,8 @@ fn nan_max(a: f32, b: f32) -> f32 {
     if a.is_nan() || a > b { a } else { b }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(feature = "wgpu")]
+#[cfg(test)]
 mod tests {
     use cubek::attention::forward::routines::unit::UnitRoutine;
 
