@@ -31,7 +31,6 @@ pub enum Error {
         /// The action, as a verb phrase: "read", "create the directory".
         action: &'static str,
         path: PathBuf,
-        #[source]
         source: std::io::Error,
     },
     /// A file was read, and its contents are wrong.
@@ -101,22 +100,16 @@ pub enum Error {
     Failed {
         /// The failed action: "the manifest cannot be written as JSON".
         doing: String,
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// An error of a component's own kind.
     #[error("{source}")]
-    Component {
-        fault: Fault,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Component { fault: Fault, source: Box<dyn std::error::Error + Send + Sync> },
     /// An action, and the error that ended it.
     #[error("{doing}")]
     Context {
         /// The action: "reading row 3 of metadata.csv".
         doing: String,
-        #[source]
         source: Box<Error>,
     },
 }

@@ -12,12 +12,7 @@ use roll_core::{Error, Fault};
 pub enum WeightsError {
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// The path of a file is a directory.
     #[error("{}: expected a weight file, found a directory{hint}", path.display())]
     Directory {

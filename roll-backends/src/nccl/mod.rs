@@ -38,12 +38,7 @@ pub enum NcclError {
     Library { what: &'static str, tried: String, install: &'static str, reason: String },
     /// A library lacks a function: it is another library or too old.
     #[error("{file} has no function `{symbol}`: NCCL 2 and CUDA 11 to 13 have it")]
-    Symbol {
-        file: &'static str,
-        symbol: &'static str,
-        #[source]
-        source: libloading::Error,
-    },
+    Symbol { file: &'static str, symbol: &'static str, source: libloading::Error },
     /// The requested device does not exist.
     #[error("device {wanted} was requested, but this machine has {found} CUDA device(s)")]
     NoDevice { wanted: usize, found: usize },

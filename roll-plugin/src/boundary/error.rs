@@ -22,11 +22,7 @@ pub enum PluginError {
     // Before any code of the plugin is called
     /// The system's loader refused it.
     #[error("the plugin {} cannot be loaded", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: libloading::Error,
-    },
+    Open { path: PathBuf, source: libloading::Error },
     /// A library that is not a plugin.
     #[error(
         "{} is a library but no plugin of roll: it has no symbol `{symbol}` (a Rust plugin needs \
@@ -53,13 +49,7 @@ pub enum PluginError {
     Description { path: PathBuf, problem: String },
     /// A call failed.
     #[error("the plugin `{plugin}` ({}) failed in `{call}`", path.display())]
-    Call {
-        plugin: String,
-        path: PathBuf,
-        call: &'static str,
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Call { plugin: String, path: PathBuf, call: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
 }
 
 #[cfg(feature = "host")]
@@ -74,7 +64,6 @@ impl From<PluginError> for Error {
 #[error("{message}")]
 pub struct ErrorChain {
     message: String,
-    #[source]
     source: Option<Box<ErrorChain>>,
 }
 
