@@ -103,8 +103,9 @@ pub fn limit_memory(more: u64) -> io::Result<()> {
     Ok(())
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::path::PathBuf;

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor, TensorData, read_sync};
 use roll_core::{Communicator, Error, Result};
 
@@ -153,7 +153,7 @@ struct Call {
 }
 
 impl Operator<1> for Call {
-    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+    fn forward<B: Kernels>(self, [x]: [Floats<B>; 1]) -> Floats<B> {
         let Self { ranks, transfer } = self;
         let (shape, device) = (x.shape().dims::<2>(), x.device());
         let read = read_sync(B::float_into_data(x)).map_err(|error| error.to_string());
@@ -169,14 +169,15 @@ impl Operator<1> for Call {
         B::float_from_data(TensorData::new(values, transfer.shape(shape, ranks.count())), &device)
     }
 
-    fn record<B: Kernels>(self, operands: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+    fn record<B: Kernels>(self, operands: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let back = Self { ranks: self.ranks.clone(), transfer: self.transfer.back() };
         (self.forward::<B>(operands), move |d_y| [Some(back.forward::<B>([d_y]))])
     }
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(feature = "flex")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 

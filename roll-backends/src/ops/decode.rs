@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
 
@@ -93,32 +93,28 @@ pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2],
 /// Both operators on one backend.
 pub trait DecodeKernel: Backend {
     /// See [`store_rows`].
-    fn store(into: FloatTensor<Self>, rows: FloatTensor<Self>, places: &[usize]) -> FloatTensor<Self> {
+    fn store(into: Floats<Self>, rows: Floats<Self>, places: &[usize]) -> Floats<Self> {
         store_by_index::<Self>(into, rows, places)
     }
 
     /// See [`attend_rows`]; `prompts` and `tails` are keys and values.
     fn attend(
-        q: FloatTensor<Self>,
-        prompts: [FloatTensor<Self>; 2],
-        tails: [FloatTensor<Self>; 2],
+        q: Floats<Self>,
+        prompts: [Floats<Self>; 2],
+        tails: [Floats<Self>; 2],
         call: &DecodeCall,
-    ) -> FloatTensor<Self> {
+    ) -> Floats<Self> {
         attend_by_index::<Self>(q, prompts, tails, call)
     }
 }
 
-fn indices<B: Backend>(values: Vec<i64>, like: &FloatTensor<B>) -> IntTensor<B> {
+fn indices<B: Backend>(values: Vec<i64>, like: &Floats<B>) -> IntTensor<B> {
     let count = values.len();
     B::int_from_data(TensorData::new(values, [count]), &like.device())
 }
 
 /// [`store_rows`] composed of primitive operations.
-pub(super) fn store_by_index<B: Backend>(
-    into: FloatTensor<B>,
-    rows: FloatTensor<B>,
-    places: &[usize],
-) -> FloatTensor<B> {
+pub(super) fn store_by_index<B: Backend>(into: Floats<B>, rows: Floats<B>, places: &[usize]) -> Floats<B> {
     let into = Expression::<B>(into);
     let [slots, capacity, width] = into.dims();
     let places = indices::<B>(places.iter().map(|p| *p as i64).collect(), &rows);
@@ -130,11 +126,11 @@ pub(super) fn store_by_index<B: Backend>(
 /// [`attend_rows`] composed of primitive operations: gathers the keys and values of every sequence, pads them to the
 /// longest, and masks the padding by a bias.
 pub(super) fn attend_by_index<B: Backend>(
-    q: FloatTensor<B>,
-    prompts: [FloatTensor<B>; 2],
-    tails: [FloatTensor<B>; 2],
+    q: Floats<B>,
+    prompts: [Floats<B>; 2],
+    tails: [Floats<B>; 2],
     call: &DecodeCall,
-) -> FloatTensor<B> {
+) -> Floats<B> {
     let DecodeCall { heads, key_heads, places, .. } = call;
     let (count, sharing) = (places.len(), heads / key_heads);
     let q = Expression::<B>(q);
@@ -154,7 +150,7 @@ pub(super) fn attend_by_index<B: Backend>(
         bias.extend((0..most_tail).map(|i| hidden(i < place.skip || i >= place.tail)));
     }
     let (from_prompts, slots) = (indices::<B>(from_prompts, &q.0), indices::<B>(slots, &q.0));
-    let by_head = |prompts: FloatTensor<B>, tails: FloatTensor<B>| {
+    let by_head = |prompts: Floats<B>, tails: Floats<B>| {
         let mut parts = Vec::new();
         if most_prompt > 0 {
             let rows = Expression::<B>(B::float_select(prompts, 0, from_prompts.clone()));

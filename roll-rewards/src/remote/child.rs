@@ -29,26 +29,17 @@ const SLOW_ANSWER: Duration = Duration::from_secs(5);
 
 /// Why a child did not answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum ChildError {
     /// The child could not be started.
     #[error("it cannot be started")]
     Start(#[source] std::io::Error),
     /// The child did not answer in time and was killed.
     #[error("it gave no answer within {seconds} s and was ended{stderr_tail}")]
-    Timeout {
-        /// The limit in seconds.
-        seconds: f64,
-        /// The last lines of its standard error.
-        stderr_tail: String,
-    },
+    Timeout { seconds: f64, stderr_tail: String },
     /// The child ended, or wrote something that is not a frame.
     #[error("{how}{stderr_tail}")]
-    Broken {
-        /// Description of the event.
-        how: String,
-        /// The last lines of its standard error.
-        stderr_tail: String,
-    },
+    Broken { how: String, stderr_tail: String },
 }
 
 /// A frame to send.

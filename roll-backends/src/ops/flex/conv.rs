@@ -1,6 +1,6 @@
 //! 3-d convolution on flex: by Winograd where [`is_winograd_shape`] says so, else tap by tap.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::{Values, tensor};
 use crate::ops::conv::is_winograd_shape;
@@ -8,17 +8,17 @@ use crate::ops::kernels::conv::{ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
 
-fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3]) -> ConvShape {
+fn shape(x: &FlexTensor, weight: &FlexTensor, padding: [usize; 3]) -> ConvShape {
     let ([inputs, size @ ..], [outputs, _, kernel @ ..]) = (x.shape().dims::<4>(), weight.shape().dims::<5>());
     ConvShape { inputs, outputs, size, kernel, padding }
 }
 
-fn uses_winograd(weight: &FloatTensor<Flex>) -> bool {
+fn uses_winograd(weight: &FlexTensor) -> bool {
     is_winograd_shape(weight.shape().dims::<5>())
 }
 
 impl ConvKernel for Flex {
-    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_forward([x, weight, bias]: [FlexTensor; 3], padding: [usize; 3]) -> FlexTensor {
         let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
@@ -30,9 +30,9 @@ impl ConvKernel for Flex {
     }
 
     fn conv_backward(
-        [x, weight]: [FloatTensor<Self>; 2],
+        [x, weight]: [FlexTensor; 2],
         padding: [usize; 3],
-        d_y: FloatTensor<Self>,
+        d_y: FlexTensor,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
@@ -44,7 +44,7 @@ impl ConvKernel for Flex {
         [d_x, d_weight.map(|d| weight.like(d)), d_bias.map(|d| tensor(d, [shape.outputs]))]
     }
 
-    fn conv_pull(cotangent: FloatTensor<Self>, weight: FloatTensor<Self>, padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_pull(cotangent: FlexTensor, weight: FlexTensor, padding: [usize; 3]) -> FlexTensor {
         let winograd = uses_winograd(&weight);
         let ([_, output @ ..], [outputs, inputs, kernel @ ..]) =
             (cotangent.shape().dims::<4>(), weight.shape().dims::<5>());

@@ -1,6 +1,6 @@
 //! Decoding with a KV cache on flex.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use burn::tensor::DType;
 
 use super::{Values, cast};
@@ -8,7 +8,7 @@ use crate::ops::decode::{CachedSequence, DecodeCall, DecodeKernel, store_by_inde
 use crate::ops::kernels::decode::{DecodeShape, KeysValues, attend};
 
 impl DecodeKernel for Flex {
-    fn store(mut into: FloatTensor<Self>, rows: FloatTensor<Self>, places: &[usize]) -> FloatTensor<Self> {
+    fn store(mut into: FlexTensor, rows: FlexTensor, places: &[usize]) -> FlexTensor {
         if into.dtype() != DType::F32 || !into.is_contiguous() || into.layout().start_offset() != 0 {
             return store_by_index::<Self>(into, rows, places);
         }
@@ -23,11 +23,11 @@ impl DecodeKernel for Flex {
     }
 
     fn attend(
-        q: FloatTensor<Self>,
-        [prompt_keys, prompt_values]: [FloatTensor<Self>; 2],
-        [tail_keys, tail_values]: [FloatTensor<Self>; 2],
+        q: FlexTensor,
+        [prompt_keys, prompt_values]: [FlexTensor; 2],
+        [tail_keys, tail_values]: [FlexTensor; 2],
         call: &DecodeCall,
-    ) -> FloatTensor<Self> {
+    ) -> FlexTensor {
         let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
         let (dtype, width) = (q.dtype(), channels / call.heads);
         let place = |p: &CachedSequence| {
