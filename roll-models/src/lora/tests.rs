@@ -144,8 +144,10 @@ fn files_with_both_experts_have_two_adapters() {
     assert_eq!(bits(&low.layers["blocks.0.self_attn.q"].down), bits(&matrix(2, 4, 2)));
     let options = WriteOptions { convention: Convention::Diffusers, names: Names::Official };
     let written = EncodedLora::new(&low, options, &BTreeMap::new()).unwrap();
-    assert!(written.state.contains_key("transformer_2.blocks.0.attn1.to_q.lora_A.weight"));
-    let again = read(&written.state);
+    // diffusers' loader drops keys of any other prefix, whichever transformer it loads into.
+    assert!(written.state.keys().all(|key| key.starts_with("transformer.")), "{:?}", written.state.keys());
+    let again = LoraFile::read(Path::new("x"), &written.state, written.metadata, None).unwrap();
+    assert_eq!(again.adapters[0].is_for(), Some(Expert::Low), "the header names the expert");
     assert!(matches!(again.one(Some(Expert::High)), Err(LoraError::NoExpert { .. })));
 }
 
