@@ -151,8 +151,8 @@ impl Default for DiffusionNftConfig {
 /// What follows from the options and a model's facts.
 pub(super) struct NftPlan {
     pub(super) sampling: Sampling,
-    /// The noise levels that are trained, descending.
-    pub(super) levels: Vec<roll_core::Sigma>,
+    /// The steps of the schedule whose noise levels are trained, ascending.
+    pub(super) steps: Vec<usize>,
     pub(super) nft: Nft,
     pub(super) clip: ClipRange,
 }
@@ -166,12 +166,11 @@ impl DiffusionNftConfig {
         let sampling = shared.training(facts, Self::default().num_inference_steps)?;
         shared.evaluation(facts)?;
         let schedule = &sampling.schedule;
-        let trained = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
-        let levels = trained.into_iter().map(|i| schedule.sigma(i)).collect();
+        let steps = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
         let nft = Nft { beta: self.beta, bound: self.advantage_clip, mode: self.advantage_mode };
         nft.check().in_section("algo")?;
         let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
-        Ok(NftPlan { sampling, levels, nft, clip })
+        Ok(NftPlan { sampling, steps, nft, clip })
     }
 
     pub(super) fn shared_options(&self) -> SharedOptions {
