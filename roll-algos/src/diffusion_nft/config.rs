@@ -48,8 +48,8 @@ pub struct DiffusionNftConfig {
     /// Noise levels at which each video is trained in an update, spread evenly over those of the sampler.
     #[schemars(range(min = 1))]
     pub levels_per_video: usize,
-    /// Divisor of the advantages: the deviation of the scores of the `group`, of the `step`, of the `largest_group`, or
-    /// `none`.
+    /// Divisor of the advantages, of each of several rewards apart: the deviation of the scores of the `group`, of the
+    /// `step`, of the `largest_group`, or `none`.
     pub advantage_spread: Spread,
     /// Bound on advantages.
     pub advantage_clip: f64,

@@ -281,7 +281,7 @@ pub(crate) fn set_advantages<T>(
         (SeveralRewards::Apart, 2..) => {
             let term = |t: usize| scores.iter().map(|scores| Some(scores.as_ref()?.terms[t])).collect();
             let terms: Vec<Vec<Option<f64>>> = (0..weights.len()).map(term).collect();
-            normalized_apart(&terms, &weights, &rows)
+            normalized_apart(&terms, &weights, &rows, shared.advantage_spread)
         }
         _ => normalized(&sums, &rows, Normalization::new(shared.advantage_spread)),
     };
