@@ -136,10 +136,11 @@ mod tests {
         let (vae, latents) = (VaeConfig::wan2_1(), [21, 68, 68]);
         let bytes = |tiling, latents, element, offload| decoder_bytes(&vae, tiling, latents, element, offload);
         let whole = bytes(None, latents, 4, false);
-        assert_eq!(bytes(Some(TILES[1]), latents, 4, false) * 4, whole);
-        assert_eq!(bytes(None, latents, 2, false) * 2, whole);
+        let equal = |a: usize, b: usize| assert!(a.abs_diff(b) < 10, "{a} {b}");
+        equal(bytes(Some(TILES[1]), latents, 4, false) * 4, whole);
+        equal(bytes(None, latents, 2, false) * 2, whole);
         // Of four checkpoints, the one in use and the next one are on the device.
-        assert_eq!(whole - bytes(None, latents, 4, true), 2 * state_bytes(&vae, None, [68, 68], 4));
+        equal(whole - bytes(None, latents, 4, true), 2 * state_bytes(&vae, None, [68, 68], 4));
         assert_eq!(bytes(None, [42, 68, 68], 4, false), whole, "memory does not grow with the number of frames");
         assert!(bytes(None, [1, 68, 68], 4, false) < whole / 3);
     }
