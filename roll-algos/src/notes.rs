@@ -18,6 +18,42 @@ pub const SHIFT: IdleKeys = IdleKeys {
     because: "`algo.shift` takes its place",
 };
 
+/// Options of guidance that is off.
+pub const GUIDANCE: IdleKeys = IdleKeys {
+    keys: &["algo.negative_prompt", "algo.guidance_gradient"],
+    when: When::Is("algo.guidance_scale", &["1"]),
+    because: "`algo.guidance_scale` is 1, no guidance",
+};
+
+/// The note on a KL whose reference lacks the LoRA that the run starts from.
+pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Option<String> {
+    let weight = config.value("algo.kl_weight")?.as_f64().filter(|weight| *weight > 0.0)?;
+    config.value("model.lora_checkpoint")?;
+    Some(format!(
+        "`algo.kl_weight: {weight}` pulls the model towards its base without the LoRA of `model.lora_checkpoint`: to keep \
+         what that LoRA does, merge it into the base with `roll merge-lora` and train on the result"
+    ))
+}
+
+/// The notes of the policy gradients: on the KL's reference, on evaluations and on the number of rewards.
+pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let mut notes = buckets(config)?;
+    notes.extend(kl_reference(config));
+    let number = |key: &str| config.value(key).and_then(|value| value.as_f64()).unwrap_or(0.0);
+    let mut idle = |keys, because| notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
+    if config.value("evaluation.metadata").is_none() && number("evaluation.train_samples") == 0.0 {
+        let because = "no clip is evaluated; `evaluation.metadata` and `evaluation.train_samples` name some";
+        idle(&["algo.evaluation_average"], because);
+        if config.value("evaluation.prompts").and_then(|list| list.as_array()).is_none_or(Vec::is_empty) {
+            idle(&["algo.evaluation_sampler"], because);
+        }
+    }
+    if config.value("reward").and_then(|list| list.as_array()).is_some_and(|list| list.len() == 1) {
+        idle(&["algo.several_rewards"], "there is one reward");
+    }
+    Ok(notes)
+}
+
 /// The note of an algorithm that computes samples one by one: clips of a bucket are cut and ordered, and not batched.
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
@@ -41,6 +77,7 @@ roll_core::inventory::submit! {
 
 const FLOW_MATCHING: &[IdleKeys] = &[
     SHIFT,
+    GUIDANCE,
     IdleKeys {
         keys: &["algo.logit_mean", "algo.logit_std"],
         when: When::IsNot("algo.timestep_sampling", &["logit_normal"]),

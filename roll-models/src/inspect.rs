@@ -158,7 +158,7 @@ impl FileDescription {
                 );
                 self.detail("channels", format!("{} in, {} out", c.in_channels, c.out_channels));
             }
-            Err(e) => self.detail("incomplete", e.to_string()),
+            Err(e) => self.detail("not usable here", e.to_string()),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | PEFT | `base_model.model.X.lora_A.weight` | `adapter_config.json` next to the file |
 //! | DiffSynth-Studio | `X.lora_A.default.weight` | always 1 |
-//! | diffusers | `transformer.X.lora_A.weight`, `transformer_2.` for the second expert | `lora_adapter_metadata` of the header |
+//! | diffusers | `transformer.X.lora_A.weight`; `transformer_2.` is read, too | `lora_adapter_metadata` of the header |
 //! | ComfyUI | `diffusion_model.X.lora_A.weight` or `lora_down` | the tensor `X.alpha`, over the rank |
 //! | kohya | `lora_unet_X_with_underscores.lora_down.weight` | the tensor `.alpha`, over the rank |
 //!
