@@ -70,12 +70,13 @@ impl Checkpoint {
             return Ok(None);
         };
         let shape = info.shape.clone();
-        let scales = match self.scale_of(stored) {
+        let scale = self.scale_of(stored);
+        if let Some(problem) = self.unread(stored, scale.is_some()) {
+            return Err(WeightsError::tensor(file.path(), stored, problem));
+        }
+        let scales = match scale {
             Some((file, name)) => file.tensor(&name)?.to_f32_vec(),
-            None => match self.unread_scale(stored) {
-                Some(problem) => return Err(WeightsError::tensor(file.path(), stored, problem)),
-                None => vec![1.0],
-            },
+            None => vec![1.0],
         };
         let rows = shape.first().copied().unwrap_or(1);
         if scales.len() != 1 && scales.len() != rows {
@@ -87,20 +88,21 @@ impl Checkpoint {
         Ok(Some(Codes { kind, codes, scales, shape }))
     }
 
-    /// Why the codes of the weight `stored`, which has no scale of a known name, are not its values: it has a scale of
-    /// another name, or the file is marked as scaled fp8 and has no scale of a known name at all. Beside such scales, a
-    /// weight without one has the scale 1, as in ComfyUI.
-    fn unread_scale(&self, stored: &str) -> Option<String> {
+    /// Why the codes of the weight `stored`, with a scale of a known name or without one, are not its values: it has a
+    /// scale or a zero point of another name, or the file is marked as scaled fp8 and has no scale of a known name at
+    /// all. Beside such scales, a weight without one has the scale 1, as in ComfyUI.
+    fn unread(&self, stored: &str, has_scale: bool) -> Option<String> {
         let layer = stored.strip_suffix("weight")?;
-        let is_scale = |end: &str| end.contains("scale") && !end.contains('.') && !is_auxiliary(end);
+        let is_other =
+            |end: &str| (end.contains("scale") || end.contains("zero")) && !end.contains('.') && !is_auxiliary(end);
         let keys = || self.files().flat_map(WeightFile::keys);
-        let found = match keys().find(|key| key.strip_prefix(layer).is_some_and(is_scale)) {
+        let found = match keys().find(|key| key.strip_prefix(layer).is_some_and(is_other)) {
             Some(other) => format!("found `{other}`, whose meaning is not known"),
-            None if keys().any(|key| SCALES.contains(&last_part(key))) => return None,
+            None if has_scale || keys().any(|key| SCALES.contains(&last_part(key))) => return None,
             None => format!("found `{}`, which marks scaled fp8", keys().find(|key| last_part(key) == MARK)?),
         };
         let known = SCALES.map(|end| format!("`{layer}{end}`")).join(" or ");
-        Some(format!("expected its scale {known}, which multiplies the codes of the matrix or of each row; {found}"))
+        Some(format!("expected its scale {known} alone, which multiplies the matrix or each row; {found}"))
     }
 
     /// The file and the name of the scale of the weight that its own file calls `stored`.
@@ -172,6 +174,7 @@ mod tests {
             (vec![("a.weight_scale_inv", "F32")], "a.weight_scale_inv"),
             (vec![("a.scale", "F32"), mark], "a.scale"),
             (vec![("model.scaled_fp8", "F8_E4M3")], "model.scaled_fp8"),
+            (vec![("a.weight_scale", "F32"), ("a.weight_zero_point", "F32")], "a.weight_zero_point"),
         ] {
             let (_dir, file) = with("F8_E4M3", &others);
             for problem in [file.tensor("a.weight").err(), file.scaled("a.weight").err()] {
