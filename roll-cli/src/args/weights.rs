@@ -156,7 +156,7 @@ pub struct SplitShards {
 /// Arguments of `roll inspect`.
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
-    /// Weight file, index of shards, glob or directory; for a run, its newest checkpoint is read.
+    /// Weight file, GGUF file, index of shards, glob or directory; for a run, its newest checkpoint is read.
     pub file: PathBuf,
     /// List every tensor.
     #[arg(long)]

@@ -40,7 +40,8 @@ pub struct CausalLmOptions {
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint)
-    /// or of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength.
+    /// or of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength. A file with all
+    /// weights of the model replaces those of `model_path`, and every weight is trained.
     pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of holding them.
     pub use_gradient_checkpointing: bool,

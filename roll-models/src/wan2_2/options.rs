@@ -54,7 +54,8 @@ pub struct WanOptions {
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, a run (its newest checkpoint), or the directory of a checkpoint
     /// or of a PEFT adapter; `HIGH,LOW` or a map `{dit: HIGH, dit2: LOW}` for both experts. The adapters of a list are
-    /// added up, and `FILE=0.8` sets a strength.
+    /// added up, and `FILE=0.8` sets a strength. A file with all weights of an expert replaces those of
+    /// `model_paths`, and every weight is trained.
     pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of keeping them.
     pub use_gradient_checkpointing: bool,
