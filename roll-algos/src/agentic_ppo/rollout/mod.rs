@@ -1,4 +1,7 @@
 //! Rollouts: many episodes at once, one generation batch per turn.
+//!
+//! [`EpisodePlan`] says which episodes are played. A turn renders the prompts of all running episodes ([`template`],
+//! `conversation`), generates their answers in batches, and steps their environments ([`worlds`]).
 
 mod conversation;
 pub mod prefetch;
