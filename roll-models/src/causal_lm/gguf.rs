@@ -17,6 +17,18 @@ use crate::weights::gguf::{GgufFile, Value};
 /// Supported architectures.
 const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"];
 
+/// Texts of tokens that end a turn in any model, as in llama.cpp: many files name only the end of the text.
+const ENDS: [&str; 8] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+];
+
 /// Maximal number of token ids. A file with more is wrong or hostile.
 const MAX_TOKENS: usize = 1 << 22;
 
@@ -155,10 +167,14 @@ impl<'a> Metadata<'a> {
         Ok(Rope { theta, scaling })
     }
 
-    /// Reads the ids that end a turn.
+    /// Reads the ids that end a turn: those that the file names, and tokens whose text is known to.
     fn end_ids(&self) -> Vec<u32> {
         let id = |name| u32::try_from(self.file.integer(&format!("tokenizer.ggml.{name}_token_id"))?).ok();
-        let mut ids: Vec<u32> = ["eos", "eot"].into_iter().filter_map(id).collect();
+        let mut ids: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();
+        if let Some(Value::Texts(texts)) = self.file.value("tokenizer.ggml.tokens") {
+            let ends = texts.iter().enumerate().filter(|(_, text)| ENDS.contains(&text.as_str()));
+            ids.extend(ends.map(|(id, _)| id as u32));
+        }
         ids.sort_unstable();
         ids.dedup();
         ids
@@ -447,6 +463,21 @@ mod tests {
         ] {
             assert_eq!(stored_name(theirs, &gemma), ours);
         }
+    }
+
+    #[test]
+    fn ends_of_turns_are_found_by_their_text() {
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let tokens = ["<bos>", "<eos>", "a", "<start_of_turn>", "<end_of_turn>", "<|end|>"].map(text).concat();
+        let list = [&8u32.to_le_bytes()[..], &6u64.to_le_bytes(), &tokens].concat();
+        let writer = crate::weights::gguf::tests::Writer::default()
+            .value("general.architecture", 8, &text("gemma2"))
+            .value("tokenizer.ggml.tokens", 9, &list)
+            .value("tokenizer.ggml.eos_token_id", 4, &1u32.to_le_bytes());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        std::fs::write(&path, writer.bytes()).unwrap();
+        assert_eq!(Metadata::new(&GgufFile::open(&path).unwrap()).unwrap().end_ids(), [1, 4, 5]);
     }
 
     #[test]
