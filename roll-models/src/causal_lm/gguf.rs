@@ -42,15 +42,35 @@ pub fn open(path: &Path) -> Result<LoadedModel> {
     let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer(&file)).transpose().map_err(bad)?;
     let template = match file.text("tokenizer.chat_template") {
         Some(source) => {
-            let special = |key: &str| {
-                let id = file.integer(&format!("tokenizer.ggml.{key}_token_id"));
-                vocabulary.as_ref().and_then(|v| v.texts.get(usize::try_from(id?).ok()?)).cloned().unwrap_or_default()
-            };
+            let special = |key: &str| vocabulary.as_ref().and_then(|v| v.special(&file, key)).unwrap_or_default();
             Some(ChatTemplate::new(source.into(), special("bos"), special("eos")).map_err(bad)?)
         }
         None => None,
     };
     Ok(LoadedModel { config, state, blocks, tokenizer, template, location: path.display().to_string() })
+}
+
+/// Returns the files of a Hugging Face directory that hold what this file has besides the weights.
+pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
+    let file = GgufFile::open(path)?;
+    let bad = |problem: String| Error::bad_file(path, problem);
+    let family = Metadata::new(&file).map_err(bad)?.family;
+    let config = config(&file).map_err(bad)?;
+    let mut files =
+        BTreeMap::from([("config.json".to_string(), format!("{:#}\n", config.to_json(family).map_err(bad)?))]);
+    let Some(vocabulary) = Vocabulary::read(&file).map_err(bad)? else { return Ok(files) };
+    files.insert("tokenizer.json".into(), vocabulary.tokenizer_json(&file).map_err(bad)?.to_string());
+    let mut special = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    for key in ["bos", "eos"] {
+        if let Some(text) = vocabulary.special(&file, key) {
+            special[format!("{key}_token")] = text.into();
+        }
+    }
+    files.insert("tokenizer_config.json".into(), format!("{special:#}\n"));
+    if let Some(template) = file.text("tokenizer.chat_template") {
+        files.insert("chat_template.jinja".into(), template.into());
+    }
+    Ok(files)
 }
 
 /// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging Face
@@ -354,7 +374,18 @@ impl Vocabulary {
         Ok(Some(Self { texts, kinds }))
     }
 
+    /// Returns the text of a special token, such as `eos`.
+    fn special(&self, file: &GgufFile, key: &str) -> Option<String> {
+        let id = file.integer(&format!("tokenizer.ggml.{key}_token_id"))?;
+        self.texts.get(usize::try_from(id).ok()?).cloned()
+    }
+
     fn tokenizer(&self, file: &GgufFile) -> Result<Tokenizer, String> {
+        Tokenizer::parse(self.tokenizer_json(file)?.to_string().as_bytes())
+    }
+
+    /// Returns the contents of a `tokenizer.json`.
+    fn tokenizer_json(&self, file: &GgufFile) -> Result<Json, String> {
         match file.text("tokenizer.ggml.model").unwrap_or("missing") {
             "gpt2" => self.byte_level(file),
             "llama" => self.sentencepiece(file),
@@ -366,7 +397,7 @@ impl Vocabulary {
     }
 
     /// Builds a SentencePiece tokenizer, whose merges follow from the scores of its pieces.
-    fn sentencepiece(&self, file: &GgufFile) -> Result<Tokenizer, String> {
+    fn sentencepiece(&self, file: &GgufFile) -> Result<Json, String> {
         let scores = match file.value("tokenizer.ggml.scores") {
             Some(Value::Floats(scores)) if scores.len() == self.texts.len() => scores,
             _ => return Err("`tokenizer.ggml.scores`: expected a number for each token".into()),
@@ -378,12 +409,11 @@ impl Vocabulary {
         let begins_with_space = file.integer("tokenizer.ggml.add_space_prefix") != Some(0);
         // Phi-3's control tokens absorb the blanks after them.
         let is_phi3 = file.text("general.architecture") == Some("phi3");
-        let json = sentencepiece::tokenizer(&pieces, unknown, begins_with_space, is_phi3)?;
-        Tokenizer::parse(json.to_string().as_bytes())
+        sentencepiece::tokenizer(&pieces, unknown, begins_with_space, is_phi3)
     }
 
     /// Builds a byte-level BPE tokenizer with the pre-tokenizer that the file names.
-    fn byte_level(&self, file: &GgufFile) -> Result<Tokenizer, String> {
+    fn byte_level(&self, file: &GgufFile) -> Result<Json, String> {
         let Some(Value::Texts(merges)) = file.value("tokenizer.ggml.merges") else {
             return Err("`tokenizer.ggml.merges`: expected a list of texts".into());
         };
@@ -394,15 +424,14 @@ impl Vocabulary {
         let added = self.texts.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| matches!(kind, 3 | 4));
         let added: Vec<Json> =
             added.map(|(id, (text, kind))| sentencepiece::added_token(id, text, *kind == 3, false)).collect();
-        let json = json!({
+        Ok(json!({
             "version": "1.0",
             "added_tokens": added,
             "normalizer": if kind == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
             "pre_tokenizer": pre_tokenizer,
             "decoder": byte_level(true),
             "model": { "type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges },
-        });
-        Tokenizer::parse(json.to_string().as_bytes())
+        }))
     }
 }
 
