@@ -303,4 +303,5 @@ roll_core::register! {
     "Trains a language model on conversations",
     Sft::open,
     plan: passes,
+    learning_rate: 1e-4,
 }
