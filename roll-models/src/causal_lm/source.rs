@@ -48,8 +48,13 @@ pub fn open(path: &Path) -> Result<LoadedModel> {
     }
 }
 
-/// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails on other files.
+/// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails on other files, and if there is none.
 pub(super) fn is_gguf(path: &Path) -> Result<bool> {
+    if !path.exists() {
+        let problem = "it does not exist; a published model is named with its organisation, such as \
+                       Qwen/Qwen2.5-0.5B-Instruct";
+        return Err(Error::bad_file(path, problem));
+    }
     let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     match path.is_file() && !gguf {
         false => Ok(gguf),
@@ -182,6 +187,8 @@ mod tests {
         for path in ["plain", "./org/name", "a/b/c", "models/other.gguf"] {
             assert_eq!(locate(path).unwrap(), root.path().join(path));
         }
+        let hint = open(&root.path().join("plain")).err().unwrap().to_string();
+        assert!(hint.contains("does not exist") && hint.contains("Qwen/Qwen2.5-0.5B-Instruct"), "{hint}");
         std::fs::create_dir_all(root.path().join("org/name")).unwrap();
         assert_eq!(locate("org/name").unwrap(), root.path().join("org/name"));
         let missing = locate("org/none").unwrap_err().chain();
