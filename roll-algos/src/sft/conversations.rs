@@ -72,17 +72,18 @@ impl Conversations {
     /// file without any.
     pub fn read(file: &Path) -> Result<Self> {
         let text = files::read_text(file, MAX_BYTES).map_err(Error::file("read", file))?;
-        let entries: Vec<(String, serde_json::Result<Value>)> = match text.trim_start().starts_with('[') {
-            true => {
-                let list: Vec<Value> = serde_json::from_str(&text)
-                    .map_err(|e| Error::bad_file(file, format!("expected a JSON list of conversations: {e}")))?;
-                list.into_iter().enumerate().map(|(i, entry)| (format!("entry {}", i + 1), Ok(entry))).collect()
-            }
-            false => {
-                let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-                lines.map(|(i, line)| (format!("line {}", i + 1), serde_json::from_str(line))).collect()
-            }
-        };
+        let entries: Box<dyn Iterator<Item = (String, serde_json::Result<Value>)>> =
+            match text.trim_start().starts_with('[') {
+                true => {
+                    let list: Vec<Value> = serde_json::from_str(&text)
+                        .map_err(|e| Error::bad_file(file, format!("expected a JSON list of conversations: {e}")))?;
+                    Box::new(list.into_iter().enumerate().map(|(i, entry)| (format!("entry {}", i + 1), Ok(entry))))
+                }
+                false => {
+                    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+                    Box::new(lines.map(|(i, line)| (format!("line {}", i + 1), serde_json::from_str(line))))
+                }
+            };
         let (mut rows, mut others) = (Vec::new(), BTreeSet::new());
         for (place, entry) in entries {
             let row = entry
