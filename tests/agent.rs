@@ -148,6 +148,9 @@ fn supervised_training_lowers_the_loss_and_its_weights_answer() {
     let weights = "run/checkpoints/step-000012/model.safetensors";
     let asked = done(dir.path(), &["ask", "P_", "--adapter", weights, "--set", "model.lora_rank=0"]);
     assert_eq!(asked.trim(), "at goal");
+    // The checkpoint is the directory of a model.
+    let checkpoint = "run/checkpoints/step-000012";
+    assert_eq!(done(dir.path(), &["ask", "P_", "--model-path", checkpoint]).trim(), "at goal");
 }
 
 #[test]
@@ -169,6 +172,7 @@ fn an_adapter_loads_in_peft_and_answers_merged_or_not() {
     let config: Value =
         serde_json::from_slice(&std::fs::read(checkpoint.join("adapter_config.json")).unwrap()).unwrap();
     assert!(config["r"] == 4 && config["lora_alpha"] == 8 && config["peft_type"] == "LORA", "{config}");
+    assert!(config["task_type"] == "CAUSAL_LM" && config["base_model_name_or_path"] == base, "{config}");
     let targets = config["target_modules"].as_array().unwrap();
     assert!(targets.contains(&"model.layers.0.self_attn.q_proj".into()), "{targets:?}");
 

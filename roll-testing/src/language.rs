@@ -20,6 +20,8 @@ pub struct Bigram {
     gradients: Arc<Mutex<Vec<f32>>>,
     /// Whether the chat template drops an answer of the assistant once more messages follow.
     pub forgets: bool,
+    /// Text that the chat template writes after the end of each turn.
+    pub after_end: &'static str,
     /// Context length in tokens.
     pub context: usize,
     /// Whether the chat template fails.
@@ -35,6 +37,7 @@ impl Default for Bigram {
             logits: vec![0.0; V * V],
             gradients: Arc::new(Mutex::new(vec![0.0; V * V])),
             forgets: false,
+            after_end: "",
             context: usize::MAX,
             fails: false,
             calls: Vec::new(),
@@ -117,7 +120,9 @@ impl LanguageModel for Bigram {
         let mut text = String::new();
         for (i, m) in messages.iter().enumerate() {
             let gone = self.forgets && m.role == "assistant" && i < last;
-            text += &format!("{}:{}$", &m.role[..1], if gone { "" } else { &m.content });
+            let thoughts =
+                m.fields.get("reasoning_content").and_then(|t| t.as_str()).filter(|_| !gone).unwrap_or_default();
+            text += &format!("{}:{thoughts}{}${}", &m.role[..1], if gone { "" } else { &m.content }, self.after_end);
         }
         Ok(if continue_as_assistant { text + "a:" } else { text })
     }

@@ -316,4 +316,5 @@ roll_core::register! {
         Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
     },
     plan: passes,
+    learning_rate: 1e-5,
 }

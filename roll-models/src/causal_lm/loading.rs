@@ -150,8 +150,12 @@ roll_core::register! {
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
-    let LoadedModel { config, mut state, mut blocks, tokenizer, template, location } = match &options.model_path {
-        Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
+    let located = match &options.model_path {
+        Some(name) => Some(source::locate(name, context.resolve(name), &Hub::from_env())?),
+        None => None,
+    };
+    let LoadedModel { config, mut state, mut blocks, tokenizer, template, location } = match &located {
+        Some(path) => source::open(path)?,
         None => source::built_in()?,
     };
     let config = options.checked(config)?;
@@ -174,6 +178,9 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     if !keeps_blocks || trainable == Trainable::Full {
         decode(&mut state, &blocks)?;
     }
+    // A directory in the hub's cache is known by its published name.
+    let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
+    let origin = source::origin(located.as_deref(), published, trainable == Trainable::Full)?;
     if !keeps_blocks {
         blocks.clear();
     }
@@ -187,7 +194,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
-    Ok(model.with_rows_at_once(options.rows_at_once))
+    Ok(model.with_rows_at_once(options.rows_at_once).with_origin(origin))
 }
 
 /// Reads the adapters of `lora_checkpoint`.

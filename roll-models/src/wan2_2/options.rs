@@ -22,7 +22,7 @@ use super::vae::Tiling;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WanOptions {
-    /// JSON file that lists the weight files (`wan22_paths.json`), a single weight file, or a directory in diffusers
+    /// JSON file that lists the weight files (`wan22_paths.json`), or a directory in the official or the diffusers
     /// layout.
     pub model_paths: Option<PathBuf>,
     /// List of `ORG/NAME:PATTERN` entries: files in the Hugging Face cache. Missing files are downloaded.

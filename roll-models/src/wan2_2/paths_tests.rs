@@ -203,6 +203,7 @@ fn errors_name_the_mistake_in_the_list() {
     assert_user_error(list(at, &format!(r#"["{VAE}"]"#)), &["transformer"]);
     assert_user_error(list(at, &format!(r#"["{HIGH}","{LOW}","{HIGH}","{VAE}"]"#)), &["a third"]);
     assert_user_error(list(at, &format!(r#"["{HIGH}","{VAE}","{VAE}"]"#)), &["a second Wan2.1 VAE"]);
+    assert_user_error(ComponentFiles::from_json(at.join(VAE)), &["wan22_paths.json", "one weight file"]);
     assert_user_error(ComponentFiles::resolve(None, None, &Hub::default()), &["model_paths"]);
     let stray: StateDict = [("layer.weight".to_string(), Tensor::scalar(1.0))].into();
     save_safetensors(at.join("stray.safetensors"), &stray, &BTreeMap::new()).unwrap();
