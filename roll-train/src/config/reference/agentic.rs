@@ -162,7 +162,7 @@ fn turns(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, played:
             }
         }
         // ROLL's 0 is no limit.
-        values.retain(|value| *theirs != CONCURRENT || whole(value) != Some(0));
+        values.retain(|value| *theirs != CONCURRENT || !matches!(value.clone().into_uint(), Ok(0)));
         let Some(first) = values.first().cloned() else { continue };
         if values.iter().any(|value| value.kind != first.kind) {
             notes.push(format!(
