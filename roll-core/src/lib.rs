@@ -88,7 +88,7 @@ pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, Generator, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
-pub use environment::{Environment, Observation, Transition};
+pub use environment::{Environment, Observation, Split, Transition};
 pub use error::{Error, Fault, Result, ResultExt, messages, nearest, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};

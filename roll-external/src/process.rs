@@ -154,6 +154,26 @@ pub fn limit_memory(more: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Largest limit that [`open_files_limit`] sets: some programs close every descriptor below it when they start.
+#[cfg(unix)]
+const MAX_OPEN_FILES: u64 = 1 << 16;
+
+/// Raises the number of files that this program may have open to the most that the system permits, and returns it.
+/// `None`: there is no limit, or the system is no Unix.
+pub fn open_files_limit() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let wanted = maximum.unwrap_or(MAX_OPEN_FILES).min(MAX_OPEN_FILES);
+        let raised = current.is_some_and(|current| current < wanted)
+            && setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_ok();
+        if raised { Some(wanted) } else { current }
+    }
+    #[cfg(not(unix))]
+    None
+}
+
 #[cfg(target_os = "linux")]
 #[allow(clippy::unwrap_used)]
 #[cfg(test)]

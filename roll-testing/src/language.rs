@@ -26,6 +26,8 @@ pub struct Bigram {
     pub context: usize,
     /// Whether the chat template fails.
     pub fails: bool,
+    /// Whether the chat template fails on system messages.
+    pub refuses_system: bool,
     /// Number of prompts of each call of `generate`.
     pub calls: Vec<usize>,
 }
@@ -40,6 +42,7 @@ impl Default for Bigram {
             after_end: "",
             context: usize::MAX,
             fails: false,
+            refuses_system: false,
             calls: Vec::new(),
         }
     }
@@ -116,6 +119,9 @@ impl LanguageModel for Bigram {
         if self.fails {
             return Err(Error::Unsupported("the chat template failed: roles must alternate".into()));
         }
+        if self.refuses_system && messages.iter().any(|m| m.role == "system") {
+            return Err(Error::Unsupported("the chat template failed: System role not supported".into()));
+        }
         let last = messages.len().saturating_sub(1);
         let mut text = String::new();
         for (i, m) in messages.iter().enumerate() {
@@ -166,7 +172,8 @@ impl LanguageModel for Bigram {
 
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
         let copy = Self { specs: self.specs.clone(), logits: self.logits.clone(), ..Self::default() };
-        Ok(Box::new(Self { forgets: self.forgets, context: self.context, fails: self.fails, ..copy }))
+        let Self { forgets, context, fails, refuses_system, .. } = *self;
+        Ok(Box::new(Self { forgets, context, fails, refuses_system, ..copy }))
     }
 
     /// Which character was read last, as long as a norm would make it.
