@@ -22,6 +22,7 @@ pub enum Fault {
 /// An error, in terms of the action and of its file, tensor or key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum Error {
     // Files
     /// A file could not be read or written.
@@ -29,16 +30,12 @@ pub enum Error {
     File {
         /// The action, as a verb phrase: "read", "create the directory".
         action: &'static str,
-        /// The file or directory.
         path: PathBuf,
-        /// The system's reason.
-        #[source]
         source: std::io::Error,
     },
     /// A file was read, and its contents are wrong.
     #[error("{}: {problem}", path.display())]
     BadFile {
-        /// The file.
         path: PathBuf,
         /// Expected and found, and a remedy.
         problem: String,
@@ -48,31 +45,17 @@ pub enum Error {
     /// A tensor has another shape than the operation needs.
     #[error("{what}: expected shape {expected}, found {found:?}")]
     Shape {
-        /// The tensor and the operation.
         what: String,
         /// The shape that is needed; letters name free axes.
         expected: String,
-        /// The shape that was given.
         found: Vec<usize>,
     },
     /// A tensor has another element type than the operation needs.
     #[error("{what}: expected dtype {expected}, found {found}")]
-    DType {
-        /// The tensor and the operation.
-        what: String,
-        /// The dtype that is needed.
-        expected: String,
-        /// The dtype that was given.
-        found: String,
-    },
+    DType { what: String, expected: String, found: String },
     /// A value that must be finite is not.
     #[error("{what} is not finite ({value})")]
-    NonFinite {
-        /// The quantity.
-        what: String,
-        /// Its value.
-        value: f64,
-    },
+    NonFinite { what: String, value: f64 },
 
     // Configuration
     /// A configuration value is wrong.
@@ -80,7 +63,6 @@ pub enum Error {
     Config {
         /// Dotted path of the key, or an argument of the program with its dashes.
         key: String,
-        /// Expected and found.
         problem: String,
     },
     /// No such name is registered.
@@ -88,11 +70,8 @@ pub enum Error {
     UnknownName {
         /// Kind of the thing: "model", "reward", ...
         kind: &'static str,
-        /// The name that was asked for.
         name: String,
-        /// The nearest known name, when one is near.
         nearest: Option<String>,
-        /// All known names, comma-separated.
         known: String,
     },
     /// The user asked for something this build or component cannot do.
@@ -121,26 +100,16 @@ pub enum Error {
     Failed {
         /// The failed action: "the manifest cannot be written as JSON".
         doing: String,
-        /// The reason.
-        #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// An error of a component's own kind.
     #[error("{source}")]
-    Component {
-        /// Who can put it right.
-        fault: Fault,
-        /// The component's error.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Component { fault: Fault, source: Box<dyn std::error::Error + Send + Sync> },
     /// An action, and the error that ended it.
     #[error("{doing}")]
     Context {
         /// The action: "reading row 3 of metadata.csv".
         doing: String,
-        /// The error.
-        #[source]
         source: Box<Error>,
     },
 }

@@ -421,8 +421,9 @@ mod schema {
     }
 }
 
-#[cfg(all(test, feature = "schema"))]
+#[cfg(feature = "schema")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use super::*;
 

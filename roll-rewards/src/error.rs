@@ -7,6 +7,7 @@ use roll_core::{Error, Fault};
 /// Errors in the setup or use of a reward.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum RewardError {
     // Files
     /// No file in the directory is the required network.
@@ -17,13 +18,10 @@ pub enum RewardError {
     NoNetwork {
         /// "face detector" or "face embedder".
         role: &'static str,
-        /// The directory.
         directory: PathBuf,
-        /// The accepted kind of file.
         expected: &'static str,
         /// The ONNX files in the directory, each with the reason why it does not fit.
         seen: Vec<String>,
-        /// The option that selects a file.
         key: &'static str,
     },
     /// Several files in the directory fit.
@@ -31,11 +29,8 @@ pub enum RewardError {
     SeveralNetworks {
         /// "face detector" or "face embedder".
         role: &'static str,
-        /// The directory.
         directory: PathBuf,
-        /// The files.
         candidates: Vec<String>,
-        /// The option that selects a file.
         key: &'static str,
     },
     /// A file is an ONNX model, but not of the required kind.
@@ -43,9 +38,7 @@ pub enum RewardError {
     NotTheNetwork {
         /// "face detector" or "face embedder".
         role: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The difference between the expected and the found model.
         problem: String,
     },
 
@@ -58,18 +51,12 @@ pub enum RewardError {
     NoFaceInReference {
         /// The frames that were searched: "any of the 8 frames after the first".
         frames: String,
-        /// The detector's threshold.
         threshold: f32,
     },
 
     /// A target from another scorer.
     #[error("the target of the reward `{reward}` holds no tensor `{tensor}`: it was not made by its `prepare`")]
-    InvalidTarget {
-        /// The reward.
-        reward: String,
-        /// The missing tensor.
-        tensor: String,
-    },
+    InvalidTarget { reward: String, tensor: String },
 }
 
 fn listed(names: &[String]) -> String {

@@ -88,8 +88,9 @@ fn facts(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Value {
     json!({ "status": status, "run": dir, "steps": steps, "error": error, "summary": summary })
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use super::*;
 

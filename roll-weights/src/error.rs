@@ -8,61 +8,31 @@ use roll_core::{Error, Fault};
 /// Why weights cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum WeightsError {
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
-    Io {
-        /// The action, such as "read" or "write".
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// The path of a file is a directory.
     #[error("{}: expected a weight file, found a directory{hint}", path.display())]
     Directory {
-        /// The directory.
         path: PathBuf,
         /// A remedy that begins with "; ", or an empty text.
         hint: String,
     },
     /// The file's format contradicts its name or its use.
     #[error("{}: expected {expected}, found {found}", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// The required format.
-        expected: String,
-        /// The format found.
-        found: String,
-    },
+    Format { path: PathBuf, expected: String, found: String },
     /// No file matches a pattern.
     #[error("no file matches `{pattern}`")]
-    NoMatch {
-        /// The pattern or path.
-        pattern: String,
-    },
+    NoMatch { pattern: String },
 
     /// The contents of the file, or of one of its tensors, are invalid or not supported.
     #[error("{}: {problem}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// The fault.
-        problem: String,
-    },
+    Invalid { path: PathBuf, problem: String },
     /// The keys do not belong to a known component.
     #[error("{}: expected {expected}, found keys such as {found}", path.display())]
-    Unrecognised {
-        /// The file.
-        path: PathBuf,
-        /// The known components.
-        expected: &'static str,
-        /// Some of its keys.
-        found: String,
-    },
+    Unrecognised { path: PathBuf, expected: &'static str, found: String },
 }
 
 impl WeightsError {

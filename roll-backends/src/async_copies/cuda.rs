@@ -356,7 +356,8 @@ fn warn_unusable(failed: &RuntimeError) {
     );
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -49,7 +49,8 @@ fn has_own_settings() -> bool {
         .is_ok_and(|here| here.ancestors().any(|dir| FILES.iter().any(|file| dir.join(file).exists())))
 }
 
-#[cfg(all(test, feature = "kernel-cache"))]
+#[cfg(feature = "kernel-cache")]
+#[cfg(test)]
 mod tests {
     use super::*;
 

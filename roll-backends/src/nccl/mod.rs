@@ -29,60 +29,25 @@ const SMALL: usize = 1 << 12;
 /// Errors of NCCL and the CUDA runtime.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum NcclError {
     /// A library cannot be loaded.
     #[error(
         "{what} cannot be loaded ({tried}): {reason}; install {install}, and name its directory in LD_LIBRARY_PATH"
     )]
-    Library {
-        /// The library's name.
-        what: &'static str,
-        /// The file names that were tried.
-        tried: String,
-        /// How to install it.
-        install: &'static str,
-        /// The loader's message.
-        reason: String,
-    },
+    Library { what: &'static str, tried: String, install: &'static str, reason: String },
     /// A library lacks a function: it is another library or too old.
     #[error("{file} has no function `{symbol}`: NCCL 2 and CUDA 11 to 13 have it")]
-    Symbol {
-        /// The library.
-        file: &'static str,
-        /// The function that it lacks.
-        symbol: &'static str,
-        /// The loader's message.
-        #[source]
-        source: libloading::Error,
-    },
+    Symbol { file: &'static str, symbol: &'static str, source: libloading::Error },
     /// The requested device does not exist.
     #[error("device {wanted} was requested, but this machine has {found} CUDA device(s)")]
-    NoDevice {
-        /// The requested device number.
-        wanted: usize,
-        /// The number of devices.
-        found: usize,
-    },
+    NoDevice { wanted: usize, found: usize },
     /// A library call failed.
     #[error("{library}: `{call}` returned {code} ({text})")]
-    Call {
-        /// The library.
-        library: &'static str,
-        /// The function.
-        call: &'static str,
-        /// The code that it returned.
-        code: c_int,
-        /// The library's description of the code.
-        text: String,
-    },
+    Call { library: &'static str, call: &'static str, code: c_int, text: String },
     /// Another rank cannot use NCCL.
     #[error("rank {rank} cannot use NCCL: {reason}")]
-    Rank {
-        /// The rank.
-        rank: usize,
-        /// The error on that rank.
-        reason: String,
-    },
+    Rank { rank: usize, reason: String },
 }
 
 impl From<NcclError> for Error {

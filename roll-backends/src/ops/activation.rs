@@ -1,6 +1,6 @@
 //! Elementwise activations. The result has the dtype of the operand, f32 or bf16.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
@@ -33,7 +33,7 @@ pub enum Activation {
 }
 
 impl Operator<1> for Activation {
-    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+    fn record<B: Kernels>(self, [x]: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let dtype = x.dtype();
         let y = Expression::<B>(B::activation_forward(self, x.clone())).cast(dtype);
         (y.0, move |d_y| [Some(Expression::<B>(B::activation_backward(self, x, d_y)).cast(dtype).0)])
@@ -43,7 +43,7 @@ impl Operator<1> for Activation {
 /// The activations and their derivatives on one backend. Operands and results are f32 or bf16.
 pub trait ActivationKernel: Backend {
     /// Applies the activation to `x`.
-    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn activation_forward(activation: Activation, x: Floats<Self>) -> Floats<Self> {
         let x = Expression::<Self>(x).cast(DType::F32);
         let y = match activation {
             Activation::Gelu => composed_gelu(x),
@@ -54,7 +54,7 @@ pub trait ActivationKernel: Backend {
     }
 
     /// The gradient of `x`, for the cotangent `d_y` of the result.
-    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn activation_backward(activation: Activation, x: Floats<Self>, d_y: Floats<Self>) -> Floats<Self> {
         let [x, d_y] = [x, d_y].map(|x| Expression::<Self>(x).cast(DType::F32));
         // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 beyond the bound of `clamped`.
         let clamped = x.clone().clamp_abs(100.0);

@@ -1,6 +1,6 @@
 //! The AdamW update on a device.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::Tensor;
 use roll_core::AdamUpdate;
 
@@ -31,13 +31,13 @@ pub fn adam(
 pub trait AdamKernel: Backend {
     /// Updates parameters, gradient, first and second moment (in this order) to new parameters and moments; see
     /// [`adam`].
-    fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
+    fn adam_update(operands: [Floats<Self>; 4], update: &AdamUpdate) -> [Floats<Self>; 3] {
         composed::<Self>(operands, update)
     }
 }
 
 /// The update composed of primitive operations, in the order in which [`AdamUpdate`] writes them.
-pub(super) fn composed<B: Backend>(operands: [FloatTensor<B>; 4], update: &AdamUpdate) -> [FloatTensor<B>; 3] {
+pub(super) fn composed<B: Backend>(operands: [Floats<B>; 4], update: &AdamUpdate) -> [Floats<B>; 3] {
     let [p, g, m, v] = operands.map(Expression::<B>);
     let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
     let scaled = |x: Expression<B>, factor: f32| if factor == 1.0 { x } else { x * f64::from(factor) };

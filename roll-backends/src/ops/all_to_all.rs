@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor, TensorData, read_sync};
 use roll_core::{Communicator, Error, Result};
 
@@ -29,13 +29,13 @@ impl TokenRanks {
     }
 
     /// The index of this rank.
-    pub fn own(&self) -> usize {
+    pub fn rank(&self) -> usize {
         self.ranks.rank().0
     }
 
     /// All-gather: the values of all ranks, concatenated. Fails if `own` differs in length between ranks or a rank
     /// failed.
-    pub fn gathered(&self, own: &[f32]) -> Result<Vec<f32>> {
+    pub fn all_gather(&self, own: &[f32]) -> Result<Vec<f32>> {
         let mut all = vec![0.0; own.len() * self.count()];
         self.ranks.all_gather(own, &mut all)?;
         Ok(all)
@@ -153,7 +153,7 @@ struct Call {
 }
 
 impl Operator<1> for Call {
-    fn forward<B: Kernels>(self, [x]: [FloatTensor<B>; 1]) -> FloatTensor<B> {
+    fn forward<B: Kernels>(self, [x]: [Floats<B>; 1]) -> Floats<B> {
         let Self { ranks, transfer } = self;
         let (shape, device) = (x.shape().dims::<2>(), x.device());
         let read = read_sync(B::float_into_data(x)).map_err(|error| error.to_string());
@@ -169,14 +169,15 @@ impl Operator<1> for Call {
         B::float_from_data(TensorData::new(values, transfer.shape(shape, ranks.count())), &device)
     }
 
-    fn record<B: Kernels>(self, operands: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+    fn record<B: Kernels>(self, operands: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let back = Self { ranks: self.ranks.clone(), transfer: self.transfer.back() };
         (self.forward::<B>(operands), move |d_y| [Some(back.forward::<B>([d_y]))])
     }
 }
 
-#[cfg(all(test, feature = "flex"))]
+#[cfg(feature = "flex")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 
@@ -198,14 +199,14 @@ mod tests {
                 let device = crate::device("flex")?;
                 let group = Arc::new(TokenRanks::new(ranks));
                 let (own, width) = (tokens / count, dim / count);
-                let mine = group.own() * own..(group.own() + 1) * own;
+                let mine = group.rank() * own..(group.rank() + 1) * own;
                 let row = |token: usize| (0..parts).flat_map(move |part| (0..dim).map(move |c| value(token, part, c)));
                 let values: Vec<f32> = mine.clone().flat_map(row).collect();
                 let x = Tensor::<2>::from_data(TensorData::new(values.clone(), [own, parts * dim]), &device);
                 let leaf = x.autodiff().require_grad();
                 let heads = all_to_all(leaf.clone(), &group, AllToAll { to: Sharding::Heads, parts });
                 assert_eq!(heads.dims(), [tokens, parts * width]);
-                let first = group.own() * width;
+                let first = group.rank() * width;
                 let row =
                     |token: usize| (0..parts).flat_map(move |p| (0..width).map(move |c| value(token, p, first + c)));
                 let expected: Vec<f32> = (0..tokens).flat_map(row).collect();

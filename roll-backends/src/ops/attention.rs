@@ -1,6 +1,6 @@
 //! Scaled dot-product attention.
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Floats;
 use burn::tensor::{DType, Tensor};
 
 use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
@@ -75,42 +75,42 @@ impl AttentionCall {
 }
 
 impl Operator<3> for AttentionCall {
-    fn forward<B: Kernels>(self, qkv: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+    fn forward<B: Kernels>(self, qkv: [Floats<B>; 3]) -> Floats<B> {
         B::attention_forward(qkv, self).0
     }
 
-    fn record<B: Kernels>(self, qkv: [FloatTensor<B>; 3], wanted: [bool; 3]) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+    fn record<B: Kernels>(self, qkv: [Floats<B>; 3], wanted: [bool; 3]) -> (Floats<B>, impl Pullback<B, 3>) {
         B::attention_recorded(qkv, self, wanted)
     }
 }
 
 /// The pullback of a recorded call.
-pub type AttentionPullback<B> = Box<dyn FnOnce(FloatTensor<B>) -> Cotangents<B, 3> + Send>;
+pub type AttentionPullback<B> = Box<dyn FnOnce(Floats<B>) -> Cotangents<B, 3> + Send>;
 
 /// Attention and its gradients on one backend.
 pub trait AttentionKernel: ProductKernel {
     /// Returns the result and its pullback to the gradients of q, k and v that are `wanted`. A backend overrides this
     /// to save something other than the results of [`AttentionKernel::attention_forward`].
     fn attention_recorded(
-        qkv: [FloatTensor<Self>; 3],
+        qkv: [Floats<Self>; 3],
         call: AttentionCall,
         wanted: [bool; 3],
-    ) -> (FloatTensor<Self>, AttentionPullback<Self>) {
+    ) -> (Floats<Self>, AttentionPullback<Self>) {
         save_softmax::<Self>(qkv, call, wanted)
     }
 
     /// Returns the result and the statistics of each row's softmax for the backward pass, in a layout of the backend
     /// (empty if the backward pass recomputes them).
-    fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn attention_forward(qkv: [Floats<Self>; 3], call: AttentionCall) -> (Floats<Self>, Floats<Self>) {
         tiled::forward::<Self>(qkv, call)
     }
 
     /// The gradients of q, k and v that are `wanted`.
     fn attention_backward(
-        qkv: [FloatTensor<Self>; 3],
-        out: FloatTensor<Self>,
-        softmax: FloatTensor<Self>,
-        d_out: FloatTensor<Self>,
+        qkv: [Floats<Self>; 3],
+        out: Floats<Self>,
+        softmax: Floats<Self>,
+        d_out: Floats<Self>,
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
@@ -120,10 +120,10 @@ pub trait AttentionKernel: ProductKernel {
 
 /// The default of [`AttentionKernel::attention_recorded`]: saves operands, result and softmax statistics.
 pub(super) fn save_softmax<B: AttentionKernel>(
-    qkv: [FloatTensor<B>; 3],
+    qkv: [Floats<B>; 3],
     call: AttentionCall,
     wanted: [bool; 3],
-) -> (FloatTensor<B>, AttentionPullback<B>) {
+) -> (Floats<B>, AttentionPullback<B>) {
     let (out, softmax) = B::attention_forward(qkv.clone(), call);
     let saved = out.clone();
     (out, Box::new(move |d_out| B::attention_backward(qkv, saved, softmax, d_out, call, wanted)))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::expression::Expression;
@@ -22,13 +22,9 @@ pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tenso
 struct LinearBlocks(Arc<BlockMatrix>);
 
 impl Operator<2> for LinearBlocks {
-    fn record<B: Kernels>(
-        self,
-        [x, bias]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let y = B::blocks_forward(x, bias, &self.0);
-        (y, move |d_y: FloatTensor<B>| {
+        (y, move |d_y: Floats<B>| {
             let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));
             [wanted[0].then(|| B::blocks_backward(d_y, &self.0)), d_bias]
         })
@@ -38,21 +34,21 @@ impl Operator<2> for LinearBlocks {
 /// The layer and its gradient on one backend. By default, the whole weight is decoded for every product.
 pub trait BlockKernel: ProductKernel {
     /// See [`linear_blocks`].
-    fn blocks_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {
+    fn blocks_forward(x: Floats<Self>, bias: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
         let [outputs, _] = weight.shape();
         let (x, weight) = (Expression::<Self>(x), decoded::<Self>(weight, &bias));
         (x.matmul(weight.t()) + Expression::<Self>(bias).reshape([1, outputs])).0
     }
 
     /// The cotangent of x, for the cotangent `d_y` of the result.
-    fn blocks_backward(d_y: FloatTensor<Self>, weight: &BlockMatrix) -> FloatTensor<Self> {
+    fn blocks_backward(d_y: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
         let weight = decoded::<Self>(weight, &d_y);
         Expression::<Self>(d_y).matmul(weight).0
     }
 }
 
 /// Decodes the whole matrix to f32, on the device of `like`.
-fn decoded<B: Backend>(weight: &BlockMatrix, like: &FloatTensor<B>) -> Expression<B> {
+fn decoded<B: Backend>(weight: &BlockMatrix, like: &Floats<B>) -> Expression<B> {
     let shape = weight.shape();
     Expression(B::float_from_data(TensorData::new(weight.decode(0..shape[0]), shape), &like.device()))
 }

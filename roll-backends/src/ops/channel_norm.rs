@@ -1,6 +1,6 @@
 //! The RMS norm of the Wan VAE.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::Tensor;
 
 use super::expression::Expression;
@@ -54,11 +54,7 @@ struct ChannelNorm {
 }
 
 impl Operator<2> for ChannelNorm {
-    fn record<B: Kernels>(
-        self,
-        [x, gain]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [x, gain]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), self.silu);
         (y, move |d_y| B::channel_norm_backward([x, gain, factors], self.silu, d_y, wanted))
     }
@@ -68,15 +64,15 @@ impl Operator<2> for ChannelNorm {
 struct ChannelNormAfter;
 
 impl Operator<3> for ChannelNormAfter {
-    fn forward<B: Kernels>(self, [past, x, gain]: [FloatTensor<B>; 3]) -> FloatTensor<B> {
+    fn forward<B: Kernels>(self, [past, x, gain]: [Floats<B>; 3]) -> Floats<B> {
         B::channel_norm_silu_after(past, x, gain)
     }
 
     fn record<B: Kernels>(
         self,
-        [past, x, gain]: [FloatTensor<B>; 3],
+        [past, x, gain]: [Floats<B>; 3],
         [past_wanted, wanted @ ..]: [bool; 3],
-    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+    ) -> (Floats<B>, impl Pullback<B, 3>) {
         let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), true);
         let (past, y) = (Expression::<B>(past), Expression::<B>(y));
         let ([_, frames, ..], dtype) = (past.dims::<4>(), past.dtype());
@@ -95,11 +91,7 @@ impl Operator<3> for ChannelNormAfter {
 /// The norm and its gradients on one backend.
 pub trait ChannelNormKernel: Backend {
     /// Returns the result, and the factor `sqrt(C) / max(|x|, 1e-12)` of each position as `[1, T * H * W]`.
-    fn channel_norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        silu: bool,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn channel_norm_forward(x: Floats<Self>, gain: Floats<Self>, silu: bool) -> (Floats<Self>, Floats<Self>) {
         let (x, gain) = (Expression::<Self>(x), Expression(gain));
         let shape @ [channels, ..]: [usize; 4] = x.dims();
         let x = by_position(x);
@@ -112,45 +104,33 @@ pub trait ChannelNormKernel: Backend {
     /// The gradients of x and gain that are `wanted`. `saved` holds x, gain and the factors that the forward pass
     /// returned.
     fn channel_norm_backward(
-        saved: [FloatTensor<Self>; 3],
+        saved: [Floats<Self>; 3],
         silu: bool,
-        d_y: FloatTensor<Self>,
+        d_y: Floats<Self>,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         composed_backward::<Self>(saved, silu, d_y, wanted)
     }
 
     /// Returns only the factors of [`ChannelNormKernel::channel_norm_forward`].
-    fn channel_norm_factors(x: FloatTensor<Self>, gain: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn channel_norm_factors(x: Floats<Self>, gain: Floats<Self>) -> Floats<Self> {
         Self::channel_norm_forward(x, gain, false).1
     }
 
     /// See [`channel_norm_silu_after`].
-    fn channel_norm_silu_after(
-        past: FloatTensor<Self>,
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn channel_norm_silu_after(past: Floats<Self>, x: Floats<Self>, gain: Floats<Self>) -> Floats<Self> {
         let (dtype, y) = (x.dtype(), Self::channel_norm_forward(x, gain, true).0);
         Expression::<Self>::cat(vec![Expression(past), Expression::<Self>(y).cast(dtype)], 1).0
     }
 
     /// See [`channel_norm_silu_pull`].
-    fn channel_norm_silu_pull(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn channel_norm_silu_pull(x: Floats<Self>, gain: Floats<Self>, d_y: Floats<Self>) -> Floats<Self> {
         composed_pull::<Self>(x, gain, d_y)
     }
 }
 
 /// The default of [`ChannelNormKernel::channel_norm_silu_pull`], composed of the kernel's other methods.
-pub(super) fn composed_pull<B: ChannelNormKernel>(
-    x: FloatTensor<B>,
-    gain: FloatTensor<B>,
-    d_y: FloatTensor<B>,
-) -> FloatTensor<B> {
+pub(super) fn composed_pull<B: ChannelNormKernel>(x: Floats<B>, gain: Floats<B>, d_y: Floats<B>) -> Floats<B> {
     let factors = B::channel_norm_factors(x.clone(), gain.clone());
     let [d_x, _] = B::channel_norm_backward([x, gain, factors], true, d_y.clone(), [true, false]);
     // Wanted, so it is always there.
@@ -159,9 +139,9 @@ pub(super) fn composed_pull<B: ChannelNormKernel>(
 
 /// The default of [`ChannelNormKernel::channel_norm_backward`], composed of primitive operations.
 pub(super) fn composed_backward<B: Backend>(
-    [x, gain, factors]: [FloatTensor<B>; 3],
+    [x, gain, factors]: [Floats<B>; 3],
     silu: bool,
-    d_y: FloatTensor<B>,
+    d_y: Floats<B>,
     wanted: [bool; 2],
 ) -> Cotangents<B, 2> {
     let (x, gain, factors) = (Expression::<B>(x), Expression(gain), Expression::<B>(factors));

@@ -1,6 +1,6 @@
 //! 3-d convolution over time and space.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Tensor, module};
 
@@ -91,9 +91,9 @@ struct Conv {
 impl Operator<3> for Conv {
     fn record<B: Kernels>(
         self,
-        [x, weight, bias]: [FloatTensor<B>; 3],
+        [x, weight, bias]: [Floats<B>; 3],
         wanted: [bool; 3],
-    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+    ) -> (Floats<B>, impl Pullback<B, 3>) {
         let y = B::conv_forward([x.clone(), weight.clone(), bias], self.padding);
         (y, move |d_y| B::conv_backward([x, weight], self.padding, d_y, wanted))
     }
@@ -106,18 +106,14 @@ struct ConvPull {
 }
 
 impl Operator<1> for ConvPull {
-    fn record<B: Kernels>(
-        self,
-        [cotangent]: [FloatTensor<B>; 1],
-        _: [bool; 1],
-    ) -> (FloatTensor<B>, impl Pullback<B, 1>) {
-        let (weight, padding) = (B::constant(self.weight.into_dispatch()), self.padding);
+    fn record<B: Kernels>(self, [cotangent]: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
+        let (weight, padding, dtype) = (B::constant(self.weight.into_dispatch()), self.padding, cotangent.dtype());
         let x = B::conv_pull(cotangent, weight.clone(), padding);
         (x, move |d_x| {
             let weight = Expression::<B>(weight);
             let [outputs, ..] = weight.dims::<5>();
             let bias = weight.zeros([outputs]).cast(weight.dtype());
-            [Some(B::conv_forward([d_x, weight.0, bias.0], padding))]
+            [Some(Expression::<B>(B::conv_forward([d_x, weight.0, bias.0], padding)).cast(dtype).0)]
         })
     }
 }
@@ -125,15 +121,15 @@ impl Operator<1> for ConvPull {
 /// The convolution and its gradients on one backend.
 pub trait ConvKernel: Backend {
     /// Returns the convolution of x. An empty bias means no bias; it occurs on [`channels_innermost`] devices only.
-    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_forward([x, weight, bias]: [Floats<Self>; 3], padding: [usize; 3]) -> Floats<Self> {
         without_batch::<Self>(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
     }
 
     /// The gradients of x, weight and bias that are `wanted`.
     fn conv_backward(
-        [x, weight]: [FloatTensor<Self>; 2],
+        [x, weight]: [Floats<Self>; 2],
         padding: [usize; 3],
-        d_y: FloatTensor<Self>,
+        d_y: Floats<Self>,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let (x, d_y) = (with_batch::<Self>(x), with_batch::<Self>(d_y));
@@ -150,7 +146,7 @@ pub trait ConvKernel: Backend {
     }
 
     /// The gradient of x, computed without x; see [`conv3d_pull`].
-    fn conv_pull(cotangent: FloatTensor<Self>, weight: FloatTensor<Self>, padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_pull(cotangent: Floats<Self>, weight: Floats<Self>, padding: [usize; 3]) -> Floats<Self> {
         let weight = Expression::<Self>(weight);
         let [_, inputs, kernel @ ..] = weight.dims::<5>();
         let bias = weight.zeros([inputs]).cast(weight.dtype());
@@ -163,13 +159,13 @@ pub(super) fn options(padding: [usize; 3]) -> ConvOptions<3> {
     ConvOptions::new([1; 3], padding, [1; 3], 1)
 }
 
-pub(super) fn with_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn with_batch<B: Backend>(x: Floats<B>) -> Floats<B> {
     let x = Expression::<B>(x);
     let [c, t, h, w] = x.dims();
     x.reshape([1, c, t, h, w]).0
 }
 
-pub(super) fn without_batch<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn without_batch<B: Backend>(x: Floats<B>) -> Floats<B> {
     let x = Expression::<B>(x);
     let [_, c, t, h, w] = x.dims();
     x.reshape([c, t, h, w]).0

@@ -4,7 +4,7 @@ use std::sync::Arc;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 use std::sync::OnceLock;
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::ops::{ConvOptions, PadMode};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
@@ -124,7 +124,7 @@ struct Applied {
 }
 
 impl Applied {
-    fn on<B: Kernels>(self) -> Conv2dCall<FloatTensor<B>> {
+    fn on<B: Kernels>(self) -> Conv2dCall<Floats<B>> {
         let Conv2d { weight, bias, slopes, steps, epilogue, packed } = self.conv;
         let constants = [weight.into_dispatch(), bias.into_dispatch(), slopes.into_dispatch()];
         let [weight, bias, slopes] = constants.map(B::constant);
@@ -133,11 +133,7 @@ impl Applied {
 }
 
 impl Operator<1> for Applied {
-    fn record<B: Kernels>(
-        self,
-        [x]: [FloatTensor<B>; 1],
-        [wanted]: [bool; 1],
-    ) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+    fn record<B: Kernels>(self, [x]: [Floats<B>; 1], [wanted]: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let (call, shape) = (self.on::<B>(), x.shape().dims());
         let (y, saved) = B::conv2d_forward(x, None, &call, wanted);
         (y, move |d_y| [Some(B::conv2d_pull_backward(shape, saved, &call, d_y))])
@@ -145,11 +141,7 @@ impl Operator<1> for Applied {
 }
 
 impl Operator<2> for Applied {
-    fn record<B: Kernels>(
-        self,
-        [x, residual]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [x, residual]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let (call, shape) = (self.on::<B>(), x.shape().dims());
         let (y, saved) = B::conv2d_forward(x, Some(residual), &call, wanted.contains(&true));
         (y, move |d_y| {
@@ -195,11 +187,11 @@ pub trait Conv2dKernel: Backend {
     /// Returns the result and, if `recorded` is true, the tensor that [`Conv2dKernel::conv2d_pull`] needs (`None` if it
     /// needs none).
     fn conv2d_forward(
-        x: FloatTensor<Self>,
-        residual: Option<FloatTensor<Self>>,
-        call: &Conv2dCall<FloatTensor<Self>>,
+        x: Floats<Self>,
+        residual: Option<Floats<Self>>,
+        call: &Conv2dCall<Floats<Self>>,
         recorded: bool,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+    ) -> (Floats<Self>, Option<Floats<Self>>) {
         let z = Self::conv2d(x, call.weight.clone(), Some(call.bias.clone()), call.options());
         let z = Expression::<Self>(z);
         let z = match residual {
@@ -229,11 +221,7 @@ pub trait Conv2dKernel: Backend {
 
     /// The gradient of the sums before the epilogue, given the gradient of the result and the tensor that the forward
     /// pass saved.
-    fn conv2d_pull(
-        saved: Option<FloatTensor<Self>>,
-        call: &Conv2dCall<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn conv2d_pull(saved: Option<Floats<Self>>, call: &Conv2dCall<Floats<Self>>, d_y: Floats<Self>) -> Floats<Self> {
         let Some(saved) = saved else { return d_y };
         // `d` where `x` is positive, else 0.
         let where_positive =
@@ -263,11 +251,7 @@ pub trait Conv2dKernel: Backend {
     }
 
     /// The gradient of x (of shape `x`, `[N, inputs, H, W]`), given the gradient of the sums.
-    fn conv2d_backward(
-        x: [usize; 4],
-        call: &Conv2dCall<FloatTensor<Self>>,
-        d_sums: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn conv2d_backward(x: [usize; 4], call: &Conv2dCall<Floats<Self>>, d_sums: Floats<Self>) -> Floats<Self> {
         // Only the shape is read.
         let x = Self::float_empty(Shape::new(x), &d_sums.device(), FloatDType::F32);
         Self::conv2d_x_backward(x, call.weight.clone(), d_sums, call.options())
@@ -276,10 +260,10 @@ pub trait Conv2dKernel: Backend {
     /// The gradient of x, given the gradient of the result and the tensor that the forward pass saved.
     fn conv2d_pull_backward(
         x: [usize; 4],
-        saved: Option<FloatTensor<Self>>,
-        call: &Conv2dCall<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+        saved: Option<Floats<Self>>,
+        call: &Conv2dCall<Floats<Self>>,
+        d_y: Floats<Self>,
+    ) -> Floats<Self> {
         Self::conv2d_backward(x, call, Self::conv2d_pull(saved, call, d_y))
     }
 }
@@ -291,7 +275,7 @@ fn hard_sigmoid<B: Backend>(z: Expression<B>) -> Expression<B> {
 }
 
 /// Reshapes one number per channel for broadcasting over `[N, C, H, W]`.
-fn by_channel<B: Backend>(slopes: &FloatTensor<B>) -> Expression<B> {
+fn by_channel<B: Backend>(slopes: &Floats<B>) -> Expression<B> {
     let slopes = Expression::<B>(slopes.clone());
     let [channels] = slopes.dims();
     slopes.reshape([1, channels, 1, 1])

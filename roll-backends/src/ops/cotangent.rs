@@ -1,6 +1,6 @@
 //! Starts backward passes from a given cotangent.
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::operator::{Kernels, Operator, Pullback, call};
@@ -20,7 +20,7 @@ struct Seed<const D: usize> {
 }
 
 impl<const D: usize> Operator<1> for Seed<D> {
-    fn record<B: Kernels>(self, [y]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+    fn record<B: Kernels>(self, [y]: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let zero = B::float_zeros(Shape::new([1]), &y.device(), FloatDType::from(y.dtype()));
         let cotangent = B::constant(self.cotangent.into_dispatch());
         (zero, move |_| [Some(cotangent)])

@@ -3,11 +3,11 @@
 
 use std::ops::{Add, Div, Mul, Range, Sub};
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 
 /// A float tensor of the backend `B`. Operations broadcast axes of length one, as Burn's do.
-pub struct Expression<B: Backend>(pub FloatTensor<B>);
+pub struct Expression<B: Backend>(pub Floats<B>);
 
 impl<B: Backend> Clone for Expression<B> {
     fn clone(&self) -> Self {

@@ -1,6 +1,6 @@
 //! The gated residual.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::{Expression, summed_rows};
@@ -27,14 +27,14 @@ struct GatedAdd;
 impl Operator<3> for GatedAdd {
     fn record<B: Kernels>(
         self,
-        [x, y, gate]: [FloatTensor<B>; 3],
+        [x, y, gate]: [Floats<B>; 3],
         [x_wanted, y_wanted, gate_wanted]: [bool; 3],
-    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+    ) -> (Floats<B>, impl Pullback<B, 3>) {
         let dtype = y.dtype();
         // Read for the gate's gradient only, which frozen modulation does not need.
         let saved = gate_wanted.then(|| y.clone());
         let z = B::residual_forward(x, y, Some(gate.clone()));
-        (z, move |d_z: FloatTensor<B>| {
+        (z, move |d_z: Floats<B>| {
             let d_gate = saved.and_then(|y| {
                 let y = Expression::<B>(y).cast(DType::F32).0;
                 let [_, d_gate] = B::gated_add_backward(y, gate.clone(), d_z.clone(), [false, true]);
@@ -47,13 +47,9 @@ impl Operator<3> for GatedAdd {
 }
 
 impl Operator<2> for GatedAdd {
-    fn record<B: Kernels>(
-        self,
-        [x, y]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [x, y]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let dtype = y.dtype();
-        (B::residual_forward(x, y, None), move |d_z: FloatTensor<B>| {
+        (B::residual_forward(x, y, None), move |d_z: Floats<B>| {
             let d_y = wanted[1].then(|| B::residual_backward(None, d_z.clone(), dtype));
             [wanted[0].then_some(d_z), d_y]
         })
@@ -63,15 +59,15 @@ impl Operator<2> for GatedAdd {
 /// The gated sum and its gradients on one backend.
 pub trait GateKernel: Backend {
     /// `x + y * gate`, all in f32.
-    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn gated_add_forward(x: Floats<Self>, y: Floats<Self>, gate: Floats<Self>) -> Floats<Self> {
         (Expression::<Self>(x) + Expression(y) * Expression(gate)).0
     }
 
     /// The gradients of y and gate that are `wanted`, all in f32. The gradient of x is the cotangent itself.
     fn gated_add_backward(
-        y: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        d_z: FloatTensor<Self>,
+        y: Floats<Self>,
+        gate: Floats<Self>,
+        d_z: Floats<Self>,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (y, gate, d_z) = (Expression::<Self>(y), Expression(gate), Expression(d_z));
@@ -82,11 +78,7 @@ pub trait GateKernel: Backend {
     }
 
     /// The sum for y in f32 or bf16, with or without a gate.
-    fn residual_forward(
-        x: FloatTensor<Self>,
-        y: FloatTensor<Self>,
-        gate: Option<FloatTensor<Self>>,
-    ) -> FloatTensor<Self> {
+    fn residual_forward(x: Floats<Self>, y: Floats<Self>, gate: Option<Floats<Self>>) -> Floats<Self> {
         let y = Expression::<Self>(y).cast(DType::F32);
         match gate {
             Some(gate) => Self::gated_add_forward(x, y.0, gate),
@@ -95,7 +87,7 @@ pub trait GateKernel: Backend {
     }
 
     /// The gradient of y, cast to `dtype` (the dtype of y).
-    fn residual_backward(gate: Option<FloatTensor<Self>>, d_z: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+    fn residual_backward(gate: Option<Floats<Self>>, d_z: Floats<Self>, dtype: DType) -> Floats<Self> {
         let d_y = match gate {
             // The gradient of y does not depend on y.
             Some(gate) => {

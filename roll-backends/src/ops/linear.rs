@@ -1,6 +1,6 @@
 //! Linear layers, with and without LoRA.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
@@ -66,7 +66,7 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
 }
 
 /// The gradient `[outputs]` of a bias that is added to each row, given the cotangent of the result.
-pub(super) fn bias_gradient<B: Backend>(d_y: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn bias_gradient<B: Backend>(d_y: Floats<B>) -> Floats<B> {
     let d_y = Expression::<B>(d_y);
     let [_, outputs] = d_y.dims::<2>();
     d_y.sum(0).reshape([outputs]).0
@@ -80,9 +80,9 @@ struct Linear {
 impl Operator<3> for Linear {
     fn record<B: Kernels>(
         self,
-        [x, weight, bias]: [FloatTensor<B>; 3],
+        [x, weight, bias]: [Floats<B>; 3],
         [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
-    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+    ) -> (Floats<B>, impl Pullback<B, 3>) {
         let (y, _) = B::linear_forward_as(x.clone(), weight.clone(), bias, None, self.dtype);
         (y, move |d_y| {
             let saved = SavedLinear { x, weight, lora: None };
@@ -102,9 +102,9 @@ struct LinearLora {
 impl Operator<5> for LinearLora {
     fn record<B: Kernels>(
         self,
-        [x, weight, bias, down, up]: [FloatTensor<B>; 5],
+        [x, weight, bias, down, up]: [Floats<B>; 5],
         wanted: [bool; 5],
-    ) -> (FloatTensor<B>, impl Pullback<B, 5>) {
+    ) -> (Floats<B>, impl Pullback<B, 5>) {
         let lora = Lora { down, up, scale: self.scale };
         let (y, inner) = B::linear_forward_as(x.clone(), weight.clone(), bias, Some(lora.clone()), self.dtype);
         let saved = SavedLinear { x, weight, lora: inner.map(|inner| (lora, inner)) };
@@ -128,23 +128,23 @@ pub struct Lora<T> {
 pub trait LinearKernel: ProductKernel {
     /// Returns the result in `dtype` and, with LoRA, `x A^T` (in a dtype of the backend's choice).
     fn linear_forward_as(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        lora: Option<Lora<FloatTensor<Self>>>,
+        x: Floats<Self>,
+        weight: Floats<Self>,
+        bias: Floats<Self>,
+        lora: Option<Lora<Floats<Self>>>,
         dtype: DType,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+    ) -> (Floats<Self>, Option<Floats<Self>>) {
         let (y, inner) = Self::linear_forward(x, weight, bias, lora);
         (Expression::<Self>(y).cast(dtype).0, inner)
     }
 
     /// Returns the result of [`LinearKernel::linear_forward_as`] in f32.
     fn linear_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        lora: Option<Lora<FloatTensor<Self>>>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        x: Floats<Self>,
+        weight: Floats<Self>,
+        bias: Floats<Self>,
+        lora: Option<Lora<Floats<Self>>>,
+    ) -> (Floats<Self>, Option<Floats<Self>>) {
         let (x, weight, bias) = (Expression::<Self>(x), Expression(weight), Expression(bias));
         let dtype = weight.dtype();
         let [outputs, _] = weight.dims::<2>();
@@ -156,7 +156,7 @@ pub trait LinearKernel: ProductKernel {
     }
 
     /// See [`linear_rows`].
-    fn rows_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn rows_forward(x: Floats<Self>, weight: Floats<Self>, bias: Floats<Self>) -> Floats<Self> {
         let (x, weight, bias) = (Expression::<Self>(x), Expression::<Self>(weight), Expression::<Self>(bias));
         let dtype = x.dtype();
         if dtype == weight.dtype() {
@@ -172,11 +172,7 @@ pub trait LinearKernel: ProductKernel {
     }
 
     /// Returns the gradients of x, weight, bias, down and up that are `wanted`.
-    fn linear_backward(
-        saved: SavedLinear<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-        wanted: [bool; 5],
-    ) -> Cotangents<Self, 5> {
+    fn linear_backward(saved: SavedLinear<Floats<Self>>, d_y: Floats<Self>, wanted: [bool; 5]) -> Cotangents<Self, 5> {
         let (x, weight, d_y) = (Expression::<Self>(saved.x), Expression::<Self>(saved.weight), Expression(d_y));
         let dtype = weight.dtype();
         let d_bias = wanted[2].then(|| bias_gradient::<Self>(d_y.clone().cast(DType::F32).0));

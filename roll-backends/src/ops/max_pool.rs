@@ -1,6 +1,6 @@
 //! 2-d max pooling.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::Tensor;
 use burn::tensor::ops::PadMode;
@@ -53,11 +53,7 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
 }
 
 impl Operator<1> for MaxPoolWindow {
-    fn record<B: Kernels>(
-        self,
-        [x]: [FloatTensor<B>; 1],
-        [wanted]: [bool; 1],
-    ) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+    fn record<B: Kernels>(self, [x]: [Floats<B>; 1], [wanted]: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let (y, indices) = B::max_pool_forward(x.clone(), self, wanted);
         (y.clone(), move |d_y| [Some(B::max_pool_backward(x, y, indices, self, d_y))])
     }
@@ -67,10 +63,10 @@ impl Operator<1> for MaxPoolWindow {
 pub trait MaxPoolKernel: Backend {
     /// Returns the result and, if `recorded` is true and the backward pass uses them, the indices of the maxima.
     fn max_pool_forward(
-        x: FloatTensor<Self>,
+        x: Floats<Self>,
         window: MaxPoolWindow,
         recorded: bool,
-    ) -> (FloatTensor<Self>, Option<IntTensor<Self>>) {
+    ) -> (Floats<Self>, Option<IntTensor<Self>>) {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
         if !recorded {
             return (Self::max_pool2d(x, kernel, stride, [0; 2], dilation, false), None);
@@ -82,12 +78,12 @@ pub trait MaxPoolKernel: Backend {
 
     /// Returns the gradient of x, given the results of the forward pass and the cotangent of its output.
     fn max_pool_backward(
-        x: FloatTensor<Self>,
-        _y: FloatTensor<Self>,
+        x: Floats<Self>,
+        _y: Floats<Self>,
         indices: Option<IntTensor<Self>>,
         window: MaxPoolWindow,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+        d_y: Floats<Self>,
+    ) -> Floats<Self> {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
         let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
         let indices = indices.unwrap_or_else(|| {

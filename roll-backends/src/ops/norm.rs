@@ -1,6 +1,6 @@
 //! Layer norm and RMS norm.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::{Expression, summed_rows};
@@ -44,9 +44,9 @@ struct LayerNorm {
 impl Operator<3> for LayerNorm {
     fn record<B: Kernels>(
         self,
-        [x, gain, shift]: [FloatTensor<B>; 3],
+        [x, gain, shift]: [Floats<B>; 3],
         wanted: [bool; 3],
-    ) -> (FloatTensor<B>, impl Pullback<B, 3>) {
+    ) -> (Floats<B>, impl Pullback<B, 3>) {
         let layer = Some(SharedShift(shift.shape()[0] == 1));
         let (y, moments) = B::layer_norm_forward(x.clone(), gain.clone(), shift, self.eps, self.dtype);
         let saved = SavedNorm { x, gain, moments, layer, eps: self.eps };
@@ -60,11 +60,7 @@ struct RmsNorm {
 }
 
 impl Operator<2> for RmsNorm {
-    fn record<B: Kernels>(
-        self,
-        [x, gain]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [x, gain]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let (y, moments) = B::norm_forward(x.clone(), gain.clone(), None, self.eps);
         let saved = SavedNorm { x, gain, moments, layer: None, eps: self.eps };
         (y, move |d_y| {
@@ -79,11 +75,11 @@ impl Operator<2> for RmsNorm {
 pub trait NormKernel: Backend {
     /// Returns the result, and mean and inverse deviation of each row (in a layout of the backend).
     fn norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: Option<FloatTensor<Self>>,
+        x: Floats<Self>,
+        gain: Floats<Self>,
+        shift: Option<Floats<Self>>,
         eps: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (Floats<Self>, Floats<Self>) {
         let (x, gain) = (Expression::<Self>(x), Expression(gain));
         let mean = shift.is_some().then(|| x.clone().mean(1));
         let x = match mean.clone() {
@@ -101,30 +97,26 @@ pub trait NormKernel: Backend {
     }
 
     /// Returns the gradients of x, gain and shift that are `wanted`, each in the shape of its operand.
-    fn norm_backward(
-        saved: SavedNorm<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-        wanted: [bool; 3],
-    ) -> Cotangents<Self, 3> {
+    fn norm_backward(saved: SavedNorm<Floats<Self>>, d_y: Floats<Self>, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         composed_backward::<Self>(saved, d_y, wanted)
     }
 
     /// [`NormKernel::norm_forward`] for a layer norm, with the result in `dtype`.
     fn layer_norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: FloatTensor<Self>,
+        x: Floats<Self>,
+        gain: Floats<Self>,
+        shift: Floats<Self>,
         eps: f64,
         dtype: DType,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (Floats<Self>, Floats<Self>) {
         let (y, moments) = Self::norm_forward(x, gain, Some(shift), eps);
         (Expression::<Self>(y).cast(dtype).0, moments)
     }
 
     /// [`NormKernel::norm_backward`] for a layer norm, with the cotangent in the dtype of the result.
     fn layer_norm_backward(
-        saved: SavedNorm<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
+        saved: SavedNorm<Floats<Self>>,
+        d_y: Floats<Self>,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         Self::norm_backward(saved, Expression::<Self>(d_y).cast(DType::F32).0, wanted)
@@ -134,8 +126,8 @@ pub trait NormKernel: Backend {
 /// [`NormKernel::norm_backward`] composed of primitive operations. The moments are mean and inverse deviation, or for
 /// an RMS norm the latter only.
 pub(super) fn composed_backward<B: NormKernel>(
-    saved: SavedNorm<FloatTensor<B>>,
-    d_y: FloatTensor<B>,
+    saved: SavedNorm<Floats<B>>,
+    d_y: Floats<B>,
     wanted: [bool; 3],
 ) -> Cotangents<B, 3> {
     let (x, gain, moments) = (Expression::<B>(saved.x), Expression(saved.gain), Expression(saved.moments));

@@ -8,7 +8,7 @@ use std::fmt;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::NoCheckpointing};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::FloatTensor as Floats;
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, BackendTensor, DispatchAutodiffContext, DispatchKindConversion, DispatchTensor,
     DispatchTensorKind,
@@ -90,7 +90,7 @@ pub trait Primitives: Backend {
     fn wrap(x: BackendTensor<Self>) -> DispatchTensor;
 
     /// Returns a float tensor without autodiff.
-    fn constant(x: DispatchTensor) -> FloatTensor<Self> {
+    fn constant(x: DispatchTensor) -> Floats<Self> {
         match Self::unwrap(x) {
             BackendTensor::Autodiff(x) => x.into_primitive(),
             x => x.float(),
@@ -98,7 +98,7 @@ pub trait Primitives: Backend {
     }
 
     /// Returns a `Tensor` without autodiff.
-    fn tensor<const D: usize>(x: FloatTensor<Self>) -> Tensor<D> {
+    fn tensor<const D: usize>(x: Floats<Self>) -> Tensor<D> {
         Tensor::from_dispatch(Self::wrap(BackendTensor::Float(x)))
     }
 }
@@ -125,29 +125,25 @@ where
 /// are fields of the implementing type.
 pub trait Operator<const N: usize>: Sized {
     /// Returns the result alone; called if no operand is tracked by autodiff.
-    fn forward<B: Kernels>(self, operands: [FloatTensor<B>; N]) -> FloatTensor<B> {
+    fn forward<B: Kernels>(self, operands: [Floats<B>; N]) -> Floats<B> {
         self.record::<B>(operands, [false; N]).0
     }
 
     /// Returns the result and its pullback, which owns the values that the backward pass needs. `wanted` marks the
     /// operands that are tracked by autodiff. The pullback returns their gradients; without such operands it is not called.
-    fn record<B: Kernels>(
-        self,
-        operands: [FloatTensor<B>; N],
-        wanted: [bool; N],
-    ) -> (FloatTensor<B>, impl Pullback<B, N>);
+    fn record<B: Kernels>(self, operands: [Floats<B>; N], wanted: [bool; N]) -> (Floats<B>, impl Pullback<B, N>);
 }
 
 /// The gradients of the operands of an operator; `None` for operands whose gradient is not wanted.
-pub type Cotangents<B, const N: usize> = [Option<FloatTensor<B>>; N];
+pub type Cotangents<B, const N: usize> = [Option<Floats<B>>; N];
 
 /// Maps the cotangent of an operator's result to the gradients of its operands.
-pub trait Pullback<B: Backend, const N: usize>: FnOnce(FloatTensor<B>) -> Cotangents<B, N> + Send + 'static {}
+pub trait Pullback<B: Backend, const N: usize>: FnOnce(Floats<B>) -> Cotangents<B, N> + Send + 'static {}
 
 impl<B, F, const N: usize> Pullback<B, N> for F
 where
     B: Backend,
-    F: FnOnce(FloatTensor<B>) -> Cotangents<B, N> + Send + 'static,
+    F: FnOnce(Floats<B>) -> Cotangents<B, N> + Send + 'static,
 {
 }
 
@@ -173,8 +169,8 @@ fn call_on<B: Kernels, O: Operator<N>, const N: usize>(operator: O, operands: [D
 
 fn record<B: Kernels, O: Operator<N>, const N: usize>(
     operator: O,
-    operands: [FloatTensor<Autodiff<B>>; N],
-) -> FloatTensor<Autodiff<B>> {
+    operands: [Floats<Autodiff<B>>; N],
+) -> Floats<Autodiff<B>> {
     let nodes = operands.each_ref().map(|x| x.node());
     let wanted = operands.each_ref().map(is_tracked::<B>);
     let operands = operands.map(|x| x.into_primitive());
@@ -186,7 +182,7 @@ fn record<B: Kernels, O: Operator<N>, const N: usize>(
 }
 
 /// Whether a gradient flows to `operand`. Burn reports this when an operator is prepared; this one is never finished.
-fn is_tracked<B: Backend>(operand: &FloatTensor<Autodiff<B>>) -> bool {
+fn is_tracked<B: Backend>(operand: &Floats<Autodiff<B>>) -> bool {
     let pullback = |_| [None];
     let prepared = Recorded(pullback).prepare::<NoCheckpointing>([operand.node()]).compute_bound().stateful();
     matches!(prepared, OpsKind::<_, B, _, _, 1>::Tracked(_))

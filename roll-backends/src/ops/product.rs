@@ -3,7 +3,7 @@
 //! `Tensor::matmul` leaves both to the backend: it may round the sums of bf16 products, and on NVIDIA GPUs CubeCL
 //! computes f32 in TF32, which keeps eleven significant bits per operand.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
@@ -19,11 +19,7 @@ pub fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
 struct Product;
 
 impl Operator<2> for Product {
-    fn record<B: Kernels>(
-        self,
-        [a, b]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [a, b]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let y = B::product(a.clone(), b.clone());
         (y, move |d_y| {
             let (a, b, d_y) = (Expression::<B>(a), Expression::<B>(b), Expression::<B>(d_y));
@@ -37,7 +33,7 @@ impl Operator<2> for Product {
 /// Matrix products on one backend.
 pub trait ProductKernel: Backend {
     /// The product `a b` as f32, batched over the leading axes. Both operands have one dtype, f32 or bf16.
-    fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn product(a: Floats<Self>, b: Floats<Self>) -> Floats<Self> {
         let [a, b] = [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0);
         Self::float_matmul(a, b)
     }

@@ -1,6 +1,6 @@
 //! RMS norm followed by rotary position embedding, for queries and keys; fused where a backend has a kernel for it.
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
 use super::expression::Expression;
@@ -28,11 +28,7 @@ struct RmsRope {
 }
 
 impl Operator<2> for RmsRope {
-    fn record<B: Kernels>(
-        self,
-        [x, gain]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [x, gain]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let eps = self.eps;
         let rotation = self.rotation.map(|Rotation { angles, heads }| Rotation {
             angles: angles.map(|angle| B::constant(angle.into_dispatch())),
@@ -72,18 +68,18 @@ pub struct SavedRmsRope<T> {
 pub trait RmsRopeKernel: NormKernel + RopeKernel {
     /// Returns the result in the dtype of x, and the moments of each row for the backward pass.
     fn rms_rope_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        rotation: Option<Rotation<FloatTensor<Self>>>,
+        x: Floats<Self>,
+        gain: Floats<Self>,
+        rotation: Option<Rotation<Floats<Self>>>,
         eps: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (Floats<Self>, Floats<Self>) {
         composed_forward::<Self>(x, gain, rotation, eps)
     }
 
     /// Returns the gradients of x (in its dtype) and gain that are `wanted`. `d_y` has the dtype of x.
     fn rms_rope_backward(
-        saved: SavedRmsRope<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
+        saved: SavedRmsRope<Floats<Self>>,
+        d_y: Floats<Self>,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         composed_backward::<Self>(saved, d_y, wanted)
@@ -92,11 +88,11 @@ pub trait RmsRopeKernel: NormKernel + RopeKernel {
 
 /// [`RmsRopeKernel::rms_rope_forward`] composed of norm and rotation.
 pub(super) fn composed_forward<B: RmsRopeKernel>(
-    x: FloatTensor<B>,
-    gain: FloatTensor<B>,
-    rotation: Option<Rotation<FloatTensor<B>>>,
+    x: Floats<B>,
+    gain: Floats<B>,
+    rotation: Option<Rotation<Floats<B>>>,
     eps: f64,
-) -> (FloatTensor<B>, FloatTensor<B>) {
+) -> (Floats<B>, Floats<B>) {
     let dtype = x.dtype();
     let (y, moments) = B::norm_forward(Expression::<B>(x).cast(DType::F32).0, gain, None, eps);
     let y = match rotation {
@@ -108,8 +104,8 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
 
 /// [`RmsRopeKernel::rms_rope_backward`] for [`composed_forward`], or for a forward pass with the same moments.
 pub(super) fn composed_backward<B: RmsRopeKernel>(
-    saved: SavedRmsRope<FloatTensor<B>>,
-    d_y: FloatTensor<B>,
+    saved: SavedRmsRope<Floats<B>>,
+    d_y: Floats<B>,
     wanted: [bool; 2],
 ) -> Cotangents<B, 2> {
     let SavedRmsRope { x, gain, moments, rotation, eps } = saved;

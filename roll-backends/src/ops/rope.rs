@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::Tensor;
 
 use super::expression::Expression;
@@ -33,7 +33,7 @@ struct Rope {
 }
 
 impl Operator<1> for Rope {
-    fn record<B: Kernels>(self, [x]: [FloatTensor<B>; 1], _: [bool; 1]) -> (FloatTensor<B>, impl Pullback<B, 1>) {
+    fn record<B: Kernels>(self, [x]: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let (angles, heads) = (self.angles.map(|angle| B::constant(angle.into_dispatch())), self.heads);
         let y = B::rotate(x, angles.clone(), heads, false);
         (y, move |d_y| [Some(B::rotate(d_y, angles, heads, true))])
@@ -44,7 +44,7 @@ impl Operator<1> for Rope {
 pub trait RopeKernel: Backend {
     /// Rotates by angles given as cosine and sine or, if `back`, by minus the angles. The gradient of a rotation is the
     /// inverse rotation.
-    fn rotate(x: FloatTensor<Self>, angles: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
+    fn rotate(x: Floats<Self>, angles: [Floats<Self>; 2], heads: usize, back: bool) -> Floats<Self> {
         let x = Expression::<Self>(x);
         let [rows, channels] = x.dims();
         let half = channels / heads / 2;

@@ -1,6 +1,6 @@
 //! Linear layers with eight-bit weights.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, IntDType, Shape, Slice, Tensor};
 
@@ -27,17 +27,13 @@ pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>
 struct LinearScaled(ScaledMatrix);
 
 impl Operator<2> for LinearScaled {
-    fn record<B: Kernels>(
-        self,
-        [x, bias]: [FloatTensor<B>; 2],
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let ScaledMatrix { codes, table, scales, .. } = self.0;
         let [table, scales] = [table, scales].map(|x| B::constant(x.into_dispatch()));
         let weight = Scaled { codes: B::unwrap(codes.into_dispatch()).int(), table, scales };
         let dtype = x.dtype();
         let y = B::scaled_forward(x, bias, &weight);
-        (y, move |d_y: FloatTensor<B>| {
+        (y, move |d_y: Floats<B>| {
             let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));
             [wanted[0].then(|| B::scaled_backward(d_y, &weight, dtype)), d_bias]
         })
@@ -49,31 +45,31 @@ pub struct Scaled<B: Backend> {
     /// The codes, `[out, in]`.
     pub codes: IntTensor<B>,
     /// The number of each code, `[256]`.
-    pub table: FloatTensor<B>,
+    pub table: Floats<B>,
     /// The scale of each row, `[out]`.
-    pub scales: FloatTensor<B>,
+    pub scales: Floats<B>,
 }
 
 /// The layer and its gradient on one backend.
 pub trait ScaledKernel: ProductKernel {
     /// See [`linear_scaled`].
-    fn scaled_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &Scaled<Self>) -> FloatTensor<Self> {
+    fn scaled_forward(x: Floats<Self>, bias: Floats<Self>, weight: &Scaled<Self>) -> Floats<Self> {
         forward_by_panels(x, bias, weight, PANEL)
     }
 
     /// The cotangent of x. The product and the result are in `dtype`.
-    fn scaled_backward(d_y: FloatTensor<Self>, weight: &Scaled<Self>, dtype: DType) -> FloatTensor<Self> {
+    fn scaled_backward(d_y: Floats<Self>, weight: &Scaled<Self>, dtype: DType) -> Floats<Self> {
         backward_by_panels(d_y, weight, dtype, PANEL)
     }
 }
 
 /// [`ScaledKernel::scaled_forward`] by panels of `panel` elements.
 pub(super) fn forward_by_panels<B: ProductKernel>(
-    x: FloatTensor<B>,
-    bias: FloatTensor<B>,
+    x: Floats<B>,
+    bias: Floats<B>,
     weight: &Scaled<B>,
     panel: usize,
-) -> FloatTensor<B> {
+) -> Floats<B> {
     let (x, [outputs, inputs]) = (Expression::<B>(x), weight.shape());
     let rows = (panel / inputs.max(1)).max(1);
     let parts = (0..outputs).step_by(rows).map(|first| {
@@ -86,11 +82,11 @@ pub(super) fn forward_by_panels<B: ProductKernel>(
 
 /// [`ScaledKernel::scaled_backward`] by panels of `panel` elements.
 pub(super) fn backward_by_panels<B: ProductKernel>(
-    d_y: FloatTensor<B>,
+    d_y: Floats<B>,
     weight: &Scaled<B>,
     dtype: DType,
     panel: usize,
-) -> FloatTensor<B> {
+) -> Floats<B> {
     let [outputs, inputs] = weight.shape();
     let d_y = (Expression::<B>(d_y) * weight.scale_row()).cast(dtype);
     let columns = (panel / outputs.max(1)).max(1);

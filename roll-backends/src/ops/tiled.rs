@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, TensorData};
 
 use super::AttentionCall;
@@ -37,7 +37,7 @@ struct Tiling {
 }
 
 impl Tiling {
-    fn new<B: ProductKernel>([q, k, _]: &[FloatTensor<B>; 3], call: AttentionCall) -> Self {
+    fn new<B: ProductKernel>([q, k, _]: &[Floats<B>; 3], call: AttentionCall) -> Self {
         let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
         let row = keys.max(1);
         let heads_per_block = (BLOCK_SCORES / (ROWS.min(queries.max(1)) * row)).clamp(1, call.heads);
@@ -54,14 +54,14 @@ impl Tiling {
     }
 
     /// Reshapes `[rows, heads * width]` to `[heads, rows, width]`.
-    fn split_heads<B: ProductKernel>(&self, x: FloatTensor<B>) -> Heads<B> {
+    fn split_heads<B: ProductKernel>(&self, x: Floats<B>) -> Heads<B> {
         let x = Expression::<B>(x);
         let [rows, _] = x.dims::<2>();
         x.reshape([rows, self.call.heads, self.width]).swap(0, 1)
     }
 
     /// Undoes [`Tiling::split_heads`] and casts to `dtype`.
-    fn merge_heads<B: ProductKernel>(&self, x: Heads<B>, dtype: DType) -> FloatTensor<B> {
+    fn merge_heads<B: ProductKernel>(&self, x: Heads<B>, dtype: DType) -> Floats<B> {
         let [_, rows, _] = x.dims::<3>();
         x.swap(0, 1).reshape([rows, self.call.heads * self.width]).cast(dtype).0
     }
@@ -132,7 +132,7 @@ fn times<B: ProductKernel>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
 
 /// Returns the attended values and, per row, the largest score and the reciprocal of the sum of exponentials,
 /// `[heads, Lq, 2]`.
-pub fn forward<B: ProductKernel>(qkv: [FloatTensor<B>; 3], call: AttentionCall) -> (FloatTensor<B>, FloatTensor<B>) {
+pub fn forward<B: ProductKernel>(qkv: [Floats<B>; 3], call: AttentionCall) -> (Floats<B>, Floats<B>) {
     let (tiling, dtype) = (Tiling::new::<B>(&qkv, call), qkv[0].dtype());
     let [q, k, v] = qkv.map(|x| tiling.split_heads::<B>(x));
     if tiling.queries * tiling.keys * tiling.width == 0 {
@@ -160,10 +160,10 @@ pub fn forward<B: ProductKernel>(qkv: [FloatTensor<B>; 3], call: AttentionCall) 
 /// Returns the gradients of q, k and v that are `wanted`. `softmax` is what [`forward`] returned, or empty: then it is
 /// recomputed from the scores, which are computed anyway.
 pub fn backward<B: ProductKernel>(
-    qkv: [FloatTensor<B>; 3],
-    out: FloatTensor<B>,
-    softmax: FloatTensor<B>,
-    d_out: FloatTensor<B>,
+    qkv: [Floats<B>; 3],
+    out: Floats<B>,
+    softmax: Floats<B>,
+    d_out: Floats<B>,
     call: AttentionCall,
     wanted: [bool; 3],
 ) -> Cotangents<B, 3> {

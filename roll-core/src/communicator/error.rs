@@ -7,23 +7,14 @@ use crate::{Error, Fault};
 /// Why the ranks of a job are no longer in step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum RanksError {
     /// A rank reported its failure.
     #[error("rank {rank} failed: {reason}")]
-    Failed {
-        /// Which one.
-        rank: usize,
-        /// Its message.
-        reason: String,
-    },
+    Failed { rank: usize, reason: String },
     /// A rank ended while others wait for it.
     #[error("rank {rank} ended while the others wait for it in {what}")]
-    Ended {
-        /// Which one.
-        rank: usize,
-        /// The collective.
-        what: String,
-    },
+    Ended { rank: usize, what: String },
     /// Ranks did not come to a collective in time.
     #[error(
         "{} did not come to {what} within {} s: it hangs, was lost, or works longer than that \
@@ -32,41 +23,18 @@ pub enum RanksError {
     Absent {
         /// Which ones; empty when that cannot be known.
         absent: Vec<usize>,
-        /// The collective.
         what: String,
-        /// How long the others waited.
         waited: Duration,
     },
     /// Ranks called different collectives.
     #[error("the ranks are out of step: rank 0 calls {first}, rank {rank} {other}")]
-    Disagree {
-        /// The collective that rank 0 called.
-        first: String,
-        /// The first rank that called another.
-        rank: usize,
-        /// The collective that this rank called.
-        other: String,
-    },
+    Disagree { first: String, rank: usize, other: String },
     /// Lengths that do not belong together.
     #[error("{what} over {ranks} ranks: {whole} values are not {ranks} parts of {part}")]
-    Length {
-        /// The collective.
-        what: &'static str,
-        /// Values of all parts.
-        whole: usize,
-        /// Values of a part.
-        part: usize,
-        /// Number of ranks.
-        ranks: usize,
-    },
+    Length { what: &'static str, whole: usize, part: usize, ranks: usize },
     /// No such rank.
     #[error("there is no rank {rank}: the job has ranks 0 to {}", .ranks - 1)]
-    NoSuchRank {
-        /// The one that was named.
-        rank: usize,
-        /// Number of ranks.
-        ranks: usize,
-    },
+    NoSuchRank { rank: usize, ranks: usize },
 }
 
 fn list(ranks: &[usize]) -> String {

@@ -144,8 +144,8 @@ macro_rules! table {
     };
 }
 
-#[cfg(test)]
 #[allow(dead_code)] // `abi_stable` derives accessors that no test calls
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::abi::RollRewardTable;

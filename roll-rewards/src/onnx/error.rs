@@ -14,7 +14,6 @@ pub enum OnnxError {
         /// The file.
         path: PathBuf,
         /// The system's error.
-        #[source]
         source: std::io::Error,
     },
     /// The file is not an ONNX model, or contradicts itself.

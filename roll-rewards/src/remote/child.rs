@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use roll_core::Tensor;
-use roll_external::process::ChildGroup;
+use roll_external::process::{ChildGroup, hide_hub_secrets};
 use serde_json::{Value as Json, json};
 
 use super::Message;
@@ -29,26 +29,17 @@ const SLOW_ANSWER: Duration = Duration::from_secs(5);
 
 /// Why a child did not answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum ChildError {
     /// The child could not be started.
     #[error("it cannot be started")]
     Start(#[source] std::io::Error),
     /// The child did not answer in time and was killed.
     #[error("it gave no answer within {seconds} s and was ended{stderr_tail}")]
-    Timeout {
-        /// The limit in seconds.
-        seconds: f64,
-        /// The last lines of its standard error.
-        stderr_tail: String,
-    },
+    Timeout { seconds: f64, stderr_tail: String },
     /// The child ended, or wrote something that is not a frame.
     #[error("{how}{stderr_tail}")]
-    Broken {
-        /// Description of the event.
-        how: String,
-        /// The last lines of its standard error.
-        stderr_tail: String,
-    },
+    Broken { how: String, stderr_tail: String },
 }
 
 /// A frame to send.
@@ -78,7 +69,7 @@ impl ChildProcess {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(directory);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut group = ChildGroup::spawn(&mut command).map_err(ChildError::Start)?;
+        let mut group = ChildGroup::spawn(hide_hub_secrets(&mut command)).map_err(ChildError::Start)?;
         let child = group.child();
         let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
         if let Some(stderr) = child.stderr.take() {

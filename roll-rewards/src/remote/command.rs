@@ -59,7 +59,6 @@ struct NoAnswer {
     call: &'static str,
     starts: u32,
     /// The last error.
-    #[source]
     source: ChildError,
 }
 

@@ -49,27 +49,14 @@ pub trait Transport: Send {
 
 /// Errors in an answer.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum AnswerError {
     /// The answer is an error.
     #[error("{peer} failed in `{call}`: {problem}")]
-    Failed {
-        /// The peer.
-        peer: String,
-        /// The call.
-        call: &'static str,
-        /// The peer's message.
-        problem: String,
-    },
+    Failed { peer: String, call: &'static str, problem: String },
     /// The answer is invalid.
     #[error("{peer} answered `{call}` wrongly: {problem}")]
-    Invalid {
-        /// The peer.
-        peer: String,
-        /// The call.
-        call: &'static str,
-        /// The expected and the found.
-        problem: String,
-    },
+    Invalid { peer: String, call: &'static str, problem: String },
 }
 
 /// A scorer in another process or on another machine.

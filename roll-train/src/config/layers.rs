@@ -102,6 +102,9 @@ impl ConfigLayers {
     fn document(mut self, document: Document) -> Result<Self> {
         let path = document.path.clone();
         let (mut map, written) = compose(document)?;
+        if map.is_empty() {
+            return Err(Error::bad_file(path, "the file is empty: there is nothing in it to run"));
+        }
         self.written.extend(written);
         if reference::is_reference(&map) {
             let ranks = self.ranks.unwrap_or(1);

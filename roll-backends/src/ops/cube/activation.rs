@@ -1,6 +1,7 @@
 //! Activations, each in one pass over memory.
 
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise, empty_like, values};
@@ -15,7 +16,7 @@ const GELU_CUBE: f32 = 0.044_715;
 const FAR: f32 = 100.0;
 
 impl ActivationKernel for Cube {
-    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn activation_forward(activation: Activation, x: CubeTensor) -> CubeTensor {
         let x = values(x);
         if activation == Activation::Gelu {
             return composed_gelu(Expression::<Self>(x)).0;
@@ -40,7 +41,7 @@ impl ActivationKernel for Cube {
         y
     }
 
-    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn activation_backward(activation: Activation, x: CubeTensor, d_y: CubeTensor) -> CubeTensor {
         let (x, d_y) = (values(x), values(d_y));
         if activation == Activation::Gelu {
             return composed_gelu_backward(Expression::<Self>(x), Expression(d_y)).0;

@@ -1,7 +1,8 @@
 //! The AdamW update: every number is read and written once.
 
+use burn::backend::Cube;
 use burn::backend::TensorMetadata;
-use burn::backend::{Cube, tensor::FloatTensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use roll_core::AdamUpdate;
 
@@ -9,7 +10,7 @@ use super::{elementwise, empty_like, values};
 use crate::ops::AdamKernel;
 
 impl AdamKernel for Cube {
-    fn adam_update(operands: [FloatTensor<Self>; 4], update: &AdamUpdate) -> [FloatTensor<Self>; 3] {
+    fn adam_update(operands: [CubeTensor; 4], update: &AdamUpdate) -> [CubeTensor; 3] {
         let [p, g, m, v] = operands.map(values);
         let new = [empty_like(&p), empty_like(&p), empty_like(&p)];
         let count = p.shape().num_elements();

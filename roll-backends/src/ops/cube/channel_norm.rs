@@ -1,7 +1,8 @@
 //! The RMS norm of the Wan VAE: one unit per position. Neighbouring units have neighbouring positions, so that reads of
 //! each channel are coalesced.
 
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise, empty, empty_like, values};
@@ -9,11 +10,7 @@ use crate::ops::channel_norm::{MIN_NORM, composed_backward};
 use crate::ops::{ChannelNormKernel, Cotangents};
 
 impl ChannelNormKernel for Cube {
-    fn channel_norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        silu: bool,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn channel_norm_forward(x: CubeTensor, gain: CubeTensor, silu: bool) -> (CubeTensor, CubeTensor) {
         let (x, gain) = (values(x), values(gain));
         let [channels, t, h, w] = x.shape().dims::<4>();
         let positions = t * h * w;
@@ -30,9 +27,9 @@ impl ChannelNormKernel for Cube {
     }
 
     fn channel_norm_backward(
-        [x, gain, factors]: [FloatTensor<Self>; 3],
+        [x, gain, factors]: [CubeTensor; 3],
         silu: bool,
-        d_y: FloatTensor<Self>,
+        d_y: CubeTensor,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, d_y) = (values(x), values(gain), values(d_y));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::kernel::conv::{ConvStrategy, conv_data_backward, conv_forward, conv_weight_backward};
 use burn_cubecl::tensor::CubeTensor;
@@ -20,7 +20,7 @@ use crate::ops::{ConvKernel, Cotangents};
 const OVERRIDE: &str = "NVIDIA_TF32_OVERRIDE";
 
 impl ConvKernel for Cube {
-    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_forward([x, weight, bias]: [CubeTensor; 3], padding: [usize; 3]) -> CubeTensor {
         let use_tensor_cores = use_tensor_cores(&x);
         let x = with_batch::<Self>(x);
         without_batch::<Self>(run_conv(use_tensor_cores, |strategy| {
@@ -29,9 +29,9 @@ impl ConvKernel for Cube {
     }
 
     fn conv_backward(
-        [x, weight]: [FloatTensor<Self>; 2],
+        [x, weight]: [CubeTensor; 2],
         padding: [usize; 3],
-        d_y: FloatTensor<Self>,
+        d_y: CubeTensor,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let use_tensor_cores = use_tensor_cores(&x);

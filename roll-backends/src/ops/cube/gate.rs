@@ -1,6 +1,7 @@
 //! The gated residual.
 
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise, empty_like, values};
@@ -8,7 +9,7 @@ use crate::ops::expression::{Expression, summed_rows};
 use crate::ops::{Cotangents, GateKernel};
 
 impl GateKernel for Cube {
-    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn gated_add_forward(x: CubeTensor, y: CubeTensor, gate: CubeTensor) -> CubeTensor {
         let (x, y, gate) = (values(x), values(y), values(gate));
         let z = empty_like(&x);
         let [rows, channels] = x.shape().dims::<2>();
@@ -23,12 +24,7 @@ impl GateKernel for Cube {
         z
     }
 
-    fn gated_add_backward(
-        y: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        d_z: FloatTensor<Self>,
-        wanted: [bool; 2],
-    ) -> Cotangents<Self, 2> {
+    fn gated_add_backward(y: CubeTensor, gate: CubeTensor, d_z: CubeTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
         let (gate, d_z) = (Expression::<Self>(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
         let d_gate = wanted[1].then(|| summed_rows(Expression(y) * d_z.clone(), shared).0);

@@ -1,6 +1,7 @@
 //! Linear layers: cubek's products, and one epilogue kernel for bias and LoRA.
 
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise, values};
@@ -9,11 +10,11 @@ use crate::ops::{LinearKernel, Lora};
 
 impl LinearKernel for Cube {
     fn linear_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        lora: Option<Lora<FloatTensor<Self>>>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        x: CubeTensor,
+        weight: CubeTensor,
+        bias: CubeTensor,
+        lora: Option<Lora<CubeTensor>>,
+    ) -> (CubeTensor, Option<CubeTensor>) {
         let (x, weight) = (Expression::<Self>(x), Expression(weight));
         let dtype = weight.dtype();
         // Newly allocated; the epilogue kernel updates it in place.

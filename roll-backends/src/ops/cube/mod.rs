@@ -104,8 +104,9 @@ fn cube_per_row(like: &CubeTensor, rows: usize, units: u32) -> (CubeCount, CubeD
     (calculate_cube_count_elemwise(&like.client, rows * units as usize, dim), dim)
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(feature = "wgpu")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use burn::tensor::TensorData;
 

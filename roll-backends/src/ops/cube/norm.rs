@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm over the rows of a matrix: one cube of units per row, which after the first pass is read
 //! from the cache.
 
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -14,12 +14,7 @@ use crate::ops::{Cotangents, NormKernel, SavedNorm};
 const UNITS: u32 = 128;
 
 impl NormKernel for Cube {
-    fn norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: Option<FloatTensor<Self>>,
-        eps: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn norm_forward(x: CubeTensor, gain: CubeTensor, shift: Option<CubeTensor>, eps: f64) -> (CubeTensor, CubeTensor) {
         let layer = shift.is_some();
         let (x, gain) = (values(x), values(gain));
         // A kernel launch needs all operands; an RMS norm does not read this one.
@@ -52,11 +47,7 @@ impl NormKernel for Cube {
         (y, moments)
     }
 
-    fn norm_backward(
-        saved: SavedNorm<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-        wanted: [bool; 3],
-    ) -> Cotangents<Self, 3> {
+    fn norm_backward(saved: SavedNorm<CubeTensor>, d_y: CubeTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         let d_x = wanted[0].then(|| backward_x(&saved, d_y.clone()));
         // Composed operations: these sums over rows are rarely wanted, because gains and shifts are frozen or computed
         // from a single timestep.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, TensorData};
 use burn_cubecl::kernel::matmul::{MatmulStrategy, init_matmul_output, matmul};
 use burn_cubecl::tensor::CubeTensor;
@@ -31,7 +31,7 @@ use crate::ops::ProductKernel;
 use crate::ops::expression::Expression;
 
 impl ProductKernel for Cube {
-    fn product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
         let out = init_matmul_output(&a, &b, DType::F32);
         if a.meta.num_elements() == 0 || b.meta.num_elements() == 0 {
             // An empty sum is zero, and the kernels do not write it.
@@ -233,8 +233,9 @@ fn launch(routine: Routine, a: &CubeTensor, b: &CubeTensor, out: &CubeTensor) ->
     launch_ref(&routine.strategy().into(), &out.client, input(a), input(b), result, &mut dtypes)
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(feature = "wgpu")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use super::super::test_device;
     use super::*;

@@ -1,13 +1,14 @@
 //! Rotary position embedding: each unit rotates one pair.
 
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise, empty_like, values};
 use crate::ops::RopeKernel;
 
 impl RopeKernel for Cube {
-    fn rotate(x: FloatTensor<Self>, [cos, sin]: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
+    fn rotate(x: CubeTensor, [cos, sin]: [CubeTensor; 2], heads: usize, back: bool) -> CubeTensor {
         let (x, cos, sin) = (values(x), values(cos), values(sin));
         let y = empty_like(&x);
         let [rows, channels] = x.shape().dims::<2>();

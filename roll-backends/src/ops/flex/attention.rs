@@ -1,22 +1,19 @@
 //! Attention on flex.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::{Values, cast, tensor};
 use crate::ops::kernels::attention::{AttentionShape, RowSoftmax, Saved, backward, forward};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
-fn shape(q: &FloatTensor<Flex>, k: &FloatTensor<Flex>, call: AttentionCall) -> AttentionShape {
+fn shape(q: &FlexTensor, k: &FlexTensor, call: AttentionCall) -> AttentionShape {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
     let AttentionCall { heads, scale, causal, window, softcap } = call;
     AttentionShape { queries, keys, heads, width: channels / heads, scale, causal, window, softcap }
 }
 
 impl AttentionKernel for Flex {
-    fn attention_forward(
-        [q, k, v]: [FloatTensor<Self>; 3],
-        call: AttentionCall,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn attention_forward([q, k, v]: [FlexTensor; 3], call: AttentionCall) -> (FlexTensor, FlexTensor) {
         let (shape, dtype) = (shape(&q, &k, call), q.dtype());
         let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
         let mut out = vec![0.0; q.slice().len()];
@@ -28,10 +25,10 @@ impl AttentionKernel for Flex {
     }
 
     fn attention_backward(
-        [q, k, v]: [FloatTensor<Self>; 3],
-        out: FloatTensor<Self>,
-        softmax: FloatTensor<Self>,
-        d_out: FloatTensor<Self>,
+        [q, k, v]: [FlexTensor; 3],
+        out: FlexTensor,
+        softmax: FlexTensor,
+        d_out: FlexTensor,
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {

@@ -1,24 +1,24 @@
 //! 3-d convolution on flex: by Winograd where [`is_winograd_shape`] says so, else tap by tap.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
-use super::{Values, tensor};
+use super::{Values, cast, tensor};
 use crate::ops::conv::is_winograd_shape;
 use crate::ops::kernels::conv::{ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
 
-fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>, padding: [usize; 3]) -> ConvShape {
+fn shape(x: &FlexTensor, weight: &FlexTensor, padding: [usize; 3]) -> ConvShape {
     let ([inputs, size @ ..], [outputs, _, kernel @ ..]) = (x.shape().dims::<4>(), weight.shape().dims::<5>());
     ConvShape { inputs, outputs, size, kernel, padding }
 }
 
-fn uses_winograd(weight: &FloatTensor<Flex>) -> bool {
+fn uses_winograd(weight: &FlexTensor) -> bool {
     is_winograd_shape(weight.shape().dims::<5>())
 }
 
 impl ConvKernel for Flex {
-    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_forward([x, weight, bias]: [FlexTensor; 3], padding: [usize; 3]) -> FlexTensor {
         let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
@@ -30,21 +30,23 @@ impl ConvKernel for Flex {
     }
 
     fn conv_backward(
-        [x, weight]: [FloatTensor<Self>; 2],
+        [x, weight]: [FlexTensor; 2],
         padding: [usize; 3],
-        d_y: FloatTensor<Self>,
+        d_y: FlexTensor,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
         let pulled = (winograd && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
         let wanted = [wanted[0] && !winograd, wanted[1], wanted[2]];
+        let (of_x, of_weight) = (x.dtype(), weight.dtype());
         let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
         let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted);
-        let d_x = pulled.or_else(|| d_x.map(|d| x.like(d)));
-        [d_x, d_weight.map(|d| weight.like(d)), d_bias.map(|d| tensor(d, [shape.outputs]))]
+        let d_x = pulled.or_else(|| d_x.map(|d| x.like(d))).map(|d| cast(d, of_x));
+        let d_weight = d_weight.map(|d| cast(weight.like(d), of_weight));
+        [d_x, d_weight, d_bias.map(|d| cast(tensor(d, [shape.outputs]), of_x))]
     }
 
-    fn conv_pull(cotangent: FloatTensor<Self>, weight: FloatTensor<Self>, padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_pull(cotangent: FlexTensor, weight: FlexTensor, padding: [usize; 3]) -> FlexTensor {
         let winograd = uses_winograd(&weight);
         let ([_, output @ ..], [outputs, inputs, kernel @ ..]) =
             (cotangent.shape().dims::<4>(), weight.shape().dims::<5>());

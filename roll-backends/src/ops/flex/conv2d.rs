@@ -1,13 +1,13 @@
 //! 2-d convolution with constant weights on flex.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::{Values, tensor};
 use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dOptions, Epilogue};
 use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, Weights};
 
 /// The sizes of a call for x `[N, C, H, W]`.
-fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FloatTensor<Flex>>) -> Conv2dShape {
+fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Conv2dShape {
     let [outputs, _, kernel @ ..] = call.weight.shape().dims::<4>();
     let Conv2dOptions { stride, dilation, groups } = call.steps;
     let (size, before) = ([h, w], call.padding.map(|(before, _)| before));
@@ -18,30 +18,30 @@ fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FloatTensor<Flex>>
     Conv2dShape { items, inputs, outputs, groups, size, kernel, stride, dilation, before, output }
 }
 
-fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::Epilogue<'_> {
+fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::KernelEpilogue<'_> {
     match epilogue {
-        Epilogue::Nothing => kernels::Epilogue::Nothing,
-        Epilogue::Relu => kernels::Epilogue::Relu,
-        Epilogue::Slopes => kernels::Epilogue::Slopes(slopes.slice()),
-        Epilogue::Clip(low, high) => kernels::Epilogue::Clip(low, high),
-        Epilogue::Sigmoid => kernels::Epilogue::Sigmoid,
-        Epilogue::Silu => kernels::Epilogue::Silu,
-        Epilogue::HardSwish => kernels::Epilogue::HardSwish,
+        Epilogue::Nothing => kernels::KernelEpilogue::Nothing,
+        Epilogue::Relu => kernels::KernelEpilogue::Relu,
+        Epilogue::Slopes => kernels::KernelEpilogue::Slopes(slopes.slice()),
+        Epilogue::Clip(low, high) => kernels::KernelEpilogue::Clip(low, high),
+        Epilogue::Sigmoid => kernels::KernelEpilogue::Sigmoid,
+        Epilogue::Silu => kernels::KernelEpilogue::Silu,
+        Epilogue::HardSwish => kernels::KernelEpilogue::HardSwish,
     }
 }
 
-fn backward_weights(call: &Conv2dCall<FloatTensor<Flex>>, shape: Conv2dShape) -> &BackwardWeights {
+fn backward_weights(call: &Conv2dCall<FlexTensor>, shape: Conv2dShape) -> &BackwardWeights {
     let weights = &call.packed.backward;
     weights.get_or_init(|| BackwardWeights::new(shape, Values::of(call.weight.clone()).slice()))
 }
 
 impl Conv2dKernel for Flex {
     fn conv2d_forward(
-        x: FloatTensor<Self>,
-        residual: Option<FloatTensor<Self>>,
-        call: &Conv2dCall<FloatTensor<Self>>,
+        x: FlexTensor,
+        residual: Option<FlexTensor>,
+        call: &Conv2dCall<FlexTensor>,
         recorded: bool,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+    ) -> (FlexTensor, Option<FlexTensor>) {
         let shape = shape(x.shape().dims(), call);
         let weights = &call.packed.forward;
         let weights = weights.get_or_init(|| Weights::new(shape, Values::of(call.weight.clone()).slice()));
@@ -59,11 +59,7 @@ impl Conv2dKernel for Flex {
         (y, saved)
     }
 
-    fn conv2d_pull(
-        saved: Option<FloatTensor<Self>>,
-        call: &Conv2dCall<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn conv2d_pull(saved: Option<FlexTensor>, call: &Conv2dCall<FlexTensor>, d_y: FlexTensor) -> FlexTensor {
         let Some(saved) = saved else { return d_y };
         let [_, channels, rows, columns] = d_y.shape().dims();
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));
@@ -71,11 +67,7 @@ impl Conv2dKernel for Flex {
         d_y.like(kernels::pull(channels, rows * columns, epilogue, saved.slice(), d_y.slice()))
     }
 
-    fn conv2d_backward(
-        x: [usize; 4],
-        call: &Conv2dCall<FloatTensor<Self>>,
-        d_sums: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn conv2d_backward(x: [usize; 4], call: &Conv2dCall<FlexTensor>, d_sums: FlexTensor) -> FlexTensor {
         let shape = shape(x, call);
         let d_sums = Values::of(d_sums);
         tensor(kernels::backward(shape, backward_weights(call, shape), d_sums.slice()), x)
@@ -83,10 +75,10 @@ impl Conv2dKernel for Flex {
 
     fn conv2d_pull_backward(
         x: [usize; 4],
-        saved: Option<FloatTensor<Self>>,
-        call: &Conv2dCall<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+        saved: Option<FlexTensor>,
+        call: &Conv2dCall<FlexTensor>,
+        d_y: FlexTensor,
+    ) -> FlexTensor {
         let Some(saved) = saved else { return Self::conv2d_backward(x, call, d_y) };
         let shape = shape(x, call);
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));

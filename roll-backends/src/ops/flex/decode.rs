@@ -1,6 +1,6 @@
 //! Decoding with a KV cache on flex.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use burn::tensor::DType;
 
 use super::{Values, cast};
@@ -8,7 +8,7 @@ use crate::ops::decode::{CachedSequence, DecodeCall, DecodeKernel, store_by_inde
 use crate::ops::kernels::decode::{DecodeShape, KeysValues, attend};
 
 impl DecodeKernel for Flex {
-    fn store(mut into: FloatTensor<Self>, rows: FloatTensor<Self>, places: &[usize]) -> FloatTensor<Self> {
+    fn store(mut into: FlexTensor, rows: FlexTensor, places: &[usize]) -> FlexTensor {
         if into.dtype() != DType::F32 || !into.is_contiguous() || into.layout().start_offset() != 0 {
             return store_by_index::<Self>(into, rows, places);
         }
@@ -23,18 +23,18 @@ impl DecodeKernel for Flex {
     }
 
     fn attend(
-        q: FloatTensor<Self>,
-        [prompt_keys, prompt_values]: [FloatTensor<Self>; 2],
-        [tail_keys, tail_values]: [FloatTensor<Self>; 2],
+        q: FlexTensor,
+        [prompt_keys, prompt_values]: [FlexTensor; 2],
+        [tail_keys, tail_values]: [FlexTensor; 2],
         call: &DecodeCall,
-    ) -> FloatTensor<Self> {
+    ) -> FlexTensor {
         let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
         let (dtype, width) = (q.dtype(), channels / call.heads);
-        let place = |p: &CachedSequence| {
-            let slot = p.slot * capacity;
-            [p.prompt.clone(), slot + p.skip..slot + p.tail]
+        let keys_of = |sequence: &CachedSequence| {
+            let slot = sequence.slot * capacity;
+            [sequence.prompt.clone(), slot + sequence.skip..slot + sequence.tail]
         };
-        let places: Vec<_> = call.places.iter().map(place).collect();
+        let keys: Vec<_> = call.sequences.iter().map(keys_of).collect();
         let shape = DecodeShape {
             key_heads: call.key_heads,
             sharing: call.heads / call.key_heads,
@@ -45,6 +45,6 @@ impl DecodeKernel for Flex {
         let [q, pk, pv, tk, tv] = [q, prompt_keys, prompt_values, tail_keys, tail_values].map(Values::of);
         let prompts = KeysValues { k: pk.slice(), v: pv.slice() };
         let tails = KeysValues { k: tk.slice(), v: tv.slice() };
-        cast(q.like(attend(shape, q.slice(), prompts, tails, &places)), dtype)
+        cast(q.like(attend(shape, q.slice(), prompts, tails, &keys)), dtype)
     }
 }

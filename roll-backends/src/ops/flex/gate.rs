@@ -1,6 +1,6 @@
 //! The gated residual on flex.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::Values;
 use crate::ops::kernels::norm as kernels;
@@ -8,18 +8,13 @@ use crate::ops::kernels::rows::RowOperand;
 use crate::ops::{Cotangents, GateKernel};
 
 impl GateKernel for Flex {
-    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn gated_add_forward(x: FlexTensor, y: FlexTensor, gate: FlexTensor) -> FlexTensor {
         let [rows, width] = x.shape().dims::<2>();
         let (x, y, gate) = (Values::of(x), Values::of(y), Values::of(gate));
         x.like(kernels::gated_add(x.slice(), y.slice(), rows, RowOperand::new(gate.slice(), rows, width)))
     }
 
-    fn gated_add_backward(
-        y: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        d_z: FloatTensor<Self>,
-        wanted: [bool; 2],
-    ) -> Cotangents<Self, 2> {
+    fn gated_add_backward(y: FlexTensor, gate: FlexTensor, d_z: FlexTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
         let [rows, width] = y.shape().dims::<2>();
         let (y, gate, d_z) = (Values::of(y), Values::of(gate), Values::of(d_z));
         let operand = RowOperand::new(gate.slice(), rows, width);

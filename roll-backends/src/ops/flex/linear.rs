@@ -1,7 +1,6 @@
 //! Linear layers on flex, with and without LoRA.
 
-use burn::backend::flex::FlexTensor;
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use burn::tensor::DType;
 use half::bf16;
 
@@ -11,7 +10,7 @@ use crate::ops::kernels::parallel::within;
 use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
-fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> LinearShape {
+fn shape(x: &FlexTensor, weight: &FlexTensor) -> LinearShape {
     let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
     LinearShape { rows, inputs, outputs }
 }
@@ -20,7 +19,7 @@ fn shape(x: &FloatTensor<Flex>, weight: &FloatTensor<Flex>) -> LinearShape {
 struct ContiguousWeight(FlexTensor);
 
 impl ContiguousWeight {
-    fn of(weight: FloatTensor<Flex>) -> Self {
+    fn of(weight: FlexTensor) -> Self {
         match weight.dtype() {
             DType::BF16 => Self(weight.to_contiguous()),
             _ => Self(Values::of(weight).0),
@@ -45,7 +44,7 @@ struct LoraValues {
 }
 
 impl LoraValues {
-    fn of(lora: Lora<FloatTensor<Flex>>) -> Self {
+    fn of(lora: Lora<FlexTensor>) -> Self {
         let [rank, _] = lora.down.shape().dims::<2>();
         Self { down: Values::of(lora.down), up: Values::of(lora.up), scale: lora.scale, rank }
     }
@@ -57,11 +56,11 @@ impl LoraValues {
 
 impl LinearKernel for Flex {
     fn linear_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        lora: Option<Lora<FloatTensor<Self>>>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        x: FlexTensor,
+        weight: FlexTensor,
+        bias: FlexTensor,
+        lora: Option<Lora<FlexTensor>>,
+    ) -> (FlexTensor, Option<FlexTensor>) {
         let shape = shape(&x, &weight);
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let lora = lora.map(LoraValues::of);
@@ -72,7 +71,7 @@ impl LinearKernel for Flex {
         (tensor(y, [shape.rows, shape.outputs]), inner)
     }
 
-    fn rows_forward(x: FloatTensor<Self>, weight: FloatTensor<Self>, bias: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn rows_forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
         let LinearShape { rows, inputs, outputs } = shape(&x, &weight);
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let stored = match weight.stored() {
@@ -83,11 +82,7 @@ impl LinearKernel for Flex {
         tensor(y, [rows, outputs])
     }
 
-    fn linear_backward(
-        saved: SavedLinear<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-        wanted: [bool; 5],
-    ) -> Cotangents<Self, 5> {
+    fn linear_backward(saved: SavedLinear<FlexTensor>, d_y: FlexTensor, wanted: [bool; 5]) -> Cotangents<Self, 5> {
         let (shape, dtype) = (shape(&saved.x, &saved.weight), saved.x.dtype());
         let (x, weight, d_y) = (Values::of(saved.x), ContiguousWeight::of(saved.weight), Values::of(d_y));
         let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));

@@ -1,6 +1,7 @@
 //! Max pooling on flex.
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::flex::FlexTensor;
+use burn::backend::tensor::IntTensor;
 use burn::backend::{Flex, TensorMetadata};
 
 use super::{Values, tensor};
@@ -22,23 +23,19 @@ fn shape([items, channels, rows, columns]: [usize; 4], window: MaxPoolWindow) ->
 }
 
 impl MaxPoolKernel for Flex {
-    fn max_pool_forward(
-        x: FloatTensor<Self>,
-        window: MaxPoolWindow,
-        _: bool,
-    ) -> (FloatTensor<Self>, Option<IntTensor<Self>>) {
+    fn max_pool_forward(x: FlexTensor, window: MaxPoolWindow, _: bool) -> (FlexTensor, Option<IntTensor<Self>>) {
         let dims = x.shape().dims::<4>();
         let (shape, x) = (shape(dims, window), Values::of(x));
         (tensor(kernels::forward(shape, x.slice()), [dims[0], dims[1], shape.output[0], shape.output[1]]), None)
     }
 
     fn max_pool_backward(
-        x: FloatTensor<Self>,
-        y: FloatTensor<Self>,
+        x: FlexTensor,
+        y: FlexTensor,
         _: Option<IntTensor<Self>>,
         window: MaxPoolWindow,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+        d_y: FlexTensor,
+    ) -> FlexTensor {
         let shape = shape(x.shape().dims(), window);
         let (x, y, d_y) = (Values::of(x), Values::of(y), Values::of(d_y));
         x.like(kernels::backward(shape, x.slice(), y.slice(), d_y.slice()))

@@ -1,6 +1,6 @@
 //! Layer norm and RMS norm on flex.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::{Values, tensor};
 use crate::ops::kernels::norm::{self, Norm};
@@ -8,12 +8,7 @@ use crate::ops::kernels::rows::RowOperand;
 use crate::ops::{Cotangents, NormKernel, SavedNorm, SharedShift};
 
 impl NormKernel for Flex {
-    fn norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: Option<FloatTensor<Self>>,
-        eps: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn norm_forward(x: FlexTensor, gain: FlexTensor, shift: Option<FlexTensor>, eps: f64) -> (FlexTensor, FlexTensor) {
         let [rows, width] = x.shape().dims::<2>();
         let (x, gain, shift) = (Values::of(x), Values::of(gain), shift.map(Values::of));
         let norm = if shift.is_some() { Norm::Layer } else { Norm::Rms };
@@ -23,11 +18,7 @@ impl NormKernel for Flex {
         (x.like(y), tensor(bytemuck::cast_slice(&moments).to_vec(), [rows, 2]))
     }
 
-    fn norm_backward(
-        saved: SavedNorm<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-        wanted: [bool; 3],
-    ) -> Cotangents<Self, 3> {
+    fn norm_backward(saved: SavedNorm<FlexTensor>, d_y: FlexTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         let [rows, width] = saved.x.shape().dims::<2>();
         let kind = if saved.layer.is_some() { Norm::Layer } else { Norm::Rms };
         let (x, gain_values, moments) = (Values::of(saved.x), Values::of(saved.gain), Values::of(saved.moments));

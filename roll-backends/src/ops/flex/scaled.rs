@@ -1,6 +1,6 @@
 //! Linear layers with eight-bit weights on flex.
 
-use burn::backend::{Flex, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use burn::tensor::DType;
 
 use super::{Values, cast, tensor};
@@ -8,14 +8,14 @@ use crate::ops::kernels::row_products::{Codes, Stored, forward, pull};
 use crate::ops::scaled::{Scaled, ScaledKernel};
 
 impl ScaledKernel for Flex {
-    fn scaled_forward(x: FloatTensor<Self>, bias: FloatTensor<Self>, weight: &Scaled<Self>) -> FloatTensor<Self> {
+    fn scaled_forward(x: FlexTensor, bias: FlexTensor, weight: &Scaled<Self>) -> FlexTensor {
         let [rows, inputs] = x.shape().dims::<2>();
         let (x, bias) = (Values::of(x), Values::of(bias));
         let y = with_codes(weight, |codes| forward(rows, inputs, x.slice(), Stored::Codes(codes), bias.slice()));
         tensor(y, [rows, weight.shape()[0]])
     }
 
-    fn scaled_backward(d_y: FloatTensor<Self>, weight: &Scaled<Self>, dtype: DType) -> FloatTensor<Self> {
+    fn scaled_backward(d_y: FlexTensor, weight: &Scaled<Self>, dtype: DType) -> FlexTensor {
         let [rows, _] = d_y.shape().dims::<2>();
         let d_y = Values::of(d_y);
         let part = |codes: Codes| {

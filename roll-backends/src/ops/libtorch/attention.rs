@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use burn::backend::libtorch::TchTensor;
-use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::backend::{LibTorch, libtorch::TchTensor};
 use tch::Tensor;
 
 use super::{fresh, pulled};
@@ -14,10 +13,10 @@ use crate::ops::{AttentionCall, AttentionKernel, Cotangents, tiled};
 
 impl AttentionKernel for LibTorch {
     fn attention_recorded(
-        qkv: [FloatTensor<Self>; 3],
+        qkv: [TchTensor; 3],
         call: AttentionCall,
         wanted: [bool; 3],
-    ) -> (FloatTensor<Self>, AttentionPullback<Self>) {
+    ) -> (TchTensor, AttentionPullback<Self>) {
         if AttentionPath::of(&qkv, call) != AttentionPath::Fused {
             return save_softmax::<Self>(qkv, call, wanted);
         }
@@ -25,7 +24,7 @@ impl AttentionKernel for LibTorch {
         (out, Box::new(move |d_out| graph.pull(&d_out, wanted)))
     }
 
-    fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn attention_forward(qkv: [TchTensor; 3], call: AttentionCall) -> (TchTensor, TchTensor) {
         let [q, k, v] = match AttentionPath::of(&qkv, call) {
             AttentionPath::Tiled => return tiled::forward::<Self>(qkv, call),
             AttentionPath::Flash => by_head(&qkv, call),
@@ -49,10 +48,10 @@ impl AttentionKernel for LibTorch {
     }
 
     fn attention_backward(
-        qkv: [FloatTensor<Self>; 3],
-        out: FloatTensor<Self>,
-        softmax: FloatTensor<Self>,
-        d_out: FloatTensor<Self>,
+        qkv: [TchTensor; 3],
+        out: TchTensor,
+        softmax: TchTensor,
+        d_out: TchTensor,
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {

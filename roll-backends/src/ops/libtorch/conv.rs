@@ -8,14 +8,14 @@
 //! Benchmark mode (`cudnn_set_benchmark`) may be faster, but may select other algorithms, with other bits, in the next
 //! run.
 
-use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::backend::{LibTorch, libtorch::TchTensor};
 use tch::Tensor;
 
 use super::fresh;
 use crate::ops::ConvKernel;
 
 impl ConvKernel for LibTorch {
-    fn conv_forward([x, weight, bias]: [FloatTensor<Self>; 3], padding: [usize; 3]) -> FloatTensor<Self> {
+    fn conv_forward([x, weight, bias]: [TchTensor; 3], padding: [usize; 3]) -> TchTensor {
         let (x, weight) = (&x.tensor, &weight.tensor);
         let bias = (bias.tensor.numel() > 0).then_some(&bias.tensor);
         fresh(match x.device().is_cuda() {

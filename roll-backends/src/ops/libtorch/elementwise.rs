@@ -1,6 +1,6 @@
 //! Activations, rotary embedding and gates on libtorch: one or two passes over memory each.
 
-use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::backend::{LibTorch, libtorch::TchTensor};
 use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
@@ -9,7 +9,7 @@ use crate::ops::activation::Activation;
 use crate::ops::{ActivationKernel, Cotangents, GateKernel, RopeKernel};
 
 impl ActivationKernel for LibTorch {
-    fn activation_forward(activation: Activation, x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn activation_forward(activation: Activation, x: TchTensor) -> TchTensor {
         fresh(match activation {
             Activation::Gelu => x.tensor.gelu("none"),
             Activation::GeluTanh => x.tensor.gelu("tanh"),
@@ -17,7 +17,7 @@ impl ActivationKernel for LibTorch {
         })
     }
 
-    fn activation_backward(activation: Activation, x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn activation_backward(activation: Activation, x: TchTensor, d_y: TchTensor) -> TchTensor {
         fresh(match activation {
             Activation::Gelu => x.tensor.gelu_backward(&d_y.tensor, "none"),
             Activation::GeluTanh => x.tensor.gelu_backward(&d_y.tensor, "tanh"),
@@ -27,27 +27,18 @@ impl ActivationKernel for LibTorch {
 }
 
 impl GateKernel for LibTorch {
-    fn gated_add_forward(x: FloatTensor<Self>, y: FloatTensor<Self>, gate: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn gated_add_forward(x: TchTensor, y: TchTensor, gate: TchTensor) -> TchTensor {
         fresh(x.tensor.addcmul(&y.tensor, &gate.tensor))
     }
 
-    fn gated_add_backward(
-        y: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        d_z: FloatTensor<Self>,
-        wanted: [bool; 2],
-    ) -> Cotangents<Self, 2> {
+    fn gated_add_backward(y: TchTensor, gate: TchTensor, d_z: TchTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
         let d_y = wanted[0].then(|| fresh(&d_z.tensor * &gate.tensor));
         let d_gate = wanted[1].then(|| fresh(summed_rows(&y.tensor * &d_z.tensor, &gate.tensor)));
         [d_y, d_gate]
     }
 
     /// One pass over memory, fused or by ATen, which converts y as it reads it.
-    fn residual_forward(
-        x: FloatTensor<Self>,
-        y: FloatTensor<Self>,
-        gate: Option<FloatTensor<Self>>,
-    ) -> FloatTensor<Self> {
+    fn residual_forward(x: TchTensor, y: TchTensor, gate: Option<TchTensor>) -> TchTensor {
         let ops = fused::ops_in_bf16(&y.tensor);
         let own = ops.and_then(|ops| ops.gated_add(&x.tensor, &y.tensor, gate.as_ref().map(|gate| &gate.tensor)));
         fresh(own.unwrap_or_else(|| match gate {
@@ -57,7 +48,7 @@ impl GateKernel for LibTorch {
     }
 
     /// One pass over memory, fused or by ATen, which rounds the product as it writes it.
-    fn residual_backward(gate: Option<FloatTensor<Self>>, d_z: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
+    fn residual_backward(gate: Option<TchTensor>, d_z: TchTensor, dtype: DType) -> TchTensor {
         let kind = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
         if kind == Kind::BFloat16
             && let Some(gate) = &gate
@@ -77,7 +68,7 @@ impl GateKernel for LibTorch {
 }
 
 impl RopeKernel for LibTorch {
-    fn rotate(x: FloatTensor<Self>, [cos, sin]: [FloatTensor<Self>; 2], heads: usize, back: bool) -> FloatTensor<Self> {
+    fn rotate(x: TchTensor, [cos, sin]: [TchTensor; 2], heads: usize, back: bool) -> TchTensor {
         let size = x.tensor.size();
         let (rows, half) = (size[0], size[1] / heads as i64 / 2);
         // A pair is a complex number, and the rotation a factor of magnitude one.

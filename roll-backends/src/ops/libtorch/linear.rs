@@ -1,6 +1,6 @@
 //! Linear layers on libtorch, with LoRA accumulated in place.
 
-use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::backend::{LibTorch, libtorch::TchTensor};
 use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
@@ -9,12 +9,12 @@ use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
 impl LinearKernel for LibTorch {
     fn linear_forward_as(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        lora: Option<Lora<FloatTensor<Self>>>,
+        x: TchTensor,
+        weight: TchTensor,
+        bias: TchTensor,
+        lora: Option<Lora<TchTensor>>,
         dtype: DType,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+    ) -> (TchTensor, Option<TchTensor>) {
         if dtype == DType::BF16 && weight.tensor.kind() == Kind::BFloat16 {
             return rounded_once(&x.tensor, &weight.tensor, &bias.tensor, lora);
         }
@@ -24,11 +24,11 @@ impl LinearKernel for LibTorch {
     }
 
     fn linear_forward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        lora: Option<Lora<FloatTensor<Self>>>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        x: TchTensor,
+        weight: TchTensor,
+        bias: TchTensor,
+        lora: Option<Lora<TchTensor>>,
+    ) -> (TchTensor, Option<TchTensor>) {
         let kind = weight.tensor.kind();
         let y = x.tensor.linear(&weight.tensor, Some(bias.tensor.to_kind(kind)));
         // f32 from here on: bf16 would round LoRA's contribution away where it is below a 256th of the rest, as at the
@@ -42,11 +42,7 @@ impl LinearKernel for LibTorch {
         (fresh(y), inner)
     }
 
-    fn linear_backward(
-        saved: SavedLinear<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-        wanted: [bool; 5],
-    ) -> Cotangents<Self, 5> {
+    fn linear_backward(saved: SavedLinear<TchTensor>, d_y: TchTensor, wanted: [bool; 5]) -> Cotangents<Self, 5> {
         let (x, weight) = (&saved.x.tensor, &saved.weight.tensor);
         let kind = weight.kind();
         let d_bias = wanted[2].then(|| d_y.tensor.sum_dim_intlist([0i64].as_slice(), false, Kind::Float));
@@ -80,8 +76,8 @@ fn rounded_once(
     x: &Tensor,
     weight: &Tensor,
     bias: &Tensor,
-    lora: Option<Lora<FloatTensor<LibTorch>>>,
-) -> (FloatTensor<LibTorch>, Option<FloatTensor<LibTorch>>) {
+    lora: Option<Lora<TchTensor>>,
+) -> (TchTensor, Option<TchTensor>) {
     let kind = weight.kind();
     let bias = bias.to_kind(kind);
     let Some(Lora { down, up, scale }) = lora else { return (fresh(x.linear(weight, Some(bias))), None) };

@@ -1,6 +1,6 @@
 //! Layer norm, RMS norm and the RMS norm of the Wan VAE on libtorch.
 
-use burn::backend::{LibTorch, tensor::FloatTensor};
+use burn::backend::{LibTorch, libtorch::TchTensor};
 use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
@@ -12,12 +12,7 @@ use crate::ops::rms_rope::{self, Rotation, SavedRmsRope};
 use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, RmsRopeKernel, SavedNorm, SharedShift};
 
 impl NormKernel for LibTorch {
-    fn norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: Option<FloatTensor<Self>>,
-        eps: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn norm_forward(x: TchTensor, gain: TchTensor, shift: Option<TchTensor>, eps: f64) -> (TchTensor, TchTensor) {
         let (x, gain) = (&x.tensor, &gain.tensor);
         let Some(shift) = shift else {
             let inverse = (squares(x) + eps).rsqrt();
@@ -34,11 +29,7 @@ impl NormKernel for LibTorch {
         (fresh(y), fresh(Tensor::cat(&[mean, inverse], 1)))
     }
 
-    fn norm_backward(
-        saved: SavedNorm<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
-        wanted: [bool; 3],
-    ) -> Cotangents<Self, 3> {
+    fn norm_backward(saved: SavedNorm<TchTensor>, d_y: TchTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         let (x, gain, moments, d_y) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor, &d_y.tensor);
         let Some(SharedShift(shared_shift)) = saved.layer else {
             let d_gain = wanted[1].then(|| summed_rows(d_y * (x * moments), gain));
@@ -56,12 +47,12 @@ impl NormKernel for LibTorch {
     }
 
     fn layer_norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        shift: FloatTensor<Self>,
+        x: TchTensor,
+        gain: TchTensor,
+        shift: TchTensor,
         eps: f64,
         dtype: DType,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (TchTensor, TchTensor) {
         if dtype == DType::BF16
             && let Some((y, moments)) =
                 fused::ops(&x.tensor).and_then(|ops| ops.layer_norm(&x.tensor, &gain.tensor, &shift.tensor, eps))
@@ -73,8 +64,8 @@ impl NormKernel for LibTorch {
     }
 
     fn layer_norm_backward(
-        saved: SavedNorm<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
+        saved: SavedNorm<TchTensor>,
+        d_y: TchTensor,
         [x_wanted, gain_wanted, shift_wanted]: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let (x, gain, moments) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
@@ -91,11 +82,11 @@ impl NormKernel for LibTorch {
 
 impl RmsRopeKernel for LibTorch {
     fn rms_rope_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        rotation: Option<Rotation<FloatTensor<Self>>>,
+        x: TchTensor,
+        gain: TchTensor,
+        rotation: Option<Rotation<TchTensor>>,
         eps: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (TchTensor, TchTensor) {
         let (angles, heads) = angles_of(&rotation);
         let ops = fused::ops_in_bf16(&x.tensor);
         match ops.and_then(|ops| ops.rms_rope(&x.tensor, &gain.tensor, eps, angles, heads)) {
@@ -105,8 +96,8 @@ impl RmsRopeKernel for LibTorch {
     }
 
     fn rms_rope_backward(
-        saved: SavedRmsRope<FloatTensor<Self>>,
-        d_y: FloatTensor<Self>,
+        saved: SavedRmsRope<TchTensor>,
+        d_y: TchTensor,
         [x_wanted, gain_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, inverse) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
@@ -123,7 +114,7 @@ impl RmsRopeKernel for LibTorch {
 }
 
 /// Cosine and sine of a rotation, and its number of heads.
-fn angles_of(rotation: &Option<Rotation<FloatTensor<LibTorch>>>) -> (Option<[&Tensor; 2]>, i64) {
+fn angles_of(rotation: &Option<Rotation<TchTensor>>) -> (Option<[&Tensor; 2]>, i64) {
     match rotation {
         Some(Rotation { angles: [cos, sin], heads }) => (Some([&cos.tensor, &sin.tensor]), *heads as i64),
         None => (None, 1),
@@ -156,11 +147,7 @@ fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tenso
 }
 
 impl ChannelNormKernel for LibTorch {
-    fn channel_norm_forward(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        silu: bool,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn channel_norm_forward(x: TchTensor, gain: TchTensor, silu: bool) -> (TchTensor, TchTensor) {
         let x = &x.tensor;
         let factors = factors(x);
         let mut y = scaled(x, &factors);
@@ -172,9 +159,9 @@ impl ChannelNormKernel for LibTorch {
     }
 
     fn channel_norm_backward(
-        [x, gain, factors]: [FloatTensor<Self>; 3],
+        [x, gain, factors]: [TchTensor; 3],
         silu: bool,
-        d_y: FloatTensor<Self>,
+        d_y: TchTensor,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
@@ -196,11 +183,7 @@ impl ChannelNormKernel for LibTorch {
     }
 
     /// Writes the norm directly behind `past` in the concatenated tensor, which is channels-last.
-    fn channel_norm_silu_after(
-        past: FloatTensor<Self>,
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn channel_norm_silu_after(past: TchTensor, x: TchTensor, gain: TchTensor) -> TchTensor {
         let (past, x) = (&past.tensor, &x.tensor);
         let (before, size) = (past.size()[1], x.size());
         let [c, t, h, w] = [size[0], size[1], size[2], size[3]];
@@ -218,11 +201,7 @@ impl ChannelNormKernel for LibTorch {
         fresh(joined)
     }
 
-    fn channel_norm_silu_pull(
-        x: FloatTensor<Self>,
-        gain: FloatTensor<Self>,
-        d_y: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn channel_norm_silu_pull(x: TchTensor, gain: TchTensor, d_y: TchTensor) -> TchTensor {
         let ([x_rows, d_rows], gain_row) = ([&x, &d_y].map(|x| positions(&x.tensor)), one_row(&gain.tensor));
         let ops = fused::ops_of_matrix(&x_rows);
         match ops.and_then(|ops| ops.channel_norm_silu_pull(&x_rows, &gain_row, MIN_NORM as f32, &d_rows)) {
@@ -231,7 +210,7 @@ impl ChannelNormKernel for LibTorch {
         }
     }
 
-    fn channel_norm_factors(x: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn channel_norm_factors(x: TchTensor, _: TchTensor) -> TchTensor {
         fresh(factors(&x.tensor))
     }
 }

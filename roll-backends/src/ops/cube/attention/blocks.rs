@@ -241,8 +241,9 @@ fn accumulate(sum: &mut Vec<Heads>, part: CubeTensor) {
     }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(feature = "wgpu")]
 #[allow(clippy::unwrap_used)]
+#[cfg(test)]
 mod tests {
     use burn::backend::ops::FloatTensorOps;
     use burn::tensor::TensorData;

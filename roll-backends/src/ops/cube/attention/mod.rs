@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, FloatDType, TensorData};
 use burn_cubecl::tensor::CubeTensor;
 use cubek::attention::forward::routines::Routine;
@@ -25,7 +25,7 @@ const CHOICE: &str = "ROLL_CUDA_ATTENTION";
 roll_core::inventory::submit! { roll_core::Variable(CHOICE) }
 
 impl AttentionKernel for Cube {
-    fn attention_forward(qkv: [FloatTensor<Self>; 3], call: AttentionCall) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    fn attention_forward(qkv: [CubeTensor; 3], call: AttentionCall) -> (CubeTensor, CubeTensor) {
         if qkv[0].dtype == DType::BF16
             && flash::suits(&qkv, call)
             && flash_is_correct(&qkv[0], call)
@@ -38,10 +38,10 @@ impl AttentionKernel for Cube {
     }
 
     fn attention_backward(
-        qkv: [FloatTensor<Self>; 3],
-        out: FloatTensor<Self>,
-        softmax: FloatTensor<Self>,
-        d_out: FloatTensor<Self>,
+        qkv: [CubeTensor; 3],
+        out: CubeTensor,
+        softmax: CubeTensor,
+        d_out: CubeTensor,
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
@@ -131,7 +131,8 @@ fn nan_max(a: f32, b: f32) -> f32 {
     if a.is_nan() || a > b { a } else { b }
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(feature = "wgpu")]
+#[cfg(test)]
 mod tests {
     use cubek::attention::forward::routines::unit::UnitRoutine;
 
