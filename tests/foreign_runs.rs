@@ -45,7 +45,7 @@ fn nothing_of_another_persons_run_happens_without_trust() {
         ),
         (
             "  check: []",
-            "  train_samples: 1\n  check: [{name: command, command: [sh, -c, touch MARK]}]".into(),
+            "train_samples: 1\ncheck: [{name: command, command: [sh, -c, touch MARK]}]".into(),
             r#"evaluation.check.0.command runs "sh" "-c" "touch MARK""#,
         ),
         ("- name: brightness", format!("- {{name: http, url: '{url}'}}\n- name: brightness"), "${oc.env:HF_TOKEN}"),
@@ -54,7 +54,7 @@ fn nothing_of_another_persons_run_happens_without_trust() {
         let indented =
             original.lines().find(|line| line.contains(key)).unwrap_or_else(|| panic!("no {key}: {original}"));
         let indent = &indented[..indented.find(key.trim_start()).unwrap()];
-        let value = value.trim_start().replace('\n', &format!("\n{indent}"));
+        let value = value.replace('\n', &format!("\n{indent}"));
         let without = match key.trim() {
             "check: []" => original.replace("train_samples: 0\n", "\n"),
             _ => original.clone(),
@@ -202,8 +202,10 @@ fn a_run_is_locked_before_its_networks_are_opened() {
 fn checkpoints_of_other_runs_are_refused() {
     let world = trained(&["seed=1"]);
     let copied = world.path("run/checkpoints/step-000003");
-    let others: [(&str, &[&str]); 2] =
-        [("seed", &["seed=2"]), ("algorithm", &["algo.name=flow_matching", "sample_steps=0", "seed=1"])];
+    let others: [(&str, &[&str]); 2] = [
+        ("seed", &["seed=2"]),
+        ("algorithm", &["algo.name=flow_matching", "sample_steps=0", "seed=1", "training.learning_rate=1e-3"]),
+    ];
     for (what, settings) in others {
         let settings = if what == "seed" { [&BRIGHTNESS[..], settings].concat() } else { settings.to_vec() };
         world.train(what, 3, &settings);

@@ -7,6 +7,7 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
 
 use roll_core::{Error, Result};
+use roll_train::config::without_secrets;
 
 /// As the standard macro, which panics when the reader has closed the pipe.
 macro_rules! println {
@@ -37,7 +38,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 /// Prints a line as [`printable`], unless the reader went away. Another failure, such as a full disk behind a redirection, ends the
 /// process: nothing that is printed comes before the work is done.
 pub fn print_line(text: Arguments<'_>) {
-    if let Err(error) = writeln!(std::io::stdout(), "{}", printable(&text.to_string()))
+    if let Err(error) = writeln!(std::io::stdout(), "{}", printable(&without_secrets(&text.to_string())))
         && error.kind() != ErrorKind::BrokenPipe
     {
         eprintln!("error: cannot write to the standard output: {error}");
@@ -47,7 +48,7 @@ pub fn print_line(text: Arguments<'_>) {
 
 /// Prints a line for people; in a terminal, a longer line is wrapped below its last column.
 pub fn print_wrapped(text: Arguments<'_>) {
-    let text = printable(&text.to_string()).into_owned();
+    let text = printable(&without_secrets(&text.to_string())).into_owned();
     let columns = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
     match columns.map(|(_, columns)| usize::from(columns)) {
         Some(columns @ 1..) => print_line(format_args!("{}", wrapped(&text, columns, last_column))),

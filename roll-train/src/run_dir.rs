@@ -109,8 +109,7 @@ impl RunDir {
     /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory.
     pub fn has_config(path: &Path) -> bool {
         let is_of_run = |path: &Path| {
-            let holds = |name: &&str| path.with_file_name(name).exists();
-            path.ends_with(TRACES[0]) && TRACES[1..].iter().chain(&WRITTEN).any(holds)
+            path.ends_with(TRACES[0]) && TRACES[1..].iter().any(|name| path.with_file_name(name).exists())
         };
         is_of_run(path) || path.canonicalize().is_ok_and(|path| is_of_run(&path))
     }

@@ -105,7 +105,7 @@ fn key(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// The key in `directory`; makes it if there is none.
+/// The key in `directory`, which is made at the first call.
 fn made_key(directory: &Path) -> Result<Vec<u8>> {
     let path = directory.join(KEY_FILE);
     if !path.exists() {

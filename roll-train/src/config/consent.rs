@@ -10,7 +10,7 @@ use super::schema::DEFAULTS;
 use super::yaml::{Map, child};
 
 /// Keys below which every text is part of a command.
-const COMMANDS: [&str; 3] = ["command", "on_finish", "tools"];
+const COMMANDS: [&str; 2] = ["command", "on_finish"];
 
 /// The programs, libraries, addresses, environment variables and files that a configuration names, one line each; read
 /// as it is written, with nothing resolved.
@@ -74,7 +74,7 @@ fn effect(key: &str, text: &str) -> Option<&'static str> {
         () if is_below(&["plugins"]) => Some("loads"),
         () if is_below(&["defaults"]) => Some("reads the configuration"),
         () if text.contains("${") => Some("reads the environment or another value:"),
-        () if last.ends_with("_env") => Some("sends the environment variable"),
+        () if last.ends_with("_env") || last == "environment" => Some("passes on the environment variable"),
         () if text.contains("://") || last == "url" => Some("contacts"),
         () if is_default() => None,
         () if last == "cache_dir" && !["auto", "none"].contains(&text) => Some("keeps files in"),
@@ -107,7 +107,7 @@ mod tests {
             r#"plugins loads "evil.so""#,
             r#"reward.0.command runs "python" "r.py""#,
             r#"reward.1.url reads the environment or another value: "http://h/?k=${oc.env:HF_TOKEN}""#,
-            r#"reward.1.token_env sends the environment variable "AWS_SECRET""#,
+            r#"reward.1.token_env passes on the environment variable "AWS_SECRET""#,
             r#"evaluation.check.0.command runs "a\u{1b}[2Kb""#,
             r#"algo.tools.0.command runs "rm" "-r" "/""#,
             r#"data.metadata opens "/home/a/clips.csv""#,

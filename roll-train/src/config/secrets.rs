@@ -16,7 +16,9 @@ const NAMES: [&str; 8] =
 const SHORTEST: usize = 8;
 
 /// More such parts, of names of variables that a configuration interpolates.
-const MORE_NAMES: [&str; 9] = ["KEY", "PASS", "PWD", "AUTH", "COOKIE", "WEBHOOK", "PAT", "SAS", "SESSION"];
+const MORE_NAMES: [&str; 7] = ["KEY", "PASS", "PWD", "AUTH", "COOKIE", "WEBHOOK", "SESSION"];
+/// And whole words of such names.
+const WORDS: [&str; 2] = ["PAT", "SAS"];
 /// Longer values are no names of experiments, backends and the like.
 const LONGEST_NAME: usize = 24;
 
@@ -25,8 +27,8 @@ const LONGEST_NAME: usize = 24;
 static OUT_OF_MESSAGES: Mutex<Vec<(String, String, bool)>> = Mutex::new(Vec::new());
 /// Shorter values are hidden only where a message quotes them alone.
 const SHORTEST_WITHIN: usize = 6;
-/// Messages cut long values after this number of characters.
-const SHOWN: usize = 79;
+/// Messages cut long values: one that agrees in this number of characters is the same.
+const HEAD: usize = 16;
 
 /// A value that comes from the environment.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,7 +64,7 @@ pub(super) fn keep_out_of_messages(name: &str, value: &str) {
     }
     let within = value.len() >= SHORTEST_WITHIN && may_be_secret(name, value);
     let quoted = Json::from(value).to_string();
-    let forms = [value, quoted.trim_matches('"'), value.trim_end(), shown(value)];
+    let forms = [value, quoted.trim_matches('"'), value.trim_end()];
     let Ok(mut known) = OUT_OF_MESSAGES.lock() else { return };
     for form in forms {
         if known.len() < 4096 && known.iter().all(|(known, ..)| known != form) {
@@ -77,12 +79,22 @@ pub(super) fn keep_out_of_messages(name: &str, value: &str) {
 fn may_be_secret(name: &str, value: &str) -> bool {
     let name = name.to_uppercase();
     let is_name = value.len() <= LONGEST_NAME && value.chars().all(|c| c.is_alphanumeric() || "._-/".contains(c));
-    let is_named = NAMES.iter().chain(&MORE_NAMES).any(|part| name.contains(part));
+    let is_named = NAMES.iter().chain(&MORE_NAMES).any(|part| name.contains(part))
+        || name.split('_').any(|word| WORDS.contains(&word));
     !std::path::Path::new(value).exists() && (is_named || !is_name)
 }
 
-fn shown(value: &str) -> &str {
-    value.char_indices().nth(SHOWN).map_or(value, |(end, _)| &value[..end])
+/// The text with `written` in the place of `value`, and of its beginning where a message cuts it.
+fn replaced(text: &str, value: &str, written: &str) -> String {
+    let head = value.char_indices().nth(HEAD).map_or(value, |(end, _)| &value[..end]);
+    let (mut result, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(head) {
+        let same = rest[at..].chars().zip(value.chars()).take_while(|(found, own)| found == own);
+        let length: usize = same.map(|(c, _)| c.len_utf8()).sum();
+        result = result + &rest[..at] + written;
+        rest = &rest[at + length.max(1)..];
+    }
+    result + rest
 }
 
 /// A message in which `${oc.env:NAME}` replaces the values of variables that configurations of this process
@@ -92,7 +104,7 @@ pub fn without_secrets(message: &str) -> String {
     let Ok(known) = OUT_OF_MESSAGES.lock() else { return text };
     for (value, written, within) in known.iter() {
         if *within {
-            text = text.replace(value, written);
+            text = replaced(&text, value, written);
         }
         for quote in ['`', '"'] {
             text = text.replace(&format!("{quote}{value}{quote}"), &format!("{quote}{written}{quote}"));
@@ -161,6 +173,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn messages_name_variables_instead_of_values() {
+        let long = "/%xyz".repeat(30);
+        keep_out_of_messages("TEST_LONG_VALUE", &long);
+        keep_out_of_messages("TEST_EXPERIMENT", "my-experiment-4711");
+        for (message, expected) in [
+            (
+                format!("found {long}, {}...", &long[..79]),
+                "found ${oc.env:TEST_LONG_VALUE}, ${oc.env:TEST_LONG_VALUE}...",
+            ),
+            // A name is of use within a path or a command.
+            ("roll run --resume runs/my-experiment-4711".into(), "roll run --resume runs/my-experiment-4711"),
+            ("found `my-experiment-4711`".into(), "found `${oc.env:TEST_EXPERIMENT}`"),
+            ("/%xy".into(), "/%xy"),
+        ] {
+            assert_eq!(without_secrets(&message), expected);
+        }
+    }
 
     #[test]
     fn replaces_secrets_by_the_names_of_their_variables() {
