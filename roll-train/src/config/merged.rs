@@ -55,7 +55,7 @@ impl MergedConfig {
         notes.extend(trackers::normalize(&mut tree));
         evaluation::normalize(&mut tree);
         if let Some(registry) = registry {
-            schema::fill_learning_rate(&mut tree, registry);
+            schema::fill_learning_rate(&mut tree, registry, &provenance);
         }
         schema::fill_nulls(&mut tree);
         keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.with_place(e))?;

@@ -42,13 +42,17 @@ pub(super) fn fill_nulls(tree: &mut Json) {
     }
 }
 
-/// Fills in the default learning rate of the algorithm, if it has one of its own.
-pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry) {
+/// Sets the default learning rate of the algorithm, if it has one of its own and no layer sets another.
+pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry, provenance: &Provenance) {
+    let is_null = tree.pointer("/training/learning_rate").is_none_or(Json::is_null);
+    if !is_null && provenance.is_set("training.learning_rate") {
+        return;
+    }
     let name = tree.pointer("/algo/name").and_then(Json::as_str).unwrap_or_default();
     let rate = registry.find(Kind::Algorithm, name).ok().and_then(|registration| registration.learning_rate);
     let training = tree.as_object_mut().map(|tree| tree.entry("training").or_insert(Json::Null));
     if let (Some(rate), Some(training @ (Json::Null | Json::Object(_)))) = (rate, training) {
-        fill(&mut training["learning_rate"], &rate.into());
+        training["learning_rate"] = rate.into();
     }
 }
 
