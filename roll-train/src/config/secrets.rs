@@ -91,7 +91,8 @@ fn replaced(text: &str, value: &str, written: &str) -> String {
     while let Some(at) = rest.find(head) {
         let same = rest[at..].chars().zip(value.chars()).take_while(|(found, own)| found == own);
         let length: usize = same.map(|(c, _)| c.len_utf8()).sum();
-        result = result + &rest[..at] + written;
+        result += &rest[..at];
+        result += written;
         rest = &rest[at + length.max(1)..];
     }
     result + rest
