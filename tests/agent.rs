@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::program::{done, roll, stderr_text};
+use crate::program::{command, done, roll, stderr_text};
 
 /// The built-in agent, for two short steps, with `settings` on top.
 fn agent(directory: &Path, settings: &[&str]) -> Output {
@@ -56,6 +56,7 @@ fn an_agent_run_writes_curves_trajectories_and_figures() {
 /// An environment in Python's place, without Python: counts up, ends after two turns.
 const COUNTER: &str = r#"n=0
 while read -r request; do
+  printf '%s\n' "$request" >> requests.txt
   case "$request" in
     *reset*) n=0; echo '{"observation": "start", "instructions": "Count."}' ;;
     *) n=$((n + 1)); if [ $n -ge 2 ]; then end=true; else end=false; fi
@@ -79,6 +80,48 @@ fn an_environment_may_be_a_separate_process() {
     assert!(output.status.success(), "{}", stderr_text(&output));
     let episodes = lines(&dir.path().join("run/trajectories.jsonl"));
     assert!(episodes.iter().all(|e| e["score"] == 1.0 && e["ending"] == "terminated"), "{}", episodes[0]);
+    // Actions end where the agent's words do; a start is of training or of validation.
+    let requests = lines(&dir.path().join("requests.txt"));
+    let texts: Vec<&str> = requests.iter().filter_map(|request| request["step"]["action"].as_str()).collect();
+    assert!(!texts.is_empty() && texts.iter().all(|text| !text.contains("<|end|>")), "{texts:?}");
+    let resets: Vec<&Value> = requests.iter().map(|request| &request["reset"]).filter(|r| r.is_object()).collect();
+    assert!(resets.iter().all(|reset| reset["seed"].as_u64().unwrap() < 1 << 31));
+    let of = |split: &str| resets.iter().filter(|reset| reset["split"] == split).count();
+    assert_eq!((of("validation"), of("train")), (12, 16));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn more_processes_than_open_files_are_refused_before_the_first_step() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("counter.sh"), COUNTER).unwrap();
+    let limited = |groups: &str, limit: &str| {
+        let own = command(dir.path(), &["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--out", "run"]);
+        let mut limited = std::process::Command::new("prlimit");
+        limited.arg(format!("--nofile={limit}")).arg("--").arg(own.get_program()).args(own.get_args());
+        limited.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(dir.path());
+        let groups = format!("algo.num_env_groups={groups}");
+        for setting in [
+            &groups,
+            "algo.group_size=4",
+            "algo.val_batch_size=4",
+            "env.name=process",
+            "env.command=[sh, counter.sh]",
+            "algo.max_tokens_per_step=4",
+            "training.max_skipped_steps=0",
+        ] {
+            limited.args(["--set", setting]);
+        }
+        limited.args(["--steps", "1"]).output().unwrap()
+    };
+    let refused = limited("10", "100");
+    let text = stderr_text(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{text}");
+    assert!(text.contains("open files") && text.contains("ulimit"), "{text}");
+    assert!(!dir.path().join("run").exists());
+    // The soft limit is raised to the hard one.
+    let played = limited("10", "100:4096");
+    assert!(played.status.success(), "{}", stderr_text(&played));
 }
 
 #[test]
@@ -148,6 +191,9 @@ fn supervised_training_lowers_the_loss_and_its_weights_answer() {
     let weights = "run/checkpoints/step-000012/model.safetensors";
     let asked = done(dir.path(), &["ask", "P_", "--adapter", weights, "--set", "model.lora_rank=0"]);
     assert_eq!(asked.trim(), "at goal");
+    // The checkpoint is the directory of a model.
+    let checkpoint = "run/checkpoints/step-000012";
+    assert_eq!(done(dir.path(), &["ask", "P_", "--model-path", checkpoint]).trim(), "at goal");
 }
 
 #[test]
@@ -169,6 +215,7 @@ fn an_adapter_loads_in_peft_and_answers_merged_or_not() {
     let config: Value =
         serde_json::from_slice(&std::fs::read(checkpoint.join("adapter_config.json")).unwrap()).unwrap();
     assert!(config["r"] == 4 && config["lora_alpha"] == 8 && config["peft_type"] == "LORA", "{config}");
+    assert!(config["task_type"] == "CAUSAL_LM" && config["base_model_name_or_path"] == base, "{config}");
     let targets = config["target_modules"].as_array().unwrap();
     assert!(targets.contains(&"model.layers.0.self_attn.q_proj".into()), "{targets:?}");
 

@@ -103,6 +103,67 @@ fn rejects_a_pickle_that_would_run_code() {
 }
 
 #[test]
+fn control_characters_of_names_are_escaped() {
+    let world = World::new(1);
+    let hostile = "\u{1b}]0;PWN\u{7}\u{202e}";
+    let escaped = "\\u001b]0;PWN\\u0007\\u202e";
+    let header = serde_json::json!({
+        "__metadata__": {hostile: "x"}, hostile: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    });
+    let header = header.to_string().into_bytes();
+    write(&world, "w.safetensors", &[&(header.len() as u64).to_le_bytes()[..], &header, &[0; 4]].concat());
+    write(&world, "metadata.csv", format!("video,prompt\n{hostile}.mp4,x\n").as_bytes());
+    let outputs = [
+        world.roll(&["inspect", "w.safetensors", "--keys"]),
+        run(&world, &[]),
+        run(&world, &[&format!("{hostile}=1")]),
+        world.roll(&["convert-lora", "w.safetensors", hostile, "--to", "kohya"]),
+    ];
+    for output in outputs {
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        assert!(text.contains(escaped), "{text:?}");
+        assert!(!text.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{text:?}");
+    }
+}
+
+#[test]
+fn names_the_component_that_is_no_adapter() {
+    let vae = "model.lora_checkpoint=tiny/Wan2.1_VAE.safetensors";
+    refuses(&World::new(1), &[vae], &["Wan2.1_VAE.safetensors", "expected a LoRA", "found the Wan2.1 VAE"]);
+}
+
+#[test]
+fn likely_mistakes_are_warned_of() {
+    let world = World::new(2);
+    let long = "a grey square ".repeat(100);
+    write(&world, "metadata.csv", format!("video,prompt,iamge\n0.mp4,{long},\n1.mp4,,\n").as_bytes());
+    let full = "model.lora_checkpoint=tiny/low_noise_model/diffusion_pytorch_model.safetensors";
+    let output = run(&world, &[full]);
+    let text = stderr_text(&output);
+    assert!(output.status.success(), "{text}");
+    let warned = [
+        "the column `iamge` is not read; is `image` meant?",
+        "1 of 2 prompts are empty, the first in line 3",
+        "is cut to 32",
+        "holds all weights of a network and no LoRA",
+    ];
+    warned.iter().for_each(|warning| assert!(text.contains(warning), "no {warning} in: {text}"));
+}
+
+#[test]
+fn values_that_only_take_memory_are_refused_by_key() {
+    let world = World::new(1);
+    refuses(&world, &["data.height=65536", "data.width=65536"], &["`data.height`", "65536 x 65536"]);
+    refuses(&world, &["data.fps=1000"], &["`data.fps`", "240"]);
+    refuses(&world, &["ranks=5000", "strategy.name=zero"], &["`ranks`", "256"]);
+    refuses(
+        &world,
+        &["reward.name=clip", "reward.path=none", "reward.frames={uniform: 1000000000}"],
+        &["reward.frames"],
+    );
+}
+
+#[test]
 fn suggests_the_nearest_key() {
     let world = World::new(1);
     refuses(&world, &["training.learning_rat=1"], &["learning_rat", "learning_rate"]);

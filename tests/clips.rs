@@ -107,6 +107,16 @@ fn prepared_clips_equal_those_of_a_run() {
     );
 }
 
+#[test]
+fn names_of_prepared_clips_have_no_control_characters() {
+    let world = World::new(1);
+    std::fs::rename(world.path("0.mp4"), world.path("a\u{1b}]0;\n\u{202e}b.mp4")).unwrap();
+    let row = serde_json::json!({"video": "a\u{1b}]0;\n\u{202e}b.mp4", "prompt": "x"});
+    std::fs::write(world.path("metadata.jsonl"), row.to_string()).unwrap();
+    world.done(&["data", "prepare", "metadata.jsonl", "prepared"]);
+    assert!(world.path("prepared/00001-a_]0;__b.mp4").exists());
+}
+
 /// Clips of 9 frames at 8 a second: file, options before the input, options of the output, and the matrix of its track.
 type Format = (&'static str, &'static str, &'static str, Option<[i32; 4]>);
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use roll_core::Registry;
+use roll_core::{Registry, Tensor};
 use roll_train::config::ConfigLayers;
 
 use crate::program;
@@ -97,6 +97,31 @@ fn existing_files_are_not_overwritten() {
         2,
         &["none/k.safetensors"],
     );
+}
+
+#[test]
+fn built_in_rewards_are_checked_by_name() {
+    let world = World::new(0);
+    let printed_text = world.done(&["plugins", "check", "sharpness"]);
+    assert!(printed_text.contains("reward sharpness") && printed_text.contains("  ok "), "{printed_text}");
+    fails(&world.roll(&["plugins", "check", "no_such_reward"]), 2, &["no_such_reward"]);
+}
+
+#[test]
+fn a_score_that_is_not_finite_is_an_error() {
+    let world = World::new(1);
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-rewards/tests/data/clip_tiny");
+    std::fs::create_dir(world.path("clip")).unwrap();
+    for file in std::fs::read_dir(from).unwrap().map(Result::unwrap).filter(|file| file.path().is_file()) {
+        std::fs::copy(file.path(), world.path("clip").join(file.file_name())).unwrap();
+    }
+    let weights = world.path("clip/model.safetensors");
+    let mut state = roll_models::weights::Checkpoint::open(&weights).unwrap().all().unwrap();
+    state.iter_mut().for_each(|(_, tensor)| *tensor = Tensor::full(tensor.shape().to_vec(), f32::NAN));
+    std::fs::remove_file(&weights).unwrap(); // it is mapped
+    roll_models::weights::save_safetensors(&weights, &state, &Default::default()).unwrap();
+    let score = ["score", "0.mp4", "--reward", "clip", "--prompt", "x", "--set", "reward.path=clip"];
+    fails(&world.roll(&score), 1, &["the score of `clip` is not finite"]);
 }
 
 #[test]

@@ -245,15 +245,19 @@ fn template_workers_end_with_the_program() {
     let mut command = program::command(model.dir.path(), &["ask", "--model-path", "lm", "hello"]);
     let mut roll = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
-    let children = || {
-        let id = roll.id();
-        std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default()
+    let id = roll.id();
+    // The first child; the second one ends the first with its parent.
+    let worker = || {
+        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+        children.split_whitespace().next().map(|child| PathBuf::from("/proc").join(child))
     };
-    while children().trim().is_empty() {
+    let worker = loop {
         assert!(begun.elapsed() < TIME, "no process renders the template");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let worker = PathBuf::from("/proc").join(children().trim());
+        match worker() {
+            Some(worker) => break worker,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
     std::thread::sleep(Duration::from_millis(300));
     roll.kill().unwrap();
     roll.wait().unwrap();

@@ -185,6 +185,9 @@ fn diffusers_and_peft_load_what_is_written() {
     }
     let named = ["convert-lora", "comfyui.safetensors", "peft_diffusers", "--to", "peft", "--names", "diffusers"];
     done(here, &named);
+    let low = ["convert-lora", "comfyui.safetensors", "diffusers_low.safetensors", "--to", "diffusers"];
+    let printed_text = done(here, &[&low[..], &["--expert", "low"]].concat());
+    assert!(printed_text.contains("load_into_transformer_2=True"), "{printed_text}");
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/scripts/lora_loaders.py");
     let output = match Command::new(&python).arg(script).arg(here).output() {

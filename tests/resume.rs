@@ -159,15 +159,20 @@ fn resume_of_an_agent_is_bit_exact() {
     }
 }
 
-#[test]
-fn resume_of_supervised_training_is_bit_exact() {
-    let world = World::new(0);
+/// Writes seven conversations to `talk.jsonl`.
+fn write_conversations(world: &World) {
     let line = |i: usize| {
         let messages = [("user", format!("P_ {i}")), ("assistant", format!("at {}", i * i))];
         let messages = messages.map(|(role, content)| serde_json::json!({ "role": role, "content": content }));
         serde_json::json!({ "messages": messages }).to_string() + "\n"
     };
     std::fs::write(world.path("talk.jsonl"), (0..7).map(line).collect::<String>()).unwrap();
+}
+
+#[test]
+fn resume_of_supervised_training_is_bit_exact() {
+    let world = World::new(0);
+    write_conversations(&world);
     // Two passes and a half, of batches that do not divide the lines.
     let settings =
         ["steps=6", "save_steps=3", "algo.data=talk.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
@@ -204,48 +209,119 @@ fn a_longer_run_keeps_the_first_evaluation() {
     fails(&other, 2, &["`algo.name`", "begun with `reward_fl`", "model.lora_checkpoint=run"]);
 }
 
-/// Kills a run at random instants and lets it go on: with `ROLL_KILLS=100`, a hundred times.
-#[test]
-fn resume_after_a_kill_at_any_instant_is_bit_exact() {
-    let kills: usize = std::env::var("ROLL_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
-    let steps = 6;
-    let world = World::new(3);
-    let settings =
-        [&REWARD_FL[..], &["save_steps=1", "max_ckpt_to_keep=2", "evaluation.train_samples=1", "evaluation.every=4"]]
-            .concat();
-    let started = Instant::now();
-    world.train("whole", steps, &settings);
-    let length = started.elapsed();
+/// One kind of run that is killed: its name, its command, and the files of a checkpoint that are compared.
+struct KilledRun {
+    name: &'static str,
+    command: fn(&World, &str) -> Command,
+    files: [&'static str; 2],
+}
 
-    let mut random = ChaCha8Rng::seed_from_u64(std::process::id().into());
-    let (mut killed, mut writing, mut alike) = (0, 0, 0);
-    for trial in 0.. {
-        if killed >= kills {
-            break;
-        }
-        let out = format!("run-{trial}");
-        // The first lives are cut short, the last is not.
+/// Steps of the runs that are killed.
+const STEPS: u64 = 6;
+const VIDEO: [&str; 4] = ["save_steps=1", "max_ckpt_to_keep=2", "evaluation.train_samples=1", "evaluation.every=4"];
+const LANGUAGE: [&str; 3] = ["steps=6", "save_steps=1", "max_ckpt_to_keep=2"];
+const AGENT: [&str; 5] = [
+    "algo.num_env_groups=2",
+    "algo.group_size=4",
+    "algo.max_actions_per_traj=3",
+    "algo.val_batch_size=4",
+    "evaluation.every=4",
+];
+const PEFT: [&str; 2] = ["adapter_model.safetensors", WEIGHTS[1]];
+
+fn video(world: &World, out: &str, algorithm: &[&str]) -> Command {
+    world.training(out, STEPS, &[algorithm, &VIDEO].concat())
+}
+
+/// Every algorithm, and one on three ranks.
+const KILLED: [KilledRun; 7] = [
+    KilledRun { name: "reward_fl", command: |world, out| video(world, out, &REWARD_FL), files: WEIGHTS },
+    KilledRun { name: "flow_matching", command: |world, out| video(world, out, &FLOW_MATCHING), files: WEIGHTS },
+    KilledRun { name: "diffusion_nft", command: |world, out| video(world, out, &DIFFUSION_NFT), files: WEIGHTS },
+    KilledRun { name: "flow_grpo", command: |world, out| video(world, out, &FLOW_GRPO), files: WEIGHTS },
+    KilledRun {
+        name: "agentic_ppo",
+        command: |world, out| language(world, "agentic_ppo", out, &[&LANGUAGE[..], &AGENT].concat()),
+        files: PEFT,
+    },
+    KilledRun {
+        name: "sft",
+        command: |world, out| {
+            let data = ["algo.data=talk.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
+            language(world, "sft", out, &[&LANGUAGE[..], &data].concat())
+        },
+        files: PEFT,
+    },
+    KilledRun {
+        name: "reward_fl on three ranks",
+        command: |world, out| {
+            let ranks = ["strategy.name=zero", "strategy.stage=2", "ranks=3"];
+            video(world, out, &[&REWARD_FL[..], &ranks].concat())
+        },
+        files: WEIGHTS,
+    },
+];
+
+impl KilledRun {
+    /// Begins the run, or goes on with it.
+    fn start(&self, world: &World, out: &str) -> Child {
+        spawn(world, out, || (self.command)(world, out))
+    }
+
+    /// Kills one to three lives of a run, lets it end, and compares it with `whole`, which took `length`. Returns how
+    /// many were killed, and how many of those while they wrote a checkpoint.
+    fn check(&self, world: &World, whole: &str, length: Duration, random: &mut ChaCha8Rng) -> [usize; 2] {
+        let (out, [mut killed, mut writing]) = ("run", [0, 0]);
+        let run = world.path(out);
         for _ in 0..random.random_range(1..=3) {
-            let mut child = start(&world, &out, steps, &settings);
+            let mut child = self.start(world, out);
             let at = random.random_range(0.0..1.0);
             let hit = match random.random_bool(0.5) {
                 true => kill_after(&mut child, length.mul_f64(at)),
-                false => kill_while_writing(&mut child, &world.path(&out), Duration::from_secs_f64(4e-3 * at)),
+                false => kill_while_writing(&mut child, &run, Duration::from_secs_f64(4e-3 * at)),
             };
             killed += usize::from(hit);
-            writing += usize::from(hit && is_writing(&world.path(&out)));
+            writing += usize::from(hit && is_writing(&run));
         }
-        let output = start(&world, &out, steps, &settings).wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        assert_alike(&world, &out, "whole", steps, &WEIGHTS);
-        let kept = checkpoint::list(&world.path(&out).join("checkpoints")).unwrap();
-        assert_eq!(kept.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [steps - 1, steps]);
-        assert!(!is_writing(&world.path(&out)), "leftovers");
-        assert!(world.path(&out).join("report.html").is_file());
-        std::fs::remove_dir_all(world.path(&out)).unwrap();
-        alike += 1;
+        let output = self.start(world, out).wait_with_output().unwrap();
+        assert!(output.status.success(), "{}: {}", self.name, stderr_text(&output));
+        assert_alike(world, out, whole, STEPS, &self.files);
+        let kept = checkpoint::list(&run.join("checkpoints")).unwrap();
+        assert_eq!(kept.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [STEPS - 1, STEPS], "{}", self.name);
+        assert!(!is_writing(&run), "{} leaves an unfinished checkpoint", self.name);
+        assert!(run.join("report.html").is_file());
+        std::fs::remove_dir_all(run).unwrap();
+        [killed, writing]
     }
-    eprintln!("{killed} kills, {writing} of them while a checkpoint was written; {alike} runs of {alike} ended alike");
+}
+
+/// With `ROLL_KILLS=100`, a hundred kills, shared by the runs in turn.
+#[test]
+fn resume_after_a_kill_at_any_instant_is_bit_exact() {
+    let kills: usize = std::env::var("ROLL_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
+    let world = World::new(3);
+    write_conversations(&world);
+    let seed = std::process::id();
+    eprintln!("seed {seed}");
+    let mut random = ChaCha8Rng::seed_from_u64(seed.into());
+    let (mut killed, mut writing, mut lengths) = (0, 0, [None; KILLED.len()]);
+    let mut trials = 0;
+    while killed < kills {
+        let index = (seed as usize + trials) % KILLED.len();
+        let (run, whole) = (&KILLED[index], format!("whole-{index}"));
+        let length = *lengths[index].get_or_insert_with(|| {
+            let started = Instant::now();
+            let output = run.start(&world, &whole).wait_with_output().unwrap();
+            assert!(output.status.success(), "{}: {}", run.name, stderr_text(&output));
+            started.elapsed()
+        });
+        let [hit, in_writing] = run.check(&world, &whole, length, &mut random);
+        eprintln!("{}: {hit} kills, {in_writing} of them while a checkpoint was written", run.name);
+        (killed, writing, trials) = (killed + hit, writing + in_writing, trials + 1);
+    }
+    eprintln!(
+        "{killed} kills, {writing} of them while a checkpoint was written; {trials} of {trials} runs ended alike"
+    );
 }
 
 /// The files of a run.
@@ -342,9 +418,13 @@ fn partial_results_depend_on_the_configuration() {
 
 /// Begins the run, or goes on with it.
 fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
+    spawn(world, out, || world.training(out, steps, settings))
+}
+
+fn spawn(world: &World, out: &str, begin: impl Fn() -> Command) -> Child {
     let mut command = match world.path(out).join("config.yaml").exists() {
         true => world.command(&["run", "--resume", out]),
-        false => world.training(out, steps, settings),
+        false => begin(),
     };
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use roll_algos::policy_gradient::LossMask;
 use roll_algos::reward_fl::{Observer, loss::step_kl};
 use roll_core::{Model, Noise, Purpose, Tensor};
 
@@ -83,7 +84,7 @@ fn kl_gradients_match_finite_differences_at_fixed_reference_velocities() {
         bench.rollout(&mut moved).unwrap();
         let kl = first.off.iter().map(|(step, u)| {
             let (_, v) = moved.on.iter().find(|(i, _)| i == step).unwrap();
-            step_kl(v, u, schedule.sigma(*step)).unwrap().0
+            step_kl(v, u, schedule.sigma(*step), LossMask::all(v.len())).unwrap().0
         });
         kl.sum::<f64>() / first.off.len() as f64
     });

@@ -403,6 +403,45 @@ fn ctrl_c_clears_the_bars() {
     assert!(bars.is_empty(), "{bars:#?}");
 }
 
+/// A run whose reward is a shell script that never answers, and has started a process with the id in the file `child`.
+fn with_hung_reward(world: &World) -> std::process::Child {
+    let script = "echo ${HF_TOKEN-none} > token; sleep 600 & echo $! > new; mv new child; wait";
+    let reward = format!("reward={{name: command, command: [sh, -c, \"{script}\"]}}");
+    let mut command = world.training("run", 1, &[&reward]);
+    crate::program::with_default_signals(&mut command);
+    let silent = std::process::Stdio::null;
+    let run = command.env("HF_TOKEN", "secret").stdout(silent()).stderr(silent()).spawn().unwrap();
+    let begun = std::time::Instant::now();
+    while !world.path("child").exists() {
+        assert!(begun.elapsed().as_secs() < 60, "the reward is not started");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    run
+}
+
+#[test]
+fn a_hung_reward_ends_with_the_run_that_is_killed() {
+    for signals in [&["-TERM", "-TERM"][..], &["-KILL"]] {
+        let world = World::new(1);
+        let mut run = with_hung_reward(&world);
+        assert_eq!(std::fs::read_to_string(world.path("token")).unwrap(), "none\n");
+        for signal in signals {
+            assert!(Command::new("kill").args([*signal, &run.id().to_string()]).status().unwrap().success());
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+        run.wait().unwrap();
+        let child = std::fs::read_to_string(world.path("child")).unwrap();
+        let begun = std::time::Instant::now();
+        // A zombie, which its new parent has not reaped, is gone too.
+        let lives =
+            || std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).is_ok_and(|s| !s.contains(") Z "));
+        while lives() {
+            assert!(begun.elapsed().as_secs() < 10, "{signals:?}: the reward lives on");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
 #[test]
 fn sample_prompts_use_the_same_noise_and_appear_in_the_report() {
     let world = World::new(2);

@@ -1,6 +1,6 @@
 """An environment for `roll run --algo agentic_ppo`: guess a number from 1 to 100.
 
-    roll run --algo agentic_ppo --model causal_lm --set model.model_path=Qwen2.5-0.5B-Instruct \
+    roll run --algo agentic_ppo --model causal_lm --set model.model_path=Qwen/Qwen2.5-0.5B-Instruct \
         --env process --set 'env.command=[python3, examples/environment/guess_number.py]'
 
 One JSON object a line: requests on stdin, answers on stdout. Only the standard library is needed.

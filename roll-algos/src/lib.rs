@@ -5,6 +5,10 @@
 //! *What it is for*: the maths of training, in functions that read like their formulas. *What it is not*: a trainer
 //! (`roll-train` has data, checkpoints and metrics), and it imports no model and no reward.
 //!
+//! *What it may depend on*: `roll-core` and `roll-external`. *Where to start reading*: [`reward_fl`], whose `loss.rs`
+//! and `trajectory.rs` are the paper's formulas; [`policy_gradient`] has the parts that DiffusionNFT and Flow-GRPO
+//! share, [`agentic_ppo`] and [`sft`] train language models.
+//!
 //! A step of Reward-FL on the test doubles of `roll-testing`, a model of eight numbers and a reward of sines:
 //!
 //! ```

@@ -18,6 +18,42 @@ pub const SHIFT: IdleKeys = IdleKeys {
     because: "`algo.shift` takes its place",
 };
 
+/// Options of guidance that is off.
+pub const GUIDANCE: IdleKeys = IdleKeys {
+    keys: &["algo.negative_prompt", "algo.guidance_gradient"],
+    when: When::Is("algo.guidance_scale", &["1"]),
+    because: "`algo.guidance_scale` is 1, no guidance",
+};
+
+/// The note on a KL whose reference lacks the LoRA that the run starts from.
+pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Option<String> {
+    let weight = config.value("algo.kl_weight")?.as_f64().filter(|weight| *weight > 0.0)?;
+    config.value("model.lora_checkpoint")?;
+    Some(format!(
+        "`algo.kl_weight: {weight}` pulls the model towards its base without the LoRA of `model.lora_checkpoint`: to keep \
+         what that LoRA does, merge it into the base with `roll merge-lora` and train on the result"
+    ))
+}
+
+/// The notes of the policy gradients: on the KL's reference, on evaluations and on the number of rewards.
+pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let mut notes = buckets(config)?;
+    notes.extend(kl_reference(config));
+    let number = |key: &str| config.value(key).and_then(|value| value.as_f64()).unwrap_or(0.0);
+    let mut idle = |keys, because| notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
+    if config.value("evaluation.metadata").is_none() && number("evaluation.train_samples") == 0.0 {
+        let because = "no clip is evaluated; `evaluation.metadata` and `evaluation.train_samples` name some";
+        idle(&["algo.evaluation_average"], because);
+        if config.value("evaluation.prompts").and_then(|list| list.as_array()).is_none_or(Vec::is_empty) {
+            idle(&["algo.evaluation_sampler"], because);
+        }
+    }
+    if config.value("reward").and_then(|list| list.as_array()).is_some_and(|list| list.len() == 1) {
+        idle(&["algo.several_rewards"], "there is one reward");
+    }
+    Ok(notes)
+}
+
 /// The note of an algorithm that computes samples one by one: clips of a bucket are cut and ordered, and not batched.
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
@@ -36,14 +72,54 @@ roll_core::inventory::submit! {
 }
 
 roll_core::inventory::submit! {
+    OptionNotes { kind: Kind::Algorithm, name: "agentic_ppo", idle: &[], more: Some(reference) }
+}
+
+/// The note on the reference of an agent's divergence, which is not the policy that the run starts from.
+fn reference(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let is_on = |key: &&str| config.value(key).is_some_and(|value| value == true);
+    let key = ["algo.use_kl_loss", "algo.add_token_level_kl"].into_iter().find(is_on);
+    let key = key.filter(|_| config.value("model.lora_checkpoint").is_some());
+    let note = |key| {
+        format!(
+            "`{key}` pulls towards the model without `model.lora_checkpoint`, not towards the policy that the run \
+             starts from: for that one, merge the adapter into the model (`roll merge-lora`)"
+        )
+    };
+    Ok(key.map(note).into_iter().collect())
+}
+
+roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: "flow_matching", idle: FLOW_MATCHING, more: None }
 }
 
 const FLOW_MATCHING: &[IdleKeys] = &[
     SHIFT,
+    GUIDANCE,
     IdleKeys {
         keys: &["algo.logit_mean", "algo.logit_std"],
         when: When::IsNot("algo.timestep_sampling", &["logit_normal"]),
         because: "`algo.timestep_sampling` is not `logit_normal`",
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::Options;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_reference_of_an_agent_that_starts_from_an_adapter_is_named() {
+        let noted = |use_kl_loss: bool, adapter: Option<&str>| {
+            let config = json!({"algo": {"use_kl_loss": use_kl_loss}, "model": {"lora_checkpoint": adapter}});
+            let config = config.as_object().unwrap().clone();
+            OptionNotes::of(Kind::Algorithm, "agentic_ppo", &ConfiguredOptions::new(&config, &Options::new())).unwrap()
+        };
+        assert!(noted(false, Some("run")).is_empty() && noted(true, None).is_empty());
+        let notes = noted(true, Some("run"));
+        assert!(notes.len() == 1 && notes[0].contains("`algo.use_kl_loss`"), "{notes:?}");
+    }
+}

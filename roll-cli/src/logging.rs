@@ -7,7 +7,7 @@ use tracing::Level;
 use tracing_subscriber::filter::dynamic_filter_fn;
 use tracing_subscriber::{EnvFilter, fmt, prelude::*};
 
-use crate::output::wrapped;
+use crate::output::{printable, wrapped};
 use crate::progress;
 
 /// Columns of the level before a message.
@@ -86,7 +86,7 @@ struct LogLine {
 impl Write for LogLine {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         let line = [self.prefix.as_bytes(), event].concat();
-        let line = fitted(&String::from_utf8_lossy(&line));
+        let line = fitted(&coloured(&String::from_utf8_lossy(&line)));
         // A reader that went away, or a terminal that was closed, is no reason to stop.
         progress::above_bars(|| drop(std::io::stderr().write_all(line.as_bytes())));
         Ok(event.len())
@@ -97,6 +97,11 @@ impl Write for LogLine {
     }
 }
 
+/// An event as [`printable`], with its colours: the formatter has escaped the ESC of fields.
+fn coloured(event: &str) -> String {
+    event.split('\u{1b}').map(printable).collect::<Vec<_>>().join("\u{1b}")
+}
+
 /// The text as the terminal shows it, where standard error is one.
 pub fn fitted(text: &str) -> String {
     progress::columns().map_or_else(|| text.into(), |columns| wrapped(text, columns, |_| LEVEL))
@@ -105,6 +110,14 @@ pub fn fitted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn log_lines_keep_colours_alone() {
+        assert_eq!(
+            coloured("\u{1b}[32m INFO\u{1b}[0m a\u{202e}b\u{7}\n"),
+            "\u{1b}[32m INFO\u{1b}[0m a\\u202eb\\u0007\n"
+        );
+    }
 
     #[test]
     fn arguments_override_variables() {

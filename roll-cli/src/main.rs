@@ -77,8 +77,8 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     let messages = error.messages();
     let (first, causes) = messages.split_at(1);
     let lines = first.iter().map(|m| format!("{prefix}error: {m}\n"));
-    let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n")));
+    let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n"))).collect::<String>();
     // At once, so that the lines of several ranks do not mix.
     // Its reader may have closed the pipe.
-    let _ = std::io::stderr().write_all(logging::fitted(&lines.collect::<String>()).as_bytes());
+    let _ = std::io::stderr().write_all(logging::fitted(&output::printable(&lines)).as_bytes());
 }

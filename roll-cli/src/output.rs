@@ -1,6 +1,7 @@
 //! Standard output, whose reader may go away before all is written: `roll config | head`; and files that a command
 //! writes, which may be there already.
 
+use std::borrow::Cow;
 use std::fmt::Arguments;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
@@ -17,10 +18,26 @@ macro_rules! println {
     };
 }
 
-/// Prints a line, unless the reader went away. Another failure, such as a full disk behind a redirection, ends the
+/// Whether a character controls a terminal instead of being shown, or changes the direction of text.
+pub fn controls_terminal(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// The text with characters that control a terminal, but line ends and tabs, as `\u001b`: names in files, paths and
+/// messages are other people's. JSON keeps its meaning.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let controls = |c: char| controls_terminal(c) && c != '\n' && c != '\t';
+    if !text.contains(controls) {
+        return text.into();
+    }
+    let escaped = |c: char| if controls(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() };
+    text.chars().map(escaped).collect()
+}
+
+/// Prints a line as [`printable`], unless the reader went away. Another failure, such as a full disk behind a redirection, ends the
 /// process: nothing that is printed comes before the work is done.
 pub fn print_line(text: Arguments<'_>) {
-    if let Err(error) = writeln!(std::io::stdout(), "{text}")
+    if let Err(error) = writeln!(std::io::stdout(), "{}", printable(&text.to_string()))
         && error.kind() != ErrorKind::BrokenPipe
     {
         eprintln!("error: cannot write to the standard output: {error}");
@@ -30,7 +47,7 @@ pub fn print_line(text: Arguments<'_>) {
 
 /// Prints a line for people; in a terminal, a longer line is wrapped below its last column.
 pub fn print_wrapped(text: Arguments<'_>) {
-    let text = text.to_string();
+    let text = printable(&text.to_string()).into_owned();
     let columns = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
     match columns.map(|(_, columns)| usize::from(columns)) {
         Some(columns @ 1..) => print_line(format_args!("{}", wrapped(&text, columns, last_column))),
@@ -114,6 +131,17 @@ pub fn refuse_existing(path: &Path, force: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let hostile = "a\u{1b}]0;PWN\u{7}\r\u{9b}2J\u{7f}\0\u{202e}txt.exe\u{2066}\u{2069}";
+        assert_eq!(
+            printable(hostile),
+            "a\\u001b]0;PWN\\u0007\\u000d\\u009b2J\\u007f\\u0000\\u202etxt.exe\\u2066\\u2069"
+        );
+        let plain = "two\tcolumns\nand \u{6587}\u{5b57}, \u{05d0}\u{200f}";
+        assert!(matches!(printable(plain), Cow::Borrowed(text) if text == plain));
+    }
 
     #[test]
     fn wraps_long_lines_between_words() {

@@ -10,6 +10,8 @@ use console::Term;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
 use roll_train::progress::{Bar, Display, duration};
 
+use crate::output::printable;
+
 /// All bars of this process, below its log lines.
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
@@ -134,7 +136,7 @@ const SPINNER: usize = 10;
 
 /// The beginning of `text` that fits behind `taken` columns.
 fn fitting(text: &str, taken: usize, columns: usize) -> String {
-    text.chars().take(columns.saturating_sub(taken + MARGIN)).collect()
+    printable(text).chars().take(columns.saturating_sub(taken + MARGIN)).collect()
 }
 
 /// The text behind a bar.

@@ -24,7 +24,27 @@ pub struct Transition {
     pub valid: bool,
 }
 
-/// A text environment, deterministic given its seed and the actions.
+/// The set that the start of an episode is taken from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Split {
+    /// Starts that the agent is trained on.
+    #[default]
+    Train,
+    /// Starts that only validations play.
+    Validation,
+}
+
+impl Split {
+    /// Its name in requests: `train` or `validation`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Validation => "validation",
+        }
+    }
+}
+
+/// A text environment, deterministic given its split, its seed and the actions.
 ///
 /// ```
 /// use roll_core::{Environment, Observation, Result, Transition};
@@ -75,9 +95,15 @@ pub struct Transition {
 /// # }
 /// ```
 pub trait Environment: Send {
+    /// Chooses the set of the next start; called before each `reset`. Seeds of validations differ from those of training
+    /// anyway: only an environment with a finite set of starts, such as the rows of a file, must keep the two apart.
+    fn enter(&mut self, _split: Split) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts anew.
     fn reset(&mut self, seed: u64) -> Result<Observation>;
-    /// Applies the agent's text.
+    /// Applies the agent's text, which has no end-of-turn token.
     fn step(&mut self, action: &str) -> Result<Transition>;
 
     /// The task and the possible answers, shown to the agent once, before the first observation. Empty if observations
@@ -96,5 +122,11 @@ pub trait Environment: Send {
     /// solved when it terminated with a positive reward.
     fn solved(&self) -> Option<bool> {
         None
+    }
+
+    /// The action that it read in the latest answer, for the history in later prompts. Empty: it found none, and the
+    /// history has the answer without its thoughts.
+    fn action(&self) -> String {
+        String::new()
     }
 }

@@ -57,6 +57,9 @@ pub struct HeldOut {
     pub label: String,
     /// The data, in words: "starts that were not trained on".
     pub data: String,
+    /// The configuration key that names or enables the data; empty if there always are some.
+    #[serde(default)]
+    pub key: String,
 }
 
 impl Headline {
@@ -81,8 +84,17 @@ impl Headline {
     /// Adds the same quantity on held-out data: metric, name in summaries, and the data in words. It shows whether the
     /// model learns.
     pub fn validated_by(self, metric: &str, label: &str, data: &str) -> Self {
-        let held_out = Some(HeldOut { metric: metric.into(), label: label.into(), data: data.into() });
+        let key = String::new();
+        let held_out = Some(HeldOut { metric: metric.into(), label: label.into(), data: data.into(), key });
         Self { held_out, subject: Subject::Learning, ..self }
+    }
+
+    /// Names the configuration key that enables the held-out data of [`Headline::validated_by`].
+    pub fn enabled_by(mut self, key: &str) -> Self {
+        if let Some(held_out) = &mut self.held_out {
+            held_out.key = key.into();
+        }
+        self
     }
 
     /// The score of the reward, which shows whether the model learns.

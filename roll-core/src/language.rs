@@ -9,12 +9,15 @@ pub struct Message {
     pub role: String,
     /// The text.
     pub content: String,
+    /// Further fields that a chat template may read, such as `tool_calls`. Models of plugins do not receive them.
+    #[serde(flatten)]
+    pub fields: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Message {
     /// A message of `role`.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
+        Self { role: role.into(), content: content.into(), fields: serde_json::Map::new() }
     }
 }
 

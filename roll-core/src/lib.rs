@@ -3,6 +3,9 @@
 //! *What it is for*: an author of a reward, model, algorithm, environment or strategy compiles this crate alone.
 //! *What it is not*: a tensor library (a [`Tensor`] holds bytes and computes nothing), a trainer (`roll-train`), or a
 //! configuration.
+//! *What it may depend on*: no other crate of roll and no tensor library.
+//! *Where to start reading*: [`Pullback`] (`pullback.rs`), then [`RewardScorer`] (`reward.rs`), the smallest component;
+//! [`Algorithm`] and [`StepContext`] show how the traits meet, and [`Registry`] how a component gets its name.
 //!
 //! Cargo features: `noise` draws random numbers, `schema` describes options by their types.
 //!
@@ -85,7 +88,7 @@ pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, Generator, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
-pub use environment::{Environment, Observation, Transition};
+pub use environment::{Environment, Observation, Split, Transition};
 pub use error::{Error, Fault, Result, ResultExt, messages, nearest, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};

@@ -99,7 +99,7 @@ pub trait ComponentOptions: serde::Serialize + serde::de::DeserializeOwned + Def
 }
 
 /// Registers a component of this crate: kind, name, type of its options, summary, and how to make it of these options
-/// and the [`BuildContext`]; after `plan:` its [`Planner`].
+/// and the [`BuildContext`]; after `plan:` its [`Planner`], after `learning_rate:` that of [`Registration`].
 #[cfg(feature = "schema")]
 #[macro_export]
 macro_rules! register {
@@ -109,7 +109,16 @@ macro_rules! register {
     (@plan $kind:ident $planner:expr) => {
         Some($crate::Planner::$kind(&$planner))
     };
-    ($kind:ident, $name:expr, $options:ty, $summary:expr, $make:expr $(, plan: $planner:expr)? $(,)?) => {
+    (@rate) => {
+        None
+    };
+    (@rate $rate:expr) => {
+        Some($rate)
+    };
+    (
+        $kind:ident, $name:expr, $options:ty, $summary:expr, $make:expr
+        $(, plan: $planner:expr)? $(, learning_rate: $rate:expr)? $(,)?
+    ) => {
         impl $crate::ComponentOptions for $options {
             const KIND: $crate::Kind = $crate::Kind::$kind;
             const NAME: &'static str = $name;
@@ -129,6 +138,7 @@ macro_rules! register {
                     Ok(Box::new(make(options, context)?))
                 }),
                 planner: $crate::register!(@plan $kind $($planner)?),
+                learning_rate: $crate::register!(@rate $($rate)?),
             }
         }
     };
@@ -154,6 +164,8 @@ pub struct Registration {
     pub factory: Factory,
     /// How to plan for it; `None` where `roll plan` cannot know.
     pub planner: Option<Planner>,
+    /// Default of `training.learning_rate` with this algorithm; `None`: that of the section `training`.
+    pub learning_rate: Option<f64>,
 }
 
 inventory::collect!(Registration);
@@ -261,6 +273,7 @@ impl Registry {
             keys: &crate::keys::of_defaults::<T>,
             factory: Factory::Reward(Box::leak(Box::new(make))),
             planner: None,
+            learning_rate: None,
         };
         let mut entries = self.entries;
         entries.push(Box::leak(Box::new(own)));

@@ -8,6 +8,8 @@ use roll_core::{Error, Result, VideoUnit};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::picture::check_size;
+
 /// Training data: a table of clips with columns `video` and `prompt` (optionally `image` or `input_image`, and
 /// `end_image`), and the files it names; or a directory of videos with a caption each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -34,8 +36,8 @@ pub struct DataConfig {
     #[schemars(range(min = 1))]
     pub num_frames: usize,
     /// Frames per second at which clips are sampled: the frames shown at those times, which also holds for clips of
-    /// variable frame rate. `null`: every frame of the file.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    /// variable frame rate. At most 240; a rate above the file's repeats frames. `null`: every frame of the file.
+    #[schemars(range(max = 240), extend("exclusiveMinimum" = 0))]
     pub fps: Option<f64>,
     /// Ratios of width to height, from 0.05 to 20, e.g. 1.78 for 16:9. Each clip is cropped to the nearest ratio and
     /// scaled to about `max_pixels` (smaller clips are not enlarged), and the samples of a micro-batch have one shape.
@@ -169,7 +171,10 @@ impl DataConfig {
         match (self.height, self.width) {
             (Some(_), None) => Err(Error::config("data.height", "needs data.width beside it")),
             (None, Some(_)) => Err(Error::config("data.width", "needs data.height beside it")),
-            _ => Ok(()),
+            (Some(height), Some(width)) => {
+                check_size(width, height).map_err(|problem| Error::config("data.height", problem))
+            }
+            (None, None) => Ok(()),
         }
     }
 
@@ -277,7 +282,10 @@ mod tests {
         assert_eq!(refused(fixed), key("bucket_ratios"));
         assert_eq!(refused(|c| c.bucket_frames = vec![85]), key("bucket_frames"));
         assert_eq!(refused(|c| c.bucket_frames = vec![0]), key("bucket_frames.0"));
-        for fps in [0.0, -1.0, f64::INFINITY] {
+        for (height, width) in [(65536, 65536), (1 << 40, 1 << 40), (20_000, 16), (8192, 8192)] {
+            assert_eq!(refused(|c| (c.height, c.width) = (Some(height), Some(width))), key("height"));
+        }
+        for fps in [0.0, -1.0, f64::INFINITY, 1000.0] {
             assert_eq!(refused(|c| c.fps = Some(fps)), key("fps"));
         }
     }

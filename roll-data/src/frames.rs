@@ -12,7 +12,7 @@ use crate::resize::{crop_and_resize, target_size};
 /// Frame rate of images, which have none: that of Wan's training data.
 pub(crate) const STILL_FPS: f64 = 16.0;
 /// Maximum size of one decoded video in memory, as f32.
-const MAX_VIDEO_BYTES: usize = 8 << 30;
+pub(crate) const MAX_VIDEO_BYTES: usize = 8 << 30;
 
 /// Collects frames.
 pub(crate) struct Frames {
@@ -21,6 +21,8 @@ pub(crate) struct Frames {
     pub source_fps: f64,
     /// Whether a frame was rejected, in which case another decoder would not help.
     pub is_rejected: bool,
+    /// Maximum size of the kept frames in memory, in bytes.
+    pub max_bytes: usize,
     frames_seen: usize,
     frame_count: usize,
     size: Option<[usize; 2]>,
@@ -33,6 +35,7 @@ impl Frames {
             options: *options,
             source_fps: STILL_FPS,
             is_rejected: false,
+            max_bytes: MAX_VIDEO_BYTES,
             frames_seen: 0,
             frame_count: 0,
             size: None,
@@ -77,11 +80,11 @@ impl Frames {
             if self.is_full() {
                 break;
             }
-            if (self.values.len() + picture.rgb.len()) * 4 > MAX_VIDEO_BYTES {
+            if (self.values.len() + picture.rgb.len()) * 4 > self.max_bytes {
                 return Err(format!(
-                    "more than {} frames of {} x {} pixels do not fit the memory for one video \
-                     ({MAX_VIDEO_BYTES} bytes); ask for fewer or smaller ones",
-                    self.frame_count, size[1], size[0]
+                    "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
+                     ({} bytes); ask for fewer or smaller ones",
+                    self.frame_count, size[1], size[0], self.max_bytes
                 ));
             }
             picture.append_planes(&mut self.values);
@@ -139,6 +142,16 @@ mod tests {
         assert_eq!(picked(24.0, 16.0, 6), [0, 1, 3, 4]);
         assert_eq!(picked(8.0, 16.0, 3), [0, 0, 1, 1, 2, 2]);
         assert_eq!(picked(16.0, 16.0, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn frames_beyond_the_memory_for_a_video_are_refused() {
+        let picture = || Picture { width: 1, height: 2, rgb: vec![0; 6] };
+        let mut frames = Frames::new(&ReadOptions::default());
+        frames.max_bytes = 2 * 24;
+        assert!(frames.push(picture(), 2).is_ok());
+        let problem = frames.push(picture(), 1).unwrap_err();
+        assert!(problem.contains("more than 2 frames of 1 x 2 pixels"), "{problem}");
     }
 
     #[test]

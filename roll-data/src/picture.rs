@@ -75,7 +75,8 @@ pub(crate) fn square_pixels(picture: Picture, pixel_aspect: Option<[u32; 2]>) ->
 /// Fails if a frame of this size is not accepted.
 pub(crate) fn check_size(width: usize, height: usize) -> Result<(), String> {
     if width == 0 || height == 0 || width > MAX_SIDE || height > MAX_SIDE || width * height > MAX_PIXELS {
-        return Err(format!("frames of {width} x {height} pixels are not accepted (at most {MAX_PIXELS} pixels)"));
+        let most = format!("at most {MAX_SIDE} a side and {MAX_PIXELS} in all");
+        return Err(format!("frames of {width} x {height} pixels are not accepted ({most})"));
     }
     Ok(())
 }

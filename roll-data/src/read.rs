@@ -10,7 +10,7 @@ use crate::animation::decode_gif;
 use crate::config::Decoder;
 use crate::container::{Container, FileHead};
 use crate::ffmpeg::{self, Failure};
-use crate::frames::{Frames, STILL_FPS, fit};
+use crate::frames::{Frames, MAX_VIDEO_BYTES, STILL_FPS, fit};
 use crate::mp4::Mp4Reader;
 use crate::still::read_picture;
 
@@ -124,8 +124,8 @@ fn with_remedy(problem: String, path: &Path, remedy: &str) -> String {
     if !problem.contains("can be read") && !problem.contains("cannot be read") {
         return problem;
     }
-    let to = path.with_extension("h264.mp4");
-    format!("{problem}; {remedy}: ffmpeg -i {} -c:v libx264 -pix_fmt yuv420p {}", path.display(), to.display())
+    let [from, to] = [path, &path.with_extension("h264.mp4")].map(files::shell_quoted);
+    format!("{problem}; {remedy}: ffmpeg -i {from} -c:v libx264 -pix_fmt yuv420p {to}")
 }
 
 fn read_mp4(path: &Path, frames: &mut Frames) -> std::result::Result<(), String> {
@@ -136,7 +136,10 @@ fn read_mp4(path: &Path, frames: &mut Frames) -> std::result::Result<(), String>
 
 fn read_gif(path: &Path, frames: &mut Frames) -> std::result::Result<(), String> {
     let (mut now, mut count) = (0.0, 0);
-    decode_gif(files::open(path).map_err(|e| e.to_string())?, |picture, seconds| {
+    let file = files::open(path).map_err(|e| e.to_string())?;
+    let bytes = file.metadata().map_err(|e| e.to_string())?.len();
+    frames.max_bytes = memory_of_gif(usize::try_from(bytes).unwrap_or(usize::MAX));
+    decode_gif(file, |picture, seconds| {
         let from = now;
         now += seconds;
         count += 1;
@@ -146,6 +149,13 @@ fn read_gif(path: &Path, frames: &mut Frames) -> std::result::Result<(), String>
         frames.source_fps = f64::from(count) / now;
     }
     Ok(())
+}
+
+/// Maximum memory for the kept frames of a GIF of `bytes`: 1 GiB, and 64 pixels per byte of the file. LZW makes thousands
+/// of pixels of a byte, so that otherwise a kilobyte would take gigabytes; frames with contents make fewer than ten.
+fn memory_of_gif(bytes: usize) -> usize {
+    const PIXEL: usize = 3 * size_of::<f32>();
+    bytes.saturating_mul(64 * PIXEL).saturating_add(1 << 30).min(MAX_VIDEO_BYTES)
 }
 
 fn read_directory(path: &Path, options: &ReadOptions) -> Result<Video> {
@@ -178,4 +188,25 @@ pub(crate) fn pictures_in(path: &Path) -> Result<Vec<PathBuf>> {
         return Err(Error::bad_file(path, "a directory without PNG, JPEG or WebP files"));
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_a_gif_follows_the_size_of_its_file() {
+        // 1,026 bytes with 40 frames of 6000 x 6000 pixels.
+        assert!((1 << 30..11 << 27).contains(&memory_of_gif(1026)));
+        // Ten seconds of full HD, at ten pixels per byte.
+        assert!(memory_of_gif(150 * 1920 * 1080 / 10) >= 150 * 1920 * 1080 * 12);
+        assert_eq!(memory_of_gif(usize::MAX), MAX_VIDEO_BYTES);
+    }
+
+    #[test]
+    fn suggested_command_is_quoted_for_a_shell() {
+        let told = with_remedy("AVI cannot be read".into(), Path::new("d/$(touch x) it's.avi"), "convert it");
+        assert!(told.contains("ffmpeg -i 'd/$(touch x) it'\\''s.avi' -c:v"), "{told}");
+        assert!(told.ends_with("yuv420p 'd/$(touch x) it'\\''s.h264.mp4'"), "{told}");
+    }
 }

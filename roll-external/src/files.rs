@@ -86,9 +86,31 @@ pub fn sync_directory(directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The path as an argument in a command line for a shell.
+pub fn shell_quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
+    match text.chars().all(plain) && !text.is_empty() {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quotes_paths_for_a_shell() {
+        for (path, expected) in [
+            ("runs/my-2", "runs/my-2"),
+            ("my d\u{e4}t\u{e4} \u{6587}/run 2", "'my d\u{e4}t\u{e4} \u{6587}/run 2'"),
+            ("it's", "'it'\\''s'"),
+            ("a$b", "'a$b'"),
+        ] {
+            assert_eq!(shell_quoted(Path::new(path)), expected);
+        }
+    }
 
     #[test]
     fn a_failed_write_leaves_only_the_old_file() {

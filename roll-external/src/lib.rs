@@ -8,7 +8,27 @@
 //! - [`service`] (feature `service`): requests to HTTP services.
 //!
 //! The crate is for the crates with components and for `roll-train`. It is not part of the interfaces: an author of a
-//! component does not need it.
+//! component does not need it. It depends on `roll-core` and on no other crate of this project. Start reading at
+//! [`files`] and [`process`].
+//!
+//! ```
+//! use roll_external::{Fingerprint, files};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let path = std::env::temp_dir().join(format!("roll-doc-{}.txt", std::process::id()));
+//! files::write_atomically(&path, b"twelve bytes")?;
+//! assert_eq!(files::read_text(&path, 12)?, "twelve bytes");
+//! assert!(files::read(&path, 11).is_err(), "the file is longer than 11 bytes");
+//!
+//! let key = |frames| -> roll_core::Result<String> {
+//!     Ok(Fingerprint::new("latents").file(&path)?.text("frames", frames).finish())
+//! };
+//! assert_eq!(key(81)?, key(81)?);
+//! assert_ne!(key(81)?, key(49)?, "a cache does not confuse the settings");
+//! # std::fs::remove_file(&path)?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod contain;
 pub mod files;

@@ -9,14 +9,18 @@ use crate::lora::{self, LoraFile};
 use crate::wan2_2::components::{Component, heads, recognise};
 use crate::wan2_2::dit::DitConfig;
 use crate::wan2_2::paths::networks;
+use crate::weights::gguf::GgufFile;
 use crate::weights::{Checkpoint, WeightsError, is_auxiliary};
+
+/// [`FileDescription::format`] of a GGUF file.
+pub const GGUF: &str = "GGUF";
 
 /// Contents of a weight file or of a set of shards.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct FileDescription {
     /// The file, or the first of its shards.
     pub path: PathBuf,
-    /// `safetensors` or `torch checkpoint`.
+    /// `safetensors`, `torch checkpoint` or [`GGUF`].
     pub format: String,
     /// Number of files.
     pub files: usize,
@@ -30,11 +34,11 @@ pub struct FileDescription {
     pub what: String,
     /// Further facts as (name, value), in the order of printing.
     pub details: Vec<(String, String)>,
-    /// Metadata of the header: `__metadata__` of safetensors.
+    /// Metadata of the header: `__metadata__` of safetensors; empty for [`GGUF`].
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Describes a weight file, an index of shards, a directory or a glob. Only headers are read, and the tensors of
+/// Describes a weight file, a GGUF file, an index of shards, a directory or a glob. Only headers are read, and the tensors of
 /// adapters.
 ///
 /// A directory with a whole model, or with the adapters of two experts, has one entry per network. A run directory is
@@ -44,6 +48,9 @@ pub fn inspect(path: &Path) -> Result<Vec<FileDescription>> {
         && let Some(newest) = lora::newest_checkpoint(path)?
     {
         return inspect(&newest);
+    }
+    if path.extension().is_some_and(|extension| extension == "gguf") {
+        return Ok(vec![describe_gguf(&GgufFile::open(path)?)]);
     }
     let peft = path.is_dir() && path.join("adapter_config.json").is_file();
     if peft {
@@ -99,6 +106,32 @@ fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
         Err(e) => return Err(e.into()),
     }
     Ok(description)
+}
+
+fn describe_gguf(file: &GgufFile) -> FileDescription {
+    let mut dtypes = BTreeMap::new();
+    file.names().filter_map(|name| file.type_name(name)).for_each(|name| *dtypes.entry(name).or_default() += 1);
+    let shapes = || file.names().filter_map(|name| file.shape(name));
+    let mut description = FileDescription {
+        path: file.path().to_path_buf(),
+        format: GGUF.into(),
+        files: 1,
+        tensors: file.names().count(),
+        elements: shapes().map(|shape| shape.iter().product::<usize>() as u64).sum(),
+        dtypes,
+        what: "language model".into(),
+        details: Vec::new(),
+        metadata: BTreeMap::new(),
+    };
+    let architecture = file.text("general.architecture").unwrap_or_default();
+    for (name, key) in [("kind", "general.architecture"), ("model", "general.name")] {
+        file.text(key).into_iter().for_each(|text| description.detail(name, text));
+    }
+    for (name, key) in [("blocks", "block_count"), ("width", "embedding_length"), ("context", "context_length")] {
+        let number = file.integer(&format!("{architecture}.{key}"));
+        number.into_iter().for_each(|number| description.detail(name, number.to_string()));
+    }
+    description
 }
 
 impl FileDescription {
@@ -158,7 +191,7 @@ impl FileDescription {
                 );
                 self.detail("channels", format!("{} in, {} out", c.in_channels, c.out_channels));
             }
-            Err(e) => self.detail("incomplete", e.to_string()),
+            Err(e) => self.detail("not usable here", e.to_string()),
         }
     }
 }
@@ -172,4 +205,28 @@ fn family(layer: &str) -> String {
         *number = "#";
     }
     parts.join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::weights::gguf::tests::Writer;
+
+    #[test]
+    fn gguf_files_are_described() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        let text = [&5u64.to_le_bytes()[..], b"llama"].concat();
+        let file = Writer::default()
+            .value("general.architecture", 8, &text)
+            .value("llama.block_count", 4, &3u32.to_le_bytes())
+            .tensor("x", &[2, 3], 0, &[0; 24])
+            .tensor("odd", &[1, 32], 2, &[0; 18]);
+        std::fs::write(&path, file.bytes()).unwrap();
+        let about = inspect(&path).unwrap().remove(0);
+        assert_eq!((about.format.as_str(), about.tensors, about.elements), (GGUF, 2, 38));
+        assert_eq!(about.dtypes, [("F32".to_string(), 1), ("Q4_0".into(), 1)].into());
+        assert_eq!(about.details, [("kind".to_string(), "llama".to_string()), ("blocks".into(), "3".into())]);
+    }
 }

@@ -20,10 +20,14 @@ pub struct Bigram {
     gradients: Arc<Mutex<Vec<f32>>>,
     /// Whether the chat template drops an answer of the assistant once more messages follow.
     pub forgets: bool,
+    /// Text that the chat template writes after the end of each turn.
+    pub after_end: &'static str,
     /// Context length in tokens.
     pub context: usize,
     /// Whether the chat template fails.
     pub fails: bool,
+    /// Whether the chat template fails on system messages.
+    pub refuses_system: bool,
     /// Number of prompts of each call of `generate`.
     pub calls: Vec<usize>,
 }
@@ -35,8 +39,10 @@ impl Default for Bigram {
             logits: vec![0.0; V * V],
             gradients: Arc::new(Mutex::new(vec![0.0; V * V])),
             forgets: false,
+            after_end: "",
             context: usize::MAX,
             fails: false,
+            refuses_system: false,
             calls: Vec::new(),
         }
     }
@@ -113,11 +119,16 @@ impl LanguageModel for Bigram {
         if self.fails {
             return Err(Error::Unsupported("the chat template failed: roles must alternate".into()));
         }
+        if self.refuses_system && messages.iter().any(|m| m.role == "system") {
+            return Err(Error::Unsupported("the chat template failed: System role not supported".into()));
+        }
         let last = messages.len().saturating_sub(1);
         let mut text = String::new();
         for (i, m) in messages.iter().enumerate() {
             let gone = self.forgets && m.role == "assistant" && i < last;
-            text += &format!("{}:{}$", &m.role[..1], if gone { "" } else { &m.content });
+            let thoughts =
+                m.fields.get("reasoning_content").and_then(|t| t.as_str()).filter(|_| !gone).unwrap_or_default();
+            text += &format!("{}:{thoughts}{}${}", &m.role[..1], if gone { "" } else { &m.content }, self.after_end);
         }
         Ok(if continue_as_assistant { text + "a:" } else { text })
     }
@@ -161,7 +172,8 @@ impl LanguageModel for Bigram {
 
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
         let copy = Self { specs: self.specs.clone(), logits: self.logits.clone(), ..Self::default() };
-        Ok(Box::new(Self { forgets: self.forgets, context: self.context, fails: self.fails, ..copy }))
+        let Self { forgets, context, fails, refuses_system, .. } = *self;
+        Ok(Box::new(Self { forgets, context, fails, refuses_system, ..copy }))
     }
 
     /// Which character was read last, as long as a norm would make it.

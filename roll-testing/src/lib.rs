@@ -10,7 +10,7 @@
 //! - `faces` (feature `onnx`): a face detector and an embedder as ONNX files.
 //!
 //! A test that cannot run on this machine reports it by [`skip!`], and fails if `ROLL_REQUIRE` lists the missing
-//! capability. `ROLL_TEST_BACKENDS` selects the backends of tests that run on several ([`is_tested`]).
+//! capability. [`messages::check`] compares the wording of a message. `ROLL_TEST_BACKENDS` selects the backends of tests that run on several ([`is_tested`]).
 //!
 //! The crate is for `[dev-dependencies]` only; it depends on `roll-core` and on no other crate of roll. Start reading
 //! at [`diffusion`].
@@ -91,6 +91,7 @@ pub mod diffusion;
 #[cfg(feature = "onnx")]
 pub mod faces;
 pub mod language;
+pub mod messages;
 mod skip;
 pub mod training;
 

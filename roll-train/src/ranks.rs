@@ -43,7 +43,11 @@ pub fn run<T: Send>(
     if ranks <= 1 {
         return f(job);
     }
-    let threads = (rayon::current_num_threads() / ranks).max(1);
+    let cores = rayon::current_num_threads();
+    if ranks > cores {
+        tracing::warn!("`ranks: {ranks}`: there are {cores} cores, and more ranks than cores only take memory");
+    }
+    let threads = (cores / ranks).max(1);
     let results = ThreadRanks::run(ranks, PATIENCE, |communicator| {
         let rank = communicator.rank().0;
         let pool = rayon::ThreadPoolBuilder::new()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use roll_core::{StateDict, Tensor};
+use roll_core::{DType, StateDict, Tensor};
 use roll_external::files;
 use serde::Deserialize;
 
@@ -171,12 +171,18 @@ impl Checkpoint {
     }
 
     /// Reads one tensor. An eight-bit weight is converted to f32 and multiplied by its scale; [`Checkpoint::scaled`]
-    /// returns it quantised.
+    /// returns it quantised. Fails if the weight `X.weight` is a matrix of packed codes (u8).
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         if let Some(tensor) = self.dequantised(key)? {
             return Ok(tensor);
         }
         let (file, stored) = self.locate(key).ok_or_else(|| self.missing(key))?;
+        let is_packed = |info: &TensorInfo| info.dtype == Some(DType::U8) && info.shape.len() > 1;
+        if stored.ends_with(".weight") && file.info(stored).is_some_and(is_packed) {
+            let problem = "expected a matrix of f32, bf16, f16, fp8 or int8 with scales, found u8: the packed codes of \
+                           another quantisation, which is not read";
+            return Err(WeightsError::tensor(file.path(), stored, problem));
+        }
         file.tensor(stored)
     }
 

@@ -13,11 +13,18 @@ const SCALES: [&str; 2] = ["scale_weight", "weight_scale"];
 /// Last parts of the names of tensors that are not weights: scales of weights, scales of activations (activations are
 /// not quantised here), marks of the format, and the tokenizer in such files of UMT5.
 const AUXILIARY: [&str; 7] =
-    ["scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant", "scaled_fp8", "spiece_model"];
+    ["scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant", MARK, "spiece_model"];
+
+/// Last part of the name of the tensor that marks a file as scaled fp8.
+const MARK: &str = "scaled_fp8";
+
+fn last_part(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
+}
 
 /// Whether the tensor `key` is not a weight but belongs to an eight-bit weight or its format.
 pub fn is_auxiliary(key: &str) -> bool {
-    AUXILIARY.contains(&key.rsplit('.').next().unwrap_or(key))
+    AUXILIARY.contains(&last_part(key))
 }
 
 /// An eight-bit weight as stored in a file.
@@ -63,7 +70,11 @@ impl Checkpoint {
             return Ok(None);
         };
         let shape = info.shape.clone();
-        let scales = match self.scale_of(stored) {
+        let scale = self.scale_of(stored);
+        if let Some(problem) = self.unread(stored, scale.is_some()) {
+            return Err(WeightsError::tensor(file.path(), stored, problem));
+        }
+        let scales = match scale {
             Some((file, name)) => file.tensor(&name)?.to_f32_vec(),
             None => vec![1.0],
         };
@@ -75,6 +86,23 @@ impl Checkpoint {
         let mut codes = vec![0; bytes];
         file.read_part(stored, 0, &mut codes)?;
         Ok(Some(Codes { kind, codes, scales, shape }))
+    }
+
+    /// Why the codes of the weight `stored`, with a scale of a known name or without one, are not its values: it has a
+    /// scale or a zero point of another name, or the file is marked as scaled fp8 and has no scale of a known name at
+    /// all. Beside such scales, a weight without one has the scale 1, as in ComfyUI.
+    fn unread(&self, stored: &str, has_scale: bool) -> Option<String> {
+        let layer = stored.strip_suffix("weight")?;
+        let is_other =
+            |end: &str| (end.contains("scale") || end.contains("zero")) && !end.contains('.') && !is_auxiliary(end);
+        let keys = || self.files().flat_map(WeightFile::keys);
+        let found = match keys().find(|key| key.strip_prefix(layer).is_some_and(is_other)) {
+            Some(other) => format!("found `{other}`, whose meaning is not known"),
+            None if has_scale || keys().any(|key| SCALES.contains(&last_part(key))) => return None,
+            None => format!("found `{}`, which marks scaled fp8", keys().find(|key| last_part(key) == MARK)?),
+        };
+        let known = SCALES.map(|end| format!("`{layer}{end}`")).join(" or ");
+        Some(format!("expected its scale {known} alone, which multiplies the matrix or each row; {found}"))
     }
 
     /// The file and the name of the scale of the weight that its own file calls `stored`.
@@ -96,5 +124,70 @@ fn kind(file: &WeightFile, stored: &str) -> Option<EightBits> {
         "f8_e5m2" => Some(EightBits::E5m2),
         "i8" => Some(EightBits::Int8),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{SafetensorsWriter, TensorEntry};
+
+    /// A checkpoint with `a.weight`, a matrix of 2 x 4 bytes of `dtype`, and other tensors of four bytes.
+    fn with(dtype: &str, others: &[(&str, &str)]) -> (tempfile::TempDir, Checkpoint) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("w.safetensors");
+        let entry = |(name, dtype): (&str, &str), shape: &[usize], bytes| TensorEntry {
+            name: name.into(),
+            dtype: dtype.into(),
+            shape: shape.into(),
+            bytes,
+            alignment: 1,
+        };
+        let matrix = entry(("a.weight", dtype), &[2, 4], 8);
+        let entries = others.iter().map(|other| entry(*other, if other.1 == "F32" { &[1] } else { &[4] }, 4));
+        let mut writer = SafetensorsWriter::create(&path, entries.chain([matrix]).collect(), &BTreeMap::new()).unwrap();
+        for entry in writer.order().to_vec() {
+            let bytes = if entry.shape.len() == 2 { vec![0x38; 8] } else { 2f32.to_le_bytes().to_vec() };
+            writer.write(&entry.name, &bytes).unwrap();
+        }
+        writer.finish().unwrap();
+        let checkpoint = Checkpoint::open(path).unwrap();
+        (dir, checkpoint)
+    }
+
+    #[test]
+    fn fp8_without_a_known_scale_is_refused_unless_it_is_plain() {
+        let mark = ("scaled_fp8", "F8_E4M3");
+        for (others, value) in [
+            (vec![], 1.0),
+            (vec![("a.scale_weight", "F32"), mark], 2.0),
+            (vec![("a.weight_scale", "F32"), ("a.input_scale", "F32")], 2.0),
+            (vec![("a.scale_input", "F32")], 1.0),
+            (vec![("b.scale_weight", "F32"), mark], 1.0),
+        ] {
+            let (_dir, file) = with("F8_E4M3", &others);
+            assert_eq!(file.tensor("a.weight").unwrap().to_f32_vec(), [value; 8], "{others:?}");
+        }
+        for (others, named) in [
+            (vec![("a.weight_scale_inv", "F32")], "a.weight_scale_inv"),
+            (vec![("a.scale", "F32"), mark], "a.scale"),
+            (vec![("model.scaled_fp8", "F8_E4M3")], "model.scaled_fp8"),
+            (vec![("a.weight_scale", "F32"), ("a.weight_zero_point", "F32")], "a.weight_zero_point"),
+        ] {
+            let (_dir, file) = with("F8_E4M3", &others);
+            for problem in [file.tensor("a.weight").err(), file.scaled("a.weight").err()] {
+                let problem = problem.unwrap().to_string();
+                assert!(problem.contains("`a.weight`") && problem.contains(&format!("found `{named}`")), "{problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn matrices_of_packed_bytes_are_not_weights() {
+        let (_dir, file) = with("U8", &[]);
+        let problem = file.tensor("a.weight").unwrap_err().to_string();
+        assert!(problem.contains("`a.weight`") && problem.contains("found u8"), "{problem}");
     }
 }

@@ -3,6 +3,34 @@
 //!
 //! [`Checkpoint`] opens the weights of a network, [`save_safetensors`] writes tensors. The networks, which define the
 //! tensors they need, are in `roll-models`.
+//!
+//! The crate is for `roll-models`, which loads networks, and for `roll-train`, which writes checkpoints. It depends on
+//! `roll-core`, `roll-external` and `roll-backends` (for the eight-bit formats), and on no other crate of this project.
+//! Start reading at [`Checkpoint`] (`checkpoint.rs`), then [`WeightFile`] (`file.rs`), of which it has one per shard.
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//!
+//! use roll_core::{StateDict, Tensor};
+//! use roll_weights::{Checkpoint, save_safetensors};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let path = std::env::temp_dir().join(format!("roll-doc-{}.safetensors", std::process::id()));
+//! let state = StateDict::from([("proj.weight".to_string(), Tensor::full([2, 3], 0.5))]);
+//! save_safetensors(&path, &state, &BTreeMap::from([("step".into(), "200".into())]))?;
+//!
+//! let checkpoint = Checkpoint::open(&path)?; // reads the header; a tensor is read when it is asked for
+//! assert_eq!(checkpoint.keys().collect::<Vec<_>>(), ["proj.weight"]);
+//! assert_eq!(checkpoint.info("proj.weight").map(|info| info.shape.clone()), Some(vec![2, 3]));
+//! assert_eq!(checkpoint.metadata()["step"], "200");
+//! assert_eq!(checkpoint.tensor("proj.weight")?.f32s()?, [0.5; 6]);
+//!
+//! let missing = checkpoint.tensor("proj.bias").expect_err("only the weight was written");
+//! assert!(missing.to_string().contains("proj.bias"));
+//! # std::fs::remove_file(&path)?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod checkpoint;
 mod eight_bits;

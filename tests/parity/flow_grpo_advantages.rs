@@ -70,7 +70,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
             }
             "gdpo" => {
                 let apart: Vec<_> = rewards.chunks_exact(entry.prompts.len()).map(some).collect();
-                exact.compare(&name, &normalized_apart(&apart, &entry.weights, &entry.prompts))?;
+                exact.compare(&name, &normalized_apart(&apart, &entry.weights, &entry.prompts, Spread::Group))?;
             }
             "best_of_n" => {
                 let found = best_and_worst(&some(&rewards), entry.best_of_n.ok_or("no number of samples")?);

@@ -6,7 +6,8 @@ the matrices of the source.
     python tests/scripts/lora_loaders.py DIR
 
 DIR holds source.safetensors (the matrices as X.A, X.B and X.scale, X an official layer name), config.json (of the
-network), and the files under test: comfyui, kohya, diffusers (.safetensors), peft and peft_diffusers (directories).
+network), and the files under test: comfyui, kohya, diffusers, diffusers_low (.safetensors), peft and peft_diffusers
+(directories). diffusers_low is for the second transformer of a pipeline.
 Exits with 77 when a package is not there.
 """
 
@@ -97,12 +98,21 @@ def with_diffusers(directory, config, source):
     results = []
     ours = diffusers_peft._maybe_warn_for_unhandled_keys
     diffusers_peft._maybe_warn_for_unhandled_keys = lambda keys, name: (results.append(keys), ours(keys, name))
-    for convention in ["diffusers", "comfyui", "kohya"]:
+    for convention, second in [("diffusers", False), ("comfyui", False), ("kohya", False), ("diffusers_low", True)]:
         pipe = diffusers.WanPipeline(
-            tokenizer=None, text_encoder=None, vae=None, scheduler=None, transformer=transformer(config)
+            tokenizer=None,
+            text_encoder=None,
+            vae=None,
+            scheduler=None,
+            transformer=transformer(config),
+            transformer_2=transformer(config),
         )
-        pipe.load_lora_weights(str(directory), weight_name=f"{convention}.safetensors", adapter_name="roll")
-        check(f"diffusers {diffusers.__version__}, {convention}", pipe.transformer, source, theirs, "roll", results.pop())
+        name = f"{convention}.safetensors"
+        pipe.load_lora_weights(str(directory), weight_name=name, adapter_name="roll", load_into_transformer_2=second)
+        loaded, other = (pipe.transformer_2, pipe.transformer) if second else (pipe.transformer, pipe.transformer_2)
+        assert results, f"{convention}: the loader dropped every key"
+        check(f"diffusers {diffusers.__version__}, {convention}", loaded, source, theirs, "roll", results.pop())
+        assert not any(hasattr(m, "lora_A") for m in other.modules()), f"{convention}: loaded into the other transformer"
 
 
 def with_peft(directory, config, source):

@@ -19,7 +19,8 @@ pub enum Estimator {
     Gigpo,
     /// Each turn a sample with its own discounted return.
     StepReinforce,
-    /// One return per turn of the agent, discounted by turns, the same for all tokens of a turn.
+    /// One return per turn of the agent, the same for all its tokens: the normalised reward of the episode, discounted by
+    /// turns.
     AgenticReinforce,
 }
 

@@ -111,7 +111,14 @@ impl Algorithm for AgenticPpo {
         // Number of environments that this rank plays; at least one, for its part of a validation.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
-        self.prefetcher = Prefetcher::new((0..needed).map(|_| make()).collect::<Result<_>>()?);
+        // Connections and tools need descriptors too.
+        roll_external::process::open_files_limit();
+        let opened = (0..needed).map(|i| match i {
+            // An error of the first is one of its options.
+            0 => make(),
+            i => make().while_doing(|| format!("making environment {} of {needed}", i + 1)),
+        });
+        self.prefetcher = Prefetcher::new(opened.collect::<Result<_>>()?);
         Ok(())
     }
 
@@ -316,4 +323,5 @@ roll_core::register! {
         Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
     },
     plan: passes,
+    learning_rate: 1e-5,
 }

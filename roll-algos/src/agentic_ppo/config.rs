@@ -81,14 +81,17 @@ pub struct AgenticPpoConfig {
     /// Most prompts that are continued at once.
     #[schemars(range(min = 1))]
     pub infer_batch_size: usize,
-    /// System message.
+    /// Most environments, or tools, that work at the same time on a rank, each on a thread of its own.
+    #[schemars(range(min = 1))]
+    pub max_env_step_concurrent: usize,
+    /// System message; the beginning of the first user message if the chat template refuses system messages.
     pub agent_system_template: String,
     /// Message of a turn. Replaced are `{observation}` (also `{current_observation}`), `{turn_idx}` (also
     /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}`
     /// and `{env_instruction}`; without the last, the environment's instructions precede the message.
     pub agent_template: String,
     /// Number of turns that the agent sees, the current one included: each is a prompt of its own, in which `{history}`
-    /// of `agent_template` are those before it. `null`: the agent reads its whole conversation. Only estimators whose
+    /// of `agent_template` are those before it, their answers without thoughts. `null`: the agent reads its whole conversation. Only estimators whose
     /// samples are turns can have it (`gigpo`, `step_reinforce`).
     #[schemars(range(min = 1))]
     pub history_length: Option<usize>,
@@ -202,6 +205,7 @@ impl Default for AgenticPpoConfig {
             stop: Vec::new(),
             async_generation_ratio: 0,
             infer_batch_size: 256,
+            max_env_step_concurrent: 256,
             agent_system_template: SYSTEM.into(),
             agent_template: TURN.into(),
             history_length: None,

@@ -7,8 +7,11 @@ use super::tools::ToolCall;
 pub struct Step {
     /// The text before the agent.
     pub observation: String,
-    /// Its answer.
+    /// Its answer, with the end of its turn if it wrote one.
     pub response: String,
+    /// The action that the environment read in it; empty if it knows none.
+    #[serde(default)]
+    pub action: String,
     /// The reward.
     pub reward: f64,
     /// Whether the environment could read an action.

@@ -3,6 +3,7 @@
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
 use super::NAME;
+use super::correction::CorrectionConfig;
 use crate::notes::{DATA, VIDEOS};
 
 roll_core::inventory::submit! {
@@ -45,9 +46,14 @@ const IDLE: &[IdleKeys] = &[
         because: "only the estimators `gigpo` and `step_reinforce` read it",
     },
     IdleKeys {
-        keys: &["algo.enable_old_logprobs_recompute"],
-        when: When::Is("algo.async_generation_ratio", &["1"]),
-        because: "with `algo.async_generation_ratio: 1` old log-probabilities are those that the episodes were written with",
+        keys: &["algo.observation_steps"],
+        when: When::Is("algo.adv_estimator", &["agentic_reinforce"]),
+        because: "`agentic_reinforce` discounts by turns",
+    },
+    IdleKeys {
+        keys: &["algo.val_temperature", "algo.val_tags", "algo.val_num_groups_partition"],
+        when: When::Is("algo.val_batch_size", &["0"]),
+        because: "`algo.val_batch_size: 0` turns validation off",
     },
     IdleKeys {
         keys: &["algo.max_tool_calls"],
@@ -58,6 +64,31 @@ const IDLE: &[IdleKeys] = &[
         keys: &["algo.kl_loss_coef"],
         when: When::IsNot("algo.use_kl_loss", &["true"]),
         because: "`algo.use_kl_loss` is off",
+    },
+    IdleKeys {
+        keys: &[
+            "algo.pg_clip",
+            "algo.use_pg_clip_range",
+            "algo.pg_clip_low",
+            "algo.pg_clip_high",
+            "algo.dual_clip_loss",
+            "algo.dual_clip",
+        ],
+        when: When::IsNot("algo.pg_variant", &["ppo"]),
+        because: "only `algo.pg_variant: ppo` clips with it",
+    },
+    IdleKeys {
+        keys: &["algo.ratio_type"],
+        when: When::Is("algo.pg_variant", &["vanilla", "kimi15"]),
+        because: "the loss of this `algo.pg_variant` has no ratio",
+    },
+    IdleKeys {
+        keys: &[
+            "algo.train_infer_correction.is_weight.weight_type",
+            "algo.train_infer_correction.is_weight.upper_bound",
+        ],
+        when: When::IsNot("algo.train_infer_correction.is_weight.enabled", &["true"]),
+        because: "`algo.train_infer_correction.is_weight.enabled` is off",
     },
     IdleKeys {
         keys: &["algo.pg_clip_low", "algo.pg_clip_high"],
@@ -93,14 +124,46 @@ const IDLE: &[IdleKeys] = &[
 
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
+    let is = |key: &str, value: &str| config.value(key).and_then(|found| found.as_str()) == Some(value);
+    let mut notes = Vec::new();
+    let correction = config.value("algo.train_infer_correction").cloned().map(serde_json::from_value);
+    // An invalid value is an error elsewhere.
+    if let Some(Ok(false)) = correction.map(|read| read.map(|read: CorrectionConfig| read.is_active())) {
+        if let Some(named) = config.named(&["algo.infer_log_probs"]) {
+            notes.push(format!("{named} no effect: only `algo.train_infer_correction` reads it, which is off"));
+        }
+        let recompute = config.named(&["algo.enable_old_logprobs_recompute"]);
+        if let Some(named) = recompute.filter(|_| number("algo.async_generation_ratio") == Some(1)) {
+            notes.push(format!(
+                "{named} no effect: with `algo.async_generation_ratio: 1` and without `algo.train_infer_correction` old \
+                 log-probabilities are those that the episodes were written with"
+            ));
+        }
+    }
+    let penalised = config.value("algo.add_token_level_kl").and_then(|value| value.as_bool()) == Some(true);
+    if penalised && is("algo.adv_estimator", "agentic_reinforce") {
+        notes.push(
+            "`algo.adv_estimator: agentic_reinforce` reads rewards at the last token of each turn: of the KL that \
+             `algo.add_token_level_kl` subtracts, that of the other tokens has no effect (as in ROLL); \
+             `algo.use_kl_loss` counts all tokens"
+                .into(),
+        );
+    }
+    let rows = number("model.rows_at_once").filter(|_| config.changed("model.rows_at_once"));
+    if let Some((rows, prompts)) = rows.zip(number("algo.infer_batch_size")).filter(|(rows, most)| rows > most) {
+        notes.push(format!(
+            "`model.rows_at_once: {rows}` bounds nothing: at most `algo.infer_batch_size: {prompts}` prompts are continued \
+             at once"
+        ));
+    }
     let bounds = number("algo.max_tokens_per_step").zip(number("algo.sequence_length"));
-    let idle = bounds.filter(|(answer, episode)| answer >= episode).map(|(answer, episode)| {
-        format!(
+    if let Some((answer, episode)) = bounds.filter(|(answer, episode)| answer >= episode) {
+        notes.push(format!(
             "`algo.max_tokens_per_step: {answer}` bounds nothing: an episode has at most `algo.sequence_length: \
              {episode}` tokens, its prompts included"
-        )
-    });
-    Ok(idle.into_iter().collect())
+        ));
+    }
+    Ok(notes)
 }
 
 #[cfg(test)]
@@ -113,7 +176,7 @@ mod tests {
     use crate::agentic_ppo::AgenticPpoConfig;
 
     fn noted(changes: serde_json::Value) -> Vec<String> {
-        let defaults = json!({"algo": AgenticPpoConfig::default(), "data": {"fps": null}, "sample_steps": 25});
+        let defaults = json!({"algo": AgenticPpoConfig::default(), "data": {"fps": null}, "sample_steps": 25, "model": {"rows_at_once": 256}});
         let mut config = defaults.clone();
         for (key, value) in changes.as_object().unwrap() {
             let place = key.split('.').fold(&mut config, |tree, part| &mut tree[part]);
@@ -148,6 +211,22 @@ mod tests {
             (json!({"algo.cispo_epsilon_low": 0.9}), "`cispo`"),
             (json!({"algo.max_tool_calls": 9}), "there are no `algo.tools`"),
             (json!({"algo.max_tokens_per_step": 5000}), "bounds nothing"),
+            (json!({"algo.adv_estimator": "agentic_reinforce", "algo.observation_steps": true}), "discounts by turns"),
+            (json!({"algo.adv_estimator": "agentic_reinforce", "algo.add_token_level_kl": true}), "other tokens"),
+            (
+                json!({"algo.pg_variant": "cispo", "algo.pg_clip": 0.3, "algo.dual_clip_loss": true}),
+                "`algo.pg_clip: 0.3`",
+            ),
+            (json!({"algo.pg_variant": "tis", "algo.use_pg_clip_range": true, "algo.pg_clip_low": 0.1}), "ppo"),
+            (json!({"algo.pg_variant": "vanilla", "algo.ratio_type": "segment"}), "has no ratio"),
+            (json!({"algo.infer_log_probs": "raw"}), "only `algo.train_infer_correction`"),
+            (json!({"algo.train_infer_correction.is_weight.upper_bound": 3.0}), "is_weight.enabled` is off"),
+            (json!({"algo.val_batch_size": 0, "algo.val_temperature": 0.5}), "turns validation off"),
+            (
+                json!({"algo.async_generation_ratio": 1, "algo.enable_old_logprobs_recompute": true}),
+                "were written with",
+            ),
+            (json!({"model.rows_at_once": 300}), "`algo.infer_batch_size: 256`"),
             (json!({"data.fps": 8.0, "sample_steps": 0}), "`data.fps: 8.0` has no effect"),
             (json!({"sample_steps": 5}), "`sample_steps: 5` has no effect"),
         ] {
@@ -165,6 +244,10 @@ mod tests {
             json!({"algo.adv_estimator": "gae", "algo.critic_epochs": 3, "algo.value_clip": 0.5}),
             json!({"algo.use_kl_loss": true, "algo.kl_loss_coef": 0.5, "sample_steps": 0}),
             json!({"algo.tools": [{"name": "add"}], "algo.max_tool_calls": 9}),
+            json!({"algo.train_infer_correction.is_weight.enabled": true, "algo.infer_log_probs": "raw",
+                "algo.async_generation_ratio": 1, "algo.enable_old_logprobs_recompute": true}),
+            json!({"algo.pg_variant": "kimi15", "algo.kimi15_tau": 0.5}),
+            json!({"algo.pg_variant": "tis", "algo.ratio_type": "segment", "model.rows_at_once": 64}),
         ] {
             assert_eq!(noted(changes), Vec::<String>::new());
         }

@@ -48,8 +48,10 @@ pub(super) fn prepare(
 
     let updates = config.ppo_epochs * samples.len().max(1).div_ceil(config.mini_batch(samples.len()));
     let recompute = updates > 1 || config.enable_old_logprobs_recompute || config.add_token_level_kl;
-    let old_log_probs = match (config.is_asynchronous(), recompute) {
-        // Log-probabilities of the policy before the last update, which wrote the episodes.
+    let corrects = config.loss.train_infer_correction.is_active();
+    let old_log_probs = match (config.is_asynchronous() && !corrects, recompute) {
+        // Log-probabilities of the policy before the last update, which wrote the episodes. The correction weighs with
+        // the ratio of the current policy to that one, so with it the ratio of the loss is to the current policy.
         (true, _) => Some(whole.raw_log_probs.clone()),
         (false, true) => Some(log_probs(config, ctx, &samples, width, Adapter::On)?),
         (false, false) => None,
@@ -103,9 +105,6 @@ fn token_rewards(
     whole: &Batch,
     metrics: &mut BTreeMap<String, f64>,
 ) -> Grid {
-    if config.adv_estimator == Estimator::AgenticReinforce {
-        return turn_rewards(episodes, samples, whole);
-    }
     let normalization = &config.reward_normalization;
     let group_key = |sample: &TextSample| {
         let episode = &episodes[sample.episode];
@@ -167,20 +166,6 @@ fn log_probs(
         values.extend(evaluated.by_sample(&log_probs)?.values());
     }
     Grid::new(width - 1, join_f64(ctx.strategy.ranks().all.as_ref(), values)?)
-}
-
-/// The reward of each turn at the end of its answer.
-fn turn_rewards(episodes: &[Episode], samples: &[TextSample], whole: &Batch) -> Grid {
-    let mut grid = Grid::filled(whole.response.rows(), whole.response.columns(), 0.0);
-    for (b, sample) in samples.iter().enumerate() {
-        for step in &episodes[sample.episode].steps {
-            // Token t is predicted in column t - 1, and an answer ends at token `end - 1`.
-            if let Some(slot) = step.tokens.end.checked_sub(2).and_then(|t| grid.row_mut(b).get_mut(t)) {
-                *slot = step.reward;
-            }
-        }
-    }
-    grid
 }
 
 fn kept(grid: &Grid, mask: &Mask) -> Vec<f64> {

@@ -108,6 +108,20 @@ fn an_agent_learns_what_is_rewarded() {
 }
 
 #[test]
+fn agentic_reinforce_normalises_and_clips_scores() {
+    let mut config = AgenticPpoConfig { adv_estimator: Estimator::AgenticReinforce, ..config() };
+    let spread = |config: &AgenticPpoConfig| {
+        let report = step(&mut algorithm(config.clone(), true), &mut Bigram::of("xyz"), 0, 5.0).unwrap();
+        let metric = |name: &str| report.metrics.get(&format!("critic/{name}")).copied();
+        (metric("advantages/min").unwrap(), metric("advantages/max").unwrap(), metric("reward_clip_frac"))
+    };
+    let (low, high, _) = spread(&config);
+    assert!(low < 0.0 && high > 0.0, "scores of 0 and 1: {low}, {high}");
+    config.reward_clip = Some(0.5);
+    assert!(matches!(spread(&config), (-0.5, 0.5, Some(0.1..))), "{:?}", spread(&config));
+}
+
+#[test]
 fn training_differs_between_steps_and_repeats_with_the_seed() {
     let run = |at: u64| {
         let mut model = Bigram::of("xyz");
@@ -295,6 +309,20 @@ fn the_ratio_of_episodes_played_ahead_is_to_the_policy_that_wrote_them() {
     let ratio = |report: StepReport| (report.metrics["actor/ratio_mean"] - 1.0).abs();
     assert!(ratio(step(&mut algorithm, &mut model, 0, 5.0).unwrap()) < 1e-6);
     assert!(ratio(step(&mut algorithm, &mut model, 1, 5.0).unwrap()) > 1e-3);
+}
+
+#[test]
+fn the_correction_weighs_episodes_played_ahead_by_the_age_of_their_policy() {
+    let mut config = ahead();
+    config.infer_log_probs = super::config::InferLogProbs::Raw;
+    let is_weight = &mut config.loss.train_infer_correction.is_weight;
+    (is_weight.enabled, is_weight.upper_bound) = (true, Some(1.001));
+    let (mut algorithm, mut model) = (algorithm(config, true), Bigram::of("xyz"));
+    let first = step(&mut algorithm, &mut model, 0, 5.0).unwrap();
+    assert_eq!(first.metrics["actor/is_weight_clipfrac"], 0.0);
+    let second = step(&mut algorithm, &mut model, 1, 5.0).unwrap();
+    assert!(second.metrics["actor/is_weight_clipfrac"] > 0.1, "{:?}", second.metrics);
+    assert!((second.metrics["actor/ratio_mean"] - 1.0).abs() < 1e-6);
 }
 
 #[test]

@@ -48,8 +48,8 @@ pub struct DiffusionNftConfig {
     /// Noise levels at which each video is trained in an update, spread evenly over those of the sampler.
     #[schemars(range(min = 1))]
     pub levels_per_video: usize,
-    /// Divisor of the advantages: the deviation of the scores of the `group`, of the `step`, of the `largest_group`, or
-    /// `none`.
+    /// Divisor of the advantages, of each of several rewards apart: the deviation of the scores of the `group`, of the
+    /// `step`, of the `largest_group`, or `none`.
     pub advantage_spread: Spread,
     /// Bound on advantages.
     pub advantage_clip: f64,
@@ -151,8 +151,8 @@ impl Default for DiffusionNftConfig {
 /// What follows from the options and a model's facts.
 pub(super) struct NftPlan {
     pub(super) sampling: Sampling,
-    /// The noise levels that are trained, descending.
-    pub(super) levels: Vec<roll_core::Sigma>,
+    /// The steps of the schedule whose noise levels are trained, ascending.
+    pub(super) steps: Vec<usize>,
     pub(super) nft: Nft,
     pub(super) clip: ClipRange,
 }
@@ -166,12 +166,11 @@ impl DiffusionNftConfig {
         let sampling = shared.training(facts, Self::default().num_inference_steps)?;
         shared.evaluation(facts)?;
         let schedule = &sampling.schedule;
-        let trained = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
-        let levels = trained.into_iter().map(|i| schedule.sigma(i)).collect();
+        let steps = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
         let nft = Nft { beta: self.beta, bound: self.advantage_clip, mode: self.advantage_mode };
         nft.check().in_section("algo")?;
         let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
-        Ok(NftPlan { sampling, levels, nft, clip })
+        Ok(NftPlan { sampling, steps, nft, clip })
     }
 
     pub(super) fn shared_options(&self) -> SharedOptions {

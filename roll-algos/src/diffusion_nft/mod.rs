@@ -18,7 +18,7 @@ mod tests;
 
 use roll_core::{
     Adapter, Grad, Kind, Model, Noise, Options, Purpose, Result, RewardScorer, ScheduleFacts, Sigma, StepContext,
-    StepReport, Tensor, VelocityInput, parse_options,
+    StepReport, Tensor, Timestep, VelocityInput, parse_options,
     plan::{Passes, Videos},
 };
 
@@ -55,7 +55,9 @@ impl Method for DiffusionNftConfig {
     }
 
     fn check(&self, facts: ScheduleFacts, reward: &dyn RewardScorer) -> Result<()> {
-        self.reward_gradient.check(&self.plan(facts)?.levels, reward)
+        let NftPlan { sampling, steps, .. } = self.plan(facts)?;
+        let levels: Vec<Sigma> = steps.iter().map(|i| sampling.schedule.sigma(*i)).collect();
+        self.reward_gradient.check(&levels, reward)
     }
 
     fn round(&self, state: &mut TrainingState, ctx: &mut StepContext<'_>) -> Result<StepReport> {
@@ -90,6 +92,8 @@ struct NoisedCopy<'a> {
     video: &'a Rollout,
     conditions: &'a Conditions,
     sigma: Sigma,
+    /// The schedule's own timestep of that level: experts are chosen by its rounded value.
+    timestep: Timestep,
     noise: Tensor,
     x: Tensor,
     old: Tensor,
@@ -178,13 +182,14 @@ impl DiffusionNftConfig {
         let mut copies = Vec::new();
         for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
             let quantile = (i as f64 + 0.5 * (f64::from(uniform()) + 1.0)) / count as f64;
-            let index = (quantile * plan.levels.len() as f64) as usize;
-            let sigma = plan.levels[index.min(plan.levels.len() - 1)];
+            let index = (quantile * plan.steps.len() as f64) as usize;
+            let level = plan.steps[index.min(plan.steps.len() - 1)];
+            let (sigma, timestep) = (plan.sampling.schedule.sigma(level), plan.sampling.schedule.timestep(level));
             let x = group.conditions.prompt.with_first_frame(&mixed(&video.latents, noise, sigma)?)?;
             let noise = Tensor::new(noise.to_vec(), video.latents.shape())?;
             let old = Tensor::zeros([0]);
             let conditions = &group.conditions;
-            copies.push(NoisedCopy { video, conditions, sigma, noise, x, old, reference: None });
+            copies.push(NoisedCopy { video, conditions, sigma, timestep, noise, x, old, reference: None });
         }
         Ok(copies)
     }
@@ -239,7 +244,7 @@ impl DiffusionNftConfig {
 impl NoisedCopy<'_> {
     fn input(&self) -> VelocityInput<'_> {
         let (latents, conditioning) = (&self.x, &self.conditions.prompt);
-        VelocityInput { latents, timestep: self.sigma.timestep(), conditioning }
+        VelocityInput { latents, timestep: self.timestep, conditioning }
     }
 }
 

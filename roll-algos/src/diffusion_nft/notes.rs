@@ -1,17 +1,19 @@
 //! Options of DiffusionNFT that have no effect in combination with others.
 
-use roll_core::{IdleKeys, Kind, OptionNotes, When};
+use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
-use crate::notes::{SHIFT, buckets};
+use crate::notes::{GUIDANCE, SHIFT, policy_gradient};
+use crate::policy_gradient::round::same_videos;
 
 use super::NAME;
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(buckets) }
+    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(notes) }
 }
 
 const IDLE: &[IdleKeys] = &[
     SHIFT,
+    GUIDANCE,
     IdleKeys {
         keys: &["algo.beta", "algo.advantage_mode"],
         when: When::IsNot("algo.loss", &["nft"]),
@@ -28,3 +30,69 @@ const IDLE: &[IdleKeys] = &[
         because: "`algo.reward_gradient.weight` is 0",
     },
 ];
+
+fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    if config.value("noise_seed").is_some() {
+        return Err(same_videos(NAME));
+    }
+    let mut notes = policy_gradient(config)?;
+    let value = |key: &str| config.value(key);
+    let follows = value("algo.old_policy").and_then(|name| name.as_str()) == Some("follow");
+    if follows && value("algo.updates_per_step").and_then(|count| count.as_u64()) == Some(1) {
+        let because = "with `algo.old_policy: follow` and one update a step the policy in training is the old one";
+        let keys = &["algo.beta", "algo.old_kl_weight"];
+        notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
+    }
+    Ok(notes)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::Options;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::diffusion_nft::DiffusionNftConfig;
+
+    fn noted(changes: &[(&str, Value)]) -> Result<String> {
+        let defaults: Options = json!({
+            "algo": DiffusionNftConfig::default(), "noise_seed": null, "reward": [{"name": "a"}],
+            "evaluation": {"metadata": null, "train_samples": 0, "prompts": []},
+        })
+        .as_object()
+        .unwrap()
+        .clone();
+        let mut config = Value::from(defaults.clone());
+        changes.iter().for_each(|(key, value)| *config.pointer_mut(key).unwrap() = value.clone());
+        let config = config.as_object().unwrap();
+        Ok(OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(config, &defaults))?.join("; "))
+    }
+
+    #[test]
+    fn a_noise_seed_is_refused_before_the_model_is_opened() {
+        let message = noted(&[("/noise_seed", 3.into())]).unwrap_err().to_string();
+        assert!(message.contains("`noise_seed`") && message.contains("all the same"), "{message}");
+    }
+
+    #[test]
+    fn options_without_effect_are_noted() {
+        assert_eq!(noted(&[]).unwrap(), "");
+        for (key, value) in [
+            ("/algo/negative_prompt", json!("blurred")),
+            ("/algo/several_rewards", json!("sum")),
+            ("/algo/evaluation_average", json!(0.5)),
+            ("/algo/evaluation_sampler", json!("unipc")),
+        ] {
+            let (note, name) = (noted(&[(key, value)]).unwrap(), key[1..].replace('/', "."));
+            assert!(note.contains(&format!("`{name}: ")) && note.contains("no effect"), "{key}: {note}");
+        }
+        let evaluated = [("/algo/evaluation_average", json!(0.5)), ("/evaluation/train_samples", 2.into())];
+        assert_eq!(noted(&evaluated).unwrap(), "");
+        let two = [("/algo/several_rewards", json!("sum")), ("/reward", json!([{"name": "a"}, {"name": "b"}]))];
+        assert_eq!(noted(&two).unwrap(), "");
+        let follow = [("/algo/beta", json!(0.3)), ("/algo/old_policy", json!("follow"))];
+        assert!(noted(&follow).unwrap().contains("`algo.beta: 0.3` has no effect"));
+        assert_eq!(noted(&follow[..1]).unwrap(), "");
+    }
+}

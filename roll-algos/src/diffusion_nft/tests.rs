@@ -132,6 +132,18 @@ fn videos_without_an_advantage_cost_no_backward_pass() {
 }
 
 #[test]
+fn copies_at_the_boundary_are_trained_in_the_expert_that_the_sampler_uses() {
+    // With shift 3 the second of four levels is 0.9 in f32, whose thousandfold in f64 lies below the boundary.
+    let mut bench = set_up(DiffusionNftConfig { shift: Some(3.0), max_timestep_boundary: 0.95, ..small() });
+    bench.model.boundary = Some(0.9);
+    bench.model.trained = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
+    bench.step(0, &two(), 0.1);
+    let timesteps: Vec<f64> = bench.model.asked.iter().map(|(timestep, _)| *timestep).collect();
+    assert!(timesteps.contains(&900.0) && !timesteps.iter().any(|t| (899.0..900.0).contains(t)), "{timesteps:?}");
+    assert!(bench.strategy.gradient.iter().any(|g| *g != 0.0));
+}
+
+#[test]
 fn missing_scores_are_skipped_and_nonfinite_scores_skip_the_update() {
     let mut bench = set_up(small());
     let report = bench.step(0, &[sample(0, "missing"), sample(1, "b")], 0.1);

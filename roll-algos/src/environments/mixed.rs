@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{BuildContext, Environment, Error, Observation, Options, Registry, Result, ResultExt, Transition};
+use roll_core::{
+    BuildContext, Environment, Error, Observation, Options, Registry, Result, ResultExt, Split, Transition,
+};
 
 const NAME: &str = "mixed";
 
@@ -66,6 +68,14 @@ impl Environment for Mixed {
 
     fn solved(&self) -> Option<bool> {
         self.worlds[self.current].solved()
+    }
+
+    fn enter(&mut self, split: Split) -> Result<()> {
+        self.worlds.iter_mut().try_for_each(|world| world.enter(split))
+    }
+
+    fn action(&self) -> String {
+        self.worlds[self.current].action()
     }
 }
 

@@ -1,34 +1,57 @@
 //! Environments that are called in JSON, as a process or a service: one request and one answer per `reset` and `step`.
 
-use roll_core::{Environment, Error, Observation, Transition};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
+
+use roll_core::{Environment, Error, Observation, Split, Transition};
 use serde_json::{Value, json};
+
+/// Bits of a seed that reach a process or a service. NumPy, gymnasium and C take no more, and programs that read
+/// numbers as doubles would round others.
+const SEED_BITS: u32 = 31;
+/// Number of different messages that are logged.
+const MAX_LOGGED: usize = 100;
 
 /// Sends the requests of an environment. Errors of the first two methods are descriptions of the problem.
 pub trait Transport: Send {
     /// Begins an episode.
-    fn begin(&mut self, seed: u64, transcript: &mut Transcript) -> Result<Observation, String>;
+    fn begin(&mut self, start: Start, transcript: &mut Transcript) -> Result<Observation, String>;
     /// Sends an action of the episode.
     fn advance(&mut self, action: &str, transcript: &mut Transcript) -> Result<Transition, String>;
     /// The error of an episode that ended with `problem`; it names the process or service.
     fn failed(&self, problem: String) -> Error;
 }
 
+/// The start of an episode.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    seed: u64,
+    split: Split,
+}
+
 /// An environment whose episodes a process or a service plays.
 pub struct RemoteEnvironment<P> {
     transport: P,
     transcript: Transcript,
+    split: Split,
 }
 
 impl<P: Transport> RemoteEnvironment<P> {
     /// Creates the environment. Nothing is sent before the first episode.
     pub fn over(transport: P) -> Self {
-        Self { transport, transcript: Transcript::default() }
+        Self { transport, transcript: Transcript::default(), split: Split::default() }
     }
 }
 
 impl<P: Transport> Environment for RemoteEnvironment<P> {
+    fn enter(&mut self, split: Split) -> roll_core::Result<()> {
+        self.split = split;
+        Ok(())
+    }
+
     fn reset(&mut self, seed: u64) -> roll_core::Result<Observation> {
-        self.transport.begin(seed, &mut self.transcript).map_err(|problem| self.transport.failed(problem))
+        let start = Start { seed, split: self.split };
+        self.transport.begin(start, &mut self.transcript).map_err(|problem| self.transport.failed(problem))
     }
 
     fn step(&mut self, action: &str) -> roll_core::Result<Transition> {
@@ -42,11 +65,15 @@ impl<P: Transport> Environment for RemoteEnvironment<P> {
     fn solved(&self) -> Option<bool> {
         self.transcript.solved
     }
+
+    fn action(&self) -> String {
+        self.transcript.action.clone()
+    }
 }
 
 /// The request that begins an episode.
-pub fn reset(seed: u64) -> Value {
-    json!({ "reset": { "seed": seed } })
+pub fn reset(start: Start) -> Value {
+    json!({ "reset": { "seed": start.seed % (1 << SEED_BITS), "split": start.split.name() } })
 }
 
 /// The request with an action.
@@ -66,6 +93,9 @@ pub struct Answer {
     truncated: bool,
     valid: Option<bool>,
     solved: Option<bool>,
+    action: Option<String>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, serde::de::IgnoredAny>,
 }
 
 impl Answer {
@@ -74,12 +104,34 @@ impl Answer {
         serde_json::from_str(text).map_err(|e| format!("its answer {} is not valid: {e}", shortened(text.as_bytes())))
     }
 
-    /// Returns the answer unless it reports an error.
+    /// Returns the answer unless it reports an error. Logs keys without effect.
     pub fn accepted(self) -> Result<Self, String> {
+        self.without_effect().into_iter().for_each(|note| warn_once(&note));
         match self.error {
             Some(error) => Err(format!("it reports: {error}")),
             None => Ok(self),
         }
+    }
+
+    /// A sentence on the keys that are not read, if there are any.
+    fn without_effect(&self) -> Option<String> {
+        let unknown: Vec<String> = self.unknown.keys().map(|key| format!("`{}`", key.escape_debug())).collect();
+        (!unknown.is_empty()).then(|| {
+            format!(
+                "answers of the environment have keys without effect: {}; keys with one are `error`, `observation`, \
+                 `instructions`, `reward`, `terminated`, `truncated`, `valid`, `solved` and `action`",
+                unknown.join(", ")
+            )
+        })
+    }
+}
+
+/// Logs a message once.
+pub fn warn_once(message: &str) {
+    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.len() < MAX_LOGGED && logged.insert(message.into()) {
+        tracing::warn!("{message}");
     }
 }
 
@@ -90,6 +142,8 @@ pub struct Transcript {
     pub instructions: String,
     /// Whether the episode is solved, according to the latest answer.
     pub solved: Option<bool>,
+    /// The action that the latest answer reports; empty without one.
+    pub action: String,
 }
 
 impl Transcript {
@@ -97,14 +151,14 @@ impl Transcript {
     pub fn read_reset(&mut self, answer: Answer) -> Result<Observation, String> {
         let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
         self.instructions = answer.instructions.unwrap_or_default();
-        self.solved = answer.solved;
+        (self.solved, self.action) = (answer.solved, String::new());
         Ok(Observation { text })
     }
 
     /// Reads an answer to `step`.
     pub fn read_step(&mut self, answer: Answer) -> Result<Transition, String> {
         let missing = |key: &str| format!("its answer to `step` has no `{key}`");
-        self.solved = answer.solved;
+        (self.solved, self.action) = (answer.solved, answer.action.unwrap_or_default());
         Ok(Transition {
             observation: Observation { text: answer.observation.ok_or_else(|| missing("observation"))? },
             reward: answer.reward.ok_or_else(|| missing("reward"))?,
@@ -121,5 +175,38 @@ pub fn shortened(line: &[u8]) -> String {
     match line.len() {
         0..=200 => format!("`{text}`"),
         n => format!("`{text}...` ({n} bytes)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_reset_has_the_split_and_a_seed_of_31_bits() {
+        let start = Start { seed: 10_198_910_770_185_064_458, split: Split::Validation };
+        let request = reset(start)["reset"].clone();
+        assert_eq!(request["split"], "validation");
+        assert!(request["seed"].as_u64().is_some_and(|seed| seed < 1 << 31), "{request}");
+        assert_eq!(reset(Start { seed: 7, split: Split::Train })["reset"], json!({"seed": 7, "split": "train"}));
+    }
+
+    #[test]
+    fn keys_without_effect_are_named() {
+        let note = |text: &str| Answer::parse(text).unwrap().without_effect();
+        assert_eq!(note(r#"{"observation": "a", "action": "b"}"#), None);
+        let found = note(r#"{"observation": "a", "truncted": true, "info": {"a": [1]}}"#).unwrap();
+        assert!(found.contains("`info`, `truncted`;") && found.contains("`truncated`"), "{found}");
+    }
+
+    #[test]
+    fn an_answer_may_report_its_action() {
+        let mut transcript = Transcript::default();
+        let answer = r#"{"observation": "a", "reward": 0, "terminated": false, "action": "Left"}"#;
+        transcript.read_step(Answer::parse(answer).unwrap()).unwrap();
+        assert_eq!(transcript.action, "Left");
+        transcript.read_reset(Answer::parse(r#"{"observation": "a"}"#).unwrap()).unwrap();
+        assert_eq!(transcript.action, "");
     }
 }

@@ -78,8 +78,8 @@ pub struct FlowGrpoConfig {
     pub divergence_threshold: f64,
     /// Whether each step's loss is divided by the scale of its own gradient, as in Flash-GRPO.
     pub rescale: bool,
-    /// Divisor of the advantages: the deviation of the scores of the `group`, of the `step`, of the `largest_group`, or
-    /// `none`.
+    /// Divisor of the advantages, of each of several rewards apart: the deviation of the scores of the `group`, of the
+    /// `step`, of the `largest_group`, or `none`.
     pub advantage_spread: Spread,
     /// Bound on advantages.
     #[schemars(extend("exclusiveMinimum" = 0))]

@@ -2,16 +2,17 @@
 
 use roll_core::{IdleKeys, Kind, OptionNotes, When};
 
-use crate::notes::{SHIFT, buckets};
+use crate::notes::{GUIDANCE, SHIFT, policy_gradient};
 
 use super::NAME;
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(buckets) }
+    OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(policy_gradient) }
 }
 
 const IDLE: &[IdleKeys] = &[
     SHIFT,
+    GUIDANCE,
     IdleKeys {
         keys: &["algo.eta"],
         when: When::Is("algo.sde", &["wan"]),
@@ -31,5 +32,10 @@ const IDLE: &[IdleKeys] = &[
         keys: &["algo.divergence_threshold"],
         when: When::IsNot("algo.loss", &["dppo"]),
         because: "`algo.loss` is not `dppo`",
+    },
+    IdleKeys {
+        keys: &["algo.clip_range", "algo.clip_range_high", "algo.divergence_threshold"],
+        when: When::Is("algo.updates_per_step", &["1"]),
+        because: "with one update a step every ratio is 1, within any bound",
     },
 ];

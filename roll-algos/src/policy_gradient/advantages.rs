@@ -90,15 +90,28 @@ pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalizati
     advantages
 }
 
-/// Several rewards, normalised apart in each group, then added by `weights`, centred and scaled over the step: rewards
-/// of different scales cannot drown one another (GDPO, arXiv:2601.05242). `rewards` holds the scores of each reward.
-pub fn normalized_apart<G: Ord>(rewards: &[Vec<Option<f64>>], weights: &[f64], groups: &[G]) -> Vec<f64> {
+/// Several rewards, normalised apart by their own `spread`, then added by `weights`, centred and scaled over the step:
+/// rewards of different scales cannot drown one another. With [`Spread::Group`] this is GDPO (arXiv:2601.05242).
+/// `rewards` holds the scores of each reward.
+pub fn normalized_apart<G: Ord>(
+    rewards: &[Vec<Option<f64>>],
+    weights: &[f64],
+    groups: &[G],
+    spread: Spread,
+) -> Vec<f64> {
     const LEAST: Floor = Floor::AtLeast(1e-6);
-    let how = Normalization { spread: Spread::Group, unbiased: false, floor: LEAST };
+    let how = Normalization { spread, unbiased: false, floor: LEAST };
     let mut sums = vec![0.0; groups.len()];
+    let mut informative = vec![false; groups.len()];
     for (scores, weight) in rewards.iter().zip(weights) {
         let own = normalized(scores, groups, how);
         sums.iter_mut().zip(own).for_each(|(sum, advantage)| *sum += weight * advantage);
+        for group in members(scores, groups) {
+            let values: Vec<f64> = group.iter().filter_map(|i| scores[*i]).collect();
+            if !are_equal(&values) {
+                group.iter().for_each(|i| informative[*i] = true);
+            }
+        }
     }
     // Videos that lack a score of any reward take no part.
     let scored = |i: usize| rewards.iter().all(|scores| scores[i].is_some());
@@ -107,7 +120,9 @@ pub fn normalized_apart<G: Ord>(rewards: &[Vec<Option<f64>>], weights: &[f64], g
         return vec![0.0; sums.len()];
     }
     let (centre, divisor) = (mean(&present), how.divisor(how.deviation(&present)));
-    sums.iter().enumerate().map(|(i, sum)| if scored(i) { (sum - centre) / divisor } else { 0.0 }).collect()
+    // The centre is rarely exactly 0: subtracted from a group of equal scores, it would make advantages of rounding.
+    let counts = |i: usize| scored(i) && informative[i];
+    sums.iter().enumerate().map(|(i, sum)| if counts(i) { (sum - centre) / divisor } else { 0.0 }).collect()
 }
 
 /// Positions of the highest ceil(n / 2) scores, then of the lowest floor(n / 2), each part ascending. All scores if
@@ -186,7 +201,29 @@ mod tests {
         }
         let equal = [Some(1.0 / 3.0); 6];
         assert_eq!(normalized(&equal, &GROUPS, Normalization::new(Spread::Group)), [0.0; 6]);
-        assert_eq!(normalized_apart(&[equal.to_vec()], &[1.0], &GROUPS), [0.0; 6]);
+        assert_eq!(normalized_apart(&[equal.to_vec()], &[1.0], &GROUPS, Spread::Group), [0.0; 6]);
+    }
+
+    #[test]
+    fn groups_of_equal_scores_in_every_reward_have_no_advantage_after_centring() {
+        let first = [0.1, 0.25, 0.33, 0.7, 0.7, 0.7].map(Some);
+        let second = [0.9, 0.15, 0.2, 0.3, 0.3, 0.3].map(Some);
+        let groups = ["a", "a", "a", "b", "b", "b"];
+        for spread in [Spread::Group, Spread::Step, Spread::LargestGroup, Spread::None] {
+            let found = normalized_apart(&[first.to_vec(), second.to_vec()], &[0.3, 0.7], &groups, spread);
+            assert!(found[..3].iter().all(|a| *a != 0.0) && found[3..] == [0.0; 3], "{spread:?} {found:?}");
+        }
+    }
+
+    #[test]
+    fn the_spread_applies_to_each_of_several_rewards() {
+        let first = [0.1, 0.25, 0.33, 0.7, 5.0, 0.7].map(Some);
+        let second = [0.9, 0.15, 0.2, 0.3, 0.3, 0.4].map(Some);
+        let apart = |spread| normalized_apart(&[first.to_vec(), second.to_vec()], &[1.0, 1.0], &GROUPS, spread);
+        let all = [Spread::Group, Spread::Step, Spread::LargestGroup, Spread::None].map(apart);
+        for (i, one) in all.iter().enumerate() {
+            assert!(all[..i].iter().all(|other| other != one), "{all:?}");
+        }
     }
 
     #[test]
@@ -199,8 +236,8 @@ mod tests {
         let expected = normalized(&left, &groups, how);
         assert_eq!((found[0], found[1], &found[2..]), (expected[0], 0.0, &expected[1..]));
         assert_ne!(found[0], normalized(&whole, &GROUPS, how)[0]);
-        let apart = normalized_apart(&[whole.to_vec(), without.to_vec()], &[1.0, 1.0], &GROUPS);
-        assert!(apart[1] == 0.0 && apart.iter().sum::<f64>().abs() < 1e-12);
+        let apart = normalized_apart(&[whole.to_vec(), without.to_vec()], &[1.0, 1.0], &GROUPS, Spread::Group);
+        assert!(apart[1] == 0.0 && apart[5] == 0.0 && apart.iter().sum::<f64>().abs() < 1e-12);
         let statistics = GroupStatistics::of(&without, &GROUPS);
         assert_eq!((statistics.groups, statistics.uninformative), (3, 1));
     }
@@ -209,8 +246,11 @@ mod tests {
     fn rewards_normalised_apart_are_independent_of_scale() {
         let (small, large) = ([0.001, 0.002, 0.003, 0.0, 0.0, 0.0], [300.0, 200.0, 100.0, 0.0, 0.0, 0.0]);
         let rewards = [small.map(Some).to_vec(), large.map(Some).to_vec()];
-        assert!(normalized_apart(&rewards, &[1.0, 1.0], &GROUPS).iter().all(|a| a.abs() < 1e-9));
-        assert!(normalized_apart(&rewards, &[2.0, 1.0], &GROUPS)[2] > 1.0);
+        for spread in [Spread::Group, Spread::Step, Spread::LargestGroup] {
+            let apart = |weights: [f64; 2]| normalized_apart(&rewards, &weights, &GROUPS, spread);
+            assert!(apart([1.0, 1.0]).iter().all(|a| a.abs() < 1e-9), "{spread:?}");
+            assert!(apart([2.0, 1.0])[2] > 1.0, "{spread:?}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::update::OnNonfinite;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SeveralRewards {
-    /// Each is normalised within its groups before they are added: GDPO.
+    /// Each is divided by its own `advantage_spread` before they are added; with `group` that is GDPO.
     #[default]
     Apart,
     /// Their weighted sum is normalised.

@@ -281,7 +281,7 @@ pub(crate) fn set_advantages<T>(
         (SeveralRewards::Apart, 2..) => {
             let term = |t: usize| scores.iter().map(|scores| Some(scores.as_ref()?.terms[t])).collect();
             let terms: Vec<Vec<Option<f64>>> = (0..weights.len()).map(term).collect();
-            normalized_apart(&terms, &weights, &rows)
+            normalized_apart(&terms, &weights, &rows, shared.advantage_spread)
         }
         _ => normalized(&sums, &rows, Normalization::new(shared.advantage_spread)),
     };
@@ -319,11 +319,13 @@ struct RankScores {
 /// Fails if all videos of a prompt would be the same.
 pub(crate) fn require_different_videos(ctx: &StepContext<'_>, algorithm: &str) -> Result<()> {
     match ctx.noise.keys().1 {
-        Some(_) => {
-            let problem =
-                format!("`{algorithm}` compares the videos of a prompt, and they would be all the same: unset it");
-            Err(Error::config("noise_seed", problem))
-        }
+        Some(_) => Err(same_videos(algorithm)),
         None => Ok(()),
     }
+}
+
+/// The error on a fixed seed of the noise.
+pub(crate) fn same_videos(algorithm: &str) -> Error {
+    let problem = format!("`{algorithm}` compares the videos of a prompt, and they would be all the same: unset it");
+    Error::config("noise_seed", problem)
 }

@@ -3,6 +3,7 @@
 use roll_core::{Result, Sigma, Tensor};
 
 use super::RewardFlConfig;
+use crate::policy_gradient::LossMask;
 
 /// A sample's loss and its partial derivatives.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,14 +33,17 @@ impl Loss {
 }
 
 /// Computes the KL divergence of one step between two Gaussians of equal variance, `mean((v - u)^2 / (2 sigma^2))`, and
-/// its gradient with respect to `v`.
-pub fn step_kl(v: &Tensor, u: &Tensor, sigma: Sigma) -> Result<(f64, Tensor)> {
+/// its gradient with respect to `v`. Elements outside `mask`, those of a known first frame, do not count: the sampler
+/// replaces them, whatever their velocity.
+pub fn step_kl(v: &Tensor, u: &Tensor, sigma: Sigma, mask: LossMask) -> Result<(f64, Tensor)> {
     let (v, u, shape) = (v.f32s()?, u.f32s()?, v.shape());
-    let n = v.len() as f64;
+    mask.fits("velocity", v.len())?;
+    let n = mask.count() as f64;
     let variance = sigma.0 * sigma.0;
-    let squares: f64 = v.iter().zip(u).map(|(v, u)| (f64::from(*v) - f64::from(*u)).powi(2)).sum();
+    let squares: f64 = mask.positions().map(|i| (f64::from(v[i]) - f64::from(u[i])).powi(2)).sum();
     let slope = (1.0 / (variance * n)) as f32;
-    let gradient = v.iter().zip(u).map(|(v, u)| (v - u) * slope).collect::<Vec<f32>>();
+    let mut gradient = vec![0.0; v.len()];
+    mask.positions().for_each(|i| gradient[i] = (v[i] - u[i]) * slope);
     Ok((squares / (2.0 * variance * n), Tensor::new(gradient, shape)?))
 }
 
@@ -67,7 +71,8 @@ mod tests {
     #[test]
     fn kl_gradient_matches_finite_differences() {
         let u = Tensor::new(vec![0.3f32, -0.2, 0.5], [3]).unwrap();
-        let at = |x: f32| step_kl(&Tensor::new(vec![x, 0.1, 0.4], [3]).unwrap(), &u, Sigma(0.5)).unwrap();
+        let at =
+            |x: f32| step_kl(&Tensor::new(vec![x, 0.1, 0.4], [3]).unwrap(), &u, Sigma(0.5), LossMask::all(3)).unwrap();
         let quotient = (at(0.71).0 - at(0.69).0) / 0.02;
         assert!((quotient - f64::from(at(0.7).1.f32s().unwrap()[0])).abs() < 1e-4);
     }

@@ -2,7 +2,7 @@
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
-use crate::notes::{SHIFT, buckets};
+use crate::notes::{GUIDANCE, SHIFT, buckets, kl_reference};
 
 use super::NAME;
 
@@ -17,11 +17,7 @@ const IDLE: &[IdleKeys] = &[
         when: When::IsNot("algo.trained_steps.renoised", &["null"]),
         because: "`algo.trained_steps` noises finished latents, and goes on to the data",
     },
-    IdleKeys {
-        keys: &["algo.negative_prompt", "algo.guidance_gradient"],
-        when: When::Is("algo.guidance_scale", &["1"]),
-        because: "`algo.guidance_scale` is 1, no guidance",
-    },
+    GUIDANCE,
 ];
 
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
@@ -29,6 +25,7 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let listed = config.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);
     let steps = listed.or_else(|| number("algo.num_inference_steps"));
     let mut notes = buckets(config)?;
+    notes.extend(kl_reference(config));
     if let (Some(last), Some(steps)) = (number("algo.final_timestep"), steps)
         && last + 1 >= steps
     {
@@ -76,6 +73,20 @@ mod tests {
             c["algo"]["trained_steps"] = json!({"renoised": 2});
         });
         assert!(renoised.contains("`algo.early_stop: predict_x0` has no effect"), "{renoised}");
+    }
+
+    #[test]
+    fn a_kl_to_the_base_without_the_initial_lora_is_noted() {
+        let defaults: Options =
+            json!({"algo": RewardFlConfig::default(), "model": {"lora_checkpoint": null}}).as_object().unwrap().clone();
+        let noted = |weight: f64, checkpoint: serde_json::Value| {
+            let mut config = defaults.clone();
+            (config["algo"]["kl_weight"], config["model"]["lora_checkpoint"]) = (weight.into(), checkpoint);
+            OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
+        };
+        let note = noted(0.5, "distilled.safetensors".into());
+        assert!(note.contains("`algo.kl_weight: 0.5` pulls") && note.contains("merge-lora"), "{note}");
+        assert_eq!(noted(0.0, "distilled.safetensors".into()) + &noted(0.5, json!(null)), "");
     }
 
     #[test]

@@ -154,6 +154,22 @@ fn known_first_frame_is_replaced_before_every_step_and_has_no_gradient() {
 }
 
 #[test]
+fn velocities_of_a_known_first_frame_do_not_count_in_the_kl() {
+    let mut model = MockDiffusion::new();
+    // The rows of the second frame: without them the adapter changes velocities of the first frame alone.
+    [2, 3, 6, 7].iter().for_each(|row| model.adapter[row * 8..][..8].fill(0.0));
+    let mut kl = |first_frame| {
+        model.first_frame = first_frame;
+        let plan = RewardFlConfig::default().plan(model.schedule()).unwrap();
+        let conditions = conditions(&mut model);
+        let noise = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
+        rollout(&mut model, &conditions, &noise, &plan, Grad::Skip, &mut Unobserved).unwrap().kl
+    };
+    assert!(kl(None) > 0.0);
+    assert_eq!(kl(Some(Tensor::full([2, 1, 1, 2], 0.7))), 0.0);
+}
+
+#[test]
 fn training_decodes_the_latents_that_generating_decodes() {
     for first_frame in [None, Some(Tensor::full([2, 1, 1, 2], 0.7))] {
         let mut model = MockDiffusion::new();

@@ -6,6 +6,7 @@ use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Resul
 use super::loss::step_kl;
 use super::plan::{LatentDtype, RolloutPlan};
 use crate::arithmetic::{axpy, scaled};
+use crate::policy_gradient::LossMask;
 use crate::sampling::{Conditions, Guided, GuidedPullback};
 use crate::stopwatch::{PULL, REFERENCE, ROLLOUT, Stopwatch};
 
@@ -102,7 +103,8 @@ pub fn rollout(
                 observer.begin(REFERENCE, None)?;
                 let u = reference_velocity(model, &x, timestep, prompt)?;
                 observer.reference(i, &u);
-                let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i))?;
+                let mask = LossMask::after(usize::from(prompt.first_frame.is_some()), c.shape())?;
+                let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i), mask)?;
                 let share = 1.0 / acting.len() as f64;
                 kl += kl_i * share;
                 Some(scaled(&d_kl_i, share as f32)?)

@@ -1,9 +1,11 @@
 //! Conversations on disk, and as tokens of which some are trained on.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, LanguageModel, Message, Result};
 use roll_external::files;
+use serde_json::{Map, Value};
 
 use super::TrainOn;
 
@@ -14,21 +16,39 @@ const MAX_BYTES: u64 = 4 << 30;
 /// would be trained on.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
-/// Contents of one line.
+/// Fields of a tool's result that name the call which it answers. Many chat templates rely on the order alone.
+const LINKS: [&str; 2] = ["tool_call_id", "name"];
+
+/// One conversation of a file.
 #[derive(serde::Deserialize)]
-struct Line {
+struct Entry {
+    messages: Vec<Map<String, Value>>,
+    tools: Option<Vec<Value>>,
+    /// Keys without an effect.
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// A conversation.
+#[derive(Clone, Debug)]
+struct Conversation {
+    /// Its place in the file: `line 3`, or `entry 3` of a JSON list.
+    place: String,
     messages: Vec<Message>,
+    /// Answers of weight 0, which are not trained on.
+    untrained: Vec<usize>,
+    /// Descriptions of tools.
+    tools: Vec<Value>,
 }
 
 /// The conversations of a file, in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Conversations {
     file: PathBuf,
-    /// Number of the line, from 1, and its messages.
-    rows: Vec<(usize, Vec<Message>)>,
+    rows: Vec<Conversation>,
 }
 
-/// A conversation as tokens.
+/// A sample: a conversation, or a part of it, as tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tokens {
     /// Ids.
@@ -36,6 +56,9 @@ pub struct Tokens {
     /// Which of them are trained on.
     pub train: Vec<bool>,
 }
+
+/// A sample as text: pieces that are tokenized apart, as when the assistant acts, and whether each is trained on.
+type Pieces = Vec<(String, bool)>;
 
 impl Tokens {
     /// Number of tokens that are predicted and trained on; the first is not predicted.
@@ -45,25 +68,39 @@ impl Tokens {
 }
 
 impl Conversations {
-    /// Reads JSON lines; empty lines are left aside. Fails on a line that is no conversation, and on a file without
-    /// any.
+    /// Reads JSON lines (empty ones are skipped) or a JSON list. Fails on an entry that is not a conversation, and on a
+    /// file without any.
     pub fn read(file: &Path) -> Result<Self> {
         let text = files::read_text(file, MAX_BYTES).map_err(Error::file("read", file))?;
-        let mut rows = Vec::new();
-        for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let bad = |problem: String| Error::bad_file(file, format!("line {}: {problem}", i + 1));
-            let line: Line =
-                serde_json::from_str(line).map_err(|e| bad(format!("expected an object with `messages`: {e}")))?;
-            if line.messages.is_empty() {
-                return Err(bad("expected at least one message, found none".into()));
-            }
-            if let Some(other) = line.messages.iter().find(|message| !ROLES.contains(&message.role.as_str())) {
-                return Err(bad(format!("the role `{}` is not known; known: {}", other.role, ROLES.join(", "))));
-            }
-            rows.push((i + 1, line.messages));
+        let entries: Box<dyn Iterator<Item = (String, serde_json::Result<Value>)>> =
+            match text.trim_start().starts_with('[') {
+                true => {
+                    let list: Vec<Value> = serde_json::from_str(&text)
+                        .map_err(|e| Error::bad_file(file, format!("expected a JSON list of conversations: {e}")))?;
+                    Box::new(list.into_iter().enumerate().map(|(i, entry)| (format!("entry {}", i + 1), Ok(entry))))
+                }
+                false => {
+                    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+                    Box::new(lines.map(|(i, line)| (format!("line {}", i + 1), serde_json::from_str(line))))
+                }
+            };
+        let (mut rows, mut others) = (Vec::new(), BTreeSet::new());
+        for (place, entry) in entries {
+            let row = entry
+                .and_then(serde_json::from_value::<Entry>)
+                .map_err(|e| format!("expected an object with `messages`: {e}"))
+                .and_then(|mut entry| {
+                    others.extend(std::mem::take(&mut entry.others).into_iter().map(|(key, _)| key));
+                    Conversation::new(place.clone(), entry)
+                });
+            rows.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
+        }
+        if !others.is_empty() {
+            let keys = others.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            tracing::warn!("{}: keys beside `messages` and `tools` have no effect: {keys}", file.display());
         }
         match rows.is_empty() {
-            true => Err(Error::bad_file(file, "expected conversations, one a line; found none")),
+            true => Err(Error::bad_file(file, "expected conversations, one a line or a JSON list; found none")),
             false => Ok(Self { file: file.into(), rows }),
         }
     }
@@ -80,41 +117,202 @@ impl Conversations {
 
     /// The place of a row, for messages.
     pub fn origin(&self, row: usize) -> String {
-        format!("{}:{}", self.file.display(), self.rows[row].0)
+        format!("{}: {}", self.file.display(), self.rows[row].place)
     }
 
-    /// The tokens of a row. The assistant's words are tokenized apart from those around them, as they are when it acts.
-    pub fn tokens(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Tokens> {
-        let messages = &self.rows[row].1;
-        let whole = model.render_chat(messages, false)?;
-        let mut tokens = Tokens { ids: Vec::new(), train: Vec::new() };
-        let mut done = 0;
-        let mut add = |text: &str, train: bool| -> Result<()> {
-            let ids = model.tokenize(text)?;
-            tokens.train.extend(std::iter::repeat_n(train, ids.len()));
-            tokens.ids.extend(ids);
-            Ok(())
-        };
-        let all = train_on == TrainOn::All;
-        for (i, _) in messages.iter().enumerate().filter(|(_, m)| m.role == "assistant") {
-            let (before, after) =
-                (model.render_chat(&messages[..i], true)?, model.render_chat(&messages[..=i], false)?);
-            let prompt = whole.starts_with(&before).then(|| whole.get(done..before.len())).flatten();
-            let answer = whole.starts_with(&after).then(|| whole.get(before.len()..after.len())).flatten();
-            let (Some(prompt), Some(answer)) = (prompt, answer) else {
-                let problem = format!(
-                    "line {}: the chat template writes message {} differently once more messages follow: give each of \
-                     its answers a conversation of its own",
-                    self.rows[row].0,
-                    i + 1
-                );
-                return Err(Error::bad_file(&self.file, problem));
-            };
-            add(prompt, all)?;
-            add(answer, true)?;
-            done = after.len();
+    /// Renders every row, so that an invalid one is found before the first step.
+    pub fn check(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<()> {
+        let (mut split, mut trained) = (0, false);
+        for row in 0..self.rows.len() {
+            let samples = self.pieces(row, train_on, model)?;
+            split += usize::from(samples.len() > 1);
+            trained |= samples.iter().flatten().any(|(_, train)| *train);
         }
-        add(&whole[done..], all)?;
-        Ok(tokens)
+        if split > 0 {
+            tracing::info!(
+                "{}: the chat template rewrites earlier answers once more messages follow: {split} of {} \
+                 conversations are trained as one sample per answer",
+                self.file.display(),
+                self.rows.len()
+            );
+        }
+        match trained {
+            true => Ok(()),
+            false => {
+                Err(Error::bad_file(&self.file, "expected messages of the role `assistant`; found none to train on"))
+            }
+        }
     }
+
+    /// The samples of a row: the whole conversation, or one sample per answer if the chat template rewrites earlier
+    /// answers.
+    pub fn samples(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Tokens>> {
+        let ends = model.end_tokens();
+        let tokens = |pieces: Pieces| {
+            let mut tokens = Tokens { ids: Vec::new(), train: Vec::new() };
+            for (text, train) in pieces {
+                let ids = model.tokenize(&text)?;
+                // The model never writes what follows the end of its turn.
+                let end = ids.iter().rposition(|id| train_on == TrainOn::Responses && ends.contains(id));
+                let trained = if train { end.map_or(ids.len(), |end| end + 1) } else { 0 };
+                tokens.train.extend((0..ids.len()).map(|i| i < trained));
+                tokens.ids.extend(ids);
+            }
+            Ok(tokens)
+        };
+        self.pieces(row, train_on, model)?.into_iter().map(tokens).collect()
+    }
+
+    fn pieces(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
+        let conversation = &self.rows[row];
+        let pieces = conversation.check_fields(train_on, model).and_then(|()| conversation.pieces(train_on, model));
+        pieces.map_err(|error| match error {
+            Error::Unsupported(problem) => Error::bad_file(&self.file, format!("{}: {problem}", conversation.place)),
+            error => Error::Context { doing: self.origin(row), source: Box::new(error) },
+        })
+    }
+}
+
+impl Conversation {
+    fn new(place: String, entry: Entry) -> Result<Self, String> {
+        if entry.messages.is_empty() {
+            return Err("expected at least one message, found none".into());
+        }
+        let (mut messages, mut untrained) = (Vec::new(), Vec::new());
+        for (i, fields) in entry.messages.into_iter().enumerate() {
+            let (message, train) = message(fields).map_err(|problem| format!("message {}: {problem}", i + 1))?;
+            messages.push(message);
+            if !train {
+                untrained.push(i);
+            }
+        }
+        Ok(Self { place, messages, untrained, tools: entry.tools.unwrap_or_default() })
+    }
+
+    fn render(&self, messages: &[Message], continue_as_assistant: bool, model: &dyn LanguageModel) -> Result<String> {
+        if self.tools.is_empty() {
+            return model.render_chat(messages, continue_as_assistant);
+        }
+        let rendered = model.render_chat_with_tools(messages, &self.tools, continue_as_assistant)?;
+        rendered.ok_or_else(|| Error::Unsupported("the model's chat template does not write `tools`".into()))
+    }
+
+    /// Fails on a field without an effect on the text: the model would be trained on something else.
+    fn check_fields(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<()> {
+        if train_on == TrainOn::All
+            && let Some(i) = self.untrained.first()
+        {
+            let problem = format!("message {}: `weight: 0` has no effect with `algo.train_on: all`", i + 1);
+            return Err(Error::Unsupported(problem));
+        }
+        for (i, message) in self.messages.iter().enumerate() {
+            let is_result = ["tool", "function", "ipython"].contains(&message.role.as_str());
+            for key in message.fields.keys().filter(|key| !(is_result && LINKS.contains(&key.as_str()))) {
+                let mut without = self.messages[..=i].to_vec();
+                without[i].fields.remove(key);
+                let with = self.render(&self.messages[..=i], false, model)?;
+                if self.render(&without, false, model).is_ok_and(|without| without == with) {
+                    let problem = format!("message {}: the model's chat template does not write `{key}`", i + 1);
+                    return Err(Error::Unsupported(problem));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The samples as text. Without rewriting, the whole text is cut before and after each answer.
+    fn pieces(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
+        let all = train_on == TrainOn::All;
+        let whole = self.render(&self.messages, false, model)?;
+        let (mut samples, mut pieces) = (Vec::new(), Pieces::new());
+        let mut done = Some(0);
+        for (i, message) in self.messages.iter().enumerate().filter(|(_, message)| message.role == "assistant") {
+            let before = self.render(&self.messages[..i], true, model)?;
+            let after = self.render(&self.messages[..=i], false, model)?;
+            match after.strip_prefix(before.as_str()).filter(|answer| contains(answer, &message.content)) {
+                Some(answer) => {
+                    let train = all || !self.untrained.contains(&i);
+                    samples.push(vec![(before.clone(), false), (answer.to_string(), train)]);
+                    done = done.filter(|done| whole.starts_with(&after) && *done <= before.len()).map(|done| {
+                        pieces.push((before[done..].to_string(), all));
+                        pieces.push((answer.to_string(), train));
+                        after.len()
+                    });
+                }
+                None if all => done = None,
+                None => {
+                    let problem = format!(
+                        "message {}: the chat template does not write this answer, whole, after the text that asks \
+                         for it: put a chat_template.jinja that does beside the model",
+                        i + 1
+                    );
+                    return Err(Error::Unsupported(problem));
+                }
+            }
+        }
+        match done {
+            Some(done) => pieces.push((whole[done..].to_string(), all)),
+            None if all => pieces = vec![(whole, true)],
+            None => {
+                samples.retain(|pieces| pieces[1].1);
+                return Ok(samples);
+            }
+        }
+        Ok(vec![pieces])
+    }
+}
+
+/// Whether `text` contains `part`, apart from white space, which chat templates trim.
+fn contains(text: &str, part: &str) -> bool {
+    let packed = |text: &str| text.split_whitespace().collect::<String>();
+    packed(text).contains(&packed(part))
+}
+
+/// A message from its fields, and whether an answer is trained on.
+fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
+    // Data sets of one schema have every field in every message.
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    };
+    fields.retain(|key, value| (key == "content" && value.is_string()) || !is_empty(value));
+    let role = match fields.shift_remove("role") {
+        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role,
+        Some(Value::String(role)) => {
+            return Err(format!("the role `{role}` is not known; known: {}", ROLES.join(", ")));
+        }
+        _ => return Err("expected `role`, a text".into()),
+    };
+    let content = match fields.shift_remove("content") {
+        Some(Value::String(content)) => content,
+        // A message that only calls tools.
+        None if fields.contains_key("tool_calls") => String::new(),
+        _ => return Err("expected `content`, a text".into()),
+    };
+    let weight = fields.shift_remove("weight");
+    let train = match weight.as_ref().map(|weight| (role.as_str(), weight.as_f64())) {
+        None | Some(("assistant", Some(1.0))) => true,
+        Some(("assistant", Some(0.0))) => false,
+        _ => return Err("`weight`: expected 0 or 1, of a message of the assistant".into()),
+    };
+    if let Some(calls) = fields.get_mut("tool_calls") {
+        parse_arguments(calls)?;
+    }
+    Ok((Message { role, content, fields }, train))
+}
+
+/// Replaces arguments of calls that are JSON in a text, as in OpenAI's format, by the object: templates write it as
+/// JSON themselves.
+fn parse_arguments(calls: &mut Value) -> Result<(), String> {
+    for call in calls.as_array_mut().ok_or("`tool_calls`: expected a list")? {
+        let call = if call.get("function").is_some() { &mut call["function"] } else { call };
+        if let Some(Value::String(text)) = call.get("arguments") {
+            let object: Map<String, Value> = serde_json::from_str(text)
+                .map_err(|e| format!("`tool_calls`: `arguments`: expected a JSON object, found `{text}`: {e}"))?;
+            call["arguments"] = Value::Object(object);
+        }
+    }
+    Ok(())
 }

@@ -45,7 +45,9 @@ pub enum TrainOn {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SftConfig {
-    /// JSON lines, each `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`.
+    /// JSON lines or a JSON list, each entry `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant",
+    /// "content": "..."}]}`; `tools` beside `messages`, and further fields of messages such as `tool_calls` and
+    /// `reasoning_content`, where the chat template writes them. Answers of `weight: 0` are not trained on.
     pub data: Option<PathBuf>,
     /// Conversations that are not trained on, in the same form: their loss is measured before and after training, and
     /// every `evaluation.every` steps. `null`: none.
@@ -109,7 +111,10 @@ impl Sft {
 
 impl Algorithm for Sft {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        language(model, NAME)?;
+        let text_model = language(model, NAME)?;
+        for conversations in std::iter::once(&self.conversations).chain(&self.held_out) {
+            conversations.check(self.config.train_on, text_model)?;
+        }
         update::check_trainable(model)?;
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` trains on conversations alone: the reward `{}` has no effect", reward.name());
@@ -124,11 +129,9 @@ impl Algorithm for Sft {
 
     fn headlines(&self) -> Vec<Headline> {
         vec![
-            Headline::new("actor/loss", "loss", "Loss").validated_by(
-                "val/loss",
-                "loss",
-                "conversations that were not trained on",
-            ),
+            Headline::new("actor/loss", "loss", "Loss")
+                .validated_by("val/loss", "loss", "conversations that were not trained on")
+                .enabled_by("algo.val_data"),
             Headline::new("actor/entropy", "", "Entropy of tokens"),
             Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
         ]
@@ -169,16 +172,16 @@ impl Sft {
         let model = language(ctx.model, NAME)?;
         let limit = self.config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
         for row in rows {
-            let tokens = self.conversations.tokens(row, self.config.train_on, model)?;
-            let reason = match tokens.ids.len() {
-                n if n > limit => format!("{n} tokens are more than the {limit} allowed"),
-                _ if tokens.trained() == 0 => "no token of it is trained on".into(),
-                _ => {
-                    batch.push(tokens);
-                    continue;
+            let samples = self.conversations.samples(row, self.config.train_on, model)?;
+            let mut reason =
+                samples.iter().all(|t| t.trained() == 0).then(|| "no token of it is trained on".to_string());
+            for tokens in samples.into_iter().filter(|tokens| tokens.trained() > 0) {
+                match tokens.ids.len() {
+                    n if n > limit => reason = Some(format!("{n} tokens are more than the {limit} allowed")),
+                    _ => batch.push(tokens),
                 }
-            };
-            report.skipped.push((self.conversations.origin(row), reason));
+            }
+            report.skipped.extend(reason.map(|reason| (self.conversations.origin(row), reason)));
         }
         // Similar lengths share a micro-batch, so that little is padded.
         batch.sort_by_key(|t| t.ids.len());
@@ -300,4 +303,5 @@ roll_core::register! {
     "Trains a language model on conversations",
     Sft::open,
     plan: passes,
+    learning_rate: 1e-4,
 }

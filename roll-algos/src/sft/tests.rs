@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-use roll_core::{LanguageModel, Message};
+use roll_core::LanguageModel;
 use roll_testing::Bigram;
 
 use super::conversations::Conversations;
@@ -20,12 +20,8 @@ fn only_what_the_assistant_says_is_trained_on() {
     );
     let data = Conversations::read(&path).unwrap();
     let model = Bigram::new();
-    let tokens = data.tokens(0, TrainOn::Responses, &model).unwrap();
-    let whole = model.detokenize(&tokens.ids).unwrap();
-    assert_eq!(whole, "u:ab$a:c$u:d$a:ef$");
-    let trained: String = whole.chars().zip(&tokens.train).filter(|(_, t)| **t).map(|(c, _)| c).collect();
-    assert_eq!(trained, "c$ef$");
-    assert!(data.tokens(0, TrainOn::All, &model).unwrap().train.iter().all(|t| *t));
+    assert_eq!(texts(&data, &model), [["u:ab$a:c$u:d$a:ef$".to_string(), "c$ef$".to_string()]]);
+    assert!(data.samples(0, TrainOn::All, &model).unwrap()[0].train.iter().all(|t| *t));
 }
 
 #[test]
@@ -34,7 +30,7 @@ fn invalid_conversations_are_named_by_their_line() {
         ("{\"messages\": []}\n", "line 1"),
         ("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\nno\n", "line 2"),
         ("\n", "found none"),
-        ("{\"messages\": [{\"role\": \"robot\", \"content\": \"a\"}]}\n", "line 1: the role `robot`"),
+        ("{\"messages\": [{\"role\": \"robot\", \"content\": \"a\"}]}\n", "line 1: message 1: the role `robot`"),
         ("{\"message\": 3}\n", "messages"),
     ] {
         let (_dir, path) = file(text);
@@ -43,17 +39,85 @@ fn invalid_conversations_are_named_by_their_line() {
     }
 }
 
+/// The samples of the first row as text, with the text that is trained on.
+fn texts(data: &Conversations, model: &Bigram) -> Vec<[String; 2]> {
+    let samples = data.samples(0, TrainOn::Responses, model).unwrap();
+    let texts = samples.iter().map(|tokens| {
+        let whole = model.detokenize(&tokens.ids).unwrap();
+        let trained = whole.chars().zip(&tokens.train).filter(|(_, train)| **train).map(|(c, _)| c).collect();
+        [whole, trained]
+    });
+    texts.collect()
+}
+
+/// The conversations of a file with `row`, or the error of reading and checking them.
+fn checked(row: &str, model: &Bigram) -> Result<Conversations, String> {
+    let (_dir, path) = file(row);
+    let data = Conversations::read(&path).map_err(|e| e.chain())?;
+    data.check(TrainOn::Responses, model).map_err(|e| e.chain())?;
+    Ok(data)
+}
+
 #[test]
-fn a_template_that_rewrites_history_is_refused() {
-    let (_dir, path) = file(
-        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"ab\"}, {\"role\": \"assistant\", \"content\": \"c\"}]}",
-    );
+fn a_template_that_rewrites_history_makes_one_sample_per_answer() {
+    let row = r#"{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ab"},
+        {"role": "user", "content": "y"}, {"role": "assistant", "content": "c"}]}"#
+        .replace('\n', "");
     let mut model = Bigram::new();
     model.forgets = true;
-    let reason = Conversations::read(&path).unwrap().tokens(0, TrainOn::Responses, &model).unwrap_err().to_string();
-    assert!(reason.contains("line 1") && reason.contains("differently"), "{reason}");
-    let one = [Message::new("user", "a")];
-    assert_eq!(model.render_chat(&one, true).unwrap(), "u:a$a:");
+    let data = checked(&row, &model).unwrap();
+    assert_eq!(texts(&data, &model), [["u:x$a:ab$", "ab$"], ["u:x$a:$u:y$a:c$", "c$"]].map(|s| s.map(String::from)));
+    let all = data.samples(0, TrainOn::All, &model).unwrap();
+    assert_eq!(model.detokenize(&all[0].ids).unwrap(), "u:x$a:$u:y$a:c$");
+}
+
+#[test]
+fn fields_of_messages_are_rendered_or_refused() {
+    let row = |message: &str| format!(r#"{{"messages": [{{"role": "user", "content": "x"}}, {message}]}}"#);
+    let answer = |fields: &str| row(&format!(r#"{{"role": "assistant", "content": "b", {fields}}}"#));
+    let model = Bigram::new();
+    let data = checked(&answer(r#""reasoning_content": "think", "tool_calls": null, "name": """#), &model).unwrap();
+    assert_eq!(texts(&data, &model), [["u:x$a:thinkb$".to_string(), "thinkb$".to_string()]]);
+    let call = r#""tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]"#;
+    let tools = answer(r#""name": null"#).replace("{\"messages\"", r#"{"tools": [{"type": "function"}], "messages""#);
+    for (row, words) in [
+        (answer(call), ["line 1: message 2", "does not write `tool_calls`"]),
+        (row(&format!(r#"{{"role": "assistant", "content": null, {call}}}"#)), ["message 2", "`tool_calls`"]),
+        (answer(r#""name": "Ann""#), ["data.jsonl", "does not write `name`"]),
+        (tools, ["line 1", "does not write `tools`"]),
+        (answer(r#""weight": 0.5"#), ["line 1: message 2", "expected 0 or 1"]),
+        (answer(r#""weight": 0"#), ["data.jsonl", "none to train on"]),
+        (row(r#"{"role": "assistant", "content": null}"#), ["message 2", "expected `content`"]),
+        (answer(r#""tool_calls": [{"function": {"arguments": "f(x)"}}]"#), ["line 1: message 2", "a JSON object"]),
+    ] {
+        let reason = checked(&row, &model).map(drop).unwrap_err();
+        assert!(words.iter().all(|word| reason.contains(word)), "{row}: {reason}");
+    }
+}
+
+#[test]
+fn text_after_the_end_of_a_turn_is_not_trained_on() {
+    let mut model = Bigram::new();
+    model.after_end = "\n";
+    let row = r#"{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b"}]}"#;
+    assert_eq!(texts(&checked(row, &model).unwrap(), &model), [["u:x$\na:b$\n".to_string(), "b$".to_string()]]);
+}
+
+#[test]
+fn a_json_list_is_read_like_lines() {
+    let entry = r#"{"messages": [{"role": "assistant", "content": "b"}]}"#;
+    assert_eq!(checked(&format!("[{entry},\n {entry}]\n"), &Bigram::new()).unwrap().len(), 2);
+    let reason = checked(&format!("[{entry}, {{\"messages\": []}}]"), &Bigram::new()).map(drop).unwrap_err();
+    assert!(reason.contains("entry 2: expected at least one message"), "{reason}");
+}
+
+#[test]
+fn every_row_is_looked_at_before_the_first_step() {
+    let entry = |fields: &str| format!("{{\"messages\": [{{\"role\": \"assistant\", \"content\": \"b\"{fields}}}]}}\n");
+    let (_dir, path) = file(&(entry("") + &entry(", \"tool_calls\": [{}]")));
+    let mut sft = Sft::new(SftConfig::default(), Conversations::read(&path).unwrap()).unwrap();
+    let reason = sft.check(&mut Bigram::new(), None).unwrap_err().to_string();
+    assert!(reason.contains("line 2: message 1") && reason.contains("tool_calls"), "{reason}");
 }
 
 #[test]

@@ -20,10 +20,8 @@ pub(super) fn loss(
     let text_model = language(model, NAME)?;
     let limit = config.sequence_length.unwrap_or(usize::MAX).min(text_model.context_length());
     for row in share(ranks, held_out.len()) {
-        let tokens = held_out.tokens(row, config.train_on, text_model)?;
-        if tokens.ids.len() <= limit && tokens.trained() > 0 {
-            batch.push(tokens);
-        }
+        let samples = held_out.samples(row, config.train_on, text_model)?;
+        batch.extend(samples.into_iter().filter(|tokens| tokens.ids.len() <= limit && tokens.trained() > 0));
     }
     // Similar lengths share a micro-batch, so that little is padded.
     batch.sort_by_key(|tokens| tokens.ids.len());

@@ -11,8 +11,12 @@ pub enum BlockType {
     Bf16,
     Q4_0,
     Q4_1,
+    Q5_0,
+    Q5_1,
     Q8_0,
+    Q3K,
     Q4K,
+    Q5K,
     Q6K,
 }
 
@@ -34,8 +38,12 @@ impl BlockType {
             1 => Self::F16,
             2 => Self::Q4_0,
             3 => Self::Q4_1,
+            6 => Self::Q5_0,
+            7 => Self::Q5_1,
             8 => Self::Q8_0,
+            11 => Self::Q3K,
             12 => Self::Q4K,
+            13 => Self::Q5K,
             14 => Self::Q6K,
             30 => Self::Bf16,
             _ => return None,
@@ -46,8 +54,8 @@ impl BlockType {
     pub fn values(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
 
@@ -58,8 +66,12 @@ impl BlockType {
             Self::F16 | Self::Bf16 => 2,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q3K => 110,
             Self::Q4K => 144,
+            Self::Q5K => 176,
             Self::Q6K => 210,
         }
     }
@@ -110,11 +122,20 @@ fn decode_body(kind: BlockType, bytes: &[u8], values: &mut [f32]) {
         BlockType::Q4_1 => each(bytes, values, |block: &[u8; 20], values: &mut [f32; 32]| {
             nibbles(&block[4..], [half_at(block, 0); 2], [half_at(block, 2); 2], values);
         }),
+        BlockType::Q5_0 => each(bytes, values, |block: &[u8; 22], values: &mut [f32; 32]| {
+            let scale = half_at(block, 0);
+            five_bits(&block[2..], scale, -16.0 * scale, values);
+        }),
+        BlockType::Q5_1 => each(bytes, values, |block: &[u8; 24], values: &mut [f32; 32]| {
+            five_bits(&block[4..], half_at(block, 0), half_at(block, 2), values);
+        }),
         BlockType::Q8_0 => each(bytes, values, |block: &[u8; 34], values: &mut [f32; 32]| {
             let scale = half_at(block, 0);
             values.iter_mut().zip(&block[2..]).for_each(|(value, q)| *value = scale * f32::from(*q as i8));
         }),
+        BlockType::Q3K => each(bytes, values, q3_k),
         BlockType::Q4K => each(bytes, values, q4_k),
+        BlockType::Q5K => each(bytes, values, q5_k),
         BlockType::Q6K => each(bytes, values, q6_k),
     }
 }
@@ -146,26 +167,73 @@ fn nibbles(bytes: &[u8], scale: [f32; 2], offset: [f32; 2], values: &mut [f32]) 
     high.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale[1] * f32::from(q >> 4) + offset[1]);
 }
 
-/// Decodes a Q4_K block: eight groups of 32 values. The block holds two f16 (scales of scales and of minima), 12 bytes
-/// of packed six-bit scales and minima, and 128 bytes of nibbles.
+/// Decodes 5-bit integers as `scale * q + offset`: four bytes with the fifth bits, and sixteen bytes of nibbles, the low
+/// ones first.
+#[inline(always)]
+fn five_bits(bytes: &[u8], scale: f32, offset: f32, values: &mut [f32; 32]) {
+    let fifth = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    for (i, value) in values.iter_mut().enumerate() {
+        let nibble = (bytes[4 + i % 16] >> (i / 16 * 4)) & 15;
+        *value = scale * f32::from(nibble | (((fifth >> i) & 1) as u8) << 4) + offset;
+    }
+}
+
+/// Returns scale and offset of group `j` of a Q4_K or Q5_K block, which begins with two f16 (scales of scales and of
+/// minima) and 12 bytes of packed six-bit scales and minima.
+#[inline(always)]
+fn scale_and_offset(block: &[u8], j: usize) -> (f32, f32) {
+    let packed = &block[4..16];
+    let (s, m) = match j < 4 {
+        true => (packed[j] & 63, packed[j + 4] & 63),
+        false => {
+            let (low, s, m) = (packed[j + 4], packed[j - 4], packed[j]);
+            ((low & 15) | (s >> 6 << 4), (low >> 4) | (m >> 6 << 4))
+        }
+    };
+    (half_at(block, 0) * f32::from(s), -half_at(block, 2) * f32::from(m))
+}
+
+/// Decodes a Q4_K block: eight groups of 32 values. The block holds its scales and 128 bytes of nibbles.
 #[inline(always)]
 fn q4_k(block: &[u8; 144], values: &mut [f32; 256]) {
-    let (scale, least) = (half_at(block, 0), half_at(block, 2));
-    let packed = &block[4..16];
-    let group = |j: usize| -> (f32, f32) {
-        let (s, m) = match j < 4 {
-            true => (packed[j] & 63, packed[j + 4] & 63),
-            false => {
-                let (low, s, m) = (packed[j + 4], packed[j - 4], packed[j]);
-                ((low & 15) | (s >> 6 << 4), (low >> 4) | (m >> 6 << 4))
-            }
-        };
-        (scale * f32::from(s), -least * f32::from(m))
-    };
     let pairs = block[16..].chunks_exact(32).zip(values.chunks_exact_mut(64));
     for (pair, (bytes, values)) in pairs.enumerate() {
-        let ((low, low_offset), (high, high_offset)) = (group(2 * pair), group(2 * pair + 1));
+        let ((low, low_offset), (high, high_offset)) =
+            (scale_and_offset(block, 2 * pair), scale_and_offset(block, 2 * pair + 1));
         nibbles(bytes, [low, high], [low_offset, high_offset], values);
+    }
+}
+
+/// Decodes a Q5_K block: as Q4_K, with 32 bytes of fifth bits before the nibbles. Bit `j` of these bytes is for group
+/// `j`.
+#[inline(always)]
+fn q5_k(block: &[u8; 176], values: &mut [f32; 256]) {
+    let (fifth, low) = block[16..].split_at(32);
+    for (j, values) in values.chunks_exact_mut(32).enumerate() {
+        let (scale, offset) = scale_and_offset(block, j);
+        for ((value, low), fifth) in values.iter_mut().zip(&low[32 * (j / 2)..]).zip(fifth) {
+            let nibble = (low >> (j % 2 * 4)) & 15;
+            *value = scale * f32::from(nibble | ((fifth >> j) & 1) << 4) + offset;
+        }
+    }
+}
+
+/// Decodes a Q3_K block: sixteen groups of 16 values. The block holds 32 bytes of third bits, 64 bytes of lower bit
+/// pairs, 12 bytes of packed six-bit scales and an f16 scale.
+#[inline(always)]
+fn q3_k(block: &[u8; 110], values: &mut [f32; 256]) {
+    let (packed, scale) = (&block[96..108], half_at(block, 108));
+    for (group, values) in values.chunks_exact_mut(16).enumerate() {
+        let low = (packed[group % 8] >> (group / 8 * 4)) & 15;
+        let high = (packed[8 + group % 4] >> (group / 4 * 2)) & 3;
+        let factor = scale * (i32::from(low | (high << 4)) - 32) as f32;
+        // Eight groups share 32 bytes of bit pairs, two of them one pair of each byte.
+        let (half, pair, first) = (group / 8, group / 2 % 4, group % 2 * 16);
+        let (third, pairs) = (&block[first..][..16], &block[32 + 32 * half + first..][..16]);
+        for ((value, third), pairs) in values.iter_mut().zip(third).zip(pairs) {
+            let q = ((pairs >> (2 * pair)) & 3) | ((third >> (4 * half + pair)) & 1) << 2;
+            *value = factor * (i32::from(q) - 4) as f32;
+        }
     }
 }
 

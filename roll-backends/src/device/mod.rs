@@ -1,4 +1,7 @@
 //! Devices: their names on the command line, whether they can be used on this machine, and the dtypes they compute in.
+//!
+//! [`Backend`] lists the kinds of device. `cuda`, `wgpu` and `cube` configure those of CubeCL; [`memory`] reads the sizes
+//! of memory.
 
 #[cfg(any(feature = "cuda", all(feature = "wgpu", feature = "kernel-cache")))]
 mod cube;

@@ -29,13 +29,13 @@ impl TokenRanks {
     }
 
     /// The index of this rank.
-    pub fn own(&self) -> usize {
+    pub fn rank(&self) -> usize {
         self.ranks.rank().0
     }
 
     /// All-gather: the values of all ranks, concatenated. Fails if `own` differs in length between ranks or a rank
     /// failed.
-    pub fn gathered(&self, own: &[f32]) -> Result<Vec<f32>> {
+    pub fn all_gather(&self, own: &[f32]) -> Result<Vec<f32>> {
         let mut all = vec![0.0; own.len() * self.count()];
         self.ranks.all_gather(own, &mut all)?;
         Ok(all)
@@ -199,14 +199,14 @@ mod tests {
                 let device = crate::device("flex")?;
                 let group = Arc::new(TokenRanks::new(ranks));
                 let (own, width) = (tokens / count, dim / count);
-                let mine = group.own() * own..(group.own() + 1) * own;
+                let mine = group.rank() * own..(group.rank() + 1) * own;
                 let row = |token: usize| (0..parts).flat_map(move |part| (0..dim).map(move |c| value(token, part, c)));
                 let values: Vec<f32> = mine.clone().flat_map(row).collect();
                 let x = Tensor::<2>::from_data(TensorData::new(values.clone(), [own, parts * dim]), &device);
                 let leaf = x.autodiff().require_grad();
                 let heads = all_to_all(leaf.clone(), &group, AllToAll { to: Sharding::Heads, parts });
                 assert_eq!(heads.dims(), [tokens, parts * width]);
-                let first = group.own() * width;
+                let first = group.rank() * width;
                 let row =
                     |token: usize| (0..parts).flat_map(move |p| (0..width).map(move |c| value(token, p, first + c)));
                 let expected: Vec<f32> = (0..tokens).flat_map(row).collect();

@@ -1,6 +1,6 @@
 //! 3-d convolution over time and space.
 
-use burn::backend::{Backend, tensor::FloatTensor as Floats};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Tensor, module};
 
@@ -107,13 +107,13 @@ struct ConvPull {
 
 impl Operator<1> for ConvPull {
     fn record<B: Kernels>(self, [cotangent]: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
-        let (weight, padding) = (B::constant(self.weight.into_dispatch()), self.padding);
+        let (weight, padding, dtype) = (B::constant(self.weight.into_dispatch()), self.padding, cotangent.dtype());
         let x = B::conv_pull(cotangent, weight.clone(), padding);
         (x, move |d_x| {
             let weight = Expression::<B>(weight);
             let [outputs, ..] = weight.dims::<5>();
             let bias = weight.zeros([outputs]).cast(weight.dtype());
-            [Some(B::conv_forward([d_x, weight.0, bias.0], padding))]
+            [Some(Expression::<B>(B::conv_forward([d_x, weight.0, bias.0], padding)).cast(dtype).0)]
         })
     }
 }

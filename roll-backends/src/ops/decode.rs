@@ -32,7 +32,7 @@ pub struct DecodeCall {
     /// Heads of keys and values (grouped-query attention); query heads that share one are adjacent.
     pub key_heads: usize,
     /// The cached keys of each row of the queries.
-    pub places: Arc<[CachedSequence]>,
+    pub sequences: Arc<[CachedSequence]>,
     /// Factor of the scores; `1 / sqrt(d)` by default.
     pub scale: Option<f32>,
     /// Soft cap of the scores; see [`super::AttentionOptions::softcap`].
@@ -73,8 +73,8 @@ pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2],
         call.key_heads > 0
             && call.heads.is_multiple_of(call.key_heads)
             && channels * call.key_heads == width * call.heads
-            && count == call.places.len()
-            && call.places.iter().all(|p| inside(p) && p.prompt.len() + p.tail > p.skip),
+            && count == call.sequences.len()
+            && call.sequences.iter().all(|p| inside(p) && p.prompt.len() + p.tail > p.skip),
         "queries {:?} of {} heads over keys {:?} and {:?} of {}",
         q.dims(),
         call.heads,
@@ -131,23 +131,23 @@ pub(super) fn attend_by_index<B: Backend>(
     tails: [Floats<B>; 2],
     call: &DecodeCall,
 ) -> Floats<B> {
-    let DecodeCall { heads, key_heads, places, .. } = call;
-    let (count, sharing) = (places.len(), heads / key_heads);
+    let DecodeCall { heads, key_heads, sequences, .. } = call;
+    let (count, sharing) = (sequences.len(), heads / key_heads);
     let q = Expression::<B>(q);
     let [_, channels] = q.dims();
     let (width, dtype) = (channels / heads, q.dtype());
-    let most_prompt = places.iter().map(|p| p.prompt.len()).max().unwrap_or(0);
-    let most_tail = places.iter().map(|p| p.tail).max().unwrap_or(0);
+    let most_prompt = sequences.iter().map(|p| p.prompt.len()).max().unwrap_or(0);
+    let most_tail = sequences.iter().map(|p| p.tail).max().unwrap_or(0);
     let keys = most_prompt + most_tail;
     let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
-    for place in places.iter() {
+    for sequence in sequences.iter() {
         // Padding reads an arbitrary valid row.
-        let last = place.prompt.end.max(place.prompt.start + 1) - 1;
-        from_prompts.extend((0..most_prompt).map(|i| (place.prompt.start + i).min(last) as i64));
-        slots.push(place.slot as i64);
+        let last = sequence.prompt.end.max(sequence.prompt.start + 1) - 1;
+        from_prompts.extend((0..most_prompt).map(|i| (sequence.prompt.start + i).min(last) as i64));
+        slots.push(sequence.slot as i64);
         let hidden = |hidden: bool| if hidden { MASKED } else { 0.0 };
-        bias.extend((0..most_prompt).map(|i| hidden(i >= place.prompt.len())));
-        bias.extend((0..most_tail).map(|i| hidden(i < place.skip || i >= place.tail)));
+        bias.extend((0..most_prompt).map(|i| hidden(i >= sequence.prompt.len())));
+        bias.extend((0..most_tail).map(|i| hidden(i < sequence.skip || i >= sequence.tail)));
     }
     let (from_prompts, slots) = (indices::<B>(from_prompts, &q.0), indices::<B>(slots, &q.0));
     let by_head = |prompts: Floats<B>, tails: Floats<B>| {

@@ -1,4 +1,7 @@
 //! The arguments of the command line.
+//!
+//! One file per group of commands, each with clap's structs, whose doc comments are the help texts. The code that runs
+//! them is in [`crate::commands`].
 
 mod bench;
 mod config;

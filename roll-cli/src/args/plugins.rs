@@ -31,7 +31,8 @@ pub enum PluginsAction {
 /// Arguments of `roll plugins check`.
 #[derive(Debug, ClapArgs)]
 pub struct CheckPlugin {
-    /// The library.
+    /// The library, or the name of a built-in reward.
+    #[arg(value_name = "LIBRARY or NAME")]
     pub path: PathBuf,
     /// An option of the components, `scale=0.1`.
     #[arg(long = "set", value_name = "KEY=VALUE")]

@@ -112,7 +112,7 @@ pub struct ConvertLora {
     /// Layer names of a PEFT file: those of the program that will load it.
     #[arg(long, value_enum, default_value_t = LayerNames::Official)]
     pub names: LayerNames,
-    /// Transformer to take from a file that has adapters for both; `low` makes a diffusers file for `transformer_2`.
+    /// Transformer to take from a file that has adapters for both. Its name is written into the file's header.
     #[arg(long, value_enum)]
     pub expert: Option<ExpertName>,
     /// The target model, needed only for kohya-style names of models other than Wan.
@@ -156,7 +156,7 @@ pub struct SplitShards {
 /// Arguments of `roll inspect`.
 #[derive(Debug, ClapArgs)]
 pub struct Inspect {
-    /// Weight file, index of shards, glob or directory; for a run, its newest checkpoint is read.
+    /// Weight file, GGUF file, index of shards, glob or directory; for a run, its newest checkpoint is read.
     pub file: PathBuf,
     /// List every tensor.
     #[arg(long)]

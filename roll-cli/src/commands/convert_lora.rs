@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
-use roll_models::lora::{Convention, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
+use roll_models::lora::{Convention, Expert, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
 use roll_models::weights::Checkpoint;
 
 use crate::args::{ConventionName, ConvertLora, LayerNames};
@@ -57,6 +57,9 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         println!("{}: {} layers, {from} to {convention}", written.display(), lora.layers.len());
         if convention == Convention::Peft {
             println!("{}: its configuration for PEFT", written.with_file_name(PEFT_CONFIG).display());
+        }
+        if (convention, lora.is_for()) == (Convention::Diffusers, Some(Expert::Low)) {
+            println!("load it in diffusers with load_lora_weights(..., load_into_transformer_2=True)");
         }
     }
     Ok(())

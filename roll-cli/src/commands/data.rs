@@ -10,6 +10,7 @@ use roll_train::reward;
 
 use crate::args::{Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
+use crate::output::controls_terminal;
 use crate::progress::TerminalBar;
 
 /// Left-out clips that are named.
@@ -143,6 +144,7 @@ fn prepare(args: PrepareData) -> Result<()> {
         match dataset.sample_or_skip(i)? {
             Ok(sample) => {
                 let stem = row.video.file_stem().unwrap_or_default().to_string_lossy();
+                let stem: String = stem.chars().map(|c| if controls_terminal(c) { '_' } else { c }).collect();
                 lines += &write(out, &format!("{:05}-{stem}", i + 1), &sample)?;
             }
             Err((clip, reason)) => {

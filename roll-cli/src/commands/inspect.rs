@@ -1,8 +1,9 @@
 //! `roll inspect`: contents of a weight file.
 
 use roll_core::{Error, Result};
-use roll_models::inspect::{FileDescription, inspect};
+use roll_models::inspect::{FileDescription, GGUF, inspect};
 use roll_models::weights::Checkpoint;
+use roll_models::weights::gguf::GgufFile;
 use roll_train::progress::grouped;
 
 use crate::args::Inspect;
@@ -29,6 +30,7 @@ pub fn print(args: Inspect) -> Result<()> {
     }
     if args.keys {
         match about.as_slice() {
+            [one] if one.format == GGUF => gguf_keys(&GgufFile::open(&one.path)?),
             [one] if one.files == 1 => keys(&Checkpoint::open(&one.path)?),
             [_] => keys(&Checkpoint::open_any(&args.file)?),
             several => {
@@ -49,6 +51,14 @@ fn keys(checkpoint: &Checkpoint) {
     for key in checkpoint.keys() {
         if let Some(info) = checkpoint.info(key) {
             println!("{key}  {}  {:?}", info.stored, info.shape);
+        }
+    }
+}
+
+fn gguf_keys(file: &GgufFile) {
+    for name in file.names() {
+        if let (Some(kind), Some(shape)) = (file.type_name(name), file.shape(name)) {
+            println!("{name}  {kind}  {shape:?}");
         }
     }
 }

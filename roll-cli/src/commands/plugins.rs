@@ -86,6 +86,12 @@ fn head(plugin: &Plugin) {
 }
 
 fn check(args: &CheckPlugin) -> Result<()> {
+    let linked = Registry::linked()?;
+    if let Some(name) = args.path.to_str().filter(|name| linked.find(Kind::Reward, name).is_ok() && !args.path.exists())
+    {
+        println!("reward {name}");
+        return verdict(print_findings(&tried(&linked, name, args)?), &format!("the reward `{name}`"));
+    }
     let plugin = load(&args.path)?;
     head(&plugin);
     let wanted = |c: &&&'static PluginComponent| args.component.as_deref().is_none_or(|name| name == c.name());
@@ -94,46 +100,53 @@ fn check(args: &CheckPlugin) -> Result<()> {
         let offered: Vec<_> = plugin.components.iter().map(|c| c.name()).collect();
         return Err(Error::config("--component", format!("the plugin offers {}", offered.join(", "))));
     }
-    let options = options(&args.set)?;
-    let registry = Registry::linked()?.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
-    let context = BuildContext { seed: args.seed, ..BuildContext::new("flex") };
+    let registry = linked.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
     let mut broken = 0;
     for component in components {
         println!("{} {}", component.kind(), component.name());
         let findings = match component.kind() {
-            Kind::Reward => match registry.reward(component.name(), &options, &context) {
-                Ok(mut scorer) => check_reward(scorer.as_mut(), args.seed),
-                Err(error) => vec![Finding {
-                    promise: "it is made with these options".into(),
-                    verdict: Verdict::Broken,
-                    detail: one_line(&error),
-                }],
-            },
+            Kind::Reward => tried(&registry, component.name(), args)?,
             _ => Vec::new(),
         };
         if findings.is_empty() {
             println!("  --      only rewards are tried; it loads, and describes itself well");
         }
-        for Finding { promise, verdict, detail } in &findings {
-            let word = match verdict {
-                Verdict::Kept => "ok",
-                Verdict::Broken => "BROKEN",
-                Verdict::NotTried => "--",
-            };
-            println!("  {word:<7} {promise}{}{detail}", if detail.is_empty() { "" } else { ": " });
-        }
-        broken += findings.iter().filter(|f| f.verdict == Verdict::Broken).count();
+        broken += print_findings(&findings);
     }
+    verdict(broken, &format!("the plugin `{}` ({})", plugin.name, plugin.path.display()))
+}
+
+/// Tries the reward `name` on random videos.
+fn tried(registry: &Registry, name: &str, args: &CheckPlugin) -> Result<Vec<Finding>> {
+    let context = BuildContext { seed: args.seed, ..BuildContext::new("flex") };
+    Ok(match registry.reward(name, &options(&args.set)?, &context) {
+        Ok(mut scorer) => check_reward(scorer.as_mut(), args.seed),
+        Err(error) => vec![Finding {
+            promise: "it is made with these options".into(),
+            verdict: Verdict::Broken,
+            detail: one_line(&error),
+        }],
+    })
+}
+
+/// Prints the findings, and returns the number of broken promises.
+fn print_findings(findings: &[Finding]) -> usize {
+    for Finding { promise, verdict, detail } in findings {
+        let word = match verdict {
+            Verdict::Kept => "ok",
+            Verdict::Broken => "BROKEN",
+            Verdict::NotTried => "--",
+        };
+        println!("  {word:<7} {promise}{}{detail}", if detail.is_empty() { "" } else { ": " });
+    }
+    findings.iter().filter(|finding| finding.verdict == Verdict::Broken).count()
+}
+
+/// Fails if `who` breaks promises.
+fn verdict(broken: usize, who: &str) -> Result<()> {
     match broken {
         0 => Ok(()),
-        n => {
-            let path = plugin.path.display();
-            Err(Error::Unsupported(format!(
-                "the plugin `{}` ({path}) breaks {}",
-                plugin.name,
-                counted(n as u64, "promise")
-            )))
-        }
+        n => Err(Error::Unsupported(format!("{who} breaks {}", counted(n as u64, "promise")))),
     }
 }
 

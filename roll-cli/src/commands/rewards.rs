@@ -6,7 +6,7 @@ use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Tensor, Video}
 use roll_data::write_contact_sheet;
 use roll_train::progress::counted;
 
-use super::score::{ScoringInput, prepare};
+use super::score::{ScoringInput, check_finite, prepare};
 use crate::args::{Rewards, RewardsAction, TryReward};
 
 /// Frames in the picture.
@@ -32,7 +32,7 @@ fn attempt(args: &TryReward) -> Result<()> {
     let begun = Instant::now();
     let (score, pullback) = scorer.score(&video, &args.prompt, &target, grad)?;
     let (value, details) = match score {
-        Score::Value { value, details } => (value, details),
+        Score::Value { value, details } => (check_finite(scorer.as_ref(), value)?, details),
         Score::Missing { reason } => {
             println!("{}: nothing to score: {reason}", scorer.name());
             return Ok(());

@@ -47,11 +47,20 @@ pub(super) fn prepare(
     Ok(ScoringInput { scorer, video, target })
 }
 
+/// Fails if the score is not finite, as that of a reward with damaged weights.
+pub(super) fn check_finite(scorer: &dyn RewardScorer, value: f64) -> Result<f64> {
+    match value.is_finite() {
+        true => Ok(value),
+        false => Err(Error::NonFinite { what: format!("the score of `{}`", scorer.name()), value }),
+    }
+}
+
 /// Scores `video` against the reference, or against itself.
 pub fn score(args: args::Score) -> Result<()> {
     let ScoringInput { mut scorer, video, target } =
         prepare(&args.config, args.reward.as_deref(), &args.video, args.reference.as_deref(), args.every)?;
     let (score, _) = scorer.score(&video, &args.prompt, &target, Grad::Skip)?;
+    score.value().map(|value| check_finite(scorer.as_ref(), value)).transpose()?;
     match (score, args.json) {
         (Score::Value { value, details }, true) => {
             println!("{}", serde_json::json!({ "scorer": scorer.name(), "score": value, "details": details }));

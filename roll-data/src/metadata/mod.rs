@@ -96,6 +96,11 @@ impl Metadata {
             let problem = format!("line {}: a prompt of {length} bytes, more than {MAX_PROMPT_BYTES}", row.line);
             return Err(Error::bad_file(path, problem));
         }
+        let empty = rows.iter().filter(|row| row.prompt.trim().is_empty());
+        if let (Some(first), count) = (empty.clone().next(), empty.count()) {
+            let of = rows.len();
+            tracing::warn!("{}: {count} of {of} prompts are empty, the first in line {}", path.display(), first.line);
+        }
         Ok(Self { path: path.into(), rows })
     }
 

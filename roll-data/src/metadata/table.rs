@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, nearest};
 
 use super::{MetadataRow, listed};
 
 /// Column separators.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
+
+/// The columns that are read.
+const COLUMNS: [&str; 5] = ["video", "prompt", "image", "input_image", "end_image"];
 
 pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let bad = |problem: String| Error::bad_file(path, problem);
@@ -27,6 +30,11 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         })
     };
     let (video, prompt) = (need("video")?, need("prompt")?);
+    for header in headers.iter().filter(|header| !COLUMNS.contains(header)) {
+        if let Some(near) = nearest(header, COLUMNS) {
+            tracing::warn!("{}: the column `{header}` is not read; is `{near}` meant?", path.display());
+        }
+    }
     let (image, end_image) = (find("image").or(find("input_image")), find("end_image"));
 
     let mut rows = Vec::new();

@@ -6,8 +6,9 @@ use crate::lora::{about, put_peft_config};
 
 const PREFIX: &str = "base_model.model.";
 
-/// Converts parameters (`model.layers.0.self_attn.q_proj.lora_A.weight`) to the contents of an adapter file.
-pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64) -> Result<StateDict> {
+/// Converts parameters (`model.layers.0.self_attn.q_proj.lora_A.weight`) to the contents of an adapter file. `base` is
+/// the path or published name of the model that PEFT loads the adapter into.
+pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64, base: Option<&str>) -> Result<StateDict> {
     let mut file: StateDict =
         parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor)).collect();
     let ranks = || specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
@@ -16,7 +17,7 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64) -> Re
         words.extend(about::alphas(ranks(), scale));
     }
     header::put(&mut file, words)?;
-    put_peft_config(&mut file)?;
+    put_peft_config(&mut file, &[("task_type", Some("CAUSAL_LM")), ("base_model_name_or_path", base)])?;
     Ok(file)
 }
 

@@ -169,7 +169,7 @@ impl Block {
                 let call = DecodeCall {
                     heads: config.heads,
                     key_heads: config.kv_heads,
-                    places: visible_keys(places, config.windows[self.index]),
+                    sequences: visible_keys(places, config.windows[self.index]),
                     scale: config.attention_scale,
                     softcap: config.attention_softcap,
                 };

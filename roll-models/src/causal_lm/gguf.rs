@@ -17,6 +17,18 @@ use crate::weights::gguf::{GgufFile, Value};
 /// Supported architectures.
 const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"];
 
+/// Texts of tokens that end a turn in any model, as in llama.cpp: many files name only the end of the text.
+const ENDS: [&str; 8] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+];
+
 /// Maximal number of token ids. A file with more is wrong or hostile.
 const MAX_TOKENS: usize = 1 << 22;
 
@@ -30,15 +42,35 @@ pub fn open(path: &Path) -> Result<LoadedModel> {
     let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer(&file)).transpose().map_err(bad)?;
     let template = match file.text("tokenizer.chat_template") {
         Some(source) => {
-            let special = |key: &str| {
-                let id = file.integer(&format!("tokenizer.ggml.{key}_token_id"));
-                vocabulary.as_ref().and_then(|v| v.texts.get(usize::try_from(id?).ok()?)).cloned().unwrap_or_default()
-            };
+            let special = |key: &str| vocabulary.as_ref().and_then(|v| v.special(&file, key)).unwrap_or_default();
             Some(ChatTemplate::new(source.into(), special("bos"), special("eos")).map_err(bad)?)
         }
         None => None,
     };
     Ok(LoadedModel { config, state, blocks, tokenizer, template, location: path.display().to_string() })
+}
+
+/// Returns the files of a Hugging Face directory that hold what this file has besides the weights.
+pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
+    let file = GgufFile::open(path)?;
+    let bad = |problem: String| Error::bad_file(path, problem);
+    let family = Metadata::new(&file).map_err(bad)?.family;
+    let config = config(&file).map_err(bad)?;
+    let mut files =
+        BTreeMap::from([("config.json".to_string(), format!("{:#}\n", config.to_json(family).map_err(bad)?))]);
+    let Some(vocabulary) = Vocabulary::read(&file).map_err(bad)? else { return Ok(files) };
+    files.insert("tokenizer.json".into(), vocabulary.tokenizer_json(&file).map_err(bad)?.to_string());
+    let mut special = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    for key in ["bos", "eos"] {
+        if let Some(text) = vocabulary.special(&file, key) {
+            special[format!("{key}_token")] = text.into();
+        }
+    }
+    files.insert("tokenizer_config.json".into(), format!("{special:#}\n"));
+    if let Some(template) = file.text("tokenizer.chat_template") {
+        files.insert("chat_template.jinja".into(), template.into());
+    }
+    Ok(files)
 }
 
 /// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging Face
@@ -155,10 +187,14 @@ impl<'a> Metadata<'a> {
         Ok(Rope { theta, scaling })
     }
 
-    /// Reads the ids that end a turn.
+    /// Reads the ids that end a turn: those that the file names, and tokens whose text is known to.
     fn end_ids(&self) -> Vec<u32> {
         let id = |name| u32::try_from(self.file.integer(&format!("tokenizer.ggml.{name}_token_id"))?).ok();
-        let mut ids: Vec<u32> = ["eos", "eot"].into_iter().filter_map(id).collect();
+        let mut ids: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();
+        if let Some(Value::Texts(texts)) = self.file.value("tokenizer.ggml.tokens") {
+            let ends = texts.iter().enumerate().filter(|(_, text)| ENDS.contains(&text.as_str()));
+            ids.extend(ends.map(|(id, _)| id as u32));
+        }
         ids.sort_unstable();
         ids.dedup();
         ids
@@ -338,7 +374,18 @@ impl Vocabulary {
         Ok(Some(Self { texts, kinds }))
     }
 
+    /// Returns the text of a special token, such as `eos`.
+    fn special(&self, file: &GgufFile, key: &str) -> Option<String> {
+        let id = file.integer(&format!("tokenizer.ggml.{key}_token_id"))?;
+        self.texts.get(usize::try_from(id).ok()?).cloned()
+    }
+
     fn tokenizer(&self, file: &GgufFile) -> Result<Tokenizer, String> {
+        Tokenizer::parse(self.tokenizer_json(file)?.to_string().as_bytes())
+    }
+
+    /// Returns the contents of a `tokenizer.json`.
+    fn tokenizer_json(&self, file: &GgufFile) -> Result<Json, String> {
         match file.text("tokenizer.ggml.model").unwrap_or("missing") {
             "gpt2" => self.byte_level(file),
             "llama" => self.sentencepiece(file),
@@ -350,7 +397,7 @@ impl Vocabulary {
     }
 
     /// Builds a SentencePiece tokenizer, whose merges follow from the scores of its pieces.
-    fn sentencepiece(&self, file: &GgufFile) -> Result<Tokenizer, String> {
+    fn sentencepiece(&self, file: &GgufFile) -> Result<Json, String> {
         let scores = match file.value("tokenizer.ggml.scores") {
             Some(Value::Floats(scores)) if scores.len() == self.texts.len() => scores,
             _ => return Err("`tokenizer.ggml.scores`: expected a number for each token".into()),
@@ -362,12 +409,11 @@ impl Vocabulary {
         let begins_with_space = file.integer("tokenizer.ggml.add_space_prefix") != Some(0);
         // Phi-3's control tokens absorb the blanks after them.
         let is_phi3 = file.text("general.architecture") == Some("phi3");
-        let json = sentencepiece::tokenizer(&pieces, unknown, begins_with_space, is_phi3)?;
-        Tokenizer::parse(json.to_string().as_bytes())
+        sentencepiece::tokenizer(&pieces, unknown, begins_with_space, is_phi3)
     }
 
     /// Builds a byte-level BPE tokenizer with the pre-tokenizer that the file names.
-    fn byte_level(&self, file: &GgufFile) -> Result<Tokenizer, String> {
+    fn byte_level(&self, file: &GgufFile) -> Result<Json, String> {
         let Some(Value::Texts(merges)) = file.value("tokenizer.ggml.merges") else {
             return Err("`tokenizer.ggml.merges`: expected a list of texts".into());
         };
@@ -378,15 +424,14 @@ impl Vocabulary {
         let added = self.texts.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| matches!(kind, 3 | 4));
         let added: Vec<Json> =
             added.map(|(id, (text, kind))| sentencepiece::added_token(id, text, *kind == 3, false)).collect();
-        let json = json!({
+        Ok(json!({
             "version": "1.0",
             "added_tokens": added,
             "normalizer": if kind == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
             "pre_tokenizer": pre_tokenizer,
             "decoder": byte_level(true),
             "model": { "type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges },
-        });
-        Tokenizer::parse(json.to_string().as_bytes())
+        }))
     }
 }
 
@@ -447,6 +492,21 @@ mod tests {
         ] {
             assert_eq!(stored_name(theirs, &gemma), ours);
         }
+    }
+
+    #[test]
+    fn ends_of_turns_are_found_by_their_text() {
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let tokens = ["<bos>", "<eos>", "a", "<start_of_turn>", "<end_of_turn>", "<|end|>"].map(text).concat();
+        let list = [&8u32.to_le_bytes()[..], &6u64.to_le_bytes(), &tokens].concat();
+        let writer = crate::weights::gguf::tests::Writer::default()
+            .value("general.architecture", 8, &text("gemma2"))
+            .value("tokenizer.ggml.tokens", 9, &list)
+            .value("tokenizer.ggml.eos_token_id", 4, &1u32.to_le_bytes());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        std::fs::write(&path, writer.bytes()).unwrap();
+        assert_eq!(Metadata::new(&GgufFile::open(&path).unwrap()).unwrap().end_ids(), [1, 4, 5]);
     }
 
     #[test]

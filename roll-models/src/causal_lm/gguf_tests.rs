@@ -10,6 +10,7 @@ use super::config::LmConfig;
 use super::gguf;
 use super::loaded::LoadedModel;
 use super::network::Network;
+use super::tokenizer::Tokenizer;
 use crate::weights::gguf::tests::Writer;
 
 const U32: u32 = 4;
@@ -72,7 +73,14 @@ fn opened(file: &Writer) -> roll_core::Result<LoadedModel> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
-    gguf::open(&path)
+    let model = gguf::open(&path)?;
+    // The files that other programs need say the same.
+    let files = gguf::files_for_others(&path)?;
+    assert_eq!(LmConfig::parse(files["config.json"].as_bytes()).unwrap(), model.config);
+    let tokenizer = Tokenizer::parse(files["tokenizer.json"].as_bytes()).unwrap();
+    assert_eq!(tokenizer.encode("ab<end> a").unwrap(), model.tokenizer.as_ref().unwrap().encode("ab<end> a").unwrap());
+    assert!(files["tokenizer_config.json"].contains(r#""eos_token": "<end>""#));
+    Ok(model)
 }
 
 /// Renames a Hugging Face weight as a converter does, by a table of layers.

@@ -40,7 +40,8 @@ pub struct CausalLmOptions {
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint)
-    /// or of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength.
+    /// or of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength. A file with all
+    /// weights of the model replaces those of `model_path`, and every weight is trained.
     pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of holding them.
     pub use_gradient_checkpointing: bool,
@@ -149,8 +150,12 @@ roll_core::register! {
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
-    let LoadedModel { config, mut state, mut blocks, tokenizer, template, location } = match &options.model_path {
-        Some(path) => source::open(&source::locate(path, context.resolve(path), &Hub::from_env())?)?,
+    let located = match &options.model_path {
+        Some(name) => Some(source::locate(name, context.resolve(name), &Hub::from_env())?),
+        None => None,
+    };
+    let LoadedModel { config, mut state, mut blocks, tokenizer, template, location } = match &located {
+        Some(path) => source::open(path)?,
         None => source::built_in()?,
     };
     let config = options.checked(config)?;
@@ -173,6 +178,9 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     if !keeps_blocks || trainable == Trainable::Full {
         decode(&mut state, &blocks)?;
     }
+    // A directory in the hub's cache is known by its published name.
+    let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
+    let origin = source::origin(located.as_deref(), published, trainable == Trainable::Full)?;
     if !keeps_blocks {
         blocks.clear();
     }
@@ -186,7 +194,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
-    Ok(model.with_rows_at_once(options.rows_at_once))
+    Ok(model.with_rows_at_once(options.rows_at_once).with_origin(origin))
 }
 
 /// Reads the adapters of `lora_checkpoint`.

@@ -35,7 +35,7 @@ mod tokenizer;
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
 pub use loading::{CausalLmOptions, open};
-pub use model::CausalLm;
+pub use model::{CausalLm, Origin};
 pub use network::Network;
 pub use source::write_built_in;
 pub use tokenizer::Tokenizer;

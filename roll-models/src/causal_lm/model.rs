@@ -7,7 +7,7 @@ use std::sync::Arc;
 use roll_backends::Parameters;
 use roll_core::{
     Adapter, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, ParameterParts,
-    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, flat,
+    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, flat, header,
 };
 
 use super::adapter;
@@ -28,6 +28,17 @@ pub struct CausalLm {
     prefixes: Arc<Prefixes>,
     /// Maximal number of rows that are generated at a time.
     rows_at_once: usize,
+    origin: Arc<Origin>,
+}
+
+/// The files that a model was opened from.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// Path or published name under which other programs find the model.
+    pub base: Option<String>,
+    /// Text files that other programs need beside the weights: configuration, tokenizer, chat template. Checkpoints of
+    /// a full training contain them.
+    pub files: BTreeMap<String, String>,
 }
 
 impl CausalLm {
@@ -43,8 +54,13 @@ impl CausalLm {
         let end_ids = network.config().end_ids.clone();
         let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
         let (tokenizer, template) = (tokenizer.map(Arc::new), template.map(Arc::new));
-        let prefixes = Arc::default();
-        Ok(Self { network, tokenizer, template, end_ids, specs, prefixes, rows_at_once: usize::MAX })
+        let (prefixes, origin) = Default::default();
+        Ok(Self { network, tokenizer, template, end_ids, specs, prefixes, rows_at_once: usize::MAX, origin })
+    }
+
+    /// Sets the files that the model was opened from.
+    pub fn with_origin(self, origin: Origin) -> Self {
+        Self { origin: Arc::new(origin), ..self }
     }
 
     /// Sets the maximal number of rows that are generated at a time. Without it, there is no limit.
@@ -64,6 +80,7 @@ impl CausalLm {
             specs,
             prefixes: Arc::default(),
             rows_at_once: self.rows_at_once,
+            origin: self.origin.clone(),
         }
     }
 
@@ -128,11 +145,19 @@ impl Model for CausalLm {
         let Some(parameters) = self.network.parameters() else { return Ok(BTreeMap::new()) };
         let mut values = vec![0.0; self.parameter_count()];
         parameters.read(&mut values)?;
-        let state = flat::to_state(&self.specs, &values)?;
-        let state = match self.is_lora() {
-            true => adapter::to_file(state, &self.specs, self.network.lora_scale())?,
-            false => state,
-        };
+        let mut state = flat::to_state(&self.specs, &values)?;
+        match self.is_lora() {
+            true => {
+                let base = self.origin.base.as_deref();
+                state = adapter::to_file(state, &self.specs, self.network.lora_scale(), base)?;
+            }
+            false if self.origin.files.is_empty() => {}
+            false => {
+                let files = self.origin.files.iter();
+                let beside = files.map(|(name, text)| (format!("{}{name}", header::BESIDE), text.clone()));
+                header::put(&mut state, beside.collect())?;
+            }
+        }
         Ok(BTreeMap::from([(self.adapter_file().to_string(), state)]))
     }
 

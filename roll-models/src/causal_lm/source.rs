@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, ResultExt};
+use roll_external::files;
 
 use super::chat::ChatTemplate;
 use super::config::LmConfig;
 use super::gguf;
 use super::loaded::LoadedModel;
+use super::model::Origin;
 use super::tokenizer::Tokenizer;
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, parse_safetensors};
@@ -46,8 +48,13 @@ pub fn open(path: &Path) -> Result<LoadedModel> {
     }
 }
 
-/// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails on other files.
+/// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails on other files, and if there is none.
 pub(super) fn is_gguf(path: &Path) -> Result<bool> {
+    if !path.exists() {
+        let problem = "it does not exist; a published model is named with its organisation, such as \
+                       Qwen/Qwen2.5-0.5B-Instruct";
+        return Err(Error::bad_file(path, problem));
+    }
     let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     match path.is_file() && !gguf {
         false => Ok(gguf),
@@ -87,20 +94,59 @@ pub(super) fn open_weights(directory: &Path) -> Result<Checkpoint> {
     })
 }
 
+/// Text files of a model's directory that other programs need beside the weights.
+const BESIDE: [&str; 7] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+];
+
+/// Returns how other programs find the model at `path` (the built-in one without), `published` under that name. With
+/// `with_files`, the text files that they need beside the weights are read too.
+pub fn origin(path: Option<&Path>, published: Option<PathBuf>, with_files: bool) -> Result<Origin> {
+    let mut origin = Origin::default();
+    let Some(path) = path else {
+        let files = built_in_files().into_iter().filter(|_| with_files);
+        origin.files = files.map(|(name, bytes)| (name.into(), String::from_utf8_lossy(bytes).into())).collect();
+        return Ok(origin);
+    };
+    if is_gguf(path)? {
+        if with_files {
+            origin.files = gguf::files_for_others(path).unwrap_or_else(|e| {
+                tracing::warn!("checkpoints will have weights alone, which other programs cannot open: {}", e.chain());
+                BTreeMap::new()
+            });
+        }
+        return Ok(origin);
+    }
+    let base = published.or_else(|| std::path::absolute(path).ok());
+    origin.base = base.map(|base| base.to_string_lossy().into_owned());
+    for name in BESIDE.iter().filter(|name| with_files && path.join(name).exists()) {
+        let file = path.join(name);
+        let text = files::read_text(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
+        origin.files.insert((*name).into(), text);
+    }
+    Ok(origin)
+}
+
 const CONFIG: &[u8] = include_bytes!("../../assets/demo_agent/config.json");
 const TOKENIZER: &[u8] = include_bytes!("../../assets/demo_agent/tokenizer.json");
 const TEMPLATE: &str = include_str!("../../assets/demo_agent/chat_template.jinja");
 const WEIGHTS: &[u8] = include_bytes!("../../assets/demo_agent/model.safetensors");
 
+/// Text files of the built-in model.
+fn built_in_files() -> [(&'static str, &'static [u8]); 3] {
+    [("config.json", CONFIG), ("tokenizer.json", TOKENIZER), ("chat_template.jinja", TEMPLATE.as_bytes())]
+}
+
 /// Writes the built-in model to `directory`, which is created.
 pub fn write_built_in(directory: &Path) -> Result<()> {
     std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
-    for (name, bytes) in [
-        ("config.json", CONFIG),
-        ("tokenizer.json", TOKENIZER),
-        ("chat_template.jinja", TEMPLATE.as_bytes()),
-        ("model.safetensors", WEIGHTS),
-    ] {
+    for (name, bytes) in built_in_files().into_iter().chain([("model.safetensors", WEIGHTS)]) {
         let path = directory.join(name);
         std::fs::write(&path, bytes).map_err(Error::file("write", &path))?;
     }
@@ -141,6 +187,8 @@ mod tests {
         for path in ["plain", "./org/name", "a/b/c", "models/other.gguf"] {
             assert_eq!(locate(path).unwrap(), root.path().join(path));
         }
+        let hint = open(&root.path().join("plain")).err().unwrap().to_string();
+        assert!(hint.contains("does not exist") && hint.contains("Qwen/Qwen2.5-0.5B-Instruct"), "{hint}");
         std::fs::create_dir_all(root.path().join("org/name")).unwrap();
         assert_eq!(locate("org/name").unwrap(), root.path().join("org/name"));
         let missing = locate("org/none").unwrap_err().chain();

@@ -131,7 +131,8 @@ impl<'a> Download<'a> {
         self.write_unfinished(&unfinished).map_err(local)
     }
 
-    /// Returns the commit of a revision and the names of its files. Names that lead out of the snapshot are left out.
+    /// Returns the commit of a revision and the names of its files. Names that lead out of the snapshot, and those with
+    /// control characters, are left out.
     fn list(&self, revision: &str) -> Result<(String, Vec<String>)> {
         let url = format!("{}/api/models/{}/revision/{revision}", self.remote.endpoint, self.model);
         let (mut response, _) = self.get(&url, None)?;
@@ -140,7 +141,8 @@ impl<'a> Download<'a> {
         if !is_plain(&info.sha) {
             return Err(invalid("commit"));
         }
-        let names = info.siblings.into_iter().map(|file| file.rfilename).filter(|name| stays_inside(name));
+        let is_usable = |name: &String| stays_inside(name) && !name.contains(char::is_control);
+        let names = info.siblings.into_iter().map(|file| file.rfilename).filter(is_usable);
         Ok((info.sha, names.collect()))
     }
 
@@ -168,7 +170,7 @@ impl<'a> Download<'a> {
         let part = blobs.join(format!("{unique}.part"));
         // The last byte is requested again, so that a part that is already complete is no special case.
         let start = fs::metadata(&part).map_or(0, |part| part.len().saturating_sub(1));
-        let url = format!("{}/{}/resolve/{commit}/{name}", self.remote.endpoint, self.model);
+        let url = format!("{}/{}/resolve/{commit}/{}", self.remote.endpoint, self.model, in_url(name));
         let (response, etag) = self.get(&url, Some(start)).inspect_err(|error| {
             if matches!(error, ureq::Error::StatusCode(416)) {
                 let _ = fs::remove_file(&part); // it is longer than the file
@@ -299,6 +301,13 @@ fn matches(pattern: &str, name: &str) -> bool {
     let options = glob::MatchOptions { require_literal_separator: true, ..glob::MatchOptions::new() };
     let pattern = pattern.trim_start_matches("./");
     pattern == name || glob::Pattern::new(pattern).is_ok_and(|p| p.matches_with(name, options))
+}
+
+/// Returns the path of a file in an address: other characters than letters, digits and `-._~/` as `%20`.
+fn in_url(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let escaped = |byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
+    name.bytes().map(escaped).collect()
 }
 
 /// Returns the name of a partial file. The contents of a file never change within a commit.

@@ -24,6 +24,8 @@ struct Behaviour {
     etag: Option<&'static str>,
     /// Address that requests for files are redirected to.
     redirects_to: Option<String>,
+    /// Whether requests for the list of files are redirected there too.
+    redirects_list: bool,
     /// Number of bytes that are appended to every file.
     extra_bytes: usize,
 }
@@ -104,13 +106,17 @@ fn answer(
     if behaviour.token.as_ref().is_some_and(|wanted| token != Some(format!("Bearer {wanted}"))) {
         return reply("401 Unauthorized", "", b"", 0);
     }
+    if let Some(to) = behaviour.redirects_to.as_ref().filter(|_| behaviour.redirects_list) {
+        return reply("302 Found", &format!("Location: {to}{path}\r\n"), b"", 0);
+    }
     if path == format!("/api/models/{MODEL}/revision/main") || path == format!("/api/models/{MODEL}/revision/{SHA}") {
         let siblings: Vec<_> = files.iter().map(|(name, _)| serde_json::json!({ "rfilename": name })).collect();
         let body = serde_json::json!({ "sha": SHA, "siblings": siblings }).to_string();
         return reply("200 OK", "Content-Type: application/json\r\n", body.as_bytes(), body.len());
     }
     let file = path.strip_prefix(&format!("/{MODEL}/resolve/{SHA}/"));
-    let Some((number, (_, bytes))) = files.iter().enumerate().find(|(_, (name, _))| Some(&**name) == file) else {
+    let asked = |name: &str| file == Some(&name.replace(' ', "%20").replace('#', "%23").replace('?', "%3F"));
+    let Some((number, (_, bytes))) = files.iter().enumerate().find(|(_, (name, _))| asked(name)) else {
         return reply("404 Not Found", "", b"", 0);
     };
     let etag = behaviour.etag.map_or(format!("etag{number}"), Into::into);
@@ -335,6 +341,28 @@ fn token_is_not_sent_to_other_servers() {
     assert_eq!(fs::read(&found[0]).unwrap(), bytes(3));
     assert!(!locked(&server.tokens).is_empty() && !store.downloads().is_empty());
     assert!(locked(&store.tokens).is_empty());
+}
+
+#[test]
+fn token_is_not_sent_to_another_port_that_lists_the_files() {
+    let (cache, store) = (tempfile::tempdir().unwrap(), Server::start(&files(), Behaviour::default()));
+    let redirects_to = Some(store.endpoint.clone());
+    let server = Server::start(&[], Behaviour { redirects_to, redirects_list: true, ..Behaviour::default() });
+    let remote = Some(Remote { endpoint: server.endpoint.clone(), token: Some("secret".into()) });
+    let hub = Hub { remote, ..server.hub(cache.path()) };
+    hub.files(MODEL, "low/a-1.safetensors").unwrap();
+    assert!(!locked(&server.tokens).is_empty() && !locked(&store.requests).is_empty());
+    assert!(locked(&store.tokens).is_empty());
+}
+
+#[test]
+fn names_with_spaces_are_downloaded_and_those_with_control_characters_left_out() {
+    let cache = tempfile::tempdir().unwrap();
+    let names = ["a b#?.txt", "a\0b.txt", "\u{1b}]0;x.txt", "a\nb.txt"];
+    let server = Server::start(&names.map(|name| (name, bytes(1))), Behaviour::default());
+    let directory = server.hub(cache.path()).directory(MODEL, &["**"], &[]).unwrap();
+    let found: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(found, ["a b#?.txt"]);
 }
 
 #[test]

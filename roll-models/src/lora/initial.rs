@@ -65,7 +65,14 @@ impl InitialAdapter {
                                 "{rank} is requested, and {files} holds all weights of a network: leave the key out"
                             ),
                         )),
-                        _ => Ok(Self::Full(state)),
+                        Some(_) => Ok(Self::Full(state)),
+                        None => {
+                            tracing::warn!(
+                                "{files} holds all weights of a network and no LoRA: they replace those of the base, and a \
+                                 run trains every weight; to train a LoRA on them, make them the base"
+                            );
+                            Ok(Self::Full(state))
+                        }
                     };
                 }
             }

@@ -194,6 +194,15 @@ impl Deltas {
                 wanted: some(lora.layers.keys().chain(lora.differences.keys()).map(String::as_str), 3),
             });
         }
+        let stored = |key: &&String| base.info(key).is_some_and(|info| info.dtype.is_none());
+        if let Some(key) = self.by_key.keys().filter(stored).min() {
+            let found = base.info(key).map(|info| info.stored.clone()).unwrap_or_default();
+            let problem = format!(
+                "`{key}` is stored in {found}, into which no LoRA can be merged: merge into the base in bf16 or f32, and \
+                 let `model.weights_dtype: fp8` or `int8` round the result at loading"
+            );
+            return Err(LoraError::invalid(base.path(), problem));
+        }
         match self.missing.is_empty() || options.allow_missing {
             true => Ok(()),
             false => Err(LoraError::invalid(

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | PEFT | `base_model.model.X.lora_A.weight` | `adapter_config.json` next to the file |
 //! | DiffSynth-Studio | `X.lora_A.default.weight` | always 1 |
-//! | diffusers | `transformer.X.lora_A.weight`, `transformer_2.` for the second expert | `lora_adapter_metadata` of the header |
+//! | diffusers | `transformer.X.lora_A.weight`; `transformer_2.` is read, too | `lora_adapter_metadata` of the header |
 //! | ComfyUI | `diffusion_model.X.lora_A.weight` or `lora_down` | the tensor `X.alpha`, over the rank |
 //! | kohya | `lora_unet_X_with_underscores.lora_down.weight` | the tensor `.alpha`, over the rank |
 //!
@@ -107,11 +107,13 @@ pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
 }
 
 /// Adds the `adapter_config.json` that PEFT needs beside a file of these tensors to their header ([`header::BESIDE`]).
-pub(crate) fn put_peft_config(file: &mut StateDict) -> roll_core::Result<()> {
+/// `fields` replace fields of it.
+pub(crate) fn put_peft_config(file: &mut StateDict, fields: &[(&str, Option<&str>)]) -> roll_core::Result<()> {
     let lora = LoraFile::from_state("the adapter", file)?.one(None)?;
     let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
     match EncodedLora::new(&lora, options, &BTreeMap::new())?.adapter_config {
-        Some(config) => {
+        Some(mut config) => {
+            fields.iter().for_each(|(key, value)| config[*key] = (*value).into());
             let name = format!("{}{PEFT_CONFIG}", header::BESIDE);
             header::put(file, BTreeMap::from([(name, format!("{config:#}\n"))]))
         }

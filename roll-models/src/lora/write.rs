@@ -8,11 +8,12 @@ use serde_json::Value;
 
 use crate::weights::{WeightsError, save_safetensors};
 
+use super::about;
 use super::error::{LoraError, some};
 use super::keys::{ALPHAS_KEY, UNSCALED};
 use super::layer_names::{self, Names};
 use super::peft;
-use super::{Convention, Expert, Layer, Lora};
+use super::{Convention, Layer, Lora};
 
 /// Options of a LoRA file.
 #[derive(Clone, Copy, Debug)]
@@ -36,21 +37,24 @@ pub struct EncodedLora {
 }
 
 impl EncodedLora {
-    /// Names the tensors of `lora`. The header also has `metadata`, that of the original file. Fails if the convention
-    /// cannot represent the LoRA.
+    /// Names the tensors of `lora`. The header has `metadata`, that of the original file, and the expert. Fails if the
+    /// convention cannot represent the LoRA.
     pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
         let WriteOptions { convention, names } = options;
         check_convention(lora, convention)?;
         let mut written = Self { metadata: metadata.clone(), ..Self::default() };
+        if let Some(expert) = lora.is_for() {
+            written.metadata.insert(about::EXPERT.into(), expert.to_string());
+        }
         let mut alphas = BTreeMap::new();
         let mut config = BTreeMap::new();
         for (name, layer) in &lora.layers {
-            let stem = stem(name, convention, names, lora.expert);
+            let stem = stem(name, convention, names);
             let alpha = layer.alpha.unwrap_or(layer.rank() as f64);
             if layer.alpha.is_some() {
                 alphas.insert(name.clone(), alpha);
             }
-            let listed = stem.strip_prefix(prefix(convention, lora.expert)).unwrap_or(&stem);
+            let listed = stem.strip_prefix(prefix(convention)).unwrap_or(&stem);
             config.insert(listed.to_string(), (layer.rank(), alpha));
             if written.state.contains_key(&format!("{stem}{}.weight", matrix_names(convention).0)) {
                 let what = "two layers whose names differ in dots and underscores alone";
@@ -59,7 +63,7 @@ impl EncodedLora {
             written.add(&stem, layer, convention, alpha);
         }
         for (name, difference) in &lora.differences {
-            let stem = stem(name, convention, names, lora.expert);
+            let stem = stem(name, convention, names);
             let parts =
                 [(".diff", &difference.weight), (".diff_b", &difference.bias), (".diff_m", &difference.modulation)];
             for (suffix, tensor) in parts {
@@ -73,7 +77,7 @@ impl EncodedLora {
             Convention::Peft => written.adapter_config = Some(peft::adapter_config(peft::write(&config, bias, ""))),
             // diffusers derives the configuration itself if all scales are 1.
             Convention::Diffusers if !alphas.is_empty() => {
-                let fields = peft::write(&config, bias, prefix(convention, lora.expert));
+                let fields = peft::write(&config, bias, prefix(convention));
                 written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
             }
             _ => {}
@@ -156,15 +160,15 @@ pub fn write_lora(
     Ok(file)
 }
 
-/// The prefix of a convention. diffusers' loader reads `transformer.` into either transformer, as its caller requests.
-fn prefix(convention: Convention, expert: Option<Expert>) -> &'static str {
-    match (convention, expert) {
-        (Convention::Peft, _) => "base_model.model.",
-        (Convention::DiffSynth, _) => "",
-        (Convention::Diffusers, Some(Expert::Low)) => "transformer_2.",
-        (Convention::Diffusers, _) => "transformer.",
-        (Convention::ComfyUi, _) => "diffusion_model.",
-        (Convention::Kohya, _) => "lora_unet_",
+/// The prefix of a convention. diffusers' loader drops every key without `transformer.`, even those for the second
+/// transformer, which its caller chooses by `load_into_transformer_2`.
+fn prefix(convention: Convention) -> &'static str {
+    match convention {
+        Convention::Peft => "base_model.model.",
+        Convention::DiffSynth => "",
+        Convention::Diffusers => "transformer.",
+        Convention::ComfyUi => "diffusion_model.",
+        Convention::Kohya => "lora_unet_",
     }
 }
 
@@ -177,8 +181,8 @@ fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
     }
 }
 
-fn stem(layer: &str, convention: Convention, names: Names, expert: Option<Expert>) -> String {
-    let prefix = prefix(convention, expert);
+fn stem(layer: &str, convention: Convention, names: Names) -> String {
+    let prefix = prefix(convention);
     match (convention, names) {
         (Convention::Kohya, _) => format!("{prefix}{}", layer_names::flat(layer)),
         (Convention::Diffusers, _) | (Convention::Peft, Names::Diffusers) => {

@@ -68,7 +68,7 @@ enum Naming {
 /// out.
 ///
 /// Fails on a key without an official name if the names had to be translated. A checkpoint with official names may have
-/// other keys, which are kept.
+/// other keys, which are kept; [`dit_config`] refuses those of a variant of the transformer.
 pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
     if checkpoint.keys().any(is_lora_key) {
         return Ok((Component::Lora, checkpoint));

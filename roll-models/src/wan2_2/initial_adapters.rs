@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use roll_core::{BuildContext, DType, Error, Result, ResultExt};
 use roll_external::Fingerprint;
 
-use crate::lora::{Expert, OpenedAdapter, about};
+use crate::lora::{AdapterWeights, Expert, OpenedAdapter, about};
 use crate::weights::Checkpoint;
 
+use super::components::{Component, recognise};
 use super::dit::DitConfig;
 use super::options::WanOptions;
 use super::paths::ComponentFiles;
@@ -26,9 +27,23 @@ pub(super) fn open(
         None => Vec::new(),
     };
     let has_dit2 = files.dit2.is_some();
+    opened.iter().try_for_each(check_component)?;
     let adapters = assign(opened, options, has_dit2)?;
     let trained = options.trained_experts(has_dit2, &adapters.keys().copied().collect::<Vec<_>>())?;
     Ok((adapters, trained))
+}
+
+/// Fails if the weights are those of another network than a transformer.
+fn check_component(adapter: &OpenedAdapter) -> Result<()> {
+    let AdapterWeights::Full(_) = adapter.weights else { return Ok(()) };
+    match recognise(Checkpoint::open(&adapter.path)?) {
+        Ok((Component::Dit | Component::Lora, _)) => Ok(()),
+        Ok((other, _)) => {
+            let problem = format!("expected a LoRA, or the weights of a transformer; found the {other}");
+            Err(Error::bad_file(&adapter.path, problem))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Assigns adapters to experts. A file is for the expert that it names, or else for the trained expert. Fails if the
@@ -107,13 +122,17 @@ impl BaseNetwork {
 
     /// Warns if the adapter was trained on another network.
     pub(super) fn compare(&self, adapter: &OpenedAdapter) {
-        if adapter.header.get(about::BASE_FINGERPRINT).is_some_and(|found| *found != self.fingerprint) {
-            tracing::warn!(
-                "{} was trained on another base, {}: on {} it does something else",
-                adapter.path.display(),
-                adapter.header.get(about::BASE).map_or("which it does not name", String::as_str),
-                self.name
-            );
-        }
+        let Some(found) = adapter.header.get(about::BASE_FINGERPRINT).filter(|found| **found != self.fingerprint)
+        else {
+            return;
+        };
+        let base = adapter.header.get(about::BASE).map_or("which it does not name", String::as_str);
+        tracing::warn!(
+            "{} was trained on another base, {base} with the fingerprint {found}: on {} with the fingerprint {} it does \
+             something else",
+            adapter.path.display(),
+            self.name,
+            self.fingerprint
+        );
     }
 }

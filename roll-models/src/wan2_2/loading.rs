@@ -234,7 +234,8 @@ impl ExpertStorage {
     /// The part of `memory` that is left for the VAE, computed as in `roll plan`.
     fn vae_budget(&self, memory: u64, dit: &Dit, vae: &Vae, options: &WanOptions) -> MemoryBudget {
         let resident = self.resident + 4 * plan::elements(&vae.config().weights());
-        plan::vae_budget(memory, resident, dit.config(), self.precision.products.size(), options)
+        let bytes = [self.precision.products.size(), vae.decoder_element_bytes()];
+        plan::vae_budget(memory, resident, dit.config(), bytes, options)
     }
 }
 

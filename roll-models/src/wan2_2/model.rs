@@ -142,13 +142,12 @@ impl Wan {
     /// Tiling and checkpoints of the VAE for latents of shape [T, H, W].
     fn chunking(&self, latents: [usize; 3]) -> Chunking {
         let (config, element_size) = (self.vae.config(), self.vae.decoder_element_bytes());
-        let frames = 1 + latents[0].saturating_sub(1) * config.temporal_stride();
         let tiling = match &self.tiling_budget {
-            Some(budget) => budget.tiling(config, frames, latents),
+            Some(budget) => budget.tiling(config, latents),
             None => self.chunking.tiling,
         };
         let fitting = |memory| match memory {
-            CheckpointMemory::Device(budget) => budget.checkpoints(config, tiling, frames, latents, element_size),
+            CheckpointMemory::Device(budget) => budget.checkpoints(config, tiling, latents),
             CheckpointMemory::Host => {
                 let [t, h, w] = latents;
                 checkpoints_in_host_memory(t, state_bytes(config, tiling, [h, w], element_size))

@@ -22,7 +22,7 @@ use super::vae::Tiling;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WanOptions {
-    /// JSON file that lists the weight files (`wan22_paths.json`), a single weight file, or a directory in diffusers
+    /// JSON file that lists the weight files (`wan22_paths.json`), or a directory in the official or the diffusers
     /// layout.
     pub model_paths: Option<PathBuf>,
     /// List of `ORG/NAME:PATTERN` entries: files in the Hugging Face cache. Missing files are downloaded.
@@ -54,7 +54,8 @@ pub struct WanOptions {
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, a run (its newest checkpoint), or the directory of a checkpoint
     /// or of a PEFT adapter; `HIGH,LOW` or a map `{dit: HIGH, dit2: LOW}` for both experts. The adapters of a list are
-    /// added up, and `FILE=0.8` sets a strength.
+    /// added up, and `FILE=0.8` sets a strength. A file with all weights of an expert replaces those of
+    /// `model_paths`, and every weight is trained.
     pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of keeping them.
     pub use_gradient_checkpointing: bool,

@@ -114,6 +114,11 @@ impl PipelineFiles {
         if path.is_dir() {
             return self.add_directory(path);
         }
+        if path.is_file() && !path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
+            let problem = "expected a JSON list of weight files (wan22_paths.json) or a directory; a pipeline has at \
+                           least a transformer and a VAE, so one weight file is not enough";
+            return Err(Error::bad_file(path, problem));
+        }
         let text = files::read_text(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
         let entries: Vec<PathEntry> = serde_json::from_str(&text).map_err(|e| {
             Error::bad_file(path, format!("expected a JSON list whose entries are a path or a list of shards: {e}"))

@@ -147,6 +147,27 @@ fn wrapped_state_dictionaries_are_unwrapped() {
 }
 
 #[test]
+fn a_variant_of_the_transformer_is_refused_by_its_first_unknown_weight() {
+    let dir = model(TinyKind::I2v21);
+    let files = ComponentFiles::from_json(dir.path()).unwrap();
+    let path = dir.path().join("variant.safetensors");
+    let message = |key: &str, shape: &[usize]| {
+        let mut state = files.dit.all().unwrap();
+        state.insert(key.into(), Tensor::zeros(shape));
+        save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
+        let (component, checkpoint) = recognise(Checkpoint::open(&path).unwrap()).unwrap();
+        assert_eq!(component, Component::Dit);
+        super::super::components::dit_config(&checkpoint, Some(2)).map_err(|error| error.to_string())
+    };
+    for key in ["img_emb.emb_pos", "vace_blocks.0.before_proj.weight", "blocks.7.ffn.0.weight"] {
+        let found = message(key, &[4, 4]).unwrap_err();
+        assert!(found.contains(&format!("`{key}`")) && found.contains("variant"), "{found}");
+    }
+    message("optimizer.state.0.exp_avg", &[4, 4]).unwrap();
+    message("step", &[]).unwrap();
+}
+
+#[test]
 fn models_are_found_in_the_local_caches() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = root.path().join("hub/models--Wan-AI--Wan2.2-I2V-A14B/snapshots/0123abc");
@@ -182,6 +203,7 @@ fn errors_name_the_mistake_in_the_list() {
     assert_user_error(list(at, &format!(r#"["{VAE}"]"#)), &["transformer"]);
     assert_user_error(list(at, &format!(r#"["{HIGH}","{LOW}","{HIGH}","{VAE}"]"#)), &["a third"]);
     assert_user_error(list(at, &format!(r#"["{HIGH}","{VAE}","{VAE}"]"#)), &["a second Wan2.1 VAE"]);
+    assert_user_error(ComponentFiles::from_json(at.join(VAE)), &["wan22_paths.json", "one weight file"]);
     assert_user_error(ComponentFiles::resolve(None, None, &Hub::default()), &["model_paths"]);
     let stray: StateDict = [("layer.weight".to_string(), Tensor::scalar(1.0))].into();
     save_safetensors(at.join("stray.safetensors"), &stray, &BTreeMap::new()).unwrap();

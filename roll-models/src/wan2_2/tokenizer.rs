@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use roll_core::{Error, Result};
 use roll_external::contain::contain;
@@ -27,6 +28,8 @@ pub struct Tokenizer {
     growth: Growth,
     end: u32,
     path: PathBuf,
+    /// Whether the log reports a prompt that was cut.
+    cut_logged: AtomicBool,
 }
 
 impl Tokenizer {
@@ -52,7 +55,7 @@ impl Tokenizer {
         let end = inner.token_to_id(END).ok_or_else(|| {
             bad(format!("expected a vocabulary with the token {END}, found none: not a T5 tokenizer"))
         })?;
-        Ok(Self { inner: Arc::new(inner), growth, end, path: file })
+        Ok(Self { inner: Arc::new(inner), growth, end, path: file, cut_logged: AtomicBool::new(false) })
     }
 
     /// The tokenizer's file.
@@ -73,6 +76,13 @@ impl Tokenizer {
         let encoded = contain(LIMIT, move || inner.encode_fast(text, false)).map_err(failed)?;
         let encoded = encoded.map_err(|e| failed(e.to_string()))?;
         let mut ids = encoded.get_ids().to_vec();
+        if ids.len() >= length && !self.cut_logged.swap(true, Ordering::Relaxed) {
+            let (found, begin) = (ids.len() + 1, prompt.chars().take(60).collect::<String>());
+            tracing::warn!(
+                "a prompt of {found} tokens is cut to {length}, the most that the transformer takes: \"{begin}...\"; \
+                 further prompts are cut without a warning"
+            );
+        }
         ids.truncate(length - 1);
         ids.push(self.end);
         Ok(ids)

@@ -24,5 +24,9 @@ table! {
         fn solved(out: *mut u32);
         /// A list of texts as JSON.
         fn kinds(out: *mut RollOwned<u8>);
+        /// 0 training, 1 validation; called before `reset`.
+        fn enter(split: u32);
+        /// The action that was read in the latest answer; empty if there was none.
+        fn action(out: *mut RollOwned<u8>);
     }
 }

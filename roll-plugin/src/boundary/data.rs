@@ -12,7 +12,7 @@ use crate::abi::{
 use super::memory::{list, own, own_text, slice, take, take_text, text};
 use super::source::Source;
 use super::wire::{Answer, Argument};
-use crate::{Adapter, Distribution, Error, Grad, Observation, Rank, Result, Timestep, WeightPlacement};
+use crate::{Adapter, Distribution, Error, Grad, Observation, Rank, Result, Split, Timestep, WeightPlacement};
 
 /// Types whose C form is a plain value, with the conversions in both directions.
 macro_rules! plain {
@@ -57,6 +57,7 @@ plain! {
     bool = u32: |v| v.into(), |n| n == 1;
     Grad = u32: |v| v.is_on().into(), |n| if n == 1 { Grad::Record } else { Grad::Skip };
     Adapter = u32: |v| (v == Adapter::On).into(), |n| if n == 1 { Adapter::On } else { Adapter::Off };
+    Split = u32: |v| (v == Split::Validation).into(), |n| if n == 1 { Split::Validation } else { Split::Train };
     Timestep = f64: |v| v.0, |n| Timestep(n);
     Rank = usize: |v| v.0, |n| Rank(n);
     Duration = f64: |v| v.as_secs_f64(), |n| Duration::try_from_secs_f64(n).unwrap_or(Duration::MAX);

@@ -9,7 +9,7 @@ use super::memory::{own_text, take_text};
 use super::served::Served;
 use super::source::Source;
 use super::wire::Answer;
-use crate::{Environment, Observation, Result, Transition};
+use crate::{Environment, Observation, Result, Split, Transition};
 
 type Target = dyn Environment;
 
@@ -20,6 +20,8 @@ crossing! {
         ref fn instructions() -> String, or String::new();
         ref fn solved() -> Option<bool>, or None;
         ref fn kinds() -> Vec<String>, or Vec::new(), absent Vec::new();
+        mut fn enter(split: Split), absent ();
+        ref fn action() -> String, or String::new(), absent String::new();
     }
     by hand [] {}
 }

@@ -345,6 +345,7 @@ macro_rules! component {
                 Ok(Box::new(made) as Box<dyn $crate::$trait>)
             }),
             planner: None,
+            learning_rate: None,
         }
     };
 }

@@ -270,6 +270,7 @@ unsafe fn component_of(
         keys: Box::leak(Box::new(|| component.options.iter().map(OptionSpec::key).collect())),
         factory: factory(component),
         planner: planner(component),
+        learning_rate: None,
     });
     Ok(component)
 }

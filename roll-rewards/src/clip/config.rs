@@ -200,6 +200,11 @@ impl ModelConfig {
         {
             return wrong("text_config: positions, vocabulary and projection must be 1 or more".into());
         }
+        for (tower, eps) in [("vision_config", v.layer_norm_eps), ("text_config", t.layer_norm_eps)] {
+            if !(eps.is_finite() && eps >= 0.0) {
+                return wrong(format!("{tower}: expected a `layer_norm_eps` of at least 0, found {eps}"));
+            }
+        }
         // SigLIP's image tower has no projection.
         if family == Family::Siglip && config.projection_dim != v.hidden_size {
             let (text, image) = (config.projection_dim, v.hidden_size);

@@ -171,6 +171,8 @@ pub struct ClipReward {
     logit: Option<[f64; 2]>,
     input: Input,
     files: Vec<PathBuf>,
+    /// Whether the log reports an empty prompt.
+    empty_prompt_logged: bool,
 }
 
 impl ClipReward {
@@ -227,6 +229,7 @@ impl ClipReward {
             logit,
             config,
             files,
+            empty_prompt_logged: false,
         })
     }
 
@@ -303,7 +306,12 @@ impl RewardScorer for ClipReward {
             return self.scorer().score(video, &|row: &[f32]| Ok(row_score::value(row, 0)), grad);
         }
         let direction = match self.config.against.clone() {
-            Against::Prompt => self.text_direction(prompt)?,
+            Against::Prompt => {
+                if prompt.trim().is_empty() && !std::mem::replace(&mut self.empty_prompt_logged, true) {
+                    tracing::warn!("`clip` compares frames with an empty prompt (`reward.against: prompt`)");
+                }
+                self.text_direction(prompt)?
+            }
             Against::Text(text) => self.text_direction(&text)?,
             Against::Reference => {
                 let bad_target = || RewardError::InvalidTarget { reward: NAME.into(), tensor: DIRECTION.into() };

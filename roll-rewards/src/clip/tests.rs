@@ -206,10 +206,11 @@ fn directory_errors_name_file_and_tensor() {
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     };
-    let cases: [(&dyn Fn(&Path), &str); 7] = [
+    let cases: [(&dyn Fn(&Path), &str); 8] = [
         (&edit("config.json", "\"projection_dim\": 20", "\"projection_dim\": 21"), "text_projection.weight"),
         (&edit("config.json", "\"model_type\": \"clip\"", "\"model_type\": \"blip\""), "found `blip`"),
         (&edit("config.json", "\"patch_size\": 8", "\"patch_size\": 0"), "no whole number of patches"),
+        (&edit("config.json", "\"patch_size\": 8", "\"patch_size\": 8, \"layer_norm_eps\": -1"), "found -1"),
         (&edit("preprocessor_config.json", "\"resample\": 3", "\"resample\": 9"), "`resample` 9"),
         (&remove("tokenizer.json"), "tokenizer.json"),
         (&remove("model.safetensors"), "no model.safetensors"),

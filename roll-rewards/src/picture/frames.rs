@@ -4,6 +4,9 @@ use roll_core::{Error, OnMissing, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Maximum number of [`Frames::Uniform`]: a shorter video repeats frames, which all are in memory.
+const MAX_UNIFORM: usize = 4096;
+
 /// Which frames of a video are scored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -20,7 +23,7 @@ pub enum Frames {
     /// Every n-th frame, starting with the first.
     Every(usize),
     /// This number of frames at equal distances, including the first and the last; with 1, the middle frame. A shorter
-    /// video repeats frames.
+    /// video repeats frames. At most 4096.
     Uniform(usize),
 }
 
@@ -41,10 +44,13 @@ impl Frames {
         }
     }
 
-    /// Fails if the number is 0. `key` is the option's key.
+    /// Fails if the number is 0, or larger than that of any video's frames. `key` is the option's key.
     pub fn check(self, key: &str) -> Result<()> {
         match self {
             Self::Every(0) | Self::Uniform(0) => Err(Error::config(key, "expected at least 1, found 0")),
+            Self::Uniform(n) if n > MAX_UNIFORM => {
+                Err(Error::config(key, format!("expected at most {MAX_UNIFORM} frames, found {n}")))
+            }
             _ => Ok(()),
         }
     }
@@ -100,5 +106,8 @@ mod tests {
         assert_eq!(Frames::Uniform(4).of(2), [0, 0, 1, 1]);
         assert!(Frames::Uniform(4).of(0).is_empty());
         assert!(Frames::Uniform(0).check("reward.frames").is_err());
+        assert!(Frames::Uniform(4096).check("reward.frames").is_ok());
+        let told = Frames::Uniform(1_000_000_000).check("reward.frames").unwrap_err().to_string();
+        assert!(told.contains("reward.frames") && told.contains("at most 4096"), "{told}");
     }
 }

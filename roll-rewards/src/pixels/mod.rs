@@ -1,4 +1,7 @@
 //! Rewards that need no network: amount of motion, sharpness, flicker, and similarity to the first frame.
+//!
+//! `amount` is the common part of the first three, which differ by a function of the luma; [`first_frame`] compares with
+//! the reference, by [`ssim`] among others. All gradients are written by hand and checked against differences.
 
 mod amount;
 pub mod first_frame;

@@ -10,7 +10,7 @@ use roll_core::{Error, Result, StateDict};
 use roll_external::Fingerprint;
 use roll_weights::{Checkpoint, save_safetensors};
 
-/// Hash of the values when they were written.
+/// Hash of the entry's key and of the values when they were written.
 const SUM: &str = "sha256";
 
 /// A directory of cached tensors. Any number of processes may use it at once: a file appears whole, by a rename, and two
@@ -48,7 +48,7 @@ impl CacheStore {
         let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal
         let path = folder.join(format!("{key}.safetensors"));
         if path.exists() {
-            match read(&path) {
+            match read(&path, key) {
                 Ok(state) => {
                     Limit::touch(&path);
                     self.counts.found.fetch_add(1, Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl CacheStore {
         }
         let state = compute()?;
         self.counts.computed.fetch_add(1, Ordering::Relaxed);
-        match write(&folder, &path, &state) {
+        match write(&folder, &path, key, &state) {
             Ok(bytes) => self.limit.add(bytes),
             Err(error) if self.counts.unwritten.fetch_add(1, Ordering::Relaxed) == 0 => {
                 tracing::warn!("encodings are not kept: {}", error.chain());
@@ -77,28 +77,29 @@ impl CacheStore {
     }
 }
 
-fn read(path: &Path) -> Result<StateDict> {
+fn read(path: &Path, key: &str) -> Result<StateDict> {
     let file = Checkpoint::open(path)?;
     let state = file.all()?;
     match file.metadata().get(SUM) {
-        Some(sum) if *sum == checksum(&state) => Ok(state),
-        _ => Err(Error::bad_file(path, "its values have changed since they were written")),
+        Some(sum) if *sum == checksum(key, &state) => Ok(state),
+        _ => Err(Error::bad_file(path, "its values have changed since they were written, or belong to another name")),
     }
 }
 
 /// Writes the file under a random name first, as processes on several machines may have the same id. Returns its size.
-fn write(folder: &Path, path: &Path, state: &StateDict) -> Result<u64> {
+fn write(folder: &Path, path: &Path, key: &str, state: &StateDict) -> Result<u64> {
     std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
     let temporary = folder.join(format!(".{:016x}.tmp", rand::random::<u64>()));
-    let metadata = BTreeMap::from([(SUM.to_string(), checksum(state))]);
+    let metadata = BTreeMap::from([(SUM.to_string(), checksum(key, state))]);
     let written = save_safetensors(&temporary, state, &metadata).map_err(Error::from);
     let placed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(Error::file("write", path)));
     placed.inspect_err(|_| drop(std::fs::remove_file(&temporary)))?;
     Ok(std::fs::metadata(path).map_or(0, |metadata| metadata.len()))
 }
 
-fn checksum(state: &StateDict) -> String {
-    state.iter().fold(Fingerprint::new("tensors"), |sum, (name, tensor)| sum.tensor(name, tensor)).finish()
+fn checksum(key: &str, state: &StateDict) -> String {
+    let sum = Fingerprint::new("tensors").text("key", key);
+    state.iter().fold(sum, |sum, (name, tensor)| sum.tensor(name, tensor)).finish()
 }
 
 #[cfg(test)]
@@ -141,6 +142,20 @@ mod tests {
         assert_eq!(store.counts(), [1, 3]);
         assert!(store.get("targets", &Fingerprint::new("y").finish(), || Err(Error::Misuse("no".into()))).is_err());
         assert_eq!(files(dir.path()), [file]);
+    }
+
+    #[test]
+    fn entries_under_the_name_of_another_are_computed_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CacheStore::open(dir.path(), u64::MAX).unwrap();
+        let keys = ["x", "y"].map(|name| Fingerprint::new(name).finish());
+        let place = |key: &String| dir.path().join("targets").join(&key[..2]).join(format!("{key}.safetensors"));
+        for (key, value) in keys.iter().zip([1.0, 2.0]) {
+            store.get("targets", key, || Ok(state(value))).unwrap();
+        }
+        std::fs::rename(place(&keys[0]), place(&keys[1])).unwrap();
+        let found = store.get("targets", &keys[1], || Ok(state(2.0))).unwrap();
+        assert_eq!(found["a"].to_f32_vec(), [2.0; 6]);
     }
 
     #[test]

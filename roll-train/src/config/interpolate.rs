@@ -1,11 +1,13 @@
 //! Interpolation in configuration values, as in Hydra: `${a.b}`, `${oc.env:NAME,default}`, and `???` for values that
 //! must be given.
 //!
-//! Supported: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env` and `oc.select`.
+//! Supported: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env`, `oc.select` and `now`.
 //! Anything else is an error that names it. Values and text are bounded, so that a small file cannot unfold into much
 //! memory.
 
 use std::path::Path;
+use std::sync::LazyLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use config::{Value, ValueKind};
 
@@ -181,8 +183,13 @@ impl Resolver<'_> {
                 (Some(value), _) => Ok(value),
                 (None, default) => literal(default.unwrap_or("null")),
             },
+            ("now", _) => {
+                static START: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
+                let seconds = START.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+                Ok(Value::new(None, date(seconds, arguments).map_err(|problem| format!("`${{{inner}}}`: {problem}"))?))
+            }
             (other, _) => {
-                Err(format!("`${{{inner}}}`: the resolver `{other}` is not known; there are oc.env, oc.select"))
+                Err(format!("`${{{inner}}}`: the resolver `{other}` is not known; there are oc.env, oc.select, now"))
             }
         }
     }
@@ -197,6 +204,38 @@ impl Resolver<'_> {
         self.following.pop();
         resolved.map(Some)
     }
+}
+
+/// The time `seconds` after 1970 (UTC) in the format of `strftime`.
+fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days since 0000-03-01, in eras of 400 years; a year begins in March.
+    let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + u64::from(month < 3);
+    let mut text = String::new();
+    let mut rest = format.chars();
+    while let Some(c) = rest.next() {
+        text += &match (c, (c == '%').then(|| rest.next()).flatten()) {
+            ('%', Some('Y')) => year.to_string(),
+            ('%', Some('y')) => format!("{:02}", year % 100),
+            ('%', Some('m')) => format!("{month:02}"),
+            ('%', Some('d')) => format!("{day:02}"),
+            ('%', Some('H')) => format!("{:02}", second / 3600),
+            ('%', Some('M')) => format!("{:02}", second / 60 % 60),
+            ('%', Some('S')) => format!("{:02}", second % 60),
+            ('%', Some('%')) => "%".into(),
+            ('%', other) => {
+                let other = other.map(String::from).unwrap_or_default();
+                return Err(format!("`%{other}` is not known; there are %Y, %y, %m, %d, %H, %M, %S and %%"));
+            }
+            (c, _) => c.to_string(),
+        };
+    }
+    Ok(text)
 }
 
 /// The absolute key, `a.b.0` for `a.b[0]`: `.a` is a sibling of the value at `path`, `..a` one level up.
@@ -261,6 +300,22 @@ mod tests {
     }
 
     #[test]
+    fn now_is_the_time_of_the_start() {
+        for (seconds, written) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_399, "2000-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_798_761_599, "2026-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+        ] {
+            assert_eq!(date(seconds, "%Y-%m-%d %H:%M:%S").unwrap(), written);
+        }
+        let map = read("name: agent-${now:%Y%m%d_%H%M%S}\nagain: ${name}\n").unwrap();
+        let [name, again] = ["name", "again"].map(|key| map[key].clone().into_string().unwrap());
+        assert!(name == again && name.len() == "agent-20261231_235959".len(), "{name}");
+    }
+
+    #[test]
     fn errors_name_the_expression_and_its_line() {
         for (main, named) in [
             ("a: ${b}\n", "`b`"),
@@ -268,7 +323,8 @@ mod tests {
             ("a: ${b}\nb: ${a}\n", "defined by itself"),
             ("a: ${a}\n", "defined by itself"),
             ("a: ${oc.env:ROLL_TEST_SURELY_UNSET}\n", "ROLL_TEST_SURELY_UNSET"),
-            ("a: ${now:x}\n", "`now`"),
+            ("a: ${then:x}\n", "`then`"),
+            ("a: ${now:%q}\n", "`%q`"),
             ("a: ${b\n", "without its"),
             ("a: ${}\n", "is no key"),
             ("a: ${....b}\n", "above"),

@@ -73,6 +73,9 @@ impl ConfigLayers {
     pub fn file(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut map = compose(Document::read(path)?)?;
+        if map.is_empty() {
+            return Err(Error::bad_file(path, "the file is empty: there is nothing in it to run"));
+        }
         if reference::is_reference(&map) {
             let ranks = self.ranks.unwrap_or(1);
             let (translated, notes) = reference::translate(path, map, ranks)?;

@@ -165,18 +165,23 @@ mod tests {
     }
     macro_rules! register {
         ($kind:ident, $name:literal) => {
+            register!($kind, $name, None);
+        };
+        ($kind:ident, $name:literal, $rate:expr) => {
             roll_core::inventory::submit! {
                 Registration {
                     name: $name, summary: "", origin: "tests", version: "0", is_linked: true, defaults: &options,
                     keys: &roll_core::keys::of_defaults::<TestOptions>,
                     factory: Factory::$kind(&|_, _| Err(Error::Interrupted)),
                     planner: None,
+                    learning_rate: $rate,
                 }
             }
         };
     }
     // The components that the default configuration names are linked in.
     register!(Model, "wan2_1");
+    register!(Algorithm, "texts", Some(1e-4));
     register!(Reward, "face_identity");
 
     fn load(layers: Result<ConfigLayers>) -> Result<LoadedConfig> {
@@ -189,6 +194,16 @@ mod tests {
     }
     fn message<T: std::fmt::Debug>(result: Result<T>) -> String {
         result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_algorithm_may_have_a_default_learning_rate() {
+        let layers = || ConfigLayers::new().set("algo.name=texts").unwrap().set("training.warmup_steps=3").unwrap();
+        let rate = |layers| load(Ok(layers)).unwrap().config.training.learning_rate;
+        assert_eq!(rate(layers()), 1e-4);
+        assert_eq!(rate(ConfigLayers::new().set("algo.name=texts").unwrap()), 1e-4);
+        assert_eq!(rate(layers().set("training.learning_rate=0.5").unwrap()), 0.5);
+        assert_eq!(rate(ConfigLayers::new()), 2.5e-6);
     }
 
     #[test]

@@ -52,6 +52,9 @@ impl MergedConfig {
         let Self { mut tree, provenance, mut notes } = self;
         notes.extend(trackers::normalize(&mut tree));
         evaluation::normalize(&mut tree);
+        if let Some(registry) = registry {
+            schema::fill_learning_rate(&mut tree, registry);
+        }
         schema::fill_nulls(&mut tree);
         keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.with_place(e))?;
         if let Some(registry) = registry {

@@ -11,6 +11,9 @@ use super::{EvaluationConfig, Tracker, TrainingConfig};
 use roll_core::{Component, Error, Noise, Result, RewardComponent};
 use roll_data::DataConfig;
 
+/// Maximum number of ranks that are threads: each has threads, a stack and a copy of the networks.
+const MAX_RANKS: usize = 256;
+
 /// The complete configuration of a run. Where ROLL has the same setting, the name and the default are ROLL's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -33,7 +36,7 @@ pub struct RunConfig {
     /// which divide the samples of a step and the clips of evaluations among them, with the strategy `zero`. For
     /// networks too small to keep all cores busy. On a GPU, the ranks share it. Processes that `mpirun` starts are
     /// ranks already: there it has no effect.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = MAX_RANKS))]
     pub ranks: usize,
     /// Number of optimizer steps. `null`: the number that `training.num_train_epochs` epochs take.
     pub steps: Option<u64>,

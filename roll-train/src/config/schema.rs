@@ -42,6 +42,16 @@ pub(super) fn fill_nulls(tree: &mut Json) {
     }
 }
 
+/// Fills in the default learning rate of the algorithm, if it has one of its own.
+pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry) {
+    let name = tree.pointer("/algo/name").and_then(Json::as_str).unwrap_or_default();
+    let rate = registry.find(Kind::Algorithm, name).ok().and_then(|registration| registration.learning_rate);
+    let training = tree.as_object_mut().map(|tree| tree.entry("training").or_insert(Json::Null));
+    if let (Some(rate), Some(training @ (Json::Null | Json::Object(_)))) = (rate, training) {
+        fill(&mut training["learning_rate"], &rate.into());
+    }
+}
+
 /// Checks names and options of components, and fills in the defaults of options. Returns notes for the user.
 pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance: &Provenance) -> Result<Vec<String>> {
     let mut notes = Vec::new();

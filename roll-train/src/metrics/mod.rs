@@ -1,4 +1,6 @@
 //! Metrics of a run: `metrics.jsonl` for programs, TensorBoard event files for people.
+//!
+//! [`MetricsWriter`] writes both at every step; a resumed run replaces the lines of the steps that it repeats.
 
 mod jsonl;
 mod tensorboard;

@@ -1,4 +1,7 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
+//!
+//! `open` builds the parts of a run from its configuration and `state` its checkpoints; the loop itself is here. The
+//! other files are what happens between steps: measurements, warnings, and the summary at the end.
 
 mod hacking;
 mod idle;

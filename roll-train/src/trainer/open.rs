@@ -174,17 +174,22 @@ fn unused_evaluation(config: &RunConfig) -> Option<String> {
     })
 }
 
-/// A note when the metadata name last frames that the model is not asked to take.
+/// A note when the metadata name last frames that the model is not asked to take, or name none that it is asked to take.
 fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Option<String> {
     // The option of models that take pictures besides the prompt.
     let inputs = loaded.config.model.options.get("extra_inputs")?.as_str()?;
     let given = metadata?.rows.iter().filter(|row| row.end_image.is_some()).count();
-    (given > 0 && !inputs.split(',').any(|input| input.trim() == "end_image")).then(|| {
-        format!(
+    match (given, inputs.split(',').any(|input| input.trim() == "end_image")) {
+        (1.., false) => Some(format!(
             "{given} rows of `data.metadata` have an `end_image`, which has no effect: `model.extra_inputs: \
              input_image,end_image` lets the model take it"
-        )
-    })
+        )),
+        (0, true) => Some(
+            "`end_image` in `model.extra_inputs` has no effect on training: no row of `data.metadata` has an `end_image`"
+                .into(),
+        ),
+        _ => None,
+    }
 }
 
 /// Fails when the strategy knows fewer processes than there are: each would train a model of its own.

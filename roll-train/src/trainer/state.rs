@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use roll_core::header;
 use roll_core::{Error, Fault, Result, ResultExt, StateDict};
 use roll_data::Batches;
+use roll_external::files::shell_quoted;
 use roll_weights::save_safetensors;
 
 use super::{Trainer, tensors};
@@ -22,16 +23,6 @@ const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
     let names = checkpoint.manifest().files.keys();
     names.filter(|name| is_adapter(name)).map(|name| checkpoint.path().join(name)).collect()
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &std::path::Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
-    match text.chars().all(plain) && !text.is_empty() {
-        true => text,
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
 }
 
 fn is_adapter(name: &str) -> bool {
@@ -161,7 +152,7 @@ impl Trainer {
         self.strategy.ranks().all.barrier()?;
         if let Some(dir) = &journal.dir {
             let steps = counted(self.done, "step");
-            tracing::warn!("stopped after {steps}; go on with: roll run --resume {}", quoted(dir.path()));
+            tracing::warn!("stopped after {steps}; go on with: roll run --resume {}", shell_quoted(dir.path()));
         }
         Ok(())
     }
@@ -184,25 +175,6 @@ impl Trainer {
         match self.save(journal) {
             Ok(()) => tracing::warn!("the training of {steps} is saved in {}", at.display()),
             Err(error) => tracing::warn!("the training of {steps} could not be saved: {}", error.chain()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::quoted;
-
-    #[test]
-    fn quotes_paths_for_a_shell() {
-        for (path, expected) in [
-            ("runs/my-2", "runs/my-2"),
-            ("my d\u{e4}t\u{e4} \u{6587}/run 2", "'my d\u{e4}t\u{e4} \u{6587}/run 2'"),
-            ("it's", "'it'\\''s'"),
-            ("a$b", "'a$b'"),
-        ] {
-            assert_eq!(quoted(Path::new(path)), expected);
         }
     }
 }

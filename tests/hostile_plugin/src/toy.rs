@@ -10,8 +10,8 @@ use roll_plugin::{
     Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, DiffusionModel, Distribution, Environment, Error,
     Evaluated, EvaluationContext, Grad, GradientSink, Headline, HeadlineFormat, Measure, Model, Observation, OnMissing,
     OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer, ScheduleFacts, Score,
-    Sigma, SigmaRange, StateDict, StepContext, StepReport, Strategy, StrategyRanks, StrategyReport, Target, Tensor,
-    Timestep, Transition, Video, VideoUnit, WeightPlacement, flat, parse_options, serde_json,
+    Sigma, SigmaRange, Split, StateDict, StepContext, StepReport, Strategy, StrategyRanks, StrategyReport, Target,
+    Tensor, Timestep, Transition, Video, VideoUnit, WeightPlacement, flat, parse_options, serde_json,
 };
 use roll_testing::{Bigram, Descent, MockDiffusion, Sines};
 
@@ -485,11 +485,12 @@ pub const PLANNERS: [Planner; 3] = [
 pub struct ToyEnvironment {
     fault: Fault,
     left: u64,
+    split: Split,
 }
 
 /// Makes the environment.
 pub fn environment(fault: Fault, _: &BuildContext) -> Result<ToyEnvironment> {
-    Ok(ToyEnvironment { fault, left: 0 })
+    Ok(ToyEnvironment { fault, left: 0, split: Split::Train })
 }
 
 impl Environment for ToyEnvironment {
@@ -507,5 +508,12 @@ impl Environment for ToyEnvironment {
     }
     fn kinds(&self) -> Vec<String> {
         vec!["even".into(), "ödd".into()]
+    }
+    fn enter(&mut self, split: Split) -> Result<()> {
+        self.split = split;
+        Ok(())
+    }
+    fn action(&self) -> String {
+        format!("{} of {}", self.left, self.split.name())
     }
 }

@@ -1,5 +1,6 @@
 """An environment with text, as `env.name: process` asks for it: one JSON object a line."""
 
+import inspect
 import json
 import sys
 import traceback
@@ -12,7 +13,8 @@ def environment(make, instructions=None, text=str, action=str):
     """Answers resets and steps until roll is done.
 
     `make` is a gymnasium environment, or a function that makes one: `reset(seed=)` gives an observation and a dict,
-    `step(action)` an observation, reward, terminated, truncated and a dict, of which `valid` and `solved` are read.
+    `step(action)` an observation, reward, terminated, truncated and a dict, of which `valid`, `solved` and `action` are
+    read. If `reset` has a parameter `split`, it gets "train" or "validation".
     `text` makes text of an observation, `action` an action of the agent's answer; a `ValueError` in it is an answer that
     was not understood, and costs a turn. `instructions` are shown before the first observation.
     """
@@ -25,8 +27,10 @@ def environment(make, instructions=None, text=str, action=str):
             if world is None:
                 world = make() if callable(make) else make
             if "reset" in request:
-                seed = request["reset"]["seed"] % 2**31
-                observation, _ = world.reset(seed=seed)
+                start = {"seed": request["reset"]["seed"] % 2**31}
+                if "split" in inspect.signature(world.reset).parameters:
+                    start["split"] = request["reset"].get("split", "train")
+                observation, _ = world.reset(**start)
                 last = text(observation)
                 answer = {"observation": last}
                 if instructions is not None:
@@ -56,4 +60,6 @@ def _step(world, said, text, action, last):
     }
     if "solved" in info:
         answer["solved"] = bool(info["solved"])
+    if "action" in info:
+        answer["action"] = str(info["action"])
     return answer, answer["observation"]

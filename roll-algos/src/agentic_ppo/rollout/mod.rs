@@ -1,4 +1,7 @@
 //! Rollouts: many episodes at once, one generation batch per turn.
+//!
+//! [`EpisodePlan`] says which episodes are played. A turn renders the prompts of all running episodes ([`template`],
+//! `conversation`), generates their answers in batches, and steps their environments ([`worlds`]).
 
 mod conversation;
 pub mod prefetch;
@@ -8,15 +11,16 @@ mod tests;
 pub mod worlds;
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 use rand::RngCore;
-use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result};
+use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, Split};
 
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::episode::{Ending, Episode, Step};
 use super::tools::{self, ToolCall, Tools};
 use conversation::Conversation;
-use template::{Turn, TurnTemplate};
+use template::{Turn, TurnTemplate, without_end};
 use worlds::Worlds;
 
 /// Which episodes are played.
@@ -65,6 +69,8 @@ struct Rules<'a> {
     tools: &'a Tools,
     /// Texts of the tokens that end an answer.
     ends: &'a [String],
+    /// Whether the system message is the beginning of the first user message.
+    joins_system: bool,
 }
 
 /// Plays the episodes of `plan`, in the order of their groups. There must be an environment for each. An environment
@@ -84,9 +90,11 @@ pub fn play(
     let rounds = config.max_actions_per_traj.saturating_mul(answers_of_a_turn);
     let ends = model.end_tokens().into_iter().map(|end| model.detokenize(&[end])).collect::<Result<Vec<String>>>()?;
     let ends: Vec<String> = ends.into_iter().filter(|end| !end.is_empty()).collect();
-    let rules = Rules { config, template: &template, tools: &tools, ends: &ends };
+    let joins_system = refuses_system(model, &config.agent_system_template);
+    let rules = Rules { config, template: &template, tools: &tools, ends: &ends, joins_system };
     let budget = config.sequence_length.min(model.context_length());
-    let starts = if plan.held_out { HELD_OUT } else { plan.step };
+    let (starts, split) = if plan.held_out { (HELD_OUT, Split::Validation) } else { (plan.step, Split::Train) };
+    let at_once = config.max_env_step_concurrent;
     let worlds = match plan.held_out {
         true => Worlds::new(environments, "algo.val_tags", config.validated(), &config.val_num_groups_partition)?,
         false => Worlds::new(environments, "algo.tags", &config.tags, &config.num_groups_partition)?,
@@ -102,9 +110,12 @@ pub fn play(
             RunningEpisode::new(environment.as_mut(), tag, (group, seed))
         })
         .collect();
-    in_parallel(&mut plays.iter_mut().collect::<Vec<_>>(), |play| match play.environment.reset(play.episode.1) {
-        Ok(observation) => play.observation = observation.text,
-        Err(e) => play.fail(&e),
+    in_parallel(&mut plays, at_once, |play| {
+        let seed = play.episode.1;
+        match play.environment.enter(split).and_then(|()| play.environment.reset(seed)) {
+            Ok(observation) => play.observation = observation.text,
+            Err(e) => play.fail(&e),
+        }
     });
     for round in 0..rounds {
         if plays.iter().all(|p| p.ending.is_some()) {
@@ -129,21 +140,38 @@ pub fn play(
                 acting.push((play, answer));
             }
         }
-        in_parallel(&mut acting, |(play, answer)| play.act(answer, rules));
+        in_parallel(&mut acting, at_once, |(play, answer)| play.act(answer, rules));
     }
     Ok(plays.into_iter().map(RunningEpisode::finish).collect())
 }
 
-/// Environments that work at the same time: they may be processes that are waited for.
-const AT_ONCE: usize = 16;
-
-fn in_parallel<T: Send>(items: &mut [T], f: impl Fn(&mut T) + Sync) {
-    let share = items.len().div_ceil(AT_ONCE).max(1);
-    std::thread::scope(|scope| {
-        for items in items.chunks_mut(share) {
-            scope.spawn(|| items.iter_mut().for_each(&f));
+/// Calls `f` for all items, for at most `at_once` of them at the same time: environments may be processes or services
+/// that are waited for.
+fn in_parallel<T: Send>(items: &mut [T], at_once: usize, f: impl Fn(&mut T) + Sync) {
+    let threads = items.len().min(at_once);
+    let waiting = Mutex::new(items.iter_mut());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(item) = next() {
+            f(item);
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without another thread the work takes longer.
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
     });
+}
+
+/// Whether the chat template fails because of the system message `system`, as those of Gemma 2 and Mistral 7B v0.1 do.
+fn refuses_system(model: &dyn LanguageModel, system: &str) -> bool {
+    let renders = |messages: &[Message]| model.render_chat(messages, true).is_ok();
+    let user = Message::new("user", "x");
+    !system.is_empty() && !renders(&[Message::new("system", system), user.clone()]) && renders(&[user])
 }
 
 /// An answer of the agent, and its tokens in the episode.
@@ -205,7 +233,7 @@ impl<'a> RunningEpisode<'a> {
     /// Adds the results of the agent's tools, or the message of its turn: after all messages before, or in a prompt of
     /// its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
-        let Rules { config, template, tools, ends } = rules;
+        let Rules { config, template, tools, ends, joins_system } = rules;
         if !self.results.is_empty() {
             let messages = self.results.drain(..).map(|result| Message::new(tools::ROLE, result)).collect();
             return self.conversation.ask(model, tools, messages);
@@ -227,11 +255,13 @@ impl<'a> RunningEpisode<'a> {
         });
         let mut messages = Vec::new();
         if turn == 0 || alone {
-            if !config.agent_system_template.is_empty() {
-                messages.push(Message::new("system", config.agent_system_template.as_str()));
-            }
             if !instructions.is_empty() && !template.has_instructions() {
                 content = format!("{instructions}\n{content}");
+            }
+            match config.agent_system_template.as_str() {
+                "" => {}
+                system if joins_system => content = format!("{system}\n\n{content}"),
+                system => messages.push(Message::new("system", system)),
             }
         }
         messages.push(Message::new("user", content));
@@ -250,8 +280,9 @@ impl<'a> RunningEpisode<'a> {
     }
 
     /// Lets the tools that it calls, or else the environment, answer.
-    fn act(&mut self, answer: &mut Answer, Rules { config, tools, .. }: Rules<'_>) {
-        let Answer { text, tokens } = answer;
+    fn act(&mut self, answer: &mut Answer, Rules { config, tools, ends, .. }: Rules<'_>) {
+        let Answer { text: response, tokens } = answer;
+        let text = without_end(response, ends);
         let written = *self.written.get_or_insert(tokens.start);
         let left = config.max_tool_calls.saturating_sub(self.calls.len());
         if !tools.is_empty() && left > 0 {
@@ -269,12 +300,13 @@ impl<'a> RunningEpisode<'a> {
             return self.fail(&Error::NonFinite { what: "the reward of the environment".into(), value: next.reward });
         }
         let observation = std::mem::replace(&mut self.observation, next.observation.text);
-        let response = std::mem::take(text);
+        let response = std::mem::take(response);
         self.written = None;
         self.steps.push(Step {
             observation,
             response,
             reward: next.reward,
+            action: self.environment.action(),
             valid: next.valid,
             tokens: written..tokens.end,
             begins: self.conversation.begins(),

@@ -133,13 +133,25 @@ impl TurnTemplate {
 fn history(turn: Turn<'_>) -> String {
     let first = turn.index.saturating_sub(turn.history.len());
     let lines = turn.history.iter().enumerate().map(|(i, step)| {
-        let Step { observation, response, reward, valid, .. } = step;
+        let Step { observation, response, action, reward, valid, .. } = step;
         let remark = if *valid { "" } else { INVALID };
-        let action =
-            turn.ends.iter().fold(response.as_str(), |said, end| said.strip_suffix(end.as_str()).unwrap_or(said));
+        let action = match action.as_str() {
+            "" => without_thoughts(without_end(response, turn.ends)),
+            action => action,
+        };
         format!("(step: {}, observation: {observation}, action: {action}{remark}, reward: {reward})", first + i)
     });
     lines.collect::<Vec<_>>().join(", ")
+}
+
+/// `answer` without the end of its turn, which is one of `ends`.
+pub fn without_end<'a>(answer: &'a str, ends: &[String]) -> &'a str {
+    ends.iter().find_map(|end| answer.strip_suffix(end.as_str())).unwrap_or(answer)
+}
+
+/// `answer` without the thoughts before it.
+fn without_thoughts(answer: &str) -> &str {
+    answer.rsplit_once("</think>").map_or(answer, |(_, rest)| rest.trim_start())
 }
 
 #[cfg(test)]
@@ -189,6 +201,19 @@ mod tests {
         );
         assert!(template.render(turn(&steps[1..])).contains("1 [(step: 2, observation: b, action: up$ (not"));
         assert!(template.render(turn(&[])).contains("0 []"));
+    }
+
+    #[test]
+    fn history_has_actions_without_thoughts() {
+        let template = TurnTemplate::parse("k", "{history}{observation}").unwrap();
+        let shown = |response: &str, action: &str| {
+            let step = Step { response: response.into(), action: action.into(), valid: true, ..Step::default() };
+            template.render(turn(&[step]))
+        };
+        let thoughts = "<think>left is ice</think>\n<answer>Left</answer>";
+        assert!(shown(thoughts, "Left").contains("action: Left, reward"));
+        assert!(shown(thoughts, "").contains("action: <answer>Left</answer>, reward"));
+        assert!(shown("Left", "").contains("action: Left, reward"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use roll_core::{Observation, Silent, Transition};
 use roll_testing::Bigram;
@@ -244,12 +245,101 @@ fn a_template_that_fails_or_forgets_is_an_error() {
 #[test]
 fn environments_work_at_the_same_time() {
     let together = Mutex::new(0);
-    let barrier = std::sync::Barrier::new(2);
-    in_parallel(&mut [(), ()], |()| {
-        // Returns only when both are here.
+    let barrier = std::sync::Barrier::new(40);
+    in_parallel(&mut [(); 40], 64, |()| {
+        // Returns only when all are here.
         barrier.wait();
         *together.lock().unwrap() += 1;
     });
-    assert_eq!(*together.lock().unwrap(), 2);
-    in_parallel(&mut Vec::<()>::new(), |()| ());
+    assert_eq!(*together.lock().unwrap(), 40);
+    in_parallel(&mut Vec::<()>::new(), 64, |()| ());
+}
+
+#[test]
+fn no_more_environments_work_at_once_than_permitted_and_none_waits_for_a_slow_one() {
+    let (working, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (done, last) = (Mutex::new(0), std::sync::Condvar::new());
+    let mut items: Vec<usize> = (0..30).collect();
+    in_parallel(&mut items, 3, |item| {
+        most.fetch_max(working.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        let mut done = done.lock().unwrap();
+        if *item == 0 {
+            // As slow as all others together.
+            done = last.wait_while(done, |done| *done < 29).unwrap();
+        }
+        *done += 1;
+        last.notify_all();
+        working.fetch_sub(1, Ordering::SeqCst);
+    });
+    assert!(*done.lock().unwrap() == 30 && most.into_inner() <= 3);
+}
+
+/// Splits and actions of [`Logs`].
+type Logged = Arc<Mutex<Vec<(Split, String)>>>;
+
+/// Logs its splits and actions, and reads the last letter of an answer.
+struct Logs(Logged, Split, String);
+
+impl Environment for Logs {
+    fn enter(&mut self, split: Split) -> Result<()> {
+        self.1 = split;
+        Ok(())
+    }
+
+    fn reset(&mut self, _seed: u64) -> Result<Observation> {
+        Ok(Observation { text: "o".into() })
+    }
+
+    fn step(&mut self, action: &str) -> Result<Transition> {
+        self.0.lock().unwrap().push((self.1, action.into()));
+        self.2 = action.chars().last().map(|c| format!("({c})")).unwrap_or_default();
+        let observation = Observation { text: "o".into() };
+        Ok(Transition { observation, reward: 0.0, terminated: false, truncated: false, valid: true })
+    }
+
+    fn action(&self) -> String {
+        self.2.clone()
+    }
+}
+
+fn play_logged(held_out: bool) -> (Vec<Episode>, Vec<(Split, String)>) {
+    let logged = Logged::default();
+    let mut worlds: Vec<Box<dyn Environment>> =
+        (0..6).map(|_| Box::new(Logs(logged.clone(), Split::Train, String::new())) as _).collect();
+    let played = rollout(&config(), plan(0, held_out), &mut worlds, &mut Bigram::of("xy")).unwrap();
+    let logged = logged.lock().unwrap().clone();
+    (played, logged)
+}
+
+#[test]
+fn actions_have_no_end_of_turn() {
+    let (played, logged) = play_logged(false);
+    let steps: Vec<&Step> = played.iter().flat_map(|episode| &episode.steps).collect();
+    assert!(steps.iter().any(|step| step.response.ends_with('$')) && logged.len() == steps.len());
+    assert!(logged.iter().all(|(_, action)| !action.contains('$')), "{logged:?}");
+    for step in steps {
+        let answer = step.response.trim_end_matches('$');
+        assert_eq!(step.action, answer.chars().last().map(|c| format!("({c})")).unwrap_or_default());
+    }
+}
+
+#[test]
+fn environments_know_their_split() {
+    for (held_out, split) in [(false, Split::Train), (true, Split::Validation)] {
+        assert!(play_logged(held_out).1.iter().all(|(logged, _)| *logged == split));
+    }
+}
+
+#[test]
+fn a_refused_system_message_begins_the_first_message() {
+    let config = AgenticPpoConfig { agent_system_template: "Win.".into(), ..config() };
+    for (refuses_system, begins) in [(false, "s:Win.$u:s"), (true, "u:Win.\n\ns")] {
+        let mut model = Bigram::of("xy");
+        model.refuses_system = refuses_system;
+        for episode in rollout(&config, plan(0, false), &mut worlds(9), &mut model).unwrap() {
+            let text = model.detokenize(&episode.tokens).unwrap();
+            assert!(text.starts_with(begins) && text.matches("Win.").count() == 1, "{text}");
+            assert_eq!(episode.steps.len(), 3);
+        }
+    }
 }

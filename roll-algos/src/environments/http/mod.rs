@@ -1,7 +1,7 @@
 //! An environment that is a service: the JSON of [`super::process`], with one POST per `reset` and `step`.
 //!
 //! ```text
-//! -> {"session": "9f...", "turn": 0, "reset": {"seed": 7}}
+//! -> {"session": "9f...", "turn": 0, "reset": {"seed": 7, "split": "train"}}
 //! <- {"observation": "..."}
 //! -> {"session": "9f...", "turn": 1, "step": {"action": "<answer>Left</answer>"}}
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}
@@ -24,7 +24,7 @@ use roll_core::{Error, Observation, Result, Transition, check_seconds};
 use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
 use serde_json::Value;
 
-use super::protocol::{self, Answer, RemoteEnvironment, Transcript, Transport};
+use super::protocol::{self, Answer, RemoteEnvironment, Start, Transcript, Transport};
 
 const NAME: &str = "http";
 
@@ -155,9 +155,9 @@ impl HttpTransport {
 }
 
 impl Transport for HttpTransport {
-    fn begin(&mut self, seed: u64, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
+    fn begin(&mut self, start: Start, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
         self.turn = None;
-        let begun = transcript.read_reset(self.ask(protocol::reset(seed), 0, true)?)?;
+        let begun = transcript.read_reset(self.ask(protocol::reset(start), 0, true)?)?;
         self.turn = Some(0);
         Ok(begun)
     }

@@ -85,7 +85,7 @@ fn an_episode_crosses_as_json_with_the_token_and_its_session() {
     world.reset(8).unwrap();
     assert!(message(world.step("x")).contains("it reports: no such thing"));
     let asked = served.join().unwrap();
-    assert_eq!(asked[0].1["reset"], serde_json::json!({"seed": 7}));
+    assert_eq!(asked[0].1["reset"], serde_json::json!({"seed": 7, "split": "train"}));
     assert_eq!(asked[1].1["step"], serde_json::json!({"action": "\"quoted\"\nlines √"}));
     let turns: Vec<&Value> = asked.iter().map(|(_, body)| &body["turn"]).collect();
     assert_eq!(turns, [0, 1, 0, 1]);

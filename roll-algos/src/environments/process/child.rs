@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use roll_external::process::ChildGroup;
+use roll_external::process::{ChildGroup, hide_hub_secrets};
 
 use crate::environments::protocol::shortened;
 
@@ -58,7 +58,8 @@ impl Child {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&options.directory);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut running = ChildGroup::spawn(&mut command).map_err(|e| format!("`{program}` cannot be started: {e}"))?;
+        let mut running = ChildGroup::spawn(hide_hub_secrets(&mut command))
+            .map_err(|e| format!("`{program}` cannot be started: {e}"))?;
         let child = running.child();
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {

@@ -1,30 +1,29 @@
 //! An environment in a separate process, in any language: one JSON object per line, on stdin and stdout.
 //!
 //! ```text
-//! -> {"reset": {"seed": 7}}
+//! -> {"reset": {"seed": 7, "split": "train"}}      `split` is "validation" for validations
 //! <- {"observation": "..."}                          also "instructions", shown once before the first observation
 //! -> {"step": {"action": "<answer>Left</answer>"}}
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}
-//!                                                    also "truncated", "valid" (true unless given), "solved"
+//!                                                    also "truncated", "valid" (true unless given), "solved",
+//!                                                    "action" (for the history of prompts)
 //! <- {"error": "..."}                                instead of either: the episode is left out
 //! ```
 
 mod child;
+mod limits;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 use roll_core::{BuildContext, Error, Observation, Result, Transition, check_seconds};
 
-use super::protocol::{self, Answer, RemoteEnvironment, Transcript, Transport};
+use super::protocol::{self, Answer, RemoteEnvironment, Start, Transcript, Transport, warn_once};
 use child::{Child, ChildOptions};
+use limits::{Descriptors, StartPermit};
 
 const NAME: &str = "process";
-/// Number of different failures that are logged.
-const MAX_LOGGED: usize = 100;
 
 /// Options of the environment `process`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -65,6 +64,7 @@ pub struct ProcessTransport {
     options: ChildOptions,
     restarts: usize,
     child: Option<Child>,
+    _descriptors: Descriptors,
 }
 
 impl ProcessTransport {
@@ -80,7 +80,7 @@ impl ProcessTransport {
         let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
         let (restarts, line_bytes) = (options.restarts, options.max_line_bytes);
         let options = ChildOptions { command: options.command, directory, timeout, line_bytes };
-        Ok(Self { options, restarts, child: None })
+        Ok(Self { options, restarts, child: None, _descriptors: Descriptors::reserve()? })
     }
 
     /// Sends a request to the process. A process that fails is ended, because its next line would answer an old
@@ -100,15 +100,16 @@ impl ProcessTransport {
 }
 
 impl Transport for ProcessTransport {
-    fn begin(&mut self, seed: u64, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
+    fn begin(&mut self, start: Start, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
+        let _permit = self.child.is_none().then(StartPermit::wait);
         let mut problem = String::new();
         for attempt in 0..=self.restarts {
-            match self.ask(&protocol::reset(seed)).and_then(|answer| transcript.read_reset(answer)) {
+            match self.ask(&protocol::reset(start)).and_then(|answer| transcript.read_reset(answer)) {
                 Ok(observation) => return Ok(observation),
                 Err(found) => problem = found,
             }
             if attempt < self.restarts {
-                warn_once(&problem);
+                warn_once(&format!("the environment process is started again: {problem}"));
                 self.child = None;
             }
         }
@@ -126,17 +127,6 @@ impl Transport for ProcessTransport {
     fn failed(&self, problem: String) -> Error {
         let command = self.options.command.join(" ");
         Error::Unsupported(format!("the environment process `{command}`: {problem}"))
-    }
-}
-
-/// Logs why a process is started again, once per failure.
-fn warn_once(problem: &str) {
-    static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    if logged.len() < MAX_LOGGED && logged.insert(problem.into()) {
-        tracing::warn!(
-            "the environment process is started again: {problem}; of others that fail alike nothing is said"
-        );
     }
 }
 

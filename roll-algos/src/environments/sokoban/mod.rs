@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use roll_core::{Environment, Error, Observation, Result, Transition};
 
-use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
+use super::action::{ActionPattern, DEFAULT_PATTERN, Parsed, default_special_tokens};
 pub use room::{Position, Room};
 
 const NAME: &str = "sokoban";
@@ -83,6 +83,8 @@ pub struct Sokoban {
     pattern: ActionPattern,
     room: Option<Room>,
     steps: usize,
+    /// The text of the latest action.
+    action: String,
 }
 
 impl Sokoban {
@@ -101,7 +103,7 @@ impl Sokoban {
             return Err(Error::config("env.grid_lookup", format!("{unknown} is not a kind of cell; there are 0 to 6")));
         }
         let pattern = ActionPattern::new(&options.action_pattern, options.special_token_list.clone())?;
-        Ok(Self { options, pattern, room: None, steps: 0 })
+        Ok(Self { options, pattern, room: None, steps: 0, action: String::new() })
     }
 
     fn symbol(&self, kind: u8) -> &str {
@@ -132,7 +134,8 @@ impl Environment for Sokoban {
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
-        let action = self.pattern.find(action, &MOVES).action;
+        let Parsed { action, text } = self.pattern.find(action, &MOVES);
+        self.action = text;
         let room = self.room.as_mut();
         let room = room.ok_or_else(|| Error::Misuse("a step of an environment that was not reset".into()))?;
         self.steps += 1;
@@ -179,6 +182,10 @@ impl Environment for Sokoban {
 
     fn solved(&self) -> Option<bool> {
         Some(self.room.as_ref().is_some_and(Room::solved))
+    }
+
+    fn action(&self) -> String {
+        self.action.clone()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
-use super::{Values, tensor};
+use super::{Values, cast, tensor};
 use crate::ops::conv::is_winograd_shape;
 use crate::ops::kernels::conv::{ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
@@ -38,10 +38,12 @@ impl ConvKernel for Flex {
         let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
         let pulled = (winograd && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
         let wanted = [wanted[0] && !winograd, wanted[1], wanted[2]];
+        let (of_x, of_weight) = (x.dtype(), weight.dtype());
         let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
         let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted);
-        let d_x = pulled.or_else(|| d_x.map(|d| x.like(d)));
-        [d_x, d_weight.map(|d| weight.like(d)), d_bias.map(|d| tensor(d, [shape.outputs]))]
+        let d_x = pulled.or_else(|| d_x.map(|d| x.like(d))).map(|d| cast(d, of_x));
+        let d_weight = d_weight.map(|d| cast(weight.like(d), of_weight));
+        [d_x, d_weight, d_bias.map(|d| cast(tensor(d, [shape.outputs]), of_x))]
     }
 
     fn conv_pull(cotangent: FlexTensor, weight: FlexTensor, padding: [usize; 3]) -> FlexTensor {

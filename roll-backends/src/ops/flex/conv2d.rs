@@ -18,15 +18,15 @@ fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Co
     Conv2dShape { items, inputs, outputs, groups, size, kernel, stride, dilation, before, output }
 }
 
-fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::Epilogue<'_> {
+fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::KernelEpilogue<'_> {
     match epilogue {
-        Epilogue::Nothing => kernels::Epilogue::Nothing,
-        Epilogue::Relu => kernels::Epilogue::Relu,
-        Epilogue::Slopes => kernels::Epilogue::Slopes(slopes.slice()),
-        Epilogue::Clip(low, high) => kernels::Epilogue::Clip(low, high),
-        Epilogue::Sigmoid => kernels::Epilogue::Sigmoid,
-        Epilogue::Silu => kernels::Epilogue::Silu,
-        Epilogue::HardSwish => kernels::Epilogue::HardSwish,
+        Epilogue::Nothing => kernels::KernelEpilogue::Nothing,
+        Epilogue::Relu => kernels::KernelEpilogue::Relu,
+        Epilogue::Slopes => kernels::KernelEpilogue::Slopes(slopes.slice()),
+        Epilogue::Clip(low, high) => kernels::KernelEpilogue::Clip(low, high),
+        Epilogue::Sigmoid => kernels::KernelEpilogue::Sigmoid,
+        Epilogue::Silu => kernels::KernelEpilogue::Silu,
+        Epilogue::HardSwish => kernels::KernelEpilogue::HardSwish,
     }
 }
 

@@ -30,11 +30,11 @@ impl DecodeKernel for Flex {
     ) -> FlexTensor {
         let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
         let (dtype, width) = (q.dtype(), channels / call.heads);
-        let place = |p: &CachedSequence| {
-            let slot = p.slot * capacity;
-            [p.prompt.clone(), slot + p.skip..slot + p.tail]
+        let keys_of = |sequence: &CachedSequence| {
+            let slot = sequence.slot * capacity;
+            [sequence.prompt.clone(), slot + sequence.skip..slot + sequence.tail]
         };
-        let places: Vec<_> = call.places.iter().map(place).collect();
+        let keys: Vec<_> = call.sequences.iter().map(keys_of).collect();
         let shape = DecodeShape {
             key_heads: call.key_heads,
             sharing: call.heads / call.key_heads,
@@ -45,6 +45,6 @@ impl DecodeKernel for Flex {
         let [q, pk, pv, tk, tv] = [q, prompt_keys, prompt_values, tail_keys, tail_values].map(Values::of);
         let prompts = KeysValues { k: pk.slice(), v: pv.slice() };
         let tails = KeysValues { k: tk.slice(), v: tv.slice() };
-        cast(q.like(attend(shape, q.slice(), prompts, tails, &places)), dtype)
+        cast(q.like(attend(shape, q.slice(), prompts, tails, &keys)), dtype)
     }
 }

@@ -1,4 +1,7 @@
 //! Operators on flex, Burn's CPU backend: they call [`super::kernels`] on the host slices of its tensors.
+//!
+//! One file per operator of [`super`], which has its shapes and its formula. Here are the checks and copies between
+//! flex's tensors and slices; the arithmetic is in the kernels.
 
 mod activation;
 mod attention;

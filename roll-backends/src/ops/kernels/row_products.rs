@@ -271,7 +271,8 @@ mod tests {
         let mut bytes: Vec<u8> = noise(count * kind.bytes(), 7).iter().map(|v| (v * 127.0) as i8 as u8).collect();
         for block in bytes.chunks_exact_mut(kind.bytes()) {
             let scales: &[usize] = match kind {
-                BlockType::Q4_1 | BlockType::Q4K => &[0, 2],
+                BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
+                BlockType::Q3K => &[108],
                 BlockType::Q6K => &[208],
                 _ => &[0],
             };
@@ -286,12 +287,21 @@ mod tests {
         assert!(worst <= 2e-6 * largest, "{what}: {worst:e} of {largest}");
     }
 
-    const QUANTISED: [BlockType; 5] =
-        [BlockType::Q4_0, BlockType::Q4_1, BlockType::Q8_0, BlockType::Q4K, BlockType::Q6K];
+    const QUANTISED: [BlockType; 9] = [
+        BlockType::Q4_0,
+        BlockType::Q4_1,
+        BlockType::Q8_0,
+        BlockType::Q4K,
+        BlockType::Q6K,
+        BlockType::Q5_0,
+        BlockType::Q5_1,
+        BlockType::Q3K,
+        BlockType::Q5K,
+    ];
 
     #[test]
     fn products_with_blocks_match_products_with_the_decoded_matrix() {
-        for (kind, rows) in QUANTISED.into_iter().zip([1, 2, 7, 64, 5]) {
+        for (kind, rows) in QUANTISED.into_iter().zip([1, 2, 7, 64, 5, 3, 1, 2, 8]) {
             let (outputs, inputs) = (37, 512);
             let (matrix, x, bias) = (blocks(kind, [outputs, inputs]), noise(rows * inputs, 1), noise(outputs, 2));
             let w = matrix.decode(0..outputs);

@@ -4,7 +4,9 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::rope::angles;
 use super::{BF16, Exact, assert_near, bf16_devices, download, noise, to_bf16};
-use crate::ops::{attention, gated_add, gelu_tanh, layer_norm_as, linear, linear_lora, rms_rope, seed};
+use crate::ops::{
+    attention, conv3d, conv3d_pull, gated_add, gelu_tanh, layer_norm_as, linear, linear_lora, rms_rope, seed,
+};
 
 /// Runs `f` on every bf16 device twice: with all operands in f32, and with the operands listed in `narrow` as bf16.
 /// Checks the dtypes of result and gradients of the second run, and that they equal the first up to the rounding of
@@ -51,6 +53,36 @@ fn layer_norm_returns_the_requested_dtype() {
         let inputs = [noise(6, 40, 1), noise(gains, 40, 2), noise(1, 40, 3)];
         check("layer norm", &inputs, &[], DType::BF16, |x, dtype| {
             layer_norm_as(x[0].clone(), x[1].clone(), x[2].clone(), 1e-6, dtype)
+        });
+    }
+}
+
+#[test]
+fn convolutions_and_their_pulls_keep_the_dtype_in_every_branch() {
+    // By Winograd on flex, and by Burn's kernel and the backend's own: with few positions and with many.
+    for (channels, kernel, size) in [
+        (32, [1, 3, 3], [2, 3, 4]),
+        (32, [3, 3, 3], [2, 3, 4]),
+        (2, [3, 1, 1], [3, 1, 2]),
+        (2, [1, 3, 3], [2, 3, 4]),
+        (2, [3, 3, 3], [2, 32, 32]),
+    ] {
+        let ([t, h, w], [kt, kh, kw]) = (size, kernel);
+        let (positions, taps) = (t * h * w, kt * kh * kw);
+        let padding = kernel.map(|k| k / 2);
+        let inputs = [noise(channels, positions, 1), noise(channels, channels * taps, 2), noise(1, channels, 3)];
+        let shaped = |x: &[Tensor<2>]| -> (Tensor<4>, Tensor<5>) {
+            let weight = x[1].clone().reshape([channels, channels, kt, kh, kw]);
+            (x[0].clone().reshape([channels, t, h, w]), weight)
+        };
+        check(&format!("conv {channels} {kernel:?} {size:?}"), &inputs, &[0, 1, 2], DType::BF16, |x, _| {
+            let (volume, weight) = shaped(x);
+            conv3d(volume, weight, Some(x[2].clone().reshape([channels])), padding).reshape([channels, positions])
+        });
+        check(&format!("pull of conv {channels} {kernel:?} {size:?}"), &inputs[..1], &[0], DType::BF16, |x, dtype| {
+            let weight = to_bf16(&inputs[1]).upload(&x[0].device().without_autodiff()).cast(dtype);
+            let (cotangent, weight) = shaped(&[x[0].clone(), weight]);
+            conv3d_pull(cotangent, weight, padding).reshape([channels, positions])
         });
     }
 }

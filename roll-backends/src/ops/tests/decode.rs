@@ -43,7 +43,7 @@ fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>
     }
     for device in devices() {
         let tail = |x: &Exact| x.upload(&device).reshape([slots, capacity, key_heads * width]);
-        let call = DecodeCall { heads, key_heads, places: places.to_vec().into(), scale, softcap };
+        let call = DecodeCall { heads, key_heads, sequences: places.to_vec().into(), scale, softcap };
         let [pk, pv] = prompts.each_ref().map(|x| x.upload(&device));
         let out = attend_rows(q.upload(&device), [pk, pv], [tail(&tails[0]), tail(&tails[1])], call);
         assert_near("attention of rows", &download(out), &expected, 1e-5);
@@ -60,7 +60,7 @@ fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>
         let columns = key_heads * width;
         let prompts = prompts.each_ref().map(|x| upload(x, vec![41, columns]));
         let tails = tails.each_ref().map(|x| upload(x, vec![slots, capacity, columns]));
-        let call = DecodeCall { heads, key_heads, places: places.to_vec().into(), scale, softcap };
+        let call = DecodeCall { heads, key_heads, sequences: places.to_vec().into(), scale, softcap };
         let out = decode::attend_by_index::<Flex>(upload(&q, vec![4, heads * width]), prompts, tails, &call);
         assert_near("that of any backend", out.storage::<f32>(), &expected, 1e-5);
     }

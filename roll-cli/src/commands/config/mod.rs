@@ -1,4 +1,6 @@
 //! `roll config`: the resolved configuration, the reference of every key, and a configuration to begin with.
+//!
+//! `reference` and `template` are generated from the doc comments of the options, so neither is written by hand.
 
 mod reference;
 mod template;

@@ -19,6 +19,9 @@ use self::template::{Conversation, Template, TemplateSource};
 use self::worker::Worker;
 pub use self::worker::{WORKER, serve};
 
+/// The variable of templates that turns thinking off.
+const THINKING: &str = "enable_thinking";
+
 /// Maximal size of a template in bytes. The longest published ones have some 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
 
@@ -107,8 +110,16 @@ impl ChatTemplate {
         Ok(Self { renderer: Mutex::new(renderer), variables, arguments: Map::new() })
     }
 
-    /// Sets further variables, such as `enable_thinking`. Fails on a variable that the template does not read.
-    pub fn with_arguments(mut self, arguments: Map<String, Value>) -> Result<Self> {
+    /// Sets further variables, such as `enable_thinking`. Fails on a variable that the template does not read, except
+    /// `enable_thinking: false`: most templates without it are of models that do not think.
+    pub fn with_arguments(mut self, mut arguments: Map<String, Value>) -> Result<Self> {
+        let reads = self.variables.iter().any(|name| name == THINKING);
+        if !reads && arguments.get(THINKING) == Some(&Value::Bool(false)) {
+            arguments.remove(THINKING);
+            tracing::info!(
+                "the model's chat template does not read `{THINKING}`: a model that thinks goes on thinking"
+            );
+        }
         if let Some(name) = arguments.keys().find(|name| !self.variables.contains(*name)) {
             let problem = format!("the model's chat template does not read `{name}`");
             return Err(Error::config("model.chat_template_args", problem));
@@ -191,8 +202,10 @@ mod tests {
             let arguments = serde_json::json!({name: false}).as_object().unwrap().clone();
             template(source).with_arguments(arguments)
         };
+        let no_thoughts = || serde_json::json!({"enable_thinking": false}).as_object().unwrap().clone();
         assert_eq!(template(source).render(&[], true).unwrap(), "yes");
         assert_eq!(with("enable_thinking").unwrap().render(&[], true).unwrap(), "no");
+        assert_eq!(template("plain").with_arguments(no_thoughts()).unwrap().render(&[], true).unwrap(), "plain");
         let message = with("enable_thinkin").err().unwrap().to_string();
         assert!(message.contains("enable_thinkin") && message.contains("chat_template_args"), "{message}");
     }

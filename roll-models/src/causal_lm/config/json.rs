@@ -5,6 +5,7 @@ use std::path::Path;
 use roll_core::{Error, Result};
 use roll_external::files;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
 
@@ -233,6 +234,50 @@ impl LmConfig {
         };
         config.check()?;
         Ok(config)
+    }
+}
+
+impl LmConfig {
+    /// Returns the `config.json` of a model of this architecture; `family` is GGUF's name of it. Fails on an
+    /// architecture that a `config.json` cannot express.
+    pub fn to_json(&self, family: &str) -> Result<Value, String> {
+        let (model_type, class) = match family {
+            "qwen2" => ("qwen2", "Qwen2ForCausalLM"),
+            "qwen3" => ("qwen3", "Qwen3ForCausalLM"),
+            "gemma2" => ("gemma2", "Gemma2ForCausalLM"),
+            "gemma3" => ("gemma3_text", "Gemma3ForCausalLM"),
+            "phi3" => ("phi3", "Phi3ForCausalLM"),
+            _ => ("llama", "LlamaForCausalLM"),
+        };
+        let mut json = json!({
+            "architectures": [class], "model_type": model_type, "torch_dtype": "float32",
+            "vocab_size": self.vocab, "hidden_size": self.dim, "intermediate_size": self.ffn_dim,
+            "num_hidden_layers": self.layers, "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim, "rms_norm_eps": self.norm_eps, "rope_theta": self.rope.theta,
+            "rope_scaling": self.rope.scaling_json(self.head_dim)?, "tie_word_embeddings": self.tied,
+            "attention_bias": self.out_bias, "mlp_bias": self.mlp_bias, "max_position_embeddings": self.context,
+            "eos_token_id": self.end_ids,
+        });
+        let activation = if self.gate == Gate::Gelu { "gelu_pytorch_tanh" } else { "silu" };
+        json[if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" }] = activation.into();
+        if let Some(window) = self.windows.iter().flatten().next() {
+            json["sliding_window"] = json!(window);
+            let kind = |window: &Option<usize>| if window.is_some() { "sliding_attention" } else { "full_attention" };
+            json["layer_types"] = self.windows.iter().map(kind).collect();
+        }
+        if let Some(scale) = self.attention_scale {
+            json["query_pre_attn_scalar"] = json!(f64::from(scale).powi(-2).round());
+            json["attn_logit_softcapping"] = json!(self.attention_softcap);
+            json["final_logit_softcapping"] = json!(self.logit_softcap);
+        }
+        if let Some(rope) = &self.window_rope {
+            json["rope_local_base_freq"] = json!(rope.theta);
+        }
+        let read = Self::parse(json.to_string().as_bytes())?;
+        match (Self { rope: self.rope.clone(), ..read }) == *self {
+            true => Ok(json),
+            false => Err(format!("a config.json of the model_type `{model_type}` cannot express its architecture")),
+        }
     }
 }
 

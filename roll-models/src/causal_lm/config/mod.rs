@@ -1,4 +1,7 @@
 //! The architecture of a language model.
+//!
+//! [`LmConfig`] holds the sizes and the variants of all supported families. `json` reads it from Hugging Face's
+//! `config.json`, `rope` computes the frequencies of rotary positions.
 
 mod json;
 mod rope;

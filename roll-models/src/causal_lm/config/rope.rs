@@ -99,6 +99,31 @@ impl Rope {
         Ok(Self { theta, scaling })
     }
 
+    /// Returns the value of `rope_scaling` in a `config.json`. Factors of single frequencies, as in the GGUF files of
+    /// Llama 3.1 and 3.2, must be those of Llama's rule.
+    pub(super) fn scaling_json(&self, head_dim: usize) -> Result<serde_json::Value, String> {
+        match &self.scaling {
+            RopeScaling::None => Ok(serde_json::Value::Null),
+            RopeScaling::Linear { factor } => Ok(serde_json::json!({ "rope_type": "linear", "factor": factor })),
+            RopeScaling::Factors(factors) => {
+                let factor = factors.iter().copied().fold(1.0, f64::max);
+                let [low, high, original] = [1.0, 4.0, 8192.0];
+                let rule = Self { scaling: RopeScaling::Llama3 { factor, low, high, original }, ..self.clone() };
+                let mut pairs = rule.frequencies(head_dim).into_iter().zip(self.frequencies(head_dim));
+                match pairs.all(|(a, b)| (a / b - 1.0).abs() < 1e-4) {
+                    true => Ok(serde_json::json!({
+                        "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+                        "original_max_position_embeddings": original as usize,
+                    })),
+                    false => {
+                        Err("its rotary factors are not those of Llama 3.1, which a config.json can express".into())
+                    }
+                }
+            }
+            other => Err(format!("a config.json is not written for the rotary scaling {other:?}")),
+        }
+    }
+
     /// Returns the factor of cosines and sines.
     pub fn magnitude(&self) -> f64 {
         match self.scaling {
@@ -178,6 +203,20 @@ mod tests {
             let rope = Rope { scaling: RopeScaling::Factors(factors), ..config.rope.clone() };
             assert_eq!(LmConfig { rope, ..config.clone() }.check().is_ok(), is_valid);
         }
+    }
+
+    #[test]
+    fn factors_of_llama3_are_recognised() {
+        let rope = |scaling| Rope { theta: 500_000.0, scaling };
+        let llama3 = rope(RopeScaling::Llama3 { factor: 32.0, low: 1.0, high: 4.0, original: 8192.0 });
+        let plain = rope(RopeScaling::None).frequencies(64);
+        let factors =
+            plain.iter().zip(llama3.frequencies(64)).map(|(plain, scaled)| f64::from((plain / scaled) as f32));
+        let factors: Vec<f64> = factors.collect();
+        let json = rope(RopeScaling::Factors(factors.clone())).scaling_json(64).unwrap();
+        assert_eq!(Rope::parse(&json, Some(500_000.0), 1.0, 131_072).unwrap(), llama3);
+        let other = factors.iter().map(|factor| factor.sqrt()).collect();
+        assert!(rope(RopeScaling::Factors(other)).scaling_json(64).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sizes of the transformer, read from its checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use roll_core::{Error, Result};
 
@@ -34,6 +34,11 @@ pub struct DitConfig {
     pub image_dim: Option<usize>,
 }
 
+/// Whether a tensor is the state of a training, which some files have next to the weights.
+fn is_counter(key: &str, shape: &[usize]) -> bool {
+    shape.is_empty() || key.starts_with("optimizer")
+}
+
 impl DitConfig {
     /// The published model with these channels, or `unknown`.
     pub fn kind(&self) -> &'static str {
@@ -47,7 +52,7 @@ impl DitConfig {
     }
 
     /// Reads the sizes from the shapes of the weights (official key names), and checks that every weight is present in
-    /// its shape.
+    /// its shape. Fails on a weight that the network does not have: a variant would compute something else without it.
     ///
     /// `heads` comes from the checkpoint's `config.json` or from the user. Without it, heads are 128 wide, as in every
     /// published model.
@@ -89,8 +94,18 @@ impl DitConfig {
                 false => None,
             },
         };
-        weights.check(&config.weights())?;
-        Ok(config)
+        let own = config.weights();
+        weights.check(&own)?;
+        let own: BTreeSet<&str> = own.iter().map(|(key, _)| key.as_str()).collect();
+        let unknown = |(key, shape): &(&String, &Vec<usize>)| !own.contains(key.as_str()) && !is_counter(key, shape);
+        match shapes.iter().find(unknown) {
+            None => Ok(config),
+            Some((key, _)) => Err(Error::Unsupported(format!(
+                "the weight `{key}` is not one of a plain Wan transformer: the file is damaged, or of a variant with \
+                 further inputs (first-last-frame, VACE, Fun-Control, camera, Animate, speech), which is not supported; \
+                 use the T2V, I2V or TI2V checkpoint"
+            ))),
+        }
     }
 
     /// Width of one head.

@@ -309,7 +309,7 @@ impl Dit {
             )));
         }
         let each = tokens / count;
-        Ok(OwnTokens { rows: group.own() * each..(group.own() + 1) * each, group: Some(group) })
+        Ok(OwnTokens { rows: group.rank() * each..(group.rank() + 1) * each, group: Some(group) })
     }
 }
 
@@ -345,7 +345,7 @@ impl OwnTokens {
         // Reports an all-to-all that failed during the pass.
         group.check()?;
         let shape = [own.shape()[0] * group.count(), own.shape()[1]];
-        Tensor::new(group.gathered(own.f32s()?)?, shape)
+        Tensor::new(group.all_gather(own.f32s()?)?, shape)
     }
 }
 

@@ -53,8 +53,16 @@ impl Plan {
         let [a, b] = BLOCK_WORDS;
         items.push(match pull > decode {
             true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
-            false => item("decoder and its pull", decode, 0, format!("as measured, by pixels and frames; {tiles}")),
+            false => item("decoder and its pull", decode, 0, format!("as measured, by the decoder's states; {tiles}")),
         });
+        let [height, width] = self.size();
+        let (frames, copies) = (self.input.frames, if passes.decoded()[1] > 0 { 4 } else { 2 });
+        items.push(item(
+            "decoded frames",
+            0,
+            copies * frames * height * width * 12,
+            format!("{copies} x {frames} frames x {height} x {width} pixels x 12 B"),
+        ));
         if self.offload_inputs && gpu && passes.decoded()[1] > 0 {
             let [chunks, h, w] = self.latent_size();
             let state = state_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
@@ -120,8 +128,10 @@ impl Plan {
 
     /// Bytes that the decoder and its pullback hold besides weights.
     pub fn decoder_pull(&self) -> usize {
-        let [_, h, w] = self.latent_size();
-        decoder_bytes(&self.networks.vae, self.tiling, self.input.frames, [h, w])
+        let (vae, element) = (&self.networks.vae, self.storage.decoder_element_bytes);
+        // The CPU has no other memory for the states.
+        let offload = self.offload_inputs && self.input.memory.is_some();
+        decoder_bytes(vae, self.tiling, self.latent_size(), element, offload)
     }
 }
 

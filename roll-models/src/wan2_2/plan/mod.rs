@@ -80,13 +80,13 @@ const RESERVE: usize = 2_000_000_000;
 /// Number of trained steps for which tiles are chosen: that of the default trajectory.
 const TRAINED_STEPS: usize = 4;
 
-/// The memory for the VAE on a GPU of `memory` bytes that has `resident` bytes of weights. `block_input_bytes` is that
-/// of [`DeviceStorage`].
+/// The memory for the VAE on a GPU of `memory` bytes that has `resident` bytes of weights. `block_input_bytes` and
+/// `decoder_element_bytes` are those of [`DeviceStorage`].
 pub(super) fn vae_budget(
     memory: u64,
     resident: usize,
     dit: &DitConfig,
-    block_input_bytes: usize,
+    [block_input_bytes, decoder_element_bytes]: [usize; 2],
     options: &WanOptions,
 ) -> MemoryBudget {
     let patch: usize = dit.patch.iter().product();
@@ -94,7 +94,13 @@ pub(super) fn vae_budget(
         true => 0,
         false => (block_input_bytes * dit.dim * (dit.layers + 2) * TRAINED_STEPS).div_ceil(patch),
     };
-    MemoryBudget { bytes: (memory as usize).saturating_sub(resident + RESERVE), recorded_per_latent }
+    MemoryBudget {
+        // A sixteenth is left for what is trained, blocks that are gathered, and fragmentation.
+        bytes: (memory as usize / 16 * 15).saturating_sub(resident + RESERVE),
+        recorded_per_latent,
+        element_size: decoder_element_bytes,
+        offload: options.use_gradient_checkpointing_offload,
+    }
 }
 
 /// Bytes of a transformer's weights with `each` bytes per element. With `eight_bits`, the matrices of its blocks have

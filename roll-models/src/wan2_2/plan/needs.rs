@@ -43,8 +43,9 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         } * plan.expert_bytes()
             + 4 * plan.networks.vae_elements();
         let networks = &plan.networks;
-        let budget = vae_budget(memory, resident, &networks.dit, plan.storage.block_input_bytes, &options);
-        plan.tiling = budget.tiling(&networks.vae, input.frames, plan.latent_size());
+        let bytes = [plan.storage.block_input_bytes, plan.storage.decoder_element_bytes];
+        let budget = vae_budget(memory, resident, &networks.dit, bytes, &options);
+        plan.tiling = budget.tiling(&networks.vae, plan.latent_size());
     }
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();

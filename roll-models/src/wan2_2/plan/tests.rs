@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use roll_core::plan::{Division, MemoryItem, Needs, Passes, Speed, TextPass};
+use roll_core::plan::{Division, MemoryItem, Needs, Passes, Speed, TextPass, Videos};
 use roll_core::{BuildContext, Noise, Options, StateDict};
 
 use super::*;
@@ -278,14 +278,47 @@ fn idle_expert_tiles_and_block_inputs_follow_the_memory() {
     let (large, small) = (on(141), on(80));
     assert!((1.9..2.1).contains(&one(&large)) && item(&large, "transformer weights").host == 0);
     assert!((0.9..1.1).contains(&one(&small)) && item(&small, "transformer weights").host > 57_000_000_000);
-    let decoder = |needs: &Needs| item(needs, "decoder and its pull").formula.clone();
-    assert!(decoder(&small).contains("tiles of 34 x 34"), "{}", decoder(&small));
-    let roomy = on(400);
-    assert!(decoder(&roomy).contains("frames whole"), "{}", decoder(&roomy));
+    // In tiles of 34 x 34 the decoder takes less than a block.
+    assert!(small.memory.iter().any(|item| item.name == "pull of one block"));
+    let decoder = item(&on(400), "decoder and its pull").formula.clone();
+    assert!(decoder.contains("frames whole"), "{decoder}");
     // bf16: two bytes per element.
     assert_eq!(item(&large, "block inputs").device, 2 * 18_900 * 5120 * 42 * 4);
     assert!(small.time.iter().any(|phase| phase.name == "change of experts" && phase.seconds > 1.0));
-    assert!(small.hints.iter().any(|hint| hint.contains("vae_tile_size=[20,20]")), "{:?}", small.hints);
+    assert!(!small.hints.iter().any(|hint| hint.contains("vae_tile_size")), "{:?}", small.hints);
+    let options = serde_json::json!({"vae_tile_size": [64, 64], "vae_tile_stride": [48, 48]});
+    let large = needed(options, Some(80_000_000_000), "wan2_2-i2v-a14b");
+    assert!(large.hints.iter().any(|hint| hint.contains("vae_tile_size=[34,34]")), "{:?}", large.hints);
+}
+
+#[test]
+fn the_decoder_takes_half_in_bf16_and_its_time_grows_with_the_overlap_of_tiles() {
+    let mut plan = plan("wan2_2-i2v-a14b");
+    let whole = plan.clone();
+    plan.storage.decoder_element_bytes = 2;
+    assert!((2 * plan.decoder_pull()).abs_diff(whole.decoder_pull()) < 10);
+    // Checkpoints on a GPU may lie in host memory; the CPU has no other.
+    (plan.storage.decoder_element_bytes, plan.offload_inputs) = (4, true);
+    assert_eq!(plan.decoder_pull(), whole.decoder_pull());
+    plan.input.memory = Some(80 << 30);
+    assert!(plan.decoder_pull() < whole.decoder_pull());
+    let phase = |plan: &Plan, name: &str| plan.time().into_iter().find(|phase| phase.name == name).unwrap();
+    let decode = phase(&plan, "time/decode");
+    assert!(decode.seconds > 5.0 * decode.flops / plan.input.speed.flops, "a GPU decodes at a fraction of its rate");
+    plan.tiling = Some(Tiling::default());
+    let overlap = phase(&plan, "time/decode").flops / decode.flops;
+    assert!((2.0..4.0).contains(&overlap), "{overlap}");
+}
+
+#[test]
+fn experts_take_turns_in_each_trajectory() {
+    let moved = |videos: Option<Videos>| {
+        let mut plan = plan("wan2_2-i2v-a14b");
+        (plan.storage.idle, plan.input.passes.videos) = (IdleExpert::Host, videos);
+        plan.time().into_iter().find(|phase| phase.name == "change of experts").unwrap().moved
+    };
+    let videos = |at_once| Some(Videos { count: 8, at_once, references: 0 });
+    assert_eq!([moved(videos(1)), moved(videos(4))], [8.0 * moved(None), 2.0 * moved(None)]);
 }
 
 #[test]

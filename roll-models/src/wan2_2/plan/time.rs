@@ -4,11 +4,14 @@ use roll_core::plan::PhaseCost;
 
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
-use super::super::vae::VaeConfig;
+use super::super::vae::{Tiling, VaeConfig};
 use super::Plan;
 
 /// Bytes per second from pageable host memory to a GPU.
 const HOST_RATE: f64 = 10e9;
+/// Rates of the decoder and of its pull on a GPU, relative to the sustained rate of matrix products, 0.4 of the peak.
+/// Measured: 74.5 and 54.3 TFLOP/s on an H200 (bench/results/gpu/2026-11-23-h200-first-run.md).
+const DECODER_RATES: [f64; 2] = [0.19, 0.14];
 
 impl Plan {
     /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers overlap computation
@@ -16,7 +19,8 @@ impl Plan {
     pub fn time(&self) -> Vec<PhaseCost> {
         let (input, speed) = (&self.input, self.input.speed);
         let (forward, pull) = (self.forward_flops(), self.pull_flops());
-        let decode = decoder_flops(&self.networks.vae) * (input.frames * self.size().iter().product::<usize>()) as f64;
+        let pixels = (input.frames * self.size().iter().product::<usize>()) as f64;
+        let decode = decoder_flops(&self.networks.vae) * pixels * self.tile_overlap();
         let weights = self.expert_bytes() as f64;
         let (moved, rate) = match self.placement() {
             Placement::Sharded => (weights * (1.0 - 1.0 / input.ranks() as f64), speed.link),
@@ -36,9 +40,9 @@ impl Plan {
             _ => 0.0,
         };
         // `exchanges`: how often a pass exchanges tokens for heads and back, which does not overlap computation.
-        let phase = |name, passes: f64, flops: f64, exchanges: Option<f64>| {
-            let (flops, moved) = (flops * passes, exchanges.map_or(0.0, |_| moved * passes));
-            let exchanged = exchanges.map_or(0.0, |count| count * self.all_to_all_bytes() * passes);
+        let phase = |name, passes: f64, flops: f64, exchanges: f64| {
+            let (flops, moved) = (flops * passes, moved * passes);
+            let exchanged = exchanges * self.all_to_all_bytes() * passes;
             let (compute, transfer) = (flops / speed.flops, moved / rate);
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
             PhaseCost {
@@ -51,21 +55,37 @@ impl Plan {
         let [unrecorded, decoded] = input.passes.decoded();
         let [samples, velocities, recorded, references] =
             [input.samples, input.passes.forward, input.passes.pulled, input.passes.references()].map(|n| n as f64);
+        let rates = if input.memory.is_some() { DECODER_RATES } else { [1.0; 2] };
+        let decoder = |name: &str, flops: f64, rate: f64| PhaseCost {
+            name: name.into(),
+            flops,
+            moved: 0.0,
+            seconds: flops / (speed.flops * rate),
+        };
         let mut phases = vec![
-            phase("time/rollout", samples * velocities, forward, Some(1.0)),
-            phase("time/reference", samples * references, forward, Some(1.0)),
-            phase("time/decode", samples * (unrecorded + decoded) as f64, decode, None),
-            phase("time/pull", samples * recorded, pull, Some(2.0)),
+            phase("time/rollout", samples * velocities, forward, 1.0),
+            phase("time/reference", samples * references, forward, 1.0),
+            decoder("time/decode", samples * (unrecorded + decoded) as f64 * decode, rates[0]),
+            phase("time/pull", samples * recorded, pull, 2.0),
         ];
         if decoded > 0 {
             // The decoder is recomputed and then pulled back.
-            phases.push(phase("time/pull (decoder)", samples * decoded as f64, 2.0 * decode, None));
+            phases.push(decoder("time/pull (decoder)", samples * decoded as f64 * 2.0 * decode, rates[1]));
         }
         if swapped > 0.0 {
-            let (moved, seconds) = (2.0 * weights * samples, swapped * samples);
+            let trajectories = input.passes.videos.map_or(1, |videos| videos.count.div_ceil(videos.at_once.max(1)));
+            let changes = samples * trajectories as f64;
+            let (moved, seconds) = (2.0 * weights * changes, swapped * changes);
             phases.push(PhaseCost { name: "change of experts".into(), flops: 0.0, moved, seconds });
         }
         phases
+    }
+
+    /// Latent pixels of all tiles of the VAE for each one of a frame.
+    fn tile_overlap(&self) -> f64 {
+        let [_, height, width] = self.latent_size();
+        let tiles = |tiling: &Tiling| tiling.covered([height, width]) as f64 / (height * width).max(1) as f64;
+        self.tiling.as_ref().map_or(1.0, tiles)
     }
 
     /// Bytes that a rank sends to the other ranks of its token group in a forward pass: queries, keys, values and

@@ -5,13 +5,15 @@ use super::config::VaeConfig;
 use super::layer::{CONTEXT, LayerKind};
 use super::tiling::Tiling;
 
-/// Memory of the decoder and its pullback: bytes per pixel of the current frame (with 96 channels in the last stage),
-/// and bytes per pixel of every frame. Measured at 128x128 with 17 and 65 frames
-/// (example `vae_memory` of commit ac7d28a).
-const PIXEL_BYTES: usize = 50_000;
-const PIXEL_FRAME_BYTES: usize = 478;
-/// Width of the last stage in that measurement.
-const MEASURED_WIDTH: usize = 96;
+/// Memory of one chunk and its pullback besides checkpoints, in tenths of a state ([`state_bytes`]): both grow with the
+/// widths and positions of the layers. Measured at 128x128 in f32 with 17 frames, all of whose four states are
+/// checkpoints: 931 MiB besides weights (example `vae_memory` of commit ac7d28a). 65 frames take 358 MiB more, two
+/// states and the frames in host memory.
+const CHUNK_TENTHS: usize = 22;
+/// States that the recomputation from a checkpoint holds.
+const RECOMPUTED_STATES: usize = 2;
+/// States on the device if checkpoints lie in host memory: the one in use, and the next one on its way.
+const RESTORED_STATES: usize = 2;
 
 /// Tilings to try if whole frames do not fit. Larger tiles have fewer borders to blend. The last tiling is the
 /// reference implementation's.
@@ -24,40 +26,35 @@ pub struct MemoryBudget {
     pub bytes: usize,
     /// Bytes that the recorded steps of a trajectory occupy at the same time, per latent pixel of each latent frame.
     pub recorded_per_latent: usize,
+    /// Bytes per element between two layers of the decoder.
+    pub element_size: usize,
+    /// Whether checkpoints lie in host memory.
+    pub offload: bool,
 }
 
 impl MemoryBudget {
-    /// The largest tiles that fit, for a video of `frames` frames whose latents are `[T, H, W]`. `None` means whole
-    /// frames. Returns the smallest tiles if even they do not fit.
-    pub fn tiling(&self, vae: &VaeConfig, frames: usize, latents: [usize; 3]) -> Option<Tiling> {
-        let [t, h, w] = latents;
-        let available = self.bytes.saturating_sub(self.recorded_per_latent.saturating_mul(t * h * w));
-        let fits = |tiling: &Option<Tiling>| decoder_bytes(vae, *tiling, frames, [h, w]) <= available;
+    /// The largest tiles that fit, for a video whose latents are `[T, H, W]`. `None` means whole frames. Returns the
+    /// smallest tiles if even they do not fit.
+    pub fn tiling(&self, vae: &VaeConfig, latents: [usize; 3]) -> Option<Tiling> {
+        let fits = |tiling: &Option<Tiling>| self.occupied(vae, *tiling, latents) <= self.bytes;
         let all = std::iter::once(None).chain(TILES.into_iter().map(Some));
         all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
     }
 
     /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
-    /// with this tiling and `element_size` bytes per element. The other half is a reserve for uncounted memory. The
-    /// result is at least `DEFAULT_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks
-    /// minus one.
-    pub fn checkpoints(
-        &self,
-        vae: &VaeConfig,
-        tiling: Option<Tiling>,
-        frames: usize,
-        latents: [usize; 3],
-        element_size: usize,
-    ) -> usize {
+    /// with this tiling. The other half is a reserve for uncounted memory. The result is at least
+    /// `DEFAULT_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks minus one.
+    pub fn checkpoints(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let [t, h, w] = latents;
-        let occupied = self.recorded_per_latent.saturating_mul(t * h * w).saturating_add(decoder_bytes(
-            vae,
-            tiling,
-            frames,
-            [h, w],
-        ));
-        let more = self.bytes.saturating_sub(occupied) / 2 / state_bytes(vae, tiling, [h, w], element_size).max(1);
+        let available = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
+        let more = available / 2 / state_bytes(vae, tiling, [h, w], self.element_size).max(1);
         (DEFAULT_CHECKPOINTS + more).min(t.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
+    }
+
+    /// Bytes of the recorded steps, the decoder and its pullback.
+    fn occupied(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
+        let recorded = self.recorded_per_latent.saturating_mul(latents.iter().product());
+        recorded.saturating_add(decoder_bytes(vae, tiling, latents, self.element_size, self.offload))
     }
 }
 
@@ -95,30 +92,57 @@ pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], 
     elements * tile[0] * tile[1] * element_size
 }
 
-/// Bytes that the decoder and its pullback need besides weights, for frames of `[height, width]` latent pixels.
-pub fn decoder_bytes(vae: &VaeConfig, tiling: Option<Tiling>, frames: usize, [h, w]: [usize; 2]) -> usize {
-    let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
-    let unit = vae.spatial_stride().pow(2);
-    let width = vae.decoder_dim / vae.pixel_patch();
-    tile[0] * tile[1] * unit * PIXEL_BYTES * width / MEASURED_WIDTH + h * w * unit * PIXEL_FRAME_BYTES * frames
+/// Bytes of the device that the decoder and its pullback need besides weights, for latents `[T, H, W]` and
+/// `element_size` bytes per element, with [`DEFAULT_CHECKPOINTS`] on the device or, with `offload`, in host memory.
+pub fn decoder_bytes(
+    vae: &VaeConfig,
+    tiling: Option<Tiling>,
+    [t, h, w]: [usize; 3],
+    element_size: usize,
+    offload: bool,
+) -> usize {
+    let borders = t.saturating_sub(1);
+    let kept = borders.min(if offload { RESTORED_STATES } else { DEFAULT_CHECKPOINTS });
+    let recomputed = if borders > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
+    state_bytes(vae, tiling, [h, w], element_size) * (CHUNK_TENTHS + 10 * (kept + recomputed)) / 10
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn budget(gigabytes: usize, recorded_per_latent: usize, element_size: usize, offload: bool) -> MemoryBudget {
+        MemoryBudget { bytes: gigabytes << 30, recorded_per_latent, element_size, offload }
+    }
+
     #[test]
     fn tiling_is_the_largest_that_fits() {
         let (vae, latents) = (VaeConfig::wan2_1(), [21, 60, 104]);
-        let tiling = |gigabytes: usize, recorded_per_latent| {
-            MemoryBudget { bytes: gigabytes << 30, recorded_per_latent }.tiling(&vae, 81, latents)
-        };
-        assert_eq!(tiling(60, 0), None);
-        assert_eq!(tiling(30, 0), Some(TILES[0]));
-        assert_eq!(tiling(20, 0), Some(TILES[1]));
+        let tiling =
+            |gigabytes, recorded_per_latent| budget(gigabytes, recorded_per_latent, 4, false).tiling(&vae, latents);
+        assert_eq!(tiling(30, 0), None);
+        assert_eq!(tiling(25, 0), Some(TILES[0]));
+        assert_eq!(tiling(15, 0), Some(TILES[1]));
         assert_eq!(tiling(1, 0), Some(TILES[1]));
         // The trajectory's memory is included: 131,040 latent pixels.
-        assert_eq!(tiling(60, 250_000), Some(TILES[0]));
+        assert_eq!(tiling(60, 300_000), Some(TILES[0]));
+        // Whole frames fit in half of that in bf16, and in less with checkpoints in host memory.
+        assert_eq!(budget(15, 0, 2, false).tiling(&vae, latents), None);
+        assert_eq!(budget(25, 0, 4, true).tiling(&vae, latents), None);
+    }
+
+    #[test]
+    fn the_decoder_takes_memory_of_a_tile_of_its_states_and_of_its_dtype() {
+        let (vae, latents) = (VaeConfig::wan2_1(), [21, 68, 68]);
+        let bytes = |tiling, latents, element, offload| decoder_bytes(&vae, tiling, latents, element, offload);
+        let whole = bytes(None, latents, 4, false);
+        let equal = |a: usize, b: usize| assert!(a.abs_diff(b) < 10, "{a} {b}");
+        equal(bytes(Some(TILES[1]), latents, 4, false) * 4, whole);
+        equal(bytes(None, latents, 2, false) * 2, whole);
+        // Of four checkpoints, the one in use and the next one are on the device.
+        equal(whole - bytes(None, latents, 4, true), 2 * state_bytes(&vae, None, [68, 68], 4));
+        assert_eq!(bytes(None, [42, 68, 68], 4, false), whole, "memory does not grow with the number of frames");
+        assert!(bytes(None, [1, 68, 68], 4, false) < whole / 3);
     }
 
     #[test]
@@ -135,9 +159,7 @@ mod tests {
     #[test]
     fn checkpoints_fill_half_of_the_remaining_memory() {
         let (vae, latents) = (VaeConfig::wan2_1(), [21, 60, 60]);
-        let checkpoints = |gigabytes: usize, each| {
-            MemoryBudget { bytes: gigabytes << 30, recorded_per_latent: 0 }.checkpoints(&vae, None, 81, latents, each)
-        };
+        let checkpoints = |gigabytes, each| budget(gigabytes, 0, each, false).checkpoints(&vae, None, latents);
         assert_eq!(checkpoints(1, 4), DEFAULT_CHECKPOINTS);
         assert_eq!(checkpoints(100, 4), 20);
         let (some, of_bf16) = (checkpoints(30, 4), checkpoints(30, 2));

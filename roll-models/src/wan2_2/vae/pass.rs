@@ -127,14 +127,15 @@ impl Pass {
         if let Some((_, previous)) = checkpoints.last_mut() {
             previous.settle()?;
         }
-        checkpoints.push((
-            position,
-            match self.offload {
-                true => CheckpointedState::offload(state)?,
-                false => CheckpointedState::OnDevice(state.clone()),
-            },
-        ));
+        checkpoints.push((position, self.checkpointed(state)?));
         Ok(())
+    }
+
+    fn checkpointed(&self, state: &ChainState) -> Result<CheckpointedState> {
+        match self.offload {
+            true => CheckpointedState::offload(state),
+            false => Ok(CheckpointedState::OnDevice(state.clone())),
+        }
     }
 
     fn reader<'a>(&'a self, volume: &'a Volume, values: &'a [f32], frames: usize) -> ChunkReader<'a> {
@@ -171,6 +172,13 @@ impl Reversible for TilePull<'_, '_> {
 
     fn prefetch(&mut self, checkpoint: &mut CheckpointedState) -> Result<()> {
         checkpoint.prefetch()
+    }
+
+    fn hold(&mut self, state: ChainState) -> Result<CheckpointedState> {
+        let mut checkpoint = self.pass.checkpointed(&state)?;
+        drop(state);
+        checkpoint.settle()?;
+        Ok(checkpoint)
     }
 
     fn restore(&mut self, checkpoint: CheckpointedState) -> Result<ChainState> {

@@ -14,6 +14,8 @@ pub trait Reversible {
     type Checkpoint;
     /// Starts to load the checkpoint that is needed next, before the steps after it are pulled back.
     fn prefetch(&mut self, checkpoint: &mut Self::Checkpoint) -> Result<()>;
+    /// Checkpoints a state that is needed again only after others.
+    fn hold(&mut self, state: Self::State) -> Result<Self::Checkpoint>;
     /// Restores a checkpointed state.
     fn restore(&mut self, checkpoint: Self::Checkpoint) -> Result<Self::State>;
     /// Computes state `step + 1`.
@@ -104,7 +106,9 @@ impl Schedule {
         if end - begin > 1 && slots > 0 {
             let middle = begin + self.backward[slots][end - begin].at;
             let state_at_middle = advance_to(work, middle)?;
+            let held = work.hold(state)?;
             self.reverse_range(work, middle, end, state_at_middle, slots - 1)?;
+            let state = work.restore(held)?;
             return self.reverse_range(work, begin, middle, state, slots);
         }
         for step in (begin..end).rev() {
@@ -117,6 +121,9 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
     use super::*;
 
     #[derive(Default)]
@@ -131,6 +138,9 @@ mod tests {
             assert!(self.pulled.last().is_none_or(|last| *checkpoint < *last));
             Ok(())
         }
+        fn hold(&mut self, state: usize) -> Result<usize> {
+            Ok(state)
+        }
         fn restore(&mut self, checkpoint: usize) -> Result<usize> {
             Ok(checkpoint)
         }
@@ -143,6 +153,56 @@ mod tests {
             assert_eq!(step, *state);
             self.pulled.push(step);
             Ok(())
+        }
+    }
+
+    /// A state on the device, which counts how many there are, and the most that there were.
+    struct Live(usize, Rc<Cell<(usize, usize)>>);
+    impl Live {
+        fn new(step: usize, count: &Rc<Cell<(usize, usize)>>) -> Rc<Self> {
+            let (now, most) = count.get();
+            count.set((now + 1, most.max(now + 1)));
+            Rc::new(Self(step, count.clone()))
+        }
+    }
+    impl Drop for Live {
+        fn drop(&mut self) {
+            let (now, most) = self.1.get();
+            self.1.set((now - 1, most));
+        }
+    }
+
+    /// Keeps checkpoints elsewhere, as offloading does.
+    struct Offloading(Rc<Cell<(usize, usize)>>);
+    impl Reversible for Offloading {
+        type State = Rc<Live>;
+        type Checkpoint = usize;
+        fn prefetch(&mut self, _checkpoint: &mut usize) -> Result<()> {
+            Ok(())
+        }
+        fn hold(&mut self, state: Rc<Live>) -> Result<usize> {
+            Ok(state.0)
+        }
+        fn restore(&mut self, checkpoint: usize) -> Result<Rc<Live>> {
+            Ok(Live::new(checkpoint, &self.0))
+        }
+        fn advance(&mut self, step: usize, _state: &Rc<Live>) -> Result<Rc<Live>> {
+            Ok(Live::new(step + 1, &self.0))
+        }
+        fn pull(&mut self, _step: usize, _state: &Rc<Live>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn only_the_state_in_use_and_two_of_a_recomputation_are_live_if_checkpoints_are_offloaded() {
+        for steps in [5, 13, 21, 41] {
+            let count = Rc::new(Cell::new((0, 0)));
+            let schedule = Schedule::new(steps, 4);
+            let checkpoints = schedule.checkpoint_positions().into_iter().map(|k| (k, k)).collect();
+            schedule.reverse(&mut Offloading(count.clone()), checkpoints).unwrap();
+            let (left, most) = count.get();
+            assert!(left == 0 && most <= 3, "{steps} steps: {most} states");
         }
     }
 

@@ -173,6 +173,21 @@ fn decoding_in_bf16_differs_by_the_rounding_of_bf16() {
     }
 }
 
+/// Widths at which flex mixes its own convolutions with Burn's.
+#[test]
+fn few_positions_are_pulled_back_in_bf16() {
+    let config = VaeConfig { decoder_dim: 32, ..tiny(VaeVersion::V2_1) };
+    let latents = normal(&[4, 3, 1, 2], 3);
+    let gradient = |vae: &Vae| {
+        let (frames, pullback) = vae.decode(&latents, &Chunking::default(), Grad::Record).unwrap();
+        pullback.unwrap().pull(&normal(frames.shape(), 4)).unwrap()
+    };
+    let vae = load(&config, 7);
+    let exact = gradient(&vae);
+    let off = distance(&gradient(&vae.decoding_in(DType::BF16).unwrap()), &exact);
+    assert!(0.0 < off && off < 0.15, "{off:e}");
+}
+
 #[test]
 fn a_tile_that_covers_the_plane_changes_no_bit() {
     let vae = load(&tiny(VaeVersion::V2_1), 8);

@@ -76,6 +76,15 @@ impl Tiling {
         Ok(tiles)
     }
 
+    /// Latent pixels of all tiles of a plane of `extent`, those in several tiles counted in each.
+    pub fn covered(&self, extent: [usize; 2]) -> usize {
+        let axis = |i: usize| {
+            let cuts = cuts(extent[i], self.size[i].min(extent[i]), self.stride[i].max(1));
+            cuts.iter().map(Range::len).sum::<usize>()
+        };
+        axis(0) * axis(1)
+    }
+
     /// Fails on tiles that leave gaps. Errors name the model's options without their section, which the caller adds.
     pub fn check(&self) -> Result<()> {
         for (size, stride) in self.size.into_iter().zip(self.stride) {
@@ -142,6 +151,8 @@ mod tests {
                     }
                 }
                 assert!(sum.iter().all(|s| (s - 1.0).abs() < 1e-6), "{size:?} {stride:?} {extent:?}");
+                let pixels: usize = tiles.iter().map(|tile| tile.input[0].len() * tile.input[1].len()).sum();
+                assert_eq!(Tiling { size, stride }.covered(extent), pixels, "{size:?} {stride:?} {extent:?}");
             }
         }
     }

@@ -115,6 +115,11 @@ impl GgufFile {
         self.tensors.get(name).map(|location| location.shape.as_slice())
     }
 
+    /// Name of the type of a tensor's elements or blocks, such as `F32` or `Q4_K`.
+    pub fn type_name(&self, name: &str) -> Option<String> {
+        self.tensors.get(name).map(|location| blocks::name_of(location.kind))
+    }
+
     /// Reads a tensor and dequantises it to f32.
     pub fn tensor(&self, name: &str) -> Result<Tensor, WeightsError> {
         let (location, kind) = self.locate(name)?;

@@ -117,6 +117,11 @@ fn out_of_range(shape: &[usize]) -> Problem {
     Problem(format!("the indices reach beyond {shape:?}"))
 }
 
+/// The number of the slice at `index` of the axes `named`, within the item `batch` of the axes before them.
+fn slice_position(batch: usize, index: &[i64], named: &[usize]) -> Result<usize, Problem> {
+    index.iter().zip(named).try_fold(batch, |position, (&i, &length)| Ok(position * length + axis(i, length)?))
+}
+
 /// Selects slices; the rows of the indices are their leading positions.
 #[derive(Debug)]
 struct GatherNd {
@@ -143,11 +148,7 @@ impl Operator for GatherNd {
         let per_batch: usize = rows[self.batch..].iter().product();
         let mut at = vec![];
         for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
-            let mut position = row / per_batch;
-            for (&i, &length) in index.iter().zip(named) {
-                position = position * length + axis(i, length).map_err(|_| out_of_range(from))?;
-            }
-            at.push(position);
+            at.push(slice_position(row / per_batch, index, named).map_err(|_| out_of_range(from))?);
         }
         let shape: Vec<usize> = rows.iter().chain(inner).copied().collect();
         elements(&shape)?;
@@ -158,6 +159,56 @@ impl Operator for GatherNd {
                 Value::Int { values, .. } => Value::Int { values, shape },
                 float => float,
             },
+        }])
+    }
+}
+
+/// Replaces slices by those of the updates; the rows of the indices are their leading positions.
+///
+/// Each slice of the output is selected from the slices of the data and of the updates, so that both have a gradient.
+#[derive(Debug)]
+struct ScatterNd;
+
+pub(super) fn scatter_nd(spec: &mut OperatorSpec) -> Built {
+    spec.arity(3..=3, 1)?;
+    let reduction = spec.attributes.text("reduction", "none")?;
+    if reduction != "none" {
+        return Err(format!("`reduction` {reduction} is not run here: none is").into());
+    }
+    Ok(Box::new(ScatterNd))
+}
+
+impl Operator for ScatterNd {
+    fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
+        let (x, indices, updates) = (input(inputs, 0)?, input(inputs, 1)?, input(inputs, 2)?);
+        let (shape, to) = (x.shape(), indices.shape());
+        let misfit =
+            || Problem(format!("indices of shape {to:?} and updates {:?} do not fit {shape:?}", updates.shape()));
+        let (&width, rows) = to.split_last().filter(|(width, _)| **width > 0).ok_or_else(misfit)?;
+        let (named, inner) = shape.split_at_checked(width).ok_or_else(misfit)?;
+        if to.contains(&0) || shape.contains(&0) || updates.shape() != [rows, inner].concat() {
+            return Err(misfit());
+        }
+        let (slices, length) = (elements(named)?, elements(inner)?);
+        let mut picks: Vec<usize> = (0..slices).collect();
+        // ONNX leaves the result of equal indices open; here the last one applies.
+        for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
+            picks[slice_position(0, index, named).map_err(|_| out_of_range(shape))?] = slices + row;
+        }
+        let joined = [slices + elements(rows)?, length];
+        elements(&joined)?;
+        Ok(vec![match x {
+            Value::Float(x) => {
+                let all = Tensor::cat(vec![x.flat().clone(), updates.float()?.flat().clone()], 0);
+                Value::Float(reshaped(&pick(&NdTensor::from_flat(all, joined), 0, &picks), shape.to_vec())?)
+            }
+            Value::Int { values, .. } => {
+                let all = [values, updates.ints()?].concat();
+                match integers::picked(&all, &joined, 0, &picks) {
+                    Value::Int { values, .. } => Value::Int { values, shape: shape.to_vec() },
+                    float => float,
+                }
+            }
         }])
     }
 }

@@ -150,6 +150,7 @@ fn builder(operator: &str) -> Option<Builder> {
         "Gather" => index::gather,
         "GatherElements" => index::gather_elements,
         "GatherND" => index::gather_nd,
+        "ScatterND" => index::scatter_nd,
         "ArgMax" | "ArgMin" => index::arg_extremum,
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" => logic::binary,
         "Not" | "IsNaN" | "IsInf" => logic::unary,

@@ -1,4 +1,4 @@
-//! Resize and its predecessor Upsample, nearest and linear, axis by axis.
+//! Resize and its predecessor Upsample, nearest, linear and cubic, axis by axis.
 //!
 //! Source positions and weights of each output are computed on the host from the formulas of the ONNX operator. So
 //! every coordinate mode is exact and independent of the tensor library's interpolation.
@@ -27,10 +27,16 @@ enum Nearest {
     Ceil,
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Interpolation {
+    Nearest(Nearest),
+    Linear,
+    Cubic(CubicKernel),
+}
+
 #[derive(Debug)]
 struct Resize {
-    /// `None` means linear.
-    nearest: Option<Nearest>,
+    interpolation: Interpolation,
     coordinates: Coordinates,
     /// Constant scales, one per axis; `None` if the sizes are input 3.
     scales: Option<Vec<f32>>,
@@ -39,25 +45,28 @@ struct Resize {
 pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
     let old = spec.operator == "Upsample" || spec.opset < 11;
     let mode = spec.attributes.text("mode", "nearest")?;
-    let (scales_at, coordinates, nearest) = if old {
+    let (scales_at, coordinates, nearest, cubic) = if old {
         spec.arity(1..=2, 1)?;
-        (1, "asymmetric".to_owned(), "floor".to_owned())
+        (1, "asymmetric".to_owned(), "floor".to_owned(), None)
     } else {
         spec.arity(1..=4, 1)?;
         let attributes = &mut spec.attributes;
-        // These have no effect on the supported modes.
-        attributes.float("cubic_coeff_a")?;
+        // These have no effect on the other modes.
+        let a = attributes.float("cubic_coeff_a")?.unwrap_or(-0.75);
         attributes.float("extrapolation_value")?;
-        for (flag, default) in [("exclude_outside", 0), ("antialias", 0)] {
-            if attributes.int(flag)?.unwrap_or(default) != default {
-                return Err(format!("`{flag}` is not run here").into());
-            }
+        let exclude_outside = attributes.flag("exclude_outside")?;
+        if exclude_outside && mode != "cubic" {
+            return Err(format!("`exclude_outside` belongs to the mode cubic, found {mode}").into());
+        }
+        if attributes.flag("antialias")? {
+            return Err("`antialias` is not run here".into());
         }
         if attributes.ints("axes")?.is_some() || attributes.text("keep_aspect_ratio_policy", "stretch")? != "stretch" {
             return Err("`axes` and `keep_aspect_ratio_policy` are not run here".into());
         }
         let coordinates = attributes.text("coordinate_transformation_mode", "half_pixel")?;
-        (2, coordinates, attributes.text("nearest_mode", "round_prefer_floor")?)
+        let nearest = attributes.text("nearest_mode", "round_prefer_floor")?;
+        (2, coordinates, nearest, Some(CubicKernel { a: a.into(), exclude_outside }))
     };
     let coordinates = match coordinates.as_str() {
         "half_pixel" => Coordinates::HalfPixel,
@@ -66,15 +75,7 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
         "asymmetric" => Coordinates::Asymmetric,
         other => return Err(format!("`coordinate_transformation_mode` {other} is not run here").into()),
     };
-    let nearest = match (mode.as_str(), nearest.as_str()) {
-        ("linear" | "bilinear", _) => None,
-        ("nearest", "round_prefer_floor") => Some(Nearest::RoundPreferFloor),
-        ("nearest", "round_prefer_ceil") => Some(Nearest::RoundPreferCeil),
-        ("nearest", "floor") => Some(Nearest::Floor),
-        ("nearest", "ceil") => Some(Nearest::Ceil),
-        ("nearest", other) => return Err(format!("`nearest_mode` {other} is not known").into()),
-        (other, _) => return Err(format!("`mode` {other} is not run here: nearest and linear are").into()),
-    };
+    let interpolation = interpolation(&mode, &nearest, cubic)?;
     let has_sizes = !old && spec.has(3);
     let scales = match spec.attributes.floats("scales")? {
         Some(scales) => Some(scales),
@@ -86,7 +87,25 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
         None if has_sizes => {}
         _ => return Err(format!("expected `sizes`, or `scales` above 0, found scales {scales:?}").into()),
     }
-    Ok(Box::new(Resize { nearest, coordinates, scales }))
+    Ok(Box::new(Resize { interpolation, coordinates, scales }))
+}
+
+/// `cubic` is missing in operator sets without the mode cubic.
+fn interpolation(mode: &str, nearest: &str, cubic: Option<CubicKernel>) -> Result<Interpolation, Problem> {
+    Ok(match (mode, nearest, cubic) {
+        ("linear" | "bilinear", ..) => Interpolation::Linear,
+        ("nearest", "round_prefer_floor", _) => Interpolation::Nearest(Nearest::RoundPreferFloor),
+        ("nearest", "round_prefer_ceil", _) => Interpolation::Nearest(Nearest::RoundPreferCeil),
+        ("nearest", "floor", _) => Interpolation::Nearest(Nearest::Floor),
+        ("nearest", "ceil", _) => Interpolation::Nearest(Nearest::Ceil),
+        ("nearest", other, _) => return Err(format!("`nearest_mode` {other} is not known").into()),
+        ("cubic", _, Some(kernel)) if kernel.a.is_finite() => Interpolation::Cubic(kernel),
+        ("cubic", _, Some(kernel)) => {
+            return Err(format!("`cubic_coeff_a` should be finite, found {}", kernel.a).into());
+        }
+        ("cubic", ..) => return Err("`mode` cubic exists since the operator set 11".into()),
+        (other, ..) => return Err(format!("`mode` {other} is not run here: nearest, linear and cubic are").into()),
+    })
 }
 
 impl Operator for Resize {
@@ -148,17 +167,11 @@ impl Resize {
                 Coordinates::Asymmetric => o / scale,
             }
         };
-        let Some(nearest) = self.nearest else {
-            let sources: Vec<f64> = (0..output).map(|o| source(o).clamp(0.0, last)).collect();
-            let below: Vec<usize> = sources.iter().map(|s| *s as usize).collect();
-            let above = below.iter().map(|i| (i + 1).min(length - 1)).collect::<Vec<_>>();
-            let weights: Vec<f32> = sources.iter().zip(&below).map(|(s, i)| (s - *i as f64) as f32).collect();
-            let rest = weights.iter().map(|w| 1.0 - w).collect();
-            let device = plain_device(x);
-            let column = |w: Vec<f32>| upload(w, vec![1, output, 1], &device).rank::<3>();
-            let whole = split_around_axis(x, a);
-            let y = select(whole.clone(), &below) * column(rest)? + select(whole, &above) * column(weights)?;
-            return Ok(merge_axes(y, x, a));
+        let sources = (0..output).map(source);
+        let nearest = match self.interpolation {
+            Interpolation::Linear => return weighted(x, a, sources.map(|s| linear_taps(s, length)).collect()),
+            Interpolation::Cubic(kernel) => return weighted(x, a, sources.map(|s| kernel.taps(s, length)).collect()),
+            Interpolation::Nearest(nearest) => nearest,
         };
         let round = |s: f64| match nearest {
             Nearest::RoundPreferFloor => (s - 0.5).ceil(),
@@ -166,7 +179,7 @@ impl Resize {
             Nearest::Floor => s.floor(),
             Nearest::Ceil => s.ceil(),
         };
-        let picks: Vec<usize> = (0..output).map(|o| round(source(o)).clamp(0.0, last) as usize).collect();
+        let picks: Vec<usize> = sources.map(|s| round(s).clamp(0.0, last) as usize).collect();
         let whole = split_around_axis(x, a);
         let times = output / length;
         if output % length == 0 && picks.iter().enumerate().all(|(o, i)| *i == o / times) {
@@ -176,4 +189,56 @@ impl Resize {
         }
         Ok(merge_axes(select(whole, &picks), x, a))
     }
+}
+
+/// An element of the input and its weight in one output.
+type Tap = (usize, f32);
+
+fn linear_taps(source: f64, length: usize) -> [Tap; 2] {
+    let source = source.clamp(0.0, (length - 1) as f64);
+    let below = source as usize;
+    let weight = (source - below as f64) as f32;
+    [(below, 1.0 - weight), ((below + 1).min(length - 1), weight)]
+}
+
+/// Keys' cubic convolution.
+#[derive(Clone, Copy, Debug)]
+struct CubicKernel {
+    a: f64,
+    /// Elements outside the input have no weight; otherwise they equal the element at the border.
+    exclude_outside: bool,
+}
+
+impl CubicKernel {
+    fn taps(self, source: f64, length: usize) -> [Tap; 4] {
+        let last = (length - 1) as f64;
+        let positions = [-1.0, 0.0, 1.0, 2.0].map(|step| source.floor() + step);
+        let weights = positions.map(|position| match self.exclude_outside && !(0.0..=last).contains(&position) {
+            true => 0.0,
+            false => self.weight((source - position).abs()),
+        });
+        let sum = if self.exclude_outside { weights.iter().sum() } else { 1.0 };
+        std::array::from_fn(|k| (positions[k].clamp(0.0, last) as usize, (weights[k] / sum) as f32))
+    }
+
+    /// The weight of an element at a distance of at most 2.
+    fn weight(self, d: f64) -> f64 {
+        let a = self.a;
+        if d <= 1.0 {
+            return ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0;
+        }
+        ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a
+    }
+}
+
+/// Computes each output along the axis `a` from its taps.
+fn weighted<const TAPS: usize>(x: &NdTensor, a: usize, taps: Vec<[Tap; TAPS]>) -> Result<NdTensor, Problem> {
+    let (device, whole) = (plain_device(x), split_around_axis(x, a));
+    let part = |k: usize| {
+        let (picks, weights): (Vec<usize>, Vec<f32>) = taps.iter().map(|taps| taps[k]).unzip();
+        let column = upload(weights, vec![1, taps.len(), 1], &device).rank::<3>()?;
+        Ok::<_, Problem>(select(whole.clone(), &picks) * column)
+    };
+    let sum = (1..TAPS).try_fold(part(0)?, |sum, k| Ok::<_, Problem>(sum + part(k)?))?;
+    Ok(merge_axes(sum, x, a))
 }

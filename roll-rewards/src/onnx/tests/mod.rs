@@ -17,6 +17,7 @@ use onnx_rs::ast::{
 };
 use roll_backends::NdTensor;
 use roll_backends::host::to_host_nd;
+use roll_testing::messages;
 
 use super::value::upload;
 use super::{Model, OnnxError};

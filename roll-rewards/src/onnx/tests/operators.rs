@@ -293,6 +293,73 @@ fn resizes_in_every_coordinate_mode() {
 }
 
 #[test]
+fn cubic_resize_matches_the_specification() {
+    let x: Vec<f32> = (1..=16).map(|i| i as f32).collect();
+    // The first row and the first column of `resize_upsample_scales_cubic` and its siblings in ONNX's specification.
+    // The input grows evenly along both axes, so these determine all numbers.
+    let resize = |scale: f32, attributes: Vec<Attribute<'static>>, row: &[f32], column: &[f32]| {
+        let file = File::new(13, &[1, 1, 4, 4]).floats("s", &[4], &[1., 1., scale, scale]);
+        let attributes = attributes.into_iter().chain([text("mode", "cubic")]).collect();
+        let y: Vec<f32> = column.iter().flat_map(|c| row.iter().map(move |r| c + r - row[0])).collect();
+        let shape = [1, 1, column.len(), row.len()];
+        check(file.node("Resize", &["x", "", "s"], "y", attributes), &x, &[1, 1, 4, 4], &y, &shape);
+    };
+    let row = [0.472_656_25, 0.769_531_25, 1.246_093_8, 1.875, 2.281_25, 2.910_156_3, 3.386_718_8, 3.683_593_8];
+    let column = [0.472_656_25, 1.660_156_3, 3.566_406_3, 6.082_031_3, 7.707_031_3, 10.222_656, 12.128_906, 13.316_406];
+    resize(2.0, vec![], &row, &column);
+    resize(0.8, vec![], &[1.471_191_4, 2.781_25, 4.082_52], &[1.471_191_4, 6.711_426, 11.916_504]);
+    let outside = || vec![float("cubic_coeff_a", -0.5), int("exclude_outside", 1)];
+    let row = [0.558_823_5, 0.814_942, 1.356_982_5, 1.897_058_8, 2.397_058_8, 2.937_135_2, 3.479_175_6, 3.735_294];
+    let column = [0.558_823_5, 1.583_297_6, 3.751_459_4, 5.911_764_7, 7.911_764_7, 10.072_07, 12.240_232, 13.264_706];
+    resize(2.0, outside(), &row, &column);
+    resize(0.8, outside(), &[1.368_126_8, 2.669_501_4, 4.013_336_7], &[1.368_126_8, 6.573_625_4, 11.948_967]);
+    let coordinates = |mode| vec![text("coordinate_transformation_mode", mode)];
+    let row = [1., 1.341_107_9, 1.800_291_5, 2.329_446, 2.670_554, 3.199_708_5, 3.658_892, 4.];
+    let column = [1., 2.364_431_5, 4.201_166, 6.317_784_3, 7.682_215_7, 9.798_834, 11.635_569, 13.];
+    resize(2.0, coordinates("align_corners"), &row, &column);
+    let row = [1., 1.406_25, 2., 2.5, 3., 3.593_75, 4., 4.093_75];
+    resize(2.0, coordinates("asymmetric"), &row, &[1., 2.625, 5., 7., 9., 11.375, 13., 13.375]);
+}
+
+#[test]
+fn cubic_resize_takes_sizes_and_folds_constants() {
+    // As DINOv2 fits its position embeddings to the size of the image.
+    let embeddings = noise(2 * 3 * 3, 4);
+    let mode = || {
+        let a = float("cubic_coeff_a", -0.75);
+        vec![text("mode", "cubic"), text("coordinate_transformation_mode", "pytorch_half_pixel"), a]
+    };
+    let sizes = |file: File<'static>| file.ints("n", &[1, 2, 4, 2]);
+    let resized = sizes(File::new(17, &[1, 2, 3, 3])).node("Resize", &["x", "", "", "n"], "y", mode()).open().unwrap();
+    let expected = host(&resized.run(&tensor(&embeddings, &[1, 2, 3, 3])).unwrap()[0]);
+    let file = sizes(File::new(17, &[1, 2, 4, 2])).floats("e", &[1, 2, 3, 3], &embeddings);
+    let file = file.node("Resize", &["e", "", "", "n"], "p", mode()).node("Add", &["x", "p"], "y", vec![]);
+    let x = noise(16, 5);
+    let y: Vec<f32> = x.iter().zip(&expected).map(|(x, p)| x + p).collect();
+    check(file, &x, &[1, 2, 4, 2], &y, &[1, 2, 4, 2]);
+}
+
+#[test]
+fn scatter_replaces_slices_and_has_gradients_to_data_and_updates() {
+    let x = [1., 2., 3., 4., 5., 6.];
+    let file = || File::new(17, &[1, 2, 3]);
+    let row = file().shaped("i", &[1, 2], &[0, -1]).floats("u", &[1, 3], &[7., 8., 9.]);
+    let row = row.node("ScatterND", &["x", "i", "u"], "y", vec![text("reduction", "none")]);
+    check(row, &x, &[1, 2, 3], &[1., 2., 3., 7., 8., 9.], &[1, 2, 3]);
+    let numbers = file().shaped("i", &[1, 2, 3], &[0, 0, 2, 0, 1, 0]).floats("u", &[1, 2], &[7., 8.]);
+    let numbers = numbers.node("ScatterND", &["x", "i", "u"], "y", vec![]);
+    check(numbers, &x, &[1, 2, 3], &[1., 2., 7., 8., 5., 6.], &[1, 2, 3]);
+    let updates = file().shaped("i", &[1, 1], &[1]).floats("d", &[2, 2, 3], &[9.; 12]);
+    let updates = updates.node("ScatterND", &["d", "i", "x"], "y", vec![]);
+    check(updates, &x, &[1, 2, 3], &[[9.; 6], x].concat(), &[2, 2, 3]);
+    // Row 1 becomes ten times row 0.
+    let both = file().shaped("i", &[1, 1, 2], &[0, 1]).ints("s", &[0]).ints("e", &[1]).ints("a", &[1]);
+    let both = both.node("Slice", &["x", "s", "e", "a"], "r", vec![]).floats("ten", &[], &[10.]);
+    let both = both.node("Mul", &["r", "ten"], "u", vec![]).node("ScatterND", &["x", "i", "u"], "y", vec![]);
+    check(both, &x, &[1, 2, 3], &[1., 2., 3., 10., 20., 30.], &[1, 2, 3]);
+}
+
+#[test]
 fn normalisations_and_products() {
     let file = File::new(9, &[1, 2, 1, 2]).floats("s", &[2], &[2., 1.]).floats("b", &[2], &[0., 1.]);
     let file = file.floats("m", &[2], &[1., 2.]).floats("v", &[2], &[4., 1.]);

@@ -8,8 +8,8 @@ use config::{Value, ValueKind};
 
 use super::super::yaml::{Map, place};
 use super::agentic_table::{
-    ALGO, ALGORITHM, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, SAME, SECTIONS, SEVERAL,
-    STEP_MANAGER, TURNS, WITHOUT_EFFECT, fits,
+    ALGO, ALGORITHM, CONCURRENT, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, SAME, SECTIONS,
+    SEVERAL, STEP_MANAGER, TURNS, WITHOUT_EFFECT, fits,
 };
 use super::tree::{ReferenceTree, TranslatedTree};
 use super::{
@@ -31,19 +31,23 @@ pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<Strin
         copy_keys(&mut from, &mut to, &[(key, &format!("algo.{key}"))]);
     }
     steps(path, &mut from, &mut to)?;
-    model(&mut from, &mut to);
+    model(path, &mut from, &mut to)?;
     betas(&mut from, &mut to);
     precision(&mut from, &mut to);
     generation(&mut from, &mut to);
     environments(path, &mut from, &mut to, &mut notes)?;
     fill_defaults(&mut to, DEFAULTS);
     groups(path, &mut from, &mut to)?;
-    updates(path, &mut from, &mut to)?;
+    updates(path, &mut from, &mut to, &mut notes)?;
     train_strategy(&mut from, &mut to);
     to.put("algo.name", constant(ALGORITHM));
     to.put("model.name", constant(MODEL));
     // vLLM reports it there, and the correction compares it.
-    to.put("algo.infer_log_probs", constant("raw"));
+    if to.has("algo.train_infer_correction") {
+        to.put("algo.infer_log_probs", constant("raw"));
+    }
+    // ROLL sets it for every chat template.
+    to.put("model.chat_template_args.enable_thinking", constant(false));
     notes.extend(without_effect(path, &from));
     Ok((to.into_map(), notes))
 }
@@ -63,7 +67,14 @@ fn steps(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
 }
 
 /// The trained part: adapters where their targets are named, all weights otherwise, as in ROLL.
-fn model(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
+    let pretrain = to.get("model.model_path").and_then(|name| name.clone().into_string().ok()).unwrap_or_default();
+    if pretrain.split(['-', '_', '/']).any(|part| part.eq_ignore_ascii_case("vl")) {
+        let problem = format!(
+            "`pretrain: {pretrain}` is a model of text and pictures; models of text alone are here (docs/src/agents.md)"
+        );
+        return Err(Error::bad_file(path, problem));
+    }
     let args = "actor_train.model_args";
     match from.take(&format!("{args}.lora_target")).filter(|v| v.kind != ValueKind::Nil) {
         Some(targets) => {
@@ -82,6 +93,7 @@ fn model(from: &mut ReferenceTree, to: &mut TranslatedTree) {
         let checkpointing = !matches!(disable.kind, ValueKind::Boolean(true));
         to.put("model.use_gradient_checkpointing", Value::new(origin(&disable).as_ref(), checkpointing));
     }
+    Ok(())
 }
 
 /// How answers are drawn. Values of `actor_infer` hold for training and validation, as in ROLL.
@@ -149,6 +161,8 @@ fn turns(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, played:
                 values.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
             }
         }
+        // ROLL's 0 is no limit.
+        values.retain(|value| *theirs != CONCURRENT || !matches!(value.clone().into_uint(), Ok(0)));
         let Some(first) = values.first().cloned() else { continue };
         if values.iter().any(|value| value.kind != first.kind) {
             notes.push(format!(
@@ -252,7 +266,7 @@ fn groups(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Res
 
 /// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each group of devices
 /// that holds one copy of the model; the same number is taken here, on as many ranks as there are.
-fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
+fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) -> Result<()> {
     let train = "actor_train.training_args";
     let accumulated = from.take(&format!("{train}.gradient_accumulation_steps")).and_then(|v| whole(&v)).unwrap_or(1);
     let per_device = to.get("algo.micro_batch_size").and_then(whole).unwrap_or(1);
@@ -269,8 +283,14 @@ fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Re
     // ROLL may generate any number of steps ahead, this program one.
     if let Some(ratio) = from.take("async_generation_ratio") {
         let at = origin_or_roll(&ratio);
-        let is_ahead = ratio.into_float().is_ok_and(|ratio| ratio > 0.0);
-        to.put("algo.async_generation_ratio", Value::new(Some(&at), u64::from(is_ahead)));
+        let steps = ratio.into_float().unwrap_or(0.0);
+        if steps > 0.0 && steps != 1.0 {
+            notes.push(format!(
+                "{}: `async_generation_ratio: {steps}` counts as 1: episodes are played one step ahead",
+                path.display()
+            ));
+        }
+        to.put("algo.async_generation_ratio", Value::new(Some(&at), u64::from(steps > 0.0)));
     }
 
     // Schedules of ROLL count updates, ours steps.
@@ -555,6 +575,62 @@ custom_envs:
         let other = load(&|text| text.replace("use_thread_lock: true", "history_length: 5"));
         assert_eq!(history(&other), None);
         assert!(other.notes[0].contains("custom_envs.*.history_length (only ROLL's"), "{}", other.notes[0]);
+    }
+
+    #[test]
+    fn thinking_is_off_as_in_roll() {
+        let loaded = load(|text| text).unwrap();
+        let args = loaded.config.model.options.get("chat_template_args").cloned();
+        assert_eq!(args, Some(serde_json::json!({"enable_thinking": false})));
+        // Without the correction nothing reads it.
+        assert!(!loaded.config.algo.options.contains_key("infer_log_probs"));
+        let corrected = load(|text| text + "train_infer_correction: {is_weight: {enabled: true}}\n").unwrap();
+        assert_eq!(corrected.config.algo.options["infer_log_probs"], "raw");
+    }
+
+    #[test]
+    fn other_numbers_of_steps_ahead_are_noted() {
+        for (ratio, steps) in [("2", 1), ("0.5", 1), ("0", 0), ("1", 1)] {
+            let loaded =
+                load(|text| text.replace("generation_ratio: 1", &format!("generation_ratio: {ratio}"))).unwrap();
+            assert_eq!(loaded.config.algo.options["async_generation_ratio"], steps, "{ratio}");
+            let noted =
+                loaded.notes.iter().any(|note| note.contains(&format!("`async_generation_ratio: {ratio}` counts")));
+            assert_eq!(noted, ["2", "0.5"].contains(&ratio), "{:?}", loaded.notes);
+        }
+    }
+
+    #[test]
+    fn options_of_sampling_without_effect_have_their_reason() {
+        let args = "actor_infer:\n  generating_args: {min_p: 0.1, repetition_penalty: 1.1, max_new_tokens: 64}";
+        let loaded = load(|text| text.replace("actor_infer:", args)).unwrap();
+        let note = &loaded.notes[0];
+        let reason =
+            "generating_args.min_p, actor_infer.generating_args.repetition_penalty (answers are drawn otherwise";
+        assert!(note.contains(reason), "{note}");
+    }
+
+    #[test]
+    fn limits_of_environments_at_once_hold() {
+        let limit = |entry: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let environments =
+                ENVIRONMENTS.replace("use_thread_lock: true", &format!("max_env_step_concurrent: {entry}"));
+            std::fs::write(dir.path().join("own_envs.yaml"), environments).unwrap();
+            let file = dir.path().join("agents.yaml");
+            std::fs::write(&file, CONFIG.replace("../config/", "")).unwrap();
+            let loaded = ConfigLayers::new().file(file).unwrap().load(None).unwrap();
+            loaded.config.algo.options.get("max_env_step_concurrent").cloned()
+        };
+        assert_eq!((limit("5"), limit("0")), (Some(5.into()), None));
+    }
+
+    #[test]
+    fn models_of_pictures_are_refused() {
+        let message = load(|text| text.replace("pretrain: tiny", "pretrain: Qwen/Qwen2.5-VL-3B-Instruct"))
+            .unwrap_err()
+            .to_string();
+        assert!(message.contains("Qwen2.5-VL-3B-Instruct") && message.contains("text"), "{message}");
     }
 
     #[test]

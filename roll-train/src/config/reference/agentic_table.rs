@@ -58,7 +58,11 @@ pub const TURNS: &[(&str, &str)] = &[
     ("agent_system_template", "algo.agent_system_template"),
     ("agent_template", "algo.agent_template"),
     ("history_length", HISTORY),
+    (CONCURRENT, "algo.max_env_step_concurrent"),
 ];
+
+/// Key for the number of environments that work at the same time.
+pub const CONCURRENT: &str = "max_env_step_concurrent";
 
 /// Our key for the number of turns that an agent sees.
 pub const HISTORY: &str = "algo.history_length";
@@ -106,6 +110,7 @@ const OWN_FILES: &str = "metrics, TensorBoard files, trajectories and checkpoint
 const PACKED: &str = "batches are packed without padding and of any size";
 const KERNELS: &str = "the backend chooses its own kernels";
 const UNREAD: &str = "ROLL itself does not read it";
+const DRAWN: &str = "answers are drawn otherwise than in ROLL: `temperature`, `top_p` and `top_k` are all there is";
 
 /// Keys without effect, with the reason; `*` is any one name. The first that fits counts.
 pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
@@ -136,6 +141,8 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("critic", "the critic is a linear head on the policy's hidden states: `algo.critic_learning_rate`"),
     ("reference", SHARED),
     ("actor_infer.model_args", SHARED),
+    ("*.generating_args.min_p", DRAWN),
+    ("*.generating_args.repetition_penalty", DRAWN),
     ("actor_infer.generating_args.num_beams", "answers are drawn, one each"),
     ("*.generating_args.num_return_sequences", "answers are drawn, one each"),
     ("*.generating_args.do_sample", "a temperature of 0 takes the likeliest tokens"),
@@ -168,7 +175,6 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("custom_envs.*.env_manager_cls", "`adv_estimator` decides whether episodes or their turns are samples"),
     ("custom_envs.*.agent_runner_cls", ROLES),
     ("custom_envs.*.use_thread_lock", ROLES),
-    ("custom_envs.*.max_env_step_concurrent", ROLES),
     ("custom_envs.*.env_config.max_steps", UNREAD),
     ("custom_envs.*.env_config.grid_vocab", "the instructions explain the symbols of `grid_lookup`"),
     ("custom_envs.*.env_config.render_mode", "observations are text"),

@@ -1,4 +1,7 @@
 //! One HTML page that shows a run, or compares several. It needs no other file and no server.
+//!
+//! `run_files` reads what the runs left, `questions`, `figures`, `videos`, `timing` and `warnings` are the parts of the
+//! page, and `page.html`, `page.css` and `page.js` its template.
 
 mod figures;
 mod questions;

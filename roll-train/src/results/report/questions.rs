@@ -142,11 +142,11 @@ fn learning(run: &RunFiles) -> (Mark, String) {
     let mean = |values: &[f64]| headline.format.write(values.iter().sum::<f64>() / values.len() as f64);
     let [first, last] = [&values[..n], &values[values.len() - n..]].map(mean);
     let of = if n == 1 { "first and last step".to_string() } else { format!("means of the first and last {n} steps") };
-    let text = format!(
-        "{} in training from {first} to {last} ({of}). Clips of `evaluation.metadata`, which are never trained on, \
-         would say more.",
-        headline.title
-    );
+    let more = match headline.held_out.as_ref().filter(|held_out| !held_out.key.is_empty()) {
+        Some(held_out) => format!("`{}`, {},", held_out.key, held_out.data),
+        None => "Clips of `evaluation.metadata`, which are never trained on,".into(),
+    };
+    let text = format!("{} in training from {first} to {last} ({of}). {more} would say more.", headline.title);
     (Mark::Open, text)
 }
 

@@ -8,7 +8,7 @@ use roll_core::plan::{PlanInput, Planner, Speed};
 use roll_core::{
     Adapter, Algorithm, BuildContext, ConditionInput, Environment, Error, EvaluationContext, Fault as Whose, Grad,
     GradientSink, Measure, Model, Noise, OnMissing, OptimizerConfig, Options, Progress, Result, RewardScorer, Sample,
-    Sampling, Score, Silent, StepContext, StepReport, Strategy, Tensor, ThreadRanks, Timestep, VideoUnit,
+    Sampling, Score, Silent, Split, StepContext, StepReport, Strategy, Tensor, ThreadRanks, Timestep, VideoUnit,
     WeightPlacement,
 };
 use roll_plugin::{Plugin, load};
@@ -195,9 +195,10 @@ fn descriptions(loaded: bool) -> String {
 /// An episode, as text.
 fn episode(loaded: bool) -> String {
     let mut environment = environment(loaded, "");
+    environment.enter(Split::Validation).unwrap();
     let first = environment.reset(3).unwrap().text;
     let [next, last] = ["ün", "x"].map(|action| environment.step(action).unwrap());
-    format!("{first} {next:?} {last:?} {:?}", environment.kinds())
+    format!("{first} {next:?} {last:?} {} {:?}", environment.action(), environment.kinds())
 }
 
 /// A score, its details and its gradient, as text; and a video in which there is nothing to score.

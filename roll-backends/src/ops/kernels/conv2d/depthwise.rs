@@ -7,7 +7,7 @@
 use rayon::prelude::*;
 
 use super::Finish;
-use super::epilogue::Epilogue;
+use super::epilogue::KernelEpilogue;
 use super::passes::{Conv2dShape, Pass};
 use super::shared_output::SharedOutput;
 use crate::ops::kernels::simd::vectorised;
@@ -36,8 +36,8 @@ pub struct Call<'a, 'p> {
     pub channels: usize,
     pub x: &'a [f32],
     /// If `x` is the cotangent of outputs: their epilogue, whose pullback is applied to `x` first, and the tensor that
-    /// it needs ([`Epilogue::pull`]).
-    pub pulled: Option<(Epilogue<'a>, &'a [f32])>,
+    /// it needs ([`KernelEpilogue::pull`]).
+    pub pulled: Option<(KernelEpilogue<'a>, &'a [f32])>,
     pub read: [usize; 2],
     pub y: &'a SharedOutput<'p>,
     pub written: [usize; 2],

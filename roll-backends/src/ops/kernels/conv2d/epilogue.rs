@@ -4,7 +4,7 @@ use crate::ops::kernels::simd::{MulAdd, sigmoid};
 
 /// An activation, applied to each sum `z`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Epilogue<'a> {
+pub enum KernelEpilogue<'a> {
     /// The identity.
     #[default]
     Nothing,
@@ -22,7 +22,7 @@ pub enum Epilogue<'a> {
     HardSwish,
 }
 
-impl Epilogue<'_> {
+impl KernelEpilogue<'_> {
     /// Applies the activation to values of channel `channel`.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
@@ -51,7 +51,7 @@ impl Epilogue<'_> {
     }
 
     /// Writes the cotangents of the sums of channel `channel` to `d_z`, given the cotangents of the outputs and
-    /// `saved`: the sums if [`Epilogue::needs_sums`] is true, else the outputs.
+    /// `saved`: the sums if [`KernelEpilogue::needs_sums`] is true, else the outputs.
     #[inline(always)]
     pub fn pull<M: MulAdd>(self, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
         let all = saved.iter().zip(d_y).zip(d_z);

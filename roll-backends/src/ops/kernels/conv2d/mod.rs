@@ -21,7 +21,7 @@ use self::tiles::PackedWeight;
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::winograd::Kernels;
 
-pub use self::epilogue::Epilogue;
+pub use self::epilogue::KernelEpilogue;
 pub use self::passes::Conv2dShape;
 
 /// The weight of a convolution, packed for the forward pass.
@@ -84,7 +84,7 @@ impl BackwardWeights {
     }
 }
 
-/// A result and, if wanted, the sums before [`Epilogue`].
+/// A result and, if wanted, the sums before [`KernelEpilogue`].
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
@@ -100,7 +100,7 @@ pub fn forward(
     weights: &Weights,
     bias: &[f32],
     added: Option<&[f32]>,
-    epilogue: Epilogue,
+    epilogue: KernelEpilogue,
     sums_wanted: bool,
 ) -> Outputs {
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
@@ -129,7 +129,7 @@ pub struct Finish<'a, 'p> {
     /// Where the sum is written, if anywhere.
     sums: Option<&'a SharedOutput<'p>>,
     /// The activation of the output.
-    epilogue: Epilogue<'a>,
+    epilogue: KernelEpilogue<'a>,
 }
 
 /// Writes every output and, if `finish` has a tensor for them, every sum.
@@ -180,11 +180,11 @@ fn gradient(shape: Conv2dShape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Ca
     }
 }
 
-/// Returns the gradient of x, given the gradient `d_y` of the result and the `saved` tensor of [`Epilogue::pull`].
+/// Returns the gradient of x, given the gradient `d_y` of the result and the `saved` tensor of [`KernelEpilogue::pull`].
 pub fn backward_fused(
     shape: Conv2dShape,
     weights: &BackwardWeights,
-    epilogue: Epilogue,
+    epilogue: KernelEpilogue,
     saved: &[f32],
     d_y: &[f32],
 ) -> Vec<f32> {
@@ -204,7 +204,7 @@ fn depthwise_backward(
     shape: Conv2dShape,
     passes: Vec<Pass>,
     weight: &[f32],
-    pulled: Option<(Epilogue, &[f32])>,
+    pulled: Option<(KernelEpilogue, &[f32])>,
     d_y: &[f32],
 ) -> Vec<f32> {
     // SAFETY: the passes together cover every input position, and every channel belongs to a task.
@@ -217,7 +217,7 @@ fn depthwise_backward(
 }
 
 /// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.
-pub fn pull(channels: usize, plane: usize, epilogue: Epilogue, saved: &[f32], d_y: &[f32]) -> Vec<f32> {
+pub fn pull(channels: usize, plane: usize, epilogue: KernelEpilogue, saved: &[f32], d_y: &[f32]) -> Vec<f32> {
     assert_eq!(saved.len(), d_y.len(), "the outputs of a convolution and their cotangents");
     // SAFETY: every plane belongs to a task.
     unsafe {
@@ -236,7 +236,7 @@ pub fn pull(channels: usize, plane: usize, epilogue: Epilogue, saved: &[f32], d_
 }
 
 vectorised! {
-    fn pull_plane<M>(epilogue: Epilogue, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
+    fn pull_plane<M>(epilogue: KernelEpilogue, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
         epilogue.pull::<M>(channel, saved, d_y, d_z);
     }
 }

@@ -83,7 +83,7 @@ fn check(s: Conv2dShape) {
     let slopes = noise(s.outputs, 6);
     let slope = |i: usize| f64::from(slopes[i / plane % s.outputs]);
     let y: Vec<f64> = sums.iter().enumerate().map(|(i, z)| if *z < 0.0 { z * slope(i) } else { *z }).collect();
-    let epilogue = Epilogue::Slopes(&slopes);
+    let epilogue = KernelEpilogue::Slopes(&slopes);
 
     let weights = Weights::new(s, &case.weight);
     let found = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, true);
@@ -237,10 +237,10 @@ fn bits_do_not_depend_on_threads() {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let weights = Weights::new(shape, &case.weight);
-                let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), Epilogue::Silu, true);
+                let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), KernelEpilogue::Silu, true);
                 let weights = BackwardWeights::new(shape, &case.weight);
                 let sums = y.sums.unwrap();
-                let d_x = backward_fused(shape, &weights, Epilogue::Silu, &sums, &case.d_y);
+                let d_x = backward_fused(shape, &weights, KernelEpilogue::Silu, &sums, &case.d_y);
                 (y.y, sums, d_x)
             })
         };
@@ -256,14 +256,14 @@ fn epilogues_and_their_derivatives_match_f64() {
     let z: Vec<f32> = (-40..=40).map(|i| i as f32 / 8.0 + 0.01).collect();
     let sigmoid = |z: f64| 1.0 / (1.0 + (-z).exp());
     let slopes = [-0.25];
-    let cases: [(Epilogue, &dyn Fn(f64) -> f64); 7] = [
-        (Epilogue::Nothing, &|z| z),
-        (Epilogue::Relu, &|z| z.max(0.0)),
-        (Epilogue::Slopes(&slopes), &|z| if z < 0.0 { -0.25 * z } else { z }),
-        (Epilogue::Clip(-1.0, 2.0), &|z| z.clamp(-1.0, 2.0)),
-        (Epilogue::Sigmoid, &sigmoid),
-        (Epilogue::Silu, &|z| z * sigmoid(z)),
-        (Epilogue::HardSwish, &|z| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
+    let cases: [(KernelEpilogue, &dyn Fn(f64) -> f64); 7] = [
+        (KernelEpilogue::Nothing, &|z| z),
+        (KernelEpilogue::Relu, &|z| z.max(0.0)),
+        (KernelEpilogue::Slopes(&slopes), &|z| if z < 0.0 { -0.25 * z } else { z }),
+        (KernelEpilogue::Clip(-1.0, 2.0), &|z| z.clamp(-1.0, 2.0)),
+        (KernelEpilogue::Sigmoid, &sigmoid),
+        (KernelEpilogue::Silu, &|z| z * sigmoid(z)),
+        (KernelEpilogue::HardSwish, &|z| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
     ];
     let shape = Conv2dShape { size: [1, z.len()], output: [1, z.len()], ..BASE };
     for (epilogue, f) in cases {
@@ -286,18 +286,25 @@ fn epilogues_and_their_derivatives_match_f64() {
 fn epilogues_propagate_nan() {
     let shape = Conv2dShape { size: [1, 2], output: [1, 2], ..BASE };
     for epilogue in [
-        Epilogue::Relu,
-        Epilogue::Slopes(&[0.5]),
-        Epilogue::Clip(0.0, 6.0),
-        Epilogue::Sigmoid,
-        Epilogue::Silu,
-        Epilogue::HardSwish,
+        KernelEpilogue::Relu,
+        KernelEpilogue::Slopes(&[0.5]),
+        KernelEpilogue::Clip(0.0, 6.0),
+        KernelEpilogue::Sigmoid,
+        KernelEpilogue::Silu,
+        KernelEpilogue::HardSwish,
     ] {
         let y = forward(shape, &[f32::NAN, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, epilogue, false).y;
         assert!(y[0].is_nan() && y[1].is_finite(), "{epilogue:?}: {y:?}");
     }
-    let y =
-        forward(shape, &[f32::NEG_INFINITY, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, Epilogue::Relu, false);
+    let y = forward(
+        shape,
+        &[f32::NEG_INFINITY, 1.0],
+        &Weights::new(shape, &[1.0]),
+        &[0.0],
+        None,
+        KernelEpilogue::Relu,
+        false,
+    );
     assert_eq!(y.y, [0.0, 1.0]);
 }
 
