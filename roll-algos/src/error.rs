@@ -5,6 +5,7 @@ use roll_core::{Error, Fault};
 /// Errors of algorithms.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum AlgorithmError {
     /// The model is of another kind.
     #[error(
@@ -12,7 +13,6 @@ pub enum AlgorithmError {
          `model.name`"
     )]
     OtherModel {
-        /// Name of the algorithm.
         algorithm: &'static str,
         /// Models that it trains: "language models".
         kind: &'static str,
@@ -21,14 +21,10 @@ pub enum AlgorithmError {
     #[error(
         "the algorithm `{algorithm}` acts in an environment; name one with `--env` or `env.name` (see `roll plugins`)"
     )]
-    NoEnvironment {
-        /// Name of the algorithm.
-        algorithm: &'static str,
-    },
+    NoEnvironment { algorithm: &'static str },
     /// Not one episode of a step can be trained on.
     #[error("no episode of this step gives `{algorithm}` anything to learn from: {reason}")]
     NoEpisode {
-        /// Name of the algorithm.
         algorithm: &'static str,
         /// The result of the first.
         reason: String,
@@ -41,21 +37,13 @@ pub enum AlgorithmError {
     NothingToTrain,
     /// The configuration names no reward.
     #[error("the algorithm `{algorithm}` needs a reward; name one in the configuration")]
-    NoReward {
-        /// Name of the algorithm.
-        algorithm: &'static str,
-    },
+    NoReward { algorithm: &'static str },
     /// The reward has no gradient.
     #[error(
         "the reward `{reward}` is not differentiable, and the algorithm `{algorithm}` back-propagates through it; \
          choose another reward"
     )]
-    NotDifferentiable {
-        /// Name of the algorithm.
-        algorithm: &'static str,
-        /// Name of the reward.
-        reward: String,
-    },
+    NotDifferentiable { algorithm: &'static str, reward: String },
     /// A part returned no pullback.
     #[error("{what} returned no pullback although one was asked for")]
     NoPullback {
@@ -66,14 +54,7 @@ pub enum AlgorithmError {
     #[error(
         "{sample}: the reward `{reward}` found nothing to score ({reason}); `on_missing: skip` leaves such samples out"
     )]
-    NothingToScore {
-        /// Where the sample comes from.
-        sample: String,
-        /// Name of the reward.
-        reward: String,
-        /// The reward's reason.
-        reason: String,
-    },
+    NothingToScore { sample: String, reward: String, reason: String },
 }
 
 impl From<AlgorithmError> for Error {

@@ -49,6 +49,7 @@ pub mod eight_bits;
 pub mod error;
 pub mod host;
 pub mod layers;
+mod library;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]

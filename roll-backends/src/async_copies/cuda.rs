@@ -6,7 +6,7 @@
 
 #[cfg(target_os = "linux")]
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use libloading::Library;
@@ -14,6 +14,7 @@ use libloading::Library;
 #[cfg(target_os = "linux")]
 use super::pages::Pages;
 use super::{CopyStreams, Runtime, RuntimeError, Stream};
+use crate::library::{functions, text};
 use crate::sync::lock;
 
 /// `cudaStream_t` and `cudaEvent_t`.
@@ -29,42 +30,25 @@ const WITHOUT_TIMING: c_uint = 2;
 /// `cudaHostAllocDefault`, `cudaHostRegisterDefault`.
 const DEFAULT: c_uint = 0;
 
-macro_rules! functions {
-    ($($field:ident: $symbol:literal ($($argument:ty),*) -> $result:ty,)*) => {
-        struct Functions {
-            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
-        }
-
-        impl Functions {
-            fn find(library: &Library) -> Result<Self, String> {
-                $(
-                    // SAFETY: the signature is that of the header.
-                    let found = unsafe { library.get::<unsafe extern "C" fn($($argument),*) -> $result>($symbol) };
-                    let $field = *found.map_err(|e| e.to_string())?;
-                )*
-                Ok(Self { $($field,)* })
-            }
-        }
-    };
-}
-
 functions! {
-    get_device: b"cudaGetDevice\0" (*mut c_int) -> c_int,
-    set_device: b"cudaSetDevice\0" (c_int) -> c_int,
-    stream_create: b"cudaStreamCreateWithFlags\0" (*mut Handle, c_uint) -> c_int,
-    stream_wait_event: b"cudaStreamWaitEvent\0" (Handle, Handle, c_uint) -> c_int,
-    stream_synchronize: b"cudaStreamSynchronize\0" (Handle) -> c_int,
-    event_create: b"cudaEventCreateWithFlags\0" (*mut Handle, c_uint) -> c_int,
-    event_record: b"cudaEventRecord\0" (Handle, Handle) -> c_int,
-    event_synchronize: b"cudaEventSynchronize\0" (Handle) -> c_int,
-    event_destroy: b"cudaEventDestroy\0" (Handle) -> c_int,
-    memcpy_async: b"cudaMemcpyAsync\0" (*mut c_void, *const c_void, usize, c_int, Handle) -> c_int,
-    host_alloc: b"cudaHostAlloc\0" (*mut *mut c_void, usize, c_uint) -> c_int,
-    free_host: b"cudaFreeHost\0" (*mut c_void) -> c_int,
-    host_register: b"cudaHostRegister\0" (*mut c_void, usize, c_uint) -> c_int,
-    host_unregister: b"cudaHostUnregister\0" (*mut c_void) -> c_int,
-    get_last_error: b"cudaGetLastError\0" () -> c_int,
-    get_error_string: b"cudaGetErrorString\0" (c_int) -> *const c_char,
+    Functions {
+        get_device: "cudaGetDevice" (*mut c_int) -> c_int,
+        set_device: "cudaSetDevice" (c_int) -> c_int,
+        stream_create: "cudaStreamCreateWithFlags" (*mut Handle, c_uint) -> c_int,
+        stream_wait_event: "cudaStreamWaitEvent" (Handle, Handle, c_uint) -> c_int,
+        stream_synchronize: "cudaStreamSynchronize" (Handle) -> c_int,
+        event_create: "cudaEventCreateWithFlags" (*mut Handle, c_uint) -> c_int,
+        event_record: "cudaEventRecord" (Handle, Handle) -> c_int,
+        event_synchronize: "cudaEventSynchronize" (Handle) -> c_int,
+        event_destroy: "cudaEventDestroy" (Handle) -> c_int,
+        memcpy_async: "cudaMemcpyAsync" (*mut c_void, *const c_void, usize, c_int, Handle) -> c_int,
+        host_alloc: "cudaHostAlloc" (*mut *mut c_void, usize, c_uint) -> c_int,
+        free_host: "cudaFreeHost" (*mut c_void) -> c_int,
+        host_register: "cudaHostRegister" (*mut c_void, usize, c_uint) -> c_int,
+        host_unregister: "cudaHostUnregister" (*mut c_void) -> c_int,
+        get_last_error: "cudaGetLastError" () -> c_int,
+        get_error_string: "cudaGetErrorString" (c_int) -> *const c_char,
+    }
 }
 
 /// The runtime for one GPU. Its streams live as long as the process.
@@ -90,10 +74,7 @@ impl Functions {
         static FOUND: OnceLock<Result<Functions, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
             let library = loaded().ok_or("libtorch has loaded no libcudart")?;
-            let functions = Self::find(&library);
-            // Never unloaded: the function pointers are used for the lifetime of the process.
-            std::mem::forget(library);
-            functions
+            Ok(Self::find(library)?)
         });
         found.as_ref().map_err(String::clone)
     }
@@ -106,8 +87,7 @@ impl Functions {
         // a constant string.
         let text = unsafe {
             (self.get_last_error)();
-            let text = (self.get_error_string)(code);
-            if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+            text((self.get_error_string)(code))
         };
         Err(RuntimeError { call, reason: format!("{text} (error {code})") })
     }

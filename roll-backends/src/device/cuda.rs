@@ -7,16 +7,17 @@ use std::ffi::c_int;
 use cubecl::config::memory::CudaAllocator;
 use libloading::Library;
 
-use super::memory::{DRIVER, first_library};
+use super::memory::DRIVER;
+use crate::library::{first, functions};
 
 /// Fails, with the name of the missing part, unless device `number` can run kernels. Checks the driver, the device,
 /// NVRTC and its headers.
 pub fn usable(number: usize) -> Result<(), String> {
-    let driver = first_library(&DRIVER).ok_or_else(|| {
+    let (driver, _) = first(&DRIVER).map_err(|_| {
         let names = DRIVER.join(" or ");
         format!("NVIDIA's driver is not installed: {names} is not found (`nvidia-smi` lists the GPUs where it is)")
     })?;
-    match devices(&driver)? {
+    match devices(driver)? {
         count if number < count => {}
         count => return Err(super::no_such_device(number, count)),
     }
@@ -37,18 +38,22 @@ pub fn set_up() {
 /// One stream for kernels, the rest for copies.
 const STREAMS: u8 = 4;
 
+functions! {
+    Driver {
+        init: "cuInit" (u32) -> c_int,
+        count: "cuDeviceGetCount" (*mut c_int) -> c_int,
+    }
+}
+
 /// The number of devices that the driver reports.
-fn devices(driver: &Library) -> Result<usize, String> {
+fn devices(driver: Library) -> Result<usize, String> {
     let broken = |what: &str| format!("NVIDIA's driver does not work: {what} (does `nvidia-smi` list the GPUs?)");
+    let driver = Driver::find(driver).map_err(|missing| broken(&String::from(missing)))?;
     let mut count: c_int = 0;
-    // SAFETY: the signatures are those of `cuda.h`, and the library stays open meanwhile.
+    // SAFETY: the count outlives the call.
     let code = unsafe {
-        let init = driver.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0").map_err(|e| broken(&e.to_string()))?;
-        let get = driver
-            .get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDeviceGetCount\0")
-            .map_err(|e| broken(&e.to_string()))?;
-        match init(0) {
-            0 => get(&mut count),
+        match (driver.init)(0) {
+            0 => (driver.count)(&mut count),
             code => code,
         }
     };

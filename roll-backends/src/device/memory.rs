@@ -3,9 +3,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::process::Command;
 
-use libloading::Library;
-
 use super::{Backend, parse};
+use crate::library::{first, functions};
 
 /// Bytes of the memory of the GPU that `backend` names; `None` if it is not an NVIDIA GPU, or neither the driver nor
 /// `nvidia-smi` answers.
@@ -24,61 +23,52 @@ pub fn used(number: usize) -> Option<u64> {
 }
 
 /// File names of NVIDIA's driver library. Containers may have it without `nvidia-smi`: the capability `compute` alone.
-pub(super) const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+pub(crate) const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// The first of these libraries of NVIDIA that is found.
-pub(super) fn first_library(names: &[&str]) -> Option<Library> {
-    // SAFETY: the initialisers of these libraries have no effect outside of the libraries.
-    names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
+functions! {
+    /// NVIDIA's driver. It numbers GPUs as CUDA_VISIBLE_DEVICES does.
+    Driver {
+        init: "cuInit" (c_uint) -> c_int,
+        device: "cuDeviceGet" (*mut c_int, c_int) -> c_int,
+        total: "cuDeviceTotalMem_v2" (*mut usize, c_int) -> c_int,
+        retain: "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) -> c_int,
+        push: "cuCtxPushCurrent_v2" (*mut c_void) -> c_int,
+        pop: "cuCtxPopCurrent_v2" (*mut *mut c_void) -> c_int,
+        info: "cuMemGetInfo_v2" (*mut usize, *mut usize) -> c_int,
+    }
 }
-
-/// NVIDIA's driver, with its functions as `cuda.h` declares them. It numbers GPUs as CUDA_VISIBLE_DEVICES does.
-struct Driver(Library);
 
 impl Driver {
     fn open(names: &[&str]) -> Option<Self> {
-        let library = first_library(names)?;
-        // SAFETY: the signature is that of `cuda.h`.
-        let code = unsafe { library.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0").ok()?(0) };
-        (code == 0).then_some(Self(library))
+        let driver = Self::find(first(names).ok()?.0).ok()?;
+        // SAFETY: the driver may be initialised repeatedly.
+        (unsafe { (driver.init)(0) } == 0).then_some(driver)
     }
 
     fn device(&self, number: usize) -> Option<c_int> {
-        type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
         let (mut device, number) = (0, c_int::try_from(number).ok()?);
-        // SAFETY: the signature is that of `cuda.h`, and the number outlives the call.
-        let code = unsafe { self.0.get::<Get>(b"cuDeviceGet\0").ok()?(&mut device, number) };
-        (code == 0).then_some(device)
+        // SAFETY: the number outlives the call.
+        (unsafe { (self.device)(&mut device, number) } == 0).then_some(device)
     }
 
     fn total(&self, number: usize) -> Option<u64> {
-        type Total = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
         let (mut bytes, device) = (0, self.device(number)?);
         // SAFETY: as in `device`.
-        let code = unsafe { self.0.get::<Total>(b"cuDeviceTotalMem_v2\0").ok()?(&mut bytes, device) };
-        (code == 0).then_some(bytes as u64)
+        (unsafe { (self.total)(&mut bytes, device) } == 0).then_some(bytes as u64)
     }
 
     /// Queries in the primary context, in which libtorch and CubeCL compute; it is created if necessary, and kept.
     fn used(&self, number: usize) -> Option<u64> {
-        type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
-        type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
-        type Pop = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
-        type Info = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
         let device = self.device(number)?;
         let mut context = std::ptr::null_mut();
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the signatures are those of `cuda.h`; the context is current during the query only.
+        // SAFETY: the context is current during the query only.
         let code = unsafe {
-            let retain = self.0.get::<Retain>(b"cuDevicePrimaryCtxRetain\0").ok()?;
-            let push = self.0.get::<Push>(b"cuCtxPushCurrent_v2\0").ok()?;
-            let pop = self.0.get::<Pop>(b"cuCtxPopCurrent_v2\0").ok()?;
-            let info = self.0.get::<Info>(b"cuMemGetInfo_v2\0").ok()?;
-            if retain(&mut context, device) != 0 || push(context) != 0 {
+            if (self.retain)(&mut context, device) != 0 || (self.push)(context) != 0 {
                 return None;
             }
-            let code = info(&mut free, &mut total);
-            pop(&mut context);
+            let code = (self.info)(&mut free, &mut total);
+            (self.pop)(&mut context);
             code
         };
         (code == 0).then_some(total.saturating_sub(free) as u64)

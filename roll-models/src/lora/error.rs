@@ -9,35 +9,28 @@ use crate::weights::WeightsError;
 /// Why a LoRA cannot be read, written or merged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum LoraError {
     /// An error of the weight file.
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// A file that is not a valid LoRA, or does not fit its base.
     #[error("{}: {problem}", path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        problem: String,
-    },
+    Invalid { path: PathBuf, problem: String },
     /// The convention cannot represent something in the LoRA.
     #[error("{0}")]
     Unrepresentable(String),
     /// A value is not finite, or a merged weight would not be.
     #[error("{}: the {what} of `{name}` is not finite", path.display())]
     NotFinite {
-        /// The file.
         path: PathBuf,
         /// The kind of value: `alpha`, `merged weight`.
         what: &'static str,
-        /// The layer or tensor.
         name: String,
     },
     /// No layer of the LoRA is in the base.
     #[error("{}: no layer of the LoRA is in the base: it has {found}, the LoRA {wanted}", base.display())]
     NothingMatched {
-        /// The base.
         base: PathBuf,
         /// Some names of the base.
         found: String,
@@ -46,14 +39,10 @@ pub enum LoraError {
     },
     /// The file has adapters for both transformers, but one is required.
     #[error("{}: holds adapters for both transformers; choose one (--expert)", path.display())]
-    TwoExperts {
-        /// The file.
-        path: PathBuf,
-    },
+    TwoExperts { path: PathBuf },
     /// The file has no adapter for this expert.
     #[error("{}: holds no adapter for the expert {expert}{}", path.display(), other_expert(.found))]
     NoExpert {
-        /// The file.
         path: PathBuf,
         /// The requested expert.
         expert: super::Expert,

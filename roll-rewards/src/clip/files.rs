@@ -1,17 +1,13 @@
 //! The files of a Hugging Face model directory.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{DType as Stored, Device};
-use memmap2::Mmap;
 use roll_backends::{Weight, Weights};
 use roll_core::{DType, Error, Result, Tensor};
 use roll_external::files;
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, Metadata};
-use serde::Deserialize;
+use roll_weights::Checkpoint;
 use serde::de::DeserializeOwned;
 
 /// Reads a JSON file.
@@ -20,104 +16,55 @@ pub fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(path, e.to_string()))
 }
 
-/// The tensors of one or several memory-mapped safetensors files.
-pub struct Tensors {
-    files: Vec<Shard>,
-    /// The file of each tensor, by name.
-    index: HashMap<String, usize>,
-    directory: PathBuf,
-}
-
-struct Shard {
-    path: PathBuf,
-    map: Mmap,
-    /// Offset of the tensors' bytes in the file.
-    start: usize,
-    metadata: Metadata,
-}
-
-#[derive(Deserialize)]
-struct ShardIndex {
-    weight_map: HashMap<String, String>,
-}
+/// The tensors of one or several weight files.
+pub struct Tensors(Checkpoint);
 
 impl Tensors {
     /// Opens `model.safetensors` of a directory, or the shards that `model.safetensors.index.json` lists.
     pub fn in_directory(directory: &Path) -> Result<Self> {
-        let (single, index) = (directory.join("model.safetensors"), directory.join("model.safetensors.index.json"));
-        if single.exists() || !index.exists() {
-            if !single.exists() {
-                let problem = "it holds no model.safetensors (nor an index of shards); a pytorch_model.bin is made one by \
-                               transformers: AutoModel.from_pretrained(DIR).save_pretrained(OUT)";
-                return Err(Error::bad_file(directory, problem));
-            }
-            return Self::open(&[single]);
-        }
-        let mut names: Vec<String> = json::<ShardIndex>(&index)?.weight_map.into_values().collect();
-        names.sort();
-        names.dedup();
-        // Names in an index must be files in the same directory.
-        if let Some(odd) = names.iter().find(|n| Path::new(n).components().count() != 1) {
-            return Err(Error::bad_file(&index, format!("expected names of files in this directory, found `{odd}`")));
-        }
-        Self::open(&names.iter().map(|name| directory.join(name)).collect::<Vec<_>>())
+        let files = ["model.safetensors", "model.safetensors.index.json"].map(|name| directory.join(name));
+        let Some(file) = files.iter().find(|file| file.exists()) else {
+            let problem = "it holds no model.safetensors (nor an index of shards); a pytorch_model.bin is made one by \
+                           transformers: AutoModel.from_pretrained(DIR).save_pretrained(OUT)";
+            return Err(Error::bad_file(directory, problem));
+        };
+        Self::open(file)
     }
 
-    /// Opens the files `paths`.
-    pub fn open(paths: &[PathBuf]) -> Result<Self> {
-        let (mut files, mut index) = (Vec::new(), HashMap::new());
-        for path in paths {
-            let file = files::open(path).map_err(Error::file("read", path))?;
-            // SAFETY: the map is read-only, and weight files are replaced by renaming, never overwritten.
-            let map = unsafe { Mmap::map(&file) }.map_err(Error::file("map", path))?;
-            let (length, metadata) = SafeTensors::read_metadata(&map)
-                .map_err(|e| Error::bad_file(path, format!("no safetensors file: {e}")))?;
-            for (name, _) in metadata.tensors() {
-                index.insert(name, files.len());
-            }
-            files.push(Shard { path: path.clone(), map, start: 8 + length, metadata });
-        }
-        let directory = paths.first().and_then(|p| p.parent()).unwrap_or(Path::new(".")).into();
-        Ok(Self { files, index, directory })
+    /// Opens a weight file, or the shards that an index lists.
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Self(Checkpoint::open(path)?))
     }
 
     /// The files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(|f| f.path.as_path())
+        self.0.paths()
     }
 
     /// The names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.index.keys().map(String::as_str)
+        self.0.keys()
     }
 
     /// The shape of a tensor.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        let file = &self.files[*self.index.get(name)?];
-        Some(&file.metadata.info(name)?.shape)
+        Some(&self.0.info(name)?.shape)
     }
 
     /// Reads a floating-point tensor of this shape. Fails, naming the file and the tensor, if it is missing or
     /// different.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
-        let file = self.index.get(name).map(|i| &self.files[*i]);
-        let Some((file, info)) = file.and_then(|f| Some((f, f.metadata.info(name)?))) else {
-            return Err(Error::bad_file(&self.directory, format!("its weights hold no tensor `{name}`")));
+        let fault = |problem: String| Err(Error::bad_file(self.0.path(), problem));
+        let Some(info) = self.0.info(name) else {
+            return fault(format!("its weights hold no tensor `{name}`"));
         };
         if info.shape != expected {
-            let problem = format!("expected `{name}` of {expected:?}, as config.json says, found {:?}", info.shape);
-            return Err(Error::bad_file(&file.path, problem));
+            return fault(format!("expected `{name}` of {expected:?}, as config.json says, found {:?}", info.shape));
         }
-        let dtype = match info.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::BF16 => DType::Bf16,
-            other => return Err(Error::bad_file(&file.path, format!("`{name}` is of {other:?}; floats are read"))),
-        };
-        let (from, to) = info.data_offsets;
-        // The crate has checked that these offsets are within the file.
-        let bytes = file.map[file.start + from..file.start + to].to_vec();
-        Tensor::from_bytes(dtype, expected, Arc::new(bytes))
+        if !matches!(info.dtype, Some(DType::F32 | DType::F16 | DType::Bf16)) {
+            return fault(format!("`{name}` is of {}; floats are read", info.stored));
+        }
+        Ok(self.0.tensor(name)?)
     }
 
     /// Uploads tensors, given by name and shape, as f32 to `device`.

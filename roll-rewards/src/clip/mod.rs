@@ -204,7 +204,7 @@ impl ClipReward {
             Some(head) => {
                 let path = context.resolve(head);
                 files.push(path.clone());
-                Some(Head::load(&Tensors::open(&[path])?, model.projection_dim, device)?)
+                Some(Head::load(&Tensors::open(&path)?, model.projection_dim, device)?)
             }
             None => None,
         };

@@ -7,19 +7,14 @@ use roll_core::{DType, Error, Fault};
 /// Errors of an ONNX file or of its execution.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
 pub enum OnnxError {
     /// The file could not be read.
     #[error("cannot read {}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    File { path: PathBuf, source: std::io::Error },
     /// The file is not an ONNX model, or contradicts itself.
     #[error("{}: {problem}", path.display())]
     BadFile {
-        /// The file.
         path: PathBuf,
         /// The expected and the found.
         problem: String,
@@ -27,7 +22,6 @@ pub enum OnnxError {
     /// The executor does not support an operator.
     #[error("{}: node `{node}` uses the operator `{operator}`, which this build cannot run", path.display())]
     Operator {
-        /// The file.
         path: PathBuf,
         /// The node's name, or the name of its first output if it has none.
         node: String,
@@ -37,11 +31,9 @@ pub enum OnnxError {
     /// A node uses an unsupported feature of its operator, or does not fit its inputs.
     #[error("{}: node `{node}` ({operator}): {problem}", path.display())]
     Node {
-        /// The file.
         path: PathBuf,
         /// The node's name, or the name of its first output if it has none.
         node: String,
-        /// The operator.
         operator: String,
         /// The expected and the found.
         problem: String,
@@ -49,45 +41,21 @@ pub enum OnnxError {
     /// A tensor does not fit the graph's input or output.
     #[error("{}: `{port}` is {expected}, found shape {found:?}", path.display())]
     Port {
-        /// The file.
         path: PathBuf,
-        /// The input or output.
         port: String,
         /// The declared shape; free axes have a name or `?`.
         expected: String,
-        /// The tensor's shape.
         found: Vec<usize>,
     },
     /// The number of tensors is not the number of the graph's inputs.
     #[error("{}: the inputs are `{expected}`, found {found} tensors", path.display())]
-    Inputs {
-        /// The file.
-        path: PathBuf,
-        /// The names of the inputs.
-        expected: String,
-        /// The number of tensors.
-        found: usize,
-    },
+    Inputs { path: PathBuf, expected: String, found: usize },
     /// A tensor has another type than the input.
     #[error("{}: the input `{port}` is of type {expected:?}, found {found}", path.display())]
-    Type {
-        /// The file.
-        path: PathBuf,
-        /// The input.
-        port: String,
-        /// The input's type.
-        expected: DType,
-        /// "floats" or "integers".
-        found: &'static str,
-    },
+    Type { path: PathBuf, port: String, expected: DType, found: &'static str },
     /// A pullback was requested of a graph without floating-point inputs.
     #[error("{}: there is no gradient with respect to integers: {inputs}; ask for the outputs alone", path.display())]
-    NoGradient {
-        /// The file.
-        path: PathBuf,
-        /// The inputs with their types.
-        inputs: String,
-    },
+    NoGradient { path: PathBuf, inputs: String },
     /// ONNX Runtime is requested but not part of this build.
     #[error(
         "ONNX Runtime is not part of this build: build with `--features onnxruntime`, or take this project's own \
@@ -105,12 +73,7 @@ pub enum OnnxError {
     },
     /// ONNX Runtime refused a file or failed to run it.
     #[error("{}: ONNX Runtime: {problem}; this project's own executor may take it (`onnx: own`)", path.display())]
-    Runtime {
-        /// The file.
-        path: PathBuf,
-        /// The message of ONNX Runtime.
-        problem: String,
-    },
+    Runtime { path: PathBuf, problem: String },
 }
 
 impl From<OnnxError> for Error {

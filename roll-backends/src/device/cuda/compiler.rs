@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::device::memory::first_library;
+use crate::library::{first, functions};
 
 /// The file names that cudarc looks for (`.cargo/config.toml` sets the version). cudarc panics if it finds no such
 /// file.
@@ -33,7 +33,7 @@ pub fn usable() -> Result<(), String> {
 }
 
 fn tried() -> Result<(), String> {
-    let Some(library) = first_library(&KNOWN) else { return Err(missing()) };
+    let Ok((library, _)) = first(&KNOWN) else { return Err(missing()) };
     let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
     if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {
         return Err(format!(
@@ -42,7 +42,7 @@ fn tried() -> Result<(), String> {
             path.display()
         ));
     }
-    compiled(&library, &path).map_err(|problem| {
+    compiled(library, &path).map_err(|problem| {
         format!(
             "CUDA's run-time compiler does not work with the headers in {}: {} (its libraries, libnvrtc-builtins too, \
              belong in LD_LIBRARY_PATH; `eval \"$(scripts/setup-cuda)\"` sets that up)",
@@ -54,7 +54,7 @@ fn tried() -> Result<(), String> {
 
 fn missing() -> String {
     let names = KNOWN.join(" or ");
-    match OTHERS.into_iter().find(|name| first_library(&[*name]).is_some()) {
+    match OTHERS.into_iter().find(|name| first(&[*name]).is_ok()) {
         Some(name) => format!(
             "CUDA's run-time compiler is here as {name}, and looked for as {names}: `eval \"$(scripts/setup-cuda \
              --installed)\"` gives it that name"
@@ -66,53 +66,46 @@ fn missing() -> String {
     }
 }
 
-type Create = unsafe extern "C" fn(
-    *mut *mut c_void,
-    *const c_char,
-    *const c_char,
-    c_int,
-    *const *const c_char,
-    *const *const c_char,
-) -> c_int;
-type Compile = unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> c_int;
-type LogSize = unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int;
-type Log = unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int;
-type Destroy = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+type Program = *mut c_void;
+type Strings = *const *const c_char;
+
+functions! {
+    /// Functions of `nvrtc.h`, the same since CUDA 7.
+    Nvrtc {
+        create: "nvrtcCreateProgram" (*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int,
+        compile: "nvrtcCompileProgram" (Program, c_int, Strings) -> c_int,
+        log_size: "nvrtcGetProgramLogSize" (Program, *mut usize) -> c_int,
+        log: "nvrtcGetProgramLog" (Program, *mut c_char) -> c_int,
+        destroy: "nvrtcDestroyProgram" (*mut Program) -> c_int,
+    }
+}
 
 /// Compiles the trial kernel; fails with the first lines of NVRTC's log.
-fn compiled(library: &Library, headers: &Path) -> Result<(), String> {
+fn compiled(library: Library, headers: &Path) -> Result<(), String> {
     let include = CString::new(format!("--include-path={}", headers.display()))
         .map_err(|_| "its path has a zero byte".to_string())?;
-    let other = |e: libloading::Error| format!("it is another library: {e}");
-    // SAFETY: the signatures are those of `nvrtc.h`, the same since CUDA 7; strings and the log outlive the calls, and
-    // the library stays open meanwhile.
-    unsafe {
-        let create = library.get::<Create>(b"nvrtcCreateProgram\0").map_err(other)?;
-        let compile = library.get::<Compile>(b"nvrtcCompileProgram\0").map_err(other)?;
-        let log_size = library.get::<LogSize>(b"nvrtcGetProgramLogSize\0").map_err(other)?;
-        let log = library.get::<Log>(b"nvrtcGetProgramLog\0").map_err(other)?;
-        let destroy = library.get::<Destroy>(b"nvrtcDestroyProgram\0").map_err(other)?;
-        let mut program = null_mut();
-        match create(&mut program, TRIAL.as_ptr(), null(), 0, null(), null()) {
-            0 => {}
-            code => return Err(format!("it answers with error {code}")),
-        }
-        let options = [ARCHITECTURE.as_ptr(), include.as_ptr()];
-        let code = compile(program, options.len() as c_int, options.as_ptr());
-        let mut log_text = Vec::new();
-        let mut size = 0;
-        if code != 0 && log_size(program, &mut size) == 0 {
-            log_text = vec![0u8; size.max(1)];
-            log(program, log_text.as_mut_ptr().cast());
-        }
-        destroy(&mut program);
-        match code {
-            0 => Ok(()),
-            _ => {
-                let text = CStr::from_bytes_until_nul(&log_text)
-                    .map_or_else(|_| String::new(), |s| s.to_string_lossy().into());
-                Err(format!("error {code}: {}", text.lines().take(4).collect::<Vec<_>>().join(" ")))
-            }
-        }
+    let nvrtc = Nvrtc::find(library).map_err(|missing| format!("it is another library: {}", String::from(missing)))?;
+    let mut program = null_mut();
+    // SAFETY: strings outlive the calls; no headers are given.
+    match unsafe { (nvrtc.create)(&mut program, TRIAL.as_ptr(), null(), 0, null(), null()) } {
+        0 => {}
+        code => return Err(format!("it answers with error {code}")),
     }
+    let options = [ARCHITECTURE.as_ptr(), include.as_ptr()];
+    let (mut log, mut size) = (Vec::new(), 0);
+    // SAFETY: the program was created above and is destroyed last; the log has the size that the library reported.
+    let code = unsafe {
+        let code = (nvrtc.compile)(program, options.len() as c_int, options.as_ptr());
+        if code != 0 && (nvrtc.log_size)(program, &mut size) == 0 {
+            log = vec![0u8; size.max(1)];
+            (nvrtc.log)(program, log.as_mut_ptr().cast());
+        }
+        (nvrtc.destroy)(&mut program);
+        code
+    };
+    if code == 0 {
+        return Ok(());
+    }
+    let text = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
+    Err(format!("error {code}: {}", text.lines().take(4).collect::<Vec<_>>().join(" ")))
 }

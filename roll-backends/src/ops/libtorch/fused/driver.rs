@@ -4,15 +4,15 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::launch::{Kernel, Launch, LaunchShape, Launcher};
-use super::nvrtc::{Nvrtc, SOURCE, open, symbol, text};
+use super::nvrtc::{Nvrtc, SOURCE};
+use crate::device::memory::DRIVER;
+use crate::library::{first, functions, text};
 
-const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES` (spilled registers) and `CU_FUNC_ATTRIBUTE_NUM_REGS`.
@@ -24,63 +24,32 @@ const SWITCH: &str = "ROLL_FUSED";
 roll_core::inventory::submit! { roll_core::Variable(SWITCH) }
 
 type Handle = *mut c_void;
+type Pointers = *mut *mut c_void;
 
-/// The driver functions that are used here.
-#[derive(Clone, Copy)]
-struct Driver {
-    init: unsafe extern "C" fn(c_uint) -> c_int,
-    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
-    attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
-    retain: unsafe extern "C" fn(*mut Handle, c_int) -> c_int,
-    current: unsafe extern "C" fn(*mut Handle) -> c_int,
-    push: unsafe extern "C" fn(Handle) -> c_int,
-    pop: unsafe extern "C" fn(*mut Handle) -> c_int,
-    load: unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int,
-    function: unsafe extern "C" fn(*mut Handle, Handle, *const c_char) -> c_int,
-    #[cfg(test)]
-    footprint: unsafe extern "C" fn(*mut c_int, c_int, Handle) -> c_int,
-    launch: unsafe extern "C" fn(
-        Handle,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        Handle,
-        *mut *mut c_void,
-        *mut *mut c_void,
-    ) -> c_int,
-    error: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+functions! {
+    /// Functions of `cuda.h`. A suffix `_v2` is the version that the header's name maps to.
+    Driver {
+        init: "cuInit" (c_uint) -> c_int,
+        device: "cuDeviceGet" (*mut c_int, c_int) -> c_int,
+        attribute: "cuDeviceGetAttribute" (*mut c_int, c_int, c_int) -> c_int,
+        retain: "cuDevicePrimaryCtxRetain" (*mut Handle, c_int) -> c_int,
+        current: "cuCtxGetCurrent" (*mut Handle) -> c_int,
+        push: "cuCtxPushCurrent_v2" (Handle) -> c_int,
+        pop: "cuCtxPopCurrent_v2" (*mut Handle) -> c_int,
+        load: "cuModuleLoadData" (*mut Handle, *const c_void) -> c_int,
+        function: "cuModuleGetFunction" (*mut Handle, Handle, *const c_char) -> c_int,
+        #[cfg(test)]
+        footprint: "cuFuncGetAttribute" (*mut c_int, c_int, Handle) -> c_int,
+        launch: "cuLaunchKernel"
+            (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, Pointers, Pointers) -> c_int,
+        error: "cuGetErrorString" (c_int, *mut *const c_char) -> c_int,
+    }
 }
 
 impl Driver {
     fn load() -> Result<Self, String> {
-        let mut reasons = Vec::new();
-        let library = DRIVER.iter().find_map(|name| open(Path::new(name)).map_err(|e| reasons.push(e)).ok());
-        let library = library.ok_or_else(|| format!("NVIDIA's driver is not found ({})", reasons.join("; ")))?;
-        // SAFETY: the signatures are those of `cuda.h`; a suffix `_v2` is the version that the header's name maps to.
-        let found = unsafe {
-            Self {
-                init: symbol(&library, "cuInit")?,
-                device: symbol(&library, "cuDeviceGet")?,
-                attribute: symbol(&library, "cuDeviceGetAttribute")?,
-                retain: symbol(&library, "cuDevicePrimaryCtxRetain")?,
-                current: symbol(&library, "cuCtxGetCurrent")?,
-                push: symbol(&library, "cuCtxPushCurrent_v2")?,
-                pop: symbol(&library, "cuCtxPopCurrent_v2")?,
-                load: symbol(&library, "cuModuleLoadData")?,
-                function: symbol(&library, "cuModuleGetFunction")?,
-                #[cfg(test)]
-                footprint: symbol(&library, "cuFuncGetAttribute")?,
-                launch: symbol(&library, "cuLaunchKernel")?,
-                error: symbol(&library, "cuGetErrorString")?,
-            }
-        };
-        // Never unloaded: torch uses the driver too.
-        std::mem::forget(library);
-        Ok(found)
+        let (library, _) = first(&DRIVER).map_err(|reasons| format!("NVIDIA's driver is not found ({reasons})"))?;
+        Ok(Self::find(library)?)
     }
 
     fn check(&self, call: &str, code: c_int) -> Result<(), String> {

@@ -5,11 +5,11 @@
 //! that no loader searches.
 
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
-use libloading::Library;
+use crate::library::{functions, open, text};
 
 /// The source of all kernels.
 pub(super) const SOURCE: &str =
@@ -23,18 +23,25 @@ const NEIGHBOURS: [&str; 5] = ["libnvrtc.", "libcudart", "libtorch_cuda", "libc1
 type Program = *mut c_void;
 type Strings = *const *const c_char;
 
-/// The NVRTC functions that are used here.
+functions! {
+    /// Functions of `nvrtc.h`.
+    Functions {
+        create: "nvrtcCreateProgram" (*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int,
+        compile: "nvrtcCompileProgram" (Program, c_int, Strings) -> c_int,
+        destroy: "nvrtcDestroyProgram" (*mut Program) -> c_int,
+        code_size: "nvrtcGetCUBINSize" (Program, *mut usize) -> c_int,
+        code: "nvrtcGetCUBIN" (Program, *mut c_char) -> c_int,
+        ptx_size: "nvrtcGetPTXSize" (Program, *mut usize) -> c_int,
+        ptx: "nvrtcGetPTX" (Program, *mut c_char) -> c_int,
+        log_size: "nvrtcGetProgramLogSize" (Program, *mut usize) -> c_int,
+        log: "nvrtcGetProgramLog" (Program, *mut c_char) -> c_int,
+        error: "nvrtcGetErrorString" (c_int) -> *const c_char,
+    }
+}
+
+/// A compiler that was found.
 pub(super) struct Nvrtc {
-    create: unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int,
-    compile: unsafe extern "C" fn(Program, c_int, Strings) -> c_int,
-    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
-    code_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    code: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    ptx_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    ptx: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    error: unsafe extern "C" fn(c_int) -> *const c_char,
+    functions: Functions,
     file: String,
 }
 
@@ -60,26 +67,7 @@ impl Nvrtc {
     /// Loads NVRTC from a path or by name.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         open_builtins(path);
-        let library = open(path)?;
-        // SAFETY: the signatures are those of `nvrtc.h`.
-        let found = unsafe {
-            Self {
-                create: symbol(&library, "nvrtcCreateProgram")?,
-                compile: symbol(&library, "nvrtcCompileProgram")?,
-                destroy: symbol(&library, "nvrtcDestroyProgram")?,
-                code_size: symbol(&library, "nvrtcGetCUBINSize")?,
-                code: symbol(&library, "nvrtcGetCUBIN")?,
-                ptx_size: symbol(&library, "nvrtcGetPTXSize")?,
-                ptx: symbol(&library, "nvrtcGetPTX")?,
-                log_size: symbol(&library, "nvrtcGetProgramLogSize")?,
-                log: symbol(&library, "nvrtcGetProgramLog")?,
-                error: symbol(&library, "nvrtcGetErrorString")?,
-                file: path.display().to_string(),
-            }
-        };
-        // Never unloaded: the function pointers are kept, and the library may have threads of its own.
-        std::mem::forget(library);
-        Ok(found)
+        Ok(Self { functions: Functions::find(open(path)?)?, file: path.display().to_string() })
     }
 
     /// The name or path from which it was loaded.
@@ -96,21 +84,25 @@ impl Nvrtc {
         let options = [option.as_ptr(), c"--std=c++17".as_ptr()];
         let mut program = null_mut();
         // SAFETY: strings end with a zero byte and outlive the call; no headers are given.
-        let code = unsafe { (self.create)(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), 0, null(), null()) };
+        let code = unsafe {
+            (self.functions.create)(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), 0, null(), null())
+        };
         self.check("nvrtcCreateProgram", code)?;
         // SAFETY: as above; the number of options matches.
-        let compiled = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
+        let compiled = unsafe { (self.functions.compile)(program, options.len() as c_int, options.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", compiled) {
-            Ok(()) if architecture.starts_with("sm_") => self.bytes(program, self.code_size, self.code),
-            Ok(()) => self.bytes(program, self.ptx_size, self.ptx),
+            Ok(()) if architecture.starts_with("sm_") => {
+                self.bytes(program, self.functions.code_size, self.functions.code)
+            }
+            Ok(()) => self.bytes(program, self.functions.ptx_size, self.functions.ptx),
             Err(error) => {
-                let log = self.bytes(program, self.log_size, self.log).unwrap_or_default();
+                let log = self.bytes(program, self.functions.log_size, self.functions.log).unwrap_or_default();
                 let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
                 Err(format!("{error} for {architecture}: {log}"))
             }
         };
         // SAFETY: created above, and not used afterwards.
-        unsafe { (self.destroy)(&mut program) };
+        unsafe { (self.functions.destroy)(&mut program) };
         result
     }
 
@@ -135,35 +127,9 @@ impl Nvrtc {
             return Ok(());
         }
         // SAFETY: returns a constant string for every code.
-        let text = unsafe { text((self.error)(code)) };
+        let text = unsafe { text((self.functions.error)(code)) };
         Err(format!("{call} of {} failed with {code} ({text})", self.file))
     }
-}
-
-/// Loads a library; the error is a sentence with the reason.
-pub(super) fn open(path: &Path) -> Result<Library, String> {
-    // SAFETY: the initialisers of NVIDIA's libraries have no effect outside of the libraries.
-    unsafe { Library::new(path) }.map_err(|e| {
-        // The loader's message is the source of the error.
-        let reason = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-        format!("{} cannot be loaded: {reason}", path.display())
-    })
-}
-
-/// Returns a function of a library, which must stay loaded.
-///
-/// # Safety
-/// `F` must be the type of the function with that name.
-pub(super) unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
-    // SAFETY: as the caller promises.
-    unsafe { library.get::<F>(name) }.map(|found| *found).map_err(|e| format!("{name} is missing: {e}"))
-}
-
-/// # Safety
-/// `at` must be null or a valid C string for the duration of the call.
-pub(super) unsafe fn text(at: *const c_char) -> String {
-    // SAFETY: as the caller promises.
-    if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned() }
 }
 
 /// Preloads `libnvrtc-builtins`. NVRTC opens it by its bare name, which the loader does not find in torch's folders,

@@ -69,11 +69,11 @@ fn build() -> Result<Emulate, String> {
         .output()
         .map_err(|error| format!("cc: {error}"))?;
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let library = nvrtc::open(&at("libkernels.so"))?;
+    let library = crate::library::open(&at("libkernels.so"))?;
     // SAFETY: the signature is that of emulate.c.
-    let emulate = unsafe { nvrtc::symbol(&library, "emulate") };
+    let emulate = *unsafe { library.get::<Emulate>("emulate") }.map_err(|e| e.to_string())?;
     std::mem::forget(library);
-    emulate
+    Ok(emulate)
 }
 
 /// Deterministic numbers between -4 and 4.
