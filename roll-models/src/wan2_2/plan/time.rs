@@ -33,12 +33,6 @@ impl Plan {
             Placement::Sharded => input.division.overlap_comm,
             Placement::Auto | Placement::Resident => false,
         };
-        // Each trajectory passes through both experts once.
-        let swapped = match (self.placement(), self.storage.idle) {
-            (Placement::Auto | Placement::Resident, IdleExpert::Host) => 2.0 * weights / HOST_RATE,
-            (Placement::Auto | Placement::Resident, IdleExpert::Drop) => 2.0 * weights / speed.read,
-            _ => 0.0,
-        };
         // `exchanges`: how often a pass exchanges tokens for heads and back, which does not overlap computation.
         let phase = |name, passes: f64, flops: f64, exchanges: f64| {
             let (flops, moved) = (flops * passes, moved * passes);
@@ -72,13 +66,21 @@ impl Plan {
             // The decoder is recomputed and then pulled back.
             phases.push(decoder("time/pull (decoder)", samples * decoded as f64 * 2.0 * decode, rates[1]));
         }
-        if swapped > 0.0 {
-            let trajectories = input.passes.videos.map_or(1, |videos| videos.count.div_ceil(videos.at_once.max(1)));
-            let changes = samples * trajectories as f64;
-            let (moved, seconds) = (2.0 * weights * changes, swapped * changes);
-            phases.push(PhaseCost { name: "change of experts".into(), flops: 0.0, moved, seconds });
-        }
+        phases.extend(self.expert_changes(weights));
         phases
+    }
+
+    /// The changes of experts that take turns on the device: a trajectory passes through both once.
+    fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
+        let rate = match (self.placement(), self.storage.idle) {
+            (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
+            (Placement::Auto | Placement::Resident, IdleExpert::Drop) => self.input.speed.read,
+            _ => return None,
+        };
+        let videos = self.input.passes.videos;
+        let trajectories = videos.map_or(1, |videos| videos.count.div_ceil(videos.at_once.max(1)));
+        let moved = 2.0 * weights * (self.input.samples * trajectories) as f64;
+        Some(PhaseCost { name: "change of experts".into(), flops: 0.0, moved, seconds: moved / rate })
     }
 
     /// Latent pixels of all tiles of the VAE for each one of a frame.
