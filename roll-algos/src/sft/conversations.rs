@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use roll_core::{Error, LanguageModel, Message, Result};
 use roll_external::files;
 
-use super::TrainOn;
+use super::{SftConfig, TrainOn};
 
 /// Larger files are refused: they are held in memory.
 const MAX_BYTES: u64 = 4 << 30;
@@ -68,6 +68,31 @@ impl Conversations {
         }
     }
 
+    /// Fails on a conversation that the chat template cannot write, and if none can be trained on; `key` names the file.
+    pub(super) fn check(&self, key: &str, config: &SftConfig, model: &dyn LanguageModel) -> Result<()> {
+        let (limit, mut is_usable) = (config.limit(model), false);
+        for row in 0..self.len() {
+            match is_usable {
+                // Writing is much faster than counting tokens.
+                true => drop(self.parts(row, config.train_on, model)?),
+                false => {
+                    let tokens = self.tokens(row, config.train_on, model)?;
+                    is_usable = tokens.ids.len() <= limit && tokens.trained() > 0;
+                }
+            }
+        }
+        match is_usable {
+            true => Ok(()),
+            false => {
+                let problem = format!(
+                    "no conversation of {} has a token that is trained on, within {limit} tokens (`algo.sequence_length`)",
+                    self.file.display()
+                );
+                Err(Error::config(key, problem))
+            }
+        }
+    }
+
     /// Number of conversations.
     pub fn len(&self) -> usize {
         self.rows.len()
@@ -85,16 +110,20 @@ impl Conversations {
 
     /// The tokens of a row. The assistant's words are tokenized apart from those around them, as they are when it acts.
     pub fn tokens(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Tokens> {
-        let messages = &self.rows[row].1;
-        let whole = model.render_chat(messages, false)?;
         let mut tokens = Tokens { ids: Vec::new(), train: Vec::new() };
-        let mut done = 0;
-        let mut add = |text: &str, train: bool| -> Result<()> {
-            let ids = model.tokenize(text)?;
+        for (text, train) in self.parts(row, train_on, model)? {
+            let ids = model.tokenize(&text)?;
             tokens.train.extend(std::iter::repeat_n(train, ids.len()));
             tokens.ids.extend(ids);
-            Ok(())
-        };
+        }
+        Ok(tokens)
+    }
+
+    /// The text of a row in parts, and which of them are trained on.
+    fn parts(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<(String, bool)>> {
+        let messages = &self.rows[row].1;
+        let whole = model.render_chat(messages, false)?;
+        let (mut parts, mut done) = (Vec::new(), 0);
         let all = train_on == TrainOn::All;
         for (i, _) in messages.iter().enumerate().filter(|(_, m)| m.role == "assistant") {
             let (before, after) =
@@ -110,11 +139,10 @@ impl Conversations {
                 );
                 return Err(Error::bad_file(&self.file, problem));
             };
-            add(prompt, all)?;
-            add(answer, true)?;
+            parts.extend([(prompt.to_string(), all), (answer.to_string(), true)]);
             done = after.len();
         }
-        add(&whole[done..], all)?;
-        Ok(tokens)
+        parts.push((whole[done..].to_string(), all));
+        Ok(parts)
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn loss(
 ) -> Result<Validation> {
     let mut batch = Vec::new();
     let text_model = language(model, NAME)?;
-    let limit = config.sequence_length.unwrap_or(usize::MAX).min(text_model.context_length());
+    let limit = config.limit(text_model);
     for row in share(ranks, held_out.len()) {
         let tokens = held_out.tokens(row, config.train_on, text_model)?;
         if tokens.ids.len() <= limit && tokens.trained() > 0 {

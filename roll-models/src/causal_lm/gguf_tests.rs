@@ -72,7 +72,7 @@ fn opened(file: &Writer) -> roll_core::Result<LoadedModel> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
-    gguf::open(&path)
+    gguf::open(&path, false)
 }
 
 /// Renames a Hugging Face weight as a converter does, by a table of layers.

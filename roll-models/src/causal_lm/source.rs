@@ -10,6 +10,7 @@ use super::config::LmConfig;
 use super::gguf;
 use super::loaded::LoadedModel;
 use super::tokenizer::Tokenizer;
+use crate::headers::check_tensors;
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, parse_safetensors};
 
@@ -38,11 +39,11 @@ pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
     })
 }
 
-/// Reads the model at `path`: a directory or a GGUF file.
-pub fn open(path: &Path) -> Result<LoadedModel> {
+/// Reads the model at `path`: a directory or a GGUF file. With `headers_only`, weights are checked and not read.
+pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     match is_gguf(path)? {
-        true => gguf::open(path),
-        false => directory(path),
+        true => gguf::open(path, headers_only),
+        false => directory(path, headers_only),
     }
 }
 
@@ -59,12 +60,17 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     }
 }
 
-fn directory(directory: &Path) -> Result<LoadedModel> {
+fn directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
     let config = LmConfig::read(&directory.join("config.json"))?;
+    let weights = open_weights(directory)?;
+    if headers_only {
+        check_tensors(&weights, &config.weights())?;
+    }
     let tokenizer = directory.join("tokenizer.json");
     Ok(LoadedModel {
         config,
-        state: open_weights(directory)?.all()?,
+        // Of safetensors, tensors point into the mapped file.
+        state: weights.all()?,
         blocks: BTreeMap::new(),
         tokenizer: tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?,
         template: ChatTemplate::load(directory)?,
