@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use roll_core::{Tensor, Video};
 
 use crate::program::{printed, stderr_text};
-use crate::world::{SETTINGS, SHORT, World};
+use crate::world::{SETTINGS, SHORT, World, fails};
 
 /// What a row changes.
 #[derive(Clone, Copy)]
@@ -251,4 +251,18 @@ fn check_lists_all_problems_in_one_round_and_writes_nothing() {
     assert!(!passes && text.contains("3 problems above"), "{text}");
     ["nowhere.json", "unseen.csv", "antelopev2"].iter().for_each(|part| assert!(text.contains(part), "{text}"));
     assert_eq!(std::fs::read_dir(world.path(".")).unwrap().count(), before);
+}
+
+#[test]
+fn notes_name_keys_without_effect_and_a_cpu_that_gpus_were_planned_for() {
+    let world = World::new(1);
+    let settings =
+        [&Base::Fl.settings()[..], &["evaluation.every=2", "evaluation.check=[{name: brightness}]"]].concat();
+    let (passes, text) = ends_well(&world, &["check", "--on", "1x80"], &settings);
+    assert!(passes, "{text}");
+    for part in ["`evaluation.check`, `evaluation.every`", "no clip is evaluated", "`--on 1x80` names GPUs"] {
+        assert!(text.contains(part), "no {part} in: {text}");
+    }
+    fails(&world.roll(&["check", "--set", "strategy.stage=3"]), 2, &["`strategy.name=zero`"]);
+    fails(&world.roll(&["run", "--steps", "1.5"]), 2, &["expected a whole number"]);
 }

@@ -7,7 +7,7 @@ use roll_core::{
     Algorithm, BuildContext, Communicator, ConditionInput, DataSource, Error, Kind, Model, Registry, Result,
     RewardScorer, Strategy, Tensor, VideoUnit,
 };
-use roll_data::{Batches, Dataset, Metadata};
+use roll_data::{Batches, DataConfig, Dataset, Metadata};
 
 use super::Trainer;
 use crate::cache::{self, CacheStore, CachedModel, CachedReward};
@@ -140,21 +140,12 @@ impl Opening<'_> {
         if device.is_some() {
             parts.reward = self.part("reward", reward(loaded, registry, context))?.flatten();
         }
-        self.open_algorithm(&mut parts)?;
+        let can_check = self.open_algorithm(&mut parts)?;
         let source = parts.algorithm.as_ref().map(|algorithm| algorithm.data_source());
         let clips = source == Some(DataSource::Clips);
         let data_config = config.data.resolved(|path| context.resolve(path));
         // Before the model, which takes minutes to open.
-        let mut metadata = None;
-        if clips {
-            let store = match context.headers_only {
-                true => cache::check(&data_config).map(|()| None),
-                false => cache::open(&data_config),
-            };
-            parts.store = self.part("data", store)?.flatten();
-            metadata = self.part("data", Metadata::open(&data_config))?;
-            self.note("data", unused_end_images(loaded, metadata.as_ref()))?;
-        }
+        let metadata = if clips { self.open_metadata(&data_config, &mut parts)? } else { None };
         if device.is_some()
             && self.has_model
             && let Some((strategy, model)) = self.part("model", strategy_and_model(config, registry, context))?
@@ -169,34 +160,56 @@ impl Opening<'_> {
         if dataset.is_some() {
             self.note("data", data_config.unit_note(unit))?;
         }
-        self.connect(&mut parts, clips)?;
-        if clips && device.is_some() {
-            let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().all.clone());
-            let evaluator = Evaluator::open(loaded, dataset.as_deref(), unit, registry, context, ranks.as_ref());
-            parts.evaluator = self.part("evaluation", evaluator)?.flatten();
-        }
-        if let Some(model) = &mut parts.model {
-            let prompts = SamplePrompts::open(loaded, model.as_mut(), unit, context);
-            parts.prompts = self.part("evaluation", prompts)?.flatten();
-        }
-        let held_out = parts.evaluator.as_ref().and_then(Evaluator::unseen);
-        if let Some(algorithm) = &mut parts.algorithm {
-            parts.validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || !clips;
-        }
-        match parts.validates {
-            true => self.note("evaluation", unused_evaluation(config))?,
-            false => self.note("evaluation", nothing_evaluated(config))?,
-        }
-        if let (Some(dataset), Some(strategy)) = (dataset, &parts.strategy) {
-            parts.data = Some(batches(dataset, config, strategy.as_ref()));
-        }
+        self.connect(&mut parts, clips, can_check)?;
+        self.open_evaluation(&mut parts, dataset.as_deref(), clips, device.is_some())?;
+        let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().data.clone());
+        parts.data = dataset.map(|dataset| batches(dataset, config, ranks.as_ref()));
         if let Some(source) = source.filter(|source| parts.data.is_some() || *source != DataSource::Clips) {
             parts.steps = self.part("run", steps(config, parts.data.as_ref(), source))?;
         }
         Ok(parts)
     }
 
-    fn open_algorithm(&mut self, parts: &mut Parts) -> Result<()> {
+    fn open_metadata(&mut self, config: &DataConfig, parts: &mut Parts) -> Result<Option<Metadata>> {
+        let store = match (self.context.headers_only, self.context.ranks.rank().0) {
+            (false, _) => cache::open(config),
+            (true, 0) => cache::check(config).map(|()| None),
+            // Ranks would remove the directory that another one makes.
+            (true, _) => Ok(None),
+        };
+        parts.store = self.part("data", store)?.flatten();
+        let metadata = self.part("data", Metadata::open(config))?;
+        self.note("data", unused_end_images(self.loaded, metadata.as_ref()))?;
+        Ok(metadata)
+    }
+
+    fn open_evaluation(
+        &mut self,
+        parts: &mut Parts,
+        train: Option<&Dataset>,
+        clips: bool,
+        has_device: bool,
+    ) -> Result<()> {
+        let Self { loaded, registry, context, .. } = *self;
+        if clips && has_device {
+            let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().all.clone());
+            let evaluator = Evaluator::open(loaded, train, parts.unit, registry, context, ranks.as_ref());
+            parts.evaluator = self.part("evaluation", evaluator)?.flatten();
+        }
+        if let Some(model) = &mut parts.model {
+            let prompts = SamplePrompts::open(loaded, model.as_mut(), parts.unit, context);
+            parts.prompts = self.part("evaluation", prompts)?.flatten();
+        }
+        let held_out = parts.evaluator.as_ref().and_then(Evaluator::unseen);
+        if let Some(algorithm) = &mut parts.algorithm {
+            parts.validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || !clips;
+        }
+        let note = if parts.validates { unused_evaluation } else { nothing_evaluated };
+        self.note("evaluation", note(&loaded.config))
+    }
+
+    /// Returns whether the algorithm can be checked: whether it has the environments that it needs.
+    fn open_algorithm(&mut self, parts: &mut Parts) -> Result<bool> {
         let Self { loaded, registry, context, .. } = *self;
         let config = &loaded.config;
         // In a validation, ranks play different numbers of turns: a rank that is done must send its part of sharded
@@ -206,15 +219,13 @@ impl Opening<'_> {
         parts.algorithm = self.part("algo", made)?;
         if let (Some(algorithm), Some(env)) = (&mut parts.algorithm, &config.env) {
             let opened = algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context));
-            if self.part("env", opened)?.is_none() {
-                parts.algorithm = None;
-            }
+            return Ok(self.part("env", opened)?.is_some());
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Checks that the parts work together.
-    fn connect(&mut self, parts: &mut Parts, clips: bool) -> Result<()> {
+    fn connect(&mut self, parts: &mut Parts, clips: bool, can_check: bool) -> Result<()> {
         let config = &self.loaded.config;
         let (Some(mut model), Some(strategy)) = (parts.model.take(), &mut parts.strategy) else { return Ok(()) };
         if let Some(diffusion) = model.as_diffusion().filter(|_| clips) {
@@ -224,8 +235,8 @@ impl Opening<'_> {
         if let Some(store) = &parts.store {
             (model, parts.reward) = cached(model, parts.reward.take(), store)?;
         }
-        let has_reward = parts.reward.is_some() || config.reward.is_empty();
-        if let Some(algorithm) = parts.algorithm.as_mut().filter(|_| has_reward) {
+        let can_check = can_check && (parts.reward.is_some() || config.reward.is_empty());
+        if let Some(algorithm) = parts.algorithm.as_mut().filter(|_| can_check) {
             let checked = algorithm.check(model.as_mut(), parts.reward.as_deref());
             self.part("algo", checked)?;
         }
@@ -260,8 +271,8 @@ fn cached(model: Box<dyn Model>, reward: Reward, store: &CacheStore) -> Result<(
 }
 
 /// The batches of this rank.
-fn batches(dataset: Arc<Dataset>, config: &RunConfig, strategy: &dyn Strategy) -> Batches {
-    let (training, ranks) = (&config.training, strategy.ranks().data.as_ref());
+fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {
+    let training = &config.training;
     Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())
         .in_micro_batches(training.per_device_train_batch_size)
 }

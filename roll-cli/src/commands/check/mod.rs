@@ -12,10 +12,11 @@ use roll_train::evaluation::Evaluator;
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::ranks;
 use roll_train::run_dir::{Existing, RunDir};
+use roll_train::trainer::Parts;
 
 use self::findings::Findings;
 use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
-use crate::args::Check;
+use crate::args::{Check, MachineArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
 
@@ -37,8 +38,14 @@ pub fn check(args: Check) -> Result<()> {
     let config = &loaded.config;
     let context = BuildContext { headers_only: true, ..build_context(&loaded) };
     let files = files(&loaded, &registry, &context);
-    let missing = files.as_ref().ok().and_then(|files| files.missing.clone());
-    let (mut parts, findings) = Run::new(loaded.clone(), &registry, context).check(missing.is_none())?;
+    let unopened = match &files {
+        Ok(Some(FilesFound { missing, .. })) => {
+            missing.as_ref().map(|files| format!("a run would download files first: {files}"))
+        }
+        Ok(None) => Some(format!("`{}` is not opened: a plugin's model reads its weights", config.model.name)),
+        Err(_) => None,
+    };
+    let (mut parts, findings) = Run::new(loaded.clone(), &registry, context).check(unopened.is_none())?;
     let mut found = Findings::new(findings);
 
     found.section("run");
@@ -54,14 +61,25 @@ pub fn check(args: Check) -> Result<()> {
     found.queued("algo");
 
     found.section("model");
-    let complete = files.is_ok() && missing.is_none();
-    files.into_iter().flat_map(|files| files.lines).for_each(|line| found.good(line));
-    missing.into_iter().for_each(|files| found.note(format!("a run would download files first: {files}")));
+    let complete = matches!(&files, Ok(files) if files.as_ref().is_none_or(|files| files.missing.is_none()));
+    files.into_iter().flatten().flat_map(|files| files.lines).for_each(|line| found.good(line));
+    unopened.into_iter().for_each(|note| found.note(note));
     found.queued("model");
 
+    let size = list_data(config, &mut parts, args.samples, &mut found);
+    found.section("memory");
+    match complete {
+        true => list_needs(&loaded, &registry, &args.machine, size, parts.steps, &mut found),
+        false => found.note("no estimate without the model's files"),
+    }
+    found.end()
+}
+
+/// Lists data, environment, references and evaluated clips. Returns height and width of the largest clip.
+fn list_data(config: &RunConfig, parts: &mut Parts, samples: usize, found: &mut Findings) -> Option<[usize; 2]> {
     found.section("data");
     let largest = match (&parts.data, parts.steps) {
-        (Some(data), _) => data::look(data, parts.steps, parts.unit, &mut found),
+        (Some(data), _) => data::look(data, parts.steps, parts.unit, found),
         (None, Some(steps)) => {
             found.good(format!("`{}` brings its own data: {}", config.algo.name, counted(steps, "step")));
             None
@@ -74,7 +92,7 @@ pub fn check(args: Check) -> Result<()> {
     found.queued("env");
     found.section("reward");
     if let (Some(reward), Some(data)) = (&mut parts.reward, &parts.data) {
-        data::references(config, data.dataset(), reward.as_mut(), args.samples, &mut found);
+        data::references(config, data.dataset(), reward.as_mut(), samples, found);
     }
     found.queued("reward");
     found.section("evaluation");
@@ -83,29 +101,35 @@ pub fn check(args: Check) -> Result<()> {
     }
     found.queued("evaluation");
 
-    found.section("memory");
-    if complete {
-        let size = largest.or(config.data.height.zip(config.data.width).map(|(h, w)| [h, w]));
-        let planned = machine(&args.machine, &loaded).and_then(|machine| {
-            let (_, needs) = estimate(&loaded, &registry, None, size, &machine)?;
-            Ok((machine, needs))
-        });
-        match planned {
-            Ok((machine, needs)) => {
-                let known = args.machine.on.is_some() || args.machine.memory.is_some() || on_the_host(config);
-                memory(&needs, &machine, known, &mut found);
-                time(&needs, parts.steps, &mut found);
-                cpu_note(config, args.machine.on.as_deref(), &needs).into_iter().for_each(|note| found.note(note));
-            }
-            Err(Error::Unsupported(why)) => found.note(format!("no estimate: {why}")),
-            // Found when the model was opened.
-            Err(_) if found.has_problems() => found.note("no estimate after these problems"),
-            Err(error) => found.problem(error.chain()),
+    largest.or(config.data.height.zip(config.data.width).map(|(h, w)| [h, w]))
+}
+
+/// Lists memory and time.
+fn list_needs(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    args: &MachineArgs,
+    size: Option<[usize; 2]>,
+    steps: Option<u64>,
+    found: &mut Findings,
+) {
+    let config = &loaded.config;
+    let planned = machine(args, loaded).and_then(|machine| {
+        let (_, needs) = estimate(loaded, registry, None, size, &machine)?;
+        Ok((machine, needs))
+    });
+    match planned {
+        Ok((machine, needs)) => {
+            let known = args.on.is_some() || args.memory.is_some() || on_the_host(config);
+            memory(&needs, &machine, known, found);
+            time(&needs, steps, found);
+            cpu_note(config, args.on.as_deref(), &needs).into_iter().for_each(|note| found.note(note));
         }
-    } else {
-        found.note("no estimate without the model's files");
+        Err(Error::Unsupported(why)) => found.note(format!("no estimate: {why}")),
+        // Found when the model was opened.
+        Err(_) if found.has_problems() => found.note("no estimate after these problems"),
+        Err(error) => found.problem(error.chain()),
     }
-    found.end()
 }
 
 /// A note where a run computes on the CPU and should not: a machine with GPUs was named by `on`, or the model is large.
@@ -126,7 +150,7 @@ fn cpu_note(config: &RunConfig, on: Option<&str>, needs: &Needs) -> Option<Strin
 /// Memory and time of a run in one line; `None` if they are unknown.
 pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
-    let machine = machine(&crate::args::MachineArgs::default(), loaded).ok()?;
+    let machine = machine(&MachineArgs::default(), loaded).ok()?;
     let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
     if let Some(note) = cpu_note(config, None, &needs) {
@@ -154,14 +178,12 @@ fn on_the_host(config: &RunConfig) -> bool {
     ["flex", "libtorch"].contains(&config.backend.as_str())
 }
 
-/// The model's files that are there. Without a list of its own, a model is only opened.
-fn files(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<FilesFound> {
+/// The model's files that are there; `None` for the model of a plugin.
+fn files(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Option<FilesFound>> {
     let model = &loaded.config.model;
     let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked);
-    match FileCheck::of(Kind::Model, &model.name).filter(|_| linked) {
-        Some(check) => (check.check)(&model.options, context),
-        None => Ok(FilesFound::default()),
-    }
+    let check = FileCheck::of(Kind::Model, &model.name).filter(|_| linked);
+    check.map(|check| (check.check)(&model.options, context)).transpose()
 }
 
 fn memory(needs: &Needs, machine: &PlannedMachine, known: bool, found: &mut Findings) {
@@ -197,4 +219,20 @@ fn time(needs: &Needs, steps: Option<u64>, found: &mut Findings) {
         duration(seconds),
         all.unwrap_or_default()
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_model_on_the_cpu_is_noted() {
+        let needs =
+            |parameters: f64| Needs { facts: [("parameters".to_string(), parameters)].into(), ..Needs::default() };
+        let on = |backend: &str| RunConfig { backend: backend.into(), ..RunConfig::default() };
+        let note = cpu_note(&on("flex"), None, &needs(28.6e9)).unwrap_or_default();
+        assert!(note.contains("28.6 billion") && note.contains("libtorch-cuda"), "{note}");
+        assert_eq!(cpu_note(&on("flex"), None, &needs(0.5e9)), None);
+        assert_eq!(cpu_note(&on("libtorch-cuda:1"), Some("1x80"), &needs(28.6e9)), None);
+    }
 }
