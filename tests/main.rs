@@ -25,6 +25,8 @@ mod adapters;
 mod agent;
 mod bad_input;
 mod cache;
+#[cfg(unix)]
+mod check;
 mod clips;
 mod command_line;
 mod configuration;

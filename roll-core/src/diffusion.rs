@@ -139,6 +139,12 @@ pub trait DiffusionModel {
         let _ = prompts;
     }
 
+    /// Fails as [`DiffusionModel::encode`] would on conditions that the model cannot take. Computes nothing.
+    fn check_input(&mut self, input: &ConditionInput) -> Result<()> {
+        let _ = input;
+        Ok(())
+    }
+
     /// Encodes prompt and pictures. Not differentiated.
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning>;
 

@@ -1,15 +1,16 @@
-//! A look at the files of a component before a run: headers are read, weights are not, and nothing is written.
+//! The files of a component before a run, for people: headers are read, weights are not, and nothing is written.
 
-use crate::{BuildContext, Kind, Options, Result, VideoUnit};
+use crate::{BuildContext, Kind, Options, Result};
 
-/// How a component checks its files. Submit with `inventory::submit!`, next to the [`crate::Registration`] of the same
+/// How a component lists its files. Submit with `inventory::submit!`, next to the [`crate::Registration`] of the same
 /// kind and name.
 pub struct FileCheck {
     /// The kind of the component.
     pub kind: Kind,
     /// Its name.
     pub name: &'static str,
-    /// Fails as opening the component would, as far as headers tell.
+    /// Fails if a file is missing and would not be downloaded; opening the component with
+    /// [`BuildContext::headers_only`] checks what is in them.
     pub check: fn(&Options, &BuildContext) -> Result<FilesFound>,
 }
 
@@ -20,8 +21,6 @@ pub struct FilesFound {
     pub lines: Vec<String>,
     /// Files that a run would download first; their contents are unknown.
     pub missing: Option<String>,
-    /// Steps in which the model's videos go.
-    pub unit: VideoUnit,
 }
 
 inventory::collect!(FileCheck);

@@ -24,6 +24,10 @@ pub struct BuildContext {
     pub base_dir: PathBuf,
     /// Where the strategy wants frozen weights to be; a model may follow it where its own options leave it open.
     pub placement: Option<WeightPlacement>,
+    /// The component is opened to be checked: a model reads the headers of its files and no weights, so that no pass
+    /// through its network is possible, and downloads nothing.
+    #[serde(default)]
+    pub headers_only: bool,
     /// The ranks of the job. A component of a plugin receives them if it is a strategy or an algorithm.
     #[serde(skip, default = "alone")]
     pub ranks: Arc<dyn Communicator>,
@@ -40,7 +44,15 @@ impl BuildContext {
     /// A context of one rank, with seed 0 and paths that start from the working directory.
     pub fn new(backend: impl Into<String>) -> Self {
         let backend = backend.into();
-        Self { backend, seed: 0, base_dir: ".".into(), placement: None, ranks: alone(), token_ranks: None }
+        Self {
+            backend,
+            seed: 0,
+            base_dir: ".".into(),
+            placement: None,
+            headers_only: false,
+            ranks: alone(),
+            token_ranks: None,
+        }
     }
 
     /// `path` from where relative paths start; unchanged where that is the working directory.

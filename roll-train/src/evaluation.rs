@@ -111,10 +111,10 @@ pub struct Change {
 impl Evaluator {
     /// Reads the clips that the configuration names, for a model whose videos go in `unit`; `None` when it names none.
     /// A clip that cannot be read is an error, or left out, as `data.on_bad_sample` says; if the number of clips is
-    /// limited, the next one takes its place.
+    /// limited, the next one takes its place. `train`: the training data, if they could be opened.
     pub fn open(
         loaded: &LoadedConfig,
-        train: &Dataset,
+        train: Option<&Dataset>,
         unit: VideoUnit,
         registry: &Registry,
         context: &BuildContext,
@@ -122,7 +122,7 @@ impl Evaluator {
     ) -> Result<Option<Self>> {
         let config = &loaded.config.evaluation;
         let (mut sets, mut skipped) = (Vec::new(), Vec::new());
-        if config.train_samples > 0 {
+        if let Some(train) = train.filter(|_| config.train_samples > 0) {
             let (set, unreadable) = Set::read(SetName::Train, train, Some(config.train_samples), ranks)?;
             sets.push(set);
             skipped.extend(unreadable);

@@ -8,6 +8,8 @@ use crate::config::RunConfig;
 
 /// Bytes of a rank's stack: as the main thread has on Linux.
 const STACK: usize = 8 << 20;
+/// Ranks for each core above which a warning is logged: the demo has four, on any machine.
+const MOST_PER_CORE: usize = 4;
 /// The beginning of the name of a rank's threads; the number of the rank follows.
 const THREAD: &str = "rank ";
 /// Timeout of collectives until the strategy sets its own.
@@ -44,8 +46,8 @@ pub fn run<T: Send>(
         return f(job);
     }
     let cores = rayon::current_num_threads();
-    if ranks > cores {
-        tracing::warn!("`ranks: {ranks}`: there are {cores} cores, and more ranks than cores only take memory");
+    if ranks > MOST_PER_CORE * cores {
+        tracing::warn!("{ranks} ranks share {cores} threads: each has a copy of the networks, and none is faster");
     }
     let threads = (cores / ranks).max(1);
     let results = ThreadRanks::run(ranks, PATIENCE, |communicator| {

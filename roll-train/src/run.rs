@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 
 use crate::config::{ConfigLayers, EvaluationConfig, LoadedConfig, RunConfig, TrainingConfig};
 use crate::run_dir::{Existing, RunDir};
+use crate::trainer::{Finding, Opening, Parts};
 use crate::{RunSession, RunSummary, Trainer, checkpoint, ranks};
 
 /// A run: a checked configuration, and the directory of its files.
@@ -73,6 +74,29 @@ impl<'a> Run<'a> {
             dir.discard_beginning()?;
         }
         ended
+    }
+
+    /// Opens everything that the run needs before its first step, and goes on after a problem. Weights are not read.
+    /// Without `has_model`, neither the model is opened nor what needs it. Returns the parts, and the findings with their
+    /// sections.
+    pub fn check(&self, has_model: bool) -> Result<(Parts, Vec<(&'static str, Finding)>)> {
+        ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| {
+            let context = BuildContext { ranks, headers_only: true, ..self.context.clone() };
+            let mut found = Vec::new();
+            let mut on_finding = |section, finding| {
+                found.push((section, finding));
+                Ok(())
+            };
+            let opening = Opening {
+                loaded: &self.loaded,
+                registry: self.registry,
+                context: &context,
+                has_model,
+                on_finding: &mut on_finding,
+            };
+            let parts = opening.open()?;
+            Ok((parts, found))
+        })
     }
 
     fn train_rank(

@@ -28,7 +28,7 @@ pub(crate) struct SamplePrompts {
 
 impl SamplePrompts {
     /// Reads the pictures of the prompts that the configuration names; `None` when it names none. Fails when the model
-    /// makes no videos.
+    /// makes no videos, or cannot take a prompt with these pictures.
     pub fn open(
         loaded: &LoadedConfig,
         model: &mut dyn Model,
@@ -39,12 +39,17 @@ impl SamplePrompts {
         if config.evaluation.prompts.is_empty() {
             return Ok(None);
         }
-        diffusion(model, &config.model.name)?;
-        let input = |(i, prompt): (usize, &SamplePrompt)| {
-            input(loaded, prompt, unit, context).while_doing(|| format!("reading `{KEY}.{i}`"))
-        };
+        let model = diffusion(model, &config.model.name)?;
+        let mut inputs = Vec::new();
+        for (i, prompt) in config.evaluation.prompts.iter().enumerate() {
+            let input = input(loaded, prompt, unit, context).and_then(|input| {
+                model.check_input(&input)?;
+                Ok(input)
+            });
+            inputs.push(input.while_doing(|| format!("reading `{KEY}.{i}`"))?);
+        }
         Ok(Some(Self {
-            inputs: config.evaluation.prompts.iter().enumerate().map(input).collect::<Result<_>>()?,
+            inputs,
             seeds: config.evaluation.prompts.iter().map(|prompt| prompt.seed).collect(),
             options: config.algo.options.clone(),
             generator: inventory::iter::<Generator>.into_iter().next().ok_or_else(|| {

@@ -18,7 +18,7 @@ use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
 use super::rollout::prefetch::{PrefetchedRollout, Prefetcher};
 use super::rollout::worlds::Worlds;
-use super::rollout::{EpisodePlan, play};
+use super::rollout::{EpisodePlan, check_beginning, play};
 use super::selection;
 use super::updates::train;
 use crate::AlgorithmError;
@@ -100,7 +100,7 @@ impl Algorithm for AgenticPpo {
         let AgenticPpoConfig { tags, num_groups_partition, val_num_groups_partition, .. } = &self.config;
         Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
         Worlds::new(environments, "algo.val_tags", self.config.validated(), val_num_groups_partition)?;
-        Ok(())
+        check_beginning(&self.config, language(model, NAME)?, environments[0].as_mut())
     }
 
     fn data_source(&self) -> DataSource {

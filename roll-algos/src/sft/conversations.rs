@@ -7,7 +7,7 @@ use roll_core::{Error, LanguageModel, Message, Result};
 use roll_external::files;
 use serde_json::{Map, Value};
 
-use super::TrainOn;
+use super::{SftConfig, TrainOn};
 
 /// Larger files are refused: they are held in memory.
 const MAX_BYTES: u64 = 4 << 30;
@@ -65,6 +65,11 @@ impl Tokens {
     pub fn trained(&self) -> usize {
         self.train.iter().skip(1).filter(|train| **train).count()
     }
+
+    /// Whether something is trained on, and no more than `limit` tokens are needed for it.
+    pub(super) fn is_usable(&self, limit: usize) -> bool {
+        self.ids.len() <= limit && self.trained() > 0
+    }
 }
 
 impl Conversations {
@@ -120,13 +125,15 @@ impl Conversations {
         format!("{}: {}", self.file.display(), self.rows[row].place)
     }
 
-    /// Renders every row, so that an invalid one is found before the first step.
-    pub fn check(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<()> {
-        let (mut split, mut trained) = (0, false);
+    /// Renders every row, so that an invalid one is found before the first step. Fails also if none can be trained on;
+    /// `key` names the file.
+    pub(super) fn check(&self, key: &str, config: &SftConfig, model: &dyn LanguageModel) -> Result<()> {
+        let (limit, mut split, mut is_usable) = (config.limit(model), 0, false);
         for row in 0..self.rows.len() {
-            let samples = self.pieces(row, train_on, model)?;
-            split += usize::from(samples.len() > 1);
-            trained |= samples.iter().flatten().any(|(_, train)| *train);
+            split += usize::from(self.pieces(row, config.train_on, model)?.len() > 1);
+            // Rendering is much faster than counting tokens, which one row suffices for.
+            is_usable =
+                is_usable || self.samples(row, config.train_on, model)?.iter().any(|sample| sample.is_usable(limit));
         }
         if split > 0 {
             tracing::info!(
@@ -136,12 +143,14 @@ impl Conversations {
                 self.rows.len()
             );
         }
-        match trained {
-            true => Ok(()),
-            false => {
-                Err(Error::bad_file(&self.file, "expected messages of the role `assistant`; found none to train on"))
-            }
+        if !is_usable {
+            let problem = format!(
+                "no conversation of {} has a token to train on within {limit} tokens (`algo.sequence_length`)",
+                self.file.display()
+            );
+            return Err(Error::config(key, problem));
         }
+        Ok(())
     }
 
     /// The samples of a row: the whole conversation, or one sample per answer if the chat template rewrites earlier

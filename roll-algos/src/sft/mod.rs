@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Grad, Headline, HeadlineFormat, Model, Noise,
-    Options, Progress, Pullback, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Tensor,
-    Validation,
+    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Grad, Headline, HeadlineFormat, LanguageModel,
+    Model, Noise, Options, Progress, Pullback, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport,
+    Tensor, Validation,
     keys::check_ranges,
     parse_options,
     plan::{Passes, TextPass},
@@ -83,6 +83,13 @@ impl Default for SftConfig {
     }
 }
 
+impl SftConfig {
+    /// Most tokens of a conversation.
+    fn limit(&self, model: &dyn LanguageModel) -> usize {
+        self.sequence_length.unwrap_or(usize::MAX).min(model.context_length())
+    }
+}
+
 /// The algorithm `sft`.
 pub struct Sft {
     config: SftConfig,
@@ -111,13 +118,22 @@ impl Sft {
 
 impl Algorithm for Sft {
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        let text_model = language(model, NAME)?;
-        for conversations in std::iter::once(&self.conversations).chain(&self.held_out) {
-            conversations.check(self.config.train_on, text_model)?;
-        }
         update::check_trainable(model)?;
         if let Some(reward) = reward {
             tracing::warn!("`{NAME}` trains on conversations alone: the reward `{}` has no effect", reward.name());
+        }
+        let ranks = self.ranks.world_size();
+        if !self.config.batch_size.is_multiple_of(ranks) {
+            let problem = format!("{} conversations cannot be shared out among {ranks} ranks", self.config.batch_size);
+            return Err(Error::config("algo.batch_size", problem));
+        }
+        let model = language(model, NAME)?;
+        for (key, conversations) in
+            [("algo.data", Some(&self.conversations)), ("algo.val_data", self.held_out.as_ref())]
+        {
+            if let Some(conversations) = conversations {
+                conversations.check(key, &self.config, model)?;
+            }
         }
         Ok(())
     }
@@ -170,7 +186,7 @@ impl Sft {
         let rows = self.rows(ctx)?;
         let mut batch = Vec::new();
         let model = language(ctx.model, NAME)?;
-        let limit = self.config.sequence_length.unwrap_or(usize::MAX).min(model.context_length());
+        let limit = self.config.limit(model);
         for row in rows {
             let samples = self.conversations.samples(row, self.config.train_on, model)?;
             let mut reason =
@@ -221,10 +237,6 @@ impl Sft {
     /// The conversations of this rank in this step. All passes form one endless sequence, each pass in its own order.
     fn rows(&self, ctx: &StepContext<'_>) -> Result<Vec<usize>> {
         let (rank, ranks) = (ctx.strategy.ranks().all.rank().0, ctx.strategy.ranks().all.world_size());
-        if self.config.batch_size % ranks != 0 {
-            let problem = format!("{} conversations cannot be shared out among {ranks} ranks", self.config.batch_size);
-            return Err(Error::config("algo.batch_size", problem));
-        }
         let (n, share) = (self.conversations.len() as u64, (self.config.batch_size / ranks) as u64);
         let first = ctx.step * self.config.batch_size as u64 + rank as u64 * share;
         let mut order: Option<(u64, Vec<usize>)> = None;

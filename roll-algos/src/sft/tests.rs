@@ -54,7 +54,7 @@ fn texts(data: &Conversations, model: &Bigram) -> Vec<[String; 2]> {
 fn checked(row: &str, model: &Bigram) -> Result<Conversations, String> {
     let (_dir, path) = file(row);
     let data = Conversations::read(&path).map_err(|e| e.chain())?;
-    data.check(TrainOn::Responses, model).map_err(|e| e.chain())?;
+    data.check("algo.data", &SftConfig::default(), model).map_err(|e| e.chain())?;
     Ok(data)
 }
 
@@ -86,7 +86,7 @@ fn fields_of_messages_are_rendered_or_refused() {
         (answer(r#""name": "Ann""#), ["data.jsonl", "does not write `name`"]),
         (tools, ["line 1", "does not write `tools`"]),
         (answer(r#""weight": 0.5"#), ["line 1: message 2", "expected 0 or 1"]),
-        (answer(r#""weight": 0"#), ["data.jsonl", "none to train on"]),
+        (answer(r#""weight": 0"#), ["data.jsonl", "has a token to train on"]),
         (row(r#"{"role": "assistant", "content": null}"#), ["message 2", "expected `content`"]),
         (answer(r#""tool_calls": [{"function": {"arguments": "f(x)"}}]"#), ["line 1: message 2", "a JSON object"]),
     ] {

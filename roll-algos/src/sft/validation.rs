@@ -18,10 +18,10 @@ pub(super) fn loss(
 ) -> Result<Validation> {
     let mut batch = Vec::new();
     let text_model = language(model, NAME)?;
-    let limit = config.sequence_length.unwrap_or(usize::MAX).min(text_model.context_length());
+    let limit = config.limit(text_model);
     for row in share(ranks, held_out.len()) {
         let samples = held_out.samples(row, config.train_on, text_model)?;
-        batch.extend(samples.into_iter().filter(|tokens| tokens.ids.len() <= limit && tokens.trained() > 0));
+        batch.extend(samples.into_iter().filter(|sample| sample.is_usable(limit)));
     }
     // Similar lengths share a micro-batch, so that little is padded.
     batch.sort_by_key(|tokens| tokens.ids.len());

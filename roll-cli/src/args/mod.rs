@@ -33,6 +33,11 @@ pub use weights::{
 /// Heading of the options that every command has, below its own.
 const GLOBAL: &str = "Options of every command";
 
+/// A number of at least 0.
+fn whole(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "expected a whole number of at least 0".into())
+}
+
 /// A number of at least 1.
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {

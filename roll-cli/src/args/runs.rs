@@ -15,10 +15,10 @@ pub struct Run {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Number of optimizer steps, as `steps`.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::whole)]
     pub steps: Option<u64>,
     /// Number of ranks of this process, as `ranks`: threads that divide the samples of a step among them.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::positive)]
     pub ranks: Option<usize>,
     /// Continue the run in this directory from its newest whole checkpoint, on any number of ranks. Files and values
     /// given here override its configuration. The run of another person takes `--trust`.

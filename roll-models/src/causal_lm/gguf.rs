@@ -32,12 +32,15 @@ const ENDS: [&str; 8] = [
 /// Maximal number of token ids. A file with more is wrong or hostile.
 const MAX_TOKENS: usize = 1 << 22;
 
-/// Opens the model in `path`.
-pub fn open(path: &Path) -> Result<LoadedModel> {
+/// Opens the model in `path`; with `headers_only`, its weights are checked and not read.
+pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let config = config(&file).map_err(bad)?;
-    let (state, blocks) = weights(&file, &config)?;
+    let (state, blocks) = match headers_only {
+        true => header(path).map(|_| Default::default())?,
+        false => weights(&file, &config)?,
+    };
     let vocabulary = Vocabulary::read(&file).map_err(bad)?;
     let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer(&file)).transpose().map_err(bad)?;
     let template = match file.text("tokenizer.chat_template") {

@@ -73,7 +73,7 @@ fn opened(file: &Writer) -> roll_core::Result<LoadedModel> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
-    let model = gguf::open(&path)?;
+    let model = gguf::open(&path, false)?;
     // The files that other programs need say the same.
     let files = gguf::files_for_others(&path)?;
     assert_eq!(LmConfig::parse(files["config.json"].as_bytes()).unwrap(), model.config);

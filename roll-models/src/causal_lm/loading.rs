@@ -151,11 +151,11 @@ roll_core::register! {
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
     let device = roll_backends::device(&context.backend)?;
     let located = match &options.model_path {
-        Some(name) => Some(source::locate(name, context.resolve(name), &Hub::from_env())?),
+        Some(name) => Some(source::locate(name, context.resolve(name), &Hub::of(context))?),
         None => None,
     };
     let LoadedModel { config, mut state, mut blocks, tokenizer, template, location } = match &located {
-        Some(path) => source::open(path)?,
+        Some(path) => source::open(path, context.headers_only)?,
         None => source::built_in()?,
     };
     let config = options.checked(config)?;
@@ -174,6 +174,14 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let dtype = options.weights_dtype.of(stored, &device)?;
     let start = start(options, context, &config)?;
     let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
+    let (trainable, start) = match context.headers_only && trainable == Trainable::Full {
+        // Parameters take the memory of the weights several times: a few represent them in a check.
+        true => {
+            let targets = split(config.linear_layers());
+            (Trainable::Lora { rank: 1, alpha: 1.0, targets }, None)
+        }
+        false => (trainable, start),
+    };
     let keeps_blocks = options.keeps_blocks(Backend::of(&context.backend)?);
     if !keeps_blocks || trainable == Trainable::Full {
         decode(&mut state, &blocks)?;
@@ -184,10 +192,11 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     if !keeps_blocks {
         blocks.clear();
     }
-    let mut network = Network::with_blocks(config, &state, blocks, dtype, &device)
-        .while_doing(reading)?
-        .with_memory(options.memory())
-        .with_products(options.compute_dtype.of(dtype, &device)?);
+    let network = match context.headers_only {
+        true => Network::without_weights(config, &device),
+        false => Network::with_blocks(config, &state, blocks, dtype, &device).while_doing(reading)?,
+    };
+    let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, &device)?);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(start), Some(parameters)) = (&start, network.parameters()) {
         let values = flat::from_state(parameters.specs(), start.parameters());
@@ -214,7 +223,9 @@ pub(super) fn start(
     let layers: Vec<String> = layers.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.into())).collect();
     let targets = options.lora_target_modules.as_deref().map(split);
     let request = LoraRequest { rank: options.lora_rank, alpha: options.lora_alpha, targets };
-    InitialAdapter::new(adapters, &request, &layers).in_section("model").map(Some)
+    let initial = InitialAdapter::new(adapters, &request, &layers).in_section("model")?;
+    initial.check_weights(&weights).in_section("model")?;
+    Ok(Some(initial))
 }
 
 #[cfg(test)]

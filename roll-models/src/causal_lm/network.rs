@@ -54,9 +54,17 @@ impl Network {
             }
             weights.insert(name, weight);
         }
-        let store = Arc::new(Resident::from_weights(weights, device));
-        let (products, memory) = (DType::F32, Memory::default());
-        Ok(Self { config, store, parameters: None, lora_scale: 1.0, products, memory })
+        Ok(Self::with_store(config, Resident::from_weights(weights, device)))
+    }
+
+    /// Creates a network without its weights, which cannot compute: for checks of what belongs to it.
+    pub fn without_weights(config: LmConfig, device: &Device) -> Self {
+        Self::with_store(config, Resident::from_weights(HashMap::new(), device))
+    }
+
+    fn with_store(config: LmConfig, store: Resident) -> Self {
+        let (store, products, memory) = (Arc::new(store), DType::F32, Memory::default());
+        Self { config, store, parameters: None, lora_scale: 1.0, products, memory }
     }
 
     /// Sets the dtype of the blocks' matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.

@@ -47,7 +47,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     let plan = MemoryPlan::new(&options, input, context)?;
     let (n, length) = (plan.trained(), input.passes.texts.iter().map(|pass| plan.tokens(pass)).max().unwrap_or(0));
     let weights: usize = plan.config.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
-    let facts = [("tokens", length), ("trained_parameters", n), ("frozen_bytes", plan.frozen)];
+    let facts = [("tokens", length), ("parameters", weights), ("trained_parameters", n), ("frozen_bytes", plan.frozen)];
     Ok(Needs {
         work: format!("{:.1} M weights, sequences of up to {length} tokens", weights as f64 / 1e6),
         facts: facts.map(|(name, value)| (name.to_string(), value as f64)).into(),

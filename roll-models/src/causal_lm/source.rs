@@ -12,6 +12,7 @@ use super::gguf;
 use super::loaded::LoadedModel;
 use super::model::Origin;
 use super::tokenizer::Tokenizer;
+use crate::headers::check_tensors;
 use crate::hub::Hub;
 use crate::weights::{Checkpoint, parse_safetensors};
 
@@ -40,11 +41,11 @@ pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
     })
 }
 
-/// Reads the model at `path`: a directory or a GGUF file.
-pub fn open(path: &Path) -> Result<LoadedModel> {
+/// Reads the model at `path`: a directory or a GGUF file. With `headers_only`, weights are checked and not read.
+pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     match is_gguf(path)? {
-        true => gguf::open(path),
-        false => directory(path),
+        true => gguf::open(path, headers_only),
+        false => directory(path, headers_only),
     }
 }
 
@@ -66,12 +67,17 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     }
 }
 
-fn directory(directory: &Path) -> Result<LoadedModel> {
+fn directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
     let config = LmConfig::read(&directory.join("config.json"))?;
+    let weights = open_weights(directory)?;
+    if headers_only {
+        check_tensors(&weights, &config.weights())?;
+    }
     let tokenizer = directory.join("tokenizer.json");
     Ok(LoadedModel {
         config,
-        state: open_weights(directory)?.all()?,
+        // Of safetensors, tensors point into the mapped file.
+        state: weights.all()?,
         blocks: BTreeMap::new(),
         tokenizer: tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?,
         template: ChatTemplate::load(directory)?,
@@ -187,7 +193,7 @@ mod tests {
         for path in ["plain", "./org/name", "a/b/c", "models/other.gguf"] {
             assert_eq!(locate(path).unwrap(), root.path().join(path));
         }
-        let hint = open(&root.path().join("plain")).err().unwrap().to_string();
+        let hint = open(&root.path().join("plain"), false).err().unwrap().to_string();
         assert!(hint.contains("does not exist") && hint.contains("Qwen/Qwen2.5-0.5B-Instruct"), "{hint}");
         std::fs::create_dir_all(root.path().join("org/name")).unwrap();
         assert_eq!(locate("org/name").unwrap(), root.path().join("org/name"));

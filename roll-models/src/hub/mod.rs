@@ -10,7 +10,7 @@ mod tests;
 
 use std::path::{Component, Path, PathBuf};
 
-use roll_core::Fault;
+use roll_core::{BuildContext, Fault};
 use roll_external::files;
 
 use crate::weights::expand_glob;
@@ -71,6 +71,12 @@ impl Hub {
     ///   `HF_HUB_OFFLINE` (`1`, `true`, `yes` or `on`) disables downloads.
     pub fn from_env() -> Self {
         Self::from_lookup(|name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
+    }
+
+    /// As [`Hub::from_env`]. A component that is opened to be checked downloads nothing.
+    pub fn of(context: &BuildContext) -> Self {
+        let hub = Self::from_env();
+        if context.headers_only { Self { remote: None, ..hub } } else { hub }
     }
 
     fn from_lookup(var: impl Fn(&str) -> Option<PathBuf>) -> Self {

@@ -87,6 +87,20 @@ impl InitialAdapter {
         Ok(initial)
     }
 
+    /// Fails if this is a whole network, and not one of these `weights`.
+    pub fn check_weights(&self, weights: &[(String, Vec<usize>)]) -> Result<()> {
+        let Self::Full(state) = self else { return Ok(()) };
+        let other = |problem: String| Error::config("lora_checkpoint", format!("holds another network: {problem}"));
+        for (name, shape) in weights {
+            match state.get(name).map(Tensor::shape) {
+                Some(found) if found == shape => {}
+                Some(found) => return Err(other(format!("expected `{name}` of shape {shape:?}, found {found:?}"))),
+                None => return Err(other(format!("the tensor `{name}` is missing"))),
+            }
+        }
+        Ok(())
+    }
+
     /// The trained part of the network.
     pub fn trainable(&self) -> Trainable {
         match self {

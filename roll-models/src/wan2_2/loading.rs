@@ -38,7 +38,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let options = &WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
     options.check()?;
     let device = roll_backends::device(&context.backend)?;
-    let files = ComponentFiles::open(options, context, &Hub::from_env())?;
+    let files = ComponentFiles::open(options, context, &Hub::of(context))?;
     let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
     let precision = Precision::of(&files.dit, options, &device)?;
     let experts = ExpertStorage::of(&files, options, context, precision)?;
@@ -49,7 +49,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         let base = BaseNetwork::of(file, dit.config()).while_doing(|| reading(file))?;
         let adapters = adapters.remove(name).unwrap_or_default();
         adapters.iter().for_each(|adapter| base.compare(adapter));
-        train(&mut dit, name, file, options, &trained, adapters, context.seed)?;
+        train(&mut dit, name, file, options, &trained, adapters, context)?;
         dits.push(dit);
         bases.push(base);
     }
@@ -263,6 +263,8 @@ fn open_dit(
             return Err(Error::config("weights_dtype", problem));
         }
         let store: Arc<dyn WeightStore> = match options.weight_store {
+            // Reads a segment when it is used.
+            _ if context.headers_only => Arc::new(Streamed::new(file.clone(), device)),
             Placement::Auto | Placement::Resident => experts.store(name, file)?,
             Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).with_prefetch()),
             Placement::Host => Arc::new(weights::from_host(file, storage, device)?),
@@ -303,7 +305,7 @@ fn train(
     options: &WanOptions,
     trained: &[String],
     adapters: Vec<OpenedAdapter>,
-    seed: u64,
+    context: &BuildContext,
 ) -> Result<()> {
     let weights = dit.config().weights();
     let layers =
@@ -313,9 +315,17 @@ fn train(
         true => None,
         false => Some(InitialAdapter::new(adapters, &options.lora_request(), &layers).in_section("model")?),
     };
+    if let Some(initial) = &initial {
+        initial.check_weights(&weights).in_section("model")?;
+    }
     let trainable = initial.as_ref().map_or_else(|| options.trainable(trained, name), InitialAdapter::trainable);
+    let (trainable, initial) = match context.headers_only && trainable == Trainable::Full {
+        // Parameters take the memory of the weights several times: a few represent them in a check.
+        true => (Trainable::Lora { rank: 1, alpha: 1.0, targets: WanOptions::default().lora_targets() }, None),
+        false => (trainable, initial),
+    };
     // The name of the expert is part of the seed, so that new adapters of the two experts differ.
-    let noise = Noise::new(seed ^ u64::from(name == "dit2"));
+    let noise = Noise::new(context.seed ^ u64::from(name == "dit2"));
     let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
     dit.train(&trainable, &noise, &base).in_section("model")?;
     match (initial, dit.parameters()) {
@@ -335,7 +345,7 @@ fn open_text(
     device: &Device,
 ) -> Result<TextEncoder> {
     let encoder = Umt5::streamed(file, device).while_doing(|| reading(file))?;
-    let tokenizer = open_tokenizer(files, encoder.config().vocab, options, context, &Hub::from_env())?;
+    let tokenizer = open_tokenizer(files, encoder.config().vocab, options, context)?;
     Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
 }
 
@@ -346,14 +356,13 @@ pub(super) fn open_tokenizer(
     embeddings: usize,
     options: &WanOptions,
     context: &BuildContext,
-    hub: &Hub,
 ) -> Result<Tokenizer> {
     let path = options.tokenizer_path.as_ref().map(|path| context.resolve(path)).or_else(|| files.tokenizer.clone());
     let Some(path) = path else {
         let problem = "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json";
         return Err(Error::config("model.tokenizer_path", problem));
     };
-    let tokenizer = Tokenizer::load_with(&path, hub).in_section("model")?;
+    let tokenizer = Tokenizer::load_with(&path, &Hub::of(context)).in_section("model")?;
     match tokenizer.vocabulary() {
         ids if ids > embeddings => Err(Error::bad_file(
             path,

@@ -249,8 +249,8 @@ impl DiffusionModel for Wan {
         self.prompts.expect(prompts);
     }
 
-    fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
-        let latent_shape = self.latent_shape(input.frames, input.size)?;
+    fn check_input(&mut self, input: &ConditionInput) -> Result<()> {
+        self.latent_shape(input.frames, input.size)?;
         for (what, image) in [("image", &input.image), ("end image", &input.end_image)] {
             if let Some(image) = image
                 && image.shape() != [3, input.size[0], input.size[1]]
@@ -259,9 +259,21 @@ impl DiffusionModel for Wan {
                 return Err(Error::shape(what, expected, image.shape()));
             }
         }
-        let text = self.text.as_ref().ok_or_else(|| {
-            Error::Unsupported("prompts need a UMT5 encoder among `model_paths` and a `tokenizer_path`".into())
-        })?;
+        let config = self.experts[0].dit.config();
+        if config.in_channels > config.out_channels && input.image.is_none() {
+            return Err(Error::Unsupported(
+                "this is an image-to-video model: it needs a picture, `--image` of `roll generate`, and in training \
+                 `model.extra_inputs: input_image`"
+                    .into(),
+            ));
+        }
+        encoder(&self.text).map(drop)
+    }
+
+    fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
+        self.check_input(input)?;
+        let latent_shape = self.latent_shape(input.frames, input.size)?;
+        let text = encoder(&self.text)?;
         let [_, t, h, w] = latent_shape;
         let chunking = self.chunking([t, h, w]);
         let config = self.experts[0].dit.config();
@@ -272,14 +284,7 @@ impl DiffusionModel for Wan {
                 let end = input.end_image.as_ref().filter(|_| self.end_image);
                 Some(conditioning::image_channels(&self.vae, image, end, input.frames, &chunking)?)
             }
-            (_, None) => {
-                return Err(Error::Unsupported(
-                    "this is an image-to-video model: it needs a picture, `--image` of `roll generate`, and in \
-                     training `model.extra_inputs: input_image`"
-                        .into(),
-                ));
-            }
-            (n, Some(_)) => {
+            (n, _) => {
                 return Err(Error::Unsupported(format!("models with {n} conditioning channels are not known")));
             }
         };
@@ -360,6 +365,13 @@ impl DiffusionModel for Wan {
         };
         Ok(self.vae.encode_with(frames, &chunking, Grad::Skip)?.0)
     }
+}
+
+/// The text encoder. Fails if the model has none.
+fn encoder(text: &Option<TextEncoder>) -> Result<&TextEncoder> {
+    text.as_ref().ok_or_else(|| {
+        Error::Unsupported("prompts need a UMT5 encoder among `model_paths` and a `tokenizer_path`".into())
+    })
 }
 
 /// The unit of the video sizes that a VAE and a transformer can process.

@@ -18,6 +18,15 @@ pub use store::CacheStore;
 
 pub use roll_backends::cache_directory::VARIABLE;
 
+/// Fails as [`open`] would, and leaves no directory behind.
+pub fn check(config: &DataConfig) -> Result<()> {
+    let CacheDir::At(path) = &config.cache_dir else { return Ok(()) };
+    let missing: Vec<_> = path.ancestors().take_while(|path| !path.exists()).collect();
+    CacheStore::open(path, config.cache_limit)?;
+    missing.iter().for_each(|made| drop(std::fs::remove_dir(made)));
+    Ok(())
+}
+
 /// The store of a run, if it has one. A directory that was asked for and cannot be made is an error; the default one
 /// only logs a note.
 pub fn open(config: &DataConfig) -> Result<Option<CacheStore>> {

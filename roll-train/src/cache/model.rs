@@ -101,6 +101,10 @@ impl Model for CachedModel {
 
 #[deny(clippy::missing_trait_methods)]
 impl DiffusionModel for CachedModel {
+    fn check_input(&mut self, input: &ConditionInput) -> Result<()> {
+        diffusion(self.inner.as_mut())?.check_input(input)
+    }
+
     fn expect_prompts(&mut self, prompts: &[String]) {
         if let Some(inner) = self.inner.as_diffusion() {
             inner.expect_prompts(prompts);

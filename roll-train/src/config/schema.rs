@@ -102,6 +102,15 @@ fn check_component(
         let option_key = format!("{key}.{option}");
         if !provenance.is_renamed(&name_key, &option_key) {
             let siblings = defaults.keys().map(String::as_str).chain(common.iter().copied());
+            let others = registry.entries().iter().filter(|r| r.factory.kind() == kind);
+            let others: Vec<String> = others
+                .filter(|other| other.options().contains_key(option))
+                .map(|other| format!("`{name_key}={}`", other.name))
+                .collect();
+            if keys::suggest(&option_key, siblings.clone(), &[]).is_none() && !others.is_empty() {
+                let problem = format!("`{name}` has no such key; it belongs to {}", others.join(", "));
+                return Err(provenance.with_place(Error::config(option_key, problem)));
+            }
             return Err(provenance.with_place(keys::unknown(&option_key, siblings, &KEYS)));
         }
         map.shift_remove(option);

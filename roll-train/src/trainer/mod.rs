@@ -35,6 +35,8 @@ use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
 use crate::sample_prompts::SamplePrompts;
 
+pub(crate) use open::Opening;
+pub use open::{Finding, Parts};
 pub use overview::epochs;
 pub use summary::RunSummary;
 

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use roll_backends::overlap::OverlappedRanks;
-use roll_core::{BuildContext, Communicator, DataSource, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
-use roll_data::{Batches, Dataset, Metadata};
+use roll_core::{
+    Algorithm, BuildContext, Communicator, ConditionInput, DataSource, Error, Kind, Model, Registry, Result,
+    RewardScorer, Strategy, Tensor, VideoUnit,
+};
+use roll_data::{Batches, DataConfig, Dataset, Metadata};
 
 use super::Trainer;
 use crate::cache::{self, CacheStore, CachedModel, CachedReward};
@@ -18,57 +21,61 @@ use crate::weighted_sum::reward;
 /// The reward of a run, if it has one.
 type Reward = Option<Box<dyn RewardScorer>>;
 
+/// What is found while the parts of a run are opened.
+#[derive(Debug)]
+pub enum Finding {
+    /// Does not stop the run.
+    Note(String),
+    /// Stops the run.
+    Problem(Error),
+}
+
+/// Called with each finding and the section that it is about. An error that it returns ends the opening.
+pub(crate) type OnFinding<'a> = dyn FnMut(&'static str, Finding) -> Result<()> + 'a;
+
+/// The parts of a run before its first step. A part is `None` if the run has none, or after a problem.
+#[derive(Default)]
+pub struct Parts {
+    /// The reward that is trained on.
+    pub reward: Reward,
+    /// The batches of this rank.
+    pub data: Option<Batches>,
+    /// The clips that are evaluated.
+    pub evaluator: Option<Evaluator>,
+    /// The number of optimizer steps.
+    pub steps: Option<u64>,
+    /// Steps in which the model's videos go.
+    pub unit: VideoUnit,
+    model: Option<Box<dyn Model>>,
+    algorithm: Option<Box<dyn Algorithm>>,
+    strategy: Option<Box<dyn Strategy>>,
+    prompts: Option<SamplePrompts>,
+    store: Option<CacheStore>,
+    validates: bool,
+}
+
 impl Trainer {
     /// Opens data and networks, on the ranks of `context`. With [`crate::config::RunConfig::ranks`] above 1 it belongs
     /// inside [`crate::ranks::run`].
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
-        let ranks = context.ranks.as_ref();
-        let warn = |note: String| {
-            if ranks.rank().0 == 0 {
+        let first = context.ranks.rank().0 == 0;
+        let mut on_finding = |_, finding| match finding {
+            Finding::Problem(error) => Err(error),
+            Finding::Note(note) if first => {
                 tracing::warn!("{note}");
+                Ok(())
             }
+            Finding::Note(_) => Ok(()),
         };
-        loaded.without_effect(registry)?.into_iter().for_each(warn);
+        let parts = Opening { loaded: &loaded, registry, context, has_model: true, on_finding: &mut on_finding };
+        let parts = parts.open()?;
+        let Parts { reward, data, evaluator, prompts, store, validates, .. } = parts;
+        let (Some(model), Some(algorithm), Some(strategy), Some(steps)) =
+            (parts.model, parts.algorithm, parts.strategy, parts.steps)
+        else {
+            return Err(Error::Misuse("a run was opened without one of its parts".into()));
+        };
         let config = &loaded.config;
-        check_ranks(config, ranks)?;
-        let data_config = config.data.resolved(|path| context.resolve(path));
-        // Before the components, which open it too: an error is not theirs.
-        roll_backends::device(&context.backend)?;
-        let mut reward = reward(&loaded, registry, context)?;
-        // In a validation, ranks play different numbers of turns: a rank that is done must send its part of sharded
-        // weights to the others until all are done.
-        let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
-        let mut algorithm = registry.algorithm(&config.algo.name, &config.algo.options, &serving)?;
-        let source = algorithm.data_source();
-        let clips = source == DataSource::Clips;
-        let store = if clips { cache::open(&data_config)? } else { None };
-        // Before the model, which takes minutes to open.
-        let metadata = clips.then(|| Metadata::open(&data_config)).transpose()?;
-        unused_end_images(&loaded, metadata.as_ref()).into_iter().for_each(warn);
-        if let Some(env) = &config.env {
-            algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context))?;
-        }
-        let (mut strategy, mut model) = strategy_and_model(config, registry, context)?;
-        let unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
-        let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit)).transpose()?.map(Arc::new);
-        dataset.as_ref().and_then(|_| data_config.unit_note(unit)).into_iter().for_each(warn);
-        if let Some(store) = &store {
-            (model, reward) = cached(model, reward, store)?;
-        }
-        algorithm.check(model.as_mut(), reward.as_deref())?;
-        strategy.attach(model.as_mut(), &config.training.optimizer())?;
-
-        let communicator = strategy.ranks().all.as_ref();
-        let open = |dataset: &Arc<Dataset>| Evaluator::open(&loaded, dataset, unit, registry, context, communicator);
-        let evaluator = dataset.as_ref().map(open).transpose()?.flatten();
-        let prompts = SamplePrompts::open(&loaded, model.as_mut(), unit, context)?;
-        let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
-        let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || !clips;
-        if validates {
-            unused_evaluation(config).into_iter().for_each(warn);
-        }
-        let data = dataset.map(|dataset| batches(dataset, config, strategy.as_ref()));
-        let steps = steps(config, data.as_ref(), source)?;
         let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
         Ok(Self {
             noise: config.noise(),
@@ -97,6 +104,156 @@ impl Trainer {
     }
 }
 
+/// Opens the parts of a run, each as far as it does not need one that cannot be opened.
+pub(crate) struct Opening<'a> {
+    pub(crate) loaded: &'a LoadedConfig,
+    pub(crate) registry: &'a Registry,
+    pub(crate) context: &'a BuildContext,
+    /// Without it, the model's files would have to be downloaded first.
+    pub(crate) has_model: bool,
+    pub(crate) on_finding: &'a mut OnFinding<'a>,
+}
+
+impl Opening<'_> {
+    /// The value, or `None` after its problem was reported.
+    fn part<T>(&mut self, section: &'static str, opened: Result<T>) -> Result<Option<T>> {
+        match opened {
+            Ok(part) => Ok(Some(part)),
+            Err(error) => (self.on_finding)(section, Finding::Problem(error)).map(|()| None),
+        }
+    }
+
+    fn note(&mut self, section: &'static str, notes: impl IntoIterator<Item = String>) -> Result<()> {
+        notes.into_iter().try_for_each(|note| (self.on_finding)(section, Finding::Note(note)))
+    }
+
+    /// Opens everything, in the order in which mistakes are cheap to find.
+    pub(crate) fn open(mut self) -> Result<Parts> {
+        let Self { loaded, registry, context, .. } = self;
+        let config = &loaded.config;
+        let mut parts = Parts::default();
+        let notes = self.part("run", loaded.without_effect(registry))?;
+        self.note("run", notes.into_iter().flatten())?;
+        self.part("run", check_ranks(config, context.ranks.as_ref()))?;
+        // Before the components, which open it too: an error is not theirs.
+        let device = self.part("run", roll_backends::device(&context.backend))?;
+        if device.is_some() {
+            parts.reward = self.part("reward", reward(loaded, registry, context))?.flatten();
+        }
+        let can_check = self.open_algorithm(&mut parts)?;
+        let source = parts.algorithm.as_ref().map(|algorithm| algorithm.data_source());
+        let clips = source == Some(DataSource::Clips);
+        let data_config = config.data.resolved(|path| context.resolve(path));
+        // Before the model, which takes minutes to open.
+        let metadata = if clips { self.open_metadata(&data_config, &mut parts)? } else { None };
+        if device.is_some()
+            && self.has_model
+            && let Some((strategy, model)) = self.part("model", strategy_and_model(config, registry, context))?
+        {
+            (parts.strategy, parts.model) = (Some(strategy), Some(model));
+        }
+        let diffusion = parts.model.as_mut().and_then(|model| model.as_diffusion());
+        let unit = diffusion.map(|model| model.video_unit()).unwrap_or_default();
+        parts.unit = unit;
+        let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit));
+        let dataset = dataset.and_then(|dataset| self.part("data", dataset).transpose()).transpose()?.map(Arc::new);
+        if dataset.is_some() {
+            self.note("data", data_config.unit_note(unit))?;
+        }
+        self.connect(&mut parts, clips, can_check)?;
+        self.open_evaluation(&mut parts, dataset.as_deref(), clips, device.is_some())?;
+        let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().data.clone());
+        parts.data = dataset.map(|dataset| batches(dataset, config, ranks.as_ref()));
+        if let Some(source) = source.filter(|source| parts.data.is_some() || *source != DataSource::Clips) {
+            parts.steps = self.part("run", steps(config, parts.data.as_ref(), source))?;
+        }
+        Ok(parts)
+    }
+
+    fn open_metadata(&mut self, config: &DataConfig, parts: &mut Parts) -> Result<Option<Metadata>> {
+        let store = match (self.context.headers_only, self.context.ranks.rank().0) {
+            (false, _) => cache::open(config),
+            (true, 0) => cache::check(config).map(|()| None),
+            // Ranks would remove the directory that another one makes.
+            (true, _) => Ok(None),
+        };
+        parts.store = self.part("data", store)?.flatten();
+        let metadata = self.part("data", Metadata::open(config))?;
+        self.note("data", unused_end_images(self.loaded, metadata.as_ref()))?;
+        Ok(metadata)
+    }
+
+    fn open_evaluation(
+        &mut self,
+        parts: &mut Parts,
+        train: Option<&Dataset>,
+        clips: bool,
+        has_device: bool,
+    ) -> Result<()> {
+        let Self { loaded, registry, context, .. } = *self;
+        if clips && has_device {
+            let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().all.clone());
+            let evaluator = Evaluator::open(loaded, train, parts.unit, registry, context, ranks.as_ref());
+            parts.evaluator = self.part("evaluation", evaluator)?.flatten();
+        }
+        if let Some(model) = &mut parts.model {
+            let prompts = SamplePrompts::open(loaded, model.as_mut(), parts.unit, context);
+            parts.prompts = self.part("evaluation", prompts)?.flatten();
+        }
+        let held_out = parts.evaluator.as_ref().and_then(Evaluator::unseen);
+        if let Some(algorithm) = &mut parts.algorithm {
+            parts.validates = held_out.is_some_and(|clips| algorithm.hold_out(clips)) || !clips;
+        }
+        let note = if parts.validates { unused_evaluation } else { nothing_evaluated };
+        self.note("evaluation", note(&loaded.config))
+    }
+
+    /// Returns whether the algorithm can be checked: whether it has the environments that it needs.
+    fn open_algorithm(&mut self, parts: &mut Parts) -> Result<bool> {
+        let Self { loaded, registry, context, .. } = *self;
+        let config = &loaded.config;
+        // In a validation, ranks play different numbers of turns: a rank that is done must send its part of sharded
+        // weights to the others until all are done.
+        let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
+        let made = registry.algorithm(&config.algo.name, &config.algo.options, &serving);
+        parts.algorithm = self.part("algo", made)?;
+        if let (Some(algorithm), Some(env)) = (&mut parts.algorithm, &config.env) {
+            let opened = algorithm.open_environments(&mut || registry.environment(&env.name, &env.options, context));
+            return Ok(self.part("env", opened)?.is_some());
+        }
+        Ok(true)
+    }
+
+    /// Checks that the parts work together.
+    fn connect(&mut self, parts: &mut Parts, clips: bool, can_check: bool) -> Result<()> {
+        let config = &self.loaded.config;
+        let (Some(mut model), Some(strategy)) = (parts.model.take(), &mut parts.strategy) else { return Ok(()) };
+        if let Some(diffusion) = model.as_diffusion().filter(|_| clips) {
+            let checked = diffusion.check_input(&any_clip(diffusion.video_unit()));
+            self.part("model", checked)?;
+        }
+        if let Some(store) = &parts.store {
+            (model, parts.reward) = cached(model, parts.reward.take(), store)?;
+        }
+        let can_check = can_check && (parts.reward.is_some() || config.reward.is_empty());
+        if let Some(algorithm) = parts.algorithm.as_mut().filter(|_| can_check) {
+            let checked = algorithm.check(model.as_mut(), parts.reward.as_deref());
+            self.part("algo", checked)?;
+        }
+        let attached = strategy.attach(model.as_mut(), &config.training.optimizer());
+        self.part("run", attached)?;
+        parts.model = Some(model);
+        Ok(())
+    }
+}
+
+/// The conditions of the smallest clip, to ask a model whether it can take one.
+fn any_clip(unit: VideoUnit) -> ConditionInput {
+    let size = [unit.height, unit.width];
+    let image = Some(Tensor::zeros([3, unit.height, unit.width]));
+    ConditionInput { image, frames: 1, size, ..ConditionInput::default() }
+}
+
 /// Fails if the configuration asks for threads as ranks and this is not one of them.
 fn check_ranks(config: &RunConfig, ranks: &dyn Communicator) -> Result<()> {
     if config.ranks > 1 && ranks.world_size() == 1 {
@@ -114,8 +271,8 @@ fn cached(model: Box<dyn Model>, reward: Reward, store: &CacheStore) -> Result<(
 }
 
 /// The batches of this rank.
-fn batches(dataset: Arc<Dataset>, config: &RunConfig, strategy: &dyn Strategy) -> Batches {
-    let (training, ranks) = (&config.training, strategy.ranks().data.as_ref());
+fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {
+    let training = &config.training;
     Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())
         .in_micro_batches(training.per_device_train_batch_size)
 }
@@ -170,6 +327,27 @@ fn unused_evaluation(config: &RunConfig) -> Option<String> {
             "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` measures its \
              loss on the clips of `evaluation.metadata`, and generates none",
             config.algo.name
+        )
+    })
+}
+
+/// The note on keys of `evaluation` without effect where no clip is named.
+fn nothing_evaluated(config: &RunConfig) -> Option<String> {
+    let evaluation = &config.evaluation;
+    if evaluation.metadata.is_some() || evaluation.train_samples > 0 {
+        return None;
+    }
+    let set = [
+        ("check", !evaluation.check.is_empty()),
+        ("samples", evaluation.samples.is_some()),
+        ("every", evaluation.every > 0 && evaluation.prompts.is_empty()),
+    ];
+    let set: Vec<_> = set.iter().filter(|(_, set)| *set).map(|(key, _)| format!("`evaluation.{key}`")).collect();
+    (!set.is_empty()).then(|| {
+        let verb = if set.len() == 1 { "has" } else { "have" };
+        format!(
+            "{} {verb} no effect: no clip is evaluated; `evaluation.metadata` or `evaluation.train_samples` names some",
+            set.join(", ")
         )
     })
 }

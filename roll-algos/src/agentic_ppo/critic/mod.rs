@@ -56,9 +56,9 @@ pub(super) struct FitBatch<'a> {
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
-    /// Fails if `model` has no hidden states.
+    /// Fails if `model` has no hidden states. It is asked for those of padding, which take no pass.
     pub(super) fn check(model: &mut dyn Model) -> Result<()> {
-        let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![1u8], [1, 1])?);
+        let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![0u8], [1, 1])?);
         language(model, NAME)?.hidden_states(&token, &mask, Adapter::On).map(drop)
     }
 

@@ -14,7 +14,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use rand::RngCore;
-use roll_core::{Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, Split};
+use roll_core::{
+    Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, Split,
+};
 
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::episode::{Ending, Episode, Step};
@@ -143,6 +145,33 @@ pub fn play(
         in_parallel(&mut acting, at_once, |(play, answer)| play.act(answer, rules));
     }
     Ok(plays.into_iter().map(RunningEpisode::finish).collect())
+}
+
+/// Begins an episode of each world up to the agent's first prompt. Fails if the environment does not begin it, if the
+/// prompt cannot be written, or if it leaves no room for an answer.
+pub fn check_beginning(
+    config: &AgenticPpoConfig,
+    model: &dyn LanguageModel,
+    environment: &mut dyn Environment,
+) -> Result<()> {
+    let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
+    let tools = Tools::new(&config.tools)?;
+    let joins_system = refuses_system(model, &config.agent_system_template);
+    let rules = Rules { config, template: &template, tools: &tools, ends: &[], joins_system };
+    let budget = config.sequence_length.min(model.context_length());
+    // An environment of several worlds opens them by the seed.
+    for seed in 0..environment.kinds().len().max(1) as u64 {
+        let mut episode = RunningEpisode::new(environment, String::new(), (0, seed));
+        episode.observation = episode.environment.reset(seed).while_doing(|| "beginning an episode".into())?.text;
+        episode.ask(model, rules).while_doing(|| "writing the agent's first prompt".into())?;
+        let length = episode.conversation.len();
+        if length >= budget {
+            let problem =
+                format!("leaves no room for an answer: the agent's first prompt has {length} of {budget} tokens");
+            return Err(Error::config("algo.sequence_length", problem));
+        }
+    }
+    Ok(())
 }
 
 /// Calls `f` for all items, for at most `at_once` of them at the same time: environments may be processes or services

@@ -2,18 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use roll_algos::reward_fl::{Reference, reference_video};
-use roll_core::{BuildContext, DataSource, Rank, Registry, Result, RewardScorer, VideoUnit};
-use roll_data::{Batches, DataConfig, Dataset, OnBadSample, probe};
-use roll_train::config::LoadedConfig;
+use roll_core::{Result, RewardScorer, VideoUnit};
+use roll_data::{Batches, Dataset, OnBadSample, probe};
+use roll_train::config::RunConfig;
 use roll_train::progress::counted;
-use roll_train::reward;
 use roll_train::trainer::epochs;
 
 use super::findings::Findings;
-use crate::configuration::build_context;
 
 /// At most this many clips of a data set are probed.
 const CLIPS: usize = 2000;
@@ -22,95 +19,19 @@ const NAMED: usize = 3;
 /// At most this many sizes are named.
 const SIZES: usize = 4;
 
-/// Facts for the rest of the checks.
-#[derive(Debug, Default)]
-pub struct Data {
-    /// Height and width of the largest shape that is trained on.
-    pub largest: Option<[usize; 2]>,
-    /// Steps of the run.
-    pub steps: Option<u64>,
+/// Lists the clips. Returns height and width of the largest shape that is trained on.
+pub fn look(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &mut Findings) -> Option<[usize; 2]> {
+    let largest = set(data.dataset(), unit, found);
+    if let Some(steps) = steps {
+        let each = counted(data.global_batch() as u64, "clip");
+        found.good(format!("{} of {each} each: {} epochs", counted(steps, "step"), epochs(data.epoch(steps))));
+    }
+    largest
 }
 
-/// Looks at the data of the algorithm, and at the references of `samples` clips.
-pub fn look(loaded: &LoadedConfig, registry: &Registry, unit: VideoUnit, samples: usize, found: &mut Findings) -> Data {
-    let config = &loaded.config;
-    let context = build_context(loaded);
-    let algorithm = match registry.algorithm(&config.algo.name, &config.algo.options, &context) {
-        Ok(algorithm) => algorithm,
-        Err(error) => {
-            found.problem(error.chain());
-            return Data::default();
-        }
-    };
-    let most = config.max_steps.unwrap_or(u64::MAX);
-    let epochs = config.training.num_train_epochs;
-    match algorithm.data_source() {
-        DataSource::Own { steps_per_epoch } => {
-            found.good(format!("`{}` brings its own data", config.algo.name));
-            if let Some(env) = &config.env {
-                let made = registry.environment(&env.name, &env.options, &context);
-                found.outcome(made.map(|_| format!("environment `{}`", env.name)));
-            }
-            let all = steps_per_epoch.map(|steps| steps.saturating_mul(epochs).min(most));
-            Data { largest: None, steps: config.steps.or(all) }
-        }
-        DataSource::Clips => clips(loaded, registry, &context, unit, samples, found),
-    }
-}
-
-fn clips(
-    loaded: &LoadedConfig,
-    registry: &Registry,
-    context: &BuildContext,
-    unit: VideoUnit,
-    samples: usize,
-    found: &mut Findings,
-) -> Data {
-    let config = &loaded.config;
-    let data = config.data.resolved(|path| context.resolve(path));
-    let Some((dataset, largest)) = set("", &data, unit, found) else { return Data::default() };
-    data.unit_note(unit).into_iter().for_each(|note| found.note(note));
-    let dataset = Arc::new(dataset);
-    let t = &config.training;
-    let batches = Batches::new(dataset.clone(), config.noise(), t.samples_per_rank(), Rank(0), 1)
-        .in_micro_batches(t.per_device_train_batch_size);
-    let most = config.max_steps.unwrap_or(u64::MAX);
-    let steps = config.steps.unwrap_or_else(|| batches.steps(t.num_train_epochs).min(most));
-    let each = counted(batches.global_batch() as u64, "clip");
-    found.good(format!("{} of {each} each: {} epochs", counted(steps, "step"), epochs(batches.epoch(steps))));
-    if config.evaluation.metadata.is_some() {
-        let held_out = DataConfig {
-            metadata: config.evaluation.metadata.clone(),
-            base_path: config.evaluation.base_path.clone(),
-            ..config.data.clone()
-        };
-        set(" to evaluate", &held_out.resolved(|path| context.resolve(path)), unit, found);
-    }
-    if !config.reward.is_empty() {
-        found.section("reward");
-        match reward(loaded, registry, context) {
-            Ok(Some(mut reward)) => references(loaded, &dataset, reward.as_mut(), samples, found),
-            Ok(None) => {}
-            Err(error) => found.problem(error.chain()),
-        }
-    }
-    Data { largest, steps: Some(steps) }
-}
-
-/// Counts, sizes and lengths of a data set; `None` when it cannot be opened. Also returns its largest size.
-fn set(
-    purpose: &str,
-    config: &DataConfig,
-    unit: VideoUnit,
-    found: &mut Findings,
-) -> Option<(Dataset, Option<[usize; 2]>)> {
-    let dataset = match Dataset::open(config, unit) {
-        Ok(dataset) => dataset,
-        Err(error) => {
-            found.problem(error.chain());
-            return None;
-        }
-    };
+/// Lists counts, sizes and lengths of a data set. Returns its largest size.
+fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Findings) -> Option<[usize; 2]> {
+    let config = dataset.config();
     let rows = &dataset.metadata().rows;
     let looked_at = rows.len().min(CLIPS);
     let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
@@ -130,7 +51,7 @@ fn set(
     }
     let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
     let clips = counted(rows.len() as u64, "clip");
-    found.good(format!("{clips}{purpose}, {} can be read{limit}", looked_at - bad.len()));
+    found.good(format!("{clips}, {} can be read{limit}", looked_at - bad.len()));
     list_sizes(&sizes, found);
     if short > 0 {
         found.note(format!(
@@ -145,8 +66,7 @@ fn set(
             false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{listed}")),
         }
     }
-    let largest = largest(&dataset, unit, &sizes, found);
-    Some((dataset, largest))
+    largest(dataset, unit, &sizes, found)
 }
 
 /// Lists the most frequent sizes, `[height, width]`.
@@ -201,14 +121,14 @@ fn pictures_are_there(paths: &[Option<&Path>]) -> Result<()> {
 }
 
 /// Counts the first references in which the reward finds something to compare with.
-fn references(
-    loaded: &LoadedConfig,
+pub fn references(
+    config: &RunConfig,
     dataset: &Dataset,
     reward: &mut dyn RewardScorer,
     samples: usize,
     found: &mut Findings,
 ) {
-    let kind = loaded.config.algo.options.get("reference").cloned();
+    let kind = config.algo.options.get("reference").cloned();
     let kind = kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip);
     let looked_at = dataset.len().min(samples);
     let (mut prepared, mut without) = (0, Vec::new());

@@ -2,18 +2,44 @@
 
 use roll_core::{Error, Result};
 use roll_train::progress::counted;
+use roll_train::trainer::Finding;
 
 /// Width of the names of sections.
-const NAME: usize = 8;
+const NAME: usize = 10;
 
 /// Prints findings as they come, and remembers whether the run would fail.
 #[derive(Debug, Default)]
 pub struct Findings {
     section: &'static str,
     problems: u64,
+    /// What was found before, with its section.
+    queued: Vec<(&'static str, Finding)>,
 }
 
 impl Findings {
+    /// Findings of the opening of a run, each to be printed with its section.
+    pub fn new(queued: Vec<(&'static str, Finding)>) -> Self {
+        Self { queued, ..Self::default() }
+    }
+
+    /// Prints the queued findings of this section.
+    pub fn queued(&mut self, section: &str) {
+        let queued = std::mem::take(&mut self.queued).into_iter();
+        let (own, others): (Vec<_>, Vec<_>) = queued.partition(|(of, _)| *of == section);
+        self.queued = others;
+        for (_, finding) in own {
+            match finding {
+                Finding::Note(note) => self.note(note),
+                Finding::Problem(error) => self.problem(error.chain()),
+            }
+        }
+    }
+
+    /// Whether there was a problem.
+    pub fn has_problems(&self) -> bool {
+        self.problems > 0
+    }
+
     /// The next findings are about this.
     pub fn section(&mut self, name: &'static str) {
         self.section = name;

@@ -1,21 +1,27 @@
-//! `roll check`: checks the needs of a run before it starts. Headers are read, no weights, and nothing is
-//! written.
+//! `roll check`: opens what a run opens before its first step, by the same code. Headers are read, no weights, and
+//! nothing is written.
 
 mod data;
 mod findings;
 
-use roll_core::plan::in_words;
-use roll_core::{Error, FileCheck, FilesFound, Kind, Registry, Result};
-use roll_train::config::LoadedConfig;
+use roll_core::plan::{Needs, in_words};
+use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Registry, Result};
+use roll_train::Run;
+use roll_train::config::{LoadedConfig, RunConfig};
+use roll_train::evaluation::Evaluator;
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::ranks;
 use roll_train::run_dir::{Existing, RunDir};
+use roll_train::trainer::Parts;
 
 use self::findings::Findings;
 use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
-use crate::args::Check;
+use crate::args::{Check, MachineArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
+
+/// Number of parameters above which a step on a CPU takes hours.
+const LARGE: f64 = 3e9;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
@@ -29,56 +35,127 @@ pub fn check(args: Check) -> Result<()> {
     let registry = configuration.registry()?;
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
-    let mut found = Findings::default();
+    let config = &loaded.config;
+    let context = BuildContext { headers_only: true, ..build_context(&loaded) };
+    let files = files(&loaded, &registry, &context);
+    let unopened = match &files {
+        Ok(Some(FilesFound { missing, .. })) => {
+            missing.as_ref().map(|files| format!("a run would download files first: {files}"))
+        }
+        Ok(None) => Some(format!("`{}` is not opened: a plugin's model reads its weights", config.model.name)),
+        Err(_) => None,
+    };
+    let (mut parts, findings) = Run::new(loaded.clone(), &registry, context).check(unopened.is_none())?;
+    let mut found = Findings::new(findings);
 
     found.section("run");
-    let config = &loaded.config;
     let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
-    found.outcome(roll_backends::device(&config.backend).map(|_| format!("backend {}", config.backend)));
+    found.good(format!("backend {}", config.backend));
     if let Some(dir) = run.out.filter(|dir| dir.exists()) {
         found.outcome(RunDir::would_create(&dir, Existing::Refuse).map(|()| format!("writes to {}", dir.display())));
     }
-    for note in why_not_demo.into_iter().chain(loaded.without_effect(&registry)?) {
-        found.note(note);
-    }
+    why_not_demo.into_iter().for_each(|note| found.note(note));
+    found.queued("run");
+    found.section("algo");
+    found.queued("algo");
 
     found.section("model");
-    let files = files(&loaded, &registry, &mut found);
-    let complete = files.as_ref().is_some_and(|files| files.missing.is_none());
-    let unit = files.map(|files| files.unit).unwrap_or_default();
+    let complete = matches!(&files, Ok(files) if files.as_ref().is_none_or(|files| files.missing.is_none()));
+    files.into_iter().flatten().flat_map(|files| files.lines).for_each(|line| found.good(line));
+    unopened.into_iter().for_each(|note| found.note(note));
+    found.queued("model");
 
-    found.section("data");
-    let data = data::look(&loaded, &registry, unit, args.samples, &mut found);
-
+    let size = list_data(config, &mut parts, args.samples, &mut found);
     found.section("memory");
-    if complete {
-        let size = data.largest.or(config.data.height.zip(config.data.width).map(|(h, w)| [h, w]));
-        let planned = machine(&args.machine, &loaded).and_then(|machine| {
-            let (_, needs) = estimate(&loaded, &registry, None, size, &machine)?;
-            Ok((machine, needs))
-        });
-        match planned {
-            Ok((machine, needs)) => {
-                let known = args.machine.on.is_some() || args.machine.memory.is_some() || on_the_host(config);
-                memory(&needs, &machine, known, &mut found);
-                time(&needs, data.steps, &mut found);
-            }
-            Err(Error::Unsupported(why)) => found.note(format!("no estimate: {why}")),
-            Err(error) => found.problem(error.chain()),
-        }
-    } else {
-        found.note("no estimate without the model's files");
+    match complete {
+        true => list_needs(&loaded, &registry, &args.machine, size, parts.steps, &mut found),
+        false => found.note("no estimate without the model's files"),
     }
     found.end()
+}
+
+/// Lists data, environment, references and evaluated clips. Returns height and width of the largest clip.
+fn list_data(config: &RunConfig, parts: &mut Parts, samples: usize, found: &mut Findings) -> Option<[usize; 2]> {
+    found.section("data");
+    let largest = match (&parts.data, parts.steps) {
+        (Some(data), _) => data::look(data, parts.steps, parts.unit, found),
+        (None, Some(steps)) => {
+            found.good(format!("`{}` brings its own data: {}", config.algo.name, counted(steps, "step")));
+            None
+        }
+        _ => None,
+    };
+    found.queued("data");
+    found.section("env");
+    config.env.iter().for_each(|env| found.good(format!("environment `{}`", env.name)));
+    found.queued("env");
+    found.section("reward");
+    if let (Some(reward), Some(data)) = (&mut parts.reward, &parts.data) {
+        data::references(config, data.dataset(), reward.as_mut(), samples, found);
+    }
+    found.queued("reward");
+    found.section("evaluation");
+    if let Some(clips) = parts.evaluator.as_ref().map(Evaluator::clips) {
+        found.good(format!("{} to evaluate can be read", counted(clips as u64, "clip")));
+    }
+    found.queued("evaluation");
+
+    largest.or(config.data.height.zip(config.data.width).map(|(h, w)| [h, w]))
+}
+
+/// Lists memory and time.
+fn list_needs(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    args: &MachineArgs,
+    size: Option<[usize; 2]>,
+    steps: Option<u64>,
+    found: &mut Findings,
+) {
+    let config = &loaded.config;
+    let planned = machine(args, loaded).and_then(|machine| {
+        let (_, needs) = estimate(loaded, registry, None, size, &machine)?;
+        Ok((machine, needs))
+    });
+    match planned {
+        Ok((machine, needs)) => {
+            let known = args.on.is_some() || args.memory.is_some() || on_the_host(config);
+            memory(&needs, &machine, known, found);
+            time(&needs, steps, found);
+            cpu_note(config, args.on.as_deref(), &needs).into_iter().for_each(|note| found.note(note));
+        }
+        Err(Error::Unsupported(why)) => found.note(format!("no estimate: {why}")),
+        // Found when the model was opened.
+        Err(_) if found.has_problems() => found.note("no estimate after these problems"),
+        Err(error) => found.problem(error.chain()),
+    }
+}
+
+/// A note where a run computes on the CPU and should not: a machine with GPUs was named by `on`, or the model is large.
+fn cpu_note(config: &RunConfig, on: Option<&str>, needs: &Needs) -> Option<String> {
+    let parameters = needs.facts.get("parameters").copied().unwrap_or_default();
+    let why = match on {
+        _ if !on_the_host(config) => return None,
+        Some(on) => format!("`--on {on}` names GPUs"),
+        None if parameters > LARGE => format!("the model has {:.1} billion parameters", parameters / 1e9),
+        None => return None,
+    };
+    Some(format!(
+        "{why}, and `backend: {}` computes on the CPU; `backend: libtorch-cuda` computes on an NVIDIA GPU",
+        config.backend
+    ))
 }
 
 /// Memory and time of a run in one line; `None` if they are unknown.
 pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
-    let machine = machine(&crate::args::MachineArgs::default(), loaded).ok()?;
+    let machine = machine(&MachineArgs::default(), loaded).ok()?;
     let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
+    if let Some(note) = cpu_note(config, None, &needs) {
+        tracing::warn!("{note}");
+    }
     let [device, host] = totals(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     let together =
@@ -97,34 +174,19 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
 }
 
 /// The device's memory is that of this machine.
-fn on_the_host(config: &roll_train::config::RunConfig) -> bool {
+fn on_the_host(config: &RunConfig) -> bool {
     ["flex", "libtorch"].contains(&config.backend.as_str())
 }
 
-/// The model's files that are there; `None` when opening them would fail.
-fn files(loaded: &LoadedConfig, registry: &Registry, found: &mut Findings) -> Option<FilesFound> {
+/// The model's files that are there; `None` for the model of a plugin.
+fn files(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Option<FilesFound>> {
     let model = &loaded.config.model;
     let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked);
-    let Some(check) = FileCheck::of(Kind::Model, &model.name).filter(|_| linked) else {
-        found.note(format!("`{}` cannot look at its files before it opens them", model.name));
-        return Some(FilesFound::default());
-    };
-    match (check.check)(&model.options, &build_context(loaded)) {
-        Ok(files) => {
-            files.lines.iter().for_each(|line| found.good(line));
-            if let Some(missing) = &files.missing {
-                found.note(format!("a run would download files first: {missing}"));
-            }
-            Some(files)
-        }
-        Err(error) => {
-            found.problem(error.chain());
-            None
-        }
-    }
+    let check = FileCheck::of(Kind::Model, &model.name).filter(|_| linked);
+    check.map(|check| (check.check)(&model.options, context)).transpose()
 }
 
-fn memory(needs: &roll_core::plan::Needs, machine: &PlannedMachine, known: bool, found: &mut Findings) {
+fn memory(needs: &Needs, machine: &PlannedMachine, known: bool, found: &mut Findings) {
     for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
@@ -143,7 +205,7 @@ fn memory(needs: &roll_core::plan::Needs, machine: &PlannedMachine, known: bool,
     }
 }
 
-fn time(needs: &roll_core::plan::Needs, steps: Option<u64>, found: &mut Findings) {
+fn time(needs: &Needs, steps: Option<u64>, found: &mut Findings) {
     if needs.time.is_empty() {
         return;
     }
@@ -157,4 +219,20 @@ fn time(needs: &roll_core::plan::Needs, steps: Option<u64>, found: &mut Findings
         duration(seconds),
         all.unwrap_or_default()
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_model_on_the_cpu_is_noted() {
+        let needs =
+            |parameters: f64| Needs { facts: [("parameters".to_string(), parameters)].into(), ..Needs::default() };
+        let on = |backend: &str| RunConfig { backend: backend.into(), ..RunConfig::default() };
+        let note = cpu_note(&on("flex"), None, &needs(28.6e9)).unwrap_or_default();
+        assert!(note.contains("28.6 billion") && note.contains("libtorch-cuda"), "{note}");
+        assert_eq!(cpu_note(&on("flex"), None, &needs(0.5e9)), None);
+        assert_eq!(cpu_note(&on("libtorch-cuda:1"), Some("1x80"), &needs(28.6e9)), None);
+    }
 }

@@ -50,10 +50,11 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();
     let (tokens, own) = (plan.tokens(), plan.own_tokens());
+    let parameters = plan.networks.experts * super::elements(&plan.networks.dit.weights());
     let sharded = if own < tokens { format!(", {own} of them on each rank") } else { String::new() };
     Ok(Needs {
         work: format!("{} frames of {width}x{height}, {tokens} tokens{sharded}", input.frames),
-        facts: [("tokens".to_string(), tokens as f64)].into(),
+        facts: [("tokens".to_string(), tokens as f64), ("parameters".to_string(), parameters as f64)].into(),
         memory: plan.memory()?,
         time: plan.time(),
         hints: hints(&plan),

@@ -211,6 +211,9 @@ fn stable(run: &RunFiles) -> (Mark, String) {
         problems.push(format!("gradients clipped in {clipped} of {steps} steps"));
     }
     let norms = run.values("actor/grad_norm");
+    if !norms.is_empty() && norms.iter().all(|norm| *norm == 0.0) {
+        problems.push("the gradient norm is 0 at every step: nothing was learnt".into());
+    }
     let quarter = norms.len() / 4;
     if quarter >= 2 {
         let [first, last] = [&norms[..quarter], &norms[norms.len() - quarter..]].map(median);
@@ -247,7 +250,7 @@ fn time(run: &RunFiles) -> (Mark, String) {
     if phases.is_empty() {
         return (Mark::Open, "No times yet.".into());
     }
-    let share = |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / total);
+    let share = |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / timing::whole(&phases));
     let longest: Vec<String> = phases.iter().take(3).map(share).collect();
     let mut text = format!("{total:.1} s a step: {}.", longest.join(", "));
     let (done, wanted) = run.steps();
@@ -270,6 +273,17 @@ mod tests {
 
     fn names(all: &[&str]) -> BTreeSet<String> {
         all.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_run_without_gradient_needs_attention() {
+        let stable = |norms: [f64; 2]| {
+            let rows = norms.map(|norm| serde_json::json!({"step": 1, "actor/grad_norm": norm}));
+            stable(&RunFiles::of_rows(serde_json::json!(rows)))
+        };
+        let (mark, text) = stable([0.0, 0.0]);
+        assert!(mark == Mark::Attention && text.contains("nothing was learnt"), "{text}");
+        assert!(!stable([0.0, 1.0]).1.contains("nothing was learnt"));
     }
 
     #[test]

@@ -36,6 +36,21 @@ pub struct RunFiles {
 }
 
 impl RunFiles {
+    /// A run of these metrics alone.
+    #[cfg(test)]
+    pub fn of_rows(rows: Value) -> Self {
+        Self {
+            name: String::new(),
+            path: PathBuf::new(),
+            rows: serde_json::from_value(rows).unwrap_or_default(),
+            config: String::new(),
+            settings: BTreeMap::new(),
+            summary: None,
+            headlines: Vec::new(),
+            record: Record::default(),
+        }
+    }
+
     /// Reads the run directory `path`.
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;

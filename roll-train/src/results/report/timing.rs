@@ -10,16 +10,22 @@ use crate::results::plot;
 /// The mean step of a run, for the page: its phases (empty if the run measured no times) and the seconds of the whole.
 pub fn timing(run: &RunFiles) -> Value {
     let (parts, total) = phases(run);
+    let whole = whole(&parts);
     let phase = |(i, (name, seconds)): (usize, (String, f64))| {
         context! {
             name,
             colour => plot::css_part_colour(i),
             seconds => format!("{seconds:.3}"),
-            percent => format!("{:.1}", 100.0 * seconds / total),
+            percent => format!("{:.1}", 100.0 * seconds / whole),
         }
     };
     let phases: Vec<Value> = parts.into_iter().enumerate().map(phase).collect();
     context! { phases, total => format!("{total:.3}") }
+}
+
+/// Sum of the seconds of all phases. With several ranks it may exceed the step: each phase is that of its slowest rank.
+pub fn whole(phases: &[(String, f64)]) -> f64 {
+    phases.iter().map(|(_, seconds)| seconds).sum()
 }
 
 /// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is the last phase.
@@ -37,10 +43,26 @@ pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
         .filter(|(_, seconds)| *seconds > 0.0)
         .collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let covered: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
-    let total = mean("time/total").or(mean("time/step")).unwrap_or(covered).max(covered);
+    let covered = whole(&parts);
+    let total = mean("time/total").or(mean("time/step")).unwrap_or(covered);
     if total - covered > 0.005 * total {
         parts.push(("reading data, and the rest".into(), total - covered));
     }
     (parts, total)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_step_takes_its_own_seconds_where_phases_of_several_ranks_sum_to_more() {
+        let run = RunFiles::of_rows(json!([{"time/total": 2.0, "time/step": 2.0, "time/a": 2.0, "time/b": 1.0}]));
+        let (parts, total) = phases(&run);
+        assert_eq!((total, whole(&parts)), (2.0, 3.0));
+        let page = timing(&run).to_string();
+        assert!(page.contains("66.7") && page.contains("33.3"), "{page}");
+    }
 }

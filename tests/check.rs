@@ -1,0 +1,268 @@
+//! `roll check` and `roll run` agree: a table of configurations that a run refuses before or within its first step, and
+//! of some that it takes.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use roll_core::{Tensor, Video};
+
+use crate::program::{printed, stderr_text};
+use crate::world::{SETTINGS, SHORT, World, fails};
+
+/// What a row changes.
+#[derive(Clone, Copy)]
+enum Base {
+    /// Reward-FL on clips.
+    Fl,
+    /// DiffusionNFT on clips.
+    Nft,
+    /// Flow-GRPO on clips.
+    Grpo,
+    /// Flow matching on clips.
+    Fm,
+    /// Supervised fine-tuning of the built-in language model.
+    Sft,
+    /// Agentic PPO with the built-in language model.
+    Agent,
+}
+
+const AGENT: [&str; 11] = [
+    "algo.name=agentic_ppo",
+    "model.name=causal_lm",
+    "env.name=frozen_lake",
+    "algo.num_env_groups=2",
+    "algo.group_size=2",
+    "algo.max_actions_per_traj=2",
+    "algo.max_tokens_per_step=8",
+    "algo.agent_system_template=",
+    "algo.agent_template='{observation}'",
+    "algo.val_batch_size=0",
+    "sample_steps=0",
+];
+
+impl Base {
+    fn settings(self) -> Vec<&'static str> {
+        let clips = |own: &[&'static str]| [&SETTINGS[..], own].concat();
+        match self {
+            Self::Fl => clips(&[&SHORT[..], &["reward.name=brightness"]].concat()),
+            Self::Nft => clips(&["algo.name=diffusion_nft", "reward.name=brightness", "algo.num_inference_steps=4"]),
+            Self::Grpo => clips(&["algo.name=flow_grpo", "reward.name=brightness", "algo.num_inference_steps=4"]),
+            Self::Fm => clips(&["algo.name=flow_matching"]),
+            Self::Sft => {
+                vec!["algo.name=sft", "model.name=causal_lm", "algo.data=good.jsonl", "algo.batch_size=2"]
+            }
+            Self::Agent => AGENT.to_vec(),
+        }
+    }
+}
+
+/// Rows that a run takes.
+const TAKEN: &[(Base, &[&str])] = &[
+    (Base::Fl, &[]),
+    (Base::Nft, &[]),
+    (Base::Grpo, &[]),
+    (Base::Fm, &[]),
+    (Base::Sft, &[]),
+    (Base::Agent, &[]),
+    (Base::Agent, &["algo.adv_estimator=gae"]),
+    (Base::Fl, &["ranks=2", "strategy.name=zero"]),
+    (Base::Fl, &["model.lora_checkpoint=adapter", "model.lora_rank=null"]),
+    (Base::Fl, &["evaluation.prompts=[{prompt: a, image: picture.png}]", "evaluation.train_samples=1"]),
+    (Base::Fm, &["model.lora_rank=0"]),
+    (Base::Sft, &["algo.data=mixed.jsonl"]),
+    (Base::Fl, &["data.cache_dir=cache"]),
+];
+
+/// Rows that a run refuses.
+const REFUSED: &[(Base, &[&str])] = &[
+    // Options of the algorithm.
+    (Base::Fl, &["algo.mid_timestep=9"]),
+    (Base::Fl, &["algo.final_timestep=7"]),
+    (Base::Fl, &["algo.sampler=unipc"]),
+    (Base::Fl, &["algo.timesteps=[1000]"]),
+    (Base::Fl, &["algo.shift=0"]),
+    (Base::Fl, &["algo.reward_std=0"]),
+    (Base::Fl, &["algo.trained_steps={last: 5}"]),
+    (Base::Fl, &["algo.max_timestep_boundary=0.1"]),
+    (Base::Fl, &["algo.name=reward_f"]),
+    (Base::Nft, &["algo.num_inference_steps=1"]),
+    (Base::Grpo, &["algo.num_inference_steps=2"]),
+    (Base::Grpo, &["algo.num_inference_steps=1"]),
+    (Base::Fm, &["algo.min_timestep_boundary=1"]),
+    (Base::Sft, &["algo.batch_size=3", "ranks=2", "strategy.name=zero"]),
+    (Base::Sft, &["algo.sequence_length=2"]),
+    (Base::Agent, &["algo.agent_template=hello"]),
+    (Base::Agent, &["algo.agent_template='{nosuch} {observation}'"]),
+    (Base::Agent, &["algo.sequence_length=4"]),
+    (Base::Agent, &["algo.tags=[x]"]),
+    // Options of the model.
+    (Base::Fl, &["model.lora_rnak=2"]),
+    (Base::Fl, &["model.trainable_models=dit"]),
+    (Base::Fl, &["model.trainable_models=dit3"]),
+    (Base::Fl, &["model.num_heads=7"]),
+    (Base::Fl, &["model.lora_target_modules=nosuch"]),
+    (Base::Fl, &["model.lora_rank=100000"]),
+    (Base::Fl, &["model.weight_store=host", "model.weights_dtype=int8"]),
+    (Base::Fl, &["model.vae_tile_size=[4,4]"]),
+    (Base::Fl, &["model.tokenizer_path=nowhere"]),
+    (Base::Fl, &["model.name=causal_lm"]),
+    (Base::Sft, &["model.max_length=99999"]),
+    (Base::Sft, &["model.weights_dtype=int8"]),
+    (Base::Sft, &["model.lora_target_modules=nosuch"]),
+    (Base::Sft, &["model.chat_template_args={a: 1}"]),
+    (Base::Sft, &["model.rows_at_once=0"]),
+    // Files of the model.
+    (Base::Fl, &["model.model_paths=nowhere.json"]),
+    (Base::Fl, &["model.model_paths=tiny/no_vae.json"]),
+    (Base::Fl, &["model.model_paths=tiny/no_text.json"]),
+    (Base::Fl, &["model.model_paths=tiny/truncated.json"]),
+    (Base::Sft, &["model.model_path=nowhere"]),
+    // Adapters.
+    (Base::Fl, &["model.lora_checkpoint=nowhere.safetensors"]),
+    (Base::Fl, &["model.lora_checkpoint=tiny/Wan2.1_VAE.safetensors", "model.lora_rank=null"]),
+    (Base::Fl, &["model.lora_checkpoint=adapter", "model.lora_rank=4"]),
+    (Base::Fl, &["model.lora_checkpoint=adapter", "model.trainable_models=dit"]),
+    (Base::Sft, &["model.lora_checkpoint=adapter"]),
+    // Data.
+    (Base::Fl, &["data.metadata=nowhere.csv"]),
+    (Base::Fl, &["data.metadata=broken.csv"]),
+    (Base::Fl, &["data.metadata=gone.csv"]),
+    (Base::Fl, &["data.metadata=empty.csv"]),
+    (Base::Fl, &["data.height=65"]),
+    (Base::Fl, &["data.height=null"]),
+    (Base::Fl, &["data.cache_dir=metadata.csv/below"]),
+    (Base::Sft, &["algo.data=nowhere.jsonl"]),
+    (Base::Sft, &["algo.data=questions.jsonl"]),
+    (Base::Sft, &["algo.val_data=questions.jsonl"]),
+    // Rewards.
+    (Base::Fl, &["reward=[]"]),
+    (Base::Fl, &["reward.target=7"]),
+    (Base::Fl, &["reward.weight=0"]),
+    (Base::Fl, &["reward.name=insightface"]),
+    (Base::Fl, &["reward.name=insightface", "reward.reward_model_path=nowhere"]),
+    (Base::Fl, &["reward.name=command", "reward.command=[nosuchprogram]"]),
+    // Environments.
+    (Base::Fl, &["env.name=frozen_lake"]),
+    (Base::Sft, &["env.name=frozen_lake"]),
+    (Base::Agent, &["env=null"]),
+    (Base::Agent, &["env.size=1"]),
+    (Base::Agent, &["env.name=mixed"]),
+    (Base::Agent, &["env.name=process", "env.command=[nosuchprogram]"]),
+    (Base::Agent, &["env.name=process", "env.command=[sh, failing.sh]"]),
+    (Base::Agent, &["env.name=process", "env.command=[echo, hello]"]),
+    (Base::Agent, &["env.name=http", "env.url=http://127.0.0.1:9", "env.retries=0"]),
+    // Evaluations.
+    (Base::Fl, &["evaluation.metadata=nowhere.csv"]),
+    (Base::Fl, &["evaluation.metadata=broken.csv"]),
+    (Base::Fl, &["evaluation.check=[{name: insightface, reward_model_path: nowhere}]"]),
+    (Base::Fl, &["evaluation.prompts=[{prompt: a, image: nowhere.png}]"]),
+    (Base::Fl, &["evaluation.prompts=[a]"]),
+    (Base::Sft, &["evaluation.prompts=[a]"]),
+    // The run itself.
+    (Base::Fl, &["backend=flux"]),
+    (Base::Fl, &["strategy.name=nosuch"]),
+    (Base::Fl, &["strategy.name=zero", "strategy.sequence_parallel_size=2"]),
+    (Base::Fl, &["ranks=2", "strategy.name=single"]),
+    (Base::Fl, &["training.per_device_train_batch_size=0"]),
+    (Base::Fl, &["exp_name=a/b"]),
+    (Base::Fl, &["plugins=[nowhere.so]"]),
+];
+
+/// A world with the files that the rows name.
+fn world() -> World {
+    let world = World::new(2);
+    let write = |name: &str, text: &str| std::fs::write(world.path(name), text).unwrap();
+    write("broken.mp4", "no video");
+    write("broken.csv", "video,prompt\nbroken.mp4,a\nbroken.mp4,b\n");
+    write("gone.csv", "video,prompt\nnowhere.mp4,a\nnowhere.mp4,b\n");
+    write("empty.csv", "video,prompt\n");
+    let (question, answer) = (r#"{"role": "user", "content": "a"}"#, r#"{"role": "assistant", "content": "b"}"#);
+    let good = format!("{{\"messages\": [{question}, {answer}]}}\n");
+    let bare = format!("{{\"messages\": [{question}]}}\n");
+    write("good.jsonl", &good.repeat(2));
+    write("mixed.jsonl", &format!("{good}{good}{bare}"));
+    write("questions.jsonl", &bare.repeat(2));
+    write("failing.sh", "while read line; do echo '{\"error\": \"no rows\"}'; done\n");
+    let picture = Video::new(Tensor::zeros([1, 3, 64, 64]), 8.0).unwrap();
+    let pictures = roll_data::write_pngs(world.path("pictures"), &picture).unwrap();
+    std::fs::rename(&pictures[0], world.path("picture.png")).unwrap();
+    let list: Vec<String> =
+        serde_json::from_slice(&std::fs::read(world.path("tiny/wan22_paths.json")).unwrap()).unwrap();
+    let save = |name: &str, list: Vec<String>| write(&format!("tiny/{name}"), &serde_json::json!(list).to_string());
+    let without = |part: &str| list.iter().filter(|file| !file.contains(part)).cloned().collect::<Vec<_>>();
+    save("no_vae.json", without("VAE"));
+    save("no_text.json", without("t5"));
+    let bytes = std::fs::read(world.path("tiny/Wan2.1_VAE.safetensors")).unwrap();
+    std::fs::write(world.path("tiny/half.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
+    save("truncated.json", [without("VAE"), vec!["half.safetensors".into()]].concat());
+    world.train("adapter", 1, &[&SHORT[..], &["reward.name=brightness"]].concat());
+    world
+}
+
+/// The command with the row's settings.
+fn ends_well(world: &World, command: &[&str], settings: &[&str]) -> (bool, String) {
+    let mut command = world.command(command);
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    let output = command.output().unwrap();
+    (output.status.success(), format!("{}{}", printed(&output), stderr_text(&output)))
+}
+
+#[test]
+fn check_refuses_the_runs_that_run_refuses() {
+    assert!(REFUSED.len() >= 60);
+    let world = world();
+    let rows: Vec<_> = TAKEN.iter().map(|row| (row, true)).chain(REFUSED.iter().map(|row| (row, false))).collect();
+    let (next, wrong) = (AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let row = next.fetch_add(1, Ordering::Relaxed);
+            let Some(((base, changes), taken)) = rows.get(row) else { break };
+            let (settings, out) = ([&base.settings()[..], changes].concat(), format!("out-{row}"));
+            let (runs, run_text) = ends_well(&world, &["run", "--quiet", "--steps", "1", "--out", &out], &settings);
+            let (passes, check_text) = ends_well(&world, &["check", "--steps", "1", "--tflops", "1"], &settings);
+            if [runs, passes] != [*taken; 2] {
+                wrong.lock().unwrap().push(format!("{changes:?}\nrun: {run_text}\ncheck: {check_text}"));
+            }
+        }
+    };
+    std::thread::scope(|threads| (0..2).for_each(|_| drop(threads.spawn(work))));
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "{} of {} rows differ:\n{}", wrong.len(), rows.len(), wrong.join("\n\n"));
+}
+
+#[test]
+fn check_lists_all_problems_in_one_round_and_writes_nothing() {
+    let world = World::new(1);
+    let before = std::fs::read_dir(world.path(".")).unwrap().count();
+    let settings = [
+        &Base::Fl.settings()[..],
+        &[
+            "model.model_paths=nowhere.json",
+            "evaluation.metadata=unseen.csv",
+            "reward.name=insightface",
+            "reward.reward_model_path=antelopev2",
+            "algo.reference=image",
+            "data.cache_dir=new/cache",
+        ],
+    ]
+    .concat();
+    let (passes, text) = ends_well(&world, &["check", "--tflops", "1"], &settings);
+    assert!(!passes && text.contains("3 problems above"), "{text}");
+    ["nowhere.json", "unseen.csv", "antelopev2"].iter().for_each(|part| assert!(text.contains(part), "{text}"));
+    assert_eq!(std::fs::read_dir(world.path(".")).unwrap().count(), before);
+}
+
+#[test]
+fn notes_name_keys_without_effect_and_a_cpu_that_gpus_were_planned_for() {
+    let world = World::new(1);
+    let settings =
+        [&Base::Fl.settings()[..], &["evaluation.every=2", "evaluation.check=[{name: brightness}]"]].concat();
+    let (passes, text) = ends_well(&world, &["check", "--on", "1x80"], &settings);
+    assert!(passes, "{text}");
+    for part in ["`evaluation.check`, `evaluation.every`", "no clip is evaluated", "`--on 1x80` names GPUs"] {
+        assert!(text.contains(part), "no {part} in: {text}");
+    }
+    fails(&world.roll(&["check", "--set", "strategy.stage=3"]), 2, &["`strategy.name=zero`"]);
+    fails(&world.roll(&["run", "--steps", "1.5"]), 2, &["expected a whole number"]);
+}
