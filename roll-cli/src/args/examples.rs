@@ -40,7 +40,7 @@ pub const GENERATE: &str = r"Examples:
     --image face.png --timesteps 1000,750,500,250 --output out.mp4";
 
 pub const ASK: &str = r"Examples:
-  roll ask --model-path Qwen/Qwen2.5-0.5B-Instruct 'What is the capital of France?'
+  roll ask --model-path Qwen/Qwen2.5-0.5B-Instruct 'Where is Paris?'
   roll ask --model-path SmolLM2-135M-Instruct.Q4_1.gguf --temperature 0.7 \
     'Tell me a story.'";
 
