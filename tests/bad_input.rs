@@ -138,7 +138,7 @@ fn likely_mistakes_are_warned_of() {
     let long = "a grey square ".repeat(100);
     write(&world, "metadata.csv", format!("video,prompt,iamge\n0.mp4,{long},\n1.mp4,,\n").as_bytes());
     let full = "model.lora_checkpoint=tiny/low_noise_model/diffusion_pytorch_model.safetensors";
-    let output = run(&world, &[full]);
+    let output = run(&world, &[full, "model.lora_rank=null"]);
     let text = stderr_text(&output);
     assert!(output.status.success(), "{text}");
     let warned = [
