@@ -3,6 +3,8 @@
 use roll_core::{BuildContext, FileCheck, FilesFound, Kind, Options, Result, parse_options};
 
 use super::components::Component;
+use super::dit::Trainable;
+use super::initial_adapters;
 use super::loading::{open_tokenizer, text_len};
 use super::options::WanOptions;
 use super::paths::ComponentFiles;
@@ -23,8 +25,21 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         }
         files => files?,
     };
-    let mut lines: Vec<String> =
-        files.experts().map(|(name, file)| summary(&format!("transformer `{name}`"), file)).collect();
+    let (adapters, trained) = initial_adapters::open(&options, context, &files)?;
+    let line = |(name, file)| {
+        let how = match options.trainable(&trained, name) {
+            Trainable::Frozen => "frozen".into(),
+            // The rank is in the file that the LoRA starts from.
+            Trainable::Lora { .. } if adapters.contains_key(name) => {
+                "the LoRA of `model.lora_checkpoint` is trained".into()
+            }
+            Trainable::Lora { rank, .. } => format!("a LoRA of rank {rank} is trained"),
+            Trainable::Layers { .. } => "a LoRA is trained".into(),
+            Trainable::Full => "all weights are trained".into(),
+        };
+        format!("{}; {how}", summary(&format!("transformer `{name}`"), file))
+    };
+    let mut lines: Vec<String> = files.experts().map(line).collect();
     lines.push(summary(&files.vae_kind.to_string(), &files.vae));
     if let Some(file) = &files.text_encoder {
         lines.push(summary(&Component::TextEncoder.to_string(), file));
