@@ -144,7 +144,7 @@ fn likely_mistakes_are_warned_of() {
     let warned = [
         "the column `iamge` is not read; is `image` meant?",
         "1 of 2 prompts are empty, the first in line 3",
-        "is cut to 32",
+        "is cut to 512",
         "holds all weights of a network and no LoRA",
     ];
     warned.iter().for_each(|warning| assert!(text.contains(warning), "no {warning} in: {text}"));

@@ -132,6 +132,6 @@ fn rejects_configurations_that_cannot_be_split_over_ranks() {
         &["strategy.name", "`zero`"],
     );
     let none = world.training("none", 1, &SETTINGS).args(["--ranks", "0"]).output().unwrap();
-    fails(&none, 2, &["`ranks`", "from 1 to 256"]);
+    fails(&none, 2, &["--ranks", "at least 1"]);
     assert!(!world.path("alone").exists() && !world.path("none").exists());
 }

@@ -423,13 +423,17 @@ fn ranks_share_the_episodes_of_a_validation_and_open_only_the_environments_that_
         let found = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
             let config = AgenticPpoConfig { num_env_groups: groups, group_size: 3, val_batch_size: wanted, ..config() };
             let config = AgenticPpoConfig { val_temperature: 1.0, saved_trajectories: 100, ..config };
-            let mut algorithm = AgenticPpo::new(config)?.on(ranks);
+            let mut algorithm = AgenticPpo::new(config)?.on(ranks.clone());
             algorithm.open_environments(&mut || {
                 opened.fetch_add(1, Ordering::Relaxed);
                 Ok(Box::new(Counted(Likes(true), played.clone())))
             })?;
             let mut model = Bigram::of("xyz");
             algorithm.check(&mut model, None)?;
+            // The check begins an episode on each rank.
+            ranks.barrier()?;
+            played.store(0, Ordering::Relaxed);
+            ranks.barrier()?;
             algorithm.validate(7, &mut model, &Noise::new(1), &Silent)
         });
         let mut found = found.into_iter().map(|found| found.unwrap().unwrap());

@@ -49,7 +49,8 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     }
 }
 
-/// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails on other files, and if there is none.
+/// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails if it does not exist or is another
+/// kind of file.
 pub(super) fn is_gguf(path: &Path) -> Result<bool> {
     if !path.exists() {
         let problem = "it does not exist; a published model is named with its organisation, such as \

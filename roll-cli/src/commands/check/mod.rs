@@ -51,7 +51,7 @@ pub fn check(args: Check) -> Result<()> {
     found.section("run");
     let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
-    found.good(format!("backend {}", config.backend));
+    found.good(format!("backend `{}`", config.backend));
     if let Some(dir) = run.out.filter(|dir| dir.exists()) {
         found.outcome(RunDir::would_create(&dir, Existing::Refuse).map(|()| format!("writes to {}", dir.display())));
     }
