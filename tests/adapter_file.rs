@@ -20,7 +20,7 @@ fn velocity(model: &mut dyn Model, adapter: Adapter) -> Vec<f32> {
 fn a_saved_adapter_reproduces_the_velocities() {
     for alpha in [None, Some(2.0)] {
         let dir = tempfile::tempdir().unwrap();
-        let files = init_tiny::init_tiny(dir.path(), init_tiny::TinyKind::I2v, 3).unwrap();
+        let files = init_tiny::init_tiny(dir.path(), init_tiny::WanKind::I2v, 3).unwrap();
         let open = |seed| {
             let options = WanOptions {
                 model_paths: Some(files.model_paths.clone()),

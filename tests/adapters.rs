@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{BuildContext, Model, Noise, Purpose, Result, StateDict};
 use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, write_lora};
-use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
 use roll_models::weights::{Checkpoint, save_safetensors};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ struct Tiny {
 }
 
 impl Tiny {
-    fn new(kind: TinyKind) -> Self {
+    fn new(kind: WanKind) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let files = init_tiny(dir.path().join("tiny"), kind, 3).unwrap();
         let options = WanOptions {
@@ -72,7 +72,7 @@ fn parameters(model: &Wan) -> BTreeMap<String, Vec<f32>> {
 
 #[test]
 fn rank_layers_and_scale_come_from_the_file() {
-    let tiny = Tiny::new(TinyKind::I2v);
+    let tiny = Tiny::new(WanKind::I2v);
     let options =
         json!({"lora_rank": 3, "lora_alpha": 6.0, "lora_target_modules": "q,ffn.0", "trainable_models": "dit2"});
     let trained = tiny.trained("a", options.clone());
@@ -108,7 +108,7 @@ fn rank_layers_and_scale_come_from_the_file() {
 
 #[test]
 fn reads_adapters_of_both_experts_from_a_directory_pair_map_or_file() {
-    let tiny = Tiny::new(TinyKind::I2v);
+    let tiny = Tiny::new(WanKind::I2v);
     let trained = tiny.trained("both", json!({"lora_rank": 2, "trainable_models": "dit,dit2"}));
     let (high, low) = ("both/adapter_high_noise.safetensors", "both/adapter_low_noise.safetensors");
     let mut combined = StateDict::new();
@@ -147,7 +147,7 @@ fn reads_adapters_of_both_experts_from_a_directory_pair_map_or_file() {
 
 #[test]
 fn a_file_without_expert_is_for_the_trained_one() {
-    let tiny = Tiny::new(TinyKind::I2v);
+    let tiny = Tiny::new(WanKind::I2v);
     let trained = tiny.trained("a", json!({"lora_rank": 2, "trainable_models": "dit2"}));
     // As another program would have written it.
     let tensors = Checkpoint::open(tiny.path("a/adapter.safetensors")).unwrap().all().unwrap();
@@ -164,7 +164,7 @@ fn a_file_without_expert_is_for_the_trained_one() {
 
 #[test]
 fn reads_per_layer_ranks_and_scales_of_every_convention() {
-    let tiny = Tiny::new(TinyKind::Ti2v);
+    let tiny = Tiny::new(WanKind::Ti2v);
     let noise = |which: u64, shape: [usize; 2]| Noise::new(2).normal(Purpose::Synthetic, which, 0, &shape).unwrap();
     let mut lora = roll_models::lora::Lora::default();
     for (i, (name, rank, alpha)) in
@@ -191,7 +191,7 @@ fn reads_per_layer_ranks_and_scales_of_every_convention() {
 
 #[test]
 fn rejects_unusable_adapters_by_their_file() {
-    let tiny = Tiny::new(TinyKind::I2v);
+    let tiny = Tiny::new(WanKind::I2v);
     tiny.trained("a", json!({"lora_rank": 2}));
     let tensors = || Checkpoint::open(tiny.path("a/adapter.safetensors")).unwrap().all().unwrap();
     let message = |change: &dyn Fn(&mut StateDict)| {
@@ -346,7 +346,7 @@ fn generates_a_video_per_prompt_and_checks_arguments_first() {
         }
         fails(&world.roll(&arguments), 2, &[word]);
     }
-    let t2v = Tiny::new(TinyKind::T2v);
+    let t2v = Tiny::new(WanKind::T2v);
     let paths = format!("model.model_paths={}", t2v.path("tiny/wan22_paths.json").display());
     let arguments = generate("t2v.gif", &[&PROMPT[..], &["--set", &paths]].concat());
     fails(&world.roll(&arguments), 2, &["--image", "text alone"]);
@@ -368,7 +368,7 @@ fn refuses_directories_that_are_not_empty() {
 
 #[test]
 fn an_exported_expert_replaces_the_shards_of_its_base() {
-    let tiny = Tiny::new(TinyKind::I2v);
+    let tiny = Tiny::new(WanKind::I2v);
     let trained = tiny.trained("whole", json!({"lora_rank": 0}));
     drop(trained);
     let file = "whole/diffusion_pytorch_model.safetensors";

@@ -143,10 +143,10 @@ fn errors_name_the_remedy_and_leave_no_files() {
         (&["model.model_path=empty"], &["config.json"]),
     ] {
         let output = agent(dir.path(), settings);
-        let printed_text = stderr_text(&output);
-        assert_eq!(output.status.code(), Some(2), "{settings:?}: {printed_text}");
+        let messages = stderr_text(&output);
+        assert_eq!(output.status.code(), Some(2), "{settings:?}: {messages}");
         for word in words {
-            assert!(printed_text.contains(word), "{settings:?} should say `{word}`: {printed_text}");
+            assert!(messages.contains(word), "{settings:?} should say `{word}`: {messages}");
         }
         assert!(!dir.path().join("run").exists(), "{settings:?} left a run directory");
     }

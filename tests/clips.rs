@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
 use crate::world::{World, fails, stderr_text};
@@ -25,7 +25,7 @@ fn every_model_trains_on_landscape_and_portrait_clips() {
     }
     std::fs::write(world.path("sizes.csv"), rows).unwrap();
     for (name, kind) in
-        [("t2v", TinyKind::T2v), ("i2v", TinyKind::I2v), ("i2v21", TinyKind::I2v21), ("ti2v", TinyKind::Ti2v)]
+        [("t2v", WanKind::T2v), ("i2v", WanKind::I2v), ("i2v21", WanKind::I2v21), ("ti2v", WanKind::Ti2v)]
     {
         init_tiny(world.path(name), kind, 3).unwrap();
         let files = [
@@ -64,7 +64,7 @@ fn every_model_trains_on_landscape_and_portrait_clips() {
                 assert!(row["actor/grad_norm"].as_f64().unwrap() > 0.0, "{row}");
             }
         }
-        if kind == TinyKind::Ti2v {
+        if kind == WanKind::Ti2v {
             // A multiple of 16, but not of what this model takes.
             let fixed = run("fixed", &["data.height=64", "data.width=112"]);
             fails(&fixed, 2, &["data.width", "multiples of 32, such as 96; found 112"]);

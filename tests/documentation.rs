@@ -2,7 +2,7 @@
 //! metrics is complete.
 //!
 //! Fenced blocks that begin with `sh run` are run, those of a page in their order and in one directory, in which the
-//! repository's folders are found under their names. Other `sh` blocks need a network, foreign models or minutes.
+//! repository's folders are found under their names. Other `sh` blocks need a network, published models or minutes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -143,8 +143,9 @@ fn metrics_under(runs: &Path) -> BTreeSet<String> {
     names
 }
 
-/// The metrics that the page lists, as patterns: `*` matches anything, as do words in capitals and the noise levels of
-/// a range. A name without a group belongs to that of the name before it.
+/// The metrics that the page lists, as patterns: `*` matches anything, and so does each capital letter, digit, `.` and
+/// `-`, because the page writes variable parts in capitals or as an example (`loss/0.450-0.675`). A name without a
+/// group (`group/`) is in the group of the name before it.
 fn documented_metrics() -> Vec<String> {
     let page = std::fs::read_to_string(root().join("docs/src/metrics.md")).unwrap();
     let mut patterns = Vec::new();
@@ -166,7 +167,7 @@ fn documented_metrics() -> Vec<String> {
     patterns
 }
 
-/// Whether `name` is as `pattern` says.
+/// Whether `name` matches `pattern`, in which `*` matches any text.
 fn fits(name: &str, pattern: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
@@ -214,7 +215,7 @@ fn commands_of_the_readme_run() {
     let page = root().join("README.md");
     assert!(run(&page).blocks > 0);
     let lines = std::fs::read_to_string(&page).unwrap().lines().count();
-    assert!(lines <= README_LINES, "{lines} lines; what is more belongs into docs/");
+    assert!(lines <= README_LINES, "{lines} lines, more than {README_LINES}: move some to docs/");
 }
 
 #[test]

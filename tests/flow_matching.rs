@@ -10,17 +10,17 @@ use roll_core::{
     Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, Grad, Model, Noise, OptimizerConfig, Purpose,
     Sample, Silent, StepContext, Strategy, Tensor, Timestep, VelocityInput, Video,
 };
-use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
 
 use crate::world::{World, fails, stderr_text};
 
-fn open(directory: &Path, kind: TinyKind, lora_rank: usize) -> Wan {
+fn open(directory: &Path, kind: WanKind, lora_rank: usize) -> Wan {
     let files = init_tiny(directory, kind, 3).unwrap();
     let options = WanOptions {
         model_paths: Some(files.model_paths),
         tokenizer_path: Some(files.tokenizer),
-        trainable_models: Some(if kind == TinyKind::Ti2v { "dit" } else { "dit2" }.into()),
+        trainable_models: Some(if kind == WanKind::Ti2v { "dit" } else { "dit2" }.into()),
         lora_rank: Some(lora_rank),
         ..WanOptions::default()
     };
@@ -62,7 +62,7 @@ fn assert_close(what: &str, a: &[f32], b: &[f32]) {
 #[test]
 fn batched_velocities_equal_single_ones() {
     // Two experts and conditioning channels; one expert and a known first frame.
-    for (kind, side) in [(TinyKind::I2v, 32), (TinyKind::Ti2v, 64)] {
+    for (kind, side) in [(WanKind::I2v, 32), (WanKind::Ti2v, 64)] {
         let dir = tempfile::tempdir().unwrap();
         let mut model = open(dir.path(), kind, 0);
         let conditionings = ["a man", "a woman laughs", ""].map(|prompt| conditioning(&mut model, prompt, side));
@@ -92,7 +92,7 @@ fn batched_velocities_equal_single_ones() {
 #[test]
 fn full_training_gradients_match_finite_differences() {
     let dir = tempfile::tempdir().unwrap();
-    let mut model = open(dir.path(), TinyKind::I2v, 0);
+    let mut model = open(dir.path(), WanKind::I2v, 0);
     let conditioning = conditioning(&mut model, "a face turns", 32);
     let shape = conditioning.latent_shape;
     let n: usize = shape.iter().product();
@@ -135,7 +135,7 @@ fn full_training_gradients_match_finite_differences() {
 fn lora_and_full_training_learn_a_clip() {
     for (lora_rank, rate) in [(4, 2e-2), (0, 1e-3)] {
         let dir = tempfile::tempdir().unwrap();
-        let mut model = open(dir.path(), TinyKind::I2v, lora_rank);
+        let mut model = open(dir.path(), WanKind::I2v, lora_rank);
         let sample = Sample {
             index: 0,
             origin: "a clip".into(),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::program;
 
-/// Bytes of address space that `roll` and all it starts may have, each: by itself it takes a few hundred MB.
+/// Bytes of address space that `roll` and each process it starts may have. Normally `roll` takes a few hundred MB.
 const MEMORY: u64 = 4 << 30;
 /// How long it may take, on a machine that is busy. The limit of a template is 20 s.
 const TIME: Duration = Duration::from_secs(180);
@@ -35,7 +35,7 @@ impl Model {
         self.ask_model("lm", prompt)
     }
 
-    /// As [`Self::ask`], of another model in its directory.
+    /// As [`Self::ask`], but asks the model at `path` below the directory.
     fn ask_model(&self, path: &str, prompt: &str) -> Output {
         let mut command = Command::new("prlimit");
         command.arg(format!("--as={MEMORY}")).arg("--core=0").arg(program::PATH);
@@ -96,7 +96,8 @@ fn templates_render_the_same_in_the_worker_process() {
     refused(&program::roll(model.dir.path(), &ask), "does not read `thinking`");
 }
 
-/// Some nest less deeply than they look: those are rendered, though not all to a prompt that fits.
+/// Fails unless the template was rendered or refused. Some nest less deeply than they look: they are rendered, perhaps
+/// to a prompt longer than the model's context.
 fn rendered_or_refused(output: &Output) {
     let text = text(output);
     let ends = output.status.success() || text.contains("chat template") || text.contains("the model's context");
@@ -246,7 +247,7 @@ fn template_workers_end_with_the_program() {
     let mut roll = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
     let id = roll.id();
-    // The first child; the second one ends the first with its parent.
+    // The first child renders. The second is the guard, a shell that kills the first when `roll` ends.
     let worker = || {
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
         children.split_whitespace().next().map(|child| PathBuf::from("/proc").join(child))

@@ -134,11 +134,8 @@ fn merging_into_the_other_expert_warns() {
     for (base, warns) in [("high_noise_model", true), ("low_noise_model", false)] {
         let out = format!("{base}.safetensors");
         let output = roll(here, &["merge-lora", &format!("{base}/base.safetensors"), "low.safetensors", &out]);
-        let printed_text = stderr_text(&output);
-        assert!(
-            output.status.success() && printed_text.contains("named as the other one") == warns,
-            "{base}: {printed_text}"
-        );
+        let messages = stderr_text(&output);
+        assert!(output.status.success() && messages.contains("named as the other one") == warns, "{base}: {messages}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Every kind of Wan model, small and in official layout, as a user works with it: train with and without guidance,
 //! stop and go on, generate.
 
-use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 
 use crate::world::{World, fails, stderr_text};
 
@@ -14,7 +14,7 @@ const REWARD_FL: [&str; 5] = [
     "save_steps=2",
 ];
 
-fn world(kind: TinyKind) -> World {
+fn world(kind: WanKind) -> World {
     let world = World::new(2);
     std::fs::remove_dir_all(world.path("tiny")).unwrap();
     init_tiny(world.path("tiny"), kind, 3).unwrap();
@@ -28,7 +28,7 @@ fn train(world: &World, out: &str, steps: u64, settings: &[&str]) {
 }
 
 /// `roll generate` with these arguments; the bytes of the picture of the last frame.
-fn generate(world: &World, kind: TinyKind, out: &str, arguments: &[&str]) -> Vec<u8> {
+fn generate(world: &World, kind: WanKind, out: &str, arguments: &[&str]) -> Vec<u8> {
     let configuration = [
         "--set",
         "model.model_paths=tiny/wan22_paths.json",
@@ -39,14 +39,14 @@ fn generate(world: &World, kind: TinyKind, out: &str, arguments: &[&str]) -> Vec
     ];
     let video =
         ["--prompt", "a grey square", "--frames", "5", "--height", "64", "--width", "64", "--output", out, "--force"];
-    let image: &[&str] = if kind == TinyKind::T2v { &[] } else { &["--image", "first.png"] };
+    let image: &[&str] = if kind == WanKind::T2v { &[] } else { &["--image", "first.png"] };
     world.done(&[&["generate"], &configuration[..], &video, image, arguments].concat());
     std::fs::read(world.path(out).join("frame_00004.png")).unwrap()
 }
 
 #[test]
 fn every_model_trains_resumes_and_generates() {
-    for kind in [TinyKind::T2v, TinyKind::I2v, TinyKind::Ti2v, TinyKind::I2v21] {
+    for kind in [WanKind::T2v, WanKind::I2v, WanKind::Ti2v, WanKind::I2v21] {
         let world = world(kind);
         train(&world, "plain", 3, &[]);
         train(&world, "guided", 3, &["algo.guidance_scale=3.5", "algo.negative_prompt=dark"]);
@@ -81,7 +81,7 @@ fn every_model_trains_resumes_and_generates() {
 
 #[test]
 fn rejects_invalid_guidance_and_samplers() {
-    let world = world(TinyKind::Ti2v);
+    let world = world(WanKind::Ti2v);
     let refused = |settings: &[&str], parts: &[&str]| {
         let settings: Vec<&str> = REWARD_FL.iter().chain(settings).copied().collect();
         fails(&world.training("refused", 1, &settings).output().unwrap(), 2, parts);

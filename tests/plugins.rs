@@ -244,9 +244,9 @@ fn a_plugin_that_crashes_the_process_is_named() {
         check.args(["--core=0", program::PATH, "plugins", "check"]).arg(&library);
         let output = check.output().unwrap();
         assert_eq!(output.status.signal(), Some(signal), "{}", stderr_text(&output));
-        let printed_text = stderr_text(&output);
+        let messages = stderr_text(&output);
         let named = format!("calling `score` of the plugin `contrast_reward_c` ({})", library.display());
-        assert_eq!(printed_text.matches(&named).count(), 1, "{printed_text}");
-        assert!(printed_text.contains("--resume"), "{printed_text}");
+        assert_eq!(messages.matches(&named).count(), 1, "{messages}");
+        assert!(messages.contains("--resume"), "{messages}");
     }
 }

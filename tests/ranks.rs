@@ -10,7 +10,7 @@ use roll_core::{
     Adapter, BuildContext, Communicator, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Registry,
     Strategy, Tensor, ThreadRanks, Timestep,
 };
-use roll_models::wan2_2::init_tiny::{TinyFiles, TinyKind, init_tiny};
+use roll_models::wan2_2::init_tiny::{TinyFiles, WanKind, init_tiny};
 use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
 use roll_train::config::ConfigLayers;
 use roll_train::{RunSession, Trainer};
@@ -83,7 +83,7 @@ fn train_with(directory: &Path, ranks: usize, options: ZeroOptions, store: Place
 #[test]
 fn sharded_and_streamed_weights_reproduce_the_bits_of_resident_ones() {
     let dir = tempfile::tempdir().unwrap();
-    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    init_tiny(dir.path(), WanKind::I2v, 3).unwrap();
     for ranks in [1, 2] {
         let resident = train(dir.path(), ranks, 2, Placement::Resident);
         assert!(resident == train(dir.path(), ranks, 3, Placement::Sharded), "sharded, {ranks} ranks");
@@ -95,7 +95,7 @@ fn sharded_and_streamed_weights_reproduce_the_bits_of_resident_ones() {
 #[test]
 fn overlap_and_sharding_change_no_bit_of_full_training() {
     let dir = tempfile::tempdir().unwrap();
-    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    init_tiny(dir.path(), WanKind::I2v, 3).unwrap();
     let with = |stage: u8, overlap_comm: bool, store: Placement, lora_rank: usize| {
         let options = ZeroOptions { stage, overlap_comm, reduce_bucket_size: 30_000, ..ZeroOptions::default() };
         train_with(dir.path(), 2, options, store, lora_rank)
@@ -111,7 +111,7 @@ fn overlap_and_sharding_change_no_bit_of_full_training() {
 #[test]
 fn fully_trained_weights_are_sharded_with_frozen_ones() {
     let dir = tempfile::tempdir().unwrap();
-    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    init_tiny(dir.path(), WanKind::I2v, 3).unwrap();
     let results = ThreadRanks::run(4, LONG, |ranks| {
         let mut bytes = Vec::new();
         for lora_rank in [0, 4] {
@@ -130,7 +130,7 @@ fn fully_trained_weights_are_sharded_with_frozen_ones() {
 #[test]
 fn wan_trains_alike_on_one_and_four_ranks() {
     let dir = tempfile::tempdir().unwrap();
-    init_tiny(dir.path(), TinyKind::I2v, 3).unwrap();
+    init_tiny(dir.path(), WanKind::I2v, 3).unwrap();
     let (alone, _) = train(dir.path(), 1, 0, Placement::Resident);
     let (four, _) = train(dir.path(), 4, 3, Placement::Sharded);
     let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();

@@ -1,4 +1,5 @@
-//! ROLL's configurations of Reward-FL and of its agentic pipeline, in its own words and files, run as they are.
+//! Configurations of alibaba/ROLL, for Reward-FL and for its agentic pipeline, with its own keys and files, run
+//! unchanged.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,8 +23,8 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
     let config = ["--config", FILE];
     let listed = roll(here, &[&["config"], &config[..]].concat());
     let text = printed(&listed);
-    let printed_text = stderr_text(&listed);
-    assert!(listed.status.success(), "{printed_text}");
+    let messages = stderr_text(&listed);
+    assert!(listed.status.success(), "{messages}");
     for (key, value, origin) in [
         ("strategy.stage", "2", "deepspeed_zero2_cpuoffload.yaml"),
         ("reward.0.reward_model_path", "\"./antelopev2/\"", "reward_fl_config.yaml"),
@@ -39,15 +40,15 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
     }
     std::fs::write(here.join("listed.yaml"), &text).unwrap();
     done(here, &["config", "--config", "listed.yaml"]);
-    assert_eq!(printed_text.matches("without effect here").count(), 1, "{printed_text}");
-    assert!(printed_text.contains("system_envs") && printed_text.contains("min_timestep_boundary"), "{printed_text}");
+    assert_eq!(messages.matches("without effect here").count(), 1, "{messages}");
+    assert!(messages.contains("system_envs") && messages.contains("min_timestep_boundary"), "{messages}");
 
-    // The face networks are not in the repository: another reward replaces them.
+    // The face networks are not in the repository: another reward replaces theirs.
     let smaller = ["--steps", "1", "--set", "reward={name: brightness}", "--set", "data.num_frames=5"];
     let output = roll(here, &[&["run"], &config[..], &smaller[..]].concat());
-    let printed_text = stderr_text(&output);
-    assert!(output.status.success(), "{printed_text}");
-    assert_eq!(printed_text.matches("without effect here").count(), 1, "listed once: {printed_text}");
+    let messages = stderr_text(&output);
+    assert!(output.status.success(), "{messages}");
+    assert_eq!(messages.matches("without effect here").count(), 1, "listed once: {messages}");
     let run = here.join("output/as_in_roll");
     assert!(run.join("checkpoints/step-000001/adapter.safetensors").exists());
     let row = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
@@ -62,8 +63,8 @@ fn samples_of_one_clip_differ_in_a_configuration_of_roll() {
     roll_yaml::write(here, 8);
     roll_yaml::demo_world(here);
     let output = roll(here, &[&["run", "--config", FILE][..], &roll_yaml::DEMO_SETTINGS].concat());
-    let printed_text = stderr_text(&output);
-    assert!(output.status.success(), "{printed_text}");
+    let messages = stderr_text(&output);
+    assert!(output.status.success(), "{messages}");
 
     let run = here.join("output/as_in_roll");
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
@@ -79,7 +80,7 @@ fn samples_of_one_clip_differ_in_a_configuration_of_roll() {
     assert_eq!((videos.len(), different.len()), (8, 8), "{:?}", videos.iter().map(|(f, _)| f).collect::<Vec<_>>());
 }
 
-/// Environments, in the words of ROLL's file of them.
+/// Environments, with the keys of ROLL's file for them.
 const ENVIRONMENTS: &str = "\
 max_tokens_per_step: 128
 max_actions_per_traj: 3
@@ -106,7 +107,7 @@ custom_env:
     env_config: {action_pattern: \"${action_pattern}\", is_slippery: false}
 ";
 
-/// The configuration of an agent, in ROLL's words: PPO with a critic, with the defaults elsewhere.
+/// The configuration of an agent, with ROLL's keys: PPO with a critic. `ADVANTAGE` is replaced by the tests.
 const AGENT: &str = "\
 defaults:
   - ../config/own_envs@_here_
@@ -168,7 +169,8 @@ custom_envs:
   Lake: ${custom_env.Lake}
 ";
 
-/// Keys with and without effect of the two configurations below.
+/// Numbers of keys with and without effect, of the two configurations of
+/// `agentic_configurations_of_roll_run_unchanged`.
 const PPO_COUNTS: (usize, usize) = (57, 32);
 const GIGPO_COUNTS: (usize, usize) = (64, 31);
 
@@ -216,17 +218,17 @@ fn agentic_examples_of_roll_run_and_match_the_documentation() {
             "algo.val_batch_size=2",
             "algo.max_actions_per_traj=2",
             "algo.max_tokens_per_step=12",
-            // The tokenizer knows few words.
+            // The tokenizer knows few words, so that texts have many tokens.
             "algo.sequence_length=2000",
             "training.max_skipped_steps=0",
         ];
         let settings = smaller.iter().flat_map(|setting| ["--set", setting]);
         let run = ["run", "--config", config, "--steps", "2", "--out", "run"];
         let output = roll(here, &run.into_iter().chain(settings).collect::<Vec<_>>());
-        let printed_text = stderr_text(&output);
-        assert!(output.status.success(), "{file}: {printed_text}");
-        assert_eq!(counts(&printed_text), Some((with, without)), "{file}: {printed_text}");
-        assert!(!printed_text.contains("there is nothing like it"), "{file}: {printed_text}");
+        let messages = stderr_text(&output);
+        assert!(output.status.success(), "{file}: {messages}");
+        assert_eq!(counts(&messages), Some((with, without)), "{file}: {messages}");
+        assert!(!messages.contains("there is nothing like it"), "{file}: {messages}");
         let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
         // A row of step 0 has the validation before training.
         let steps: Vec<u64> = metrics.lines().map(step).collect();
@@ -271,10 +273,10 @@ fn agentic_configurations_of_roll_run_unchanged() {
         // All episodes of a group may fail alike in so short a run, and then nothing is trained.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
-        let printed_text = stderr_text(&output);
-        assert!(output.status.success(), "{printed_text}");
-        assert_eq!(counts(&printed_text), Some(counted), "{printed_text}");
-        assert!(!printed_text.contains("there is nothing like it"), "{printed_text}");
+        let messages = stderr_text(&output);
+        assert!(output.status.success(), "{messages}");
+        assert_eq!(counts(&messages), Some(counted), "{messages}");
+        assert!(!messages.contains("there is nothing like it"), "{messages}");
         let rows = std::fs::read_to_string(here.join(file).join("metrics.jsonl")).unwrap();
         let last: serde_json::Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
         for name in [metric, "actor/loss", "Room/score/mean", "Lake/score/mean", "val/Lake/env/success"] {
@@ -286,7 +288,7 @@ fn agentic_configurations_of_roll_run_unchanged() {
                 |line: &&str| line.contains(&format!("\"{kind}\"")) && line.contains(&format!("\"tag\":\"{tag}\""));
             episodes.lines().filter(here).count()
         };
-        // Two steps of four groups of four; validations of eight before and after each.
+        // Two steps of four groups of four episodes; validations of eight episodes before training and after each step.
         assert_eq!((of("training", "Room"), of("training", "Lake")), (8, 24), "{file}");
         assert_eq!((of("validation", "Room"), of("validation", "Lake")), (0, 24), "{file}");
     }

@@ -22,7 +22,8 @@ pub enum Score {
         /// Numbers worth logging, by name: parts of a sum, frames with a face.
         details: BTreeMap<String, f64>,
     },
-    /// There was nothing to score (no face in any frame). Never a silent zero: the scorer's `on_missing` decides.
+    /// There was nothing to score (no face in any frame). It is never silently scored 0: the scorer's `on_missing`
+    /// decides.
     Missing {
         /// Why.
         reason: String,
@@ -63,8 +64,7 @@ pub enum OnMissing {
 pub struct Measure {
     /// A noun in lower case: `identity`, `sharpness`.
     pub label: String,
-    /// A second name under which the score is logged besides `actor/score`: `actor/face_score`, as the reference calls
-    /// it.
+    /// A second name under which the score is logged besides `actor/score`, such as ROLL's name `actor/face_score`.
     pub alias: Option<String>,
 }
 
@@ -158,12 +158,13 @@ pub trait RewardScorer: Send {
         Vec::new()
     }
 
-    /// As [`crate::DiffusionModel::encoding_key`], of [`RewardScorer::prepare`].
+    /// A cache key for the result of [`RewardScorer::prepare`], with the rules of
+    /// [`crate::DiffusionModel::encoding_key`].
     fn target_key(&self) -> Result<Option<String>> {
         Ok(None)
     }
 
-    /// Whether another process computes it, so that this one waits: other rewards are scored meanwhile.
+    /// Whether another process computes the score and this one only waits: other rewards are then scored meanwhile.
     fn is_elsewhere(&self) -> bool {
         false
     }

@@ -41,8 +41,8 @@ impl Fingerprint {
     }
 
     /// Adds the contents of a file; its name and time do not count, so that a copy has the same fingerprint. Files
-    /// above 16 MiB contribute a block of 4 KiB in every MiB: weights that were trained on differ everywhere, and
-    /// reading tens of gigabytes for a key would take longer than the cache saves.
+    /// above 16 MiB contribute a block of 4 KiB in every MiB: training changes weights everywhere, and reading tens of
+    /// gigabytes for a key would take longer than the cache saves.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let failed = || Error::file("read", path);
         let mut file = crate::files::open(path).map_err(failed())?;
@@ -62,7 +62,8 @@ impl Fingerprint {
         Ok(self)
     }
 
-    /// As [`Fingerprint::file`], but every byte counts whatever the size: for programs, of which little changes.
+    /// As [`Fingerprint::file`], but every byte counts whatever the size: for programs, whose versions may differ in a
+    /// few bytes only.
     pub fn whole_file(self, path: &Path) -> Result<Self> {
         let bytes = crate::files::read(path, u64::MAX).map_err(Error::file("read", path))?;
         Ok(self.part("contents", &bytes))

@@ -47,12 +47,12 @@ pub struct Service {
 pub enum NoAnswer {
     /// The service is busy (429 or 503) and did nothing: retry after this delay.
     Busy(Duration),
-    /// Connection refused; the service did nothing.
-    Absent(String),
+    /// The service did nothing.
+    ConnectionRefused(String),
     /// A failure that may be temporary; the service may have done the work.
     Failed(String),
     /// A permanent failure.
-    Refused(String),
+    Permanent(String),
 }
 
 impl Service {
@@ -91,7 +91,7 @@ impl Service {
         let response = match request.send(body) {
             Ok(response) => response,
             Err(ureq::Error::Io(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-                return Err(NoAnswer::Absent(error.to_string()));
+                return Err(NoAnswer::ConnectionRefused(error.to_string()));
             }
             Err(error) => return Err(NoAnswer::Failed(error.to_string())),
         };
@@ -105,10 +105,10 @@ impl Service {
             300..400 => {
                 let to: String = location.unwrap_or("elsewhere".into()).chars().take(QUOTED).collect();
                 let key = format!("{}.url", self.section);
-                NoAnswer::Refused(format!("status {status}: it redirects to {to}; name that address in `{key}`"))
+                NoAnswer::Permanent(format!("status {status}: it redirects to {to}; name that address in `{key}`"))
             }
             500.. => NoAnswer::Failed(format!("status {status}: {}", excerpt(reader))),
-            _ => NoAnswer::Refused(format!("status {status}: {}", excerpt(reader))),
+            _ => NoAnswer::Permanent(format!("status {status}: {}", excerpt(reader))),
         })
     }
 }

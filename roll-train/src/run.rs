@@ -170,7 +170,7 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// use roll_algos::reward_fl::RewardFlConfig;
 /// use roll_core::Registry;
 /// use roll_models::wan2_2::WanOptions;
-/// use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+/// use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 /// use roll_rewards::brightness::BrightnessConfig;
 /// use roll_train::Run;
 /// use roll_train::config::DataConfig;
@@ -178,7 +178,7 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// # fn main() -> roll_core::Result<()> {
 /// # let dir = std::env::temp_dir().join(format!("roll-doc-run-{}", std::process::id()));
 /// // A tiny model with random weights, and one clip.
-/// let tiny = init_tiny(dir.join("tiny"), TinyKind::I2v, 1)?;
+/// let tiny = init_tiny(dir.join("tiny"), WanKind::I2v, 1)?;
 /// let grey = roll_core::Video::new(roll_core::Tensor::full([5, 3, 64, 64], 0.25), 8.0)?;
 /// roll_data::write_mp4(dir.join("clip.mp4"), &grey)?;
 /// std::fs::write(dir.join("metadata.csv"), "video,prompt\nclip.mp4,a grey square\n").expect("a file");

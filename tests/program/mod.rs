@@ -64,7 +64,7 @@ pub fn stderr_text(output: &Output) -> String {
 
 /// Asserts an exit code, and that standard error contains all of `parts`.
 pub fn fails(output: &Output, code: i32, parts: &[&str]) {
-    let printed_text = stderr_text(output);
-    assert_eq!(output.status.code(), Some(code), "{printed_text}");
-    parts.iter().for_each(|part| assert!(printed_text.contains(part), "no {part} in: {printed_text}"));
+    let messages = stderr_text(output);
+    assert_eq!(output.status.code(), Some(code), "{messages}");
+    parts.iter().for_each(|part| assert!(messages.contains(part), "no {part} in: {messages}"));
 }

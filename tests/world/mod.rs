@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use roll_core::{BuildContext, Registry, Tensor, Video};
-use roll_models::wan2_2::init_tiny::{TinyKind, init_tiny};
+use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_train::config::ConfigLayers;
 use roll_train::run_dir::{Existing, RunDir};
 use roll_train::{RunSession, RunSummary, Trainer};
@@ -38,7 +38,7 @@ impl World {
     /// Makes a world of this number of clips, each of one grey: `0.mp4`, `1.mp4`, ...
     pub fn new(clips: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        init_tiny(dir.path().join("tiny"), TinyKind::I2v, 3).unwrap();
+        init_tiny(dir.path().join("tiny"), WanKind::I2v, 3).unwrap();
         for i in 0..clips {
             let video = Video::new(Tensor::full([9, 3, 64, 64], 0.2 * i as f32 - 0.5), 8.0).unwrap();
             roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();

@@ -6,7 +6,7 @@ use std::process::Command;
 use roll_core::{DType, Error, Result};
 use roll_models::wan2_2::export::export_expert;
 use roll_models::wan2_2::init::{Sizes, init_experts};
-use roll_models::wan2_2::init_tiny::TinyKind;
+use roll_models::wan2_2::init_tiny::WanKind;
 
 use crate::clips;
 
@@ -26,7 +26,7 @@ pub fn train(out: &Path, work: &Path, config: &Path, steps: Option<u64>) -> Resu
     let data = work.join("clips");
     clips::write_mixed(&data, 0, PEOPLE, SEED, SWAPS)?;
     let sizes = Sizes::default();
-    let paths = init_experts(out, TinyKind::I2v, &sizes, SEED)?;
+    let paths = init_experts(out, WanKind::I2v, &sizes, SEED)?;
     let run = work.join("run");
     if run.exists() {
         return Err(Error::Unsupported(format!(

@@ -29,7 +29,7 @@ pub fn write(path: &Path) -> Result<()> {
     files::write(path, &encode_png(&grid(&pictures, COLUMNS, SCALE))?)
 }
 
-/// Arranges pictures of one size in rows, with `scale` pixels per pixel.
+/// Arranges pictures of one size in rows, each pixel enlarged to `scale` x `scale`.
 pub fn grid(pictures: &[face::Picture], columns: usize, scale: usize) -> Picture {
     let [h, w] = pictures.first().map_or([0, 0], |p| p.size);
     let (width, height) = (columns * w * scale, pictures.len().div_ceil(columns) * h * scale);

@@ -1,4 +1,4 @@
-//! Agentic PPO as a plugin: the code of `roll-algos`, which `roll` has linked in by default, as a library of its own.
+//! Agentic PPO as a plugin: the code of `roll-algos`, which `roll` links in by default, built as a separate library.
 
 use roll_algos as _; // links its registrations
 

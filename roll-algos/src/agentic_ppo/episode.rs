@@ -5,11 +5,11 @@ use super::tools::ToolCall;
 /// One answer of the agent, and its result.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Step {
-    /// The text before the agent.
+    /// The environment's text that the agent answered.
     pub observation: String,
     /// Its answer, with the end of its turn if it wrote one.
     pub response: String,
-    /// The action that the environment read in it; empty if it knows none.
+    /// The action that the environment read in the answer; empty if it found or reports none.
     #[serde(default)]
     pub action: String,
     /// The reward.
@@ -18,8 +18,8 @@ pub struct Step {
     pub valid: bool,
     /// The tokens it wrote, as a range of the episode's.
     pub tokens: std::ops::Range<usize>,
-    /// Where the conversation that its answer ends begins in the episode's tokens: 0, but where turns have prompts of
-    /// their own.
+    /// Index in the episode's tokens at which the conversation that this answer ends begins. It is 0 unless turns have
+    /// prompts of their own.
     #[serde(default)]
     pub begins: usize,
     /// Calls of tools that the agent made before it answered; `tokens` holds them and their results too.
@@ -58,7 +58,8 @@ pub struct Episode {
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
     pub log_probs: Vec<f32>,
-    /// Log-probabilities at temperature 1 over all tokens; the former if the model does not know them.
+    /// Log-probabilities at temperature 1 over the whole vocabulary; those of `log_probs` if the model does not report
+    /// them.
     pub raw_log_probs: Vec<f32>,
     /// The agent's turns.
     pub steps: Vec<Step>,
@@ -79,7 +80,7 @@ impl Episode {
         !matches!(self.ending, Ending::Failed(_)) && !self.steps.is_empty()
     }
 
-    /// A line for people.
+    /// Returns the episode as a JSON object for people to read. `what` becomes its `kind`.
     pub fn record(&self, step: u64, what: &str) -> serde_json::Value {
         let turns = self.steps.iter().map(|s| {
             let mut turn = serde_json::json!({

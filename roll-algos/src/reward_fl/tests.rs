@@ -60,10 +60,10 @@ impl Bench {
         self.step(samples).metrics["actor/loss"]
     }
 
-    /// Compares the gradient of an update with central differences of the loss in random directions. Three kinds of
-    /// velocities are constants taken from the first run, although their latents depend on the parameters: those
-    /// without the adapter (for the KL), those under the negative prompt without gradient, and those of steps that are
-    /// not trained.
+    /// Compares the gradient of an update with central differences of the loss in random directions. Up to three kinds
+    /// of velocities are replayed from the first run as constants, although the latents they are computed from depend
+    /// on the parameters: those without the adapter (for the KL); those under the negative prompt, if
+    /// `guidance_gradient` is `Conditional`; and those of untrained steps, unless `trained_steps` is `Window`.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();
@@ -110,8 +110,8 @@ fn step_gradient_matches_finite_differences() {
 #[test]
 fn steps_before_the_first_trained_one_count_as_constants() {
     let mut bench = Bench::new(RewardFlConfig::default());
-    // The timesteps of steps 3 and 4 are 892.9 and 833.3, so the parameters that the difference quotient moves are used
-    // from step 4 on.
+    // The timesteps of steps 3 and 4 are 892.9 and 833.3: steps 0 to 3 use a fixed copy of the adapter, and the
+    // parameters that the difference quotient moves are used from step 4 on, the first trained one.
     bench.model.early = Some((850.0, bench.model.adapter.clone()));
     bench.check_gradient(&two());
 }
@@ -221,11 +221,12 @@ fn frozen_expert_passes_the_gradient_and_is_not_in_the_kl() {
     let alone = RewardFlConfig { min_timestep_boundary: 0.9, ..mid(2) };
     let mut high = two_experts(HIGH_NOISE, mid(2));
     assert_eq!(kl(&mut high), kl(&mut two_experts(HIGH_NOISE, alone)));
-    // The timesteps of steps 1 and 2 are 972.2 and 937.5, so the parameters that the difference quotient moves are used
-    // from step 2 on.
+    // The timesteps of steps 1 and 2 are 972.2 and 937.5: steps 0 and 1 use a fixed copy of the adapter, and the
+    // parameters that the difference quotient moves are used from step 2 on.
     high.model.early = Some((950.0, high.model.adapter.clone()));
     high.check_gradient(&two());
-    // Steps before the first trained parameter have no gradient, nor have steps 0 to 2 of the frozen expert.
+    // Steps 0 to 2 use the frozen expert and come before the first use of a trained parameter, so they have no
+    // gradient: training from step 0 is the same as training from step 3.
     let (mut low, mut from_3) = (two_experts(LOW_NOISE, mid(0)), two_experts(LOW_NOISE, mid(3)));
     assert_eq!(kl(&mut low), kl(&mut from_3));
     assert_eq!(low.strategy.gradient, from_3.strategy.gradient);

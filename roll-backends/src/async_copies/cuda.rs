@@ -301,7 +301,8 @@ impl Runtime for Cuda {
 #[cfg(target_os = "linux")]
 const REGISTERED_FROM: usize = 1 << 22;
 
-/// Extra pinned memory for the pieces in which parameters are copied, in addition to the segment inputs.
+/// Bytes that may be pinned beyond the pool's peak use, so that the pieces in which parameters are copied do not evict
+/// the buffers of offloaded segment inputs.
 const SPARE: usize = 1 << 29;
 
 /// The copy streams of each GPU that was requested; `None` if they cannot be used.

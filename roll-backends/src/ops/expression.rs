@@ -176,7 +176,8 @@ impl<B: Backend> Div<f64> for Expression<B> {
     }
 }
 
-/// The gradient of a row operand from its gradient at each row: the sum over rows if they share the operand.
+/// The gradient of an operand that has one row for each row of a matrix, or one row that all of them share (`shared`),
+/// from the gradient `d` at each row: a shared operand gets the sum.
 pub fn summed_rows<B: Backend>(d: Expression<B>, shared: bool) -> Expression<B> {
     if shared { d.sum(0) } else { d }
 }

@@ -12,8 +12,8 @@ use crate::overlap::{OverlappedRanks, Service};
 
 /// A store in which every rank holds an equal shard of every weight in host memory. A segment is assembled when it is
 /// requested, and not kept. If overlap is on ([`OverlappedRanks::overlaps`]), the next segment is prefetched in the
-/// background, which takes the memory of one more segment. Ranks may request different segments, a different number of
-/// times.
+/// background, which takes the memory of one more segment. Ranks may request different segments, and a different number
+/// of them.
 ///
 /// bf16 weights are stored and sent as bf16.
 pub struct Sharded {
@@ -99,7 +99,8 @@ impl WeightStore for Sharded {
         self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
             let (range, shards) = (self.shards.range(prefix), self.shards.clone());
             let operands = [range.start as u32, range.end as u32];
-            // Assembled by the thread that gathered it, so that the network does not wait for the assembly either.
+            // Assembled by the thread that gathered it, so that a pass that uses a prefetched segment does not wait for
+            // the assembly either.
             self.ranks.begin_with(self.service, operands, move |gathered| shards.assemble(range, &gathered))
         })
     }

@@ -27,7 +27,7 @@ use roll_train::run_dir::RunDir;
 pub use runs::{Check, MachineArgs, PlanArgs, Plot, Report, Run};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
-    MergeShards, SplitShards, TinyKind, TinyModel,
+    MergeShards, SplitShards, TinyModel, WanKind,
 };
 
 /// Heading of the options that every command has, below its own.

@@ -26,8 +26,8 @@ pub struct InitExperts {
     /// Directory to make. Put text encoder (`models_t5_*`), tokenizer and VAE beside the files.
     pub dir: PathBuf,
     /// Kind of model.
-    #[arg(long, value_enum, default_value_t = TinyKind::I2v)]
-    pub kind: TinyKind,
+    #[arg(long, value_enum, default_value_t = WanKind::I2v)]
+    pub kind: WanKind,
     /// Width.
     #[arg(long, default_value_t = 128)]
     pub dim: usize,
@@ -263,7 +263,7 @@ pub enum TinyModel {
 
 /// Kinds of Wan model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TinyKind {
+pub enum WanKind {
     /// Image to video, two experts, 16 latent channels.
     I2v,
     /// Text to video, two experts, 16 latent channels.

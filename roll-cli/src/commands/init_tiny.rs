@@ -4,7 +4,7 @@ use roll_core::Result;
 use roll_models::causal_lm;
 use roll_models::wan2_2::{init, init_tiny};
 
-use crate::args::{InitTiny, TinyKind, TinyModel};
+use crate::args::{InitTiny, TinyModel, WanKind};
 
 /// Writes the files and prints their names.
 pub fn init_tiny(args: InitTiny) -> Result<()> {
@@ -12,10 +12,10 @@ pub fn init_tiny(args: InitTiny) -> Result<()> {
         init::refuse_full(&args.dir)?;
     }
     let of_kind = match args.kind {
-        TinyModel::I2v => TinyKind::I2v,
-        TinyModel::T2v => TinyKind::T2v,
-        TinyModel::Ti2v => TinyKind::Ti2v,
-        TinyModel::I2v21 => TinyKind::I2v21,
+        TinyModel::I2v => WanKind::I2v,
+        TinyModel::T2v => WanKind::T2v,
+        TinyModel::Ti2v => WanKind::Ti2v,
+        TinyModel::I2v21 => WanKind::I2v21,
         TinyModel::Lm => {
             causal_lm::write_built_in(&args.dir)?;
             println!("model.model_path      {}", args.dir.display());
@@ -30,11 +30,11 @@ pub fn init_tiny(args: InitTiny) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn kind(kind: TinyKind) -> init_tiny::TinyKind {
+pub(super) fn kind(kind: WanKind) -> init_tiny::WanKind {
     match kind {
-        TinyKind::I2v => init_tiny::TinyKind::I2v,
-        TinyKind::T2v => init_tiny::TinyKind::T2v,
-        TinyKind::Ti2v => init_tiny::TinyKind::Ti2v,
-        TinyKind::I2v21 => init_tiny::TinyKind::I2v21,
+        WanKind::I2v => init_tiny::WanKind::I2v,
+        WanKind::T2v => init_tiny::WanKind::T2v,
+        WanKind::Ti2v => init_tiny::WanKind::Ti2v,
+        WanKind::I2v21 => init_tiny::WanKind::I2v21,
     }
 }

@@ -77,7 +77,7 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
 /// A hint that names the table in the directory, or an empty string.
 fn table_beside(directory: &Path) -> String {
     let table = TABLES.iter().map(|name| directory.join(name)).find(|table| table.is_file());
-    table.map(|table| format!("; {} is there: name that file", table.display())).unwrap_or_default()
+    table.map(|table| format!("; {} is there: name that file instead", table.display())).unwrap_or_default()
 }
 
 /// Reads the prompt from a caption file.

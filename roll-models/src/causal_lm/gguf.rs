@@ -17,7 +17,7 @@ use crate::weights::gguf::{GgufFile, Value};
 /// Supported architectures.
 const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"];
 
-/// Texts of tokens that end a turn in any model, as in llama.cpp: many files name only the end of the text.
+/// Tokens with these texts end a turn in any model, as in llama.cpp: many files name only the token that ends a text.
 const ENDS: [&str; 8] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -53,7 +53,8 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     Ok(LoadedModel { config, state, blocks, tokenizer, template, location: path.display().to_string() })
 }
 
-/// Returns the files of a Hugging Face directory that hold what this file has besides the weights.
+/// Returns the text files of a Hugging Face directory, by name, with which other programs can open the weights: what
+/// this file has besides them.
 pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
@@ -190,7 +191,7 @@ impl<'a> Metadata<'a> {
         Ok(Rope { theta, scaling })
     }
 
-    /// Reads the ids that end a turn: those that the file names, and tokens whose text is known to.
+    /// Reads the ids that end a turn: those that the file names, and those of tokens whose text is in [`ENDS`].
     fn end_ids(&self) -> Vec<u32> {
         let id = |name| u32::try_from(self.file.integer(&format!("tokenizer.ggml.{name}_token_id"))?).ok();
         let mut ids: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();
@@ -367,7 +368,7 @@ impl Vocabulary {
         let texts = match file.value("tokenizer.ggml.tokens") {
             None => return Ok(None),
             Some(Value::Texts(texts)) if texts.len() <= MAX_TOKENS => texts.clone(),
-            Some(_) => return Err("`tokenizer.ggml.tokens`: expected a list of texts".into()),
+            Some(_) => return Err(format!("`tokenizer.ggml.tokens`: expected a list of at most {MAX_TOKENS} texts")),
         };
         let kinds = match file.value("tokenizer.ggml.token_type") {
             Some(Value::Integers(kinds)) if kinds.len() == texts.len() => kinds.clone(),
@@ -443,7 +444,8 @@ fn byte_level(split: bool) -> Json {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split })
 }
 
-/// Returns the pre-tokenizer called `kind`, and whether a piece that is itself a token is not merged from parts.
+/// Returns the pre-tokenizer called `kind`, and `ignore_merges`: whether a piece that is a token as a whole is taken as
+/// that token, without merges.
 fn pre_tokenizer(kind: &str) -> Result<(Json, bool), String> {
     /// Splits into contractions, words, numbers that match `digits`, punctuation, line breaks and blanks.
     fn pieces(digits: &str) -> Json {
@@ -478,22 +480,22 @@ mod tests {
 
     #[test]
     fn gguf_names_of_hugging_face_weights() {
-        for (theirs, ours) in [
+        for (hugging_face, gguf) in [
             ("model.embed_tokens.weight", "token_embd.weight"),
             ("model.layers.12.self_attn.q_proj.bias", "blk.12.attn_q.bias"),
             ("model.layers.0.post_attention_layernorm.weight", "blk.0.ffn_norm.weight"),
             ("model.layers.3.self_attn.k_norm.weight", "blk.3.attn_k_norm.weight"),
             ("lm_head.weight", "output.weight"),
         ] {
-            assert_eq!(stored_name(theirs, &LmConfig::default()), ours);
+            assert_eq!(stored_name(hugging_face, &LmConfig::default()), gguf);
         }
         let gemma = LmConfig { output_norms: true, ..LmConfig::default() };
-        for (theirs, ours) in [
+        for (hugging_face, gguf) in [
             ("model.layers.0.post_attention_layernorm.weight", "blk.0.post_attention_norm.weight"),
             ("model.layers.0.pre_feedforward_layernorm.weight", "blk.0.ffn_norm.weight"),
             ("model.layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight"),
         ] {
-            assert_eq!(stored_name(theirs, &gemma), ours);
+            assert_eq!(stored_name(hugging_face, &gemma), gguf);
         }
     }
 
@@ -514,7 +516,7 @@ mod tests {
 
     #[test]
     fn separates_the_halves_of_heads() {
-        // One head of four channels: stored 0 2 1 3 (pairs), wanted 0 1 2 3 (halves).
+        // Two heads of four channels: each is stored as 0 2 1 3 (pairs), wanted as 0 1 2 3 (halves).
         let stored = Tensor::new(vec![0.0f32, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0], [8, 1]).unwrap();
         let apart = reordered(&stored, &separate_halves(8, 2)).unwrap();
         assert_eq!(apart.f32s().unwrap(), [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]);

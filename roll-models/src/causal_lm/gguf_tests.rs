@@ -13,8 +13,11 @@ use super::network::Network;
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::tests::Writer;
 
+// Types of values in GGUF.
 const U32: u32 = 4;
+const I32: u32 = 5;
 const F32: u32 = 6;
+const BOOL: u32 = 7;
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
 
@@ -38,7 +41,7 @@ fn list(kind: u32, items: &[Vec<u8>]) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes(), &items.concat()].concat()
 }
 
-/// A file of `family` with these numbers and with the weights of `state`, which `name` names as a converter does.
+/// A file of `family` with these numbers and the weights of `state`. `name` renames a weight as a converter does.
 fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl Fn(&str) -> String) -> Writer {
     let mut writer = Writer::default().value("general.architecture", TEXT, &text(family));
     for (key, number) in numbers {
@@ -55,9 +58,9 @@ fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl 
     writer = writer
         .value("tokenizer.ggml.model", TEXT, &text("llama"))
         .value("tokenizer.ggml.tokens", LIST, &list(TEXT, &tokens.map(text)))
-        .value("tokenizer.ggml.token_type", LIST, &list(5, &numbers(kinds)))
+        .value("tokenizer.ggml.token_type", LIST, &list(I32, &numbers(kinds)))
         .value("tokenizer.ggml.scores", LIST, &list(F32, &numbers(scores.map(f32::to_bits))))
-        .value("tokenizer.ggml.add_space_prefix", 7, &[u8::from(family == "phi3")])
+        .value("tokenizer.ggml.add_space_prefix", BOOL, &[u8::from(family == "phi3")])
         .value("tokenizer.ggml.eos_token_id", U32, &2u32.to_le_bytes());
     for (theirs, tensor) in state {
         // Gemma's converter adds 1 to the gains.
@@ -74,7 +77,8 @@ fn opened(file: &Writer) -> roll_core::Result<LoadedModel> {
     let path = dir.path().join("model.gguf");
     std::fs::write(&path, file.bytes()).unwrap();
     let model = gguf::open(&path, false)?;
-    // The files that other programs need say the same.
+    // The Hugging Face files that are made from the GGUF file for other programs have the same configuration and
+    // tokens.
     let files = gguf::files_for_others(&path)?;
     assert_eq!(LmConfig::parse(files["config.json"].as_bytes()).unwrap(), model.config);
     let tokenizer = Tokenizer::parse(files["tokenizer.json"].as_bytes()).unwrap();
@@ -121,7 +125,7 @@ const PHI3: [(&str, &str); 6] = [
     ("post_attention_layernorm", "ffn_norm"),
 ];
 
-/// The configuration of all test models with these changes. `NUMBERS` is the same for GGUF.
+/// The configuration of all test models with these changes. `NUMBERS` has its numbers under GGUF's keys.
 fn shape(changes: Json) -> LmConfig {
     let mut json = json!({
         "vocab_size": 8, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "num_attention_heads": 2,
@@ -171,7 +175,7 @@ fn gemma_2_matches_its_directory() {
         "final_logit_softcapping": 20.5,
     }));
     let state = random(&config);
-    // The bound of scores is left out: all files of the first weeks lack it.
+    // `attn_logit_softcapping` is left out, as in the first Gemma 2 files: the default, 50, is used.
     let numbers = [&NUMBERS[..], &[("final_logit_softcapping", 20.5)]].concat();
     let model = opened(&written("gemma2", &numbers, &state, |name| renamed(name, &GEMMA))).unwrap();
     assert_eq!(model.config.windows[..3], [Some(3), None, Some(3)]);

@@ -73,7 +73,7 @@ impl Hub {
         Self::from_lookup(|name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
     }
 
-    /// As [`Hub::from_env`]. A component that is opened to be checked downloads nothing.
+    /// As [`Hub::from_env`], but without downloads if the component is only opened to be checked.
     pub fn of(context: &BuildContext) -> Self {
         let hub = Self::from_env();
         if context.headers_only { Self { remote: None, ..hub } } else { hub }

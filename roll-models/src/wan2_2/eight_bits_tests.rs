@@ -11,7 +11,7 @@ use roll_core::{
 
 use super::components::{Component, recognise};
 use super::dit::EXACT;
-use super::init_tiny::{TinyKind, init_tiny};
+use super::init_tiny::{WanKind, init_tiny};
 use super::loading::open;
 use super::model::Wan;
 use super::options::{IdleExpert, Placement, WanOptions};
@@ -22,7 +22,7 @@ const FOLDERS: [&str; 2] = ["high_noise_model", "low_noise_model"];
 const NAME: &str = "diffusion_pytorch_model.safetensors";
 
 fn tiny(directory: &Path) -> WanOptions {
-    let files = init_tiny(directory, TinyKind::T2v, 0).unwrap();
+    let files = init_tiny(directory, WanKind::T2v, 0).unwrap();
     WanOptions {
         model_paths: Some(files.model_paths),
         tokenizer_path: Some(files.tokenizer),

@@ -11,7 +11,7 @@ use crate::weights::save_safetensors;
 
 use super::adapter_io::EXPERT_FILE;
 use super::dit::DitConfig;
-use super::kind::TinyKind;
+use super::kind::WanKind;
 
 /// Width of the tokens of the published CLIP image encoder.
 const CLIP_DIM: usize = 1280;
@@ -45,7 +45,7 @@ impl Default for Sizes {
 
 impl Sizes {
     /// The configuration of a transformer of these sizes. Fails if the sizes contradict each other.
-    pub fn config(&self, kind: TinyKind) -> Result<DitConfig> {
+    pub fn config(&self, kind: WanKind) -> Result<DitConfig> {
         let Self { dim, heads, ffn_dim, layers, text_dim, text_len, freq_dim } = *self;
         for (name, value) in [
             ("heads", heads),
@@ -82,7 +82,7 @@ impl Sizes {
 /// Writes the untrained transformers of a checkpoint into `directory`, which is created if it is missing: the folders
 /// of the experts with their `config.json`, and `wan22_paths.json`, whose path is returned. That file also lists the
 /// text encoder (`models_t5_*`) and the VAE (`Wan2.1_VAE.*` or `Wan2.2_VAE.*`), which the caller must put next to it.
-pub fn init_experts(directory: impl AsRef<Path>, kind: TinyKind, sizes: &Sizes, seed: u64) -> Result<PathBuf> {
+pub fn init_experts(directory: impl AsRef<Path>, kind: WanKind, sizes: &Sizes, seed: u64) -> Result<PathBuf> {
     let directory = directory.as_ref();
     let config = sizes.config(kind)?;
     let weights = |number| initial_weights(&config, &Noise::new(seed), number);
@@ -96,7 +96,7 @@ pub fn init_experts(directory: impl AsRef<Path>, kind: TinyKind, sizes: &Sizes, 
 /// the paths of the weights relative to `directory`.
 pub(super) fn write_experts(
     directory: &Path,
-    kind: TinyKind,
+    kind: WanKind,
     config: &DitConfig,
     text_len: usize,
     weights: impl Fn(u64) -> Result<StateDict>,
@@ -153,7 +153,7 @@ pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Resul
 
 /// The text of a `config.json` as in the official repositories. It contains the number of heads and the length of
 /// prompts, which the weights do not.
-fn config_json(config: &DitConfig, kind: TinyKind, text_len: usize) -> String {
+fn config_json(config: &DitConfig, kind: WanKind, text_len: usize) -> String {
     let value = json!({
         "_class_name": "WanModel",
         "dim": config.dim,
@@ -216,14 +216,14 @@ mod tests {
     fn experts_differ_and_have_all_weights_and_a_config() {
         let dir = tempfile::tempdir().unwrap();
         let sizes = Sizes { dim: 24, layers: 2, heads: 3, ..Sizes::default() };
-        let paths = init_experts(dir.path(), TinyKind::I2v, &sizes, 1).unwrap();
+        let paths = init_experts(dir.path(), WanKind::I2v, &sizes, 1).unwrap();
         let listed: Vec<String> = serde_json::from_slice(&std::fs::read(paths).unwrap()).unwrap();
         assert_eq!(listed[2..], ["models_t5_*", "Wan2.1_VAE.*"]);
         let experts: Vec<Checkpoint> =
             listed[..2].iter().map(|p| Checkpoint::open(dir.path().join(p)).unwrap()).collect();
         for expert in &experts {
             let read = DitConfig::from_shapes(&expert.shapes(), heads(expert)).unwrap();
-            assert_eq!(read, sizes.config(TinyKind::I2v).unwrap());
+            assert_eq!(read, sizes.config(WanKind::I2v).unwrap());
             assert_eq!(text_len(expert), Some(32));
         }
         let first = |i: usize| experts[i].tensor("blocks.0.ffn.0.weight").unwrap().to_f32_vec();
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn weights_have_the_deviations_of_the_official_initialisation() {
-        let config = Sizes::default().config(TinyKind::I2v).unwrap();
+        let config = Sizes::default().config(WanKind::I2v).unwrap();
         let state = initial_weights(&config, &Noise::new(3), 0).unwrap();
         let deviation = |key: &str| {
             let values = state[key].f32s().unwrap();
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn errors_name_invalid_sizes() {
-        let message = |sizes: Sizes| sizes.config(TinyKind::T2v).unwrap_err().to_string();
+        let message = |sizes: Sizes| sizes.config(WanKind::T2v).unwrap_err().to_string();
         assert!(message(Sizes { heads: 5, ..Sizes::default() }).contains("heads"));
         assert!(message(Sizes { layers: 0, ..Sizes::default() }).contains("layers"));
     }

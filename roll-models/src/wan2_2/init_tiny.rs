@@ -12,7 +12,7 @@ use super::tokenizer::{PROMPT_TOKENS, tiny_tokenizer_json, tiny_vocabulary};
 use super::umt5::Umt5Config;
 use super::vae::{VaeConfig, VaeVersion};
 
-pub use super::kind::TinyKind;
+pub use super::kind::WanKind;
 
 /// Paths that [`init_tiny`] returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct TinyFiles {
 
 /// Writes a checkpoint of `kind` with weights drawn from `seed` into `directory`, which is created if it is missing.
 /// Existing files are overwritten; `wan22_paths.json` is written last.
-pub fn init_tiny(directory: impl AsRef<Path>, kind: TinyKind, seed: u64) -> Result<TinyFiles> {
+pub fn init_tiny(directory: impl AsRef<Path>, kind: WanKind, seed: u64) -> Result<TinyFiles> {
     let directory = directory.as_ref();
     let (noise, config) = (Noise::new(seed), dit_config(kind));
     let weights = |number| dit_state(&noise, &config, number);
@@ -49,7 +49,7 @@ const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 const CLIP: &str = "models_clip_open-clip-xlm-roberta-large-vit-huge-14-onlyvisual.safetensors";
 
 /// The sizes of the transformer: as small as the network allows, with the channels of the real model.
-pub fn dit_config(kind: TinyKind) -> DitConfig {
+pub fn dit_config(kind: WanKind) -> DitConfig {
     let (in_channels, out_channels) = kind.channels();
     DitConfig {
         dim: 64,
@@ -75,10 +75,10 @@ fn umt5_config() -> Umt5Config {
 }
 
 /// The sizes of the VAE: few channels, with the latents and strides of the real VAE.
-pub fn vae_config(kind: TinyKind) -> VaeConfig {
+pub fn vae_config(kind: WanKind) -> VaeConfig {
     let (version, dim, z_dim) = match kind {
-        TinyKind::I2v | TinyKind::T2v | TinyKind::I2v21 => (VaeVersion::V2_1, 6, 16),
-        TinyKind::Ti2v => (VaeVersion::V2_2, 4, 48),
+        WanKind::I2v | WanKind::T2v | WanKind::I2v21 => (VaeVersion::V2_1, 6, 16),
+        WanKind::Ti2v => (VaeVersion::V2_2, 4, 48),
     };
     VaeConfig {
         version,
@@ -92,7 +92,7 @@ pub fn vae_config(kind: TinyKind) -> VaeConfig {
 }
 
 /// A VAE with random weights. The last layer's weights are scaled by 0.6, so that few pixels are clamped.
-fn vae_state(kind: TinyKind, seed: u64) -> Result<StateDict> {
+fn vae_state(kind: WanKind, seed: u64) -> Result<StateDict> {
     let mut state = vae_config(kind).random_state(seed)?;
     if let Some(last) = state.get_mut("decoder.head.2.weight") {
         let smaller = last.f32s()?.iter().map(|v| 0.6 * v).collect();
@@ -177,10 +177,10 @@ mod tests {
     #[test]
     fn velocities_and_embeddings_of_each_kind_are_of_order_one() {
         for (kind, experts, channels, vae) in [
-            (TinyKind::I2v, 2, 20, Component::Vae21),
-            (TinyKind::T2v, 2, 0, Component::Vae21),
-            (TinyKind::Ti2v, 1, 0, Component::Vae22),
-            (TinyKind::I2v21, 1, 20, Component::Vae21),
+            (WanKind::I2v, 2, 20, Component::Vae21),
+            (WanKind::T2v, 2, 0, Component::Vae21),
+            (WanKind::Ti2v, 1, 0, Component::Vae22),
+            (WanKind::I2v21, 1, 20, Component::Vae21),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let written = init_tiny(dir.path(), kind, 1).unwrap();
@@ -224,8 +224,8 @@ mod tests {
     #[test]
     fn files_depend_on_the_seed_and_the_expert() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        init_tiny(a.path(), TinyKind::I2v, 7).unwrap();
-        init_tiny(b.path(), TinyKind::I2v, 7).unwrap();
+        init_tiny(a.path(), WanKind::I2v, 7).unwrap();
+        init_tiny(b.path(), WanKind::I2v, 7).unwrap();
         let read = |dir: &Path, name: &str| std::fs::read(dir.join(name)).unwrap();
         let names = ["high_noise_model", "low_noise_model"]
             .map(|folder| format!("{folder}/diffusion_pytorch_model.safetensors"));
@@ -233,13 +233,13 @@ mod tests {
             assert_eq!(read(a.path(), name), read(b.path(), name), "{name}");
         }
         assert_ne!(read(a.path(), &names[0]), read(a.path(), &names[1]));
-        init_tiny(b.path(), TinyKind::I2v, 8).unwrap();
+        init_tiny(b.path(), WanKind::I2v, 8).unwrap();
         assert_ne!(read(a.path(), T5), read(b.path(), T5));
     }
 
     #[test]
     fn decoded_frames_are_neither_clamped_nor_blank() {
-        for kind in [TinyKind::I2v, TinyKind::Ti2v] {
+        for kind in [WanKind::I2v, WanKind::Ti2v] {
             let dir = tempfile::tempdir().unwrap();
             let files = ComponentFiles::from_json(init_tiny(dir.path(), kind, 1).unwrap().model_paths).unwrap();
             let device = roll_backends::device("flex").unwrap();

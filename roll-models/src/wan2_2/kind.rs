@@ -1,11 +1,11 @@
-//! The models of the Wan family.
+//! The models of the Wan family whose architectures new checkpoints can have.
 
 use roll_core::{Error, Result};
 
-/// The model whose architecture a new checkpoint has.
+/// The published model whose architecture a checkpoint with new, random weights has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum TinyKind {
+pub enum WanKind {
     /// I2V-A14B: two experts, 36 input and 16 output channels.
     #[default]
     I2v,
@@ -17,7 +17,7 @@ pub enum TinyKind {
     I2v21,
 }
 
-impl TinyKind {
+impl WanKind {
     /// Input and output channels of the transformer.
     pub(super) fn channels(self) -> (usize, usize) {
         match self {
@@ -58,7 +58,7 @@ impl TinyKind {
     }
 }
 
-impl std::str::FromStr for TinyKind {
+impl std::str::FromStr for WanKind {
     type Err = Error;
     fn from_str(name: &str) -> Result<Self> {
         serde_json::from_value(name.into())

@@ -400,17 +400,17 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
 
-    use super::super::init_tiny::{TinyKind, init_tiny};
+    use super::super::init_tiny::{WanKind, init_tiny};
     use roll_core::Model;
 
     use super::*;
     use crate::precision::WeightsDType;
 
     fn refused(change: impl FnOnce(&mut WanOptions)) -> String {
-        opened(TinyKind::T2v, change).err().unwrap().chain()
+        opened(WanKind::T2v, change).err().unwrap().chain()
     }
 
-    fn opened(kind: TinyKind, change: impl FnOnce(&mut WanOptions)) -> Result<Wan> {
+    fn opened(kind: WanKind, change: impl FnOnce(&mut WanOptions)) -> Result<Wan> {
         let dir = tempfile::tempdir().unwrap();
         let files = init_tiny(dir.path(), kind, 0).unwrap();
         let mut options = WanOptions {
@@ -430,12 +430,12 @@ mod tests {
             let model = opened(kind, |options| options.shift = shift).unwrap();
             (DiffusionModel::schedule(&model).shift, model.frame_rate())
         };
-        assert_eq!(facts(TinyKind::T2v, None), (12.0, Some(16.0)));
-        assert_eq!(facts(TinyKind::I2v, None), (5.0, Some(16.0)));
-        assert_eq!(facts(TinyKind::Ti2v, None), (5.0, Some(24.0)));
-        assert_eq!(facts(TinyKind::I2v21, None), (5.0, Some(16.0)));
+        assert_eq!(facts(WanKind::T2v, None), (12.0, Some(16.0)));
+        assert_eq!(facts(WanKind::I2v, None), (5.0, Some(16.0)));
+        assert_eq!(facts(WanKind::Ti2v, None), (5.0, Some(24.0)));
+        assert_eq!(facts(WanKind::I2v21, None), (5.0, Some(16.0)));
         // The old key, for configurations of earlier runs.
-        assert_eq!(facts(TinyKind::T2v, Some(5.0)).0, 5.0);
+        assert_eq!(facts(WanKind::T2v, Some(5.0)).0, 5.0);
     }
 
     #[test]
@@ -457,7 +457,7 @@ mod tests {
         assert!(list.contains("`model.model_paths`"), "{list}");
     }
 
-    fn tiny(dir: &Path, kind: TinyKind) -> WanOptions {
+    fn tiny(dir: &Path, kind: WanKind) -> WanOptions {
         let files = init_tiny(dir, kind, 0).unwrap();
         WanOptions {
             model_paths: Some(files.model_paths),
@@ -475,7 +475,7 @@ mod tests {
     #[test]
     fn location_of_the_idle_expert_changes_no_bit() {
         let dir = tempfile::tempdir().unwrap();
-        let options = tiny(dir.path(), TinyKind::T2v);
+        let options = tiny(dir.path(), WanKind::T2v);
         let bits = |idle_expert: IdleExpert, weights_dtype: WeightsDType| {
             let mut model =
                 open(&WanOptions { idle_expert, weights_dtype, ..options.clone() }, &context(dir.path())).unwrap();

@@ -6,7 +6,7 @@ use std::fs;
 
 use roll_core::{Fault, StateDict, Tensor};
 
-use super::super::init_tiny::{TinyKind, init_tiny};
+use super::super::init_tiny::{WanKind, init_tiny};
 use super::super::names::{self, Direction};
 use super::*;
 use crate::weights::save_safetensors;
@@ -16,7 +16,7 @@ const LOW: &str = "low_noise_model/diffusion_pytorch_model.safetensors";
 const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 const VAE: &str = "Wan2.1_VAE.safetensors";
 
-fn model(kind: TinyKind) -> tempfile::TempDir {
+fn model(kind: WanKind) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     init_tiny(dir.path(), kind, 0).unwrap();
     dir
@@ -49,7 +49,7 @@ fn assert_user_error(result: Result<ComponentFiles>, words: &[&str]) {
 
 #[test]
 fn components_are_recognised_in_any_order_and_the_first_transformer_is_high_noise() {
-    let dir = model(TinyKind::I2v);
+    let dir = model(WanKind::I2v);
     let files = list(dir.path(), &format!(r#"["{VAE}", "{HIGH}", "{T5}", "{LOW}"]"#)).unwrap();
     assert!(files.dit.path().ends_with(HIGH) && files.dit2.unwrap().path().ends_with(LOW));
     assert!(files.vae.path().ends_with(VAE) && files.text_encoder.unwrap().path().ends_with(T5));
@@ -59,7 +59,7 @@ fn components_are_recognised_in_any_order_and_the_first_transformer_is_high_nois
 
 #[test]
 fn an_entry_may_be_shards_a_glob_or_a_directory() {
-    let dir = model(TinyKind::I2v);
+    let dir = model(WanKind::I2v);
     let whole = Checkpoint::open(dir.path().join(HIGH)).unwrap().all().unwrap();
     let (a, b): (StateDict, StateDict) = whole.into_iter().partition(|(key, _)| key.as_str() < "blocks.1");
     for (name, part) in [("s-00001-of-00002.safetensors", &a), ("s-00002-of-00002.safetensors", &b)] {
@@ -76,7 +76,7 @@ fn an_entry_may_be_shards_a_glob_or_a_directory() {
 
 #[test]
 fn official_directories_have_all_components() {
-    for (kind, experts) in [(TinyKind::T2v, 2), (TinyKind::Ti2v, 1)] {
+    for (kind, experts) in [(WanKind::T2v, 2), (WanKind::Ti2v, 1)] {
         let dir = model(kind);
         let files = ComponentFiles::from_json(dir.path()).unwrap();
         assert_eq!(1 + usize::from(files.dit2.is_some()), experts);
@@ -85,9 +85,9 @@ fn official_directories_have_all_components() {
 }
 
 /// Writes the weights of `dir` as a directory in diffusers' layout.
-fn as_diffusers(dir: &Path, to: &Path, kind: TinyKind) {
+fn as_diffusers(dir: &Path, to: &Path, kind: WanKind) {
     let files = ComponentFiles::from_json(dir).unwrap();
-    let vae = if kind == TinyKind::Ti2v { names::vae_22 } else { names::vae_21 };
+    let vae = if kind == WanKind::Ti2v { names::vae_22 } else { names::vae_21 };
     let write = |checkpoint: &Checkpoint, file: &str, rename: fn(&str, Direction) -> Option<String>| {
         let path = to.join(file);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -108,7 +108,7 @@ fn as_diffusers(dir: &Path, to: &Path, kind: TinyKind) {
 
 #[test]
 fn diffusers_and_official_directories_have_the_same_weights() {
-    for kind in [TinyKind::I2v, TinyKind::Ti2v] {
+    for kind in [WanKind::I2v, WanKind::Ti2v] {
         let (dir, to) = (model(kind), tempfile::tempdir().unwrap());
         as_diffusers(dir.path(), to.path(), kind);
         let official = ComponentFiles::from_json(dir.path()).unwrap();
@@ -133,7 +133,7 @@ fn diffusers_and_official_directories_have_the_same_weights() {
 
 #[test]
 fn wrapped_state_dictionaries_are_unwrapped() {
-    let dir = model(TinyKind::T2v);
+    let dir = model(WanKind::T2v);
     for (wrapper, source) in [("model.diffusion_model.", HIGH), ("state_dict.module.", HIGH), ("model_state.", VAE)] {
         let checkpoint = Checkpoint::open(dir.path().join(source)).unwrap();
         let mut state: StateDict =
@@ -148,7 +148,7 @@ fn wrapped_state_dictionaries_are_unwrapped() {
 
 #[test]
 fn a_variant_of_the_transformer_is_refused_by_its_first_unknown_weight() {
-    let dir = model(TinyKind::I2v21);
+    let dir = model(WanKind::I2v21);
     let files = ComponentFiles::from_json(dir.path()).unwrap();
     let path = dir.path().join("variant.safetensors");
     let message = |key: &str, shape: &[usize]| {
@@ -171,7 +171,7 @@ fn a_variant_of_the_transformer_is_refused_by_its_first_unknown_weight() {
 fn models_are_found_in_the_local_caches() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = root.path().join("hub/models--Wan-AI--Wan2.2-I2V-A14B/snapshots/0123abc");
-    init_tiny(&snapshot, TinyKind::I2v, 0).unwrap();
+    init_tiny(&snapshot, WanKind::I2v, 0).unwrap();
     let hub = Hub { caches: vec![root.path().join("hub")], folders: vec![root.path().join("models")], remote: None };
     let id = "Wan-AI/Wan2.2-I2V-A14B";
     let ids = format!(
@@ -190,7 +190,7 @@ fn models_are_found_in_the_local_caches() {
 
 #[test]
 fn errors_name_the_mistake_in_the_list() {
-    let dir = model(TinyKind::I2v);
+    let dir = model(WanKind::I2v);
     let at = dir.path();
     assert_user_error(ComponentFiles::from_json(at.join("none.json")), &["none.json"]);
     assert_user_error(list(at, "{}"), &["list.json", "JSON list"]);

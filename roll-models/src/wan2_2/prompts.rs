@@ -71,14 +71,14 @@ impl Prompts {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::init_tiny::{TinyKind, init_tiny};
+    use super::super::init_tiny::{WanKind, init_tiny};
     use super::super::paths::ComponentFiles;
     use super::*;
 
     #[test]
     fn batched_prompts_are_bit_exact_and_cached() {
         let dir = tempfile::tempdir().unwrap();
-        let written = init_tiny(dir.path(), TinyKind::T2v, 1).unwrap();
+        let written = init_tiny(dir.path(), WanKind::T2v, 1).unwrap();
         let files = ComponentFiles::from_json(&written.model_paths).unwrap();
         let device = roll_backends::device("flex").unwrap();
         let text = TextEncoder {

@@ -29,7 +29,7 @@ const MACHINES: [(&str, u16); 9] = [
     ("loongarch64", 258),
 ];
 
-/// Fails if the file is not a shared object for this machine or is truncated. Checks only on Linux.
+/// Fails if the file is not a shared object for this machine or is truncated. Contents are checked on Linux only.
 pub(super) fn check(path: &Path) -> Result<(), PluginError> {
     let bad = |problem: String| PluginError::NotLoadable { path: path.into(), problem };
     let metadata = std::fs::metadata(path).map_err(|e| bad(e.to_string()))?;
@@ -39,7 +39,7 @@ pub(super) fn check(path: &Path) -> Result<(), PluginError> {
     if !cfg!(target_os = "linux") {
         return Ok(());
     }
-    // A plugin is tens of megabytes, and the page cache keeps it for the loader.
+    // A plugin has tens of megabytes, and the page cache keeps it for the loader.
     let bytes = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
     check_elf(&bytes, std::env::consts::ARCH).map_err(bad)
 }

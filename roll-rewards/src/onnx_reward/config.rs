@@ -30,7 +30,7 @@ pub struct OnnxConfig {
     /// Number of frames per batch of the network.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
-    /// Name of the measured quantity, for labels and pages.
+    /// Name of the measured quantity, for labels, file names and metrics.
     pub label: String,
     /// What happens with a video without frames.
     pub on_missing: OnMissing,

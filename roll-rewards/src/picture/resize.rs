@@ -30,7 +30,7 @@ impl Filter {
         matches!(self, Self::Bicubic | Self::Lanczos | Self::PlainBicubic)
     }
 
-    /// Half the filter's width, in pixels of the larger scale.
+    /// Half the filter's width in pixels of the input; [`spread`] widens it in reductions.
     fn reach(self) -> f64 {
         match self {
             Self::Nearest | Self::Box => 0.5,

@@ -3,8 +3,8 @@
 use super::amount::register_amount;
 use super::{Amount, Wanted, magnitude};
 
-/// Mean magnitude of half the second difference in time of each pixel's luma, i.e. of a frame's distance from the mean
-/// of its neighbours. Uniform motion and even fades have none.
+/// Mean magnitude of half the second difference in time of each pixel's luma, i.e. of its distance from the mean of the
+/// frames before and after. Even fades have none, and uniform motion has none where luma changes linearly in space.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flicker;
 
@@ -34,7 +34,7 @@ impl Amount for Flicker {
 
 register_amount!(
     Flicker,
-    "Wavering of pixels from frame to frame, apart from motion: less of it, unless `wanted` says otherwise"
+    "Wavering of pixels from frame to frame, apart from a steady change: less of it, unless `wanted` says otherwise"
 );
 
 #[cfg(test)]

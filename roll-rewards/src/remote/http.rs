@@ -95,7 +95,7 @@ impl ScoringService {
     fn try_call(&self, body: &[u8], max_bytes: usize) -> std::result::Result<Message, NoAnswer> {
         let answer = self.service.post("application/octet-stream", body)?;
         frame::read::<Json>(&mut BufReader::new(answer), max_bytes).map_err(|error| match error {
-            frame::FrameError::NotAFrame(problem) => NoAnswer::Refused(problem),
+            frame::FrameError::NotAFrame(problem) => NoAnswer::Permanent(problem),
             frame::FrameError::Io(error) => NoAnswer::Failed(format!("the answer was cut off: {error}")),
         })
     }
@@ -128,7 +128,7 @@ impl Transport for ScoringService {
                     }
                     std::thread::sleep(wait);
                 }
-                Err(NoAnswer::Absent(problem))
+                Err(NoAnswer::ConnectionRefused(problem))
                     if call == "hello" && begun.elapsed().as_secs_f64() < self.config.start_timeout =>
                 {
                     if times == 1 {
@@ -136,12 +136,16 @@ impl Transport for ScoringService {
                     }
                     std::thread::sleep(PAUSE);
                 }
-                Err(NoAnswer::Failed(problem) | NoAnswer::Absent(problem)) if failures < self.config.retries => {
+                Err(NoAnswer::Failed(problem) | NoAnswer::ConnectionRefused(problem))
+                    if failures < self.config.retries =>
+                {
                     failures += 1;
                     tracing::warn!("{}: {problem}; asking again", self.peer());
                     std::thread::sleep(PAUSE);
                 }
-                Err(NoAnswer::Failed(problem) | NoAnswer::Absent(problem) | NoAnswer::Refused(problem)) => {
+                Err(
+                    NoAnswer::Failed(problem) | NoAnswer::ConnectionRefused(problem) | NoAnswer::Permanent(problem),
+                ) => {
                     break problem;
                 }
             }

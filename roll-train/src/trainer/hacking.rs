@@ -9,12 +9,13 @@ use crate::results::record::{Evaluation, Suspicion};
 use crate::results::{self, Journal};
 
 impl Trainer {
-    /// Judges the newest evaluation: the first suspect one is logged and recorded. Returns its metric; `None` before
-    /// training and without checks.
+    /// Judges the newest evaluation, and logs and records the first suspicion of a run. Returns the metric [`FALLING`],
+    /// the number of checks (rewards of `evaluation.check`) that fall; `None` for the evaluation before training, and
+    /// without checks.
     pub(super) fn watch_checks(&mut self) -> Option<(String, f64)> {
         let verdict = self.verdict(self.record.evaluations.last()?)?;
         if let (Some(text), None) = (verdict.warning(self.done), &self.record.suspicion) {
-            if self.is_first() {
+            if self.is_first_rank() {
                 tracing::warn!("{text}");
             }
             self.record.suspicion = Some(Suspicion { step: self.done, text });
@@ -34,14 +35,16 @@ impl Trainer {
         verdicts.first()?.warning(self.done)
     }
 
-    /// The verdict on an evaluation, compared with that before training; `None` for that one, and without checks.
+    /// The verdict on an evaluation, compared with the one before training; `None` for that one itself, and without
+    /// checks.
     fn verdict(&self, evaluation: &Evaluation) -> Option<Verdict> {
         let checks = self.labels.checks();
         let before = self.record.evaluations.first().filter(|first| first.step < evaluation.step)?;
         (!checks.is_empty()).then(|| Verdict::of(&before.results, &evaluation.results, checks))
     }
 
-    /// Writes the files of a last step: a checkpoint, and the newest clips as those after training.
+    /// Writes what the last step of a run writes: a checkpoint, and the newest evaluation's clips a second time, as
+    /// those after training.
     pub(super) fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
         journal.open(&self.loaded, &self.record, &self.labels)?;
         self.save(journal)?;
@@ -52,7 +55,7 @@ impl Trainer {
         }
     }
 
-    fn is_first(&self) -> bool {
+    fn is_first_rank(&self) -> bool {
         self.strategy.ranks().all.rank().0 == 0
     }
 }

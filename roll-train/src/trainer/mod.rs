@@ -95,8 +95,8 @@ enum Work {
 
 impl Trainer {
     /// Trains, writing to `dir`, which only rank 0 has. The files that a resume needs are written before the first
-    /// evaluation; after an error of the user before the end of the first step they are removed. When the session asks
-    /// it to stop, it ends with [`Error::Interrupted`], after a checkpoint.
+    /// evaluation; after a user error before the end of the first step they are removed. When the session asks it to
+    /// stop, it ends with [`Error::Interrupted`], after a checkpoint.
     pub fn run(self, dir: Option<&RunDir>, session: &RunSession) -> Result<RunSummary> {
         let on_finish = OnFinish::new(&self.loaded.config.on_finish, dir.map(RunDir::path));
         let (done, outcome) = self.run_to_end(dir, session);
@@ -181,7 +181,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Logs the remaining time, once the first steps are known.
+    /// Logs the remaining time, once the first steps have been timed.
     fn log_pace(&mut self, seconds: f64, journal: &Journal) {
         let every = self.loaded.config.evaluation.every;
         let evaluations = if self.measures() { pace::evaluations_left(self.done, self.steps, every) } else { 0 };
@@ -236,7 +236,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The work that is due after the last step, in its order.
+    /// The work that is due after step `done`, in its order.
     fn due(&self) -> Vec<Work> {
         let config = &self.loaded.config;
         let due = |every: u64| self.done == self.steps || (every > 0 && self.done.is_multiple_of(every));
@@ -276,7 +276,7 @@ impl Trainer {
         Ok(metrics)
     }
 
-    /// Whether an evaluation takes time.
+    /// Whether this run evaluates clips, generates videos of sample prompts, or validates.
     fn measures(&self) -> bool {
         self.evaluator.is_some() || self.prompts.is_some() || self.validates
     }

@@ -53,7 +53,7 @@ impl Trainer {
         {
             tracing::warn!(
                 "a step had {before} samples over all ranks and now has {now}: the order of the data is not continued; \
-                 `training.gradient_accumulation_steps` keeps the number"
+                 adjust `training.gradient_accumulation_steps` to keep the number"
             );
         }
         match self.done <= self.steps {
@@ -115,7 +115,7 @@ impl Trainer {
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.done)?;
         dir.identity(&self.loaded.config).into_iter().for_each(|run| writer.of_run(run));
-        // The same for every run that is the same: checkpoints are compared bit for bit.
+        // Identical for identical runs, because checkpoints are compared bit for bit.
         let words = BTreeMap::from([
             (header::STEPS.to_string(), self.done.to_string()),
             (header::RUN.to_string(), self.loaded.config.experiment().to_string()),
@@ -125,6 +125,7 @@ impl Trainer {
             writer.with(&file, |path| Ok(save_safetensors(path, tensors, &words)?))?;
             let own = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
             for (word, text) in own {
+                // Words with the prefix `beside:` are text files to write next to the weights.
                 if let Some(name) = word.strip_prefix(header::BESIDE) {
                     writer.bytes(name, text.as_bytes())?;
                 }
@@ -159,8 +160,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Returns `outcome`; if it is an error, writes a checkpoint of the steps done first: a reward that fails
-    /// must not cost the training until then. Several ranks cannot: when one fails, the others have ended.
+    /// Returns `outcome`. If it is an error other than an interrupt, first writes a checkpoint of the steps done, so
+    /// that a failing reward does not cost the training up to then. With several ranks none is written: when one fails,
+    /// the others have ended.
     pub(super) fn rescue_on<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
         if outcome.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
             self.rescue(journal);

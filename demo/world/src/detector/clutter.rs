@@ -1,4 +1,5 @@
-//! Distractors: colour gradients, ellipses and bars, alone or in front of a face.
+//! Distractors: colour gradients, ellipses and bars, alone or in front of a face. `uniform` returns values in [-1, 1);
+//! [`share`] turns them into [0, 1).
 
 use crate::training::pictures::share;
 
@@ -18,7 +19,7 @@ pub fn picture(side: usize, uniform: &mut impl FnMut() -> f32) -> Vec<f32> {
     pixels
 }
 
-/// Draws up to six ellipses and bars anywhere. Some have colours of skin, some are as large as a head.
+/// Draws up to six ellipses and bars anywhere. Some have skin colours, some are as large as a head.
 pub fn objects(pixels: &mut [f32], side: usize, uniform: &mut impl FnMut() -> f32) {
     for _ in 0..(7.0 * share(uniform)) as usize {
         let centre = [share(uniform), share(uniform)].map(|v| v * side as f32);
@@ -50,7 +51,7 @@ fn paint(pixels: &mut [f32], side: usize, centre: [f32; 2], radii: [f32; 2], uni
     }
 }
 
-/// Returns a random colour; in one case of three, a colour between pale and dark skin.
+/// Returns a random colour; one time in three, a colour between pale and dark skin.
 fn colour(uniform: &mut impl FnMut() -> f32) -> [f32; 3] {
     if share(uniform) < 0.33 {
         let (light, hue) = (share(uniform), 0.08 * uniform());

@@ -31,7 +31,7 @@ pub struct Shot {
     pub contrast: f32,
     /// Tint of the light, from -1 (cool) to 1 (warm).
     pub warmth: f32,
-    /// Factor of all colours.
+    /// Factor that all colours are multiplied by.
     pub brightness: f32,
     /// Colours at the top and at the bottom.
     pub background: [Colour; 2],

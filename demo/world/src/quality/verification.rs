@@ -114,7 +114,7 @@ fn accuracy(pairs: &[Pair], threshold: f64) -> f64 {
     right as f64 / pairs.len().max(1) as f64
 }
 
-/// Returns the threshold, in steps of 0.005, at which most pairs are classified correctly.
+/// Returns the threshold, a multiple of 0.005, that classifies the most pairs correctly.
 fn best_threshold(pairs: &[Pair]) -> f64 {
     let steps = (-200..=200).map(|i| f64::from(i) / 200.0);
     steps.map(|t| (accuracy(pairs, t), t)).max_by(|a, b| a.0.total_cmp(&b.0)).map_or(0.0, |best| best.1)

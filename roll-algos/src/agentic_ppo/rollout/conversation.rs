@@ -20,7 +20,8 @@ pub struct Conversation {
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
     pub log_probs: Vec<f32>,
-    /// Log-probabilities at temperature 1 over all tokens; the former if the model does not know them.
+    /// Log-probabilities at temperature 1 over the whole vocabulary; those of `log_probs` if the model does not report
+    /// them.
     pub raw_log_probs: Vec<f32>,
 }
 

@@ -44,7 +44,7 @@ pub struct HttpOptions {
     /// How often a request is repeated after a failure if no action can happen twice: a `reset` after any failure of
     /// the connection or a 5xx answer, a `step` only if the connection was refused.
     pub retries: u32,
-    /// Time in seconds after which an episode with a busy service (429 or 503) fails.
+    /// Time in seconds for which a request to a busy service (429 or 503) is repeated before the episode fails.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub busy_timeout: f64,
     /// Greatest length of an answer in bytes.
@@ -80,7 +80,7 @@ pub struct HttpTransport {
     options: HttpOptions,
     service: Service,
     session: String,
-    /// Number of answered requests of the episode; `None` without an episode.
+    /// Number of answered steps of the episode; `None` without an episode or after a failed step.
     turn: Option<u64>,
 }
 
@@ -91,7 +91,8 @@ impl HttpTransport {
             url: &options.url,
             token_env: options.token_env.as_deref(),
             timeout: options.timeout,
-            // An action that was sent on a closed connection could not be repeated.
+            // The service may close an idle connection. Whether an action sent on it arrived would be unknown, so it
+            // could not be repeated.
             keeps_connections: false,
         })?;
         check_seconds("env.busy_timeout", options.busy_timeout)?;
@@ -116,7 +117,7 @@ impl HttpTransport {
                 Ok(answer) => return answer.accepted(),
                 Err(no_answer) => no_answer,
             };
-            let is_safe = repeatable || matches!(no_answer, NoAnswer::Absent(_));
+            let is_safe = repeatable || matches!(no_answer, NoAnswer::ConnectionRefused(_));
             match no_answer {
                 NoAnswer::Busy(wait) => {
                     if (begun.elapsed() + wait).as_secs_f64() > self.options.busy_timeout {
@@ -124,12 +125,14 @@ impl HttpTransport {
                     }
                     std::thread::sleep(wait);
                 }
-                NoAnswer::Absent(problem) | NoAnswer::Failed(problem) if is_safe && failures < self.options.retries => {
+                NoAnswer::ConnectionRefused(problem) | NoAnswer::Failed(problem)
+                    if is_safe && failures < self.options.retries =>
+                {
                     failures += 1;
                     tracing::warn!("{}: {problem}; asking again", self.options.url);
                     std::thread::sleep(PAUSE);
                 }
-                NoAnswer::Absent(problem) | NoAnswer::Failed(problem) | NoAnswer::Refused(problem) => {
+                NoAnswer::ConnectionRefused(problem) | NoAnswer::Failed(problem) | NoAnswer::Permanent(problem) => {
                     return Err(problem);
                 }
             }
@@ -146,11 +149,12 @@ impl HttpTransport {
         }
         if body.len() > most {
             let problem = format!("its answer has more than {most} bytes (`env.max_answer_bytes`)");
-            return Err(NoAnswer::Refused(problem));
+            return Err(NoAnswer::Permanent(problem));
         }
-        let text = String::from_utf8(body)
-            .map_err(|e| NoAnswer::Refused(format!("its answer is no UTF-8: {}", protocol::shortened(e.as_bytes()))))?;
-        Answer::parse(&text).map_err(NoAnswer::Refused)
+        let text = String::from_utf8(body).map_err(|e| {
+            NoAnswer::Permanent(format!("its answer is not UTF-8: {}", protocol::shortened(e.as_bytes())))
+        })?;
+        Answer::parse(&text).map_err(NoAnswer::Permanent)
     }
 }
 

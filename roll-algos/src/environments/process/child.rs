@@ -1,4 +1,4 @@
-//! A child process that answers one line at a time, and handling of everything else that it may do.
+//! A child process that answers each request with one line. Anything else that it does is an error with a description.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
@@ -98,7 +98,7 @@ impl Child {
         }
         match self.answers.recv_timeout(self.options.timeout) {
             Ok(ChildOutput::Line(line)) => {
-                String::from_utf8(line).map_err(|e| format!("its answer is no UTF-8: {}", shortened(e.as_bytes())))
+                String::from_utf8(line).map_err(|e| format!("its answer is not UTF-8: {}", shortened(e.as_bytes())))
             }
             Ok(ChildOutput::TooLong) => Err(self.too_long()),
             Ok(ChildOutput::End) | Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
@@ -114,7 +114,8 @@ impl Child {
 
     /// Describes how the child ended.
     fn gone(&mut self) -> String {
-        // Its output is closed; usually it has ended a moment later, and processes that hold its pipes end with it.
+        // Its output is closed, so it usually ends soon. `wait_for` then kills the rest of its group, which may hold
+        // its stderr open.
         let ended = self.running.wait_for(GRACE_PERIOD);
         let begun = Instant::now();
         while !self.stderr_reader.is_finished() && begun.elapsed() < GRACE_PERIOD {

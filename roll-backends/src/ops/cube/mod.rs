@@ -63,7 +63,7 @@ fn empty_as(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTen
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// CubeCL's name of the tensor's dtype, f32 or bf16.
+/// CubeCL's type for the tensor's dtype, f32 or bf16.
 fn elem(x: &CubeTensor) -> ElemType {
     if x.dtype == DType::BF16 { bf16::elem_type_native() } else { f32::elem_type_native() }
 }

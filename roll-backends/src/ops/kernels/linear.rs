@@ -102,8 +102,8 @@ pub fn forward(
     (y, inner)
 }
 
-/// Returns the gradients of x, weight, bias, A and B that are `wanted`. `inner` is the `x A^T` that [`forward`]
-/// returned.
+/// Returns the gradients of x, weight, bias, A and B that are `wanted`. Returns the gradients of x, weight, bias, A and
+/// B that are `wanted`. `lora` holds the matrices and the `x A^T` that [`forward`] returned.
 pub fn backward(
     shape: LinearShape,
     x: &[f32],
@@ -114,7 +114,7 @@ pub fn backward(
 ) -> [Option<Vec<f32>>; 5] {
     let LinearShape { rows, inputs, outputs } = shape;
     let d = shape.y(d_y);
-    // The cotangent of `x A^T`, which both x and a need.
+    // The cotangent of `x A^T`, which the gradients of x and A both need.
     let d_inner = lora
         .filter(|_| wanted[0] || wanted[3])
         .map(|(lora, _)| (lora, product(rows, lora.rank, d, shape.b(lora), lora.scale)));
@@ -130,6 +130,7 @@ pub fn backward(
     let d_weight = wanted[1].then(|| product(outputs, inputs, d.t(), shape.x(x), 1.0));
     let d_bias = wanted[2].then(|| match rows {
         0 => vec![0.0; outputs],
+        // The sum of the rows of `d_y`.
         _ => backward_shift(rows, d_y),
     });
     let d_a = d_inner

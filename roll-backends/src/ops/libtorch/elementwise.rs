@@ -79,7 +79,8 @@ impl RopeKernel for LibTorch {
     }
 }
 
-/// The gradient of a row operand from its gradient at each row: the sum over rows if they share the operand.
+/// The gradient of an operand that has one row for each row of a matrix, or one row that all of them share, from the
+/// gradient `d` at each row: a shared operand gets the sum.
 pub(super) fn summed_rows(d: Tensor, operand: &Tensor) -> Tensor {
     match operand.size()[0] {
         1 => d.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),

@@ -27,9 +27,9 @@ pub struct Phase {
     pub flops: Option<f64>,
     /// Tokens that go through the transformer in one pass.
     pub tokens: Option<usize>,
-    /// Bytes at the highest.
+    /// Peak memory in bytes.
     pub peak: Option<u64>,
-    /// Which memory that is.
+    /// Which memory `peak` measures.
     pub memory: &'static str,
 }
 
@@ -47,28 +47,29 @@ pub struct Measurement {
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<WholeSteps>,
-    /// Rounds that are complete, without the one that warms up: 0 means that the phases are those of that round.
+    /// Number of complete rounds after the warm-up. At 0, the phases are those of the warm-up or of the unfinished
+    /// first round.
     pub rounds: usize,
 }
 
-/// Steps that were made whole.
+/// Steps that were timed as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct WholeSteps {
-    /// The median.
+    /// Median seconds of a step.
     pub seconds: f64,
-    /// Bytes at the highest.
+    /// Peak memory in bytes.
     pub peak: Option<u64>,
 }
 
 impl Measurement {
-    /// Seconds of a step: of those that were made, or the sum of the phases where all of them were measured.
+    /// Seconds of a step: the median of whole steps, or the sum of the phases if all of them were measured.
     pub fn step_seconds(&self, passes: &Passes) -> Option<f64> {
         let has_all = self.phases.len() == phases_of(passes).count();
         let sum = || self.phases.iter().map(|p| p.seconds * p.passes as f64).sum();
         self.whole.map(|whole| whole.seconds).or_else(|| has_all.then(sum))
     }
 
-    /// Operations a second of the transformer over all its passes of a step.
+    /// Floating-point operations per second of the transformer, over all its passes of a step.
     pub fn transformer_rate(&self) -> Option<f64> {
         let parts = self.phases.iter().filter(|p| p.is_transformer());
         let [flops, seconds] = parts.fold([0.0, 0.0], |[flops, seconds], p| {
@@ -78,7 +79,7 @@ impl Measurement {
         (seconds > 0.0).then(|| flops / seconds)
     }
 
-    /// Bytes at the highest: of whole steps, or of all phases.
+    /// Peak memory in bytes: of whole steps, or of all phases.
     pub fn peak(&self) -> Option<u64> {
         match &self.whole {
             Some(whole) => whole.peak,
@@ -103,27 +104,27 @@ const PHASES: [&str; 10] = [
 
 /// The phases of a step, and how often it does each.
 pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)> {
-    let [unrecorded, decoded] = passes.decoded();
+    let [unpulled_videos, pulled_videos] = passes.decoded();
     let (unpulled, pulled, references) = (passes.forward - passes.pulled, passes.pulled, passes.references());
     let times = move |name| match name {
         "forward" => unpulled,
         "forward, recorded" | "pull of forward" => pulled,
         "reference forward" => references,
-        "decode" | "score" => unrecorded + decoded,
-        "pull of score" | "pull of decode" => decoded,
+        "decode" | "score" => unpulled_videos + pulled_videos,
+        "pull of score" | "pull of decode" => pulled_videos,
         _ => 1,
     };
     PHASES.into_iter().map(move |name| (name, times(name))).filter(|(_, times)| *times > 0)
 }
 
 /// Operations a second of products of the transformer's own shapes, the best of several runs. The matrices are of
-/// random numbers: those of ones make a GPU switch fewer transistors, and so run faster than any network does.
+/// random numbers: products of ones make a GPU switch fewer transistors, and so run faster than those of any network.
 pub fn ceiling(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     const SECONDS: f64 = 1.0;
     /// More rows make products on a CPU no faster, but take seconds each.
-    const ROWS_OF_CPUS: usize = 8192;
+    const MAX_CPU_ROWS: usize = 8192;
     let dit = &preset.networks.dit;
-    let rows = preset.plan().tokens().clamp(256, if is_gpu(device) { usize::MAX } else { ROWS_OF_CPUS });
+    let rows = preset.plan().tokens().clamp(256, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
     let dtype = product_dtype(device, preset.dtype);
     let normal = |shape: [usize; 2], deviation: f64| -> Burn<2> {
         let values: Burn<2> = Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32));
@@ -158,7 +159,8 @@ pub fn step(
 ) -> Result<Measurement> {
     let mut timer = PhaseTimer::new(preset, meter, progress);
     for round in 0..=rounds {
-        // Without copies to the host, whose memory is made by the first step, one pass of each kind warms up as well.
+        // One pass of each kind warms up as well as a whole step, unless activations are copied to the host
+        // (`offload`): only a whole step allocates all of that memory.
         let is_whole = preset.args.whole_step && (round > 0 || preset.args.offload);
         meter.reset();
         let start = Instant::now();
@@ -182,17 +184,17 @@ pub fn step(
     Ok(timer.measured())
 }
 
-/// Operations of one pass of each phase that they are counted for.
+/// Floating-point operations of one pass of each phase for which they are counted.
 pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
     let counted = preset.plan().time();
     let passes = &preset.passes;
-    let [unrecorded, decoded] = passes.decoded();
+    let [unpulled_videos, pulled_videos] = passes.decoded();
     let of = |name: &str| {
         let (all, times) = match name {
             "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),
             "pull of forward" => ("time/pull", passes.pulled),
-            "decode" => ("time/decode", unrecorded + decoded),
-            "pull of decode" => ("time/pull (decoder)", decoded),
+            "decode" => ("time/decode", unpulled_videos + pulled_videos),
+            "pull of decode" => ("time/pull (decoder)", pulled_videos),
             _ => return None,
         };
         counted.iter().find(|p| p.name == all).map(|p| p.flops / times as f64)
@@ -285,7 +287,7 @@ fn mark(phase: &str) {
     }
 }
 
-/// The middle one; of two the smaller.
+/// The median; of two middle values the smaller.
 fn median(mut seconds: Vec<f64>) -> Option<f64> {
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len().saturating_sub(1) / 2).copied()

@@ -7,14 +7,14 @@ use roll_backends::device::{is_gpu, memory};
 pub enum Meter {
     /// Peak of this process in host memory: the kernel's high-water mark.
     Host,
-    /// Peak of GPU memory by the driver's count, less the memory in use before. Both allocators keep all memory that
-    /// they once took, so use after a phase is its peak, or that of a phase before it.
+    /// Peak of GPU memory by the driver's count, less the memory in use before. The allocators of libtorch and CubeCL
+    /// keep all memory that they once took, so the use after a phase is the peak of that phase or of an earlier one.
     Gpu { number: usize, before: u64 },
 }
 
 impl Meter {
-    /// Watches the device that `backend` names. Made before the first tensor there, so that all of this process's
-    /// counts.
+    /// Watches the device that `backend` names. Watches the device that `backend` names. Make it before the first
+    /// tensor on that device: GPU memory that is already in use is not counted.
     pub fn new(device: &Device, backend: &str) -> Self {
         // Checked when the device was opened.
         let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
@@ -32,7 +32,7 @@ impl Meter {
         }
     }
 
-    /// Bytes at the highest since; `None` where the system has no such counter.
+    /// Peak in bytes since [`Meter::reset`], on a GPU since [`Meter::new`]; `None` where it cannot be read.
     pub fn peak(&self) -> Option<u64> {
         match self {
             Self::Host => memory::host_peak(),

@@ -10,7 +10,7 @@ pub use rope::{Rope, RopeScaling};
 
 /// Maximal size. A file with a larger one is wrong or hostile.
 const MAX_SIZE: usize = 1 << 24;
-/// Maximal number of blocks. The names of the weights of more could exhaust the memory.
+/// Maximal number of blocks. With more, the names of the weights alone could exhaust the memory.
 pub(super) const MAX_LAYERS: usize = 1 << 12;
 
 /// Architecture of a decoder-only transformer with RMS norms, rotary positions, grouped-query attention and gated
@@ -27,7 +27,7 @@ pub struct LmConfig {
     pub layers: usize,
     /// Attention heads of queries.
     pub heads: usize,
-    /// Attention heads of keys and values; `heads / kv_heads` queries share one.
+    /// Attention heads of keys and values; `heads / kv_heads` query heads share one.
     pub kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
@@ -110,7 +110,10 @@ impl LmConfig {
             && (factors.len() != self.head_dim / 2 || !factors.iter().all(|f| *f > 0.0))
         {
             let expected = self.head_dim / 2;
-            return Err(format!("expected {expected} rope factors above 0, found {} numbers", factors.len()));
+            let found = factors.len();
+            return Err(format!(
+                "expected {expected} rope factors, all above 0; found {found} numbers, or one that is not above 0"
+            ));
         }
         if self.windows.len() != self.layers {
             return Err(format!("expected {} attention windows, found {}", self.layers, self.windows.len()));

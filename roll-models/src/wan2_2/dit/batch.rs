@@ -80,7 +80,7 @@ impl BatchShape {
         self.samples
     }
 
-    /// Cosines and sines of one sample, repeated for every sample.
+    /// Cosines and sines of the rotary embedding of one sample, repeated for every sample.
     pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
         let (cos, sin) = rotary_tables(&self.grid, head_dim)?;
         Ok((rows(&vec![cos; self.samples])?, rows(&vec![sin; self.samples])?))

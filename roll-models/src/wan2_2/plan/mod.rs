@@ -1,7 +1,7 @@
 //! Estimates of a run with a reward before it is started: memory by item, and time by phase.
 //!
 //! Weights, gradients and optimizer state are counted exactly, from the shapes. The rest of a step's memory is a
-//! formula whose factors were measured on the CPU in f32, where all values are f32 in any storage dtype. Choices that
+//! formula whose factors were measured on the CPU, where all values are f32 whatever the storage dtype. Choices that
 //! depend on the device's memory (dtype, tiles, the idle expert) are made by the functions that the model itself uses.
 
 mod memory;
@@ -77,7 +77,7 @@ pub struct Plan {
 
 /// Bytes for CUDA's context, memory that an allocator cannot use, and the networks of rewards.
 const RESERVE: usize = 2_000_000_000;
-/// Number of trained steps for which tiles are chosen: that of the default trajectory.
+/// Tiles are chosen for a trajectory with this many trained steps, the default number.
 const TRAINED_STEPS: usize = 4;
 
 /// The memory for the VAE on a GPU of `memory` bytes that has `resident` bytes of weights. `block_input_bytes` and
@@ -156,7 +156,7 @@ impl Plan {
         }
     }
 
-    /// Height and width in pixels. The default, if each clip has its own size, is that of the reference.
+    /// Height and width in pixels. Height and width in pixels; 480 x 832 if each clip has its own size.
     pub(super) fn size(&self) -> [usize; 2] {
         self.input.size.unwrap_or([480, 832])
     }
@@ -183,7 +183,7 @@ impl Plan {
         t.div_ceil(pt) * h.div_ceil(ph) * w.div_ceil(pw)
     }
 
-    /// Whether the tokens can be sharded between groups of `count` ranks.
+    /// Whether the tokens of a video can be sharded among the `count` ranks of a group.
     pub(super) fn can_shard_tokens(&self, count: usize) -> bool {
         let (ranks, heads) = (self.input.ranks(), self.networks.dit.heads);
         let allowed = self.input.division.stage < 3 || count == 1 || count == ranks;

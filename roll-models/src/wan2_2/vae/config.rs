@@ -13,7 +13,7 @@ use crate::wan2_2::shapes::WeightShapes;
 pub enum VaeVersion {
     /// Wan2.1 and the A14B models of Wan2.2: 16 channels, stride 4 x 8 x 8.
     V2_1,
-    /// TI2V-5B: 48 channels, stride 4 x 16 x 16, shortcuts around each stage.
+    /// TI2V-5B: 48 channels, stride 4 x 16 x 16, shortcuts around each stage but the decoder's last.
     V2_2,
 }
 

@@ -5,10 +5,10 @@
 //! convolutions read the last frames of the previous chunk from a feature cache. The result equals that of the whole
 //! video at once.
 //!
-//! The pullback visits the chunks in reverse order, with gradients flowing through the caches. Only
-//! [`Chunking::checkpoints`] of the caches at chunk borders are stored, on the device or in host memory; the others are
-//! recomputed (`schedule`). Within a chunk, one layer at a time is pulled back (`chain`). Names and order follow
-//! the official `wan/modules/vae2_1.py` and `vae2_2.py`.
+//! The pullback visits the chunks in reverse order, with gradients flowing through the caches. Besides the first, at
+//! most [`Chunking::checkpoints`] caches at chunk borders are stored, on the device or in host memory; the others are
+//! recomputed (`schedule`). Within a chunk, one layer at a time is pulled back (`chain`). Names and order follow the
+//! official `wan/modules/vae2_1.py` and `vae2_2.py`.
 
 mod chain;
 mod checkpointed;
@@ -61,8 +61,8 @@ pub struct Chunking {
     pub offload: bool,
 }
 
-/// Default number of checkpoints. With it, at most four fifths of the decoder's forward pass are recomputed for 21
-/// chunks.
+/// Default number of checkpoints. With it, the pullback of 21 chunks recomputes about four fifths of the decoder's
+/// forward pass (17 chunks).
 pub(super) const DEFAULT_CHECKPOINTS: usize = 4;
 
 impl Default for Chunking {
@@ -97,8 +97,8 @@ impl Vae {
         let channels = VaeConfig::from_shapes(&shapes(state))?.z_dim;
         let statistics = LatentStatistics::published(channels).ok_or_else(|| {
             Error::Unsupported(format!(
-                "no statistics are published for latents of {channels} channels (there are for 16 and 48); give the \
-                 mean and standard deviation of each"
+                "no statistics are published for latents of {channels} channels, only for 16 and 48; give the mean and \
+                 standard deviation of each channel"
             ))
         })?;
         Self::load_with_statistics(state, &statistics, device)
@@ -133,7 +133,7 @@ impl Vae {
             let (statistics, store) = (statistics.clone(), store.clone());
             Arc::new(CausalChain { layers, statistics, store, dtype: DType::F32, layout })
         };
-        // Pictures are encoded once per run, so the encoder uses one layout on all devices.
+        // Pictures are encoded once per run, so the encoder's speed matters little: it uses one layout on all devices.
         let (encoder, decoder) =
             (chain(config.encoder_layers(), ChunkLayout::ChannelsFirst), chain(config.decoder_layers(), layout));
         Ok(Self { config, encoder, decoder })

@@ -169,7 +169,7 @@ impl Reader<'_> {
         if !(2..=3).contains(&version) {
             return Err(format!("expected version 2 or 3, found {version}"));
         }
-        // A tensor takes at least 32 bytes of the header, a value at least 13.
+        // A tensor of at least one dimension takes at least 32 bytes of the header, a value at least 13.
         let (tensors, values) = (self.count(32)?, self.count(13)?);
         let mut metadata = BTreeMap::new();
         for _ in 0..values {
@@ -216,7 +216,10 @@ impl Reader<'_> {
         let begin = start.checked_add(offset).and_then(|b| usize::try_from(b).ok());
         let range = begin.zip(length).and_then(|(begin, length)| Some(begin..begin.checked_add(length)?));
         range.filter(|r| r.end <= self.bytes.len()).ok_or_else(|| {
-            format!("{length:?} bytes at {offset} of the data lie beyond the end of the file of {}", self.bytes.len())
+            format!(
+                "its data, from offset {offset} on, reaches beyond the end of the file of {} bytes",
+                self.bytes.len()
+            )
         })
     }
 
@@ -266,7 +269,11 @@ impl Reader<'_> {
     /// Reads a list of scalars that take at least `least` bytes each.
     fn scalars<T>(&mut self, kind: u32, least: usize, convert: fn(Value) -> Option<T>) -> Result<Vec<T>, String> {
         let n = self.count(least)?;
-        (0..n).map(|_| convert(self.scalar(kind)?).ok_or_else(|| format!("a list of the type {kind}"))).collect()
+        (0..n)
+            .map(|_| {
+                convert(self.scalar(kind)?).ok_or_else(|| format!("lists of the value type {kind} are not supported"))
+            })
+            .collect()
     }
 
     fn scalar(&mut self, kind: u32) -> Result<Value, String> {

@@ -153,8 +153,8 @@ impl Operator for Where {
     }
 }
 
-/// Returns `x` with the elements of `value` where `mask` is true. Products with 0 and 1 would not do, because masks
-/// hide infinities.
+/// Returns `x` with the elements of `value` where `mask` is true. Multiplication by 0 and 1 would not do: a hidden
+/// infinity would become NaN.
 pub(super) fn masked(x: Tensor<1>, mask: Vec<bool>, value: Tensor<1>) -> Tensor<1> {
     let device = if x.device().is_autodiff() { x.device() } else { value.device() };
     let count = mask.len();

@@ -12,7 +12,8 @@ use super::super::value::{elements, reshaped};
 pub(super) enum Padding {
     /// Padding before and after each axis.
     Explicit(Vec<(usize, usize)>),
-    /// Padding for an output length of ceil(input / stride). An odd element is after the input, or before it.
+    /// Padding for an output length of ceil(input / stride). If the total is odd, the extra element is after the input
+    /// (`odd_after`) or before it.
     Same { odd_after: bool },
 }
 
@@ -50,7 +51,7 @@ impl Window {
         };
         let axes = kernel.len();
         if !(1..=3).contains(&axes) {
-            return Err(format!("windows over one to three axes are run, found {axes}").into());
+            return Err(format!("expected a window over one to three axes, found {axes}").into());
         }
         let ones = vec![1; axes];
         let stride = attributes.sizes("strides", 1, &ones)?;
@@ -120,7 +121,7 @@ pub(super) fn from_nchw(y: Tensor<4>, like: &NdTensor) -> Result<NdTensor, Probl
     if like.shape().len() == 3 { reshaped(&y, vec![n, c, w]) } else { Ok(y) }
 }
 
-/// Extends a list for one or two spatial axes to two.
+/// Extends a list for one or two spatial axes to two: `first` is the value of an axis that is missing.
 pub(super) fn pair<T: Copy>(list: &[T], first: T) -> [T; 2] {
     match *list {
         [w] => [first, w],

@@ -123,7 +123,7 @@ fn learning(run: &RunFiles) -> (Mark, String) {
             SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
             SetName::Train => format!("{} of the training data", counted(change.clips as u64, "clip")),
         };
-        let (mark, verdict) = verdict(&change, ["Yes", "No", "Not to be told yet"]);
+        let (mark, verdict) = verdict(&change, ["Yes", "No", "Undecided yet"]);
         let Change { before, after, .. } = change;
         return (mark, format!("{verdict}: from {before:.3} to {after:.3}, {}, on {clips}.", gain(&change)));
     }
@@ -167,20 +167,20 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
     }
     let Some((_, check)) = change(run, 1) else {
         let text = match run.path.join("trajectories.jsonl").is_file() {
-            true => "Nothing measures that of an agent: read episodes in trajectories.jsonl.",
+            true => "Nothing measures this for an agent: read episodes in trajectories.jsonl.",
             false => "Unknown: `evaluation.check` can name a second reward, which is measured and never trained on.",
         };
         return (Mark::Open, text.into());
     };
-    let (mark, verdict) =
-        verdict(&check, ["No sign of it: the check rose too", "The check fell", "Not to be told yet"]);
+    let (mark, verdict) = verdict(&check, ["No sign of it: the check rose too", "The check fell", "Undecided yet"]);
     let falling = run.values(FALLING).last().copied().unwrap_or_default();
     let falling = if falling > 0.0 { format!("; {falling:.0} of the checks have fallen") } else { String::new() };
     let mark = if falling.is_empty() { mark } else { Mark::Attention };
     (mark, format!("{verdict}, {}, on {}{falling}.", gain(&check), counted(check.clips as u64, "clip")))
 }
 
-/// Which of the words for a rise, a fall and neither the confidence interval allows.
+/// Returns the word for a rise or a fall if the confidence interval excludes 0, else the word for neither; also that
+/// for fewer than [`MIN_CLIPS`] clips.
 fn verdict<'a>(change: &Change, [rise, fall, neither]: [&'a str; 3]) -> (Mark, &'a str) {
     let [low, high] = change.gain.ci95;
     match change.clips >= MIN_CLIPS {

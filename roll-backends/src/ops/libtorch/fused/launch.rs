@@ -86,7 +86,7 @@ impl From<f32> for Argument {
     }
 }
 
-/// Maximum width of kernels that reduce over rows and hold a row in registers: 512 threads with 32 numbers each.
+/// Maximum width of kernels that reduce each row and hold it in registers: 512 threads with 32 numbers each.
 pub(super) const MAX_WIDTH: i32 = 16_384;
 /// Maximum number of rows: more would overflow the kernels' indices.
 pub(super) const MAX_ROWS: i32 = 1 << 30;
@@ -116,9 +116,9 @@ impl LaunchShape {
     /// Shape of row reductions. A row gets the number of warps that hold it in registers; narrow rows share a block.
     ///
     /// At width 5,120 a row has 160 threads. Three to six such blocks fit a multiprocessor (registers are the limit),
-    /// each with 10 to 30 KB in flight: 60 KB or more. A latency of 800 ns at 4.3 TB/s over 132 multiprocessors needs
-    /// 26 KB in flight, so there is enough while some blocks reduce and others write. Threads with half the numbers
-    /// would have no more in flight and issue a tenth more instructions.
+    /// each with a row of its operands in flight (10 to 30 KB), together 60 KB or more. A latency of 800 ns at 4.3 TB/s
+    /// over 132 multiprocessors needs 26 KB in flight, so there is enough while some blocks reduce and others write.
+    /// Threads with half the numbers would have no more in flight and issue a tenth more instructions.
     pub(super) fn row_reduction(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         let across = width.div_ceil(NUMBERS_PER_THREAD).next_multiple_of(WARP);
@@ -126,8 +126,8 @@ impl LaunchShape {
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
-    /// Shape of reductions over short rows, and the number of threads of a warp (lanes) that share a row. `None` if a
-    /// row exceeds what they hold, or the number of rows exceeds the kernels' indices.
+    /// Shape of kernels that reduce each of many short rows, and the number of threads of a warp (lanes) that share a
+    /// row. `None` if a row exceeds what a warp holds, or the number of rows exceeds the kernels' indices.
     ///
     /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
     pub(super) fn short_row_reduction(rows: i32, width: i32) -> Option<(Self, i32)> {
