@@ -59,7 +59,7 @@ impl MemoryBudget {
 }
 
 /// Like [`MemoryBudget::checkpoints`], in host memory: the number that fits into half of the memory that is free now.
-/// The result is [`DEFAULT_CHECKPOINTS`] if the system does not report its memory. `state` is the size of a checkpoint
+/// The result is `DEFAULT_CHECKPOINTS` if the system does not report its memory. `state` is the size of a checkpoint
 /// in bytes.
 pub fn checkpoints_in_host_memory(chunks: usize, state: usize) -> usize {
     let more = free_host_memory().unwrap_or(0) / 2 / state.max(1);
@@ -93,7 +93,7 @@ pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], 
 }
 
 /// Bytes of the device that the decoder and its pullback need besides weights, for latents `[T, H, W]` and
-/// `element_size` bytes per element, with [`DEFAULT_CHECKPOINTS`] on the device or, with `offload`, in host memory.
+/// `element_size` bytes per element, with `DEFAULT_CHECKPOINTS` on the device or, with `offload`, in host memory.
 pub fn decoder_bytes(
     vae: &VaeConfig,
     tiling: Option<Tiling>,
