@@ -53,7 +53,7 @@ fn an_agent_run_writes_curves_trajectories_and_figures() {
     }
 }
 
-/// An environment in Python's place, without Python: counts up, ends after two turns.
+/// An environment as a shell script, so that the test needs no Python. It counts up and ends after two turns.
 const COUNTER: &str = r#"n=0
 while read -r request; do
   printf '%s\n' "$request" >> requests.txt
@@ -80,7 +80,7 @@ fn an_environment_may_be_a_separate_process() {
     assert!(output.status.success(), "{}", stderr_text(&output));
     let episodes = lines(&dir.path().join("run/trajectories.jsonl"));
     assert!(episodes.iter().all(|e| e["score"] == 1.0 && e["ending"] == "terminated"), "{}", episodes[0]);
-    // Actions end where the agent's words do; a start is of training or of validation.
+    // Actions do not contain the end token; each reset names its split, training or validation.
     let requests = lines(&dir.path().join("requests.txt"));
     let texts: Vec<&str> = requests.iter().filter_map(|request| request["step"]["action"].as_str()).collect();
     assert!(!texts.is_empty() && texts.iter().all(|text| !text.contains("<|end|>")), "{texts:?}");

@@ -1,8 +1,8 @@
 //! The documentation tells the truth: its commands run, its configurations load, its links lead somewhere, its list of
 //! metrics is complete.
 //!
-//! Fenced blocks that begin with `sh run` are run, those of a page in their order and in one directory, in which the
-//! repository's folders are found under their names. Other `sh` blocks need a network, published models or minutes.
+//! Fenced blocks that begin with `sh run` are run, those of a page in their order and in one directory, which has links
+//! to the folders of the repository that they use. Other `sh` blocks need a network, published models or minutes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Models of other people that do harm: each ends with a message within limits of memory and time, and nothing of it is
-//! left behind.
+//! Models from other people that try to do harm: each ends in a message, within limits of memory and time, and leaves
+//! nothing behind.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -83,7 +83,7 @@ fn refused(output: &Output, part: &str) {
 }
 
 #[test]
-fn templates_render_the_same_in_the_worker_process() {
+fn templates_are_rendered_or_refused_with_their_own_message() {
     let model = Model::new();
     let output = model.ask("hello");
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));

@@ -270,7 +270,8 @@ fn agentic_configurations_of_roll_run_unchanged() {
     done(here, &["init-tiny", "tiny", "--kind", "lm"]);
     for (file, metric, counted) in [("ppo", "critic/loss", PPO_COUNTS), ("gigpo", "actor/kl_loss", GIGPO_COUNTS)] {
         let config = format!("examples/agent/{file}.yaml");
-        // All episodes of a group may fail alike in so short a run, and then nothing is trained.
+        // In so short a run all episodes of a group may fail alike, so that nothing is trained; with 0 the run does not
+        // stop for that.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
         let messages = stderr_text(&output);

@@ -1,5 +1,5 @@
-//! Runs that are stopped and go on: by a kill at any instant, by a signal, by a full disk. Their files must read as if
-//! they had never stopped.
+//! Runs that are stopped (by a kill at any instant, by a signal, by a full disk) and resumed. Their files must read as
+//! if they had never stopped.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -72,7 +72,7 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &WEIGHTS),
         ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &WEIGHTS),
         (
-            "flow_matching-whole",
+            "flow_matching-full",
             &FLOW_MATCHING,
             &["strategy.name=zero", "model.lora_rank=0", "model.trainable_models=dit2"],
             &["diffusion_pytorch_model.safetensors", WEIGHTS[1]],
@@ -263,13 +263,13 @@ const KILLED: [KilledRun; 7] = [
 ];
 
 impl KilledRun {
-    /// Begins the run, or goes on with it.
+    /// Starts the run, or resumes it.
     fn start(&self, world: &World, out: &str) -> Child {
         spawn(world, out, || (self.command)(world, out))
     }
 
-    /// Kills one to three lives of a run, lets it end, and compares it with `whole`, which took `length`. Returns how
-    /// many were killed, and how many of those while they wrote a checkpoint.
+    /// Starts a run one to three times, each time to kill it, then lets it end and compares it with `whole`, which took
+    /// `length`. Returns how many were killed, and how many of those while they wrote a checkpoint.
     fn check(&self, world: &World, whole: &str, length: Duration, random: &mut ChaCha8Rng) -> [usize; 2] {
         let (out, [mut killed, mut writing]) = ("run", [0, 0]);
         let run = world.path(out);
@@ -295,7 +295,7 @@ impl KilledRun {
     }
 }
 
-/// With `ROLL_KILLS=100`, a hundred kills, shared by the runs in turn.
+/// Kills the runs of [`KILLED`] in turn, until `ROLL_KILLS` kills (6 unless set) have hit.
 #[test]
 fn resume_after_a_kill_at_any_instant_is_bit_exact() {
     let kills: usize = std::env::var("ROLL_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
@@ -339,8 +339,9 @@ impl RunFiles<'_> {
     }
 }
 
-/// Moments of a run of six steps that evaluates three clips before, after four steps and at the end.
+/// The name of a moment, and whether the files of a run show that it has come.
 type Moment = (&'static str, fn(RunFiles<'_>) -> bool);
+/// Moments of a run of six steps that evaluates three clips before the first step, after four steps and at the end.
 const MOMENTS: [Moment; 13] = [
     ("the configuration is there", |run| run.has("config.yaml")),
     ("one clip is evaluated", |run| run.holds("evaluations/step-000000", 1)),
@@ -416,7 +417,7 @@ fn partial_results_depend_on_the_configuration() {
     assert_alike(&world, "run", "whole", 2, &WEIGHTS);
 }
 
-/// Begins the run, or goes on with it.
+/// Starts the run, or resumes it.
 fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
     spawn(world, out, || world.training(out, steps, settings))
 }
@@ -429,7 +430,7 @@ fn spawn(world: &World, out: &str, begin: impl Fn() -> Command) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Whether the process was still there to be killed.
+/// Kills the process after `delay`. Returns whether it was still running.
 fn kill_after(child: &mut Child, delay: Duration) -> bool {
     std::thread::sleep(delay);
     kill(child)
@@ -453,7 +454,7 @@ fn kill(child: &mut Child) -> bool {
     child.wait().unwrap().code().is_none() && alive
 }
 
-/// Whether an unfinished checkpoint is left.
+/// Whether the run has an unfinished checkpoint: one that is being written, or that a kill left behind.
 fn is_writing(run: &Path) -> bool {
     let entries = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".step-"))
@@ -507,8 +508,8 @@ fn a_signal_writes_a_checkpoint() {
 #[test]
 fn a_second_signal_stops_at_once() {
     let world = World::new(3);
-    // Two signals come while the process cannot run, so that it meets the second before it could do anything; the third
-    // is for two threads that take one each at the same instant.
+    // INT and TERM are sent while the process is stopped, so that both are pending when it continues. If two threads
+    // handle them at the same instant, both may count as the first signal; then the last TERM stops the process.
     let signals = [Signal::STOP, Signal::INT, Signal::TERM, Signal::CONT, Signal::TERM];
     let output = signal_at(world.training("run", 4000, &REWARD_FL), "step 2/", &signals);
     assert_eq!(output.status.code(), Some(130), "{}", stderr_text(&output));

@@ -18,8 +18,8 @@ use roll_core::{Communicator, Rank, RanksError, Result};
 use crate::BackendError;
 use crate::sync::lock;
 
-/// Values that each rank sends to each other rank in one message: MPI's counts are `i32`, and staging buffers must be
-/// bounded.
+/// Number of values in the buffer of one collective; longer data take several. MPI's counts are `i32`, and staging
+/// buffers must be bounded.
 const CHUNK: usize = 1 << 22;
 /// Up to this many values, an all-reduce is one all-gather and a local sum: one message instead of two.
 const SMALL: usize = 1 << 12;
@@ -196,7 +196,7 @@ impl MpiRanks {
     fn notify_failure(&self, reason: &str) {
         let end = (0..=reason.len().min(LONGEST_REASON)).rev().find(|i| reason.is_char_boundary(*i)).unwrap_or(0);
         self.others().for_each(|rank| self.send(rank, tag::FAILED, &reason.as_bytes()[..end]));
-        // Small messages are sent eagerly, as soon as the library makes progress.
+        // Small messages leave as soon as the library makes progress, which these calls let it do.
         for _ in 0..100 {
             let _ = self.receive(tag::PONG);
             std::thread::sleep(Duration::from_millis(1));
@@ -366,7 +366,7 @@ impl Communicator for MpiRanks {
         lock(&self.failing).get_or_insert_with(|| reason.into());
         let _exclusive = lock(&self.exclusive);
         let mut lost = lock(&self.lost);
-        // If another rank failed first, that rank has already notified everyone.
+        // Otherwise the failure is known already: another rank failed first, or this rank announced a timeout.
         let own = |lost: &RanksError| matches!(lost, RanksError::Failed { rank, .. } if *rank == self.rank);
         if lost.as_ref().is_none_or(own) {
             *lost = Some(RanksError::Failed { rank: self.rank, reason: reason.into() });

@@ -1,4 +1,4 @@
-//! Rewards: how good is a video.
+//! Rewards: how good a video is.
 
 use std::collections::BTreeMap;
 

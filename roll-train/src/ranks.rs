@@ -30,12 +30,12 @@ pub fn of_thread() -> Option<usize> {
     thread.name()?.strip_prefix(THREAD)?.split(',').next()?.parse().ok()
 }
 
-/// Runs `f`, a run from the opening of its [`crate::Trainer`] to its end, on every rank of this process, and returns
-/// the result of rank 0. `f` receives the ranks of the job, for its [`roll_core::BuildContext`]; `job` are those of
-/// this process.
+/// Runs `f` on every rank of this process and returns the result of rank 0. `f` receives the communicator of its rank,
+/// for its [`roll_core::BuildContext`]; `job` is the communicator of this process, which `f` receives itself if the
+/// process is one rank.
 ///
-/// A process has [`of_process`] ranks. Each is a thread with an equal share of the threads of rayon's pool. Where ranks
-/// fail because one did, the error is that one's.
+/// A process has [`of_process`] ranks. Each is a thread with an equal share of the threads of rayon's pool. If ranks
+/// fail because one did, the error of that one is returned.
 pub fn run<T: Send>(
     config: &RunConfig,
     job: Arc<dyn Communicator>,

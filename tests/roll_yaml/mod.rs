@@ -1,8 +1,8 @@
-//! ROLL's Reward-FL configuration, in its own words and files, for the tests that run it.
+//! The Reward-FL configuration of alibaba/ROLL, with its own keys and files, for the tests that run it.
 
 use std::path::{Path, PathBuf};
 
-/// The configuration of the reference's example, with paths below the working directory.
+/// ROLL's Reward-FL example; its data, models and outputs are below the working directory.
 pub const CONFIG: &str = "\
 defaults:
   - ../config/deepspeed_zero2_cpuoffload@_here_
@@ -88,7 +88,7 @@ pub fn write(here: &Path, devices: usize) {
     }
 }
 
-/// Model, face networks and the one clip of ROLL's example where [`CONFIG`] looks for them: those of the demo.
+/// Puts the demo's model, face networks and one of its clips where [`CONFIG`] looks for them.
 #[cfg(unix)]
 pub fn demo_world(here: &Path) {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets").canonicalize().unwrap();
@@ -99,8 +99,8 @@ pub fn demo_world(here: &Path) {
     std::fs::write(here.join("data/metadata.csv"), "video,prompt\nclip.mp4,a person looks at the camera\n").unwrap();
 }
 
-/// Additions for the demo's networks and clips to [`CONFIG`]: the detector takes pictures of its own size alone, and
-/// the model was trained on clips of nine frames.
+/// Additions for the demo's networks and clips to [`CONFIG`]: the detector takes pictures of one size only, and the
+/// model was trained on clips of nine frames.
 pub const DEMO_SETTINGS: [&str; 8] =
     ["--steps", "2", "--set", "sample_steps=1", "--set", "reward.0.det_size=64", "--set", "data.num_frames=9"];
 

@@ -18,8 +18,8 @@ pub struct Step {
     pub valid: bool,
     /// The tokens it wrote, as a range of the episode's.
     pub tokens: std::ops::Range<usize>,
-    /// Index in the episode's tokens at which the conversation that this answer ends begins. It is 0 unless turns have
-    /// prompts of their own.
+    /// Index in the episode's tokens at which the conversation before this answer begins: 0 unless turns have prompts
+    /// of their own.
     #[serde(default)]
     pub begins: usize,
     /// Calls of tools that the agent made before it answered; `tokens` holds them and their results too.

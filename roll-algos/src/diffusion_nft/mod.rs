@@ -4,9 +4,9 @@
 //! Per step: the old policy generates videos for each prompt by any sampler, they are scored, and advantages say how
 //! much better each is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1 - t)
 //! x_0 + t noise`, is regressed towards what would lead to the good ones and away from the bad ones ([`loss`]); at last
-//! the old policy follows a part of the way. No trajectory is differentiated or has a probability: it costs three
-//! passes and one pull per video and noise level, whatever the sampler. A reward that has a gradient may give it
-//! besides ([`RewardGradient`]).
+//! the old policy follows a part of the way. Neither gradients nor probabilities of trajectories are needed. The cost
+//! is two passes (three with `kl_weight`) and one pull per video and noise level, whatever the sampler. The gradient of
+//! a reward that has one can be added ([`RewardGradient`]).
 
 pub mod config;
 pub mod loss;

@@ -32,7 +32,7 @@ fn loss_gradients_match_finite_differences() {
     let nft = Nft { beta: 0.3, bound: 5.0, mode: AdvantageMode::All };
     let range = ClipRange { low: 1.0, high: 10.0 };
     for advantage in [1.3, -2.1] {
-        // The weights of `nft` carry no gradient: divided out, the rest has that of its differences.
+        // The weights of `nft` carry no gradient, so the difference quotients hold them at their values for `velocity`.
         let held = |at: &Noised<'_>| {
             let term = nft.at(advantage, at);
             let parts = [term.share * term.positive, (1.0 - term.share) * term.negative];
@@ -102,7 +102,7 @@ fn the_old_policy_generates_and_the_model_keeps_its_parameters() {
     bench.step(0, &two(), 0.1);
     let after = bench.model.adapter.clone();
     assert_ne!(begin, after);
-    // From step 100 on a fifth of the old policy stays.
+    // At steps 100 and 101 about a fifth of the old policy stays.
     bench.step(100, &two(), 0.0);
     assert_eq!(bench.model.adapter, after, "generating by the old policy leaves the model as it was");
     let decay = OldDecay::LateRamp.at(101);
@@ -133,7 +133,8 @@ fn videos_without_an_advantage_cost_no_backward_pass() {
 
 #[test]
 fn copies_at_the_boundary_are_trained_in_the_expert_that_the_sampler_uses() {
-    // With shift 3 the second of four levels is 0.9 in f32, whose thousandfold in f64 lies below the boundary.
+    // With shift 3 the second of four levels is 0.9 in f32. Times 1000 in f64 that is 899.99998, below the boundary;
+    // the schedule's own timestep is 900.
     let mut bench = set_up(DiffusionNftConfig { shift: Some(3.0), max_timestep_boundary: 0.95, ..small() });
     bench.model.boundary = Some(0.9);
     bench.model.trained = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
@@ -155,7 +156,7 @@ fn missing_scores_are_skipped_and_nonfinite_scores_skip_the_update() {
 }
 
 #[test]
-fn the_known_first_frame_is_never_noised_and_has_no_gradient() {
+fn the_known_first_frame_changes_the_loss() {
     let mut bench = set_up(small());
     bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
     assert!(bench.step(0, &two(), 0.1).applied);
@@ -212,7 +213,8 @@ fn invalid_options_are_errors_with_their_key() {
     assert!(message.contains("all the same"), "{message}");
 }
 
-/// Metrics and gradient of a step under these parameters, of the videos of the policy that generates.
+/// Report and gradient of a step of a model with these parameters. The old policy, which generates the videos, has
+/// those of [`MockDiffusion::new`].
 fn step_under(config: &DiffusionNftConfig, adapter: &[f32], first_frame: Option<&Tensor>) -> (StepReport, Vec<f32>) {
     let mut bench = Bench::new(DiffusionNft::new(config.clone()), Sines::new());
     bench.model.adapter = adapter.to_vec();
@@ -314,7 +316,7 @@ fn the_rewards_gradient_needs_a_reward_that_has_one_and_a_level_to_act_at() {
 
 #[test]
 fn the_rewards_gradient_alone_raises_the_score() {
-    // Advantages that count for nothing leave the gradient of the reward.
+    // With advantages clipped to almost 0, practically only the gradient of the reward is left.
     let config = DiffusionNftConfig {
         loss: Regression::Awm,
         advantage_clip: 1e-6,

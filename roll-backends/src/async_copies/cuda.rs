@@ -297,7 +297,8 @@ impl Runtime for Cuda {
     }
 }
 
-/// Size from which memory is allocated first and then page-locked.
+/// Size from which several threads allocate the memory ([`Pages`]) before it is page-locked: `cudaHostAlloc` uses one
+/// thread.
 #[cfg(target_os = "linux")]
 const REGISTERED_FROM: usize = 1 << 22;
 

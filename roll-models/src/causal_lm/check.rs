@@ -1,4 +1,5 @@
-//! The files of a language model, for people, by their headers. Opening the model checks them.
+//! Describes the files of a language model for people, from their headers. Their contents are checked when the model is
+//! opened.
 
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, parse_options};
 

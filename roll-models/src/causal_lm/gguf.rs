@@ -53,8 +53,8 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     Ok(LoadedModel { config, state, blocks, tokenizer, template, location: path.display().to_string() })
 }
 
-/// Returns the text files of a Hugging Face directory, by name, with which other programs can open the weights: what
-/// this file has besides them.
+/// Makes the text files that a Hugging Face directory has besides its weights, by name, from the metadata of this file:
+/// other programs need them to open the weights of a checkpoint.
 pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);

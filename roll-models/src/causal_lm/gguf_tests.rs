@@ -62,12 +62,12 @@ fn written(family: &str, numbers: &[(&str, f64)], state: &StateDict, name: impl 
         .value("tokenizer.ggml.scores", LIST, &list(F32, &numbers(scores.map(f32::to_bits))))
         .value("tokenizer.ggml.add_space_prefix", BOOL, &[u8::from(family == "phi3")])
         .value("tokenizer.ggml.eos_token_id", U32, &2u32.to_le_bytes());
-    for (theirs, tensor) in state {
+    for (hugging_face, tensor) in state {
         // Gemma's converter adds 1 to the gains.
-        let gain = if family.starts_with("gemma") && theirs.ends_with("norm.weight") { 1.0 } else { 0.0 };
+        let gain = if family.starts_with("gemma") && hugging_face.ends_with("norm.weight") { 1.0 } else { 0.0 };
         let bytes: Vec<u8> = tensor.to_f32_vec().iter().flat_map(|value| (value + gain).to_le_bytes()).collect();
         let shape: Vec<u64> = tensor.shape().iter().map(|d| *d as u64).collect();
-        writer = writer.tensor(&name(theirs), &shape, 0, &bytes);
+        writer = writer.tensor(&name(hugging_face), &shape, 0, &bytes);
     }
     writer
 }
@@ -96,8 +96,8 @@ fn renamed(name: &str, layers: &[(&str, &str)]) -> String {
         _ => {}
     }
     let (block, layer) = name.strip_prefix("model.layers.").unwrap().split_once('.').unwrap();
-    let (_, own) = layers.iter().find(|(theirs, _)| layer == format!("{theirs}.weight")).unwrap();
-    format!("blk.{block}.{own}.weight")
+    let (_, gguf) = layers.iter().find(|(hugging_face, _)| layer == format!("{hugging_face}.weight")).unwrap();
+    format!("blk.{block}.{gguf}.weight")
 }
 
 const GEMMA: [(&str, &str); 13] = [
@@ -126,7 +126,7 @@ const PHI3: [(&str, &str); 6] = [
 ];
 
 /// The configuration of all test models with these changes. `NUMBERS` has its numbers under GGUF's keys.
-fn shape(changes: Json) -> LmConfig {
+fn config_with(changes: Json) -> LmConfig {
     let mut json = json!({
         "vocab_size": 8, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 7, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 64, "rms_norm_eps": 2f64.powi(-20),
@@ -149,7 +149,7 @@ const NUMBERS: [(&str, f64); 10] = [
     ("rope.freq_base", 20_000.0),
 ];
 
-/// Asserts that a file has the same configuration, weights and logits as the model's directory.
+/// Asserts that a model read from a file has this configuration, these weights and their logits.
 fn assert_same(model: LoadedModel, config: &LmConfig, state: &StateDict) {
     assert_eq!(model.config, *config);
     assert!(model.blocks.is_empty() && model.state.keys().eq(state.keys()));
@@ -169,8 +169,8 @@ fn assert_same(model: LoadedModel, config: &LmConfig, state: &StateDict) {
 }
 
 #[test]
-fn gemma_2_matches_its_directory() {
-    let config = shape(json!({
+fn gemma_2_matches_its_hugging_face_weights() {
+    let config = config_with(json!({
         "model_type": "gemma2", "rope_theta": 20_000.0, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 20.5,
     }));
@@ -185,8 +185,8 @@ fn gemma_2_matches_its_directory() {
 }
 
 #[test]
-fn gemma_3_matches_its_directory() {
-    let config = shape(json!({
+fn gemma_3_matches_its_hugging_face_weights() {
+    let config = config_with(json!({
         "model_type": "gemma3_text", "rope_theta": 20_000.0, "query_pre_attn_scalar": 4,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }));
@@ -201,7 +201,7 @@ fn gemma_3_matches_its_directory() {
 
 #[test]
 fn phi_3_matches_its_directory() {
-    let config = shape(json!({"model_type": "phi3", "rope_theta": 20_000.0}));
+    let config = config_with(json!({"model_type": "phi3", "rope_theta": 20_000.0}));
     let state = random(&config);
     let numbers = [&NUMBERS[..], &[("rope.dimension_count", 4.0)]].concat();
     let model = opened(&written("phi3", &numbers, &state, |name| renamed(name, &PHI3))).unwrap();
@@ -213,7 +213,7 @@ fn phi_3_matches_its_directory() {
 
 #[test]
 fn rejects_partial_rotary_positions_and_longrope() {
-    let config = shape(json!({"model_type": "phi3"}));
+    let config = config_with(json!({"model_type": "phi3"}));
     let mut state = random(&config);
     let part = [&NUMBERS[..], &[("rope.dimension_count", 2.0)]].concat();
     let refused = |file: &Writer| opened(file).map(drop).unwrap_err().to_string();

@@ -40,12 +40,12 @@ pub struct CausalLmOptions {
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint)
-    /// or of a PEFT adapter. A list of these is added up, and `FILE=0.8` is its strength. A file with all
+    /// or of a PEFT adapter. Several in a list are added up; `FILE=0.8` gives one a strength of 0.8. A file with all
     /// weights of the model replaces those of `model_path`, and every weight is trained.
     pub lora_checkpoint: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of holding them.
     pub use_gradient_checkpointing: bool,
-    /// Keep the inputs of the blocks in host memory meanwhile.
+    /// Recompute in the same way, but keep the inputs of the blocks in host memory until the backward pass.
     pub use_gradient_checkpointing_offload: bool,
     /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU (quantised weights
     /// of a GGUF file stay quantised).
@@ -56,8 +56,8 @@ pub struct CausalLmOptions {
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
     /// Most sequences that are written at a time: when one ends, the next takes its place. The texts do not depend on
-    /// it. It bounds the memory for keys and values of what is being written; those that conversations keep for their
-    /// next turn, and those of prompts that a group shares, are beside it.
+    /// it. It bounds the memory for keys and values of the sequences being written. Those that conversations keep for
+    /// their next turn, and those of prompts that a group shares, come on top.
     pub rows_at_once: usize,
     /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
     pub chat_template_args: Options,
@@ -95,7 +95,7 @@ impl CausalLmOptions {
         }
         if self.weights_dtype.eight_bits().is_some() {
             let problem =
-                "expected auto, f32 or bf16: of a language model only a GGUF file has weights in eight bits (Q8_0)";
+                "expected auto, f32 or bf16: a language model has eight-bit weights (Q8_0) only from a GGUF file";
             return Err(Error::config("model.weights_dtype", problem));
         }
         match self.rows_at_once {
@@ -175,7 +175,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let start = start(options, context, &config)?;
     let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
     let (trainable, start) = match context.headers_only && trainable == Trainable::Full {
-        // Parameters take the memory of the weights several times: a few represent them in a check.
+        // Training every weight takes several times the memory of the weights; a check uses a LoRA of rank 1 in its
+        // place.
         true => {
             let targets = split(config.linear_layers());
             (Trainable::Lora { rank: 1, alpha: 1.0, targets }, None)

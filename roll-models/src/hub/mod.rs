@@ -31,7 +31,8 @@ pub struct Hub {
 pub struct Remote {
     /// The server's address, such as `https://huggingface.co`.
     pub endpoint: String,
-    /// Access token, which is sent with every request to `endpoint`. Models with a licence to accept require one.
+    /// Access token, which is sent with every request to `endpoint`. Gated models, whose licence must be accepted,
+    /// require one.
     pub token: Option<String>,
 }
 
@@ -111,7 +112,7 @@ impl Hub {
     }
 
     /// Returns the directory of `model` (`ORG/NAME`) in the first place that has files for all patterns of `needed`. If
-    /// no place has, files that match `needed` or `also` are downloaded. `**` matches any folders.
+    /// no place has them, files that match `needed` or `also` are downloaded. `**` matches any folders.
     pub fn directory(&self, model: &str, needed: &[&str], also: &[&str]) -> Result<PathBuf, HubError> {
         let complete = |root: &Path| has_files(root, needed).then(|| root.to_path_buf());
         self.find(model, needed, also, complete).or_else(|e| {

@@ -1,4 +1,4 @@
-//! The models of the Wan family whose architectures new checkpoints can have.
+//! The published Wan models whose architectures `init-tiny` can create.
 
 use roll_core::{Error, Result};
 

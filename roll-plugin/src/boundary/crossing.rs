@@ -2,13 +2,13 @@
 //!
 //! Each operand of a method is an [`Argument`](super::wire::Argument), and its result an
 //! [`Answer`](super::wire::Answer): these traits convert a type to its C form and back. A method without special
-//! conversions is one line.
+//! conversions is one line. P1 to P9 in comments are the numbers of the contract in [`crate::abi`].
 
 use super::foreign::Foreign;
 
 /// An object of the other side that has the functions of `Table`.
 pub(super) trait Calls<Table> {
-    /// `None` if the object has no such table.
+    /// The object and its table; `None` if it has no such table.
     fn callee(&self) -> (&Foreign, Option<&Table>);
 }
 
@@ -24,8 +24,9 @@ pub(super) fn log(error: &crate::Error) {
 /// crossing! {
 ///     RewardScorer for ForeignReward, table RollRewardTable of Scorer {
 ///         mut fn prepare(reference: &Video) -> Target;
-///         mut fn score(video: &Video, prompt: &str, target: &Target, grad: Grad) -> (Score, Option<Pullback>), then
-///         check; ref fn target_key() -> Option<String>, absent None, then key;
+///         mut fn score(video: &Video, prompt: &str, target: &Target, grad: Grad)
+///             -> (Score, Option<Pullback>), then check;
+///         ref fn target_key() -> Option<String>, absent None, then key;
 ///         ref fn measures() -> Measure, or Measure::default(), absent Measure::default();
 ///     }
 ///     by hand [facts] {
@@ -34,15 +35,17 @@ pub(super) fn log(error: &crate::Error) {
 /// }
 /// ```
 ///
-/// - `mut fn`, `ref fn`: by `&mut self` or `&self`; functions by `&self` are served as shared (P4).
+/// - `mut fn`, `ref fn`: by `&mut self` or `&self`; functions by `&self` may be called by several threads at once (P4).
 /// - `-> T`: the method returns `Result<T>`; without it, `Result<()>`.
 /// - `, or E`: the method returns `T` and cannot fail; if the call fails, the failure is logged and the method returns
 ///   `E`.
-/// - `, absent E`: its value when the other side has no such function, which is an error otherwise.
+/// - `, absent E`: the method's value when the other side has no such function. Without it, a missing function is an
+///   error.
 /// - `, then f`: `self.f(answer, arguments...)` checks or converts the answer of the other side.
 /// - `, through f` after the target: `f` converts the target to the object that has the methods (a model to a diffusion
 ///   model); its functions are always called by one thread at a time.
-/// - `by hand [f]`: functions of the table that are written out in the file, and methods that are written out here.
+/// - `by hand [f, g] { ... }`: the functions of the table that the file defines itself, and the methods of the trait
+///   that are written out.
 ///
 /// The table literal and the trait implementation are complete: a missing function does not compile, nor does one whose
 /// types differ from those of `abi`.
@@ -63,7 +66,7 @@ macro_rules! crossing {
         }
         by hand [$($also:ident),*] { $($hand:tt)* }
     ) => {
-        /// The own functions that the other side calls.
+        /// The functions of own objects, which the other side calls.
         pub(super) static TABLE: crate::abi::$table = {
             $(
                 unsafe extern "C" fn $name(
@@ -114,7 +117,7 @@ macro_rules! crossing {
         let (object, table) = $crate::boundary::crossing::Calls::<crate::abi::$table>::callee(&*$self);
         let called = object.call(stringify!($name), table.and_then(|table| table.$name), |function, state, _out: *mut _, error| {
             $( let mut $arg = <$ty as $crate::boundary::wire::Argument>::lend($arg); )*
-            // SAFETY: P1: loans live during the call; the rest as `Foreign` was promised.
+            // SAFETY: P1: loans live during the call; the rest was promised to `Foreign::new`.
             unsafe {
                 function(
                     state,

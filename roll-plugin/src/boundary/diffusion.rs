@@ -16,7 +16,7 @@ use crate::{
 };
 
 crossing! {
-    DiffusionModel for ForeignModel, table RollDiffusionTable of Target, through of {
+    DiffusionModel for ForeignModel, table RollDiffusionTable of Target, through as_diffusion {
         // No schedule accepts this shift: the next call fails.
         ref fn schedule() -> ScheduleFacts, or ScheduleFacts { shift: f64::NAN, boundary: None, trained: SigmaRange::ALL };
         ref fn video_unit() -> VideoUnit, or VideoUnit::default(), absent VideoUnit::default();
@@ -31,7 +31,7 @@ crossing! {
     by hand [] {}
 }
 
-fn of(model: &mut Target) -> Result<&mut dyn DiffusionModel> {
+fn as_diffusion(model: &mut Target) -> Result<&mut dyn DiffusionModel> {
     model.as_diffusion().ok_or_else(|| Error::Misuse("this is not a diffusion model".into()))
 }
 
@@ -95,7 +95,9 @@ impl Answer for VideoUnit {
     unsafe fn take(wire: RollVideoUnit, _: &Source) -> Result<Self> {
         let RollVideoUnit { height, width, frames } = wire;
         match height.min(width).min(frames) {
-            0 => Err(Error::Misuse(format!("videos in units of {height} x {width} pixels and {frames} frames"))),
+            0 => Err(Error::Misuse(format!(
+                "the unit of videos must be at least 1 in each dimension, found {height} x {width} pixels and {frames} frames"
+            ))),
             _ => Ok(Self { height, width, frames }),
         }
     }

@@ -85,7 +85,7 @@ fn count(value: &Value) -> usize {
 /// Runs one node and checks the sizes of its outputs.
 pub(super) fn run_node(node: &Node, inputs: &[Option<&Value>], run: Run) -> Result<Vec<Value>, Problem> {
     if inputs.iter().flatten().any(|v| v.shape().contains(&0) && matches!(v, Value::Float(_))) {
-        return Err("an input is empty; empty tensors are not computed with".into());
+        return Err("an input is empty; empty tensors are not supported".into());
     }
     let outputs = no_panic(|| node.operator.run(inputs, run))?;
     for value in &outputs {

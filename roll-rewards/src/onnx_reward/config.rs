@@ -67,7 +67,8 @@ pub enum Measurement {
     Sigmoid,
     /// The mean cosine similarity to the outputs for the reference's frames, or to `vector`.
     Cosine,
-    /// Minus the mean root mean square difference to the outputs for the reference's frames, or to `vector`.
+    /// Minus the root mean square difference to the output for each frame of the reference, averaged over these, or to
+    /// `vector`.
     Distance,
 }
 

@@ -81,7 +81,7 @@ impl Resize {
     pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
         let (rows, columns) = (&self.rows, &self.columns);
         assert_eq!(planes.len() % (rows.from * columns.from).max(1), 0, "planes of {} x {}", rows.from, columns.from);
-        // Columns first, so that the rows of a plane are contiguous in the second pass.
+        // Columns first: the second pass then adds up whole rows, which have their new width already.
         let mut narrow = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
         for (row, out) in planes.chunks_exact(columns.from).zip(narrow.chunks_exact_mut(columns.to())) {
             for (out, (first, weights)) in out.iter_mut().zip(&columns.taps) {

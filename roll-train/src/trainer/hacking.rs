@@ -27,7 +27,7 @@ impl Trainer {
     /// all ranks agree, and a run that was killed and resumed ends where it would have ended.
     pub(super) fn stop_reason(&self) -> Option<String> {
         let wanted = self.loaded.config.evaluation.stop_when?.checks_fall as usize;
-        // Otherwise it was decided when that evaluation was done.
+        // An evaluation of an earlier step was judged at that step.
         self.record.evaluations.last().filter(|newest| newest.step == self.done)?;
         let newest = self.record.evaluations.iter().rev().take(wanted);
         let verdicts: Option<Vec<Verdict>> = newest.map(|evaluation| self.verdict(evaluation)).collect();

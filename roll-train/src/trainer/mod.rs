@@ -87,7 +87,7 @@ enum Work {
     Save,
     /// Evaluates and validates.
     Measure,
-    /// Logs the metrics; unless `always`, only those of an evaluation.
+    /// Logs the metrics of the step; unless `always`, only if some are of an evaluation or a validation.
     Log { always: bool },
     /// Adds the evaluation to the checkpoint of this step.
     Amend,

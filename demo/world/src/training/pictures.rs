@@ -10,9 +10,9 @@ pub struct Softening {
     pub blurred: f32,
     /// Largest standard deviation of the blur, in pixels.
     pub blur: f32,
-    /// Largest standard deviation of the noise, in units of [-1, 1].
+    /// Largest standard deviation of the noise, for values in [-1, 1].
     pub noise: f32,
-    /// Largest shift of the brightness, in units of [-1, 1].
+    /// Largest shift of the brightness, for values in [-1, 1].
     pub brightness: f32,
     /// Largest relative change of the contrast and of each channel's gain.
     pub gain: f32,

@@ -1,4 +1,4 @@
-//! Features of a token for the head: its hidden state, and the mean of the earlier ones.
+//! Features of a token for the head: its hidden state, and a running mean of the states so far.
 
 use roll_core::{Adapter, Error, Result, StepContext, Tensor};
 

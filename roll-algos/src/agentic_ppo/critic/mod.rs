@@ -1,13 +1,14 @@
 //! The critic for generalized advantage estimation (GAE): it estimates the value of a state of the conversation.
 //!
-//! It is a linear head on hidden states: the last one and a running mean of the earlier ones. The last state alone does
-//! not explain the returns, because it encodes the next token. The mean encodes the words that the agent read and
-//! planned last.
+//! It is a linear head on two features of a token: its hidden state, and a running mean of the hidden states up to and
+//! including it. The hidden state alone does not explain the returns, because it encodes the next token. The mean
+//! encodes the words that the agent read and planned last.
 //!
-//! The hidden states are the policy's, without gradient. The head's gradient is a product in f64, its state a few
-//! thousand numbers, and all epochs of a step read the features of one forward pass of the policy.
+//! The hidden states are the policy's. No gradient flows into them. The head is cheap: a few thousand parameters in
+//! f64, and all epochs of a step read features from one forward pass of the policy.
 //!
-//! Ranks share the forward passes, the values and the gradients; every rank holds the same critic.
+//! The ranks divide the forward passes, the values and the gradients among themselves; every rank holds the same
+//! critic.
 
 mod features;
 mod head;
@@ -52,17 +53,17 @@ pub(super) struct FitBatch<'a> {
     pub(super) mask: &'a Mask,
 }
 
-/// Metrics of an epoch; the sums over the samples that a rank computes, before the gradient of the head.
+/// Metrics of an epoch. Each rank computes its sums in this order; the gradient of the head follows them.
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
-    /// Fails if `model` has no hidden states. It is asked for those of padding, which take no pass.
+    /// Fails if `model` has no hidden states. The check asks for those of a padding token, which need no forward pass.
     pub(super) fn check(model: &mut dyn Model) -> Result<()> {
         let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![0u8], [1, 1])?);
         language(model, NAME)?.hidden_states(&token, &mask, Adapter::On).map(drop)
     }
 
-    /// Whether a critic that was read from a checkpoint has one moment per weight.
+    /// Whether each moment in a critic from a checkpoint has one number per parameter.
     pub(super) fn is_whole(&self) -> bool {
         self.head.as_ref().is_none_or(ValueHead::is_whole)
     }
@@ -83,8 +84,8 @@ impl Critic {
         let head = self.head.get_or_insert_with(|| ValueHead::new(dim));
         if head.dim() != dim {
             let problem = format!(
-                "the critic was trained on {} features of a token, and the model gives {dim} (its hidden state, and the \
-                 mean of those before): continue with the model and the version of roll that the run began with",
+                "the critic was trained on {} features of a token, and the model gives {dim} (its hidden state, and a \
+                 running mean of the states so far): continue with the model and the version of roll that the run began with",
                 head.dim()
             );
             return Err(Error::Misuse(problem));

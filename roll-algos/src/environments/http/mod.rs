@@ -8,8 +8,9 @@
 //! ```
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
-//! session's episode. A request is repeated only if no action can happen twice: a `reset` after any failure, a `step`
-//! only if the connection was refused. A service that answers 429 or 503 has done nothing, so the request is repeated.
+//! session's episode and begins the next. A request is repeated only if no action can happen twice: a `reset` after a
+//! failure of the connection or a 5xx answer, a `step` only if the connection was refused. A service that answers 429
+//! or 503 has done nothing, so the request is repeated.
 //!
 //! Protection against a faulty service: an answer has at most `max_answer_bytes` bytes, a request including its answer
 //! ends within `timeout`, and redirects are not followed, so actions and token are sent to `url` only.
@@ -121,7 +122,10 @@ impl HttpTransport {
             match no_answer {
                 NoAnswer::Busy(wait) => {
                     if (begun.elapsed() + wait).as_secs_f64() > self.options.busy_timeout {
-                        return Err(format!("it was busy for {} s", self.options.busy_timeout));
+                        let within = self.options.busy_timeout;
+                        return Err(format!(
+                            "it is busy and cannot be asked again within {within} s (`env.busy_timeout`)"
+                        ));
                     }
                     std::thread::sleep(wait);
                 }

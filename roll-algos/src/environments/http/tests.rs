@@ -126,7 +126,7 @@ fn busy_service_is_asked_again() {
     assert_eq!(served.join().unwrap().len(), 4);
     let (url, served) = serve(vec![(429, "Retry-After: 30\r\n".into(), String::new())]);
     let problem = message(world(&url, |o| o.busy_timeout = 1.0).unwrap().reset(0));
-    assert!(problem.contains("busy for 1 s"), "{problem}");
+    assert!(problem.contains("within 1 s"), "{problem}");
     served.join().unwrap();
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Memory-bound operators (norms, rotary embedding, activations, sums) are one CubeCL kernel each, which reads every
 //! operand once per pass over a row, where composed operations read and write each intermediate. Products, convolutions
-//! and flash attention come from the cubek crates. Kernels index contiguous f32; other tensors are converted first.
+//! and flash attention come from the cubek crates. The kernels of this folder index contiguous f32, to which other
+//! tensors are converted first; attention also has kernels for bf16.
 
 mod activation;
 mod adam;
@@ -34,6 +35,7 @@ use super::{BlockKernel, Conv2dKernel, DecodeKernel, MaxPoolKernel, RmsRopeKerne
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
+// No kernels for these on CubeCL's devices: the default methods of the traits.
 impl BlockKernel for Cube {}
 impl Conv2dKernel for Cube {}
 impl DecodeKernel for Cube {}

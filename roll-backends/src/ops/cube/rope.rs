@@ -25,8 +25,8 @@ impl RopeKernel for Cube {
     }
 }
 
-/// Pairs are adjacent. `cos` and `sin` are `[rows, half]`; `half` is the number of pairs of a head, `row` of a row,
-/// `pairs` of the tensor.
+/// The two values of a pair are adjacent. `cos` and `sin` are `[rows, half]`. There are `half` pairs in a head, `row`
+/// in a row and `pairs` in the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_pairs(
     x: &[f32],

@@ -102,8 +102,8 @@ pub fn forward(
     (y, inner)
 }
 
-/// Returns the gradients of x, weight, bias, A and B that are `wanted`. Returns the gradients of x, weight, bias, A and
-/// B that are `wanted`. `lora` holds the matrices and the `x A^T` that [`forward`] returned.
+/// Returns the gradients of x, weight, bias, A and B that are `wanted`. `lora` holds the matrices and the `x A^T` that
+/// [`forward`] returned.
 pub fn backward(
     shape: LinearShape,
     x: &[f32],

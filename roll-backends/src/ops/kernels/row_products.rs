@@ -26,7 +26,8 @@ const TILE: usize = 1 << 15;
 const ONE_THREAD: usize = 1 << 16;
 /// Outputs that [`pull`] converts at a time.
 const OUTPUTS_PER_BLOCK: usize = 128;
-/// Inputs per task of [`pull`]: at least the largest quantisation block.
+/// Inputs per task of [`pull`]: a multiple of every quantisation block's length, so that tasks begin at block
+/// boundaries.
 const INPUTS_PER_TASK: usize = 256;
 
 /// A matrix `[outputs, inputs]`, row-major, in its storage format.
@@ -47,7 +48,7 @@ pub enum Stored<'a> {
 pub struct Codes<'a> {
     /// The codes.
     pub values: &'a [u8],
-    /// The number of each of the 256 codes.
+    /// The f32 value of each of the 256 codes.
     pub table: &'a [f32],
     /// The scale of each row.
     pub scales: &'a [f32],

@@ -30,7 +30,7 @@ impl UpdatedPart {
     pub(super) fn of(tensors: &[UpdatedTensor], which: Range<usize>) -> Result<Self> {
         let all = tensors.iter().map(|tensor| tensor.len).sum();
         let Some(first) = tensors.first().filter(|_| which.start <= which.end && which.end <= all) else {
-            return Err(Error::shape("a part of the flat parameters", format!("[{all}]"), &[which.start, which.end]));
+            return Err(Error::Misuse(format!("the range {which:?} is not within the {all} flat parameters")));
         };
         let (mut ranges, mut at) = (Vec::new(), 0);
         for tensor in tensors {

@@ -148,8 +148,9 @@ pub fn ceiling(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     Ok(best)
 }
 
-/// Times and memory of the phases: medians over `rounds`, after a round that warms up. A round is a whole step, or each
-/// phase once. `progress` is called after each phase and each round.
+/// Times of the phases (medians over `rounds`, after a round that warms up) and their peak memory (the maximum, the
+/// warm-up included). A round is a whole step, or each phase once. `progress` is called after each phase, and after
+/// each round but the warm-up.
 pub fn step(
     fixture: &mut Fixture,
     preset: &Preset<'_>,

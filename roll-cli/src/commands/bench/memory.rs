@@ -13,8 +13,8 @@ pub enum Meter {
 }
 
 impl Meter {
-    /// Watches the device that `backend` names. Watches the device that `backend` names. Make it before the first
-    /// tensor on that device: GPU memory that is already in use is not counted.
+    /// Watches the device that `backend` names. Make it before the first tensor on that device: GPU memory that is
+    /// already in use is not counted.
     pub fn new(device: &Device, backend: &str) -> Self {
         // Checked when the device was opened.
         let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
@@ -27,7 +27,7 @@ impl Meter {
     /// Starts a phase.
     pub fn reset(&self) {
         if matches!(self, Self::Host) {
-            // Without it the mark is that of the whole run; nothing else depends on it.
+            // If this fails, the mark is that of the whole run; nothing else depends on it.
             let _ = std::fs::write("/proc/self/clear_refs", "5");
         }
     }

@@ -110,9 +110,10 @@ impl LmConfig {
             && (factors.len() != self.head_dim / 2 || !factors.iter().all(|f| *f > 0.0))
         {
             let expected = self.head_dim / 2;
+            let positive = factors.iter().filter(|factor| **factor > 0.0).count();
             let found = factors.len();
             return Err(format!(
-                "expected {expected} rope factors, all above 0; found {found} numbers, or one that is not above 0"
+                "expected {expected} rope factors, all above 0; found {found}, of which {positive} are above 0"
             ));
         }
         if self.windows.len() != self.layers {

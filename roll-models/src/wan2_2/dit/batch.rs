@@ -42,9 +42,9 @@ impl Batch {
 
         // The tokens of a known first frame (TI2V) come first and have timestep zero.
         let known = |input: &VelocityInput<'_>| input.conditioning.first_frame.is_some();
-        if let Some(other) = inputs.iter().find(|input| known(input) != known(first)) {
-            let frames = other.conditioning.first_frame.as_ref().map_or(vec![0], |f| f.shape().to_vec());
-            return Err(Error::shape("known first frames", "one for every sample, or for none", &frames));
+        if inputs.iter().any(|input| known(input) != known(first)) {
+            let problem = "some samples of a batch have a known first frame and others do not";
+            return Err(Error::Misuse(problem.into()));
         }
         let (all, per_frame) = (shape.grid.tokens(), shape.grid.tokens_per_frame());
         let (mut timesteps, mut groups) = (Vec::new(), Vec::new());

@@ -156,7 +156,7 @@ impl Plan {
         }
     }
 
-    /// Height and width in pixels. Height and width in pixels; 480 x 832 if each clip has its own size.
+    /// Height and width in pixels; 480 x 832 if each clip has its own size.
     pub(super) fn size(&self) -> [usize; 2] {
         self.input.size.unwrap_or([480, 832])
     }

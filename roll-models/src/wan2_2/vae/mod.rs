@@ -7,8 +7,8 @@
 //!
 //! The pullback visits the chunks in reverse order, with gradients flowing through the caches. Besides the first, at
 //! most [`Chunking::checkpoints`] caches at chunk borders are stored, on the device or in host memory; the others are
-//! recomputed (`schedule`). Within a chunk, one layer at a time is pulled back (`chain`). Names and order follow the
-//! official `wan/modules/vae2_1.py` and `vae2_2.py`.
+//! recomputed (`schedule`). Within a chunk, one layer at a time is pulled back (`chain`). Names and order of the layers
+//! follow the official `wan/modules/vae2_1.py` and `vae2_2.py`.
 
 mod chain;
 mod checkpointed;
@@ -122,7 +122,8 @@ impl Vae {
                 return Err(Error::shape(format!("latent {what}"), expected, &[values.len()]));
             }
             if let Some(bad) = values.iter().find(|v| !v.is_finite() || (what == "std" && **v <= 0.0)) {
-                return Err(Error::NonFinite { what: format!("a latent {what}"), value: f64::from(*bad) });
+                let expected = if what == "std" { "a positive, finite number" } else { "a finite number" };
+                return Err(Error::Misuse(format!("a latent {what}: expected {expected}, found {bad}")));
             }
             Ok(Burn::<1>::from_data(values, (store.device(), DType::F32)).reshape([config.z_dim, 1, 1, 1]))
         };

@@ -251,6 +251,7 @@ impl Reader<'_> {
                 let n = self.count(8)?;
                 (0..n).map(|_| self.text()).collect::<Result<_, _>>().map(Value::Texts)
             }
+            9 => Err("lists of lists are not supported".into()),
             kind @ (6 | 12) => self
                 .scalars(kind, 4, |value| match value {
                     Value::Float(value) => Some(value),

@@ -24,6 +24,7 @@ pub(super) struct Window {
     pub stride: Vec<usize>,
     pub dilation: Vec<usize>,
     pub padding: Padding,
+    /// Rounds output lengths up (`ceil_mode` of pooling).
     pub ceil: bool,
 }
 

@@ -172,15 +172,15 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
         };
         return (Mark::Open, text.into());
     };
-    let (mark, verdict) = verdict(&check, ["No sign of it: the check rose too", "The check fell", "Undecided yet"]);
+    let (mark, verdict) = verdict(&check, ["No sign of it: the check rose", "The check fell", "Undecided yet"]);
     let falling = run.values(FALLING).last().copied().unwrap_or_default();
     let falling = if falling > 0.0 { format!("; {falling:.0} of the checks have fallen") } else { String::new() };
     let mark = if falling.is_empty() { mark } else { Mark::Attention };
     (mark, format!("{verdict}, {}, on {}{falling}.", gain(&check), counted(check.clips as u64, "clip")))
 }
 
-/// Returns the word for a rise or a fall if the confidence interval excludes 0, else the word for neither; also that
-/// for fewer than [`MIN_CLIPS`] clips.
+/// Returns the word for a rise or a fall if there are at least [`MIN_CLIPS`] clips and the confidence interval excludes
+/// 0, else the word for neither.
 fn verdict<'a>(change: &Change, [rise, fall, neither]: [&'a str; 3]) -> (Mark, &'a str) {
     let [low, high] = change.gain.ci95;
     match change.clips >= MIN_CLIPS {
@@ -250,7 +250,8 @@ fn time(run: &RunFiles) -> (Mark, String) {
     if phases.is_empty() {
         return (Mark::Open, "No times yet.".into());
     }
-    let share = |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / timing::whole(&phases));
+    let share =
+        |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / timing::sum_of_phases(&phases));
     let longest: Vec<String> = phases.iter().take(3).map(share).collect();
     let mut text = format!("{total:.1} s a step: {}.", longest.join(", "));
     let (done, wanted) = run.steps();

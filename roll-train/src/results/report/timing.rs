@@ -7,10 +7,11 @@ use minijinja::{Value, context};
 use super::run_files::RunFiles;
 use crate::results::plot;
 
-/// The mean step of a run, for the page: its phases (empty if the run measured no times) and the seconds of the whole.
+/// The mean step of a run, for the page: its phases (empty if the run measured no times) and the seconds of the whole
+/// step.
 pub fn timing(run: &RunFiles) -> Value {
     let (parts, total) = phases(run);
-    let whole = whole(&parts);
+    let whole = sum_of_phases(&parts);
     let phase = |(i, (name, seconds)): (usize, (String, f64))| {
         context! {
             name,
@@ -24,7 +25,7 @@ pub fn timing(run: &RunFiles) -> Value {
 }
 
 /// Sum of the seconds of all phases. With several ranks it may exceed the step: each phase is that of its slowest rank.
-pub fn whole(phases: &[(String, f64)]) -> f64 {
+pub fn sum_of_phases(phases: &[(String, f64)]) -> f64 {
     phases.iter().map(|(_, seconds)| seconds).sum()
 }
 
@@ -43,7 +44,7 @@ pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
         .filter(|(_, seconds)| *seconds > 0.0)
         .collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let covered = whole(&parts);
+    let covered = sum_of_phases(&parts);
     let total = mean("time/total").or(mean("time/step")).unwrap_or(covered);
     if total - covered > 0.005 * total {
         parts.push(("reading data, and the rest".into(), total - covered));
@@ -61,7 +62,7 @@ mod tests {
     fn a_step_takes_its_own_seconds_where_phases_of_several_ranks_sum_to_more() {
         let run = RunFiles::of_rows(json!([{"time/total": 2.0, "time/step": 2.0, "time/a": 2.0, "time/b": 1.0}]));
         let (parts, total) = phases(&run);
-        assert_eq!((total, whole(&parts)), (2.0, 3.0));
+        assert_eq!((total, sum_of_phases(&parts)), (2.0, 3.0));
         let page = timing(&run).to_string();
         assert!(page.contains("66.7") && page.contains("33.3"), "{page}");
     }
