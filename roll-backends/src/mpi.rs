@@ -366,7 +366,7 @@ impl Communicator for MpiRanks {
         lock(&self.failing).get_or_insert_with(|| reason.into());
         let _exclusive = lock(&self.exclusive);
         let mut lost = lock(&self.lost);
-        // Otherwise the failure is known already: another rank failed first, or this rank announced a timeout.
+        // Any other loss is known to all ranks already: another rank failed first, or this rank announced a timeout.
         let own = |lost: &RanksError| matches!(lost, RanksError::Failed { rank, .. } if *rank == self.rank);
         if lost.as_ref().is_none_or(own) {
             *lost = Some(RanksError::Failed { rank: self.rank, reason: reason.into() });

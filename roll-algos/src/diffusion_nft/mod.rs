@@ -261,7 +261,8 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes for one prompt: its rollouts, and three passes for each noised copy, one of which is differentiated.
+/// The passes for one prompt: its rollouts, and for each noised copy two (three with `kl_weight`), one of which is
+/// differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();

@@ -2,7 +2,7 @@
 //!
 //! Each operand of a method is an [`Argument`](super::wire::Argument), and its result an
 //! [`Answer`](super::wire::Answer): these traits convert a type to its C form and back. A method without special
-//! conversions is one line. P1 to P9 in comments are the numbers of the contract in [`crate::abi`].
+//! conversions is one line.
 
 use super::foreign::Foreign;
 

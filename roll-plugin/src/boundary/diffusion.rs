@@ -96,7 +96,8 @@ impl Answer for VideoUnit {
         let RollVideoUnit { height, width, frames } = wire;
         match height.min(width).min(frames) {
             0 => Err(Error::Misuse(format!(
-                "the unit of videos must be at least 1 in each dimension, found {height} x {width} pixels and {frames} frames"
+                "the unit of videos must be at least 1 in each dimension, found {height} x {width} pixels and {frames} \
+                 frames"
             ))),
             _ => Ok(Self { height, width, frames }),
         }

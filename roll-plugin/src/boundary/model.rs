@@ -1,7 +1,6 @@
 //! [`Model`] across the boundary: its table, models lent for a call, and adapter files as arguments and results.
 //!
 //! Diffusion and language models have files and tables of their own; their functions take the same state pointer.
-//! P1 to P9 in comments are the numbers of the contract in [`crate::abi`].
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Pullbacks across the boundary. P1 to P9 in comments are the numbers of the contract in [`crate::abi`].
+//! Pullbacks across the boundary.
 
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -65,8 +65,8 @@ pub(super) unsafe fn take(given: RollPullback, source: &Source) -> Option<Pullba
     let (foreign, source) = (ForeignPullback(given), source.clone());
     let pull = foreign.0.pull?;
     Some(Pullback::new(move |cotangent| {
-        // Captures the whole struct, so that the pullback is released when the closure is dropped; `foreign.0.pull`
-        // alone would be copied.
+        // Captures the whole struct, so that the pullback is released when the closure is dropped; otherwise it would
+        // copy the pointer `foreign.0.state` alone.
         let foreign = &foreign;
         let (lent, mut out, mut error) = (LentTensor::new(cotangent), RollTensor::default(), RollError::default());
         let _entered = source.entered("pull");

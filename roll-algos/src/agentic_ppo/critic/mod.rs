@@ -85,7 +85,8 @@ impl Critic {
         if head.dim() != dim {
             let problem = format!(
                 "the critic was trained on {} features of a token, and the model gives {dim} (its hidden state, and a \
-                 running mean of the states so far): continue with the model and the version of roll that the run began with",
+                 running mean of the states so far): continue with the model and the version of roll that the run \
+                 began with",
                 head.dim()
             );
             return Err(Error::Misuse(problem));
