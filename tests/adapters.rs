@@ -319,6 +319,9 @@ fn generates_a_video_per_prompt_and_checks_arguments_first() {
     std::fs::write(world.path("prompts.txt"), "one\n\n  two \n").unwrap();
     let made = world.done(&generate("out.gif", &["--prompts", "prompts.txt", "--image", "0.png", "--seed", "3"]));
     assert_eq!(made.lines().collect::<Vec<_>>(), ["out-001.gif", "out-002.gif"]);
+    std::fs::create_dir(world.path("out")).unwrap();
+    let made = world.done(&generate("out/", &["--prompts", "prompts.txt", "--image", "0.png", "--seed", "3"]));
+    assert_eq!(made.lines().collect::<Vec<_>>(), ["out/001.mp4", "out/002.mp4"]);
     let alone = |seed: &str| {
         world.done(&generate("two.gif", &["--prompt", "two", "--image", "0.png", seed, "3", "--force"]));
         std::fs::read(world.path("two.gif")).unwrap()

@@ -251,6 +251,12 @@ fn check_lists_all_problems_in_one_round_and_writes_nothing() {
     assert!(!passes && text.contains("3 problems above"), "{text}");
     ["nowhere.json", "unseen.csv", "antelopev2"].iter().for_each(|part| assert!(text.contains(part), "{text}"));
     assert_eq!(std::fs::read_dir(world.path(".")).unwrap().count(), before);
+    let wrong = ["seed=a", "data.fps=1000", "algo.mid_timestp=2"];
+    fails(
+        &world.roll(&["check", "--set", wrong[0], "--set", wrong[1], "--set", wrong[2]]),
+        2,
+        &["`seed`", "`data.fps`", "`algo.mid_timestp`"],
+    );
 }
 
 #[test]
@@ -266,4 +272,9 @@ fn notes_name_keys_without_effect_and_a_cpu_that_gpus_were_planned_for() {
     let stage = [&Base::Fl.settings()[..], &["strategy.stage=3"]].concat();
     assert!(ends_well(&world, &["check"], &stage).1.contains("`strategy.name=zero`"));
     fails(&world.roll(&["run", "--steps", "1.5"]), 2, &["expected a whole number"]);
+    let prompt = "a face ".repeat(1000);
+    std::fs::write(world.path("long.csv"), format!("video,prompt\n0.mp4,a\n0.mp4,{prompt}\n")).unwrap();
+    let long = [&Base::Fl.settings()[..], &["data.metadata=long.csv"]].concat();
+    let (_, text) = ends_well(&world, &["check"], &long);
+    assert!(text.contains("\"a face a face") && text.contains("is cut to"), "{text}");
 }

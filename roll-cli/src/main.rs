@@ -77,10 +77,16 @@ fn main() -> ExitCode {
 /// Prints an error and its causes, each message once.
 fn report(error: &roll_core::Error, rank: Option<usize>) {
     let prefix = logging::prefix(rank);
-    let messages = error.messages();
-    let (first, causes) = messages.split_at(1);
-    let lines = first.iter().map(|m| format!("{prefix}error: {m}\n"));
-    let lines = lines.chain(causes.iter().map(|m| format!("{prefix}  because: {m}\n"))).collect::<String>();
+    let errors = match error {
+        roll_core::Error::Several(errors) => errors.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    let numbered = errors.iter().flat_map(|error| error.messages().into_iter().enumerate());
+    let lines = numbered.map(|(depth, message)| match depth {
+        0 => format!("{prefix}error: {message}\n"),
+        _ => format!("{prefix}  because: {message}\n"),
+    });
+    let lines = lines.collect::<String>();
     // At once, so that the lines of several ranks do not mix.
     // Its reader may have closed the pipe.
     let _ = std::io::stderr().write_all(logging::fitted(&output::printable(&without_secrets(&lines))).as_bytes());

@@ -65,6 +65,9 @@ pub enum Error {
         key: String,
         problem: String,
     },
+    /// Several errors that do not depend on one another, one on each line.
+    #[error("{}", .0.iter().map(Error::chain).collect::<Vec<_>>().join("\n"))]
+    Several(Vec<Error>),
     /// No such name is registered.
     #[error("no {kind} is called `{name}`{}; known: {known}", suggestion(.nearest))]
     UnknownName {
@@ -144,6 +147,14 @@ impl Error {
         Self::Config { key: key.into(), problem: problem.into() }
     }
 
+    /// The only one of `errors`, or all of them as one.
+    pub fn several(mut errors: Vec<Error>) -> Self {
+        match errors.pop() {
+            Some(only) if errors.is_empty() => only,
+            last => Self::Several(errors.into_iter().chain(last).collect()),
+        }
+    }
+
     /// A reference without anything to compare with.
     pub fn nothing_to_score(reason: impl Into<String>) -> Self {
         Self::NothingToScore { reason: reason.into() }
@@ -204,6 +215,7 @@ impl Error {
             },
             Self::BadFile { .. }
             | Self::Config { .. }
+            | Self::Several(_)
             | Self::UnknownName { .. }
             | Self::Unsupported(_)
             | Self::NothingToScore { .. }

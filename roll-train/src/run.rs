@@ -146,13 +146,28 @@ fn resume_newest(trainer: &mut Trainer, dir: &RunDir, config: &RunConfig) -> Res
     let newest = checkpoint::newest_whole(&dir.checkpoints())?;
     newest.iter().try_for_each(|newest| dir.check_own(newest, config))?;
     match newest {
-        Some(newest) => trainer.resume(&newest).while_doing(|| format!("going on from {}", newest.path().display())),
+        Some(newest) => trainer
+            .resume(&newest)
+            .while_doing(|| format!("going on from {}{}", newest.path().display(), changed_model_options(dir, config))),
         None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
             tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());
             Ok(())
         }
         None => Err(Error::bad_file(dir.path(), "holds no whole checkpoint to go on from")),
     }
+}
+
+/// ", with `model.lora_rank` changed from 16 to 8", for a message; empty if no option of the model was changed.
+fn changed_model_options(dir: &RunDir, config: &RunConfig) -> String {
+    let before = ConfigLayers::new().file(dir.config_path()).and_then(|layers| layers.merge());
+    let Ok(before) = before else { return String::new() };
+    let changes = config.model.options.iter().filter_map(|(option, now)| {
+        let key = format!("model.{option}");
+        let before = before.peek(&key).unwrap_or(&serde_json::Value::Null);
+        (before != now).then(|| format!("`{key}` changed from {before} to {now}"))
+    });
+    let changes: Vec<String> = changes.collect();
+    if changes.is_empty() { String::new() } else { format!(", with {}", changes.join(" and ")) }
 }
 
 /// The first of `NAME`, `NAME-2`, `NAME-3`, ... that does not exist.

@@ -35,7 +35,8 @@ class Program:
     def __init__(self, body, *arguments, shared=False):
         script = "import sys\nsys.path.insert(0, %r)\nimport roll_reward\n%s" % (str(SOURCE), textwrap.dedent(body))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-c", script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env={**os.environ, "ROLL_ANSWERS_ON_STDOUT": "1"},
         )
         self.shared, self.file, self.regions = shared, None, 0
 
@@ -78,6 +79,7 @@ HELLO = {"call": "hello", "version": 1, "options": {"level": 0.5}}
 SCORE = {"call": "score", "fps": 8.0, "prompt": "a cat", "record": True}
 
 BY_HAND = """
+print("this is no frame either")
 @roll_reward.reward(differentiable=True, prepare=lambda frames: {"mean": [0.25]})
 def brightness(frames, prompt, options, reference):
     print("this is no frame")
@@ -104,7 +106,7 @@ class Programs(unittest.TestCase):
             self.assertEqual(set(answer["details"]), {"mean", "wanted"})
             self.assertEqual(tensors["gradient"].shape, [2, 3, 4, 4])
             self.assertAlmostEqual(tensors["gradient"].values[7], 2 * (0.5 - mean) / len(frames()), 5)
-            self.assertIn("this is no frame", program.close())
+            self.assertIn("this is no frame either", program.close())
 
     def test_nothing_to_score_and_nothing_to_compare_with(self):
         body = """

@@ -16,7 +16,8 @@ pub struct Generate {
     /// Prompt: a description of the video.
     #[arg(long, required_unless_present = "prompts")]
     pub prompt: Option<String>,
-    /// Text file of prompts, one on each line: a video of each, from the same noise; the outputs are numbered.
+    /// Text file of prompts, one on each line: a video of each, from the same noise. The outputs are numbered:
+    /// `--output out.mp4` makes `out-001.mp4`, `--output out/` makes `out/001.mp4`.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub prompts: Option<PathBuf>,
     /// First frame; resized and cropped to the video's size.

@@ -80,10 +80,14 @@ fn prompts(args: &Generate) -> Result<Vec<String>> {
     }
 }
 
-/// Where the videos go: of a file of prompts `out-001.mp4`, `out-002.mp4`, ...
+/// Where the videos go: those of a file of prompts to `out-001.mp4`, `out-002.mp4`, ..., or for `out/` to `out/001.mp4`,
+/// `out/002.mp4`, ...
 fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
     if !numbered {
         return vec![output.into()];
+    }
+    if output.to_string_lossy().ends_with(std::path::is_separator) {
+        return (1..=count).map(|n| output.join(format!("{n:03}.mp4"))).collect();
     }
     let stem = output.file_stem().unwrap_or_default().to_string_lossy();
     let extension = output.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();

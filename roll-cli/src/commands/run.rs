@@ -76,6 +76,7 @@ fn same_algorithm(dir: &RunDir, now: Option<&str>) -> Result<()> {
 fn is_of_a_key(error: &Error) -> bool {
     match error {
         Error::Config { .. } => true,
+        Error::Several(errors) => errors.iter().any(is_of_a_key),
         Error::Context { source, .. } => is_of_a_key(source),
         _ => false,
     }

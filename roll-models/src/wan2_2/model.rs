@@ -246,7 +246,7 @@ impl DiffusionModel for Wan {
     }
 
     fn expect_prompts(&mut self, prompts: &[String]) {
-        self.prompts.expect(prompts);
+        self.prompts.expect(prompts, self.text.as_ref());
     }
 
     fn check_input(&mut self, input: &ConditionInput) -> Result<()> {

@@ -44,8 +44,14 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// See [`roll_core::DiffusionModel::expect_prompts`].
-    pub(super) fn expect(&mut self, prompts: &[String]) {
+    /// See [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns of the first prompt that it cuts.
+    pub(super) fn expect(&mut self, prompts: &[String], text: Option<&TextEncoder>) {
+        if let Some(text) = text {
+            // An error belongs to the sample whose prompt it is.
+            let new =
+                prompts.iter().filter(|prompt| !self.expected.contains(prompt) && !self.ready.contains_key(*prompt));
+            new.for_each(|prompt| drop(text.tokenizer.encode(prompt, text.length)));
+        }
         self.expected = prompts.to_vec();
     }
 
@@ -88,14 +94,14 @@ mod tests {
         };
         let names: Vec<String> = (0..2 * BATCH).map(|i| format!("prompt {i}")).collect();
         let mut prompts = Prompts::default();
-        prompts.expect(&names);
+        prompts.expect(&names, Some(&text));
         let bits = |tensor: Tensor| tensor.as_bytes().to_vec();
         assert_eq!(bits(prompts.embedding("prompt 3", &text).unwrap()), bits(text.encode("prompt 3").unwrap()));
         assert_eq!(prompts.ready.len(), BATCH);
         assert_eq!(bits(prompts.embedding("prompt 7", &text).unwrap()), bits(text.encode("prompt 7").unwrap()));
         assert_eq!(prompts.ready.len(), BATCH);
         // Prompts that are no longer expected are dropped when the encoder runs next.
-        prompts.expect(&names[names.len() - 1..]);
+        prompts.expect(&names[names.len() - 1..], Some(&text));
         prompts.embedding("another", &text).unwrap();
         assert_eq!(prompts.ready.keys().collect::<Vec<_>>(), ["another", names.last().unwrap()]);
     }

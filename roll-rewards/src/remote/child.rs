@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use roll_core::Tensor;
-use roll_external::process::{ChildGroup, hide_hub_secrets};
+use roll_external::process::{ChildGroup, answers_on_stdout};
 use serde_json::{Value as Json, json};
 
 use super::Message;
@@ -69,7 +69,7 @@ impl ChildProcess {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(directory);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut group = ChildGroup::spawn(hide_hub_secrets(&mut command)).map_err(ChildError::Start)?;
+        let mut group = ChildGroup::spawn(answers_on_stdout(&mut command)).map_err(ChildError::Start)?;
         let child = group.child();
         let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
         if let Some(stderr) = child.stderr.take() {

@@ -304,6 +304,21 @@ mod tests {
     }
 
     #[test]
+    fn all_wrong_keys_and_values_are_listed() {
+        let layers =
+            ["seed=a", "steps=-1", "data.fps=x", "data.height=0", "algo.mid_timestp=1", "model.mid_timestep=y"];
+        let layers = layers.iter().try_fold(ConfigLayers::new(), |layers, set| layers.set(set));
+        let Err(Error::Several(errors)) = load(layers) else { panic!("expected several errors") };
+        let keys = errors.iter().map(|e| match e {
+            Error::Config { key, .. } => key.as_str(),
+            other => panic!("{other}"),
+        });
+        let mut keys: Vec<_> = keys.collect();
+        keys.sort();
+        assert_eq!(keys, ["algo.mid_timestp", "data.fps", "data.height", "model.mid_timestep", "seed", "steps"]);
+    }
+
+    #[test]
     fn a_single_reward_is_a_list_of_one() {
         let dir = tempfile::tempdir().unwrap();
         let layers = from_file(dir.path(), "reward:\n  name: face_identity\n  mid_timestep: 3\n").unwrap();

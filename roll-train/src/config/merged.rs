@@ -49,8 +49,28 @@ impl MergedConfig {
     }
 
     /// Checks every key and value. With a registry, component names and the options of components are checked too, and
-    /// their defaults filled in.
-    pub fn load(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
+    /// their defaults filled in. The error lists all wrong keys and values that do not depend on one another.
+    pub fn load(mut self, registry: Option<&Registry>) -> Result<LoadedConfig> {
+        let mut problems = Vec::new();
+        loop {
+            let error = match self.clone().load_checked(registry) {
+                Ok(loaded) if problems.is_empty() => return Ok(loaded),
+                Ok(_) => break,
+                Err(error) => error,
+            };
+            // The values that remain are checked beside the default of the wrong one.
+            let is_removed = matches!(&error, Error::Config { key, .. } if remove(&mut self.tree, key));
+            if is_removed || problems.is_empty() {
+                problems.push(error);
+            }
+            if !is_removed {
+                break;
+            }
+        }
+        Err(Error::several(problems))
+    }
+
+    fn load_checked(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         let Self { mut tree, provenance, mut notes, written } = self;
         notes.extend(trackers::normalize(&mut tree));
         evaluation::normalize(&mut tree);
@@ -69,6 +89,15 @@ impl MergedConfig {
         config.check().map_err(|e| provenance.with_place(e))?;
         Ok(LoadedConfig { config, provenance, notes, written })
     }
+}
+
+/// Removes the value of a key from the map that holds it. Returns whether there was one, and others can be checked
+/// without it: the keys of a component depend on its name.
+fn remove(tree: &mut Json, key: &str) -> bool {
+    let (parent, name) = key.rsplit_once('.').map_or(("", key), |(parent, name)| (parent, name));
+    let pointer = if parent.is_empty() { String::new() } else { format!("/{}", parent.replace('.', "/")) };
+    let map = tree.pointer_mut(&pointer).and_then(Json::as_object_mut);
+    name != "name" && map.is_some_and(|map| map.shift_remove(name).is_some())
 }
 
 /// The tree as JSON with sorted keys; adds the origin of each value to `provenance`.

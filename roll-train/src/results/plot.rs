@@ -167,8 +167,10 @@ fn draw<B: DrawingBackend>(
     let size = scale as i32;
     let series: Vec<Vec<[f64; 2]>> = panel.series.iter().map(|s| thinned(finite(&s.points))).collect();
     let ranges = [0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis])));
-    let ticks = [0, 1].map(|axis| ticks(&ranges[axis], TICKS[axis]));
+    let most = [most_ticks(&series), TICKS[1]];
+    let ticks = [0, 1].map(|axis| (most[axis], ticks(&ranges[axis], most[axis])));
     let [x_range, y_range] = ranges;
+    let legend = legend_position(&series, &x_range, &y_range);
 
     let mut chart = ChartBuilder::on(area);
     chart.margin(10 * size).x_label_area_size(40 * size).y_label_area_size(70 * size);
@@ -181,7 +183,7 @@ fn draw<B: DrawingBackend>(
     if titled && panel.series.len() > 1 {
         chart
             .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
+            .position(legend)
             .background_style(WHITE.mix(0.8))
             .border_style(RGBColor(200, 200, 200))
             .label_font((FONT, TEXT * scale))
@@ -193,18 +195,19 @@ fn draw<B: DrawingBackend>(
 fn draw_axes<B: DrawingBackend>(
     chart: &mut Chart<'_, B>,
     panel: &Panel,
-    ticks: [Vec<f64>; 2],
+    ticks: [(usize, Vec<f64>); 2],
     scale: u32,
 ) -> std::result::Result<(), DrawError<B>> {
-    let formatters = ticks.map(|ticks| move |value: &f64| label(*value, &ticks));
+    let most = [ticks[0].0, ticks[1].0];
+    let formatters = ticks.map(|(_, ticks)| move |value: &f64| label(*value, &ticks));
     let mut mesh = chart.configure_mesh();
     mesh.light_line_style(TRANSPARENT)
         .bold_line_style(GRID.stroke_width(scale))
         .axis_style(AXIS.stroke_width(scale))
         .label_style((FONT, TEXT * scale).into_font().color(&GREY))
         .set_all_tick_mark_size(4 * scale as i32)
-        .x_labels(TICKS[0])
-        .y_labels(TICKS[1])
+        .x_labels(most[0])
+        .y_labels(most[1])
         .x_label_formatter(&formatters[0])
         .y_label_formatter(&formatters[1]);
     if !panel.axes[0].is_empty() {
@@ -255,10 +258,39 @@ fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
         return 0.0..1.0;
     }
     let space = match high - low {
+        0.0 if low == 0.0 => 1.0,
         0.0 => 0.5 * low.abs().max(1e-6),
         range => (0.05 * range).max(NARROWEST[0] * low.abs().max(high.abs())).max(NARROWEST[1]),
     };
     low - space..high + space
+}
+
+/// The number of ticks of the x axis: whole numbers such as steps have none between them.
+fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
+    let xs = || series.iter().flatten().map(|point| point[0]);
+    let (low, high) = xs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
+    match xs().all(|x| x.fract() == 0.0) && high - low < TICKS[0] as f64 {
+        true => (high - low).max(0.0) as usize + 1,
+        false => TICKS[0],
+    }
+}
+
+/// The corner of a panel that holds the fewest points.
+fn legend_position(series: &[Vec<[f64; 2]>], x: &Range<f64>, y: &Range<f64>) -> SeriesLabelPosition {
+    let share = |value: f64, range: &Range<f64>| (value - range.start) / (range.end - range.start);
+    let corners = [
+        (SeriesLabelPosition::LowerRight, [1.0, 0.0]),
+        (SeriesLabelPosition::UpperRight, [1.0, 1.0]),
+        (SeriesLabelPosition::UpperLeft, [0.0, 1.0]),
+        (SeriesLabelPosition::LowerLeft, [0.0, 0.0]),
+    ];
+    let points = |corner: [f64; 2]| {
+        let is_near =
+            |p: &&[f64; 2]| (share(p[0], x) - corner[0]).abs() < 0.4 && (share(p[1], y) - corner[1]).abs() < 0.4;
+        series.iter().flatten().filter(is_near).count()
+    };
+    let [first, others @ ..] = corners.map(|(position, corner)| (points(corner), position));
+    others.into_iter().fold(first, |best, other| if other.0 < best.0 { other } else { best }).1
 }
 
 /// The values that plotters labels.
@@ -339,6 +371,23 @@ mod tests {
     fn thinning_keeps_the_last_point() {
         let points = thinned((0..100_000).map(|i| [f64::from(i), 0.0]).collect());
         assert!(points.len() <= POINTS + 1 && points.last() == Some(&[99_999.0, 0.0]));
+    }
+
+    #[test]
+    fn ticks_of_steps_are_whole_and_zeros_are_not_magnified() {
+        let steps = |count: usize| most_ticks(&[(1..=count).map(|step| [step as f64, 0.5]).collect()]);
+        assert_eq!([1, 2, 5, 100].map(steps), [1, 2, 5, TICKS[0]]);
+        assert_eq!(ticks(&padded([1.0, 2.0].into_iter()), steps(2)), [1.0, 2.0]);
+        assert_eq!(most_ticks(&[vec![[0.5, 0.0], [1.5, 0.0]]]), TICKS[0]);
+        assert_eq!(padded([0.0, 0.0].into_iter()), -1.0..1.0);
+    }
+
+    #[test]
+    fn the_legend_is_in_the_emptiest_corner() {
+        let falling = vec![(0..10).map(|i| [f64::from(i), -f64::from(i)]).collect()];
+        assert!(matches!(legend_position(&falling, &(0.0..9.0), &(-9.0..0.0)), SeriesLabelPosition::UpperRight));
+        let rising = vec![(0..10).map(|i| [f64::from(i), f64::from(i)]).collect()];
+        assert!(matches!(legend_position(&rising, &(0.0..9.0), &(0.0..9.0)), SeriesLabelPosition::LowerRight));
     }
 
     #[test]

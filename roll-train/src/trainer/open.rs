@@ -33,6 +33,9 @@ pub enum Finding {
 /// Called with each finding and the section that it is about. An error that it returns ends the opening.
 pub(crate) type OnFinding<'a> = dyn FnMut(&'static str, Finding) -> Result<()> + 'a;
 
+/// Number of prompts whose length is checked before the first step.
+const CHECKED_PROMPTS: usize = 2000;
+
 /// The parts of a run before its first step. A part is `None` if the run has none, or after a problem.
 #[derive(Default)]
 pub struct Parts {
@@ -164,6 +167,12 @@ impl Opening<'_> {
         self.open_evaluation(&mut parts, dataset.as_deref(), clips, device.is_some())?;
         let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().data.clone());
         parts.data = dataset.map(|dataset| batches(dataset, config, ranks.as_ref()));
+        if let (Some(data), Some(model)) =
+            (&mut parts.data, parts.model.as_mut().and_then(|model| model.as_diffusion()))
+        {
+            // A model warns of prompts that are too long before the first step.
+            model.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
+        }
         if let Some(source) = source.filter(|source| parts.data.is_some() || *source != DataSource::Clips) {
             parts.steps = self.part("run", steps(config, parts.data.as_ref(), source))?;
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use roll_external::process::{ChildGroup, hide_hub_secrets};
+use roll_external::process::{ChildGroup, answers_on_stdout};
 
 use crate::environments::protocol::shortened;
 
@@ -58,7 +58,7 @@ impl Child {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&options.directory);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut running = ChildGroup::spawn(hide_hub_secrets(&mut command))
+        let mut running = ChildGroup::spawn(answers_on_stdout(&mut command))
             .map_err(|e| format!("`{program}` cannot be started: {e}"))?;
         let child = running.child();
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());

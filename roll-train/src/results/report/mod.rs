@@ -44,10 +44,20 @@ fn render(page: &Value) -> std::result::Result<String, minijinja::Error> {
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
+    environment.add_filter("code", code);
     environment.add_template("page.css", include_str!("page.css"))?;
     environment.add_template("page.js", include_str!("page.js"))?;
     environment.add_template("page.html", include_str!("page.html"))?;
     environment.get_template("page.html")?.render(page)
+}
+
+/// The text as HTML, with what is between backticks as code.
+fn code(text: String) -> Value {
+    let escaped = minijinja::HtmlEscape(&text).to_string();
+    let parts = escaped.split('`').enumerate();
+    Value::from_safe_string(
+        parts.map(|(i, part)| if i % 2 == 1 { format!("<code>{part}</code>") } else { part.into() }).collect(),
+    )
 }
 
 /// The values of `page.html`.
@@ -138,6 +148,7 @@ mod tests {
         write(&page, &[run]).unwrap();
         let html = std::fs::read_to_string(page).unwrap();
         assert!(html.contains("a&lt;script&gt;") && html.contains("r&lt;b&gt;un") && !html.contains("<b>un"), "{html}");
+        assert!(!html.split("<pre>").next().unwrap_or_default().contains('`'), "{html}");
         for part in [
             "2 of 3 steps",
             "1 sample was left out",
