@@ -48,7 +48,7 @@ impl Trainer {
                 let epochs = epochs(data.epoch(self.steps));
                 add("steps", format!("{} of {batch} each, {epochs} epochs{going_on}", self.steps));
             }
-            None => add("steps", format!("{}{going_on}; `{algorithm}` makes its own data", self.steps)),
+            None => add("steps", format!("{}{going_on}; `{algorithm}` brings its own data", self.steps)),
         }
         if let Some(evaluator) = &self.evaluator {
             let when = match config.evaluation.every {
