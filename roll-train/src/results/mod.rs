@@ -3,7 +3,7 @@
 //! | File | Written by | When |
 //! |---|---|---|
 //! | `config.yaml` | `journal` | before the first evaluation |
-//! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each evaluated clip; deleted once in a checkpoint |
+//! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each evaluated clip, until it is in a checkpoint |
 //! | `headlines.json` | [`headlines`], through `journal` | once, after the first step |
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
