@@ -49,7 +49,7 @@ fn an_agent_run_writes_curves_trajectories_and_figures() {
     for episode in &episodes {
         let turns = episode["turns"].as_array().unwrap();
         assert!((1..=3).contains(&turns.len()));
-        assert!(turns[0]["observation"].as_str().unwrap().contains('P'));
+        assert!(turns[0]["observation"].as_str().unwrap().contains('P')); // the player
     }
 }
 
@@ -86,9 +86,10 @@ fn an_environment_may_be_a_separate_process() {
     assert!(!texts.is_empty() && texts.iter().all(|text| !text.contains("<|end|>")), "{texts:?}");
     let resets: Vec<&Value> = requests.iter().map(|request| &request["reset"]).filter(|r| r.is_object()).collect();
     assert!(resets.iter().all(|reset| reset["seed"].as_u64().unwrap() < 1 << 31));
-    let of = |split: &str| resets.iter().filter(|reset| reset["split"] == split).count();
-    // Each of the four ranks also begins an episode before the first step, to check the agent's first prompt.
-    assert_eq!((of("validation"), of("train")), (12, 4 + 16));
+    let count = |split: &str| resets.iter().filter(|reset| reset["split"] == split).count();
+    // Each of the four ranks (`ranks` of `demo_agent.yaml`) also begins an episode before the first step, to check the
+    // agent's first prompt.
+    assert_eq!((count("validation"), count("train")), (12, 4 + 16));
 }
 
 #[cfg(target_os = "linux")]
@@ -96,14 +97,13 @@ fn an_environment_may_be_a_separate_process() {
 fn more_processes_than_open_files_are_refused_before_the_first_step() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("counter.sh"), COUNTER).unwrap();
-    let limited = |groups: &str, limit: &str| {
+    let limited = |limit: &str| {
         let own = command(dir.path(), &["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--out", "run"]);
         let mut limited = std::process::Command::new("prlimit");
         limited.arg(format!("--nofile={limit}")).arg("--").arg(own.get_program()).args(own.get_args());
         limited.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?)))).current_dir(dir.path());
-        let groups = format!("algo.num_env_groups={groups}");
         for setting in [
-            &groups,
+            "algo.num_env_groups=10",
             "algo.group_size=4",
             "algo.val_batch_size=4",
             "env.name=process",
@@ -115,13 +115,13 @@ fn more_processes_than_open_files_are_refused_before_the_first_step() {
         }
         limited.args(["--steps", "1"]).output().unwrap()
     };
-    let refused = limited("10", "100");
+    let refused = limited("100");
     let text = stderr_text(&refused);
     assert_eq!(refused.status.code(), Some(2), "{text}");
     assert!(text.contains("open files") && text.contains("ulimit"), "{text}");
     assert!(!dir.path().join("run").exists());
     // The soft limit is raised to the hard one.
-    let played = limited("10", "100:4096");
+    let played = limited("100:4096");
     assert!(played.status.success(), "{}", stderr_text(&played));
 }
 
@@ -156,8 +156,8 @@ fn errors_name_the_remedy_and_leave_no_files() {
     };
     assert!(sft("none.jsonl").contains("none.jsonl"));
     assert!(sft("talk.jsonl").contains("line 1"));
-    let clips = roll(dir.path(), &["run", "--algo", "reward_fl", "--env", "frozen_lake"]);
-    assert!(stderr_text(&clips).contains("no environment"), "{}", stderr_text(&clips));
+    let video_run = roll(dir.path(), &["run", "--algo", "reward_fl", "--env", "frozen_lake"]);
+    assert!(stderr_text(&video_run).contains("no environment"), "{}", stderr_text(&video_run));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn supervised_training_lowers_the_loss_and_its_weights_answer() {
 }
 
 #[test]
-fn an_adapter_loads_in_peft_and_answers_merged_or_not() {
+fn an_adapter_has_pefts_configuration_and_answers_alike_merged_or_not() {
     let dir = tempfile::tempdir().unwrap();
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
     std::fs::write(dir.path().join("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
@@ -228,5 +228,5 @@ fn an_adapter_loads_in_peft_and_answers_merged_or_not() {
     assert_eq!(ask(base, &["--adapter", file]), answer);
     done(dir.path(), &["merge-lora", base, file, "merged"]);
     assert_eq!(ask("merged", &[]), answer, "tokenizer and template come along");
-    assert!(ask(base, &["--adapter", "run=0"]) == ask(base, &[]));
+    assert!(ask(base, &["--adapter", "run=0"]) == ask(base, &[]), "an adapter with scale 0 changes nothing");
 }

@@ -13,8 +13,8 @@ use roll_train::config::ConfigLayers;
 
 use crate::program;
 
-/// Lines of the main page that a reader is expected to take in.
-const README_LINES: usize = 150;
+/// Maximum number of lines of README.md.
+const MAX_README_LINES: usize = 150;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
@@ -50,9 +50,10 @@ fn pages() -> Vec<PathBuf> {
     pages_under(&root.join("docs/src")).into_iter().chain(single.map(|page| root.join(page))).collect()
 }
 
-/// A fenced block: the words after the fence, and its lines.
+/// A fenced block.
 struct Block {
-    language: String,
+    /// The words after the fence.
+    info: String,
     line: usize,
     text: String,
 }
@@ -62,8 +63,8 @@ fn blocks(page: &str) -> Vec<Block> {
     let mut open = false;
     for (i, line) in page.lines().enumerate() {
         match (line.strip_prefix("```"), open) {
-            (Some(language), false) => {
-                blocks.push(Block { language: language.trim().into(), line: i + 1, text: String::new() });
+            (Some(info), false) => {
+                blocks.push(Block { info: info.trim().into(), line: i + 1, text: String::new() });
                 open = true;
             }
             (Some(_), true) => open = false,
@@ -81,24 +82,28 @@ fn blocks(page: &str) -> Vec<Block> {
 
 /// Results of the commands of a page.
 #[derive(Default)]
-struct Ran {
+struct PageResults {
+    /// Number of blocks to run, also if a missing program prevents it.
     blocks: usize,
     /// Names of the metrics that its runs wrote.
     metrics: BTreeSet<String>,
 }
 
 /// Runs the blocks of `page`.
-fn run(page: &Path) -> Ran {
+fn run(page: &Path) -> PageResults {
     let text = std::fs::read_to_string(page).unwrap();
-    let runnable: Vec<Block> = blocks(&text).into_iter().filter(|block| block.language == "sh run").collect();
+    let runnable: Vec<Block> = blocks(&text).into_iter().filter(|block| block.info == "sh run").collect();
     if runnable.is_empty() {
-        return Ran::default();
+        return PageResults::default();
     }
+    let skipped = PageResults { blocks: runnable.len(), ..PageResults::default() };
     if text.contains("cc -O2") && Command::new("cc").arg("--version").output().is_err() {
-        roll_testing::skip!("there is no C compiler", needs = "cc");
+        roll_testing::skipped(&"there is no C compiler", Some("cc"));
+        return skipped;
     }
     if text.contains("python3") && Command::new("python3").arg("--version").output().is_err() {
-        roll_testing::skip!("there is no Python", needs = "python");
+        roll_testing::skipped(&"there is no Python", Some("python"));
+        return skipped;
     }
     let directory = tempfile::tempdir().unwrap();
     for folder in ["demo", "examples", "plugins", "roll-core", "roll-plugin", "roll-rewards"] {
@@ -127,7 +132,7 @@ fn run(page: &Path) -> Ran {
             program::stderr_text(&output)
         );
     }
-    Ran { blocks: runnable.len(), metrics: metrics_under(&directory.path().join("runs")) }
+    PageResults { blocks: runnable.len(), metrics: metrics_under(&directory.path().join("runs")) }
 }
 
 /// Names of the metrics of all runs in `runs`.
@@ -143,8 +148,8 @@ fn metrics_under(runs: &Path) -> BTreeSet<String> {
     names
 }
 
-/// The metrics that the page lists, as patterns: `*` matches anything, and so does each capital letter, digit, `.` and
-/// `-`, because the page writes variable parts in capitals or as an example (`loss/0.450-0.675`). A name without a
+/// The metrics that the page lists, as patterns. The page writes variable parts in capitals or as an example
+/// (`loss/0.450-0.675`): each capital letter, digit, `.` and `-` becomes `*`, which matches anything. A name without a
 /// group (`group/`) is in the group of the name before it.
 fn documented_metrics() -> Vec<String> {
     let page = std::fs::read_to_string(root().join("docs/src/metrics.md")).unwrap();
@@ -168,7 +173,7 @@ fn documented_metrics() -> Vec<String> {
 }
 
 /// Whether `name` matches `pattern`, in which `*` matches any text.
-fn fits(name: &str, pattern: &str) -> bool {
+fn matches_pattern(name: &str, pattern: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
     let parts: Vec<&str> = parts.collect();
@@ -183,17 +188,17 @@ fn fits(name: &str, pattern: &str) -> bool {
 #[test]
 fn commands_of_the_book_run_and_metrics_are_documented() {
     let pages = pages_under(&root().join("docs/src"));
-    let ran: Vec<Ran> = pages.iter().map(|page| run(page)).collect();
-    let blocks: usize = ran.iter().map(|ran| ran.blocks).sum();
+    let results: Vec<PageResults> = pages.iter().map(|page| run(page)).collect();
+    let blocks: usize = results.iter().map(|page| page.blocks).sum();
     assert!(blocks >= 15, "only {blocks} blocks are marked `sh run`");
 
     let listed = documented_metrics();
-    let metrics: BTreeSet<&String> = ran.iter().flat_map(|ran| &ran.metrics).collect();
+    let metrics: BTreeSet<&String> = results.iter().flat_map(|page| &page.metrics).collect();
     assert!(metrics.len() > 60, "{metrics:?}");
     for metric in metrics {
         // Metrics of a validation have the names of training after `val/`.
         let plain = metric.strip_prefix("val/").unwrap_or(metric);
-        let known = listed.iter().any(|pattern| fits(metric, pattern) || fits(plain, pattern));
+        let known = listed.iter().any(|pattern| matches_pattern(metric, pattern) || matches_pattern(plain, pattern));
         assert!(known, "docs/src/metrics.md has no `{metric}`");
     }
 }
@@ -203,10 +208,10 @@ fn metric_patterns_match_whole_names() {
     for (name, pattern) in
         [("a/b", "a/b"), ("a/b_c", "a/*"), ("a/tis_x", "a/*_x"), ("loss/0.4-0.5", "loss/***"), ("a/x_b_y", "a/*_b_*")]
     {
-        assert!(fits(name, pattern), "{name} {pattern}");
+        assert!(matches_pattern(name, pattern), "{name} {pattern}");
     }
     for (name, pattern) in [("a/b", "a/c"), ("a/bc", "a/b"), ("b/a/b", "a/*"), ("a/x_c_y", "a/*_b_*")] {
-        assert!(!fits(name, pattern), "{name} {pattern}");
+        assert!(!matches_pattern(name, pattern), "{name} {pattern}");
     }
 }
 
@@ -215,7 +220,7 @@ fn commands_of_the_readme_run() {
     let page = root().join("README.md");
     assert!(run(&page).blocks > 0);
     let lines = std::fs::read_to_string(&page).unwrap().lines().count();
-    assert!(lines <= README_LINES, "{lines} lines, more than {README_LINES}: move some to docs/");
+    assert!(lines <= MAX_README_LINES, "{lines} lines, more than {MAX_README_LINES}: move some to docs/");
 }
 
 #[test]
@@ -223,7 +228,7 @@ fn every_configuration_of_a_page_loads() {
     let registry = Registry::linked().unwrap();
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
-        for block in blocks(&text).into_iter().filter(|block| block.language == "yaml") {
+        for block in blocks(&text).into_iter().filter(|block| block.info == "yaml") {
             let name = format!("{}:{}", page.display(), block.line);
             let loaded = ConfigLayers::new().text(&name, &block.text).and_then(|layers| layers.load(Some(&registry)));
             loaded.unwrap_or_else(|e| panic!("{name}: {}", e.chain()));

@@ -14,8 +14,8 @@ use roll_rewards::insightface::{
     ChannelOrder, Face, FaceNetworks, IdentityConfig, IdentityReward, Padding, Undetected,
 };
 
-/// Networks, and the pictures they are tried on.
-struct Cast {
+/// Networks, and the pictures they are tested on.
+struct Fixture {
     /// Where the networks are.
     networks: PathBuf,
     /// Detectors by their files, and their keys in `golden`; the first one is an SCRFD.
@@ -30,33 +30,34 @@ struct Cast {
     clip: PathBuf,
     /// Frames of the clip in which the face is looked for.
     sampled: Vec<usize>,
-    /// Frames of the clip that are the reference where gradients are compared, and those that are scored there.
+    /// Frames of the clip that are the reference in tests of gradients.
     references: [usize; 3],
+    /// Frames of the clip that are scored in tests of gradients.
     scored: [usize; 2],
     /// The range of the mean cosine between two frames of `sampled`.
     alike: std::ops::Range<f64>,
 }
 
-/// The demo's, and real ones where they are there.
-fn casts() -> Vec<Cast> {
-    let mut casts = vec![demo()];
+/// The demo's fixture, and the one with real networks if they are present.
+fn fixtures() -> Vec<Fixture> {
+    let mut fixtures = vec![demo()];
     let root = std::env::var_os("ROLL_TEST_DATA").map_or_else(|| Path::new(ROOT).join("../shared"), PathBuf::from);
     match root.join("models").exists() && root.join("media").exists() {
-        true => casts.push(real(&root)),
+        true => fixtures.push(real(&root)),
         false => {
             let why = format!("no real networks and media under {}; set ROLL_TEST_DATA", root.display());
             roll_testing::skipped(&why, Some("media"));
         }
     }
-    casts
+    fixtures
 }
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-fn demo() -> Cast {
+fn demo() -> Fixture {
     let root = Path::new(ROOT).join("demo/assets");
     let people = read_video(root.join("faces.png"), &ReadOptions::default()).unwrap();
-    Cast {
+    Fixture {
         networks: root.join("face"),
         detectors: &[("scrfd_demo.onnx", "scrfd")],
         side: 64,
@@ -70,8 +71,8 @@ fn demo() -> Cast {
     }
 }
 
-fn real(root: &Path) -> Cast {
-    Cast {
+fn real(root: &Path) -> Fixture {
+    Fixture {
         networks: root.join("models"),
         detectors: &[("scrfd_2.5g_bnkps.onnx", "scrfd"), ("yunet_s_dynamic.onnx", "yunet")],
         side: 640,
@@ -85,7 +86,11 @@ fn real(root: &Path) -> Cast {
     }
 }
 
-impl Cast {
+impl Fixture {
+    fn is_demo(&self) -> bool {
+        self.side == 64
+    }
+
     fn config(&self) -> IdentityConfig {
         let detector = Some(self.detectors[0].0.into());
         IdentityConfig {
@@ -158,11 +163,11 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn detectors_agree_with_onnx_runtime() {
-    for cast in casts() {
-        for (file, key) in cast.detectors {
-            let networks = cast.load(&IdentityConfig { detector: Some((*file).into()), ..cast.config() });
-            let face = only(networks.detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap());
-            let expected = &cast.golden[key];
+    for fixture in fixtures() {
+        for (file, key) in fixture.detectors {
+            let networks = fixture.load(&IdentityConfig { detector: Some((*file).into()), ..fixture.config() });
+            let face = only(networks.detect(fixture.portrait.frame(0), size(&fixture.portrait)).unwrap());
+            let expected = &fixture.golden[key];
             let off = furthest(face.landmarks.as_flattened(), &numbers(&expected["landmarks"]))
                 .max(furthest(&face.bounds, &numbers(&expected["box"])));
             let score = (f64::from(face.score) - expected["score"].as_f64().unwrap()).abs();
@@ -174,9 +179,9 @@ fn detectors_agree_with_onnx_runtime() {
 
 #[test]
 fn embeddings_agree_with_onnx_runtime_in_both_channel_orders() {
-    for (cast, (order, key)) in casts().iter().flat_map(|cast| ORDERS.map(|order| (cast, order))) {
-        let (picture, golden) = (&cast.portrait, &cast.golden);
-        let networks = cast.load(&IdentityConfig { channel_order: order, ..cast.config() });
+    for (fixture, (order, key)) in fixtures().iter().flat_map(|fixture| ORDERS.map(|order| (fixture, order))) {
+        let (picture, golden) = (&fixture.portrait, &fixture.golden);
+        let networks = fixture.load(&IdentityConfig { channel_order: order, ..fixture.config() });
         let mut face = only(networks.detect(picture.frame(0), size(picture)).unwrap());
         // The same landmarks, so that only the crop and the embedder differ.
         let landmarks = numbers(&golden["scrfd"]["landmarks"]);
@@ -199,9 +204,9 @@ const ORDERS: [(ChannelOrder, &str); 2] = [(ChannelOrder::Rgb, "embedding_rgb"),
 
 #[test]
 fn frames_of_a_clip_match_its_person_and_not_the_portrait() {
-    for cast in casts() {
-        let video = cast.frames(&cast.sampled);
-        let mut reward = cast.reward(cast.config());
+    for fixture in fixtures() {
+        let video = fixture.frames(&fixture.sampled);
+        let mut reward = fixture.reward(fixture.config());
         let mut embeddings = vec![];
         for t in 0..video.dims()[0] {
             let face = only(reward.networks().detect(video.frame(t), size(&video)).unwrap());
@@ -213,7 +218,7 @@ fn frames_of_a_clip_match_its_person_and_not_the_portrait() {
             .collect();
         let mean = pairs.iter().sum::<f64>() / pairs.len() as f64;
         println!("between frames: mean {mean:.3}, least {:.3}", pairs.iter().copied().fold(1.0, f64::min));
-        assert!(cast.alike.contains(&mean), "{mean}");
+        assert!(fixture.alike.contains(&mean), "{mean}");
 
         let mut score = |reference: &Video| {
             let target = reward.prepare(reference).unwrap();
@@ -221,7 +226,7 @@ fn frames_of_a_clip_match_its_person_and_not_the_portrait() {
             assert_eq!(details["frames_with_face"], video.dims()[0] as f64);
             value
         };
-        let (himself, stranger) = (score(&video), score(&cast.portrait));
+        let (himself, stranger) = (score(&video), score(&fixture.portrait));
         println!("clip against itself {himself:.3}, against the portrait {stranger:.3}");
         assert!(himself > 0.75 && stranger < 0.2, "{himself} {stranger}");
     }
@@ -239,27 +244,27 @@ fn options() -> Vec<IdentityConfig> {
 
 #[test]
 fn score_gradients_match_central_differences_with_every_option() {
-    for cast in casts() {
-        let usual = cast.config();
-        agrees_with_differences(&cast, usual.clone());
+    for fixture in fixtures() {
+        let usual = fixture.config();
+        agrees_with_differences(&fixture, usual.clone());
         // The demo's networks are quick.
-        if cast.side == 64 {
+        if fixture.is_demo() {
             for options in options() {
                 let (det_size, detector) = (usual.det_size, usual.detector.clone());
                 let reward_model_path = usual.reward_model_path.clone();
-                agrees_with_differences(&cast, IdentityConfig { reward_model_path, det_size, detector, ..options });
+                agrees_with_differences(&fixture, IdentityConfig { reward_model_path, det_size, detector, ..options });
             }
         }
     }
 }
 
-fn agrees_with_differences(cast: &Cast, config: IdentityConfig) {
+fn agrees_with_differences(fixture: &Fixture, config: IdentityConfig) {
     let every = config.sample_every;
     let named =
         format!("{:?}, {:?}, {} at once, every {every}", config.channel_order, config.align, config.frames_per_batch);
-    let mut reward = cast.reward(config);
-    let target = reward.prepare(&cast.frames(&cast.references)).unwrap();
-    let video = cast.frames(&cast.scored);
+    let mut reward = fixture.reward(config);
+    let target = reward.prepare(&fixture.frames(&fixture.references)).unwrap();
+    let video = fixture.frames(&fixture.scored);
     let [frames, h, w] = video.dims();
     let (_, pullback) = reward.score(&video, "", &target, Grad::Record).unwrap();
     let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
@@ -281,11 +286,11 @@ fn agrees_with_differences(cast: &Cast, config: IdentityConfig) {
     let values = video.frames().f32s().unwrap();
     let noise = roll_core::Noise::new(7);
     let norm = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
-    let (mut along_random, mut worst) = (0f64, 0f64);
+    let (mut largest_slope, mut worst) = (0f64, 0f64);
     for seed in 0..6 {
         let mut draw = noise.uniform(roll_core::Purpose::Synthetic, 0, seed);
-        // Random, with a share of the gradient: along a purely random direction the kinks of the embedder's PReLUs
-        // bend the score by more than the slope, at any step that stands above rounding. Smooth over 4x4 pixels, since
+        // The gradient with some noise. Along pure noise the slope is so small that, at every step large enough for
+        // f32, the kinks of the embedder's PReLUs change the score more. The noise is constant over 4x4 pixels, since
         // white noise mostly cancels in the crop.
         let coarse: Vec<f32> = (0..frames * 3 * h.div_ceil(4) * w.div_ceil(4)).map(|_| draw()).collect();
         let direction: Vec<f32> = (0..values.len())
@@ -300,22 +305,22 @@ fn agrees_with_differences(cast: &Cast, config: IdentityConfig) {
         let numeric = (moved(step) - moved(-step)) / (2.0 * f64::from(step));
         let exact: f64 = direction.iter().zip(gradient).map(|(d, g)| f64::from(*d) * f64::from(*g)).sum();
         worst = worst.max((numeric - exact).abs());
-        along_random = along_random.max(exact.abs());
+        largest_slope = largest_slope.max(exact.abs());
     }
-    println!("{named}: largest difference {:.1e} of the largest slope", worst / along_random);
-    assert!(worst < 1e-2 * along_random, "{named}: {worst} {along_random}");
+    println!("{named}: largest difference {:.1e} of the largest slope", worst / largest_slope);
+    assert!(worst < 1e-2 * largest_slope, "{named}: {worst} {largest_slope}");
 }
 
 /// The central differences are taken in float64, by the script: there a step fits between two kinks of the PReLUs.
 #[test]
 fn score_gradients_match_float64_differences() {
-    for cast in casts() {
-        let slopes = &cast.golden["slopes"];
-        let mut reward = cast.reward(cast.config());
-        let mut target = reward.prepare(&cast.portrait).unwrap();
+    for fixture in fixtures() {
+        let slopes = &fixture.golden["slopes"];
+        let mut reward = fixture.reward(fixture.config());
+        let mut target = reward.prepare(&fixture.portrait).unwrap();
         let reference = (0..512).map(|i| f64::from(i).sin() as f32).collect();
         target.tensors.insert("references".into(), Tensor::new(reference, [1, 512]).unwrap());
-        let (score, pullback) = reward.score(&cast.portrait, "", &target, Grad::Record).unwrap();
+        let (score, pullback) = reward.score(&fixture.portrait, "", &target, Grad::Record).unwrap();
         let (value, expected) = (valued(score).0, slopes["score"].as_f64().unwrap());
         assert!((value - expected).abs() < 1e-5, "{value} {expected}");
         let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
@@ -324,6 +329,7 @@ fn score_gradients_match_float64_differences() {
         let largest = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
         let mut worst = 0f64;
         for (k, expected) in expected.iter().enumerate() {
+            // The directions of `onnxruntime_reference.py`.
             let random = |i: usize| {
                 let x = (i as f64 * 12.9898 + k as f64 * 78.233).sin() * 43758.5453;
                 x - x.floor() - 0.5
@@ -338,17 +344,18 @@ fn score_gradients_match_float64_differences() {
 
 #[test]
 fn a_video_without_a_face_has_a_gradient_at_the_face_of_the_reference() {
-    for cast in casts() {
-        let [h, w] = size(&cast.portrait);
+    for fixture in fixtures() {
+        let [h, w] = size(&fixture.portrait);
         let nothing = Video::new(Tensor::zeros([1, 3, h, w]), 1.0).unwrap();
 
-        let mut plain = cast.reward(cast.config());
-        let target = plain.prepare(&cast.portrait).unwrap();
+        let mut plain = fixture.reward(fixture.config());
+        let target = plain.prepare(&fixture.portrait).unwrap();
         let (score, pullback) = plain.score(&nothing, "", &target, Grad::Record).unwrap();
         assert!(matches!(score, Score::Missing { reason } if reason.contains("face")) && pullback.is_none());
 
-        let mut supplied = cast.reward(IdentityConfig { undetected: Undetected::ReferenceLandmarks, ..cast.config() });
-        let target = supplied.prepare(&cast.portrait).unwrap();
+        let mut supplied =
+            fixture.reward(IdentityConfig { undetected: Undetected::ReferenceLandmarks, ..fixture.config() });
+        let target = supplied.prepare(&fixture.portrait).unwrap();
         let (score, pullback) = supplied.score(&nothing, "", &target, Grad::Record).unwrap();
         assert_eq!(valued(score).1["frames_with_face"], 0.0);
         let gradient = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
@@ -358,35 +365,35 @@ fn a_video_without_a_face_has_a_gradient_at_the_face_of_the_reference() {
 
 #[test]
 fn the_score_depends_on_sampled_frames_and_not_on_batches() {
-    for cast in casts() {
-        let some = [0, 2, 4, 6].map(|i| cast.sampled[i]);
-        let (video, every_other) = (cast.frames(&some), cast.frames(&[some[0], some[2]]));
+    for fixture in fixtures() {
+        let some = [0, 2, 4, 6].map(|i| fixture.sampled[i]);
+        let (video, every_other) = (fixture.frames(&some), fixture.frames(&[some[0], some[2]]));
         let score = |video: &Video, config: IdentityConfig| {
-            let mut reward = cast.reward(config);
-            let target = reward.prepare(&cast.portrait).unwrap();
+            let mut reward = fixture.reward(config);
+            let target = reward.prepare(&fixture.portrait).unwrap();
             valued(reward.score(video, "", &target, Grad::Skip).unwrap().0).0
         };
-        let plain = score(&video, cast.config());
-        let alone = score(&video, IdentityConfig { frames_per_batch: 1, ..cast.config() });
+        let plain = score(&video, fixture.config());
+        let alone = score(&video, IdentityConfig { frames_per_batch: 1, ..fixture.config() });
         assert!((plain - alone).abs() < 1e-5, "{plain} {alone}");
-        let sparse = score(&video, IdentityConfig { sample_every: 2, ..cast.config() });
-        let expected = score(&every_other, cast.config());
+        let sparse = score(&video, IdentityConfig { sample_every: 2, ..fixture.config() });
+        let expected = score(&every_other, fixture.config());
         assert!((sparse - expected).abs() < 1e-5 && (sparse - plain).abs() > 1e-4, "{sparse} {expected} {plain}");
     }
 }
 
 #[test]
-fn detections_do_not_depend_on_the_input_size() {
-    for cast in casts() {
+fn detections_hardly_depend_on_normalisation_padding_and_thresholds() {
+    for fixture in fixtures() {
         let found = |config: IdentityConfig| {
-            only(cast.load(&config).detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap())
+            only(fixture.load(&config).detect(fixture.portrait.frame(0), size(&fixture.portrait)).unwrap())
         };
-        let plain = found(cast.config());
-        let side = size(&cast.portrait).into_iter().max().unwrap() as f32;
+        let plain = found(fixture.config());
+        let side = size(&fixture.portrait).into_iter().max().unwrap() as f32;
         for config in [
-            IdentityConfig { det_divisor: 128.0, ..cast.config() },
-            IdentityConfig { det_padding: Padding::Black, ..cast.config() },
-            IdentityConfig { det_threshold: 0.75, nms_iou: 0.1, ..cast.config() },
+            IdentityConfig { det_divisor: 128.0, ..fixture.config() },
+            IdentityConfig { det_padding: Padding::Black, ..fixture.config() },
+            IdentityConfig { det_threshold: 0.75, nms_iou: 0.1, ..fixture.config() },
         ] {
             let face = found(config);
             let pairs = face.landmarks.as_flattened().iter().zip(plain.landmarks.as_flattened());
@@ -394,7 +401,7 @@ fn detections_do_not_depend_on_the_input_size() {
             println!("moved by {off:.3} pixels of {side}");
             assert!(off < side / 20.0, "{off}");
         }
-        let strict = cast.load(&IdentityConfig { det_threshold: 1.0, ..cast.config() });
-        assert_eq!(strict.detect(cast.portrait.frame(0), size(&cast.portrait)).unwrap().len(), 0);
+        let strict = fixture.load(&IdentityConfig { det_threshold: 1.0, ..fixture.config() });
+        assert_eq!(strict.detect(fixture.portrait.frame(0), size(&fixture.portrait)).unwrap().len(), 0);
     }
 }

@@ -119,7 +119,7 @@ fn plan_uses_the_ranks_of_the_launcher() {
 fn a_configuration_of_roll_trains_alike_on_one_and_two_ranks() {
     let world = World::new(0);
     let here = world.path(".");
-    roll_yaml::write(&here, 8);
+    roll_yaml::write_for_devices(&here, 8);
     std::fs::remove_dir_all(world.path("tiny")).unwrap();
     roll_yaml::demo_world(&here);
     for ranks in [1, 2] {

@@ -51,7 +51,8 @@ fn policy_gradient_plugins_reproduce_the_bits() {
     let world = World::new(2);
     for name in ["diffusion_nft", "flow_grpo"] {
         let algorithm = format!("algo.name={name}");
-        // Two rewards of different scale: the sum crosses the boundary, and its terms are normalised apart.
+        // Two rewards of different scale, which are normalised separately: the plugin must receive the terms of the
+        // sum.
         let rewards = "reward=[{name: brightness}, {name: sharpness, weight: 3}]";
         let short = ["algo.num_inference_steps=4", "algo.group_size=3", "algo.data_weight=0.5", "sample_steps=0"];
         let run = |out: &str, more: &[&str]| {
@@ -119,14 +120,15 @@ fn tensors_of_plugin_algorithms_are_checkpointed() {
     };
     train("whole", &[]);
     train("halved", &["save_steps=2"]);
-    let sum = |run: &str| checkpoint_file(&world.path(run), 4, "trainer/algorithm.safetensors");
-    let whole = sum("whole");
-    assert_eq!(sum("halved"), whole);
+    // The algorithm has one tensor, `sum`.
+    let algorithm_state = |run: &str| checkpoint_file(&world.path(run), 4, "trainer/algorithm.safetensors");
+    let whole = algorithm_state("whole");
+    assert_eq!(algorithm_state("halved"), whole);
     // As if it had been killed after its second step.
     std::fs::remove_dir_all(world.path("halved/checkpoints/step-000004")).unwrap();
     std::fs::remove_file(world.path("halved/summary.json")).unwrap();
     world.done(&["run", "--resume", "halved"]);
-    assert_eq!(sum("halved"), whole);
+    assert_eq!(algorithm_state("halved"), whole);
 
     let checkpoint = world.path("halved/checkpoints/step-000004");
     std::fs::remove_dir_all(&checkpoint).unwrap();
@@ -158,8 +160,8 @@ fn a_failing_reward_is_named_and_the_training_is_saved() {
             .enumerate()
     {
         let out = format!("run-{i}");
-        let how = format!("reward={{name: hostile, at: score, how: {how}, after: 1}}");
-        let output = train(&world, &out, &["--plugin", &library, "--set", &how, "--set", "data.shuffle=false"]);
+        let setting = format!("reward={{name: hostile, at: score, how: {how}, after: 1}}");
+        let output = train(&world, &out, &["--plugin", &library, "--set", &setting, "--set", "data.shuffle=false"]);
         fails(&output, 1, &parts);
         fails(&output, 1, &["`hostile_plugin`", "libhostile_plugin.so", "step 2", "the training of 1 step is saved"]);
         let saved = world.path(&out).join("checkpoints/step-000001/adapter.safetensors");

@@ -13,7 +13,7 @@ use crate::roll_yaml::{self, FILE};
 fn a_reward_fl_configuration_of_roll_runs_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    roll_yaml::write(here, 2);
+    roll_yaml::write_for_devices(here, 2);
     std::fs::create_dir_all(here.join("data")).unwrap();
     std::fs::write(here.join("data/metadata.csv"), "video,prompt\nclip.mp4,a grey square\n").unwrap();
     let video = Video::new(Tensor::full([9, 3, 64, 64], 0.1), 8.0).unwrap();
@@ -38,6 +38,7 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
             .unwrap_or_else(|| panic!("{text}"));
         assert!(line.contains(value) && line.contains(origin), "{line}");
     }
+    // The listing is itself a configuration.
     std::fs::write(here.join("listed.yaml"), &text).unwrap();
     done(here, &["config", "--config", "listed.yaml"]);
     assert_eq!(messages.matches("without effect here").count(), 1, "{messages}");
@@ -60,7 +61,7 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
 fn samples_of_one_clip_differ_in_a_configuration_of_roll() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    roll_yaml::write(here, 8);
+    roll_yaml::write_for_devices(here, 8);
     roll_yaml::demo_world(here);
     let output = roll(here, &[&["run", "--config", FILE][..], &roll_yaml::DEMO_SETTINGS].concat());
     let messages = stderr_text(&output);
@@ -170,12 +171,12 @@ custom_envs:
 ";
 
 /// Numbers of keys with and without effect, of the two configurations of
-/// `agentic_configurations_of_roll_run_unchanged`.
+/// `agentic_configurations_of_roll_run_unchanged`. They change when a key gains an effect.
 const PPO_COUNTS: (usize, usize) = (57, 32);
 const GIGPO_COUNTS: (usize, usize) = (64, 31);
 
-/// The environments with a prompt for each turn.
-fn with_single_turns(environments: &str) -> String {
+/// The environments for GiGPO: with a prompt for each turn, which repeats the last turns.
+fn environments_of_gigpo(environments: &str) -> String {
     let template = "agent_template: \"{env_instruction} {step_count} {history_length}: [{history}] Now {current_step}: \
                     {current_observation} Write {max_response_length}.\"";
     environments
@@ -195,7 +196,7 @@ fn counts(text: &str) -> Option<(usize, usize)> {
 }
 
 /// ROLL's own agentic examples, of the checkout that `ROLL_REFERENCE` names. The page of the book has a row for each,
-/// with its keys with and without effect.
+/// with the numbers of its keys with and without effect.
 #[test]
 fn agentic_examples_of_roll_run_and_match_the_documentation() {
     let Some(reference) = std::env::var_os("ROLL_REFERENCE") else {
@@ -203,7 +204,7 @@ fn agentic_examples_of_roll_run_and_match_the_documentation() {
     };
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/from-roll.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let rows: Vec<(String, usize, usize)> = page.lines().filter_map(row).collect();
+    let rows: Vec<(String, usize, usize)> = page.lines().filter_map(parse_row).collect();
     assert!(rows.len() > 10, "{rows:?}");
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
@@ -231,20 +232,20 @@ fn agentic_examples_of_roll_run_and_match_the_documentation() {
         assert!(!messages.contains("there is nothing like it"), "{file}: {messages}");
         let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
         // A row of step 0 has the validation before training.
-        let steps: Vec<u64> = metrics.lines().map(step).collect();
+        let steps: Vec<u64> = metrics.lines().map(step_of).collect();
         assert_eq!(steps, [0, 1, 2], "{file}");
         std::fs::remove_dir_all(here.join("run")).unwrap();
     }
 }
 
 /// The step of a row of metrics.
-fn step(line: &str) -> u64 {
+fn step_of(line: &str) -> u64 {
     let row: serde_json::Value = serde_json::from_str(line).unwrap();
     row["step"].as_u64().unwrap()
 }
 
-/// A row of the page: file, keys with and without effect.
-fn row(line: &str) -> Option<(String, usize, usize)> {
+/// A row of the page: file, numbers of keys with and without effect.
+fn parse_row(line: &str) -> Option<(String, usize, usize)> {
     let cells: Vec<&str> = line.split('|').map(str::trim).collect();
     let [_, file, with, without, _] = cells[..] else { return None };
     Some((file.strip_prefix('`')?.strip_suffix('`')?.to_string(), with.parse().ok()?, without.parse().ok()?))
@@ -256,12 +257,16 @@ fn agentic_configurations_of_roll_run_unchanged() {
     let here = dir.path();
     let gigpo =
         "adv_estimator: gigpo\nbatch_adjust_mode: copy\nstep_reward_gamma: 0.95\nuse_kl_loss: true\nkl_loss_coef: 0.01";
-    let turns = AGENT.replace("ADVANTAGE", gigpo).replace("value_clip: 0.5\n", "");
+    let gigpo_agent = AGENT.replace("ADVANTAGE", gigpo).replace("value_clip: 0.5\n", "");
     for (name, text) in [
         ("examples/agent/ppo.yaml", AGENT.replace("ADVANTAGE\n", "")),
-        ("examples/agent/gigpo.yaml", turns.replace("own_envs", "own_steps").replace("length: 600", "length: 1500")),
+        // Prompts that repeat turns are longer.
+        (
+            "examples/agent/gigpo.yaml",
+            gigpo_agent.replace("own_envs", "gigpo_envs").replace("length: 600", "length: 1500"),
+        ),
         ("examples/config/own_envs.yaml", ENVIRONMENTS.to_string()),
-        ("examples/config/own_steps.yaml", with_single_turns(ENVIRONMENTS)),
+        ("examples/config/gigpo_envs.yaml", environments_of_gigpo(ENVIRONMENTS)),
     ] {
         let path = here.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -284,13 +289,13 @@ fn agentic_configurations_of_roll_run_unchanged() {
             assert!(last[name].is_number(), "{file}: {name} in {last}");
         }
         let episodes = std::fs::read_to_string(here.join(file).join("trajectories.jsonl")).unwrap();
-        let of = |kind: &str, tag: &str| {
+        let count = |kind: &str, tag: &str| {
             let here =
                 |line: &&str| line.contains(&format!("\"{kind}\"")) && line.contains(&format!("\"tag\":\"{tag}\""));
             episodes.lines().filter(here).count()
         };
         // Two steps of four groups of four episodes; validations of eight episodes before training and after each step.
-        assert_eq!((of("training", "Room"), of("training", "Lake")), (8, 24), "{file}");
-        assert_eq!((of("validation", "Room"), of("validation", "Lake")), (0, 24), "{file}");
+        assert_eq!((count("training", "Room"), count("training", "Lake")), (8, 24), "{file}");
+        assert_eq!((count("validation", "Room"), count("validation", "Lake")), (0, 24), "{file}");
     }
 }

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::program::{self, with_default_signals};
 use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 
+/// With [`SHORT`]: the fewest denoising steps.
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
 const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
@@ -40,8 +41,8 @@ const FLOW_GRPO: [&str; 7] = [
 const WEIGHTS: [&str; 2] = ["adapter.safetensors", "trainer/optimizer.safetensors"];
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and the summary.
-fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]) {
-    let (found, expected) = (world.metrics(run), world.metrics(whole));
+fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: u64, files: &[&str]) {
+    let (found, expected) = (world.metrics(run), world.metrics(uninterrupted));
     assert_eq!(found.len(), expected.len(), "lines of metrics of {run}");
     for (found, expected) in found.iter().zip(&expected) {
         let differing = |key: &&String| found.get(key.as_str()) != expected.get(key.as_str());
@@ -51,14 +52,14 @@ fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]
     }
     for file in files {
         let read = |out: &str| checkpoint_file(&world.path(out), step, file);
-        assert!(read(run) == read(whole), "{file} of {run}");
+        assert!(read(run) == read(uninterrupted), "{file} of {run}");
     }
     let summary = |out: &str| {
         let mut summary = world.summary(out);
         summary.as_object_mut().unwrap().remove("adapter"); // a path in the run directory
         summary
     };
-    assert_eq!(summary(run), summary(whole), "summary of {run}");
+    assert_eq!(summary(run), summary(uninterrupted), "summary of {run}");
 }
 
 #[test]
@@ -80,13 +81,13 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     ];
     for (name, algorithm, settings, files) in cases {
         let settings = [algorithm, settings].concat();
-        let (whole, halved) = (format!("{name}-whole"), format!("{name}-halved"));
-        world.train(&whole, 3, &settings);
+        let (uninterrupted, halved) = (format!("{name}-uninterrupted"), format!("{name}-halved"));
+        world.train(&uninterrupted, 3, &settings);
         world.train(&halved, 3, &[&settings[..], &["save_steps=2"]].concat());
         // As if it had been killed after its second step.
         remove_the_end(&world.path(&halved), "step-000003");
         world.done(&["run", "--resume", &halved]);
-        assert_alike(&world, &halved, &whole, 3, files);
+        assert_alike(&world, &halved, &uninterrupted, 3, files);
     }
 }
 
@@ -116,18 +117,19 @@ fn resume_of_an_agent_is_bit_exact() {
         "algo.val_batch_size=4",
         "evaluation.every=3",
     ];
-    let (adapter, whole) = (["adapter_model.safetensors", WEIGHTS[1]], ["model.safetensors", WEIGHTS[1]]);
+    let (adapter, full) = (["adapter_model.safetensors", WEIGHTS[1]], ["model.safetensors", WEIGHTS[1]]);
     let cases: [(&str, &[&str], &[&str]); 4] = [
         ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true"], &adapter),
         ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], &adapter),
         ("critic", &["algo.adv_estimator=gae", "algo.critic_epochs=2"], &adapter),
-        ("whole", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], &whole),
+        ("full", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], &full),
     ];
     let episodes = |out: &str| std::fs::read_to_string(world.path(out).join("trajectories.jsonl")).unwrap();
     for (name, settings, files) in cases {
         let settings = [&short[..], settings].concat();
-        let [whole, halved, signalled] = ["whole", "halved", "signalled"].map(|how| format!("{name}-{how}"));
-        for (out, more) in [(&whole, &[][..]), (&halved, &["save_steps=2"][..])] {
+        let [uninterrupted, halved, signalled] =
+            ["uninterrupted", "halved", "signalled"].map(|how| format!("{name}-{how}"));
+        for (out, more) in [(&uninterrupted, &[][..]), (&halved, &["save_steps=2"][..])] {
             let output = language(&world, "agentic_ppo", out, &[&settings[..], more].concat()).output().unwrap();
             assert!(output.status.success(), "{}", stderr_text(&output));
         }
@@ -145,17 +147,17 @@ fn resume_of_an_agent_is_bit_exact() {
         }
         kill(&mut child);
         world.done(&["run", "--resume", &killed]);
-        assert_alike(&world, &killed, &whole, 4, files);
-        assert_eq!(episodes(&killed), episodes(&whole), "episodes of {killed}");
+        assert_alike(&world, &killed, &uninterrupted, 4, files);
+        assert_eq!(episodes(&killed), episodes(&uninterrupted), "episodes of {killed}");
         for out in [&halved, &signalled] {
             let done = checkpoint::newest_whole(&world.path(out).join("checkpoints")).unwrap().unwrap().step();
             assert!((1..4).contains(&done), "{done} steps of {out}");
             world.done(&["run", "--resume", out]);
-            assert_alike(&world, out, &whole, 4, files);
-            assert_eq!(episodes(out), episodes(&whole), "episodes of {out}");
+            assert_alike(&world, out, &uninterrupted, 4, files);
+            assert_eq!(episodes(out), episodes(&uninterrupted), "episodes of {out}");
         }
-        let summary = world.summary(&whole);
-        assert!(summary["success_before"].is_number() && world.metrics(&whole).len() > 4, "{summary}");
+        let summary = world.summary(&uninterrupted);
+        assert!(summary["success_before"].is_number() && world.metrics(&uninterrupted).len() > 4, "{summary}");
     }
 }
 
@@ -176,14 +178,14 @@ fn resume_of_supervised_training_is_bit_exact() {
     // Two passes and a half, of batches that do not divide the lines.
     let settings =
         ["steps=6", "save_steps=3", "algo.data=talk.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
-    for out in ["whole", "halved"] {
+    for out in ["uninterrupted", "halved"] {
         let output = language(&world, "sft", out, &settings).output().unwrap();
         assert!(output.status.success(), "{}", stderr_text(&output));
     }
     remove_the_end(&world.path("halved"), "step-000006");
     world.done(&["run", "--resume", "halved"]);
-    assert_alike(&world, "halved", "whole", 6, &["adapter_model.safetensors", WEIGHTS[1]]);
-    let metrics = world.metrics("whole");
+    assert_alike(&world, "halved", "uninterrupted", 6, &["adapter_model.safetensors", WEIGHTS[1]]);
+    let metrics = world.metrics("uninterrupted");
     assert_ne!(metrics[0]["actor/loss"], metrics[5]["actor/loss"]);
 }
 
@@ -270,9 +272,10 @@ impl KilledRun {
         spawn(world, out, || (self.command)(world, out))
     }
 
-    /// Starts a run one to three times, each time to kill it, then lets it end and compares it with `whole`, which took
-    /// `length`. Returns how many were killed, and how many of those while they wrote a checkpoint.
-    fn check(&self, world: &World, whole: &str, length: Duration, random: &mut ChaCha8Rng) -> [usize; 2] {
+    /// Starts a run one to three times, each time to kill it, then lets it end and compares it with the run
+    /// `uninterrupted`, which took `length`. Returns how many were killed, and how many of those while they wrote a
+    /// checkpoint.
+    fn check(&self, world: &World, uninterrupted: &str, length: Duration, random: &mut ChaCha8Rng) -> [usize; 2] {
         let (out, [mut killed, mut writing]) = ("run", [0, 0]);
         let run = world.path(out);
         for _ in 0..random.random_range(1..=3) {
@@ -287,7 +290,7 @@ impl KilledRun {
         }
         let output = self.start(world, out).wait_with_output().unwrap();
         assert!(output.status.success(), "{}: {}", self.name, stderr_text(&output));
-        assert_alike(world, out, whole, STEPS, &self.files);
+        assert_alike(world, out, uninterrupted, STEPS, &self.files);
         let kept = checkpoint::list(&run.join("checkpoints")).unwrap();
         assert_eq!(kept.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [STEPS - 1, STEPS], "{}", self.name);
         assert!(!is_writing(&run), "{} leaves an unfinished checkpoint", self.name);
@@ -310,20 +313,18 @@ fn resume_after_a_kill_at_any_instant_is_bit_exact() {
     let mut trials = 0;
     while killed < kills {
         let index = (seed as usize + trials) % KILLED.len();
-        let (run, whole) = (&KILLED[index], format!("whole-{index}"));
+        let (run, uninterrupted) = (&KILLED[index], format!("uninterrupted-{index}"));
         let length = *lengths[index].get_or_insert_with(|| {
             let started = Instant::now();
-            let output = run.start(&world, &whole).wait_with_output().unwrap();
+            let output = run.start(&world, &uninterrupted).wait_with_output().unwrap();
             assert!(output.status.success(), "{}: {}", run.name, stderr_text(&output));
             started.elapsed()
         });
-        let [hit, in_writing] = run.check(&world, &whole, length, &mut random);
+        let [hit, in_writing] = run.check(&world, &uninterrupted, length, &mut random);
         eprintln!("{}: {hit} kills, {in_writing} of them while a checkpoint was written", run.name);
         (killed, writing, trials) = (killed + hit, writing + in_writing, trials + 1);
     }
-    eprintln!(
-        "{killed} kills, {writing} of them while a checkpoint was written; {trials} of {trials} runs ended alike"
-    );
+    eprintln!("{killed} kills, {writing} of them while a checkpoint was written; all {trials} runs ended alike");
 }
 
 /// The files of a run.
@@ -334,7 +335,7 @@ impl RunFiles<'_> {
         self.0.join(file).exists()
     }
 
-    /// Whether a folder holds that number of finished files.
+    /// Whether a folder holds at least that number of finished files.
     fn holds(&self, folder: &str, files: usize) -> bool {
         let entries = std::fs::read_dir(self.0.join(folder)).into_iter().flatten().flatten();
         entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).count() >= files
@@ -348,6 +349,8 @@ const MOMENTS: [Moment; 13] = [
     ("the configuration is there", |run| run.has("config.yaml")),
     ("one clip is evaluated", |run| run.holds("evaluations/step-000000", 1)),
     ("two clips are evaluated", |run| run.holds("evaluations/step-000000", 2)),
+    // The samples of the reference are written after the evaluation. The metrics end the wait if that moment was
+    // missed.
     ("all are evaluated, and no step is done", |run| run.holds("samples/reference", 3) || run.has("metrics.jsonl")),
     ("the first step is done", |run| run.has("metrics.jsonl")),
     ("a checkpoint is being written", |run| is_writing(run.0)),
@@ -366,7 +369,7 @@ fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
     let settings =
         [&REWARD_FL[..], &["save_steps=1", "max_ckpt_to_keep=3", "evaluation.train_samples=3", "evaluation.every=4"]]
             .concat();
-    world.train("whole", 6, &settings);
+    world.train("uninterrupted", 6, &settings);
     let run = world.path("run");
     let mut random = ChaCha8Rng::seed_from_u64(17);
     let (mut killed, mut first_clip) = (0, None);
@@ -386,13 +389,13 @@ fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
     }
     // On a busy machine, some moments pass before they are seen.
     assert!(killed >= MOMENTS.len() / 2, "only {killed} kills");
-    // `roll run --resume DIR || sleep 1`, until it is done.
-    let ends = (0..3).map(|_| start(&world, "run", 6, &settings).wait_with_output().unwrap());
-    assert!(ends.into_iter().any(|output| output.status.success()));
-    assert_alike(&world, "run", "whole", 6, &WEIGHTS);
+    // As a job script does: resumes until a run succeeds, here at most three times.
+    let succeeds = |_| start(&world, "run", 6, &settings).wait_with_output().unwrap().status.success();
+    assert!((0..3).any(succeeds));
+    assert_alike(&world, "run", "uninterrupted", 6, &WEIGHTS);
     let clip = |out: &str, name: &str| std::fs::read(world.path(out).join("samples").join(name)).unwrap();
     for name in ["before/train-001.mp4", "step-000004/train-000.mp4", "after/train-002.mp4"] {
-        assert!(clip("run", name) == clip("whole", name), "{name}");
+        assert!(clip("run", name) == clip("uninterrupted", name), "{name}");
     }
     let last = std::fs::metadata(run.join("samples/before/train-000.mp4")).unwrap().modified().unwrap();
     assert_eq!(first_clip, Some(last), "the first clip was evaluated again");
@@ -415,8 +418,8 @@ fn partial_results_depend_on_the_configuration() {
         std::fs::remove_dir_all(world.path("run")).unwrap();
     }
     world.done(&["run", "--resume", "run", "--set", "seed=7"]);
-    world.train("whole", 2, &[&settings[..], &["seed=7"]].concat());
-    assert_alike(&world, "run", "whole", 2, &WEIGHTS);
+    world.train("uninterrupted", 2, &[&settings[..], &["seed=7"]].concat());
+    assert_alike(&world, "run", "uninterrupted", 2, &WEIGHTS);
 }
 
 /// Starts the run, or resumes it.
@@ -438,7 +441,7 @@ fn kill_after(child: &mut Child, delay: Duration) -> bool {
     kill(child)
 }
 
-/// Kills it a moment after it began to write a checkpoint.
+/// Kills the process `delay` after it began to write a checkpoint. Returns whether it was still running.
 fn kill_while_writing(child: &mut Child, run: &Path, delay: Duration) -> bool {
     while !is_writing(run) {
         if child.try_wait().unwrap().is_some() {
@@ -501,17 +504,18 @@ fn a_signal_writes_a_checkpoint() {
 
         let steps = (done + 2).max(7);
         world.done(&["run", "--resume", &out, "--steps", &steps.to_string()]);
-        let whole = format!("whole-{i}");
-        world.train(&whole, steps, &settings);
-        assert_alike(&world, &out, &whole, steps, &WEIGHTS);
+        let uninterrupted = format!("uninterrupted-{i}");
+        world.train(&uninterrupted, steps, &settings);
+        assert_alike(&world, &out, &uninterrupted, steps, &WEIGHTS);
     }
 }
 
 #[test]
 fn a_second_signal_stops_at_once() {
     let world = World::new(3);
-    // INT and TERM are sent while the process is stopped, so that both are pending when it continues. If two threads
-    // handle them at the same instant, both may count as the first signal; then the last TERM stops the process.
+    // INT and TERM are sent while the process is stopped, so that the second arrives before the first has had an
+    // effect. If two threads handle them at the same instant, both may count as the first signal; so a third one
+    // follows.
     let signals = [Signal::STOP, Signal::INT, Signal::TERM, Signal::CONT, Signal::TERM];
     let output = signal_at(world.training("run", 4000, &REWARD_FL), "step 2/", &signals);
     assert_eq!(output.status.code(), Some(130), "{}", stderr_text(&output));
@@ -523,7 +527,7 @@ fn a_second_signal_stops_at_once() {
 fn a_full_disk_keeps_older_checkpoints() {
     let world = World::new(3);
     let settings = [&REWARD_FL[..], &["max_ckpt_to_keep=1", "save_steps=1"]].concat();
-    world.train("whole", 4, &settings);
+    world.train("uninterrupted", 4, &settings);
     world.train("run", 2, &settings);
     let kept = checkpoint_file(&world.path("run"), 2, WEIGHTS[1]);
     // A limit on the size of files simulates a full disk: the metrics fit, the optimizer's state does not.
@@ -539,8 +543,9 @@ fn a_full_disk_keeps_older_checkpoints() {
     assert!(!is_writing(&world.path("run")), "what was half written is still there");
     assert!(checkpoint_file(&world.path("run"), 2, WEIGHTS[1]) == kept);
     world.done(&["run", "--resume", "run", "--steps", "4"]);
-    assert_eq!(world.metrics("run"), world.metrics("whole"));
-    assert!(checkpoint_file(&world.path("run"), 4, WEIGHTS[0]) == checkpoint_file(&world.path("whole"), 4, WEIGHTS[0]));
+    assert_eq!(world.metrics("run"), world.metrics("uninterrupted"));
+    let weights = |out: &str| checkpoint_file(&world.path(out), 4, WEIGHTS[0]);
+    assert!(weights("run") == weights("uninterrupted"));
 }
 
 #[test]

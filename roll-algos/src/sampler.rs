@@ -1,7 +1,7 @@
 //! How a flow is integrated from noise to data: the step between two noise levels.
 //!
 //! A sampler asks for one velocity at each level and changes nothing but the latents, so that models, guidance and
-//! trajectories know no sampler.
+//! trajectories do not depend on the sampler.
 
 use std::fmt;
 use std::str::FromStr;
@@ -79,8 +79,8 @@ struct UnipcStep {
 }
 
 impl Integration {
-    /// The latents at noise level `to`, given the latents (f32, any shape) at `from`, which lies above it and where
-    /// the step before ended, and their velocity `d latents / d sigma`.
+    /// Returns the latents at noise level `to` from the latents (f32, any shape) at `from` and their velocity
+    /// `d latents / d sigma`. `from` is above `to`, and is where the previous step ended.
     pub fn step(&mut self, from: Sigma, to: Sigma, latents: &Tensor, velocity: &Tensor) -> Result<Tensor> {
         if latents.shape() != velocity.shape() {
             return Err(Error::shape("the velocity", format!("{:?}", latents.shape()), velocity.shape()));
@@ -114,28 +114,32 @@ impl Integration {
     }
 }
 
+/// Symbols: s and t are start and end of the step, e the start of the step before it; x latents, m predicted data;
+/// `alpha = 1 - sigma`, `lambda = ln(alpha / sigma)`, `h = lambda_t - lambda_s`, `r = (lambda_e - lambda_s) / h`,
+/// `B = e^{-h} - 1`.
 impl UnipcStep {
-    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_r - m_s) / (2 r))`, r = (lambda_r - lambda_s) / h.
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_e - m_s) / (2 r))`.
     fn predicted(&self, to: f64) -> Vec<f32> {
-        let (b, [_, inverse]) = (self.b(to), self.ratios(to));
-        self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse * (earlier - m))
+        let (b, [_, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
+        self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse_r * (earlier - m))
     }
 
-    /// The same with the data found at the end of the step: weights that make the step exact for data that change as a
-    /// polynomial in lambda, of degree 1 or 2.
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `found`. The weights
+    /// w and u make the step exact for data that are a polynomial in lambda of degree 2 (of degree 1 without e).
     fn corrected(&self, to: f64, found: &[f32]) -> Vec<f32> {
-        let (b, [h, inverse]) = (self.b(to), self.ratios(to));
-        let (at_end, at_earlier) = match self.before {
+        let (b, [h, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
+        let (w, u) = match self.before {
             None => (0.5, 0.0),
             Some(_) => {
                 let first = (b / -h - 1.0) / b;
                 let second = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
-                // Solution of `w + u = first, r w + u = second`, in 1 / r: r is infinite after a start at pure noise.
-                let earlier = (first - second) * inverse / (inverse - 1.0);
-                (first - earlier, earlier * inverse)
+                // Exact for the degrees 1 and 2: `w + r u = first`, `w + r^2 u = second`. Solved in 1 / r, since r is
+                // infinite after a start at pure noise.
+                let r_times_u = (first - second) * inverse_r / (inverse_r - 1.0);
+                (first - r_times_u, r_times_u * inverse_r)
             }
         };
-        self.advanced(to, b, |i, m, earlier| m + at_earlier * (earlier - m) + at_end * (f64::from(found[i]) - m))
+        self.advanced(to, b, |i, m, earlier| m + u * (earlier - m) + w * (f64::from(found[i]) - m))
     }
 
     /// `sigma_t / sigma_s x_s - alpha_t B m`, m being a combination of the data at the start and those before.
@@ -150,16 +154,16 @@ impl UnipcStep {
             .collect()
     }
 
-    /// `B = e^{-h} - 1`, h being the step in log-SNR.
+    /// `B`.
     fn b(&self, to: f64) -> f64 {
         (lambda(self.sigma) - lambda(to)).exp_m1()
     }
 
-    /// h, and the inverse of r; 0 for a step of first order.
-    fn ratios(&self, to: f64) -> [f64; 2] {
+    /// `h`, and the inverse of `r`: 0 for a step of first order.
+    fn h_and_inverse_r(&self, to: f64) -> [f64; 2] {
         let h = lambda(to) - lambda(self.sigma);
-        let inverse = self.before.as_ref().map_or(0.0, |(before, _)| h / (lambda(*before) - lambda(self.sigma)));
-        [h, inverse]
+        let inverse_r = self.before.as_ref().map_or(0.0, |(before, _)| h / (lambda(*before) - lambda(self.sigma)));
+        [h, inverse_r]
     }
 }
 
@@ -199,7 +203,7 @@ mod tests {
         }
     }
 
-    /// A perfect model of data around 0.3 with a deviation of 0.5: noise e flows to 0.3 + 0.5 e.
+    /// A perfect model of data around 0.3 with a deviation of 0.5: noise e flows to `0.3 + 0.5 * e`.
     fn gaussian(x: f64, sigma: f64) -> f64 {
         let (alpha, variance) = (1.0 - sigma, 0.25);
         0.3 + variance * alpha / (alpha * alpha * variance + sigma * sigma) * (x - alpha * 0.3)
@@ -207,7 +211,9 @@ mod tests {
 
     #[test]
     fn unipc_comes_nearer_with_the_same_steps() {
-        let error = |sampler: Sampler, schedule: &FlowSchedule| (integrate(sampler, schedule, gaussian) - 0.65).abs();
+        let error = |sampler: Sampler, schedule: &FlowSchedule| {
+            (integrate(sampler, schedule, gaussian) - (0.3 + 0.5 * 0.7)).abs()
+        };
         let from_noise = FlowSchedule::new(40, 5.0).unwrap();
         let euler = error(Sampler::Euler, &from_noise);
         for schedule in [from_noise, FlowSchedule::unipc(40, 5.0).unwrap()] {

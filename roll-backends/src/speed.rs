@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
 
-/// Measures the sustained f32 matrix product throughput of `device`, in operations per second (a multiply-add counts
-/// two). Takes about a tenth of a second.
+/// Measures the f32 matrix product throughput of `device`, in operations per second (a multiply-add counts two): the
+/// best of four products, each with the copy of its result to the host. An estimate: products of ones are faster on a
+/// GPU than those of a network. Takes about a tenth of a second.
 pub fn sustained_flops(device: &Device) -> f64 {
     const N: usize = 1024;
     let a = Tensor::<2>::ones([N, N], device);

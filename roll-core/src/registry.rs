@@ -64,16 +64,16 @@ impl BuildContext {
     }
 }
 
-/// An environment variable that begins with `ROLL_` and is not a key of a configuration. Submit with
-/// `inventory::submit!` where it is read.
+/// An environment variable that begins with `ROLL_` and is not a key of a configuration: other such variables are read
+/// as keys. Submit with `inventory::submit!` where it is read.
 pub struct Variable(pub &'static str);
 
 inventory::collect!(Variable);
 
-/// Makes a component of its options.
+/// Makes a component from its options.
 pub type Make<T> = dyn Fn(&Options, &BuildContext) -> Result<Box<T>> + Send + Sync;
 
-/// How to make one.
+/// A constructor of components.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)] // each variant makes what its name says
 pub enum Factory {
@@ -110,8 +110,9 @@ pub trait ComponentOptions: serde::Serialize + serde::de::DeserializeOwned + Def
     const NAME: &'static str;
 }
 
-/// Registers a component of this crate: kind, name, type of its options, summary, and how to make it of these options
-/// and the [`BuildContext`]; after `plan:` its [`Planner`], after `learning_rate:` that of [`Registration`].
+/// Registers a component of this crate: kind, name, type of its options, summary, and how to make it from these options
+/// and the [`BuildContext`]; optionally `plan:` with its [`Planner`], and `learning_rate:` with the default learning
+/// rate ([`Registration::learning_rate`]).
 #[cfg(feature = "schema")]
 #[macro_export]
 macro_rules! register {
@@ -164,15 +165,16 @@ pub struct Registration {
     pub summary: &'static str,
     /// Crate or file it comes from.
     pub origin: &'static str,
-    /// Version of that.
+    /// Version of that crate or file.
     pub version: &'static str,
     /// Whether it is part of this program, and not of a library that was loaded.
     pub is_linked: bool,
     /// Every option with its default; read it through [`Registration::options`].
     pub defaults: &'static (dyn Fn() -> Options + Send + Sync),
-    /// Every option with its meaning, [`crate::keys::of`] its type; read it through [`Registration::keys`].
+    /// Every option with its meaning: [`crate::keys::of`] the type of the options. Call it through
+    /// [`Registration::keys`].
     pub keys: &'static (dyn Fn() -> Vec<Key> + Send + Sync),
-    /// How to make it.
+    /// The constructor.
     pub factory: Factory,
     /// How to plan for it; `None` where `roll plan` cannot know.
     pub planner: Option<Planner>,
@@ -416,8 +418,8 @@ where
     })
 }
 
-/// A limit of time, `seconds` of the option `key`. Fails unless it is above 0 and less than a year: beyond that it is
-/// no limit, and [`Duration`] has one of its own.
+/// Converts the seconds of the option `key`, a limit of time, to a duration. Fails unless they are above 0 and less
+/// than a year: more is no limit, and [`Duration`] panics on much larger numbers.
 pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
     match seconds > 0.0 && seconds < 3.2e7 {
         true => Ok(Duration::from_secs_f64(seconds)),

@@ -6,7 +6,10 @@ use std::path::Path;
 use roll_core::{Error, Result};
 use roll_external::files;
 
-/// Kinds of files, by the reader that they need.
+/// Bytes of a file's start that are read: up to the second sync byte (`G`) of an MPEG transport stream, at 188.
+const HEAD_BYTES: u64 = 189;
+
+/// The kind of a file, by the reader that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Container {
     Mp4,
@@ -43,7 +46,7 @@ impl FileHead {
     pub fn read(path: &Path) -> Result<Self> {
         let failed = Error::file("read", path);
         let mut head = Vec::new();
-        match files::open(path).and_then(|file| file.take(189).read_to_end(&mut head)) {
+        match files::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head)) {
             Ok(_) => Ok(Self(head)),
             Err(error) => Err(failed(error)),
         }
@@ -86,6 +89,7 @@ impl FileHead {
         if at(0, b"\x00\x00\x01\xba") || at(0, b"\x00\x00\x01\xb3") || (at(0, b"G") && at(188, b"G")) {
             return Container::OtherVideo("MPEG");
         }
+        // FLV, Ogg, ASF, raw H.264, IVF.
         let others: [&[u8]; 5] = [b"FLV", b"OggS", b"\x30\x26\xb2\x75", b"\x00\x00\x00\x01", b"DKIF"];
         if others.iter().any(|tag| at(0, tag)) {
             return Container::OtherVideo("video of another kind");
@@ -93,14 +97,14 @@ impl FileHead {
         Container::Unknown
     }
 
-    /// The reason why this crate cannot read the file.
+    /// The reason why this crate cannot read the file; for files that none of its readers accepts.
     pub fn unreadable_reason(&self) -> String {
         match self.container() {
             _ if self.is_empty() => "the file is empty".into(),
             Container::OtherPicture(name, _) | Container::OtherVideo(name) => {
                 format!("{name}, which cannot be read without ffmpeg")
             }
-            _ => {
+            Container::Mp4 | Container::Gif | Container::Picture | Container::Unknown => {
                 let start: String =
                     self.0.iter().take(8).flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect();
                 format!("neither a video nor a picture: it begins with \"{start}\"")

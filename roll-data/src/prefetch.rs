@@ -12,7 +12,7 @@ use crate::Dataset;
 /// The result of a row: its sample, or its place and the reason why it was skipped.
 pub(crate) type ReadRow = std::result::Result<Sample, (String, String)>;
 
-/// Rows in flight; each list is read on its own thread.
+/// Lists of rows in flight, each read on its own thread.
 ///
 /// A list that is never requested is read and dropped. Threads end by themselves after one batch.
 #[derive(Debug, Default)]
@@ -22,6 +22,7 @@ pub(crate) struct Prefetch {
 
 impl Prefetch {
     /// Returns the samples of `rows`, prefetched or read now: the same samples and the same error either way.
+    /// Drops lists that were begun earlier and not requested.
     pub fn take(&mut self, dataset: &Dataset, rows: &[usize]) -> Result<Vec<ReadRow>> {
         while let Some((pending, thread)) = self.pending.pop_front() {
             if pending == rows {
@@ -34,8 +35,8 @@ impl Prefetch {
     /// Starts to read `rows`, which follow the rows in flight.
     pub fn begin(&mut self, dataset: &Arc<Dataset>, rows: Vec<usize>) {
         let dataset = Arc::clone(dataset);
-        let own = rows.clone();
-        let thread = thread::Builder::new().name("prefetch".into()).spawn(move || read(&dataset, &own));
+        let list = rows.clone();
+        let thread = thread::Builder::new().name("prefetch".into()).spawn(move || read(&dataset, &list));
         // Without a thread they are read on request.
         if let Ok(thread) = thread {
             self.pending.push_back((rows, thread));

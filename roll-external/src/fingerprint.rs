@@ -9,13 +9,14 @@ use sha2::{Digest, Sha256};
 use roll_core::{Error, Result, Tensor};
 
 /// Files up to this size are read whole.
-const WHOLE: u64 = 16 << 20;
+const MAX_WHOLE_FILE: u64 = 16 << 20;
 /// Larger files are sampled: one block every `STRIDE` bytes.
 const STRIDE: u64 = 1 << 20;
 /// Bytes of a block.
 const BLOCK: usize = 4096;
 
-/// A SHA-256 over named parts. Two fingerprints are equal when all parts are, in the same order.
+/// A SHA-256 over named parts. Two fingerprints are equal if all parts are, in the same order; only samples of a large
+/// file count.
 #[derive(Clone, Debug)]
 pub struct Fingerprint(Sha256);
 
@@ -40,15 +41,15 @@ impl Fingerprint {
         self.part(name, bytemuck::cast_slice(values))
     }
 
-    /// Adds the contents of a file; its name and time do not count, so that a copy has the same fingerprint. Files
-    /// above 16 MiB contribute a block of 4 KiB in every MiB: training changes weights everywhere, and reading tens of
-    /// gigabytes for a key would take longer than the cache saves.
+    /// Adds the contents of a file; its name and modification time do not count, so that a copy has the same
+    /// fingerprint. Files above 16 MiB contribute a block of 4 KiB in every MiB: training changes weights everywhere,
+    /// and reading tens of gigabytes for a key would take longer than the cache saves.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let failed = || Error::file("read", path);
         let mut file = crate::files::open(path).map_err(failed())?;
         let size = file.metadata().map_err(failed())?.len();
         self = self.text("bytes", size);
-        if size <= WHOLE {
+        if size <= MAX_WHOLE_FILE {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).map_err(failed())?;
             return Ok(self.part("contents", &bytes));
@@ -90,35 +91,36 @@ mod tests {
 
     #[test]
     fn every_part_changes_the_fingerprint() {
-        let of = |a: &str, b: &str, t: &Tensor| Fingerprint::new("k").text("a", a).text("b", b).tensor("t", t).finish();
+        let fingerprint =
+            |a: &str, b: &str, t: &Tensor| Fingerprint::new("k").text("a", a).text("b", b).tensor("t", t).finish();
         let one = Tensor::zeros([2, 3]);
-        let base = of("x", "yz", &one);
-        assert_eq!(base, of("x", "yz", &one));
+        let base = fingerprint("x", "yz", &one);
+        assert_eq!(base, fingerprint("x", "yz", &one));
         assert_eq!(base.len(), 64);
-        assert_ne!(base, of("xy", "z", &one));
-        assert_ne!(base, of("x", "yz", &Tensor::zeros([3, 2])));
-        assert_ne!(base, of("x", "yz", &Tensor::full([2, 3], 1e-30)));
+        assert_ne!(base, fingerprint("xy", "z", &one));
+        assert_ne!(base, fingerprint("x", "yz", &Tensor::zeros([3, 2])));
+        assert_ne!(base, fingerprint("x", "yz", &Tensor::full([2, 3], 1e-30)));
         assert_ne!(Fingerprint::new("a").finish(), Fingerprint::new("b").finish());
         let mut values = vec![0.5f32; 3000];
-        let of = |values: &[f32]| Fingerprint::new("k").f32s("v", values).finish();
-        let before = of(&values);
+        let fingerprint = |values: &[f32]| Fingerprint::new("k").f32s("v", values).finish();
+        let before = fingerprint(&values);
         values[2999] = 0.5f32.next_up();
-        assert!(before != of(&values) && before != of(&values[..2999]));
+        assert!(before != fingerprint(&values) && before != fingerprint(&values[..2999]));
     }
 
     #[test]
-    fn fingerprints_of_files_depend_on_their_contents() {
+    fn fingerprints_of_files_depend_on_contents_only() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-        let of = |path: &Path| Fingerprint::new("f").file(path).unwrap().finish();
-        for size in [10usize, (WHOLE + 12345) as usize] {
+        let fingerprint = |path: &Path| Fingerprint::new("f").file(path).unwrap().finish();
+        for size in [10usize, (MAX_WHOLE_FILE + 12345) as usize] {
             let mut bytes = vec![7u8; size];
             std::fs::write(&a, &bytes).unwrap();
             std::fs::write(&b, &bytes).unwrap();
-            assert_eq!(of(&a), of(&b));
+            assert_eq!(fingerprint(&a), fingerprint(&b));
             *bytes.last_mut().unwrap() = 8;
             std::fs::write(&b, &bytes).unwrap();
-            assert_ne!(of(&a), of(&b));
+            assert_ne!(fingerprint(&a), fingerprint(&b));
         }
         assert!(Fingerprint::new("f").file(&dir.path().join("none")).is_err());
     }
@@ -127,15 +129,15 @@ mod tests {
     fn whole_file_depends_on_every_byte() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
-        let of = |bytes: &[u8]| {
+        let fingerprint = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
             let key = || Fingerprint::new("f");
             (key().file(&path).unwrap().finish(), key().whole_file(&path).unwrap().finish())
         };
-        let mut bytes = vec![7u8; (WHOLE + 12345) as usize];
-        let (sampled, whole) = of(&bytes);
+        let mut bytes = vec![7u8; (MAX_WHOLE_FILE + 12345) as usize];
+        let (sampled, whole) = fingerprint(&bytes);
         bytes[BLOCK + 1] = 8; // between two blocks
-        let changed = of(&bytes);
+        let changed = fingerprint(&bytes);
         assert!(changed.0 == sampled && changed.1 != whole);
     }
 }

@@ -3,13 +3,12 @@
 //! - [`files`]: files read up to a length, and files written whole or not at all.
 //! - [`Fingerprint`]: keys of caches, made of files and settings.
 //! - [`process`]: child processes that end together with the processes they started.
-//! - [`contain`](mod@contain): calls of other crates that may panic or hang.
+//! - [`contain`](mod@contain): calls into other crates that may panic or hang.
 //! - [`tokenizer_json`]: checks of a tokenizer's file before it is used.
 //! - [`service`] (feature `service`): requests to HTTP services.
 //!
-//! The crate is for the crates with components and for `roll-train`. It is not part of the interfaces: an author of a
-//! component does not need it. It depends on `roll-core` and on no other crate of this project. Start reading at
-//! [`files`] and [`process`].
+//! The crates that implement components and `roll-train` use this crate. Authors of plugins do not need it. It depends
+//! on `roll-core` and on no other crate of this project. Start reading at [`files`] and [`process`].
 //!
 //! ```
 //! use roll_external::{Fingerprint, files};
@@ -24,7 +23,7 @@
 //!     Ok(Fingerprint::new("latents").file(&path)?.text("frames", frames).finish())
 //! };
 //! assert_eq!(key(81)?, key(81)?);
-//! assert_ne!(key(81)?, key(49)?, "a cache does not confuse the settings");
+//! assert_ne!(key(81)?, key(49)?, "other settings need another key");
 //! # std::fs::remove_file(&path)?;
 //! # Ok(())
 //! # }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use roll_backends::layers::{lora_a, lora_b};
 use roll_core::{Error, IdleKeys, Noise, ParameterSpec, Purpose, Result, When};
 
-/// Options of both models that have no effect in combination with others.
-pub(crate) const IDLE: &[IdleKeys] = &[
+/// Options of `wan2_2` and `causal_lm` that have no effect in combination with others.
+pub(crate) const IDLE_KEYS: &[IdleKeys] = &[
     IdleKeys {
         keys: &["model.lora_alpha", "model.lora_target_modules"],
         when: When::Is("model.lora_rank", &["0"]),
@@ -15,14 +15,14 @@ pub(crate) const IDLE: &[IdleKeys] = &[
     IdleKeys {
         keys: &["model.use_gradient_checkpointing"],
         when: When::Is("model.use_gradient_checkpointing_offload", &["true"]),
-        because: "`model.use_gradient_checkpointing_offload: true` recomputes all the same",
+        because: "`model.use_gradient_checkpointing_offload: true` recomputes as well",
     },
 ];
 
 /// The trained part of a network.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Trainable {
-    /// Nothing.
+    /// No weight.
     Frozen,
     /// Low-rank adapters on the linear layers whose name ends in one of `targets`.
     Lora {
@@ -124,6 +124,7 @@ pub fn lora_parameters(
         }
         let (out, input) = (shape[0], shape[1]);
         let bound = 1.0 / (input as f32).sqrt();
+        // Each layer has its own random numbers, by its position.
         let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
         values.push((0..rank * input).map(|_| draws() * bound).collect());
         values.push(vec![0.0; out * rank]);

@@ -49,7 +49,7 @@ pub struct MockDiffusion {
     /// Velocities without the adapter, in the order of the calls.
     pub references: Vec<Tensor>,
     /// Index of the recorded `references` that the next call returns instead of a new velocity.
-    pub replay: Option<usize>,
+    pub replay_references: Option<usize>,
     /// Weight p of the prompt.
     pub prompted: f32,
     /// Velocities with the adapter under the empty prompt, in the order of the calls, if the prompt matters.
@@ -90,7 +90,7 @@ impl Default for MockDiffusion {
             first_frame: None,
             early: None,
             references: Vec::new(),
-            replay: None,
+            replay_references: None,
             prompted: 0.0,
             unprompted: Vec::new(),
             replay_unprompted: None,
@@ -177,7 +177,7 @@ impl DiffusionModel for MockDiffusion {
             let pull = |d: &Tensor| Ok(d.clone());
             return Ok((Tensor::new(v, SHAPE)?, grad.is_on().then(|| Pullback::new(pull))));
         }
-        if let (Adapter::Off, Some(next)) = (adapter, &mut self.replay) {
+        if let (Adapter::Off, Some(next)) = (adapter, &mut self.replay_references) {
             *next += 1;
             return Ok((self.references[*next - 1].clone(), None));
         }

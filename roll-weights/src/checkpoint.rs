@@ -104,6 +104,7 @@ impl Checkpoint {
     }
 
     fn open_index(path: &Path) -> Result<Self, WeightsError> {
+        // A directory may have the name of an index.
         if path.is_dir() {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
         }
@@ -171,7 +172,8 @@ impl Checkpoint {
     }
 
     /// Reads one tensor. An eight-bit weight is converted to f32 and multiplied by its scale; [`Checkpoint::scaled`]
-    /// returns it quantised. Fails if the weight `X.weight` is a matrix of packed codes (u8).
+    /// returns it quantised. Fails for a name that ends with `.weight` if it is a u8 matrix: the
+    /// packed codes of a quantisation that is not supported.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         if let Some(tensor) = self.dequantised(key)? {
             return Ok(tensor);
@@ -285,7 +287,7 @@ impl std::fmt::Debug for Checkpoint {
 fn check_series(paths: &[&Path]) -> Result<(), WeightsError> {
     for path in paths {
         let Some((stem, count, tail)) = series(path) else { continue };
-        // A wrong count in a name costs no time: the loop ends at the first missing file.
+        // A huge count in a name does no harm: the loop ends at the first missing file.
         for number in 1..=count {
             let name = format!("{stem}{number:05}-of-{count:05}{tail}");
             if !paths.iter().any(|p| p.file_name().is_some_and(|f| f.to_string_lossy() == name)) {

@@ -1,5 +1,5 @@
-//! Statistics of tokens from given logits, through the output layer of the language models: logits are hidden states
-//! whose output layer is the identity.
+//! Log-probabilities and entropies of tokens from given logits, through the output layer of the language models: logits
+//! are hidden states whose output layer is the identity.
 
 use burn::tensor::DType;
 use roll_backends::{Weight, to_device, to_host};
@@ -8,7 +8,7 @@ use roll_models::causal_lm::head::{self, Head, HeadRecord, HeadWeight};
 
 use crate::case::Outcome;
 
-/// Log-probabilities and entropies, with the pull of their cotangents to the logits.
+/// Log-probabilities and entropies, and their pullback to the logits.
 pub struct FromLogits {
     pub log_probs: Vec<f32>,
     pub entropy: Vec<f32>,
@@ -29,7 +29,7 @@ impl FromLogits {
         Ok(Self { log_probs: statistics.log_probs, entropy: statistics.entropy, record })
     }
 
-    /// The cotangent of the logits.
+    /// Returns the cotangent of the logits.
     pub fn pull(self, d_log_probs: &[f32], d_entropy: &[f32]) -> Outcome<Vec<f32>> {
         Ok(to_host(self.record.pull(d_log_probs, d_entropy, None)?)?.to_f32_vec())
     }

@@ -34,7 +34,8 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let inputs = case.tensors("inputs.safetensors")?;
     let weights = case.tensors("weights.safetensors")?;
     let device = case.device();
-    let vae = Vae::load_with_statistics(&weights, &statistics(&inputs)?, device)?.decoding_in(case.setting.dtype)?;
+    let vae =
+        Vae::load_with_statistics(&weights, &statistics(&inputs)?, device)?.with_decoder_dtype(case.setting.dtype)?;
     let whole = Chunking::default();
 
     let video = video(&inputs["video"])?;

@@ -11,8 +11,8 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let mut report = case.expected("outputs.safetensors")?;
     let inputs = case.tensors("inputs.safetensors")?;
     let weights = case.tensors("weights.safetensors")?;
-    let vae =
-        Vae::load_with_statistics(&weights, &statistics(&inputs)?, case.device())?.decoding_in(case.setting.dtype)?;
+    let vae = Vae::load_with_statistics(&weights, &statistics(&inputs)?, case.device())?
+        .with_decoder_dtype(case.setting.dtype)?;
     let frames = video(&inputs["video"])?;
     report.compare("encode", &vae.encode(&frames)?);
     report.compare("encode_single_frame", &vae.encode(&head(&frames, 1)?)?);

@@ -75,11 +75,11 @@ deepspeed_zero2_cpuoffload:
     reduce_bucket_size: 5.0e+8
     contiguous_gradients: true";
 
-/// Where [`write`] puts [`CONFIG`].
+/// Where [`write_for_devices`] puts [`CONFIG`].
 pub const FILE: &str = "examples/wan/reward_fl_config.yaml";
 
-/// Writes the configuration, for this many devices, and the file that it refers to.
-pub fn write(here: &Path, devices: usize) {
+/// Writes the configuration for this number of devices, and the file that it refers to.
+pub fn write_for_devices(here: &Path, devices: usize) {
     let config = CONFIG.replace("range(0,2)", &format!("range(0,{devices})"));
     for (name, text) in [(FILE, config.as_str()), ("examples/config/deepspeed_zero2_cpuoffload.yaml", DEEPSPEED)] {
         let path = here.join(name);

@@ -18,7 +18,7 @@ use roll_rewards::remote::command::{CommandConfig, Program};
 const RUNS: usize = 8;
 const SHAPE: [usize; 4] = [81, 3, 480, 480];
 
-const SCORE: &str = "
+const SCORE_SOURCE: &str = "
 import sys, time
 sys.path.insert(0, 'python/roll_reward/src')
 import roll_reward
@@ -27,7 +27,8 @@ def score(frames):
     return -((frames - 0.2) ** 2).mean(), {}
 ";
 
-const ALONE: &str = "
+/// Continues [`SCORE_SOURCE`].
+const TIMING_SOURCE: &str = "
 import torch
 frames = torch.full((81, 3, 480, 480), 0.25)
 best = [1e9, 1e9]
@@ -40,25 +41,28 @@ print(*best)";
 
 fn main() -> Result<()> {
     let python = std::env::args().nth(1).unwrap_or("python3".into());
-    let alone = Command::new(&python).args(["-c", &format!("{SCORE}{ALONE}")]).output();
+    let alone = Command::new(&python).args(["-c", &format!("{SCORE_SOURCE}{TIMING_SOURCE}")]).output();
     let alone = alone.map_err(Error::file("run", Path::new(&python)))?;
     let text = String::from_utf8_lossy(&alone.stdout).into_owned();
     let numbers: Vec<f64> = text.split_whitespace().filter_map(|n| n.parse().ok()).collect();
     let [wall, cpu] = numbers[..] else {
-        return Err(Error::Misuse(format!("{python} said {}", String::from_utf8_lossy(&alone.stderr))));
+        return Err(Error::Misuse(format!(
+            "{python} printed no times, but {}",
+            String::from_utf8_lossy(&alone.stderr)
+        )));
     };
     println!("{:<16} {:>10} {:>10}", "ms, best of 8", "wall", "CPU");
     println!("{:<16} {:>10.0} {:>10.0}", "one process", 1e3 * wall, 1e3 * cpu);
     for (name, shared_memory) in [("shared memory", true), ("pipe", false)] {
-        let [w, c] = asked(&python, shared_memory)?;
-        println!("{name:<16} {:>10.0} {:>10.0}   {:+.0} wall", 1e3 * w, 1e3 * c, 1e3 * (w - wall));
+        let [w, c] = time_reward(&python, shared_memory)?;
+        println!("{name:<16} {:>10.0} {:>10.0}   {:+.0} ms to one process", 1e3 * w, 1e3 * c, 1e3 * (w - wall));
     }
     Ok(())
 }
 
 /// Seconds of wall time and of both processes' CPU time for a score and its pullback.
-fn asked(python: &str, shared_memory: bool) -> Result<[f64; 2]> {
-    let command = vec![python.into(), "-c".into(), format!("{SCORE}\nroll_reward.serve(score)")];
+fn time_reward(python: &str, shared_memory: bool) -> Result<[f64; 2]> {
+    let command = vec![python.into(), "-c".into(), format!("{SCORE_SOURCE}\nroll_reward.serve(score)")];
     let config = CommandConfig { command, shared_memory, ..CommandConfig::default() };
     let mut reward = RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)?;
     let video = Video::new(Tensor::full(SHAPE, 0.25), 16.0)?;

@@ -2,6 +2,7 @@
 
 use roll_algos as _; // links its registrations
 
+// The parts of `roll-algos` that this library offers.
 roll_plugin::export_linked!(
     Algorithm "agentic_ppo",
     Environment "frozen_lake",

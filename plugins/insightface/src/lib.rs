@@ -1,5 +1,5 @@
-//! The identity reward as a plugin: the code of `roll-rewards`, which `roll` has linked in by default, as a library of
-//! its own.
+//! The identity reward as a plugin: the code of `roll-rewards`, which `roll` links in by default, built as a separate
+//! library.
 
 use roll_rewards as _; // links its registrations
 

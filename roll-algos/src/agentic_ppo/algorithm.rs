@@ -196,7 +196,7 @@ impl Algorithm for AgenticPpo {
         let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
         let CheckpointedState::<LearnedState> { learned, ahead } =
             serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
-        if !learned.critic.is_whole() {
+        if !learned.critic.has_consistent_moments() {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
         self.learned = learned;

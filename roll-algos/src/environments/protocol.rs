@@ -38,7 +38,7 @@ pub struct RemoteEnvironment<P> {
 
 impl<P: Transport> RemoteEnvironment<P> {
     /// Creates the environment. Nothing is sent before the first episode.
-    pub fn over(transport: P) -> Self {
+    pub fn with_transport(transport: P) -> Self {
         Self { transport, transcript: Transcript::default(), split: Split::default() }
     }
 }

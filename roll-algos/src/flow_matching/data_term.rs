@@ -61,7 +61,7 @@ impl DataTerm {
         let clip = self.encoded.get_or_insert(sample, || {
             EncodedClip::new(diffusion(ctx.model)?, sample).while_doing(|| "encoding the clip".into())
         })?;
-        if clip.is_known() {
+        if clip.has_nothing_to_predict() {
             return Ok(None);
         }
         let (data, conditioning) = (&clip.latents, &clip.conditioning);

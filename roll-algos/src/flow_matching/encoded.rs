@@ -13,17 +13,17 @@ pub(super) struct EncodedClip {
 
 impl EncodedClip {
     pub(super) fn new(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Self> {
-        let conditioning = model.encode(&input(sample, &sample.prompt)?)?;
+        let conditioning = model.encode(&conditioning_input(sample, &sample.prompt)?)?;
         Ok(Self { latents: model.encode_video(sample.video.frames())?, conditioning })
     }
 
-    /// Number of frames of the latents that the model is given.
+    /// Number of leading frames of the latents that the conditioning fixes.
     pub(super) fn known_frames(&self) -> usize {
         usize::from(self.conditioning.first_frame.is_some())
     }
 
-    /// Whether the model is given all frames, so that nothing is left to predict.
-    pub(super) fn is_known(&self) -> bool {
+    /// Whether the conditioning fixes all frames.
+    pub(super) fn has_nothing_to_predict(&self) -> bool {
         self.latents.shape()[1] <= self.known_frames()
     }
 }
@@ -36,7 +36,7 @@ impl Bytes for EncodedClip {
 
 /// The prompt with the first and last frame of the clip. The model learns to continue the clip, so the reference
 /// picture of the row is not used.
-pub(super) fn input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
+pub(super) fn conditioning_input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
     let picture = |t: usize| Tensor::new(sample.video.frame(t).to_vec(), [3, height, width]);
     Ok(ConditionInput {

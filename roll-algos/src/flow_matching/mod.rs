@@ -202,7 +202,7 @@ impl FlowMatching {
         distribution: &Distribution,
     ) -> Result<Option<Vec<NoisedClip>>> {
         let clip = self.encoded(ctx.model, ctx.progress, sample)?;
-        if clip.is_known() {
+        if clip.has_nothing_to_predict() {
             return Ok(None);
         }
         let data = &clip.latents;
@@ -244,7 +244,7 @@ impl FlowMatching {
         let context = match &self.no_prompt {
             Some(context) => context.clone(),
             None => {
-                let empty = diffusion(ctx.model)?.encode(&encoded::input(sample, "")?)?;
+                let empty = diffusion(ctx.model)?.encode(&encoded::conditioning_input(sample, "")?)?;
                 self.no_prompt.insert(empty.context).clone()
             }
         };
@@ -258,7 +258,7 @@ impl FlowMatching {
         let model = diffusion(ctx.model)?;
         let sampling = self.config.sampling(model.schedule())?;
         if sampling.guidance.is_on() && self.negative.is_none() {
-            let input = encoded::input(sample, "")?;
+            let input = encoded::conditioning_input(sample, "")?;
             self.negative = Some(negative_context(model, input, &self.config.negative_prompt)?);
         }
         let conditions = Conditions::new(&clip.conditioning, self.negative.clone());

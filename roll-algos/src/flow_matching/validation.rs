@@ -49,7 +49,7 @@ impl FlowMatching {
         tally: &mut Tally,
     ) -> Result<()> {
         let clip = self.encoded(model, progress, sample)?;
-        if clip.is_known() {
+        if clip.has_nothing_to_predict() {
             tracing::debug!(sample = %sample.origin, reason = NOTHING_TO_PREDICT, "the sample is skipped");
             return Ok(());
         }

@@ -11,7 +11,9 @@ use crate::report::{SCORE, detail_metric};
 /// The outcome of a sample.
 pub(super) enum Outcome {
     Scored(Scored),
+    /// Left out, with the reason.
     Skipped(String),
+    /// The name of a value that is not finite, and the value.
     NonFinite(String, f64),
 }
 
@@ -23,12 +25,13 @@ pub(super) struct Scored {
     pub(super) kl: f64,
     /// The flow-matching loss on the clip, if it is used.
     pub(super) data: Option<f64>,
+    /// Exact, with NaN.
     pub(super) details: BTreeMap<String, Bits>,
 }
 
 impl Scored {
-    /// Means over several videos of one sample. The mean of a detail covers the videos that have it. `None` without
-    /// videos.
+    /// Means over several videos of one sample; the data loss is not one of a video. The mean of a detail covers the
+    /// videos that have it. `None` without videos.
     pub(super) fn mean(mut videos: Vec<Self>) -> Option<Self> {
         if videos.len() < 2 {
             return videos.pop();
@@ -50,19 +53,19 @@ fn detail_means(scored: &[Scored]) -> BTreeMap<&str, f64> {
     details.into_iter().map(|(name, values)| (name, values.iter().sum::<f64>() / values.len() as f64)).collect()
 }
 
-/// Sums over the samples of a step.
+/// The scored samples of a step, and counts of their videos' values.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tally {
     pub(super) scored: Vec<Scored>,
-    pixels: u64,
+    values: u64,
     clamped: u64,
 }
 
 impl Tally {
-    /// Counts the pixels at the bounds of the decoder's clamp, where the gradient is 0.
+    /// Counts the values at the bounds of the decoder's clamp, where the gradient is 0.
     pub(super) fn count_video(&mut self, video: &Video) {
         let values = video.frames().f32s().unwrap_or(&[]); // a video's frames are f32
-        self.pixels += values.len() as u64;
+        self.values += values.len() as u64;
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
@@ -72,7 +75,7 @@ impl Tally {
         let mut all = Self::default();
         for tally in communicator::join(ranks, self)? {
             all.scored.extend(tally.scored);
-            all.pixels += tally.pixels;
+            all.values += tally.values;
             all.clamped += tally.clamped;
         }
         Ok(all)
@@ -82,8 +85,8 @@ impl Tally {
     pub(super) fn metrics(&self) -> BTreeMap<String, f64> {
         let n = self.scored.len() as f64;
         let mut metrics = BTreeMap::from([("actor/samples".to_string(), n)]);
-        if self.pixels > 0 {
-            metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.pixels as f64);
+        if self.values > 0 {
+            metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.values as f64);
         }
         for scored in &self.scored {
             let main = [("actor/loss", scored.loss), (SCORE, scored.score), ("actor/kl_loss", scored.kl)];

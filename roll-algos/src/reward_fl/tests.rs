@@ -62,8 +62,9 @@ impl Bench {
 
     /// Compares the gradient of an update with central differences of the loss in random directions. Up to three kinds
     /// of velocities are replayed from the first run as constants, although the latents they are computed from depend
-    /// on the parameters: those without the adapter (for the KL); those under the negative prompt, if
-    /// `guidance_gradient` is `Conditional`; and those of untrained steps, unless `trained_steps` is `Window`.
+    /// on the parameters: those without the adapter, for the KL (`references`); those under the negative prompt
+    /// (`unprompted`), if `guidance_gradient` is `Conditional`; and those of untrained steps (`constants`), unless
+    /// `trained_steps` is `Window`.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();
@@ -78,7 +79,8 @@ impl Bench {
             let direction = values(50 + seed, at.len());
             let mut moved = |h: f32| {
                 self.model.adapter = at.iter().zip(&direction).map(|(a, d)| a + h * d).collect();
-                self.model.replay = Some(0);
+                // From the first recorded velocity on.
+                self.model.replay_references = Some(0);
                 self.model.replay_unprompted = unprompted_is_constant.then_some(0);
                 self.model.replay_constants = untrained_are_constant.then_some(0);
                 self.loss(samples)
@@ -89,7 +91,7 @@ impl Bench {
             assert!((quotient - slope).abs() < 1e-3 * (slope.abs() + 0.05), "direction {seed}: {quotient} or {slope}");
         }
         self.model.adapter = at;
-        (self.model.replay, self.model.replay_unprompted, self.model.replay_constants) = (None, None, None);
+        (self.model.replay_references, self.model.replay_unprompted, self.model.replay_constants) = (None, None, None);
     }
 }
 
@@ -156,7 +158,8 @@ fn known_first_frame_is_replaced_before_every_step_and_has_no_gradient() {
 #[test]
 fn velocities_of_a_known_first_frame_do_not_count_in_the_kl() {
     let mut model = MockDiffusion::new();
-    // The rows of the second frame: without them the adapter changes velocities of the first frame alone.
+    // The adapter is a matrix 8 x 8 over latents `[2, 2, 1, 2]`; these rows change velocities of the second frame.
+    // Without them it changes those of the first frame alone.
     [2, 3, 6, 7].iter().for_each(|row| model.adapter[row * 8..][..8].fill(0.0));
     let mut kl = |first_frame| {
         model.first_frame = first_frame;
@@ -371,12 +374,12 @@ fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
 fn an_evaluation_follows_the_policy_of_each_reward() {
     let evaluate = |policies: [OnMissing; 2], faceless: &[u64], prompt: &str| {
         let mut bench = Bench::new(RewardFlConfig::default());
-        let mut check = Sines { on_missing: policies[1], faceless: faceless.to_vec(), ..Sines::new() };
+        let mut second_reward = Sines { on_missing: policies[1], faceless: faceless.to_vec(), ..Sines::new() };
         bench.reward.on_missing = policies[0];
         let evaluated = bench.algorithm.evaluate(&mut EvaluationContext {
             samples: &[sample(0, "a"), sample(1, prompt)],
             model: &mut bench.model,
-            rewards: vec![&mut bench.reward, &mut check],
+            rewards: vec![&mut bench.reward, &mut second_reward],
             noise: &Noise::new(11),
             progress: &Silent,
         });
@@ -384,12 +387,13 @@ fn an_evaluation_follows_the_policy_of_each_reward() {
     };
     let skip = evaluate([OnMissing::Skip; 2], &[1], "a").unwrap();
     assert!(skip[0].0.iter().all(Option::is_some));
-    assert!(skip[1].0[0].is_some() && skip[1].0[1].is_none() && skip[1].1);
+    let (scores, has_video) = &skip[1];
+    assert!(scores[0].is_some() && scores[1].is_none() && *has_video);
     let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[1], "a").unwrap();
     assert_eq!(valued[1].0[1], Some(-1.0));
     let error = evaluate([OnMissing::Skip, OnMissing::Error], &[1], "a").unwrap_err().chain();
     assert!(error.contains("row 1") && error.contains("no face in the reference"), "{error}");
-    // A video with nothing to score is treated alike.
+    // A generated video with nothing to score follows the policies too.
     let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[], "missing").unwrap();
     assert_eq!(valued[1].0, [None, Some(-1.0)]);
     assert!(evaluate([OnMissing::Skip, OnMissing::Error], &[], "missing").is_err());
@@ -475,10 +479,11 @@ fn an_interrupt_at_any_phase_changes_nothing() {
     }
     let mut fresh = Bench::new(RewardFlConfig::default());
     fresh.step(&two());
-    for phase in [0, 3, 10, 14, 18, 30] {
+    // Numbers of the calls of `interrupted`, which every phase makes.
+    for calls in [0, 3, 10, 14, 18, 30] {
         let mut bench = Bench::new(RewardFlConfig::default());
         let before = bench.model.adapter.clone();
-        let error = bench.step_with(&two(), 1.0, &StopAt(AtomicUsize::new(phase))).unwrap_err();
+        let error = bench.step_with(&two(), 1.0, &StopAt(AtomicUsize::new(calls))).unwrap_err();
         assert_eq!(error.fault(), roll_core::Fault::Interrupt);
         assert_eq!(bench.model.adapter, before);
         bench.step(&two());
@@ -487,7 +492,7 @@ fn an_interrupt_at_any_phase_changes_nothing() {
 }
 
 #[test]
-fn a_step_tells_its_phases_and_times() {
+fn a_step_reports_its_phases_and_times() {
     struct Phases(Mutex<Vec<String>>);
     impl Progress for Phases {
         fn phase(&self, phase: &str) {

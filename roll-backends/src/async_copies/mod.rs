@@ -15,7 +15,8 @@
 //! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then.
 //! 2. The tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped
 //!    tensor at once, in the order of *its own stream*, so a later kernel would overwrite memory that the copy still
-//!    reads. Burn's handle is held, because Burn's operations write into an operand that has no second handle.
+//!    reads. It is held as a Burn tensor: an operation that Burn would compute in place then writes to new memory,
+//!    because its operand has a second handle.
 //! 3. Memory for a tensor that is copied to the GPU comes from libtorch, and earlier kernels may still use its former
 //!    content: the copy into it begins after all kernel work that was queued when the memory was allocated. Before the
 //!    tensor is handed out, kernels are made to wait for the copy. If the tensor is dropped instead, they are made to
@@ -26,8 +27,8 @@
 //!    too, the memory is leaked.
 //!
 //! Page-locking is slow (tenths of a second per GB) and is therefore done once: the pool keeps its buffers over the
-//! steps, and the process frees them. The pool is hardly larger than its peak use. Buffers have the exact size, whereas
-//! libtorch's allocator rounds up to powers of two.
+//! steps, until [`CopyStreams`] is dropped. The pool is at most `spare` bytes larger than its peak use. Buffers have
+//! the exact size, whereas libtorch's allocator rounds up to powers of two.
 
 #[cfg(feature = "libtorch")]
 mod cuda;
@@ -90,20 +91,20 @@ impl From<RuntimeError> for roll_core::Error {
 }
 
 impl<R: Runtime> CopyStreams<R> {
-    /// Creates the streams. The pool may exceed its peak use by `spare` bytes, so that tensors of one size are
-    /// not evicted for a few of another in every step.
+    /// Creates the streams. The pool may exceed its peak use by `spare` bytes, so that a few buffers of one size
+    /// do not evict those of another in every step.
     pub(crate) fn new(runtime: R, spare: usize) -> Arc<Self> {
         Arc::new(Self { runtime, pool: Mutex::new(Pool::new(spare)) })
     }
 
-    /// Starts the copy of `bytes` at `at`, which belong to the memory of `source`, to the host.
+    /// Starts the copy of `bytes` at `device_address`, which belong to the memory of `source`, to the host.
     ///
     /// # Safety
     /// `source` must keep that memory alive, on this GPU, and nothing may write to it while `source` lives.
     pub(crate) unsafe fn begin_d2h<T>(
         self: &Arc<Self>,
         source: T,
-        at: usize,
+        device_address: usize,
         bytes: usize,
     ) -> Result<D2hCopy<R, T>, RuntimeError> {
         let buffer = lock(&self.pool).take(&self.runtime, bytes)?;
@@ -115,7 +116,7 @@ impl<R: Runtime> CopyStreams<R> {
             }
             // SAFETY: as the caller promises; the stream waits for the last use of the buffer, and both memories are
             // held until the copy has finished or the streams wait for it.
-            unsafe { self.runtime.copy(Stream::ToHost, buffer.at, at, bytes)? };
+            unsafe { self.runtime.copy(Stream::ToHost, buffer.at, device_address, bytes)? };
             self.runtime.record_event(Stream::ToHost)
         };
         match queued() {
@@ -134,8 +135,8 @@ impl<R: Runtime> CopyStreams<R> {
         }
     }
 
-    /// Fills a pinned buffer of `bytes` by `fill` and starts its copy to the GPU, to `at`. `to` owns that memory, which
-    /// must have been allocated before this call.
+    /// Fills a pinned buffer of `bytes` by `fill` and starts its copy to the GPU, to `device_address`. `to` owns that
+    /// memory, which must have been allocated before this call.
     ///
     /// # Safety
     /// The requirements of [`D2hCopy::begin_h2d`].
@@ -144,7 +145,7 @@ impl<R: Runtime> CopyStreams<R> {
         bytes: usize,
         fill: impl FnOnce(&mut [u8]),
         to: T,
-        at: usize,
+        device_address: usize,
     ) -> Result<H2dCopy<R, T>, RuntimeError> {
         let mut buffer = lock(&self.pool).take(&self.runtime, bytes)?;
         if let Some(last) = buffer.last.take() {
@@ -155,7 +156,7 @@ impl<R: Runtime> CopyStreams<R> {
         fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
         // If this fails, the copy may be in flight, and the buffer is leaked.
         // SAFETY: as the caller promises.
-        let copy = unsafe { self.queue_h2d(&buffer, bytes, to, at) }?;
+        let copy = unsafe { self.queue_h2d(&buffer, bytes, to, device_address) }?;
         buffer.last = Some(copy.done.clone());
         lock(&self.pool).put(buffer);
         Ok(copy)
@@ -176,21 +177,21 @@ impl<R: Runtime> CopyStreams<R> {
     }
 
     /// # Safety
-    /// The requirements of [`D2hCopy::begin_h2d`]; `buffer` must hold the bytes at the latest when all currently queued
-    /// kernel work has finished.
+    /// The requirements of [`D2hCopy::begin_h2d`]; `buffer` must be filled before the kernel work queued so far has
+    /// finished.
     unsafe fn queue_h2d<T>(
         self: &Arc<Self>,
         buffer: &Buffer<R>,
         bytes: usize,
         to: T,
-        at: usize,
+        device_address: usize,
     ) -> Result<H2dCopy<R, T>, RuntimeError> {
         let queued = || {
             let free = self.runtime.record_event(Stream::Compute)?;
             self.runtime.stream_wait_event(Stream::ToDevice, &free)?;
             // SAFETY: the stream waits until the memory is free and the buffer is full, and both are held until the
             // copy has finished or the streams wait for it.
-            unsafe { self.runtime.copy(Stream::ToDevice, at, buffer.at, bytes)? };
+            unsafe { self.runtime.copy(Stream::ToDevice, device_address, buffer.at, bytes)? };
             self.runtime.record_event(Stream::ToDevice)
         };
         match queued() {
@@ -223,19 +224,19 @@ impl<R: Runtime, T> D2hCopy<R, T> {
         Ok(())
     }
 
-    /// Starts the copy back to the GPU, to `at`. `to` owns that memory, which must have been allocated before this
-    /// call.
+    /// Starts the copy back to the GPU, to `device_address`. `to` owns that memory, which must have been allocated
+    /// before this call.
     ///
     /// # Safety
     /// The memory must have the same size and be on this GPU, and work queued later must not use it before
     /// [`H2dCopy::into_tensor`].
-    pub(crate) unsafe fn begin_h2d<U>(&mut self, to: U, at: usize) -> Result<H2dCopy<R, U>, RuntimeError> {
+    pub(crate) unsafe fn begin_h2d<U>(&mut self, to: U, device_address: usize) -> Result<H2dCopy<R, U>, RuntimeError> {
         self.release()?;
         let Some(buffer) = &mut self.buffer else {
             return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
         // SAFETY: as the caller promises; the kernels, or this thread, wait for `done` and so for the full buffer.
-        let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, at)? };
+        let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address)? };
         buffer.last = Some(copy.done.clone());
         Ok(copy)
     }

@@ -1,7 +1,7 @@
 //! Devices: their names on the command line, whether they can be used on this machine, and the dtypes they compute in.
 //!
-//! [`Backend`] lists the kinds of device. `cuda`, `wgpu` and `cube` configure those of CubeCL; [`memory`] reads the sizes
-//! of memory.
+//! [`Backend`] lists the kinds of device. `cuda`, `wgpu` and `cube` configure those of CubeCL; [`memory`] reads the
+//! sizes of memory.
 
 #[cfg(any(feature = "cuda", all(feature = "wgpu", feature = "kernel-cache")))]
 mod cube;
@@ -98,8 +98,7 @@ impl Backend {
                 names(Self::is_compiled)
             ));
         }
-        // Only devices with a number are checked.
-        let _ = number;
+        let _ = number; // unused in a build without numbered devices
         match self {
             #[cfg(feature = "libtorch")]
             Self::LibTorchCuda => libtorch_cuda(number),
@@ -118,9 +117,9 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Names of the backends for which `of` returns true.
-fn names(of: impl Fn(Backend) -> bool) -> String {
-    let names: Vec<_> = Backend::ALL.into_iter().filter(|b| of(*b)).map(Backend::name).collect();
+/// Names of the backends for which `include` returns true.
+fn names(include: impl Fn(Backend) -> bool) -> String {
+    let names: Vec<_> = Backend::ALL.into_iter().filter(|b| include(*b)).map(Backend::name).collect();
     names.join(", ")
 }
 
@@ -131,8 +130,8 @@ fn names(of: impl Fn(Backend) -> bool) -> String {
 /// the remedy.
 pub fn device(name: &str) -> Result<Device> {
     let (backend, number) = parse(name)?;
-    backend.usable(number).map_err(|reason| unusable(name, reason))?;
-    open(backend, number).ok_or_else(|| unusable(name, "it is not part of this build".into()))
+    backend.usable(number).map_err(|reason| backend_error(name, reason))?;
+    open(backend, number).ok_or_else(|| backend_error(name, "it is not part of this build".into()))
 }
 
 fn parse(name: &str) -> Result<(Backend, usize)> {
@@ -142,16 +141,16 @@ fn parse(name: &str) -> Result<(Backend, usize)> {
     };
     let kind = if kind == "cpu" { "flex" } else { kind };
     let known = Backend::ALL.into_iter().find(|b| b.name() == kind);
-    let backend = known.ok_or_else(|| unusable(name, format!("the backends are {}", names(|_| true))))?;
+    let backend = known.ok_or_else(|| backend_error(name, format!("the backends are {}", names(|_| true))))?;
     let Some(number) = number else { return Ok((backend, 0)) };
     if !backend.is_numbered() {
-        return Err(unusable(name, format!("`{backend}` has one device, without a number")));
+        return Err(backend_error(name, format!("`{backend}` has one device, without a number")));
     }
-    let number = number.parse().map_err(|_| unusable(name, format!("expected {backend}:N, N from 0 on")))?;
+    let number = number.parse().map_err(|_| backend_error(name, format!("expected {backend}:N, N from 0 on")))?;
     Ok((backend, number))
 }
 
-fn unusable(name: &str, reason: String) -> roll_core::Error {
+fn backend_error(name: &str, reason: String) -> roll_core::Error {
     BackendError::Backend { name: name.into(), reason }.into()
 }
 
@@ -206,8 +205,8 @@ fn no_such_device(number: usize, count: usize) -> String {
     format!("there is no device {number}: {count} found, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)")
 }
 
-/// The default dtype of products with weights of `dtype`: bf16 for bf16 weights on GPUs that support it (tensor cores),
-/// f32 otherwise.
+/// The default dtype of matrix products with weights of `dtype`: bf16 for bf16 weights on GPUs that support it (tensor
+/// cores), f32 otherwise.
 pub fn product_dtype(device: &Device, dtype: DType) -> DType {
     if dtype == DType::BF16 && is_gpu(device) && device.supports_dtype(dtype) { DType::BF16 } else { DType::F32 }
 }
@@ -298,9 +297,9 @@ mod tests {
             match (device(backend.name()), backend.usable(0)) {
                 (Ok(device), Ok(())) => {
                     assert_eq!(is_gpu(&device), backend.is_numbered());
-                    let handed_on = [DType::F32, DType::BF16].map(|products| activation_dtype(&device, products));
-                    let narrow = if backend == Backend::LibTorchCuda { DType::BF16 } else { DType::F32 };
-                    assert_eq!(handed_on, [DType::F32, narrow]);
+                    let found = [DType::F32, DType::BF16].map(|products| activation_dtype(&device, products));
+                    let bf16 = if backend == Backend::LibTorchCuda { DType::BF16 } else { DType::F32 };
+                    assert_eq!(found, [DType::F32, bf16]);
                     let two = burn::tensor::Tensor::<1>::ones([2], &device).sum();
                     assert_eq!(crate::to_host(two).unwrap().to_f32_vec(), [2.0]);
                 }

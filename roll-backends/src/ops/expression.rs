@@ -1,12 +1,12 @@
-//! Arithmetic on a backend's primitive tensors, for the composed (default) kernels. Operators are implemented below
-//! Burn's dispatch, where there is no `Tensor<D>`.
+//! Arithmetic on a backend's primitive tensors, for the composed (default) kernels. These run below Burn's dispatch, on
+//! the primitives of one backend, where `burn::Tensor` cannot be used.
 
 use std::ops::{Add, Div, Mul, Range, Sub};
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 
-/// A float tensor of the backend `B`. Operations broadcast axes of length one, as Burn's do.
+/// A float tensor of the backend `B`. Operations are evaluated at once, and broadcast axes of length one, as Burn's do.
 pub struct Expression<B: Backend>(pub Floats<B>);
 
 impl<B: Backend> Clone for Expression<B> {
@@ -176,8 +176,8 @@ impl<B: Backend> Div<f64> for Expression<B> {
     }
 }
 
-/// The gradient of an operand that has one row for each row of a matrix, or one row that all of them share (`shared`),
-/// from the gradient `d` at each row: a shared operand gets the sum.
-pub fn summed_rows<B: Backend>(d: Expression<B>, shared: bool) -> Expression<B> {
+/// Returns the gradient of a row operand of a matrix: the sum of the rows of `d` if the operand is one row that all
+/// rows of the matrix share, else `d`.
+pub fn sum_if_shared<B: Backend>(d: Expression<B>, shared: bool) -> Expression<B> {
     if shared { d.sum(0) } else { d }
 }

@@ -3,7 +3,7 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
-use super::expression::{Expression, summed_rows};
+use super::expression::{Expression, sum_if_shared};
 use super::norm::assert_row_operand;
 use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 
@@ -73,7 +73,7 @@ pub trait GateKernel: Backend {
         let (y, gate, d_z) = (Expression::<Self>(y), Expression(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
         let d_y = wanted[0].then(|| (d_z.clone() * gate).0);
-        let d_gate = wanted[1].then(|| summed_rows(y * d_z, shared).0);
+        let d_gate = wanted[1].then(|| sum_if_shared(y * d_z, shared).0);
         [d_y, d_gate]
     }
 

@@ -3,7 +3,7 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
-use super::expression::{Expression, summed_rows};
+use super::expression::{Expression, sum_if_shared};
 use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 
 /// Layer norm over the last axis of `[L, D]`: `(x - mean) / sqrt(var + eps) * gain + shift`; gain and shift are
@@ -140,8 +140,8 @@ pub(super) fn composed_backward<B: NormKernel>(
     };
     let normed = x * inverse.clone();
     let shared = gain.dims::<2>()[0] == 1;
-    let d_gain = wanted[1].then(|| summed_rows(normed.clone() * d_y.clone(), shared).0);
-    let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| summed_rows(d_y.clone(), shared).0);
+    let d_gain = wanted[1].then(|| sum_if_shared(normed.clone() * d_y.clone(), shared).0);
+    let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| sum_if_shared(d_y.clone(), shared).0);
     let d_x = wanted[0].then(|| {
         let d_normed = d_y * gain;
         let projection = (normed.clone() * d_normed.clone()).mean(1);

@@ -56,7 +56,7 @@ pub struct SavedRmsRope<T> {
     pub x: T,
     /// The gain, `[1, D]`.
     pub gain: T,
-    /// The moments of each row (in a layout of the backend).
+    /// The statistics of each row, in a layout that the backend chooses.
     pub moments: T,
     /// The rotation, if any.
     pub rotation: Option<Rotation<T>>,
@@ -102,7 +102,8 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
     (Expression::<B>(y).cast(dtype).0, moments)
 }
 
-/// [`RmsRopeKernel::rms_rope_backward`] for [`composed_forward`], or for a forward pass with the same moments.
+/// [`RmsRopeKernel::rms_rope_backward`] for [`composed_forward`], or for another forward pass that returns the
+/// moments in its layout.
 pub(super) fn composed_backward<B: RmsRopeKernel>(
     saved: SavedRmsRope<Floats<B>>,
     d_y: Floats<B>,

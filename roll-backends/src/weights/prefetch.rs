@@ -1,4 +1,5 @@
-//! Prefetches the next segment while the network computes with the current one.
+//! Prefetches the next segment while the network computes with the current one. A segment is the weights whose names
+//! begin with a prefix, usually those of a block.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -11,7 +12,8 @@ use crate::sync::lock;
 /// A segment in flight; the receiver gets the segment or an error.
 pub type Pending<T> = Receiver<Result<T>>;
 
-/// Prefetches one segment. Two exist at a time: the one in use and the one in flight.
+/// Prefetches one segment. Two exist at a time, the one in use and the one in flight, if the caller drops a segment
+/// before it requests the next.
 ///
 /// The next segment is predicted: it is the one that last followed the same two segments. A wrong prediction costs one
 /// unnecessary fetch. If the order is given, nothing is predicted, and nothing is fetched beyond its end.
@@ -38,22 +40,22 @@ impl<T> Default for Prefetcher<T> {
 }
 
 impl<T> Prefetcher<T> {
-    /// Creates a prefetcher for a network that uses these segments in order, from the first to the last.
+    /// Creates a prefetcher for a network that uses these segments in this order in each pass.
     pub fn in_order(order: Vec<String>) -> Self {
         Self { order: Some(order), ..Self::default() }
     }
 
-    /// Returns the segment `name`, which is in flight or fetched now by `begin`. Then starts the fetch of the next
+    /// Returns the segment `name`, which is in flight or fetched now by `fetch`. Then starts the fetch of the next
     /// segment, if `prefetch_next`.
-    pub fn segment(&self, name: &str, prefetch_next: bool, begin: impl Fn(&str) -> Result<Pending<T>>) -> Result<T> {
+    pub fn segment(&self, name: &str, prefetch_next: bool, fetch: impl Fn(&str) -> Result<Pending<T>>) -> Result<T> {
         let mut state = lock(&self.state);
         let segment = match state.pending.take() {
             Some((guess, pending)) if guess == name => receive(name, pending)?,
-            wrong => {
-                // The wrong segment is dropped before the right one is fetched. Its error, if any, is ignored: it was
+            other => {
+                // A wrong segment is dropped before the right one is fetched. Its error, if any, is ignored: it was
                 // not requested.
-                drop(wrong.map(|(_, pending)| pending.recv()));
-                receive(name, begin(name)?)?
+                drop(other.map(|(_, pending)| pending.recv()));
+                receive(name, fetch(name)?)?
             }
         };
         let State { followers, last, pending } = &mut *state;
@@ -65,7 +67,7 @@ impl<T> Prefetcher<T> {
             None => followers.get(last),
         };
         if prefetch_next && let Some(next) = next.cloned() {
-            *pending = Some((next.clone(), begin(&next)?));
+            *pending = Some((next.clone(), fetch(&next)?));
         }
         Ok(segment)
     }
@@ -84,14 +86,14 @@ mod tests {
 
     use super::*;
 
-    /// A block that counts the live instances.
-    struct Block(String, Arc<[AtomicUsize; 3]>);
+    /// A segment that counts the live instances.
+    struct Segment(String, Arc<[AtomicUsize; 3]>);
 
     const ALIVE: usize = 0;
     const MOST: usize = 1;
     const FETCHED: usize = 2;
 
-    impl Block {
+    impl Segment {
         fn new(name: &str, counts: &Arc<[AtomicUsize; 3]>) -> Self {
             let alive = counts[ALIVE].fetch_add(1, Ordering::SeqCst) + 1;
             counts[MOST].fetch_max(alive, Ordering::SeqCst);
@@ -100,7 +102,7 @@ mod tests {
         }
     }
 
-    impl Drop for Block {
+    impl Drop for Segment {
         fn drop(&mut self) {
             self.1[ALIVE].fetch_sub(1, Ordering::SeqCst);
         }
@@ -113,7 +115,7 @@ mod tests {
         let store = Prefetcher::default();
         let begin = |name: &str| {
             let (send, pending) = mpsc::channel();
-            send.send(Ok(Block::new(name, &counts))).unwrap();
+            send.send(Ok(Segment::new(name, &counts))).unwrap();
             Ok(pending)
         };
         for _ in 0..count {

@@ -16,8 +16,8 @@ pub struct Data {
 /// What to do with training data.
 #[derive(Debug, Subcommand)]
 pub enum DataAction {
-    /// Read every clip as a run would; list the formats, and the clips that would be left out. With a reward, also the
-    /// clips in which it finds nothing to compare with, such as a face.
+    /// Read every clip as a run would; list the formats of the clips, and those that would be left out. With a reward,
+    /// also the clips in which it finds nothing to compare with, such as a face.
     #[command(after_help = super::examples::DATA_INSPECT)]
     Inspect(InspectData),
     /// Write the clips as a run would see them: cut, scaled, sampled at `data.fps`, as H.264 MP4 with a metadata.jsonl.
@@ -25,14 +25,14 @@ pub enum DataAction {
     Prepare(PrepareData),
 }
 
-/// The data, and the model's unit.
+/// The data, and the model's step of sizes.
 #[derive(Debug, ClapArgs)]
 pub struct DataSet {
     /// Metadata (CSV, TSV, JSON lines, a JSON list), or a directory of videos with captions.
     pub path: PathBuf,
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// The model's unit of height and width in pixels: 32 for TI2V-5B.
+    /// Height and width are multiples of this number of pixels: 32 for TI2V-5B.
     #[arg(long, default_value_t = 16, value_name = "PIXELS", value_parser = clap::value_parser!(u16).range(1..))]
     pub unit: u16,
 }

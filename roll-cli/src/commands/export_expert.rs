@@ -1,14 +1,14 @@
-//! `roll export-expert`: from a full training's checkpoint to a base.
+//! `roll export-expert`: writes the weights of a fully trained expert as a file that another run can start from.
 
 use roll_core::Result;
 use roll_models::wan2_2::{export, init};
 
 use crate::args::ExportExpert;
 
-/// Writes the weight file and prints its path.
+/// Writes the weight file of the expert and prints its path.
 pub fn export_expert(args: ExportExpert) -> Result<()> {
     if !args.force {
-        init::refuse_full(&args.out)?;
+        init::require_empty(&args.out)?;
     }
     let file = export::export_expert(&args.checkpoint, &args.base, &args.out, args.dtype.dtype())?;
     println!("{}", file.display());

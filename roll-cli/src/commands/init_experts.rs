@@ -10,7 +10,7 @@ use crate::args::InitExperts;
 pub fn init_experts(args: InitExperts) -> Result<()> {
     let InitExperts { dir, kind: of_kind, dim, heads, ffn_dim, layers, text_dim, text_len, seed, force } = args;
     if !force {
-        init::refuse_full(&dir)?;
+        init::require_empty(&dir)?;
     }
     let sizes = Sizes { dim, heads, ffn_dim, layers, text_dim, text_len, ..Sizes::default() };
     let paths = init::init_experts(&dir, kind(of_kind), &sizes, seed)?;

@@ -9,7 +9,7 @@ use crate::args::{InitTiny, TinyModel, WanKind};
 /// Writes the files and prints their names.
 pub fn init_tiny(args: InitTiny) -> Result<()> {
     if !args.force {
-        init::refuse_full(&args.dir)?;
+        init::require_empty(&args.dir)?;
     }
     let of_kind = match args.kind {
         TinyModel::I2v => WanKind::I2v,

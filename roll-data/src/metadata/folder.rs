@@ -4,13 +4,11 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
 
-use super::{MetadataRow, text_of};
+use super::{MAX_PROMPT_BYTES, MetadataRow, text_of};
 use crate::config::OnBadSample;
 
-/// Maximum size of a caption; typical ones have a few hundred bytes.
-const MAX_CAPTION_BYTES: u64 = super::MAX_PROMPT_BYTES as u64;
-/// Maximum number of missing captions that an error names.
-const NAMED: usize = 5;
+/// Maximum number of missing prompt files that an error names.
+const MAX_NAMES_IN_ERROR: usize = 5;
 /// File extensions of clips.
 const VIDEOS: [&str; 18] = [
     "mp4", "m4v", "mov", "mkv", "webm", "avi", "gif", "mpg", "mpeg", "ts", "m2ts", "flv", "wmv", "ogv", "3gp", "mxf",
@@ -21,8 +19,8 @@ const VIDEOS: [&str; 18] = [
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
 /// Lists the videos in `directory`, sorted by name, with the text of the `.txt` file of the same name as prompt. A
-/// video without caption is a row with a reason if bad samples are skipped, else an error. It is always an error if no
-/// video has a caption.
+/// video without a prompt file becomes a row with `no_prompt` if bad samples are skipped, else an error. It is always
+/// an error if no video has one.
 pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<MetadataRow>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
@@ -36,17 +34,17 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
     if videos.is_empty() {
         let problem = "a directory without videos; expected a table (CSV, TSV, JSON lines or a JSON list with `video` and \
                        `prompt`), or a directory of videos, each with its prompt in a .txt of the same name";
-        return Err(Error::bad_file(directory, format!("{problem}{}", table_beside(directory))));
+        return Err(Error::bad_file(directory, format!("{problem}{}", table_hint(directory))));
     }
-    let caption = |video: &PathBuf| video.with_extension("txt");
-    let missing: Vec<_> = videos.iter().map(caption).filter(|caption| !caption.is_file()).collect();
+    let prompt_file = |video: &PathBuf| video.with_extension("txt");
+    let missing: Vec<_> = videos.iter().map(prompt_file).filter(|file| !file.is_file()).collect();
     let skips = on_bad_sample == OnBadSample::Skip;
     let some_are_left = missing.len() < videos.len();
     if !missing.is_empty() && (!skips || !some_are_left) {
-        let names = missing.iter().take(NAMED).filter_map(|path| path.file_name());
+        let names = missing.iter().take(MAX_NAMES_IN_ERROR).filter_map(|path| path.file_name());
         let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
-        let more = if missing.len() > NAMED { ", ..." } else { "" };
-        let skip = match missing.len() < videos.len() {
+        let more = if missing.len() > MAX_NAMES_IN_ERROR { ", ..." } else { "" };
+        let skip = match some_are_left {
             true => "; `data.on_bad_sample: skip` leaves them out",
             false => "",
         };
@@ -55,16 +53,16 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
             missing.len(),
             videos.len(),
             names.join(", "),
-            table_beside(directory)
+            table_hint(directory)
         );
         return Err(Error::bad_file(directory, problem));
     }
     let read = |video: PathBuf| {
-        let caption = caption(&video);
-        match text(&caption) {
+        let file = prompt_file(&video);
+        match text(&file) {
             Ok(prompt) => Ok(row(video, prompt, None)),
-            Err(_) if skips && !caption.exists() => {
-                let reason = format!("{} is not there", caption.display());
+            Err(_) if skips && !file.exists() => {
+                let reason = format!("{} is not there", file.display());
                 Ok(row(video, String::new(), Some(reason)))
             }
             Err(error) if skips => Ok(row(video, String::new(), Some(error.chain()))),
@@ -75,14 +73,14 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
 }
 
 /// A hint that names the table in the directory, or an empty string.
-fn table_beside(directory: &Path) -> String {
+fn table_hint(directory: &Path) -> String {
     let table = TABLES.iter().map(|name| directory.join(name)).find(|table| table.is_file());
     table.map(|table| format!("; {} is there: name that file instead", table.display())).unwrap_or_default()
 }
 
-/// Reads the prompt from a caption file.
-fn text(caption: &Path) -> Result<String> {
-    let text = text_of(caption, MAX_CAPTION_BYTES, "a prompt")?;
+/// Reads a prompt file.
+fn text(prompt_file: &Path) -> Result<String> {
+    let text = text_of(prompt_file, MAX_PROMPT_BYTES as u64, "a prompt")?;
     // Line breaks are treated as wrapping, not as part of the prompt.
     let lines: Vec<&str> = text.trim_start_matches('\u{feff}').lines().map(str::trim).collect();
     Ok(lines.join(" ").trim().into())

@@ -14,8 +14,8 @@ struct PresentationInterval {
 /// The frames in presentation order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Timeline {
-    /// First and last second of each decoded frame, relative to the first shown frame. `None` for a frame that is not
-    /// shown and only serves as a reference for others.
+    /// Begin and end, in seconds, of each decoded frame, relative to the first shown frame. `None` for a frame that is
+    /// not shown and only serves as a reference for others.
     pub frames: Vec<Option<[f64; 2]>>,
 }
 
@@ -33,9 +33,9 @@ impl Timeline {
         edits: Option<(Cursor<'_>, u32)>,
         coded: &[bool],
     ) -> Result<Self, String> {
-        let mut shown = times(tables, coded)?;
+        let mut frames = times(tables, coded)?;
         // Stable sort: frames with equal times stay in decoding order.
-        shown.sort_by_key(|frame| frame.from);
+        frames.sort_by_key(|frame| frame.from);
         let edits = match edits {
             Some((list, movie_timescale)) => read_edits(list, timescale, movie_timescale)?,
             None => Vec::new(),
@@ -43,19 +43,21 @@ impl Timeline {
         let is_shown = |frame: &PresentationInterval| {
             edits.is_empty() || edits.iter().any(|[from, to]| (*from..*to).contains(&frame.from))
         };
-        // Removed parts between two edits do not count.
-        let cut = |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
-        let Some(first) = shown.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
+        // Ticks that edits removed before `tick`.
+        let removed_before =
+            |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
+        let Some(first) = frames.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
             return Err("its edit list shows no frame".into());
         };
-        let ticks: Vec<Option<[i64; 2]>> = shown
+        let ticks: Vec<Option<[i64; 2]>> = frames
             .iter()
             .enumerate()
             .map(|(i, frame)| {
-                let begin = is_shown(frame).then(|| frame.from - cut(frame.from) - first)?;
+                let begin = is_shown(frame).then(|| frame.from - removed_before(frame.from) - first)?;
                 // Shown until the next frame; the last one for its own duration.
-                let next = shown[i + 1..].iter().find(|next| is_shown(next));
-                let end = next.map_or(begin.saturating_add(frame.duration), |next| next.from - cut(next.from) - first);
+                let next = frames[i + 1..].iter().find(|next| is_shown(next));
+                let end = next
+                    .map_or(begin.saturating_add(frame.duration), |next| next.from - removed_before(next.from) - first);
                 Some([begin, end])
             })
             .collect();
@@ -85,17 +87,17 @@ fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<PresentationInterval>
     let mut durations = repeated(durations);
     let mut offsets = repeated(offsets);
     let (mut now, mut duration) = (0i64, 0i64);
-    let mut shown = Vec::new();
+    let mut frames = Vec::new();
     for &coded in coded {
         duration = durations.next().map_or(duration, i64::from);
         // Offsets are signed in version 1, and in practice also in version 0.
         let offset = offsets.next().map_or(0, |offset| i64::from(offset as i32));
         if coded {
-            shown.push(PresentationInterval { from: now + offset, duration });
+            frames.push(PresentationInterval { from: now + offset, duration });
         }
         now += duration;
     }
-    Ok(shown)
+    Ok(frames)
 }
 
 fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Result<Edits, String> {
@@ -111,7 +113,7 @@ fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Res
             _ => (list.u32().map(u64::from), list.u32().map(|t| i64::from(t as i32))),
         };
         let (duration, from) = (duration.ok_or(CUT_SHORT)?, from.ok_or(CUT_SHORT)?);
-        list.take(4).ok_or(CUT_SHORT)?; // the rate, at which players play
+        list.take(4).ok_or(CUT_SHORT)?; // the rate is ignored
         if from < 0 {
             continue; // nothing is shown for a while
         }
@@ -148,6 +150,9 @@ mod tests {
         bytes
     }
 
+    /// Reads the timeline with an edit list: the number of edits, then duration in milliseconds (ticks of the movie),
+    /// start in ticks of the track, and rate (1.0 is `0x1_0000`) of each. Returns the tenth of a second where each
+    /// frame begins.
     fn read(edits: &[u32]) -> Result<Vec<Option<i32>>, String> {
         let (tables, list) = (tables(), full_box(b"elst", 0, edits));
         let edits = (!edits.is_empty()).then_some((Cursor(&list[8..]), 1000));
@@ -166,7 +171,7 @@ mod tests {
     #[test]
     fn edit_list_removes_frames() {
         assert_eq!(read(&[1, 400, 4, 0x1_0000]).unwrap(), [None, None, Some(0), Some(1), Some(2), Some(3)]);
-        // Rounding to the movie's ticks, and an empty edit before.
+        // An empty edit, then 251 ms, which round to 3 ticks of the track.
         assert_eq!(
             read(&[2, 90, u32::MAX, 0x1_0000, 251, 4, 0x1_0000]).unwrap(),
             [None, None, Some(0), Some(1), Some(2), None]

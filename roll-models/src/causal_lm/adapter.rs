@@ -1,4 +1,5 @@
-//! Adapter files under the names of PEFT. The scale is written to `adapter_config.json` and to the header of the file.
+//! Adapter files under the names of PEFT. The scale (alpha / rank) is written to the header of the file and to its
+//! `adapter_config.json`.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
 
@@ -12,17 +13,19 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64, base:
     let mut file: StateDict =
         parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor)).collect();
     let ranks = || specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
-    let mut words = about::layers(ranks(), scale);
+    let mut entries = about::layers(ranks(), scale);
+    // Readers of a file without alphas assume the scale 1.
     if scale != 1.0 {
-        words.extend(about::alphas(ranks(), scale));
+        entries.extend(about::alphas(ranks(), scale));
     }
-    header::put(&mut file, words)?;
+    header::put(&mut file, entries)?;
     put_peft_config(&mut file, &[("task_type", Some("CAUSAL_LM")), ("base_model_name_or_path", base)])?;
     Ok(file)
 }
 
-/// Converts an adapter file to parameters. The adapter may be called `default` in it.
+/// Converts an adapter file to parameters. Names may contain PEFT's name of the adapter
+/// (`lora_A.default.weight`).
 pub fn from_file(file: &StateDict) -> StateDict {
-    let own = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).replace(".default.weight", ".weight");
-    file.iter().map(|(name, tensor)| (own(name), tensor.clone())).collect()
+    let parameter_name = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).replace(".default.weight", ".weight");
+    file.iter().map(|(name, tensor)| (parameter_name(name), tensor.clone())).collect()
 }

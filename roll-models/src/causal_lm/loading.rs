@@ -29,14 +29,14 @@ pub struct CausalLmOptions {
     /// Or a published model, downloaded where it is missing: `Qwen/Qwen2.5-0.5B-Instruct`, or `ORG/NAME:FILE.gguf`.
     /// `null`: the built-in small model.
     pub model_path: Option<PathBuf>,
-    /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. As in
-    /// `lora_checkpoint` unless given; without it all linear layers of the blocks.
+    /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. Default:
+    /// those of `lora_checkpoint`, or all linear layers of the blocks without one.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_target_modules: Option<String>,
-    /// Rank of the LoRA; 0 trains every weight instead. As in `lora_checkpoint` unless given; without it 32.
+    /// Rank of the LoRA; 0 trains every weight instead. Default: that of `lora_checkpoint`, or 32 without one.
     pub lora_rank: Option<usize>,
-    /// LoRA scale numerator. As in `lora_checkpoint` unless given; without it the rank.
+    /// LoRA scale numerator. Default: that of `lora_checkpoint`, or the rank without one.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint)
@@ -83,7 +83,7 @@ impl Default for CausalLmOptions {
 }
 
 impl CausalLmOptions {
-    /// Returns `config` with the context that the options choose. Fails on invalid options.
+    /// Returns `config` with the context length of `max_length`. Fails on invalid options.
     pub(super) fn checked(&self, mut config: LmConfig) -> Result<LmConfig> {
         check_alpha(self.lora_alpha)?;
         if let Some(length) = self.max_length {
@@ -116,9 +116,9 @@ impl CausalLmOptions {
         }
     }
 
-    /// Returns whether the quantised matrices of a file stay in blocks. Only the backend `flex` has products with blocks;
-    /// the others would decode a matrix at every use.
-    pub(super) fn keeps_blocks(&self, backend: Backend) -> bool {
+    /// Returns whether the quantised matrices of a file stay quantised. Only the backend `flex` multiplies by quantised
+    /// blocks; the others would decode a matrix at every use.
+    pub(super) fn keeps_quantised(&self, backend: Backend) -> bool {
         self.weights_dtype == WeightsDType::Auto && backend == Backend::Flex
     }
 
@@ -137,7 +137,7 @@ const RANK: usize = 32;
 const ROWS_AT_ONCE: usize = 256;
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Model, name: "causal_lm", idle: crate::trainable::IDLE, more: None }
+    OptionNotes { kind: Kind::Model, name: "causal_lm", idle: crate::trainable::IDLE_KEYS, more: None }
 }
 
 roll_core::register! {
@@ -183,14 +183,15 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         }
         false => (trainable, start),
     };
-    let keeps_blocks = options.keeps_blocks(Backend::of(&context.backend)?);
-    if !keeps_blocks || trainable == Trainable::Full {
+    let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
+    // Training every weight begins at decoded matrices; the quantised ones stay, as the reference policy.
+    if !keeps_quantised || trainable == Trainable::Full {
         decode(&mut state, &blocks)?;
     }
     // A directory in the hub's cache is known by its published name.
     let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
     let origin = source::origin(located.as_deref(), published, trainable == Trainable::Full)?;
-    if !keeps_blocks {
+    if !keeps_quantised {
         blocks.clear();
     }
     let network = match context.headers_only {
@@ -215,6 +216,7 @@ pub(super) fn start(
 ) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
+    // A file name alone proves nothing: `high` may be a word of it.
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {
         let problem = "is an adapter for one of two experts: a language model has none";
         return Err(Error::bad_file(&adapter.path, problem));
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_unknown_layers_and_eight_bits_by_key() {
+    fn errors_of_unknown_layers_and_eight_bits_name_the_key() {
         let parsed = |targets: serde_json::Value| {
             let options = serde_json::json!({"lora_rank": 2, "lora_target_modules": targets});
             roll_core::parse_options::<CausalLmOptions>("model", options.as_object().unwrap()).unwrap()

@@ -2,8 +2,8 @@
 //!
 //! Weights, gradients, optimizer state, keys and values are computed exactly from the shapes. The activations of a
 //! backward pass follow formulas whose factors were measured on the CPU in f32 (example `lm_memory` of commit ac7d28a,
-//! and peaks of the process with networks of one to three blocks of different widths). Sequences have the maximal length
-//! that the options allow.
+//! and peaks of the process with networks of one to three blocks of different widths). Sequences have the maximal
+//! length that the options allow.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,8 @@ const PROCESS: usize = 60 << 20;
 const TOKEN_BYTES: usize = 600;
 /// Bytes of CUDA's context and of fragmented memory. An estimate.
 const RESERVE: usize = 2_000_000_000;
-/// f32 values per token of a recorded block, in multiples of the widths of the residual stream, of the queries, and of the
-/// feed-forward layer. The backward pass needs one more of the last.
+/// f32 values per token of a recorded block, in multiples of the widths of the residual stream, of the queries, and of
+/// the feed-forward layer. The backward pass needs one more of the last.
 const BLOCK_WORDS: [usize; 3] = [4, 5, 4];
 /// f32 values per token of the output layer and its backward pass, in multiples of the width of the residual stream.
 const HEAD_WORDS: usize = 7;
@@ -117,10 +117,10 @@ impl<'a> MemoryPlan<'a> {
         };
         let weights_dtype = options.weights_dtype.on(stored, gpu);
         let compute_dtype = options.compute_dtype.on(weights_dtype, gpu);
-        let keeps_blocks = !gpu && options.keeps_blocks(Backend::of(&context.backend)?);
+        let keeps_quantised = !gpu && options.keeps_quantised(Backend::of(&context.backend)?);
         let (mut frozen, mut quantised) = (0, 0);
         for (name, shape) in &weights {
-            let block_bytes = in_blocks.get(name).filter(|_| keeps_blocks).copied();
+            let block_bytes = in_blocks.get(name).filter(|_| keeps_quantised).copied();
             frozen += block_bytes.unwrap_or(shape.iter().product::<usize>() * weights_dtype.size());
             quantised += block_bytes.unwrap_or(0);
         }
@@ -219,8 +219,8 @@ impl<'a> MemoryPlan<'a> {
         ]
     }
 
-    /// Returns the memory of an update at its peak. During a backward pass gradients are allocated while block inputs are
-    /// freed, so the peak is at one of its ends.
+    /// Returns the memory of an update at its peak. During a backward pass gradients are allocated while block inputs
+    /// are freed, so the peak is at one of its ends.
     fn update(&self, pass: &TextPass) -> Vec<MemoryItem> {
         let (config, n, bucket) = (&self.config, self.trained(), self.input.division.bucket);
         let tokens = self.tokens(pass) * pass.at_once.min(pass.rows.div_ceil(self.ranks)).max(1);
@@ -252,8 +252,8 @@ impl<'a> MemoryPlan<'a> {
             moments.push(vec![gradients(n), row("gradient of the embedding", [8 * embedding, 0], times(embedding, 8))]);
         }
         if bucket > 0 {
-            // The last bucket is reduced first, while all gradients exist. Later there are four copies of a tensor, which
-            // is never split.
+            // The last bucket is reduced first, while all gradients exist. Later there are four copies of a tensor,
+            // which is never split.
             let largest = self.specs.iter().map(ParameterSpec::len).max().unwrap_or(0).max(bucket.min(n));
             let messages = |elements: usize, copies: usize| {
                 row("messages", [0, copies * 4 * elements], times(elements, 4 * copies))
@@ -264,8 +264,8 @@ impl<'a> MemoryPlan<'a> {
         moments.into_iter().max_by_key(|items| items.iter().map(MemoryItem::bytes).sum::<usize>()).unwrap_or_default()
     }
 
-    /// Returns the bytes of a recorded block, with `more` widths of the feed-forward layer. They include the weights that
-    /// are converted to the dtype of products. Quantised weights are decoded in parts.
+    /// Returns the bytes of a recorded block, with `more` widths of the feed-forward layer. They include the weights
+    /// that are converted to the dtype of products. Quantised weights are decoded in parts.
     fn block(&self, tokens: usize, more: usize) -> usize {
         let (config, [dim, queries, ffn]) = (&self.config, BLOCK_WORDS);
         let rank = |spec: &ParameterSpec| spec.shape[0] * usize::from(spec.name.ends_with(".lora_A.weight"));
@@ -329,8 +329,8 @@ fn item(phase: &str, name: &str, bytes: [usize; 2], formula: String) -> MemoryIt
     MemoryItem { phase: (!phase.is_empty()).then(|| phase.into()), ..MemoryItem::new(name, bytes, formula) }
 }
 
-/// Returns the architecture, the dtype of dense weights, and the bytes of each quantised matrix by name, from the headers
-/// alone. Nothing is downloaded.
+/// Returns the architecture, the dtype of dense weights, and the bytes of each quantised matrix by name, from the
+/// headers alone. Nothing is downloaded.
 fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<(LmConfig, DType, BTreeMap<String, usize>)> {
     let Some(path) = &options.model_path else {
         let model = source::built_in()?;

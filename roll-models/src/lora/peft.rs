@@ -27,16 +27,16 @@ pub(super) struct Config {
 
 impl Config {
     /// Reads `object`, whose keys begin with `prefix`. Returns `None` if it has no alpha. Fails on options that make
-    /// the adapter something other than `alpha / rank * B A`.
+    /// the adapter something other than a scaled product B A. The rank of a layer is that of its tensors.
     pub fn read(path: &Path, object: &Map<String, Value>, prefix: &str) -> Result<Option<Self>, LoraError> {
         let problem = |problem: String| LoraError::invalid(path, problem);
         let get = |key: &str| object.get(&format!("{prefix}{key}"));
-        let on = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
+        let is_true = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
         if let Some(kind) = get("peft_type").and_then(Value::as_str).filter(|k| *k != "LORA") {
             return Err(problem(format!("expected the `peft_type` LORA, found {kind}")));
         }
         for key in ["use_dora", "fan_in_fan_out"] {
-            if on(key) {
+            if is_true(key) {
                 return Err(problem(format!("expected a plain LoRA, found `{key}: true`")));
             }
         }
@@ -61,7 +61,7 @@ impl Config {
             Some(other) => return Err(problem(format!("`alpha_pattern`: expected an object, found {other}"))),
         }
         let lora_alpha = number("lora_alpha", alpha)?;
-        Ok(Some(Self { lora_alpha, rank_stabilised: on("use_rslora"), alpha_pattern }))
+        Ok(Some(Self { lora_alpha, rank_stabilised: is_true("use_rslora"), alpha_pattern }))
     }
 
     /// Returns the alpha of a layer of this rank, such that its scale is `alpha / rank`.
@@ -76,12 +76,14 @@ impl Config {
     }
 }
 
-/// Writes a `LoraConfig` for layers of these ranks and alphas, by layer name. Each key begins with `prefix`.
-pub(super) fn write(layers: &BTreeMap<String, (usize, f64)>, bias: bool, prefix: &str) -> Map<String, Value> {
+/// Returns the fields of a `LoraConfig` for layers of these ranks and alphas, by layer name. Each key begins with
+/// `prefix`.
+pub(super) fn fields(layers: &BTreeMap<String, (usize, f64)>, bias: bool, prefix: &str) -> Map<String, Value> {
     let rank = most_common(layers.values().map(|(rank, _)| *rank as f64));
     let alpha = most_common(layers.values().map(|(_, alpha)| *alpha));
     let pattern = |value: &dyn Fn(&(usize, f64)) -> f64, common: f64| -> Value {
-        let others = layers.iter().map(|(layer, of)| (layer.clone(), value(of))).filter(|(_, v)| *v != common);
+        let others =
+            layers.iter().map(|(layer, rank_alpha)| (layer.clone(), value(rank_alpha))).filter(|(_, v)| *v != common);
         Value::Object(others.map(|(layer, v)| (layer, number(v))).collect())
     };
     let fields = [
@@ -96,7 +98,7 @@ pub(super) fn write(layers: &BTreeMap<String, (usize, f64)>, bias: bool, prefix:
     fields.into_iter().map(|(key, value)| (format!("{prefix}{key}"), value)).collect()
 }
 
-/// Completes an `adapter_config.json`: adds the remaining fields to the result of [`write`].
+/// Completes an `adapter_config.json`: adds the remaining fields to the result of [`fields`].
 pub(super) fn adapter_config(fields: Map<String, Value>) -> Value {
     let mut config = json!({
         "peft_type": "LORA", "task_type": null, "base_model_name_or_path": null, "inference_mode": true,
@@ -116,6 +118,7 @@ fn number(value: f64) -> Value {
     }
 }
 
+/// The most frequent value, the largest of equally frequent ones; 0 without values.
 fn most_common(values: impl Iterator<Item = f64>) -> f64 {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     values.for_each(|v| *counts.entry(v.to_bits()).or_default() += 1);
@@ -165,7 +168,7 @@ mod tests {
     fn written_configurations_read_back() {
         let layers = [("a.q", (4, 2.0)), ("a.k", (4, 2.0)), ("b.q", (8, 2.5))];
         let layers = layers.map(|(l, of)| (l.to_string(), of)).into();
-        let fields = write(&layers, false, "transformer.");
+        let fields = fields(&layers, false, "transformer.");
         assert_eq!(fields["transformer.rank_pattern"], json!({"b.q": 8}));
         let read = Config::read(Path::new("x"), &fields, "transformer.").unwrap().unwrap();
         for (layer, (rank, alpha)) in &layers {

@@ -74,10 +74,10 @@ impl EncodedLora {
         }
         let bias = lora.layers.values().any(|layer| layer.bias.is_some());
         match convention {
-            Convention::Peft => written.adapter_config = Some(peft::adapter_config(peft::write(&config, bias, ""))),
+            Convention::Peft => written.adapter_config = Some(peft::adapter_config(peft::fields(&config, bias, ""))),
             // diffusers derives the configuration itself if all scales are 1.
             Convention::Diffusers if !alphas.is_empty() => {
-                let fields = peft::write(&config, bias, prefix(convention));
+                let fields = peft::fields(&config, bias, prefix(convention));
                 written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
             }
             _ => {}

@@ -23,7 +23,7 @@ pub(super) fn files(experts: &[Expert]) -> Vec<String> {
 /// Name of the file of an expert's adapter or weights.
 fn file_name(experts: &[Expert], expert: &Expert) -> String {
     let trained = experts.iter().filter(|e| e.dit.parameters().is_some()).count();
-    let stem = if expert.lora { "adapter" } else { EXPERT_FILE };
+    let stem = if expert.trains_adapters { "adapter" } else { EXPERT_FILE };
     match (trained, expert.name) {
         (1, _) => stem.into(),
         (_, "dit") => format!("{stem}_high_noise"),
@@ -39,7 +39,7 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
         let mut values = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
         parameters.read(&mut values)?;
         let state = flat::to_state(parameters.specs(), &values)?;
-        let mut state = match expert.lora {
+        let mut state = match expert.trains_adapters {
             true => to_file(state, expert.dit.lora_scale()),
             false => state,
         };
@@ -51,7 +51,7 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
 
 /// Returns the header's entries for the expert's file.
 fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
-    let mut entries = match expert.lora {
+    let mut entries = match expert.trains_adapters {
         true => {
             let specs = expert.dit.parameters().map(|parameters| parameters.specs()).unwrap_or_default();
             let ranks = specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
@@ -82,7 +82,7 @@ pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) ->
                 expert.name
             ))
         })?;
-        let state = match expert.lora {
+        let state = match expert.trains_adapters {
             true => from_file(&name, file, expert.lora_expert(), expert.dit.lora_scale())?,
             false => file.clone(),
         };

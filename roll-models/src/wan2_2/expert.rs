@@ -13,19 +13,19 @@ pub(super) struct Expert {
     pub(super) name: &'static str,
     pub(super) dit: Dit,
     /// Whether the trained parameters are adapters.
-    pub(super) lora: bool,
-    /// The base model, if it is known.
+    pub(super) trains_adapters: bool,
+    /// The published network that the weights belong to, if it is recognised.
     pub(super) base: Option<BaseNetwork>,
 }
 
 impl Expert {
     /// Creates the expert `name`. The trained part of `dit` must be set already.
     pub(super) fn new(name: &'static str, dit: Dit) -> Self {
-        let lora = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
-        Self { name, dit, lora, base: None }
+        let trains_adapters = dit.parameters().is_some_and(|p| p.specs().iter().all(|s| s.name.contains(".lora_")));
+        Self { name, dit, trains_adapters, base: None }
     }
 
-    /// The expert as adapter files name it.
+    /// The expert in the terms of adapter files.
     pub(super) fn lora_expert(&self) -> lora::Expert {
         if self.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
     }
@@ -37,7 +37,7 @@ impl Expert {
     }
 }
 
-/// The noise levels at which the trained experts are used.
+/// The noise levels at which the trained experts are used: all if both are trained, or none.
 pub(super) fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
     let trains = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
     match (boundary.map(Sigma), trains(0), trains(1)) {

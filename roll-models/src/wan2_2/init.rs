@@ -16,7 +16,7 @@ use super::kind::WanKind;
 /// Width of the tokens of the published CLIP image encoder.
 const CLIP_DIM: usize = 1280;
 
-/// Sizes of a transformer. Channels and patches follow from its kind.
+/// Sizes of a transformer. Channels follow from its kind; patches are `[1, 2, 2]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sizes {
@@ -81,7 +81,8 @@ impl Sizes {
 
 /// Writes the untrained transformers of a checkpoint into `directory`, which is created if it is missing: the folders
 /// of the experts with their `config.json`, and `wan22_paths.json`, whose path is returned. That file also lists the
-/// text encoder (`models_t5_*`) and the VAE (`Wan2.1_VAE.*` or `Wan2.2_VAE.*`), which the caller must put next to it.
+/// text encoder (`models_t5_*`), the VAE (`Wan2.1_VAE.*` or `Wan2.2_VAE.*`) and, for a kind with CLIP, its encoder
+/// (`models_clip_*`), which the caller must put next to it.
 pub fn init_experts(directory: impl AsRef<Path>, kind: WanKind, sizes: &Sizes, seed: u64) -> Result<PathBuf> {
     let directory = directory.as_ref();
     let config = sizes.config(kind)?;
@@ -120,10 +121,10 @@ pub(super) fn write_paths(directory: &Path, entries: &[String]) -> Result<PathBu
     Ok(paths)
 }
 
-/// Draws the initial weights of the official model. Linear layers are Xavier-uniform with zero bias; the linear layers
-/// of the text and time embeddings are normal with deviation 0.02; modulations are normal with deviation 1 / sqrt(dim);
-/// norms are one. The last layer is zero, so the first velocity is zero. `network` selects the random numbers and
-/// differs between experts.
+/// Draws initial weights by the official model's rules. Linear layers are Xavier-uniform with zero bias; the linear
+/// layers of the text and time embeddings are normal with deviation 0.02; modulations are normal with deviation 1 /
+/// sqrt(dim); norms are one. The last layer is zero, so the first velocity is zero. `network` selects the random
+/// numbers and differs between experts.
 pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Result<StateDict> {
     let weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
         let n: usize = shape.iter().product();
@@ -142,7 +143,7 @@ pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Resul
             "patch_embedding.bias" => uniform(1.0 / (config.patch_in() as f32).sqrt()),
             k if k.ends_with("modulation") => normal(1.0 / (config.dim as f32).sqrt())?,
             k if k.ends_with("bias") => vec![0.0; n],
-            k if shape.len() == 1 => vec![f32::from(u8::from(k.ends_with("weight"))); n],
+            k if shape.len() == 1 => vec![if k.ends_with("weight") { 1.0 } else { 0.0 }; n],
             k if k.starts_with("text_embedding") || k.starts_with("time_embedding") => normal(0.02)?,
             _ => uniform((6.0 / (fan_in + shape[0]) as f32).sqrt()),
         };
@@ -178,7 +179,7 @@ pub(super) fn make_directory(path: &Path) -> Result<()> {
 }
 
 /// Fails if `directory` is not empty, so that no file of the user is overwritten.
-pub fn refuse_full(directory: &Path) -> Result<()> {
+pub fn require_empty(directory: &Path) -> Result<()> {
     let entry = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         listing => listing.map_err(Error::file("list", directory))?.next(),
@@ -196,11 +197,13 @@ pub fn refuse_full(directory: &Path) -> Result<()> {
     }
 }
 
+/// Writes weights as safetensors.
 pub(super) fn save(path: &Path, state: &StateDict) -> Result<()> {
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     Ok(save_safetensors(path, state, &metadata)?)
 }
 
+/// Writes a text file.
 pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(Error::file("write", path))
 }

@@ -2,11 +2,11 @@
 
 use roll_core::{Error, Result};
 
-/// The published model whose architecture a checkpoint with new, random weights has.
+/// The architecture of a checkpoint with random weights, named by the published model that has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WanKind {
-    /// I2V-A14B: two experts, 36 input and 16 output channels.
+    /// I2V-A14B: two experts, 36 input channels (16 of latents, 20 of conditioning) and 16 output channels.
     #[default]
     I2v,
     /// T2V-A14B: two experts, 16 channels.

@@ -54,7 +54,8 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         bases.push(base);
     }
     let vae_dtype = options.vae_dtype.of(&device)?;
-    let vae = Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?.decoding_in(vae_dtype)?;
+    let vae =
+        Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?.with_decoder_dtype(vae_dtype)?;
     let text =
         files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
     let clip = match &files.clip {

@@ -118,7 +118,7 @@ const TRAINED_BYTES: u64 = 16;
 const INPUTS: [&str; 2] = ["input_image", "end_image"];
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Model, name: "wan2_2", idle: crate::trainable::IDLE, more: Some(notes) }
+    OptionNotes { kind: Kind::Model, name: "wan2_2", idle: crate::trainable::IDLE_KEYS, more: Some(notes) }
 }
 
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
@@ -393,8 +393,8 @@ impl WanOptions {
         }
     }
 
-    /// Names of the experts to train. `has_dit2` says whether the checkpoint has a second expert; `with_adapter` are the
-    /// experts that `lora_checkpoint` is for.
+    /// Names of the experts to train. `has_dit2` says whether the checkpoint has a second expert; `with_adapter` are
+    /// the experts that `lora_checkpoint` is for.
     pub fn trained_experts(&self, has_dit2: bool, with_adapter: &[&str]) -> Result<Vec<String>> {
         let Some((key, names)) = self.named_experts()? else {
             return Ok(match (with_adapter, has_dit2) {

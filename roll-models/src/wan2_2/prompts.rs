@@ -7,8 +7,8 @@ use roll_core::{Result, Tensor};
 use super::tokenizer::Tokenizer;
 use super::umt5::{Umt5, padded};
 
-/// Number of prompts per batch. The XXL encoder has 11 GB, which are then read once for all of them; an
-/// embedding has at most 8 MB.
+/// Number of prompts per batch. The XXL encoder streams its 11 GB of weights once for a batch; an embedding that waits
+/// takes at most 8 MB.
 const BATCH: usize = 32;
 
 /// Encodes prompts as embeddings.
@@ -68,7 +68,7 @@ impl Prompts {
             }
         }
         let rows = text.encode_all(&batch)?;
-        self.ready.retain(|prompt, _| self.expected.contains(prompt));
+        self.ready.retain(|text, _| self.expected.contains(text));
         self.ready.extend(batch.into_iter().zip(rows));
         padded(&self.ready[prompt], text.length)
     }

@@ -1,6 +1,8 @@
-//! [`Model`] across the boundary: its table, models lent for a call, and adapter files as arguments and results.
+//! [`Model`] across the boundary: its table of C functions, models lent for a call, and adapter files as arguments and
+//! results.
 //!
 //! Diffusion and language models have files and tables of their own; their functions take the same state pointer.
+//! P1 to P9 are the rules of [`crate::abi`].
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -17,6 +19,7 @@ use super::wire::{Answer, Argument, Lend};
 use super::{diffusion, language, parts};
 use crate::{DiffusionModel, Distribution, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
+// `crossing.rs` explains the notation; `facts` and `parts` are written out below.
 crossing! {
     Model for ForeignModel, table RollModelTable of Target {
         ref fn read_parameters(out: &mut [f32]);
@@ -78,6 +81,7 @@ pub(super) fn give(model: Box<dyn Model>) -> RollObject {
 
 lent!(LentModel: Model);
 
+/// Lent by one side as [`LentModel`], received by the other as [`ForeignModel`].
 impl<'a> Argument for &'a mut (dyn Model + 'a) {
     type Wire = RollObject;
     type Lent = LentModel;
@@ -90,7 +94,7 @@ impl<'a> Argument for &'a mut (dyn Model + 'a) {
         lent.object()
     }
     unsafe fn receive(wire: RollObject) -> Result<ForeignModel> {
-        // SAFETY: as the caller promises; a loan has no release.
+        // SAFETY: as the caller promises; an object that is only lent has no `release`.
         unsafe { ForeignModel::new(wire, Source::Host) }
     }
     fn borrow(received: &mut ForeignModel) -> &mut dyn Model {
@@ -99,12 +103,12 @@ impl<'a> Argument for &'a mut (dyn Model + 'a) {
 }
 
 /// Adapter files as C structs, and the owners of the memory that they point into.
-pub(super) struct LentFiles {
+pub(super) struct FilesForC {
     files: Vec<RollFile>,
     _tensors: Vec<LentTensors>,
 }
 
-impl LentFiles {
+impl FilesForC {
     fn new(files: &BTreeMap<String, StateDict>) -> Self {
         let tensors: Vec<LentTensors> = files.values().map(LentTensors::new).collect();
         let file = |(name, lent): (&String, &LentTensors)| RollFile { name: RollStr::lend(name), tensors: lent.list() };
@@ -124,12 +128,12 @@ unsafe fn receive_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict
 
 impl Lend for BTreeMap<String, StateDict> {
     type Wire = RollList<RollFile>;
-    type Lent = LentFiles;
+    type Lent = FilesForC;
     type Received = BTreeMap<String, StateDict>;
-    fn lend(&self) -> LentFiles {
-        LentFiles::new(self)
+    fn lend(&self) -> FilesForC {
+        FilesForC::new(self)
     }
-    fn wire(lent: &mut LentFiles) -> RollList<RollFile> {
+    fn wire(lent: &mut FilesForC) -> RollList<RollFile> {
         RollList::lend(&lent.files)
     }
     unsafe fn receive(wire: RollList<RollFile>) -> Result<BTreeMap<String, StateDict>> {
@@ -141,7 +145,7 @@ impl Lend for BTreeMap<String, StateDict> {
 impl Answer for BTreeMap<String, StateDict> {
     type Wire = RollOwned<RollFile>;
     fn give(self) -> RollOwned<RollFile> {
-        let LentFiles { files, _tensors } = LentFiles::new(&self);
+        let FilesForC { files, _tensors } = FilesForC::new(&self);
         own(files, (_tensors, self))
     }
     unsafe fn take(wire: RollOwned<RollFile>, _: &Source) -> Result<Self> {

@@ -16,13 +16,14 @@ use super::recorded::Recorded;
 use super::runtime::{LIBRARY, Session, build};
 use super::value::Value;
 
-/// The executor of a network's passes without gradient. Passes with gradient always run on this project's own executor.
+/// The executor of a network's passes without gradient ([`Network::run`]). Passes with gradient ([`Network::vjp`])
+/// always run on this project's own executor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Executor {
-    /// ONNX Runtime for passes on which no gradient can depend, if it is part of the build, its library is installed
-    /// and the device is the CPU; this project's own executor otherwise. Training is bit-identical with and without the
-    /// library.
+    /// ONNX Runtime for passes whose outputs no gradient uses ([`Grad::Skip`]), if it is part of the build, its library
+    /// is installed and the device is the CPU; this project's own executor otherwise. Training is bit-identical with
+    /// and without the library.
     #[default]
     Auto,
     /// This project's own executor.
@@ -59,6 +60,7 @@ impl Network {
                 Ok(session) => Some(session),
                 // ONNX Runtime was not requested explicitly.
                 Err(OnnxError::NoRuntime) => None,
+                // A warning only if the user named a library.
                 Err(error) if std::env::var_os(LIBRARY).is_none() => {
                     tracing::debug!("{error}");
                     None
@@ -77,8 +79,8 @@ impl Network {
         &self.model
     }
 
-    /// Computes every output for `input`. [`Grad::Record`] announces that a gradient will be computed that depends on
-    /// these outputs without flowing through them (the position of a face, the embedding of a reference).
+    /// Computes every output for `input`; nothing is recorded. [`Grad::Record`] says that a gradient computed later
+    /// uses these outputs as constants (the position of a face, the embedding of a reference).
     ///
     /// Fails like [`Model::run`], and if ONNX Runtime fails.
     pub fn run(&self, input: &NdTensor, grad: Grad) -> Result<Vec<NdTensor>> {
@@ -99,6 +101,8 @@ impl Network {
         self.session_for(Grad::Record).map(|_| format!("onnxruntime: {}", build().unwrap_or_default()))
     }
 
+    /// The session for a pass, if it runs on ONNX Runtime. [`Executor::Auto`] uses that only if no gradient depends on
+    /// the outputs.
     fn session_for(&self, grad: Grad) -> Option<&Session> {
         self.session.as_ref().filter(|_| self.executor == Executor::OnnxRuntime || !grad.is_on())
     }
@@ -114,14 +118,14 @@ impl Network {
                 .collect::<Result<_>>()?,
             false => vec![host],
         };
-        let mut columns: Vec<Vec<NdTensor>> = vec![];
+        let mut parts_of_outputs: Vec<Vec<NdTensor>> = vec![];
         for part in parts {
             let outputs = session.run(&[part])?;
-            columns.resize_with(outputs.len(), Vec::new);
-            for (column, output) in columns.iter_mut().zip(&outputs) {
-                column.push(to_device_nd(output, self.model.device())?);
+            parts_of_outputs.resize_with(outputs.len(), Vec::new);
+            for (parts, output) in parts_of_outputs.iter_mut().zip(&outputs) {
+                parts.push(to_device_nd(output, self.model.device())?);
             }
         }
-        columns.into_iter().map(|parts| self.model.stacked(parts)).collect()
+        parts_of_outputs.into_iter().map(|parts| self.model.stacked(parts)).collect()
     }
 }

@@ -19,11 +19,12 @@ pub struct OnnxConfig {
     pub input: Input,
     /// The output that is read. Default: the first.
     pub output: Option<String>,
-    /// How an output becomes a number.
+    /// How the output for a frame becomes a score.
     pub score: Measurement,
     /// Index into the output, for `value`, `softmax` and `sigmoid`.
     pub index: Option<usize>,
-    /// The vector that `cosine` and `distance` compare with, instead of the reference.
+    /// The vector that `cosine` and `distance` compare with. Default: the outputs for the frames of the reference
+    /// video.
     pub vector: Option<Vec<f32>>,
     /// How the scores of the frames are reduced to one.
     pub over_frames: OverFrames,
@@ -32,7 +33,7 @@ pub struct OnnxConfig {
     pub frames_per_batch: usize,
     /// Name of the measured quantity, for labels, file names and metrics.
     pub label: String,
-    /// What happens with a video without frames.
+    /// Handling of a video that has no frame to score.
     pub on_missing: OnMissing,
 }
 
@@ -54,7 +55,7 @@ impl Default for OnnxConfig {
     }
 }
 
-/// How the output for a frame becomes a number.
+/// How the output for a frame becomes a score.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Measurement {
@@ -67,14 +68,13 @@ pub enum Measurement {
     Sigmoid,
     /// The mean cosine similarity to the outputs for the reference's frames, or to `vector`.
     Cosine,
-    /// Minus the root mean square difference to the output for each frame of the reference, averaged over these, or to
-    /// `vector`.
+    /// The negative root mean square difference to `vector`, or its mean over the outputs for the reference's frames.
     Distance,
 }
 
 impl Measurement {
-    /// Whether the measurement compares with the reference or a vector.
-    pub fn compares(self) -> bool {
+    /// Whether the score is a comparison with the reference or a vector.
+    pub fn needs_comparison(self) -> bool {
         matches!(self, Self::Cosine | Self::Distance)
     }
 }
@@ -93,11 +93,11 @@ impl OnnxConfig {
         if self.score == Measurement::Softmax && self.index.is_none() {
             return wrong("index", "missing: which class, counted from 0, since `score` is softmax");
         }
-        if self.score.compares() && self.index.is_some() {
+        if self.score.needs_comparison() && self.index.is_some() {
             return wrong("index", "`score: cosine` and `distance` compare whole outputs: leave it out");
         }
         if let Some(vector) = &self.vector {
-            if !self.score.compares() {
+            if !self.score.needs_comparison() {
                 return wrong("vector", "goes with `score: cosine` or `distance`");
             }
             if vector.is_empty() || vector.iter().any(|v| !v.is_finite()) {

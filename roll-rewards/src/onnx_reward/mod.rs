@@ -1,6 +1,7 @@
 //! The reward `onnx`: any network in an ONNX file, by configuration alone.
 //!
-//! `picture_model.rs` adapts a model to pictures, [`row_score`] maps outputs to numbers, and [`config`] has the options.
+//! `picture_model.rs` adapts a model to pictures, [`row_score`] maps outputs to numbers, and [`config`] has the
+//! options.
 
 pub mod config;
 mod picture_model;
@@ -105,7 +106,7 @@ impl RewardScorer for OnnxReward {
     }
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        if !self.config.score.compares() || self.config.vector.is_some() {
+        if !self.config.score.needs_comparison() || self.config.vector.is_some() {
             return Ok(Target::default());
         }
         let rows = self.scorer().rows(reference)?;

@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {
-    /// The pixel whose area contains the centre.
+    /// The input pixel that contains the centre of the output pixel.
     Nearest,
     /// Pillow's `BOX`; OpenCV's `INTER_AREA` for integer reductions.
     Box,
-    /// Pillow's `BILINEAR`, torchvision's with `antialias=True`: the filter is wider in reductions.
+    /// Pillow's `BILINEAR`, torchvision's with `antialias=True`: the filter widens with the scale of a
+    /// reduction.
     #[default]
     Bilinear,
     /// Pillow's `BICUBIC` (a = -0.5), torchvision's with `antialias=True`.
@@ -30,7 +31,7 @@ impl Filter {
         matches!(self, Self::Bicubic | Self::Lanczos | Self::PlainBicubic)
     }
 
-    /// Half the filter's width in pixels of the input; [`spread`] widens it in reductions.
+    /// Half the filter's width in pixels of the input; [`widened_taps`] widens it in reductions.
     fn reach(self) -> f64 {
         match self {
             Self::Nearest | Self::Box => 0.5,
@@ -82,15 +83,16 @@ impl Resize {
         let (rows, columns) = (&self.rows, &self.columns);
         assert_eq!(planes.len() % (rows.from * columns.from).max(1), 0, "planes of {} x {}", rows.from, columns.from);
         // Columns first: the second pass then adds up whole rows, which have their new width already.
-        let mut narrow = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
-        for (row, out) in planes.chunks_exact(columns.from).zip(narrow.chunks_exact_mut(columns.to())) {
+        let mut resized_columns = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
+        for (row, out) in planes.chunks_exact(columns.from).zip(resized_columns.chunks_exact_mut(columns.to())) {
             for (out, (first, weights)) in out.iter_mut().zip(&columns.taps) {
                 *out = row[*first..].iter().zip(weights).map(|(v, w)| v * w).sum();
             }
         }
         let width = columns.to();
-        let mut out = vec![0.0; narrow.len() / rows.from.max(1) * rows.to()];
-        for (plane, out) in narrow.chunks_exact(rows.from * width).zip(out.chunks_exact_mut(rows.to() * width)) {
+        let mut out = vec![0.0; resized_columns.len() / rows.from.max(1) * rows.to()];
+        for (plane, out) in resized_columns.chunks_exact(rows.from * width).zip(out.chunks_exact_mut(rows.to() * width))
+        {
             for (out, (first, weights)) in out.chunks_exact_mut(width).zip(&rows.taps) {
                 for (row, weight) in plane[first * width..].chunks_exact(width).zip(weights) {
                     out.iter_mut().zip(row).for_each(|(o, v)| *o += v * weight);
@@ -114,20 +116,20 @@ impl Resize {
             columns.to()
         );
         let width = columns.to();
-        let mut tall = vec![0.0; cotangent.len() / rows.to().max(1) * rows.from];
-        for (plane, cotangent) in
-            tall.chunks_exact_mut(rows.from * width).zip(cotangent.chunks_exact(rows.to() * width))
+        let mut full_height = vec![0.0; cotangent.len() / rows.to().max(1) * rows.from];
+        for (plane, d_plane) in
+            full_height.chunks_exact_mut(rows.from * width).zip(cotangent.chunks_exact(rows.to() * width))
         {
-            for (cotangent, (first, weights)) in cotangent.chunks_exact(width).zip(&rows.taps) {
+            for (d_row, (first, weights)) in d_plane.chunks_exact(width).zip(&rows.taps) {
                 for (row, weight) in plane[first * width..].chunks_exact_mut(width).zip(weights) {
-                    row.iter_mut().zip(cotangent).for_each(|(r, c)| *r += c * weight);
+                    row.iter_mut().zip(d_row).for_each(|(r, c)| *r += c * weight);
                 }
             }
         }
-        let mut out = vec![0.0; tall.len() / width.max(1) * columns.from];
-        for (row, cotangent) in out.chunks_exact_mut(columns.from).zip(tall.chunks_exact(width)) {
-            for (cotangent, (first, weights)) in cotangent.iter().zip(&columns.taps) {
-                row[*first..].iter_mut().zip(weights).for_each(|(r, w)| *r += cotangent * w);
+        let mut out = vec![0.0; full_height.len() / width.max(1) * columns.from];
+        for (row, d_row) in out.chunks_exact_mut(columns.from).zip(full_height.chunks_exact(width)) {
+            for (d_value, (first, weights)) in d_row.iter().zip(&columns.taps) {
+                row[*first..].iter_mut().zip(weights).for_each(|(r, w)| *r += d_value * w);
             }
         }
         out
@@ -148,8 +150,8 @@ impl Axis {
             let centre = scale * (i as f64 + 0.5);
             match filter {
                 Filter::Nearest => ((centre as usize).min(from.saturating_sub(1)), vec![1.0]),
-                Filter::PlainBilinear | Filter::PlainBicubic => neighbours(centre, from, filter),
-                _ => spread(centre, scale.max(1.0), from, filter),
+                Filter::PlainBilinear | Filter::PlainBicubic => neighbour_taps(centre, from, filter),
+                _ => widened_taps(centre, scale.max(1.0), from, filter),
             }
         });
         Self { from, taps: taps.collect() }
@@ -162,7 +164,7 @@ impl Axis {
 
 /// Returns the first pixel and the weights within the filter's reach, which is multiplied by `widening`. Pixels beyond
 /// the edge are left out.
-fn spread(centre: f64, widening: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
+fn widened_taps(centre: f64, widening: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
     let reach = filter.reach() * widening;
     let first = (centre - reach + 0.5).max(0.0) as usize;
     let end = ((centre + reach + 0.5) as usize).min(from);
@@ -172,7 +174,7 @@ fn spread(centre: f64, widening: f64, from: usize, filter: Filter) -> (usize, Ve
 }
 
 /// The two or four nearest pixels. The last pixel is repeated beyond the edge.
-fn neighbours(centre: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
+fn neighbour_taps(centre: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
     let (at, reach) = (centre - 0.5, filter.reach() as i64);
     let below = at.floor() as i64;
     let inside = |j: i64| j.clamp(0, from as i64 - 1) as usize;
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn constants_stay_constant_and_equal_size_copies() {
+    fn constants_stay_constant_and_an_equal_size_copies_the_picture() {
         for filter in FILTERS {
             let constant = Resize::new([10, 13], [4, 29], filter).forward(&[0.25; 130]);
             assert!(constant.iter().all(|v| (v - 0.25).abs() < 1e-6), "{filter:?}");

@@ -16,10 +16,10 @@ pub enum Tracker {
     Jsonl,
 }
 
-/// Other values that ROLL takes.
-const WITHOUT_EFFECT: [&str; 3] = ["wandb", "swanlab", "stdout"];
+/// Trackers of Alibaba's ROLL, whose configurations are accepted, that do not exist here.
+const ROLL_ONLY: [&str; 3] = ["wandb", "swanlab", "stdout"];
 
-/// Turns one name into a list of one and `null` into the default, and removes ROLL's trackers that do not exist here;
+/// Turns one name into a list of one and `null` into the default, and removes the trackers of [`ROLL_ONLY`];
 /// if none is left, the default applies. Returns the note for the user.
 pub(super) fn normalize(tree: &mut Json) -> Option<String> {
     let map = tree.as_object_mut()?;
@@ -27,21 +27,20 @@ pub(super) fn normalize(tree: &mut Json) -> Option<String> {
     if value.is_string() {
         *value = Json::Array(vec![value.take()]);
     }
-    let without = |name: &Json| name.as_str().is_some_and(|name| WITHOUT_EFFECT.contains(&name));
-    let (unknown, known): (Vec<Json>, Vec<Json>) = match value {
-        Json::Array(names) => names.drain(..).partition(without),
+    let is_ignored = |name: &Json| name.as_str().is_some_and(|name| ROLL_ONLY.contains(&name));
+    let (ignored, kept): (Vec<Json>, Vec<Json>) = match value {
+        Json::Array(names) => names.drain(..).partition(is_ignored),
         Json::Null => Default::default(),
-        _ => return None, // the check of its type reports it
+        _ => return None, // deserialization reports the wrong type
     };
-    if known.is_empty() && (value.is_null() || !unknown.is_empty()) {
+    if kept.is_empty() && (value.is_null() || !ignored.is_empty()) {
         map.remove(KEY);
     } else {
-        *value = Json::Array(known);
+        *value = Json::Array(kept);
     }
-    let names: Vec<&str> = unknown.iter().filter_map(Json::as_str).collect();
-    (!names.is_empty()).then(|| {
-        format!("`{KEY}`: {} has no effect here; metrics go to tensorboard and to metrics.jsonl", names.join(", "))
-    })
+    let names: Vec<&str> = ignored.iter().filter_map(Json::as_str).collect();
+    (!names.is_empty())
+        .then(|| format!("`{KEY}`: {} has no effect here; `tensorboard` and `jsonl` have", names.join(", ")))
 }
 
 #[cfg(test)]
@@ -55,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_a_name_or_a_list_and_notes_other_trackers_of_roll() {
+    fn accepts_a_name_a_list_or_null_and_notes_ignored_trackers() {
         use Tracker::{Jsonl, Tensorboard};
         assert_eq!(load("tensorboard").unwrap(), (vec![Tensorboard], vec![]));
         assert_eq!(load("[jsonl, tensorboard]").unwrap(), (vec![Jsonl, Tensorboard], vec![]));

@@ -2,7 +2,12 @@
 //!
 //! A file is a sequence of records: length (u64), masked CRC-32C of the length, an `Event` message, masked CRC-32C of
 //! that; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto) have
-//! so few fields that they are encoded by hand.
+//! so few fields that they are encoded by hand. Numbers of the fields:
+//!
+//! - `Event`: 1 wall_time, 2 step, 3 file_version, 5 summary
+//! - `Summary`: 1 value
+//! - `Summary.Value`: 1 tag, 2 simple_value, 4 image
+//! - `Summary.Image`: 1 height, 2 width, 3 colorspace, 4 encoded_image_string
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -20,7 +25,7 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Makes a new event file in `directory`; TensorBoard joins all of a directory.
+    /// Creates an event file in `directory`; TensorBoard merges all event files of a directory.
     pub fn create(directory: &Path) -> Result<Self> {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let (seconds, n) = (wall_time() as u64, COUNTER.fetch_add(1, Ordering::Relaxed));
@@ -41,7 +46,7 @@ impl EventWriter {
         &self.path
     }
 
-    /// A number of a step.
+    /// Writes a number of a step.
     pub fn scalar(&mut self, name: &str, value: f64, step: u64) -> Result<()> {
         let mut summary = Message::default();
         summary.bytes(1, name.as_bytes());
@@ -49,7 +54,7 @@ impl EventWriter {
         self.event(summary, step)
     }
 
-    /// A picture of a step: PNG, or animated GIF. `size` is height and width.
+    /// Writes a picture of a step: PNG, or animated GIF. `size` is height and width.
     pub fn image(&mut self, name: &str, encoded: &[u8], [height, width]: [usize; 2], step: u64) -> Result<()> {
         let mut image = Message::default();
         image.int(1, height as u64);
@@ -84,7 +89,7 @@ impl EventWriter {
     }
 }
 
-/// The masking of TFRecord: a CRC of data that hold CRCs would be weak.
+/// The CRC with the masking of TFRecord: the CRC of data that contain CRCs would be weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -27,7 +27,7 @@ pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
 /// Scores of each set before and after training, first by the reward, then by the rewards of `evaluation.check`, their
 /// sum before each.
 fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
-    let Some((before, after)) = record.ends() else { return Vec::new() };
+    let Some((before, after)) = record.first_and_last_evaluation() else { return Vec::new() };
     let mut changes = Vec::new();
     for (reward, suffix) in labels.suffixes().into_iter().enumerate() {
         for (name, clips) in before {
@@ -41,7 +41,7 @@ fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
 
 /// Mean divergence of the trained model from the base model over all evaluated clips.
 fn kl(record: &Record) -> Option<f64> {
-    evaluation::mean_kl(record.ends()?.1.iter().flat_map(|(_, clips)| clips))
+    evaluation::mean_kl(record.first_and_last_evaluation()?.1.iter().flat_map(|(_, clips)| clips))
 }
 
 /// A quantity on held-out data before and after training.

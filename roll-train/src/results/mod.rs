@@ -3,8 +3,8 @@
 //! | File | Written by | When |
 //! |---|---|---|
 //! | `config.yaml` | `journal` | before the first evaluation |
-//! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each evaluated clip, until a checkpoint has it |
-//! | `headlines.json` | [`headlines`], through `journal` | after the first step |
+//! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each evaluated clip, until it is in a checkpoint |
+//! | `headlines.json` | [`headlines`], through `journal` | once, after the first step |
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
 //! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
@@ -55,7 +55,8 @@ fn read_optional_json<T: DeserializeOwned>(path: &Path, what: &str) -> Result<Op
     }
 }
 
-/// Writes curves, comparison and report at the end of a run; returns name and path of each result to look at.
+/// Writes curves, comparison and report at the end of a run; returns name and path of each result, for the
+/// summary of the run.
 pub(crate) fn write(
     dir: &RunDir,
     record: &Record,
@@ -67,12 +68,13 @@ pub(crate) fn write(
     if dir.metrics_path().exists() {
         written.push(("curves", curves::write(dir, headlines)?));
     }
-    if let (Some((before, _)), Some(evaluator)) = (record.ends(), evaluator) {
+    if let (Some((before, _)), Some(evaluator)) = (record.first_and_last_evaluation(), evaluator) {
         for moment in ["before", "after"] {
             written.push((moment, clips::folder(dir, moment)?));
         }
-        let shown = before.last().map_or(SetName::Train, |(name, _)| *name);
-        written.extend(comparison::write(dir, shown, evaluator, labels)?.map(|path| ("comparison", path)));
+        // The last set has the clips that are not trained on, if there are any.
+        let shown_set = before.last().map_or(SetName::Train, |(name, _)| *name);
+        written.extend(comparison::write(dir, shown_set, evaluator, labels)?.map(|path| ("comparison", path)));
     }
     let page = dir.path().join("report.html");
     report::write(&page, &[dir.path().to_path_buf()])?;

@@ -115,7 +115,7 @@ impl Record {
     }
 
     /// The first and the last evaluation, of a run that has at least two.
-    pub fn ends(&self) -> Option<(&Results, &Results)> {
+    pub fn first_and_last_evaluation(&self) -> Option<(&Results, &Results)> {
         match self.evaluations.as_slice() {
             [first, .., last] => Some((&first.results, &last.results)),
             _ => None,

@@ -10,9 +10,9 @@ use crate::results::{self, Journal};
 
 impl Trainer {
     /// Judges the newest evaluation, and logs and records the first suspicion of a run. Returns the metric [`FALLING`],
-    /// the number of checks (rewards of `evaluation.check`) that fall; `None` for the evaluation before training, and
-    /// without checks.
-    pub(super) fn watch_checks(&mut self) -> Option<(String, f64)> {
+    /// the number of checks (rewards of `evaluation.check`) that have fallen since the evaluation before training;
+    /// `None` for that evaluation, and without checks.
+    pub(super) fn record_suspicion(&mut self) -> Option<(String, f64)> {
         let verdict = self.verdict(self.record.evaluations.last()?)?;
         if let (Some(text), None) = (verdict.warning(self.done), &self.record.suspicion) {
             if self.is_first_rank() {
@@ -23,15 +23,16 @@ impl Trainer {
         Some((FALLING.into(), verdict.falling.len() as f64))
     }
 
-    /// The reason to end the run before its last step, by `evaluation.stop_when`. It depends on the record alone, so that
-    /// all ranks agree, and a run that was killed and resumed ends where it would have ended.
+    /// The reason to end the run before its last step, by `evaluation.stop_when`. It depends on the record alone, so
+    /// that all ranks agree, and a run that was killed and resumed ends where it would have ended.
     pub(super) fn stop_reason(&self) -> Option<String> {
-        let wanted = self.loaded.config.evaluation.stop_when?.checks_fall as usize;
-        // An evaluation of an earlier step was judged at that step.
+        let evaluations_in_a_row = self.loaded.config.evaluation.stop_when?.checks_fall as usize;
+        // A step without an evaluation has nothing new to judge.
         self.record.evaluations.last().filter(|newest| newest.step == self.done)?;
-        let newest = self.record.evaluations.iter().rev().take(wanted);
+        let newest = self.record.evaluations.iter().rev().take(evaluations_in_a_row);
         let verdicts: Option<Vec<Verdict>> = newest.map(|evaluation| self.verdict(evaluation)).collect();
-        let verdicts = verdicts.filter(|all| all.len() == wanted && all.iter().all(Verdict::is_suspect))?;
+        let verdicts =
+            verdicts.filter(|all| all.len() == evaluations_in_a_row && all.iter().all(Verdict::is_suspect))?;
         verdicts.first()?.warning(self.done)
     }
 
@@ -43,8 +44,8 @@ impl Trainer {
         (!checks.is_empty()).then(|| Verdict::of(&before.results, &evaluation.results, checks))
     }
 
-    /// Writes what the last step of a run writes: a checkpoint, and the newest evaluation's clips a second time, as
-    /// those after training.
+    /// Completes a run that ends early: writes a checkpoint, and copies the clips of the newest evaluation to
+    /// `samples/after`.
     pub(super) fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
         journal.open(&self.loaded, &self.record, &self.labels)?;
         self.save(journal)?;

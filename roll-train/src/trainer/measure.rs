@@ -56,7 +56,7 @@ impl Trainer {
     /// writes.
     pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
         let may_stop = self.may_stop_within_steps();
-        let Some(prompts) = &self.prompts else { return Ok(()) };
+        let Some(prompts) = &self.sample_prompts else { return Ok(()) };
         let ranks = self.strategy.ranks().all.as_ref();
         let bar = StoppableBar::begin(session, prompts.count() as u64, "prompts", ranks.rank().0 == 0, may_stop);
         tracing::info!("generating {}", counted(prompts.count() as u64, "sample prompt"));

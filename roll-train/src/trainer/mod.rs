@@ -54,7 +54,7 @@ pub struct Trainer {
     data: Option<Batches>,
     evaluator: Option<Evaluator>,
     /// Videos of `evaluation.prompts`.
-    prompts: Option<SamplePrompts>,
+    sample_prompts: Option<SamplePrompts>,
     /// The algorithm has something to validate on.
     validates: bool,
     /// The store of encodings in `data.cache_dir`.
@@ -89,7 +89,7 @@ enum Work {
     Measure,
     /// Logs the metrics of the step; unless `always`, only if some are of an evaluation or a validation.
     Log { always: bool },
-    /// Adds the evaluation to the checkpoint of this step.
+    /// Adds the evaluation to the checkpoint of this step, unless the checkpoint has it.
     Amend,
 }
 
@@ -139,6 +139,7 @@ impl Trainer {
             self.measure(journal, session, bar)?;
             self.pace.add_evaluation(begun.elapsed().as_secs_f64());
         }
+        // The process that did this step was stopped during its evaluation, before its metrics were logged.
         if let Some(metrics) = self.record.pending.clone() {
             journal.open(&self.loaded, &self.record, &self.labels)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
@@ -157,7 +158,7 @@ impl Trainer {
             }
             let begun = Instant::now();
             let stepped = self.step(journal.dir.is_some() && self.wants_samples(), bar);
-            let mut report = self.rescue_on(stepped, journal)?;
+            let mut report = self.checkpoint_on_error(stepped, journal)?;
             self.done += 1;
             self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
             let sums = ParameterSums::of(self.model.as_mut())?;
@@ -172,10 +173,10 @@ impl Trainer {
             bar.set(self.done);
             self.log_pace(seconds, journal);
             let checked = self.check_idle();
-            self.rescue_on(checked, journal)?;
+            self.checkpoint_on_error(checked, journal)?;
         }
         self.check_idle()?;
-        if let Some(note) = idle::warmup_note(self.progress()).filter(|_| journal.dir.is_some()) {
+        if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
             tracing::warn!("{note}");
         }
         Ok(())
@@ -191,12 +192,12 @@ impl Trainer {
         }
     }
 
-    /// Fails when nothing is trained.
+    /// Fails if too many steps in a row trained nothing.
     fn check_idle(&self) -> Result<()> {
-        idle::check(&self.record, self.progress())
+        idle::check(&self.record, self.training_progress())
     }
 
-    fn progress(&self) -> idle::RunProgress {
+    fn training_progress(&self) -> idle::RunProgress {
         let training = &self.loaded.config.training;
         idle::RunProgress {
             done: self.done,
@@ -221,7 +222,7 @@ impl Trainer {
                 Work::Save => self.save(journal)?,
                 Work::Measure => {
                     let measured = self.measure(journal, session, bar);
-                    metrics.extend(self.rescue_on(measured, journal)?);
+                    metrics.extend(self.checkpoint_on_error(measured, journal)?);
                 }
                 Work::Log { always } => {
                     self.record.pending = None;
@@ -267,7 +268,7 @@ impl Trainer {
             && let Some(results) = self.evaluate(journal.dir.as_ref(), session)?
         {
             metrics.extend(results::metrics(&results, &self.labels));
-            metrics.extend(self.watch_checks());
+            metrics.extend(self.record_suspicion());
         }
         self.sample_prompts(journal.dir.as_ref(), session)?;
         if !self.record.validations.iter().any(|validation| validation.step == step) {
@@ -278,7 +279,7 @@ impl Trainer {
 
     /// Whether this run evaluates clips, generates videos of sample prompts, or validates.
     fn measures(&self) -> bool {
-        self.evaluator.is_some() || self.prompts.is_some() || self.validates
+        self.evaluator.is_some() || self.sample_prompts.is_some() || self.validates
     }
 
     /// Sample videos are written with the first step, every `sample_steps`, and with the last.

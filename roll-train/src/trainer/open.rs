@@ -92,7 +92,7 @@ impl Trainer {
             reward,
             algorithm,
             strategy,
-            prompts,
+            sample_prompts: prompts,
             validates,
             store,
             steps,
@@ -361,7 +361,8 @@ fn nothing_evaluated(config: &RunConfig) -> Option<String> {
     })
 }
 
-/// A note when the metadata name last frames that the model is not asked to take, or name none that it is asked to take.
+/// A note when the metadata name last frames that the model is not asked to take, or name none that it is asked to
+/// take.
 fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Option<String> {
     // The option of models that take pictures besides the prompt.
     let inputs = loaded.config.model.options.get("extra_inputs")?.as_str()?;
@@ -400,8 +401,8 @@ fn check_all_ranks_train(
     Err(Error::config("strategy.name", problem))
 }
 
-/// Fails when the model does not shard the tokens of a pass over `ranks`: each would compute all of them, and the sum of
-/// their gradients would be several times the gradient.
+/// Fails when the model does not shard the tokens of a pass over `ranks`: each would compute all of them, and the sum
+/// of their gradients would be several times the gradient.
 fn check_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
     if model.distribution().token_ranks == ranks {
         return Ok(());

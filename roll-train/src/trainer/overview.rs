@@ -57,7 +57,7 @@ impl Trainer {
             };
             add("evaluation", format!("{}, {when}", counted(evaluator.clips() as u64, "clip")));
         }
-        if let Some(prompts) = &self.prompts {
+        if let Some(prompts) = &self.sample_prompts {
             add("prompts", format!("{} with each evaluation", counted(prompts.count() as u64, "video")));
         }
         let saves = match config.save_steps {

@@ -163,14 +163,14 @@ impl Trainer {
     /// Returns `outcome`. If it is an error other than an interrupt, first writes a checkpoint of the steps done, so
     /// that a failing reward does not cost the training up to then. With several ranks none is written: when one fails,
     /// the others have ended.
-    pub(super) fn rescue_on<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
+    pub(super) fn checkpoint_on_error<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
         if outcome.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
-            self.rescue(journal);
+            self.save_steps_done(journal);
         }
         outcome
     }
 
-    fn rescue(&mut self, journal: &mut Journal) {
+    fn save_steps_done(&mut self, journal: &mut Journal) {
         let Some(dir) = journal.dir.clone().filter(|_| self.strategy.ranks().all.world_size() == 1) else { return };
         if self.done == 0 || self.saved_step == Some(self.done) {
             return;

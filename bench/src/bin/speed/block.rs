@@ -27,13 +27,14 @@ const TEXT_ROWS: usize = 512;
 pub struct Fixture {
     block: Block,
     parameters: Parameters,
-    state: NdTensor,
+    input: NdTensor,
+    /// Embedded timestep, modulations, text.
     shared: Vec<NdTensor>,
     cotangent: NdTensor,
 }
 
 impl Fixture {
-    /// With the frozen weights in `dtype`.
+    /// Creates the block with random weights, the frozen ones in `dtype`.
     pub fn new(dtype: DType, device: &Device) -> Result<Self, Failure> {
         let mut weights = StateDict::new();
         for (i, (name, shape)) in CONFIG.weights().into_iter().enumerate() {
@@ -69,19 +70,19 @@ impl Fixture {
         Ok(Self {
             block: Block { index: 0, pass: Arc::new(pass) },
             parameters,
-            state: nd(0, grid.tokens(), CONFIG.dim)?,
+            input: nd(0, grid.tokens(), CONFIG.dim)?,
             shared: vec![nd(1, 1, CONFIG.dim)?, nd(2, 1, 6 * CONFIG.dim)?, nd(3, TEXT_ROWS, CONFIG.dim)?],
             cotangent: nd(4, grid.tokens(), CONFIG.dim)?,
         })
     }
 
     pub fn forward(&self) -> Result<(), Failure> {
-        self.block.forward(&self.state, &self.shared, &Tape::off())?;
+        self.block.forward(&self.input, &self.shared, &Tape::off())?;
         Ok(())
     }
 
     pub fn pull(&self) -> Result<(), Failure> {
-        let inputs = [self.state.clone()];
+        let inputs = [self.input.clone()];
         let (_, recorded) =
             vjp(&inputs, Tape::on(), |x, tape| Ok(vec![self.block.forward(&x[0], &self.shared, tape)?]))?;
         recorded.pull(vec![Some(self.cotangent.clone())], Some(&self.parameters));

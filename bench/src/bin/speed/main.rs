@@ -31,11 +31,12 @@ mod reward_fl_step;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// One thing to time: its name for the other side, and the work on each backend; the result is a number both sides must
-/// agree on.
-struct Case<'a> {
+/// A measured operation.
+struct Benchmark<'a> {
+    /// Its name in `torch_reference.py`.
     name: String,
-    shown: &'static str,
+    title: &'static str,
+    /// The work on each backend. The result is a number on which roll and PyTorch must agree.
     work: Vec<Box<dyn FnMut() -> Result<Option<f64>, Failure> + 'a>>,
 }
 
@@ -54,6 +55,7 @@ fn main() -> Result<(), Failure> {
     let scratch = tempfile::tempdir()?;
     let (settings, unusable) = case::Setting::all()?;
     unusable.iter().for_each(|(backend, reason)| println!("not measured: the backend `{backend}`: {reason}"));
+    // PyTorch runs in f32. The block with bf16 weights is measured besides, on the same settings.
     let settings: Vec<_> = settings.into_iter().filter(|setting| !setting.is_narrow()).collect();
     let fixtures = |setting: &case::Setting| -> Result<Fixtures, Failure> {
         let step = case::Case::on(&root.join("tests/fixtures/reward_fl_step"), setting.clone())?;
@@ -69,35 +71,35 @@ fn main() -> Result<(), Failure> {
         fixtures.iter().map(|on| Box::new(move || f(on)) as Box<dyn FnMut() -> _>).collect()
     };
     let cases = vec![
-        Case {
+        Benchmark {
             name: "block_forward".into(),
-            shown: "DiT block, forward (1536 wide, 1024 tokens, 512 text)",
+            title: "DiT block, forward (1536 wide, 1024 tokens, 512 text)",
             work: everywhere(|on| on.block.forward().map(|()| None)),
         },
-        Case {
+        Benchmark {
             name: "block_pull".into(),
-            shown: "DiT block, forward and pull",
+            title: "DiT block, forward and pull",
             work: everywhere(|on| on.block.pull().map(|()| None)),
         },
-        // PyTorch has them in f32.
-        Case {
+        // PyTorch's weights are f32 in these two.
+        Benchmark {
             name: "block_forward".into(),
-            shown: "DiT block, frozen weights in bf16, forward",
+            title: "DiT block, frozen weights in bf16, forward",
             work: everywhere(|on| on.block_narrow.forward().map(|()| None)),
         },
-        Case {
+        Benchmark {
             name: "block_pull".into(),
-            shown: "DiT block, frozen weights in bf16, forward and pull",
+            title: "DiT block, frozen weights in bf16, forward and pull",
             work: everywhere(|on| on.block_narrow.pull().map(|()| None)),
         },
-        Case {
+        Benchmark {
             name: format!("decode {}", fixtures[0].decode.path().display()),
-            shown: "VAE decode and pull (17 frames of 128x128)",
+            title: "VAE decode and pull (17 frames of 128x128)",
             work: everywhere(|on| on.decode.run().map(Some)),
         },
-        Case {
+        Benchmark {
             name: "reward_fl_step".into(),
-            shown: "whole Reward-FL step, tiny model",
+            title: "whole Reward-FL step, tiny model",
             work: everywhere(|on| reward_fl_loss(&mut on.step.borrow_mut()).map(Some)),
         },
     ];
@@ -112,7 +114,12 @@ fn main() -> Result<(), Failure> {
 }
 
 /// The backends and PyTorch take turns.
-fn time(mut case: Case, on: &[case::Setting], rounds: usize, mut torch: Option<&mut Torch>) -> Result<(), Failure> {
+fn time(
+    mut case: Benchmark,
+    on: &[case::Setting],
+    rounds: usize,
+    mut torch: Option<&mut Torch>,
+) -> Result<(), Failure> {
     for work in &mut case.work {
         work()?;
     }
@@ -127,7 +134,7 @@ fn time(mut case: Case, on: &[case::Setting], rounds: usize, mut torch: Option<&
             if let (Some(check), Some((_, expected))) = (check, reply) {
                 let off = (check - expected).abs() / expected.abs().max(1e-12);
                 if off > 1e-3 {
-                    return Err(format!("{} on {setting}: {check} here, {expected} in PyTorch", case.shown).into());
+                    return Err(format!("{} on {setting}: {check} here, {expected} in PyTorch", case.title).into());
                 }
             }
         }
@@ -135,10 +142,10 @@ fn time(mut case: Case, on: &[case::Setting], rounds: usize, mut torch: Option<&
     for (ours, setting) in ours.into_iter().zip(on) {
         let (ours, backend) = (median(ours), setting.backend);
         match theirs.is_empty() {
-            true => println!("{:<54} {backend:<13} {ours:>8.3} {:>8} {:>6}", case.shown, "-", "-"),
+            true => println!("{:<54} {backend:<13} {ours:>8.3} {:>8} {:>6}", case.title, "-", "-"),
             false => {
                 let theirs = median(theirs.clone());
-                println!("{:<54} {backend:<13} {ours:>8.3} {theirs:>8.3} {:>6.2}", case.shown, ours / theirs);
+                println!("{:<54} {backend:<13} {ours:>8.3} {theirs:>8.3} {:>6.2}", case.title, ours / theirs);
             }
         }
     }
@@ -161,11 +168,11 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// PyTorch in a process of its own, with an order on each line.
+/// PyTorch in a process of its own. It reads the name of a case per line, and answers with one line of JSON.
 struct Torch {
     child: Child,
-    tell: ChildStdin,
-    hear: BufReader<ChildStdout>,
+    commands: ChildStdin,
+    replies: BufReader<ChildStdout>,
 }
 
 impl Torch {
@@ -182,16 +189,16 @@ impl Torch {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let tell = child.stdin.take().ok_or("no stdin")?;
-        let hear = BufReader::new(child.stdout.take().ok_or("no stdout")?);
-        Ok(Some(Self { child, tell, hear }))
+        let commands = child.stdin.take().ok_or("no stdin")?;
+        let replies = BufReader::new(child.stdout.take().ok_or("no stdout")?);
+        Ok(Some(Self { child, commands, replies }))
     }
 
     fn time(&mut self, case: &str) -> Result<(f64, f64), Failure> {
-        writeln!(self.tell, "{case}")?;
-        self.tell.flush()?;
+        writeln!(self.commands, "{case}")?;
+        self.commands.flush()?;
         let mut line = String::new();
-        self.hear.read_line(&mut line)?;
+        self.replies.read_line(&mut line)?;
         let reply: serde_json::Value = serde_json::from_str(&line)?;
         Ok((reply["seconds"].as_f64().ok_or("no seconds")?, reply["check"].as_f64().ok_or("no check")?))
     }

@@ -1,19 +1,19 @@
 //! Distractors: colour gradients, ellipses and bars, alone or in front of a face. `uniform` returns values in [-1, 1);
-//! [`share`] turns them into [0, 1).
+//! [`unit_uniform`] turns them into [0, 1).
 
-use crate::training::pictures::share;
+use crate::training::pictures::unit_uniform;
 
 /// Greatest fraction of a face's width or height that an occluding object covers.
-const COVERED: f32 = 0.4;
+const MAX_COVERED: f32 = 0.4;
 
 /// Returns a picture `[3, side, side]` without a face: a gradient with up to six objects.
 pub fn picture(side: usize, uniform: &mut impl FnMut() -> f32) -> Vec<f32> {
     let (base, across, down) = (colour(uniform), colour(uniform), colour(uniform));
-    let at = |i: usize| (i as f32 / side as f32 - 0.5) * 0.8;
+    let offset = |i: usize| (i as f32 / side as f32 - 0.5) * 0.8;
     let mut pixels = vec![0.0; 3 * side * side];
     for (i, pixel) in pixels.iter_mut().enumerate() {
         let (channel, y, x) = (i / (side * side), i / side % side, i % side);
-        *pixel = (base[channel] + at(x) * across[channel] + at(y) * down[channel]).clamp(-1.0, 1.0);
+        *pixel = (base[channel] + offset(x) * across[channel] + offset(y) * down[channel]).clamp(-1.0, 1.0);
     }
     objects(&mut pixels, side, uniform);
     pixels
@@ -21,19 +21,20 @@ pub fn picture(side: usize, uniform: &mut impl FnMut() -> f32) -> Vec<f32> {
 
 /// Draws up to six ellipses and bars anywhere. Some have skin colours, some are as large as a head.
 pub fn objects(pixels: &mut [f32], side: usize, uniform: &mut impl FnMut() -> f32) {
-    for _ in 0..(7.0 * share(uniform)) as usize {
-        let centre = [share(uniform), share(uniform)].map(|v| v * side as f32);
-        let radii = [share(uniform), share(uniform)].map(|v| (0.03 + 0.4 * v * v) * side as f32);
+    for _ in 0..(7.0 * unit_uniform(uniform)) as usize {
+        let centre = [unit_uniform(uniform), unit_uniform(uniform)].map(|v| v * side as f32);
+        let radii = [unit_uniform(uniform), unit_uniform(uniform)].map(|v| (0.03 + 0.4 * v * v) * side as f32);
         paint(pixels, side, centre, radii, uniform);
     }
 }
 
 /// Draws an object that covers a part of the face in the box `bounds`.
-pub fn hide(pixels: &mut [f32], side: usize, bounds: [f32; 4], uniform: &mut impl FnMut() -> f32) {
+pub fn occlude(pixels: &mut [f32], side: usize, bounds: [f32; 4], uniform: &mut impl FnMut() -> f32) {
     let [x1, y1, x2, y2] = bounds;
-    let centre = [x1 + (x2 - x1) * share(uniform), y1 + (y2 - y1) * share(uniform)];
-    let mut part = || (0.1 + (COVERED - 0.1) * share(uniform)) / 2.0;
-    let radii = [(x2 - x1) * part(), (y2 - y1) * part()];
+    let centre = [x1 + (x2 - x1) * unit_uniform(uniform), y1 + (y2 - y1) * unit_uniform(uniform)];
+    // Half of the covered fraction.
+    let mut radius = || (0.1 + (MAX_COVERED - 0.1) * unit_uniform(uniform)) / 2.0;
+    let radii = [(x2 - x1) * radius(), (y2 - y1) * radius()];
     paint(pixels, side, centre, radii, uniform);
 }
 
@@ -53,8 +54,8 @@ fn paint(pixels: &mut [f32], side: usize, centre: [f32; 2], radii: [f32; 2], uni
 
 /// Returns a random colour; one time in three, a colour between pale and dark skin.
 fn colour(uniform: &mut impl FnMut() -> f32) -> [f32; 3] {
-    if share(uniform) < 0.33 {
-        let (light, hue) = (share(uniform), 0.08 * uniform());
+    if unit_uniform(uniform) < 0.33 {
+        let (light, hue) = (unit_uniform(uniform), 0.08 * uniform());
         return [-0.4 + 1.3 * light, -0.6 + 1.2 * light + hue, -0.75 + 1.2 * light + hue];
     }
     [uniform(), uniform(), uniform()]

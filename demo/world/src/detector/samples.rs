@@ -7,7 +7,7 @@ use super::SIDE;
 use super::anchors::{Targets, Truth};
 use super::clutter;
 use crate::face::{self, Identity};
-use crate::training::pictures::{Softening, share};
+use crate::training::pictures::{Augmentation, unit_uniform};
 
 /// Number of identities in the training data.
 const IDENTITIES: f32 = 10_000.0;
@@ -16,7 +16,8 @@ const EMPTY: f32 = 0.2;
 /// Fraction of faces that are partly occluded.
 const HIDDEN: f32 = 0.25;
 /// Augmentation of the training pictures.
-const SOFTENING: Softening = Softening { blurred: 0.5, blur: 1.6, noise: 0.15, brightness: 0.2, gain: 0.15 };
+const AUGMENTATION: Augmentation =
+    Augmentation { blur_probability: 0.5, max_blur: 1.6, max_noise: 0.15, max_brightness: 0.2, max_gain: 0.15 };
 
 /// A batch.
 #[derive(Debug)]
@@ -42,12 +43,12 @@ pub fn batches(seed: u64, step: u64, parts: usize, size: usize) -> Vec<Batch> {
 fn draw(seed: u64, step: u64, sample: u64) -> (Vec<f32>, Option<Truth>) {
     let noise = Noise::new(seed);
     let mut uniform = noise.uniform(Purpose::Synthetic, step, sample);
-    let identity = Identity::new((share(&mut uniform) * IDENTITIES) as u64);
+    let identity = Identity::new((unit_uniform(&mut uniform) * IDENTITIES) as u64);
     let mut shot = face::random_shot(&mut uniform);
-    let empty = share(&mut uniform) < EMPTY;
-    if empty && share(&mut uniform) < 0.4 {
+    let empty = unit_uniform(&mut uniform) < EMPTY;
+    if empty && unit_uniform(&mut uniform) < 0.4 {
         let mut pixels = clutter::picture(SIDE, &mut uniform);
-        SOFTENING.apply(&mut pixels, [SIDE; 2], &mut uniform);
+        AUGMENTATION.apply(&mut pixels, [SIDE; 2], &mut uniform);
         return (pixels, None);
     }
     if empty {
@@ -58,9 +59,9 @@ fn draw(seed: u64, step: u64, sample: u64) -> (Vec<f32>, Option<Truth>) {
     let truth = Truth { bounds: picture.bounds, landmarks: picture.landmarks };
     if empty {
         clutter::objects(&mut picture.pixels, SIDE, &mut uniform);
-    } else if share(&mut uniform) < HIDDEN {
-        clutter::hide(&mut picture.pixels, SIDE, truth.bounds, &mut uniform);
+    } else if unit_uniform(&mut uniform) < HIDDEN {
+        clutter::occlude(&mut picture.pixels, SIDE, truth.bounds, &mut uniform);
     }
-    SOFTENING.apply(&mut picture.pixels, picture.size, &mut uniform);
+    AUGMENTATION.apply(&mut picture.pixels, picture.size, &mut uniform);
     (picture.pixels, (!empty).then_some(truth))
 }

@@ -7,14 +7,15 @@ use roll_rewards::insightface::align::{Alignment, Crop};
 use super::{CROP, loss};
 use crate::face::{self, Identity};
 use crate::training::gaussian;
-use crate::training::pictures::Softening;
+use crate::training::pictures::Augmentation;
 
 /// Side of the rendered frames.
 const SIDE: usize = 64;
 /// Standard deviation of a landmark's error, in pixels.
 const LANDMARK_ERROR: f32 = 0.7;
 /// Augmentation of the training crops.
-const SOFTENING: Softening = Softening { blurred: 0.6, blur: 1.6, noise: 0.08, brightness: 0.12, gain: 0.08 };
+const AUGMENTATION: Augmentation =
+    Augmentation { blur_probability: 0.6, max_blur: 1.6, max_noise: 0.08, max_brightness: 0.12, max_gain: 0.08 };
 
 /// A batch.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ fn draw(seed: u64, first_identity: u64, step: u64, sample: u64) -> (Vec<f32>, us
     let identity = Identity::new(first_identity + class as u64);
     let shot = face::random_shot(&mut uniform);
     let mut picture = face::render(&identity, &shot, [SIDE; 2]);
-    SOFTENING.apply(&mut picture.pixels, picture.size, &mut uniform);
+    AUGMENTATION.apply(&mut picture.pixels, picture.size, &mut uniform);
     let landmarks = picture.landmarks.map(|p| p.map(|v| v + LANDMARK_ERROR * gaussian(&mut uniform)));
     // The jitter never makes five landmarks coincide exactly; a grey crop would do no harm.
     let crop = Crop::new(&landmarks, picture.size, Alignment::Exact);

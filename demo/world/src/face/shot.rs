@@ -1,8 +1,8 @@
-//! Pose, expression and light of a person at one instant.
+//! How a face looks in one frame.
 
 use super::canvas::Colour;
 
-/// Pose, expression, light and background. The default is a neutral frontal view.
+/// Pose, expression, light and background of a face in one frame. The default is a neutral frontal view.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shot {
     /// Turn in radians. Positive values turn to the right of the picture.
@@ -61,11 +61,11 @@ impl Default for Shot {
 
 /// Returns a random shot. `uniform` returns values in [-1, 1).
 pub fn random_shot(uniform: &mut impl FnMut() -> f32) -> Shot {
-    let mut share = || 0.5 + 0.5 * uniform();
-    let top: Colour = std::array::from_fn(|_| 0.15 + 0.75 * share());
-    let darker = 0.6 + 0.4 * share();
-    let blink = share();
-    let mut u = || 2.0 * share() - 1.0;
+    let mut zero_to_one = || 0.5 + 0.5 * uniform();
+    let top: Colour = std::array::from_fn(|_| 0.15 + 0.75 * zero_to_one());
+    let darker = 0.6 + 0.4 * zero_to_one();
+    let blink = zero_to_one();
+    let u = uniform;
     Shot {
         yaw: 0.55 * u(),
         pitch: 0.28 * u(),
@@ -74,6 +74,7 @@ pub fn random_shot(uniform: &mut impl FnMut() -> f32) -> Shot {
         scale: 0.31 + 0.045 * u(),
         smile: 0.25 + 0.75 * u(),
         mouth_open: (0.9 * u()).max(0.0),
+        // Closed in 12% of the shots.
         blink: if blink > 0.88 { 1.0 } else { 0.3 * blink },
         brows: (0.9 * u()).max(-0.4),
         gaze: [0.8 * u(), 0.6 * u()],

@@ -9,7 +9,7 @@ use roll_rewards::insightface::detector::Detector;
 use roll_rewards::onnx::{Executor, Network};
 use serde::Serialize;
 
-use super::{HELD_OUT, Look, SEED, config, picture, rounded, soften};
+use super::{FIRST_HELD_OUT, Look, SEED, config, picture, rounded, soften};
 use crate::detector::{SIDE, clutter};
 
 /// Number of pictures with a face.
@@ -49,7 +49,7 @@ pub fn measure(detector: &Detector, look: Look) -> Result<Figures> {
     let (mut found, mut beside) = (0, 0);
     let (mut pixels, mut shares, mut overlaps) = (0.0, 0.0, 0.0);
     for first in (0..FACES).step_by(BATCH as usize) {
-        let truths: Vec<_> = (first..first + BATCH).map(|i| picture(HELD_OUT + i, 0, look)).collect();
+        let truths: Vec<_> = (first..first + BATCH).map(|i| picture(FIRST_HELD_OUT + i, 0, look)).collect();
         let frames: Vec<&[f32]> = truths.iter().map(|p| p.pixels.as_slice()).collect();
         for (truth, faces) in truths.iter().zip(detector.detect(&frames, [SIDE; 2], Grad::Skip)?) {
             let face = Face { bounds: truth.bounds, score: 1.0, landmarks: truth.landmarks };

@@ -17,10 +17,10 @@ use crate::detector::{FILES, SIDE};
 use crate::embedder::Role;
 use crate::face::{self, Identity, Picture};
 use crate::files;
-use crate::training::pictures::{Softening, blur};
+use crate::training::pictures::{Augmentation, blur};
 
 /// The first identity that no training uses.
-const HELD_OUT: u64 = 10_000;
+const FIRST_HELD_OUT: u64 = 10_000;
 /// Seed of the pictures that are measured.
 const SEED: u64 = 99;
 /// File of the figures, below the output directory.
@@ -88,7 +88,8 @@ fn picture(identity: u64, shot: u64, look: Look) -> Picture {
 
 fn soften(pixels: &mut [f32], look: Look, uniform: &mut impl FnMut() -> f32) {
     if let Look::Soft = look {
-        let noise = Softening { blurred: 0.0, blur: 0.0, noise: 0.08, brightness: 0.0, gain: 0.0 };
+        let noise =
+            Augmentation { blur_probability: 0.0, max_blur: 0.0, max_noise: 0.08, max_brightness: 0.0, max_gain: 0.0 };
         blur(pixels, [SIDE; 2], 1.0);
         noise.apply(pixels, [SIDE; 2], uniform);
     }

@@ -8,7 +8,7 @@ use roll_models::wan2_2::vae::{Chunking, Vae};
 use roll_models::weights::Checkpoint;
 use serde::Serialize;
 
-use super::{HELD_OUT, networks, record, rounded, verification};
+use super::{FIRST_HELD_OUT, networks, record, rounded, verification};
 use crate::embedder::Role;
 use crate::face::{self, Picture};
 use crate::vae::{FILE, FRAMES, SIDE};
@@ -52,7 +52,7 @@ pub fn measure(out: &Path) -> Result<()> {
     let (mut errors, mut latents, mut likeness) = (Vec::new(), Vec::new(), Vec::new());
     let mut sheet = RgbImage::new(ZOOM * (SIDE * SHOWN) as u32, ZOOM * (SIDE * 2 * SHOWN_FRAMES.len()) as u32);
     for i in 0..CLIPS {
-        let clip = face::clip(HELD_OUT + i, i, FRAMES, [SIDE; 2]);
+        let clip = face::clip(FIRST_HELD_OUT + i, i, FRAMES, [SIDE; 2]);
         let video = Tensor::new(frames(&clip.pictures), [FRAMES, 3, SIDE, SIDE])?;
         let encoded = vae.encode(&video)?;
         let decoded = vae.decode_clamped(&encoded, &Chunking::default(), Grad::Skip)?.frames;

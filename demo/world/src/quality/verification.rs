@@ -1,10 +1,11 @@
-//! Accuracy of deciding whether two pictures show the same person.
+//! Accuracy of deciding whether two pictures show the same person, and the similarity of faces in frames and their
+//! copies.
 
 use roll_core::{Grad, Result};
 use roll_rewards::insightface::FaceNetworks;
 use serde::Serialize;
 
-use super::{HELD_OUT, Look, picture, rounded};
+use super::{FIRST_HELD_OUT, Look, picture, rounded};
 use crate::detector::SIDE;
 
 /// Number of people that the threshold is chosen on. The figures are measured on the same number of other people.
@@ -34,8 +35,8 @@ pub struct Figures {
 
 /// Measures `networks` on pictures of the given look.
 pub fn measure(networks: &FaceNetworks, look: Look) -> Result<Figures> {
-    let threshold = best_threshold(&pairs(networks, HELD_OUT..HELD_OUT + PEOPLE, look)?);
-    let measured = pairs(networks, HELD_OUT + PEOPLE..HELD_OUT + 2 * PEOPLE, look)?;
+    let threshold = best_threshold(&pairs(networks, FIRST_HELD_OUT..FIRST_HELD_OUT + PEOPLE, look)?);
+    let measured = pairs(networks, FIRST_HELD_OUT + PEOPLE..FIRST_HELD_OUT + 2 * PEOPLE, look)?;
     let cosines = |same: bool| -> Vec<f64> {
         let mut cosines: Vec<f64> = measured.iter().filter(|p| p.same == same).filter_map(|p| p.cosine).collect();
         cosines.sort_by(f64::total_cmp);
@@ -43,17 +44,17 @@ pub fn measure(networks: &FaceNetworks, look: Look) -> Result<Figures> {
     };
     let (same, different) = (cosines(true), cosines(false));
     let mean = |values: &[f64]| rounded(values.iter().sum::<f64>() / values.len().max(1) as f64);
-    let at = |values: &[f64], share: f64| {
-        rounded(values.get((share * values.len() as f64) as usize).copied().unwrap_or(f64::NAN))
+    let percentile = |values: &[f64], fraction: f64| {
+        rounded(values.get((fraction * values.len() as f64) as usize).copied().unwrap_or(f64::NAN))
     };
     Ok(Figures {
         pairs: [true, false].map(|same| measured.iter().filter(|p| p.same == same).count()),
         accuracy: rounded(accuracy(&measured, threshold)),
         threshold: rounded(threshold),
         same: mean(&same),
-        same_low: at(&same, 0.05),
+        same_low: percentile(&same, 0.05),
         different: mean(&different),
-        different_high: at(&different, 0.95),
+        different_high: percentile(&different, 0.95),
     })
 }
 
@@ -114,7 +115,8 @@ fn accuracy(pairs: &[Pair], threshold: f64) -> f64 {
     right as f64 / pairs.len().max(1) as f64
 }
 
-/// Returns the threshold, a multiple of 0.005, that classifies the most pairs correctly.
+/// Returns the threshold, a multiple of 0.005, that classifies the most pairs correctly: the largest if there
+/// are several.
 fn best_threshold(pairs: &[Pair]) -> f64 {
     let steps = (-200..=200).map(|i| f64::from(i) / 200.0);
     steps.map(|t| (accuracy(pairs, t), t)).max_by(|a, b| a.0.total_cmp(&b.0)).map_or(0.0, |best| best.1)
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_threshold_separates_what_can_be_separated_and_a_missing_face_is_wrong() {
+    fn the_threshold_separates_the_pairs_and_a_missing_face_counts_as_wrong() {
         let pair = |same, cosine| Pair { same, cosine };
         let mut pairs = vec![pair(true, Some(0.8)), pair(true, Some(0.5)), pair(false, Some(0.3))];
         let threshold = best_threshold(&pairs);

@@ -15,7 +15,7 @@ use roll_models::weights::save_safetensors;
 
 use crate::face;
 use crate::files;
-use crate::training::pictures::share;
+use crate::training::pictures::unit_uniform;
 use crate::training::{Plan, Trainer, gaussian};
 
 /// File of the encoder below the output directory, with the name of Wan's releases.
@@ -96,8 +96,8 @@ pub fn train(steps: Option<u64>, out: &Path) -> Result<()> {
         let part = |part: u64| {
             let mut uniform = Noise::new(SEED).uniform(Purpose::Synthetic, step, part);
             let chosen = (0..batch).map(|_| {
-                let i = (share(&mut uniform) * training.len() as f32) as usize % training.len();
-                let mut hide = |&id: &u32| if share(&mut uniform) < HIDDEN { UNKNOWN } else { id };
+                let i = (unit_uniform(&mut uniform) * training.len() as f32) as usize % training.len();
+                let mut hide = |&id: &u32| if unit_uniform(&mut uniform) < HIDDEN { UNKNOWN } else { id };
                 (ids[i].iter().map(&mut hide).collect(), training[i].attributes)
             });
             chosen.collect()

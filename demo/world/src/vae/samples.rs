@@ -6,7 +6,7 @@ use roll_core::{Noise, Purpose};
 use super::{FRAMES, SIDE};
 use crate::face::{self, Identity, Picture};
 use crate::training::gaussian;
-use crate::training::pictures::share;
+use crate::training::pictures::unit_uniform;
 
 /// Number of identities in the training data.
 const IDENTITIES: f32 = 10_000.0;
@@ -73,7 +73,7 @@ impl Curriculum {
     fn draw(&self, stage: Stage, step: u64, part: u64, size: usize) -> Part {
         let mut uniform = Noise::new(SEED).uniform(Purpose::Synthetic, step, part);
         let seed = step * 64 + part;
-        let mut identity = || (share(&mut uniform) * IDENTITIES) as u64;
+        let mut identity = || (unit_uniform(&mut uniform) * IDENTITIES) as u64;
         let pictures: Vec<_> = match stage {
             Stage::Stills => (0..size as u64).flat_map(|i| still(identity(), seed * 64 + i, i)).take(size).collect(),
             Stage::Clips | Stage::WholeClips => {
@@ -97,10 +97,10 @@ impl Curriculum {
     /// Returns row and column of the picture at which a crop begins.
     fn place(&self, picture: &Picture, uniform: &mut impl FnMut() -> f32) -> [usize; 2] {
         // A fraction of 0 draws nothing from `uniform`, so that the first round of the published VAE is reproducible.
-        let anywhere = self.anywhere > 0.0 && share(uniform) < self.anywhere;
+        let anywhere = self.anywhere > 0.0 && unit_uniform(uniform) < self.anywhere;
         [1, 0].map(|axis| {
             if anywhere {
-                return (share(uniform) * (SIDE - DETAIL + 1) as f32) as usize;
+                return (unit_uniform(uniform) * (SIDE - DETAIL + 1) as f32) as usize;
             }
             let middle = (picture.bounds[axis] + picture.bounds[axis + 2]) / 2.0;
             let start = middle + JITTER * uniform() - DETAIL as f32 / 2.0;

@@ -26,7 +26,7 @@ impl ValueHead {
     }
 
     /// Whether a head that was read from a checkpoint has one moment per weight.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn has_consistent_moments(&self) -> bool {
         let Adam { mean, square, .. } = &self.optimizer;
         !self.parameters.is_empty() && [mean.len(), square.len()] == [self.parameters.len(); 2]
     }
@@ -138,6 +138,6 @@ mod tests {
         head.update(&[1.0 / 3.0, -0.1, 2.0], 0.07);
         let text = serde_json::to_string(&head).unwrap();
         assert_eq!(serde_json::from_str::<ValueHead>(&text).unwrap(), head);
-        assert!(head.is_whole());
+        assert!(head.has_consistent_moments());
     }
 }

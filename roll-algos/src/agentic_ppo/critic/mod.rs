@@ -1,8 +1,8 @@
 //! The critic for generalized advantage estimation (GAE): it estimates the value of a state of the conversation.
 //!
-//! It is a linear head on two features of a token: its hidden state, and a running mean of the hidden states up to and
-//! including it. The hidden state alone does not explain the returns, because it encodes the next token. The mean
-//! encodes the words that the agent read and planned last.
+//! It is a linear head on two features of a token: its hidden state, and an exponentially decaying mean of the hidden
+//! states up to and including it. The hidden state alone does not explain the returns, because it encodes the next
+//! token. The mean encodes the words that the agent read and planned last.
 //!
 //! The hidden states are the policy's. No gradient flows into them. The head is cheap: a few thousand parameters in
 //! f64, and all epochs of a step read features from one forward pass of the policy.
@@ -53,7 +53,8 @@ pub(super) struct FitBatch<'a> {
     pub(super) mask: &'a Mask,
 }
 
-/// Metrics of an epoch. Each rank computes its sums in this order; the gradient of the head follows them.
+/// Metrics of an epoch. [`FitBatch::loss_and_gradient`] returns their sums in this order, then the gradient of the
+/// head.
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
@@ -63,9 +64,9 @@ impl Critic {
         language(model, NAME)?.hidden_states(&token, &mask, Adapter::On).map(drop)
     }
 
-    /// Whether each moment in a critic from a checkpoint has one number per parameter.
-    pub(super) fn is_whole(&self) -> bool {
-        self.head.as_ref().is_none_or(ValueHead::is_whole)
+    /// Whether Adam's moments in a critic from a checkpoint have one number per parameter.
+    pub(super) fn has_consistent_moments(&self) -> bool {
+        self.head.as_ref().is_none_or(ValueHead::has_consistent_moments)
     }
 
     /// The values of `samples` at the tokens `wanted`. Each rank evaluates a share.
@@ -84,7 +85,7 @@ impl Critic {
         let head = self.head.get_or_insert_with(|| ValueHead::new(dim));
         if head.dim() != dim {
             let problem = format!(
-                "the critic was trained on {} features of a token, and the model gives {dim} (its hidden state, and a \
+                "the critic was trained on {} features of a token, and the model has {dim} (its hidden state, and a \
                  running mean of the states so far): continue with the model and the version of roll that the run \
                  began with",
                 head.dim()
@@ -100,8 +101,8 @@ impl Critic {
         Ok(ValueEstimates { values, features })
     }
 
-    /// Moves values towards the returns. Returns whether the critic changed: a gradient that is not finite leaves it as
-    /// it was.
+    /// Moves values towards the returns. Returns false at the first gradient that is not finite; the updates of earlier
+    /// epochs remain.
     pub(super) fn fit(
         &mut self,
         config: &AgenticPpoConfig,
@@ -114,6 +115,7 @@ impl Critic {
         let mut logged: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..config.critic_epochs {
             let own = batch.loss_and_gradient(head, share(ranks, batch.mask.rows()), config.value_clip);
+            // The head has a bias besides its weights.
             let sums = summed(&join_f64(ranks, own)?, LOGGED.len() + head.dim() + 1);
             let (losses, gradient) = sums.split_at(LOGGED.len());
             let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();

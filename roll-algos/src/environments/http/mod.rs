@@ -8,9 +8,10 @@
 //! ```
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
-//! session's episode and begins the next. A request is repeated only if no action can happen twice: a `reset` after a
-//! failure of the connection or a 5xx answer, a `step` only if the connection was refused. A service that answers 429
-//! or 503 has done nothing, so the request is repeated.
+//! session's episode and begins the next. A service that answers 429 or 503 has done nothing, so the request is
+//! repeated, for at most `busy_timeout`. After a failure, a request is repeated only if no action can happen twice, at
+//! most `retries` times: a `reset` after a failure of the connection or another 5xx answer, a `step` only if the
+//! connection was refused.
 //!
 //! Protection against a faulty service: an answer has at most `max_answer_bytes` bytes, a request including its answer
 //! ends within `timeout`, and redirects are not followed, so actions and token are sent to `url` only.
@@ -42,8 +43,8 @@ pub struct HttpOptions {
     /// Time limit of a request in seconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// How often a request is repeated after a failure if no action can happen twice: a `reset` after any failure of
-    /// the connection or a 5xx answer, a `step` only if the connection was refused.
+    /// Maximum number of repetitions of a failed request. A `reset` is repeated after a failure of the connection or a
+    /// 5xx answer, a `step` only if the connection was refused: no action happens twice.
     pub retries: u32,
     /// Time in seconds for which a request to a busy service (429 or 503) is repeated before the episode fails.
     #[schemars(extend("exclusiveMinimum" = 0))]
@@ -72,7 +73,7 @@ pub type Http = RemoteEnvironment<HttpTransport>;
 impl Http {
     /// Creates the environment. Fails on options out of range.
     pub fn new(options: HttpOptions) -> Result<Self> {
-        HttpTransport::new(options).map(RemoteEnvironment::over)
+        HttpTransport::new(options).map(RemoteEnvironment::with_transport)
     }
 }
 
@@ -145,14 +146,14 @@ impl HttpTransport {
 
     fn once(&self, body: &str) -> std::result::Result<Answer, NoAnswer> {
         let answer = self.service.post("application/json", body.as_bytes())?;
-        let (most, mut body) = (self.options.max_answer_bytes, Vec::new());
+        let (limit, mut body) = (self.options.max_answer_bytes, Vec::new());
         // One byte more than allowed, to distinguish an answer that is too long from one that just fits.
-        let read = answer.take(most as u64 + 1).read_to_end(&mut body);
+        let read = answer.take(limit as u64 + 1).read_to_end(&mut body);
         if read.is_err() {
             return Err(NoAnswer::Failed("its answer was cut off".into()));
         }
-        if body.len() > most {
-            let problem = format!("its answer has more than {most} bytes (`env.max_answer_bytes`)");
+        if body.len() > limit {
+            let problem = format!("its answer has more than {limit} bytes (`env.max_answer_bytes`)");
             return Err(NoAnswer::Permanent(problem));
         }
         let text = String::from_utf8(body).map_err(|e| {

@@ -55,7 +55,7 @@ pub type Process = RemoteEnvironment<ProcessTransport>;
 impl Process {
     /// Creates the environment without starting its process. Fails on options out of range.
     pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
-        ProcessTransport::new(options, context).map(RemoteEnvironment::over)
+        ProcessTransport::new(options, context).map(RemoteEnvironment::with_transport)
     }
 }
 

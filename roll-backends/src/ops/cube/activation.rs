@@ -4,7 +4,7 @@ use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{elementwise, empty_like, values};
+use super::{elementwise_launch, empty_like, values};
 use crate::ops::activation::{composed_gelu, composed_gelu_backward};
 use crate::ops::expression::Expression;
 use crate::ops::{Activation, ActivationKernel};
@@ -24,7 +24,7 @@ impl ActivationKernel for Cube {
         let y = empty_like(&x);
         let count = x.shape().num_elements();
         if count > 0 {
-            let (cubes, dim) = elementwise(&x, count);
+            let (cubes, dim) = elementwise_launch(&x, count);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
             forward::launch(
@@ -49,7 +49,7 @@ impl ActivationKernel for Cube {
         let d_x = empty_like(&x);
         let count = x.shape().num_elements();
         if count > 0 {
-            let (cubes, dim) = elementwise(&x, count);
+            let (cubes, dim) = elementwise_launch(&x, count);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let silu = activation == Activation::Silu;
             let (x, d_y, out) = (x.into_buffer_arg(), d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use roll_core::AdamUpdate;
 
-use super::{elementwise, empty_like, values};
+use super::{elementwise_launch, empty_like, values};
 use crate::ops::AdamKernel;
 
 impl AdamKernel for Cube {
@@ -15,7 +15,7 @@ impl AdamKernel for Cube {
         let new = [empty_like(&p), empty_like(&p), empty_like(&p)];
         let count = p.shape().num_elements();
         if count > 0 {
-            let (cubes, dim) = elementwise(&p, count);
+            let (cubes, dim) = elementwise_launch(&p, count);
             let (client, address) = (p.client.clone(), p.required_address_type());
             let [p_to, m_to, v_to] = new.clone().map(|new| new.into_buffer_arg());
             let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;

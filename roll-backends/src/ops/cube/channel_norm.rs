@@ -5,7 +5,7 @@ use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{elementwise, empty, empty_like, values};
+use super::{elementwise_launch, empty, empty_like, values};
 use crate::ops::channel_norm::{MIN_NORM, composed_backward};
 use crate::ops::{ChannelNormKernel, Cotangents};
 
@@ -16,7 +16,7 @@ impl ChannelNormKernel for Cube {
         let positions = t * h * w;
         let (y, factors) = (empty_like(&x), empty(&x, [1, positions]));
         if channels * positions > 0 {
-            let (cubes, dim) = elementwise(&x, positions);
+            let (cubes, dim) = elementwise_launch(&x, positions);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, gain) = (x.into_buffer_arg(), gain.into_buffer_arg());
             let (out, kept) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
@@ -43,7 +43,7 @@ impl ChannelNormKernel for Cube {
             let [channels, t, h, w] = x.shape().dims::<4>();
             let positions = t * h * w;
             if channels * positions > 0 {
-                let (cubes, dim) = elementwise(&x, positions);
+                let (cubes, dim) = elementwise_launch(&x, positions);
                 let (client, address) = (x.client.clone(), x.required_address_type());
                 let (x, gain, factors) = (x.into_buffer_arg(), gain.into_buffer_arg(), factors.into_buffer_arg());
                 let (d_y, out) = (d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());

@@ -4,8 +4,8 @@ use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{elementwise, empty_like, values};
-use crate::ops::expression::{Expression, summed_rows};
+use super::{elementwise_launch, empty_like, values};
+use crate::ops::expression::{Expression, sum_if_shared};
 use crate::ops::{Cotangents, GateKernel};
 
 impl GateKernel for Cube {
@@ -15,7 +15,7 @@ impl GateKernel for Cube {
         let [rows, channels] = x.shape().dims::<2>();
         let (count, gates) = (rows * channels, gate.shape().num_elements());
         if count > 0 {
-            let (cubes, dim) = elementwise(&x, count);
+            let (cubes, dim) = elementwise_launch(&x, count);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, y, gate, out) =
                 (x.into_buffer_arg(), y.into_buffer_arg(), gate.into_buffer_arg(), z.clone().into_buffer_arg());
@@ -27,7 +27,7 @@ impl GateKernel for Cube {
     fn gated_add_backward(y: CubeTensor, gate: CubeTensor, d_z: CubeTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
         let (gate, d_z) = (Expression::<Self>(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
-        let d_gate = wanted[1].then(|| summed_rows(Expression(y) * d_z.clone(), shared).0);
+        let d_gate = wanted[1].then(|| sum_if_shared(Expression(y) * d_z.clone(), shared).0);
         // One elementwise product: an own kernel would not be faster than Burn's.
         let d_y = wanted[0].then(|| (d_z * gate).0);
         [d_y, d_gate]

@@ -4,7 +4,7 @@ use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{elementwise, values};
+use super::{elementwise_launch, values};
 use crate::ops::expression::Expression;
 use crate::ops::{LinearKernel, Lora};
 
@@ -32,7 +32,7 @@ impl LinearKernel for Cube {
         let [rows, outputs] = y.shape().dims::<2>();
         let count = rows * outputs;
         if count > 0 {
-            let (cubes, dim) = elementwise(&y, count);
+            let (cubes, dim) = elementwise_launch(&y, count);
             let (client, address, adapted) = (y.client.clone(), y.required_address_type(), inner.is_some());
             let (out, low, bias) = (y.clone().into_buffer_arg(), low.into_buffer_arg(), bias.into_buffer_arg());
             finish::launch(&client, cubes, dim, address, out, low, bias, count, outputs, scale, adapted);

@@ -95,7 +95,7 @@ fn test_device() -> Option<CubeDevice> {
 }
 
 /// Launch size with one unit per element.
-fn elementwise(like: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
+fn elementwise_launch(like: &CubeTensor, count: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new(&like.client, count);
     (calculate_cube_count_elemwise(&like.client, count, dim), dim)
 }

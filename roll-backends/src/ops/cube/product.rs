@@ -52,7 +52,7 @@ pub fn product_of_rows(a: CubeTensor, b: CubeTensor) -> CubeTensor {
 fn product_into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
     let has_tf32 = a.client.properties().supports_type(tf32::elem_type_native());
     match a.dtype {
-        DType::F32 if has_tf32 => launch_first_supported(&EXACT, a, b, out),
+        DType::F32 if has_tf32 => launch_first_supported(&IN_F32, a, b, out),
         DType::BF16 => {
             let routines = Routine::for_bf16(&a);
             launch_first_supported(&routines, a, b, out)
@@ -89,9 +89,10 @@ enum Routine {
 
 use Routine::{Double, DoubleUnit, Naive, Ordered, Portable, Simple, Specialized, Tma, Unit};
 
-/// Routines for f32 products; the first that supports the shapes is used.
-const EXACT: [Routine; 3] = [DoubleUnit, Unit, Naive];
-/// Routines for bf16 products; the first that passes the check and supports the shapes is used.
+/// Routines that compute in f32; the first that supports the shapes is used.
+const IN_F32: [Routine; 3] = [DoubleUnit, Unit, Naive];
+/// Routines for bf16 products; the first that supports the shapes is used, without those that [`Routine::for_bf16`]
+/// removes.
 const IN_BF16: [Routine; 6] = [Ordered, Double, Simple, Portable, Unit, Naive];
 /// Environment variable with the bf16 routine to try first, one of [`NAMES`]; for comparisons.
 const CHOICE: &str = "ROLL_CUDA_PRODUCTS";
@@ -130,14 +131,15 @@ impl Routine {
         }
     }
 
-    /// The routines for bf16 products on the device of `like`. They are compared once with sums on the host; a routine
-    /// that does not compile or returns wrong results on this hardware is removed.
+    /// The routines for bf16 products on the device of `like`. They are checked in their order until one passes; those
+    /// that do not compile or return wrong results on this hardware are removed. Those after the first that passes are
+    /// not checked: they are used only for shapes that it does not support.
     fn for_bf16(like: &CubeTensor) -> Vec<Self> {
         static FOUND: Mutex<BTreeMap<String, Vec<Routine>>> = Mutex::new(BTreeMap::new());
-        cached(&FOUND, format!("{:?}", like.device), || Self::working(like))
+        cached(&FOUND, format!("{:?}", like.device), || Self::without_broken(like))
     }
 
-    fn working(like: &CubeTensor) -> Vec<Self> {
+    fn without_broken(like: &CubeTensor) -> Vec<Self> {
         let mut order = IN_BF16.to_vec();
         if let Ok(name) = std::env::var(CHOICE) {
             match NAMES.iter().find(|(known, _)| *known == name) {
@@ -148,14 +150,13 @@ impl Routine {
                 ),
             }
         }
-        // Later routines are only used for shapes that the first does not support.
         while let [first, _, ..] = order[..] {
-            match first.disagreement(like) {
-                None => {
+            match first.check(like) {
+                Ok(()) => {
                     tracing::info!("products in bf16: cubek's {first:?} routine");
                     break;
                 }
-                Some(reason) => {
+                Err(reason) => {
                     tracing::warn!(
                         "cubek's {first:?} routine for products in bf16 does not work on this device: {reason}"
                     );
@@ -166,9 +167,9 @@ impl Routine {
         order
     }
 
-    /// Checks bf16 products in each memory layout that linear layers and their gradients have. Returns a description of
-    /// the failure, or `None`.
-    fn disagreement(self, like: &CubeTensor) -> Option<String> {
+    /// Compares bf16 products in each memory layout that linear layers and their gradients have with sums on the host.
+    /// Fails if they differ or the routine cannot be launched.
+    fn check(self, like: &CubeTensor) -> Result<(), String> {
         let [m, k, n] = PROBE;
         let (a, b) = (probe_values(m * k, 3), probe_values(k * n, 11));
         let mut expected = vec![0.0f32; m * n];
@@ -181,19 +182,19 @@ impl Routine {
             let (a, b) = (matrix(&a, [m, k], trans_a, like), matrix(&b, [k, n], trans_b, like));
             let out = empty(&a, [1, m, n]);
             if let Err(error) = launch(self, &a, &b, &out) {
-                return Some(format!("{error:?}").trim().into());
+                return Err(format!("{error:?}").trim().into());
             }
-            let Some(found) = to_host(out) else { return Some("its kernel failed".into()) };
+            let found = to_host(out).ok_or("its kernel failed")?;
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-3;
             if !found.iter().zip(&expected).all(near) {
-                return Some(format!("it is wrong (left matrix transposed: {trans_a}, right one: {trans_b})"));
+                return Err(format!("it is wrong (left matrix transposed: {trans_a}, right one: {trans_b})"));
             }
         }
-        None
+        Ok(())
     }
 }
 
-/// m, k and n of the products that routines are checked with: not multiples of a cube's size.
+/// m, k and n of the products that routines are checked with: not multiples of a thread block's tile.
 const PROBE: [usize; 3] = [200, 136, 328];
 
 /// Multiples of 1/64 in [-1, 1): exact in bf16, with sums exact in f32.
@@ -240,7 +241,7 @@ mod tests {
     use super::super::test_device;
     use super::*;
 
-    fn made(shape: [usize; 3], seed: usize) -> Option<CubeTensor> {
+    fn wave_matrix(shape: [usize; 3], seed: usize) -> Option<CubeTensor> {
         let device = test_device()?;
         let wave = |i: usize| (((i + seed) * 37 % 101) as f32 / 50.0) - 1.0;
         let values = (0..shape.iter().product()).map(wave).collect();
@@ -250,9 +251,9 @@ mod tests {
     #[test]
     fn products_without_tensor_cores_match_burn() {
         for [batch, m, k, n] in [[3, 64, 32, 48], [2, 33, 130, 17]] {
-            let (Some(a), Some(b)) = (made([batch, m, k], 0), made([batch, k, n], 13)) else { return };
+            let (Some(a), Some(b)) = (wave_matrix([batch, m, k], 0), wave_matrix([batch, k, n], 13)) else { return };
             let out = init_matmul_output(&a, &b, DType::F32);
-            let found = to_host(launch_first_supported(&EXACT, a.clone(), b.clone(), out)).unwrap();
+            let found = to_host(launch_first_supported(&IN_F32, a.clone(), b.clone(), out)).unwrap();
             let rows = to_host(product_of_rows(a.clone(), b.clone())).unwrap();
             let expected = to_host(Cube::product(a, b)).unwrap();
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-6 * k as f32;

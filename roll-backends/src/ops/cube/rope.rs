@@ -4,7 +4,7 @@ use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{elementwise, empty_like, values};
+use super::{elementwise_launch, empty_like, values};
 use crate::ops::RopeKernel;
 
 impl RopeKernel for Cube {
@@ -14,19 +14,20 @@ impl RopeKernel for Cube {
         let [rows, channels] = x.shape().dims::<2>();
         let pairs = rows * channels / 2;
         if pairs > 0 {
-            let (cubes, dim) = elementwise(&x, pairs);
+            let (cubes, dim) = elementwise_launch(&x, pairs);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, cos, sin, out) =
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
-            let row = channels / 2;
-            rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, row, row / heads, back);
+            let per_row = channels / 2;
+            let per_head = per_row / heads;
+            rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, per_row, per_head, back);
         }
         y
     }
 }
 
-/// The two values of a pair are adjacent. `cos` and `sin` are `[rows, half]`. There are `half` pairs in a head, `row`
-/// in a row and `pairs` in the tensor.
+/// Rotates each pair of adjacent values by its angle, or by the negative angle if `back` (for the gradient). `cos` and
+/// `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row` in a row and `pairs` in the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_pairs(
     x: &[f32],
@@ -34,15 +35,16 @@ fn rotate_pairs(
     sin: &[f32],
     y: &mut [f32],
     pairs: usize,
-    row: usize,
-    half: usize,
+    per_row: usize,
+    per_head: usize,
     #[comptime] back: bool,
 ) {
     let pair = ABSOLUTE_POS;
     if pair >= pairs {
         terminate!();
     }
-    let angle = pair / row * half + pair % half;
+    // `per_row` is a multiple of `per_head`.
+    let angle = pair / per_row * per_head + pair % per_head;
     let (even, odd) = (x[2 * pair], x[2 * pair + 1]);
     let (c, s) = (cos[angle], if comptime!(back) { -sin[angle] } else { sin[angle] });
     y[2 * pair] = even * c - odd * s;

@@ -29,7 +29,7 @@ impl NormKernel for Flex {
         let d_x = wanted[0].then(|| x.like(norm::backward_x(kind, x.slice(), moments, gain, d)));
         let d_gain = wanted[1].then(|| gain_values.like(norm::backward_gain(x.slice(), moments, gain.is_shared(), d)));
         let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| match shared {
-            true => tensor(norm::backward_shift(rows, d), [1, width]),
+            true => tensor(norm::sum_of_rows(rows, d), [1, width]),
             false => d_y,
         });
         [d_x, d_gain, d_shift]

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::simd::{MulAdd, exp, sigmoid, vectorised};
 use crate::ops::Activation;
 
@@ -13,7 +13,7 @@ const CHUNK: usize = 1 << 14;
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
-    chunks.with_min_len(least(CHUNK * 2 * ELEMENT)).for_each(|(y, x)| match activation {
+    chunks.with_min_len(min_items_per_task(CHUNK * 2 * ELEMENT_COST)).for_each(|(y, x)| match activation {
         Activation::Gelu => gelu(x, y),
         Activation::GeluTanh => gelu_tanh(x, y),
         Activation::Silu => silu(x, y),
@@ -25,7 +25,7 @@ pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
 pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let chunks = d_x.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(d_y.par_chunks(CHUNK));
-    chunks.with_min_len(least(CHUNK * 2 * ELEMENT)).for_each(|((d_x, x), d_y)| match activation {
+    chunks.with_min_len(min_items_per_task(CHUNK * 2 * ELEMENT_COST)).for_each(|((d_x, x), d_y)| match activation {
         Activation::Gelu => gelu_backward(x, d_y, d_x),
         Activation::GeluTanh => gelu_tanh_backward(x, d_y, d_x),
         Activation::Silu => silu_backward(x, d_y, d_x),

@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::simd::{LANES, exp, sum_lanes, vectorised};
 
 /// Sizes and options of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
@@ -101,30 +101,33 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
             blocks.enumerate().map(move |(i, (out, softmax))| (head, i * block, out, softmax))
         })
         .collect();
-    tasks.into_par_iter().with_min_len(least(2 * block * shape.keys * (shape.width + ELEMENT))).for_each_init(
-        || vec![0.0; block * shape.keys],
-        |scores, (head, first, mut out, softmax)| {
-            let rows = out.rows();
-            let part = shape.visible_to(first..first + rows);
-            let keys = part.len();
-            let q = shape.head(q, shape.queries, head).rows(first..first + rows);
-            let k = shape.head(k, shape.keys, head).rows(part.clone());
-            let v = shape.head(v, shape.keys, head).rows(part.clone());
-            let scores = &mut scores[..rows * keys];
-            shape.scores([q, k], scores, rows);
-            for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
-                let visible = mask(row, shape.visible(first + i), part.start);
-                if !visible.is_empty() {
-                    let max = maximum(visible);
-                    softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, 1.0) };
+    tasks
+        .into_par_iter()
+        .with_min_len(min_items_per_task(2 * block * shape.keys * (shape.width + ELEMENT_COST)))
+        .for_each_init(
+            || vec![0.0; block * shape.keys],
+            |scores, (head, first, mut out, softmax)| {
+                let rows = out.rows();
+                let part = shape.visible_to(first..first + rows);
+                let keys = part.len();
+                let q = shape.head(q, shape.queries, head).rows(first..first + rows);
+                let k = shape.head(k, shape.keys, head).rows(part.clone());
+                let v = shape.head(v, shape.keys, head).rows(part.clone());
+                let scores = &mut scores[..rows * keys];
+                shape.scores([q, k], scores, rows);
+                for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
+                    let visible = mask(row, shape.visible(first + i), part.start);
+                    if !visible.is_empty() {
+                        let max = maximum(visible);
+                        softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, 1.0) };
+                    }
                 }
-            }
-            out.product(View::new(scores, rows, keys), v, 1.0, false, Threads::One);
-            for (i, row) in softmax.iter().enumerate() {
-                out.row(i).iter_mut().for_each(|o| *o *= row.inverse_sum);
-            }
-        },
-    );
+                out.product(View::new(scores, rows, keys), v, 1.0, false, Threads::One);
+                for (i, row) in softmax.iter().enumerate() {
+                    out.row(i).iter_mut().for_each(|o| *o *= row.inverse_sum);
+                }
+            },
+        );
 }
 
 /// Operands and results of [`forward`], and the cotangent of its output.
@@ -181,8 +184,8 @@ pub fn backward(
                 dv,
             })
             .collect();
-        let work = rows_per_share * keys * (5 * shape.width + 2 * ELEMENT);
-        tasks.into_par_iter().with_min_len(least(work)).for_each_init(
+        let work = rows_per_share * keys * (5 * shape.width + 2 * ELEMENT_COST);
+        tasks.into_par_iter().with_min_len(min_items_per_task(work)).for_each_init(
             || Scratch {
                 probabilities: vec![0.0; block * keys],
                 d_scores: vec![0.0; block * keys],

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::matrix::ViewMut;
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::simd::{sigmoid, vectorised};
 
 /// Positions per task.
@@ -24,7 +24,7 @@ pub fn forward(x: &[f32], gain: &[f32], silu: bool) -> (Vec<f32>, Vec<f32>) {
     let mut factors = vec![0.0; positions];
     let tasks =
         position_blocks(&mut y, channels, positions).into_par_iter().zip(factors.par_chunks_mut(POSITIONS)).enumerate();
-    tasks.with_min_len(least(POSITIONS * channels * ELEMENT)).for_each(|(task, (mut y, factors))| {
+    tasks.with_min_len(min_items_per_task(POSITIONS * channels * ELEMENT_COST)).for_each(|(task, (mut y, factors))| {
         let part = |c: usize| &x[c * positions + task * POSITIONS..][..task_len(positions, task)];
         (0..channels).for_each(|c| add_square(part(c), factors));
         factors_of_squares(factors, (channels as f32).sqrt());
@@ -58,7 +58,7 @@ pub fn backward(
     let clamped = (channels as f32).sqrt() / MIN_NORM;
     let parts: Vec<Vec<f32>> = outputs
         .into_par_iter()
-        .with_min_len(least(POSITIONS * channels * 2 * ELEMENT))
+        .with_min_len(min_items_per_task(POSITIONS * channels * 2 * ELEMENT_COST))
         .enumerate()
         .map(|(task, d_x)| {
             let n = task_len(positions, task);

@@ -13,14 +13,14 @@ use super::parallel::within;
 
 /// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
 pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
-    within(products(shape), || {
+    within(multiply_adds(shape), || {
         correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
     })
 }
 
 /// Returns the gradients of x, weight and bias that are `wanted`.
 pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
-    within(products(shape), || {
+    within(multiply_adds(shape), || {
         let Some(output) = shape.output() else { return [None, None, None] };
         let d_x = wanted[0].then(|| {
             let transposed = shape.transposed(output);
@@ -36,7 +36,7 @@ pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted
 }
 
 /// The number of multiply-adds of a pass.
-fn products(shape: ConvShape) -> usize {
+fn multiply_adds(shape: ConvShape) -> usize {
     let taps: usize = shape.kernel.iter().product();
     shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)
 }
@@ -44,22 +44,24 @@ fn products(shape: ConvShape) -> usize {
 fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let (taps, pairs) = (shape.kernel.iter().product::<usize>(), shape.inputs * shape.outputs);
     let x = Padded::input(shape, x);
-    // Rows are as wide as the padded input's. The zeros between them cancel the input that a tap reads beyond the
-    // output's columns.
+    // Zeros widen the rows of `d_y` to the width of the padded input. The rows of a frame are then one contiguous span
+    // in both, and the columns of the input beyond the output's add nothing to the product over that span.
     let d_y = Padded::new(d_y, shape.outputs, output, [0; 3], [output[0], output[1], x.size[2]]);
-    let length = (output[1] - 1) * x.size[2] + output[2];
+    let span = (output[1] - 1) * x.size[2] + output[2]; // of a frame: from its first to its last output
     let mut by_tap = vec![0.0; taps * pairs];
+    // Several taps are computed in parallel already.
     let threads = if taps > 1 { Threads::One } else { Threads::All };
     if pairs > 0 {
         let offsets: Vec<_> = tap_offsets(shape.kernel).collect();
         by_tap.par_chunks_mut(pairs).zip(offsets).for_each(|(sum, [kt, kr, kc])| {
             let mut sum = ViewMut::new(sum, shape.outputs, shape.inputs);
             for t in 0..output[0] {
-                let inputs = x.from([t + kt, kr, kc], length);
-                sum.product(d_y.from([t, 0, 0], length), inputs.t(), 1.0, true, threads);
+                let inputs = x.from([t + kt, kr, kc], span);
+                sum.product(d_y.from([t, 0, 0], span), inputs.t(), 1.0, true, threads);
             }
         });
     }
+    // From `[taps, outputs, inputs]` to `[outputs, inputs, taps]`.
     let mut d_weight = vec![0.0; taps * pairs];
     for (pair, out) in d_weight.chunks_exact_mut(taps).enumerate() {
         out.iter_mut().enumerate().for_each(|(tap, out)| *out = by_tap[tap * pairs + pair]);

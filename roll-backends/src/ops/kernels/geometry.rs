@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::matrix::View;
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::tile::NR;
 
 /// Sizes of one call.
@@ -61,7 +61,7 @@ impl Padded {
         let mut values = vec![0.0; channels * frames * rows * columns + NR];
         values[..channels * frames * rows * columns]
             .par_chunks_mut((frames * rows * columns).max(1))
-            .with_min_len(least(frames * rows * columns * ELEMENT / 4))
+            .with_min_len(min_items_per_task(frames * rows * columns * ELEMENT_COST / 4))
             .enumerate()
             .for_each(|(c, channel)| {
                 for t in 0..inner[0] {

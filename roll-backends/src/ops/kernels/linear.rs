@@ -4,9 +4,9 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::matrix::{Threads, View, ViewMut};
-use super::norm::backward_shift;
+use super::norm::sum_of_rows;
 use super::panel_products::{RightMatrix, depth_and_columns};
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::tile;
 
 /// Sizes of one layer.
@@ -60,7 +60,7 @@ impl LinearShape {
     fn add_product(&self, a: &[f32], weight: Weight, trans_b: bool, out: &mut [f32]) {
         let &Self { rows, inputs, outputs } = self;
         match weight {
-            // Packing does not pay for a single row.
+            // Packing does not pay for a single row, or without SIMD.
             Weight::F32(values) if rows == 1 || !tile::has_intrinsics() => {
                 let weight = View::new(values, outputs, inputs);
                 let weight = if trans_b { weight.t() } else { weight };
@@ -91,7 +91,7 @@ pub fn forward(
 ) -> (Vec<f32>, Vec<f32>) {
     let mut y = vec![0.0; shape.rows * shape.outputs];
     if !y.is_empty() {
-        let rows = y.par_chunks_mut(shape.outputs).with_min_len(least(shape.outputs * ELEMENT));
+        let rows = y.par_chunks_mut(shape.outputs).with_min_len(min_items_per_task(shape.outputs * ELEMENT_COST));
         rows.for_each(|row| row.copy_from_slice(bias));
     }
     shape.add_product(x, weight, true, &mut y);
@@ -113,12 +113,13 @@ pub fn backward(
     wanted: [bool; 5],
 ) -> [Option<Vec<f32>>; 5] {
     let LinearShape { rows, inputs, outputs } = shape;
+    let [want_x, want_weight, want_bias, want_a, want_b] = wanted;
     let d = shape.y(d_y);
     // The cotangent of `x A^T`, which the gradients of x and A both need.
     let d_inner = lora
-        .filter(|_| wanted[0] || wanted[3])
+        .filter(|_| want_x || want_a)
         .map(|(lora, _)| (lora, product(rows, lora.rank, d, shape.b(lora), lora.scale)));
-    let d_x = wanted[0].then(|| {
+    let d_x = want_x.then(|| {
         let mut d_x = vec![0.0; rows * inputs];
         shape.add_product(d_y, weight, false, &mut d_x);
         if let Some((lora, d_inner)) = &d_inner {
@@ -127,18 +128,17 @@ pub fn backward(
         }
         d_x
     });
-    let d_weight = wanted[1].then(|| product(outputs, inputs, d.t(), shape.x(x), 1.0));
-    let d_bias = wanted[2].then(|| match rows {
+    let d_weight = want_weight.then(|| product(outputs, inputs, d.t(), shape.x(x), 1.0));
+    let d_bias = want_bias.then(|| match rows {
         0 => vec![0.0; outputs],
-        // The sum of the rows of `d_y`.
-        _ => backward_shift(rows, d_y),
+        _ => sum_of_rows(rows, d_y),
     });
     let d_a = d_inner
         .as_ref()
-        .filter(|_| wanted[3])
+        .filter(|_| want_a)
         .map(|(lora, d_inner)| product(lora.rank, inputs, View::new(d_inner, rows, lora.rank).t(), shape.x(x), 1.0));
     let d_b = lora
-        .filter(|_| wanted[4])
+        .filter(|_| want_b)
         .map(|(lora, inner)| product(outputs, lora.rank, d.t(), View::new(inner, rows, lora.rank), lora.scale));
     [d_x, d_weight, d_bias, d_a, d_b]
 }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::rows::{RowOperand, for_rows, rows_per_task, sum_rows};
 use super::simd::{LANES, sum_lanes, vectorised};
 
@@ -42,7 +42,7 @@ pub fn forward(
     }
     let step = rows_per_task(width);
     let tasks = y.par_chunks_mut(step * width).zip(moments.par_chunks_mut(step)).enumerate();
-    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, (y, moments))| {
+    tasks.with_min_len(min_items_per_task(step * width * ELEMENT_COST)).for_each(|(task, (y, moments))| {
         for (i, (y, moments)) in y.chunks_exact_mut(width).zip(moments).enumerate() {
             let i = task * step + i;
             let x = &x[i * width..][..width];
@@ -81,8 +81,8 @@ pub fn backward_gain(x: &[f32], moments: &[RowMoments], shared: bool, d_y: &[f32
     each_or_sum(rows, width, shared, add)
 }
 
-/// The gradient of a shared shift: the sum of the rows of `d_y`.
-pub fn backward_shift(rows: usize, d_y: &[f32]) -> Vec<f32> {
+/// The sum of the rows of `d_y`: the gradient of a shared shift.
+pub fn sum_of_rows(rows: usize, d_y: &[f32]) -> Vec<f32> {
     let width = d_y.len() / rows.max(1);
     sum_rows(rows, width, |i, sum| add(&d_y[i * width..][..width], sum))
 }

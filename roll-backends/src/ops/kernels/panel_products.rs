@@ -10,7 +10,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::matrix::ViewMut;
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::tile::{KC, MR, NR, SUMS, accumulate};
 
 /// Column block (NC in BLIS terms). Its packed panels, [`KC`] deep, take 144 KiB.
@@ -78,7 +78,7 @@ impl<N: Number> RightMatrix<'_, N> {
     /// Distributes rows over threads, for products with few columns.
     fn add_by_rows(self, a: &[f32], trans_b: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
         let parts = out.par_chunks_mut(MC_PER_TASK * columns).zip(a.par_chunks(MC_PER_TASK * depth));
-        let parts = parts.with_min_len(least(MC_PER_TASK * depth * columns));
+        let parts = parts.with_min_len(min_items_per_task(MC_PER_TASK * depth * columns));
         parts.for_each_init(<(Vec<f32>, Scratch)>::default, |(left, scratch), (out, a)| {
             for depths in ranges(depth, LEFT_DEPTH) {
                 let left = grown(left, packed_len(a, depth, &depths));
@@ -100,11 +100,11 @@ impl<N: Number> RightMatrix<'_, N> {
             for depths in ranges(depth, LEFT_DEPTH) {
                 let left = grown(&mut left, packed_len(a, depth, &depths));
                 let blocks = left.par_chunks_exact_mut(MR * depths.len()).zip(a.par_chunks(MR * depth));
-                let blocks = blocks.with_min_len(least(MR * depths.len() * ELEMENT));
+                let blocks = blocks.with_min_len(min_items_per_task(MR * depths.len() * ELEMENT_COST));
                 blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
                 let parts = ViewMut::new(out, a.len() / depth, columns).split_columns(width);
                 let parts = parts.into_par_iter().zip(ranges(columns, width).collect::<Vec<_>>());
-                let parts = parts.with_min_len(least(left.len() * width));
+                let parts = parts.with_min_len(min_items_per_task(left.len() * width));
                 parts.for_each_init(Scratch::default, |scratch, (out, block)| {
                     self.add_block(left, depths.clone(), trans_b, block, scratch, out);
                 });

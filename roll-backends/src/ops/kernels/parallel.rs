@@ -7,10 +7,10 @@
 /// Minimum number of multiply-adds of a task: about 35 microseconds, roughly the time to wake a thread.
 const WORTH: usize = 1 << 20;
 /// Cost of reading, processing and writing an element, in multiply-adds.
-pub const ELEMENT: usize = 32;
+pub const ELEMENT_COST: usize = 32;
 
 /// The minimum number of items per task of a parallel loop (`with_min_len`), if each item takes `work` multiply-adds.
-pub fn least(work: usize) -> usize {
+pub fn min_items_per_task(work: usize) -> usize {
     (WORTH / work.max(1)).max(1)
 }
 
@@ -36,6 +36,6 @@ mod tests {
 
     #[test]
     fn tasks_have_a_minimum_of_work() {
-        assert_eq!([0, 1, WORTH / 4, WORTH, usize::MAX].map(least), [WORTH, WORTH, 4, 1, 1]);
+        assert_eq!([0, 1, WORTH / 4, WORTH, usize::MAX].map(min_items_per_task), [WORTH, WORTH, 4, 1, 1]);
     }
 }

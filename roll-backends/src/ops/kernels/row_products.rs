@@ -1,6 +1,6 @@
 //! `x W^T` as dot products of rows, for weights in their storage format.
 //!
-//! Both operands are contiguous along the inputs, so nothing is packed: three rows of x and four of W share registers.
+//! Both operands are contiguous along the inputs, so nothing is packed: a tile of 3 x 4 sums stays in registers.
 //! Weights that are not f32 are converted a few rows at a time, into memory that stays in the cache. Every sum has one
 //! order (eight lanes over the inputs, then over the lanes), so that the result of a row is bit-identical whatever the
 //! other rows and the number of threads are.
@@ -20,7 +20,9 @@ const LANES: usize = 8;
 const X_ROWS: usize = 3;
 /// Rows of W per register tile.
 const W_ROWS: usize = 4;
-/// Numbers of W that a task converts at a time: 128 KiB, in addition to the same amount of x.
+/// Rows of W per register tile if x has one row, which leaves more registers.
+const W_ROWS_FOR_ONE: usize = 8;
+/// f32 values of W that a task holds at a time, and of x that it multiplies them by: 128 KiB each.
 const TILE: usize = 1 << 15;
 /// Number of multiplications up to which one thread is faster than several.
 const ONE_THREAD: usize = 1 << 16;
@@ -106,15 +108,15 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
     let parts = if is_small { 1 } else { 8 * rayon::current_num_threads() };
     let max_width = (TILE / inputs / W_ROWS).max(1) * W_ROWS;
     let width = outputs.div_ceil(parts).next_multiple_of(W_ROWS).min(max_width);
-    let column_block = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
+    let task = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
         let outputs = i * width..((i + 1) * width).min(outputs);
         let weight = weight.to_f32(outputs.clone(), inputs, scratch);
         column_block(&mut out, x, inputs, weight, &bias[outputs]);
     };
     let column_blocks = ViewMut::new(&mut y, rows, outputs).split_columns(width);
     match is_small {
-        true => column_blocks.into_iter().enumerate().for_each(|part| column_block(&mut Vec::new(), part)),
-        false => column_blocks.into_par_iter().enumerate().for_each_init(Vec::new, column_block),
+        true => column_blocks.into_iter().enumerate().for_each(|part| task(&mut Vec::new(), part)),
+        false => column_blocks.into_par_iter().enumerate().for_each_init(Vec::new, task),
     }
     y
 }
@@ -125,8 +127,10 @@ fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bia
     // Rows of x that stay in the cache for a pass over the weight.
     let block = (TILE / inputs / X_ROWS).max(1) * X_ROWS;
     if rows == 1 {
-        let whole = bias.len() / LANES * LANES;
-        (0..whole).step_by(LANES).for_each(|o| tile::<1, LANES>(out, x, inputs, weight, bias, [0, o]));
+        let whole = bias.len() / W_ROWS_FOR_ONE * W_ROWS_FOR_ONE;
+        (0..whole)
+            .step_by(W_ROWS_FOR_ONE)
+            .for_each(|o| tile::<1, W_ROWS_FOR_ONE>(out, x, inputs, weight, bias, [0, o]));
         return (whole..bias.len()).for_each(|o| tile::<1, 1>(out, x, inputs, weight, bias, [0, o]));
     }
     for first in (0..rows).step_by(block) {
@@ -234,8 +238,8 @@ fn dots_portable<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [
     })
 }
 
-/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`. `widen` writes some columns of
-/// some rows of W; columns begin at a block boundary.
+/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`. `widen(rows, columns,
+/// out)` writes that part of W as f32; columns begin at a block boundary.
 pub fn pull(
     rows: usize,
     d_y: &[f32],
@@ -253,7 +257,7 @@ pub fn pull(
             scratch.resize(count.max(scratch.len()), 0.0);
             widen(part.clone(), columns.clone(), &mut scratch[..count]);
             let w = View::new(&scratch[..count], part.len(), columns.len());
-            d_x.product(d_y.columns(part), w, 1.0, true, Threads::One);
+            d_x.product(d_y.columns(part), w, 1.0, true, Threads::One); // d_x += d_y W
         }
     });
     d_x

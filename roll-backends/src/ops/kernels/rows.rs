@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::parallel::{ELEMENT, least};
+use super::parallel::{ELEMENT_COST, min_items_per_task};
 
 /// Rows per task: about 16 K numbers.
 pub fn rows_per_task(width: usize) -> usize {
@@ -45,7 +45,7 @@ pub fn for_rows(data: &mut [f32], rows: usize, run: impl Fn(usize, &mut [f32]) +
     }
     let step = rows_per_task(width);
     let tasks = data.par_chunks_mut(step * width).enumerate();
-    tasks.with_min_len(least(step * width * ELEMENT)).for_each(|(task, data)| {
+    tasks.with_min_len(min_items_per_task(step * width * ELEMENT_COST)).for_each(|(task, data)| {
         data.chunks_exact_mut(width).enumerate().for_each(|(i, row)| run(task * step + i, row));
     });
 }
@@ -57,7 +57,7 @@ pub fn sum_rows(rows: usize, width: usize, add: impl Fn(usize, &mut [f32]) + Syn
     let parts: Vec<Vec<f32>> = (0..rows)
         .into_par_iter()
         .step_by(step)
-        .with_min_len(least(step * width * ELEMENT))
+        .with_min_len(min_items_per_task(step * width * ELEMENT_COST))
         .map(|first| {
             let mut sum = vec![0.0; width];
             (first..(first + step).min(rows)).for_each(|i| add(i, &mut sum));

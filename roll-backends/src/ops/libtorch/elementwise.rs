@@ -33,7 +33,7 @@ impl GateKernel for LibTorch {
 
     fn gated_add_backward(y: TchTensor, gate: TchTensor, d_z: TchTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
         let d_y = wanted[0].then(|| fresh(&d_z.tensor * &gate.tensor));
-        let d_gate = wanted[1].then(|| fresh(summed_rows(&y.tensor * &d_z.tensor, &gate.tensor)));
+        let d_gate = wanted[1].then(|| fresh(sum_if_shared(&y.tensor * &d_z.tensor, &gate.tensor)));
         [d_y, d_gate]
     }
 
@@ -81,7 +81,7 @@ impl RopeKernel for LibTorch {
 
 /// The gradient of an operand that has one row for each row of a matrix, or one row that all of them share, from the
 /// gradient `d` at each row: a shared operand gets the sum.
-pub(super) fn summed_rows(d: Tensor, operand: &Tensor) -> Tensor {
+pub(super) fn sum_if_shared(d: Tensor, operand: &Tensor) -> Tensor {
     match operand.size()[0] {
         1 => d.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),
         _ => d,

@@ -4,7 +4,7 @@ use burn::backend::{LibTorch, libtorch::TchTensor};
 use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
-use super::elementwise::summed_rows;
+use super::elementwise::sum_if_shared;
 use super::{fresh, fused, pull_through};
 use crate::ops::channel_norm::{MIN_NORM, composed_pull};
 use crate::ops::expression::Expression;
@@ -32,12 +32,12 @@ impl NormKernel for LibTorch {
     fn norm_backward(saved: SavedNorm<TchTensor>, d_y: TchTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         let (x, gain, moments, d_y) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor, &d_y.tensor);
         let Some(SharedShift(shared_shift)) = saved.layer else {
-            let d_gain = wanted[1].then(|| summed_rows(d_y * (x * moments), gain));
+            let d_gain = wanted[1].then(|| sum_if_shared(d_y * (x * moments), gain));
             let d_x = wanted[0].then(|| rms_pull(x, gain, moments, d_y));
             return [d_x.map(fresh), d_gain.map(fresh), None];
         };
         let (mean, inverse) = (moments.narrow(1, 0, 1), moments.narrow(1, 1, 1));
-        let d_gain = wanted[1].then(|| summed_rows((x - mean) * &inverse * d_y, gain));
+        let d_gain = wanted[1].then(|| sum_if_shared((x - mean) * &inverse * d_y, gain));
         let d_shift = wanted[2].then(|| match shared_shift {
             true => d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),
             false => d_y.copy(),

@@ -6,14 +6,16 @@ use crate::ops::{layer_norm, rms_norm};
 fn layer_norm_in_f64(x: &[Exact], eps: f64) -> Vec<f64> {
     let (x, gain, shift) = (&x[0], &x[1], &x[2]);
     let n = x.columns as f64;
-    let pick = |o: &Exact, i: usize, j: usize| o.at(if o.rows == 1 { 0 } else { i }, j);
+    let broadcast_at = |o: &Exact, i: usize, j: usize| o.at(if o.rows == 1 { 0 } else { i }, j);
     (0..x.rows)
         .flat_map(|i| {
             let row: Vec<f64> = (0..x.columns).map(|j| x.at(i, j)).collect();
             let mean = row.iter().sum::<f64>() / n;
             let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n;
             (0..x.columns)
-                .map(|j| (row[j] - mean) / (variance + eps).sqrt() * pick(gain, i, j) + pick(shift, i, j))
+                .map(|j| {
+                    (row[j] - mean) / (variance + eps).sqrt() * broadcast_at(gain, i, j) + broadcast_at(shift, i, j)
+                })
                 .collect::<Vec<_>>()
         })
         .collect()
@@ -21,6 +23,7 @@ fn layer_norm_in_f64(x: &[Exact], eps: f64) -> Vec<f64> {
 
 #[test]
 fn layer_norm_and_its_gradients_match_f64() {
+    // Rows and columns of x, rows of the gain and of the shift.
     for (l, d, gains, shifts) in [(3, 5, 1, 1), (4, 37, 4, 1), (2, 64, 1, 2), (3, 16, 3, 3), (1, 20, 1, 1)] {
         let inputs = [noise(l, d, 1), noise(gains, d, 2), noise(shifts, d, 3)];
         check(
@@ -34,7 +37,7 @@ fn layer_norm_and_its_gradients_match_f64() {
 }
 
 #[test]
-fn norms_of_equal_rows_are_finite() {
+fn layer_norms_of_constant_rows_are_finite() {
     let x = Exact { rows: 2, columns: 40, values: vec![3.0; 80] };
     let (gain, shift) = (noise(1, 40, 1), noise(1, 40, 2));
     let twice = [shift.values.clone(), shift.values.clone()].concat();

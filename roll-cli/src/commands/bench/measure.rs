@@ -21,9 +21,9 @@ pub struct Phase {
     pub name: &'static str,
     /// Median seconds of one pass.
     pub seconds: f64,
-    /// How often a step does it.
+    /// Number of passes in a step.
     pub passes: usize,
-    /// Floating-point operations of one pass, where they are counted.
+    /// Floating-point operations of one pass; `None` if they are not counted.
     pub flops: Option<f64>,
     /// Tokens that go through the transformer in one pass.
     pub tokens: Option<usize>,
@@ -47,8 +47,8 @@ pub struct Measurement {
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<WholeSteps>,
-    /// Number of complete rounds after the warm-up. At 0, the phases are those of the warm-up or of the unfinished
-    /// first round.
+    /// Number of complete rounds after the warm-up. 0 while the warm-up and the first round run: `phases` then
+    /// has what they measured so far.
     pub rounds: usize,
 }
 
@@ -104,14 +104,15 @@ const PHASES: [&str; 10] = [
 
 /// The phases of a step, and how often it does each.
 pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)> {
-    let [unpulled_videos, pulled_videos] = passes.decoded();
-    let (unpulled, pulled, references) = (passes.forward - passes.pulled, passes.pulled, passes.references());
+    let [videos_without_gradient, videos_with_gradient] = passes.decoded();
+    let (without_gradient, with_gradient) = (passes.forward - passes.pulled, passes.pulled);
+    let references = passes.references();
     let times = move |name| match name {
-        "forward" => unpulled,
-        "forward, recorded" | "pull of forward" => pulled,
+        "forward" => without_gradient,
+        "forward, recorded" | "pull of forward" => with_gradient,
         "reference forward" => references,
-        "decode" | "score" => unpulled_videos + pulled_videos,
-        "pull of score" | "pull of decode" => pulled_videos,
+        "decode" | "score" => videos_without_gradient + videos_with_gradient,
+        "pull of score" | "pull of decode" => videos_with_gradient,
         _ => 1,
     };
     PHASES.into_iter().map(move |name| (name, times(name))).filter(|(_, times)| *times > 0)
@@ -151,7 +152,7 @@ pub fn ceiling(preset: &Preset<'_>, device: &Device) -> Result<f64> {
 /// Times of the phases (medians over `rounds`, after a round that warms up) and their peak memory (the maximum, the
 /// warm-up included). A round is a whole step, or each phase once. `progress` is called after each phase, and after
 /// each round but the warm-up.
-pub fn step(
+pub fn measure_step(
     fixture: &mut Fixture,
     preset: &Preset<'_>,
     rounds: usize,
@@ -160,8 +161,8 @@ pub fn step(
 ) -> Result<Measurement> {
     let mut timer = PhaseTimer::new(preset, meter, progress);
     for round in 0..=rounds {
-        // One pass of each kind warms up as well as a whole step, unless activations are copied to the host
-        // (`offload`): only a whole step allocates all of that memory.
+        // The warm-up runs each phase once. That is enough unless activations are copied to the host (`offload`): only
+        // a whole step allocates all of that memory.
         let is_whole = preset.args.whole_step && (round > 0 || preset.args.offload);
         meter.reset();
         let start = Instant::now();
@@ -189,13 +190,14 @@ pub fn step(
 pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
     let counted = preset.plan().time();
     let passes = &preset.passes;
-    let [unpulled_videos, pulled_videos] = passes.decoded();
+    let [videos_without_gradient, videos_with_gradient] = passes.decoded();
+    // The plan counts the operations of all passes of one kind; they are equal.
     let of = |name: &str| {
         let (all, times) = match name {
             "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),
             "pull of forward" => ("time/pull", passes.pulled),
-            "decode" => ("time/decode", unpulled_videos + pulled_videos),
-            "pull of decode" => ("time/pull (decoder)", pulled_videos),
+            "decode" => ("time/decode", videos_without_gradient + videos_with_gradient),
+            "pull of decode" => ("time/pull (decoder)", videos_with_gradient),
             _ => return None,
         };
         counted.iter().find(|p| p.name == all).map(|p| p.flops / times as f64)

@@ -33,7 +33,7 @@ pub fn bench(args: Bench) -> Result<()> {
     let report = Report { preset: &preset };
     let measured = {
         let mut fixture = Fixture::new(&preset, &device)?;
-        measure::step(&mut fixture, &preset, args.rounds, &meter, &|measured| report.save(measured, None))?
+        measure::measure_step(&mut fixture, &preset, args.rounds, &meter, &|measured| report.save(measured, None))?
     };
     // After the step, whose memory it would add to.
     let ceiling = measure::ceiling(&preset, &device)?;

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Options, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
-use roll_models::wan2_2::plan::{DeviceStorage, Network, Networks, Plan};
+use roll_models::wan2_2::plan::{DeviceStorage, Networks, Plan, PublishedModel};
 use roll_models::wan2_2::vae::VaeConfig;
 use roll_models::wan2_2::{IdleExpert, Placement};
 
@@ -165,7 +165,7 @@ fn passes(args: &Bench) -> Result<Passes> {
 }
 
 fn published(name: &str) -> Result<Networks> {
-    let network = Network::ALL.iter().find(|n| n.name == name);
+    let network = PublishedModel::ALL.iter().find(|n| n.name == name);
     Ok(network.ok_or_else(|| Error::Misuse(format!("no network is called `{name}`")))?.networks())
 }
 

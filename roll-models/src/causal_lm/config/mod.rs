@@ -57,11 +57,11 @@ pub struct LmConfig {
     pub attention_scale: Option<f32>,
     /// Bound of the attention scores: `x` becomes `bound * tanh(x / bound)`.
     pub attention_softcap: Option<f32>,
-    /// Bound of the logits, likewise.
+    /// Bound of the logits, in the same form.
     pub logit_softcap: Option<f32>,
-    /// Factor of the token embeddings.
+    /// Factor of the token embeddings; 1 in most families.
     pub embedding_scale: f64,
-    /// Added to the gains of the norms.
+    /// Number that is added to the stored gains of the norms: 1 if the file has gains minus 1.
     pub gain_offset: f64,
     /// Whether the outputs of attention and of the feed-forward layers are normalised too.
     pub output_norms: bool,
@@ -82,7 +82,7 @@ pub enum Gate {
 }
 
 impl LmConfig {
-    /// Fails on sizes that no model has, or that contradict each other.
+    /// Fails on sizes that are out of range, or that contradict each other.
     pub(super) fn check(&self) -> Result<(), String> {
         let sizes = [
             ("vocab_size", self.vocab),
@@ -119,14 +119,17 @@ impl LmConfig {
         if self.windows.len() != self.layers {
             return Err(format!("expected {} attention windows, found {}", self.layers, self.windows.len()));
         }
-        if !(self.norm_eps >= 0.0 && self.rope.theta > 0.0) {
-            return Err(format!("rms_norm_eps {} or rope_theta {} is out of range", self.norm_eps, self.rope.theta));
+        if self.norm_eps.is_nan() || self.norm_eps < 0.0 {
+            return Err(format!("`rms_norm_eps` is {}; expected a number of at least 0", self.norm_eps));
+        }
+        if self.rope.theta.is_nan() || self.rope.theta <= 0.0 {
+            return Err(format!("`rope_theta` is {}; expected a number above 0", self.rope.theta));
         }
         Ok(())
     }
 
-    /// Returns the name and shape of every weight, in the order of the network. A tied output layer has no weight of its
-    /// own.
+    /// Returns the name and shape of every weight, in the order of the network. A tied output layer has no weight of
+    /// its own.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let mut weights = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab, self.dim])];
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
@@ -170,7 +173,8 @@ impl LmConfig {
         weights
     }
 
-    /// Returns the names of the linear layers of a block, separated by commas.
+    /// Returns the names of the linear layers of a block, separated by commas, as in
+    /// `lora_target_modules`.
     pub fn linear_layers(&self) -> &'static str {
         match self.fused {
             true => "qkv_proj,o_proj,gate_up_proj,down_proj",

@@ -9,15 +9,17 @@ use super::rope::rotary_tables;
 /// The checked inputs of a pass, in host memory.
 pub(super) struct Batch {
     pub(super) shape: BatchShape,
-    /// Patches of the latents and the conditioning channels, `[B * tokens, in_channels * patch]`.
+    /// Patches of the latents and the conditioning channels, `[B * tokens, in_channels * patch]`; `patch` is the
+    /// number of positions of a patch.
     pub(super) tokens: Tensor,
     /// One timestep per group of tokens.
     pub(super) timesteps: Vec<Timestep>,
-    /// Number of tokens in each group. The tokens of a group share a timestep.
+    /// Number of tokens in each group. The tokens of a group share a timestep. Each sample has one group, or two if its
+    /// first frame is known.
     pub(super) groups: Vec<usize>,
-    /// Text embeddings, `[B * rows, text_dim]`.
+    /// Text embeddings, `[B * text_rows, text_dim]`.
     pub(super) context: Tensor,
-    /// CLIP image tokens, `[B * rows, image_dim]`, for models with an image branch.
+    /// CLIP image tokens, `[B * image_rows, image_dim]`, for models with an image branch.
     pub(super) image_tokens: Option<Tensor>,
     /// Number of image tokens of one sample.
     pub(super) image_rows: usize,
@@ -54,7 +56,7 @@ impl Batch {
                 groups.push(per_frame);
             }
             timesteps.push(input.timestep);
-            groups.push(all - groups.last().filter(|_| known(input)).copied().unwrap_or(0));
+            groups.push(if known(input) { all - per_frame } else { all });
         }
 
         let contexts: Vec<Tensor> = inputs.iter().map(|input| input.conditioning.context.clone()).collect();
@@ -67,7 +69,7 @@ impl Batch {
             tokens: shape.to_tokens(&latents, Order::ChannelFirst)?,
             timesteps,
             groups,
-            context: rows(&contexts)?,
+            context: concat_rows(&contexts)?,
             image_rows: image_tokens.as_ref().map_or(0, |t| t.shape()[0] / inputs.len()),
             image_tokens,
         })
@@ -83,13 +85,13 @@ impl BatchShape {
     /// Cosines and sines of the rotary embedding of one sample, repeated for every sample.
     pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
         let (cos, sin) = rotary_tables(&self.grid, head_dim)?;
-        Ok((rows(&vec![cos; self.samples])?, rows(&vec![sin; self.samples])?))
+        Ok((concat_rows(&vec![cos; self.samples])?, concat_rows(&vec![sin; self.samples])?))
     }
 
     /// Cuts `[B, C, T, H, W]` into tokens `[B * tokens, C * patch]`.
     pub(super) fn to_tokens(self, stack: &Tensor, order: Order) -> Result<Tensor> {
         let parts: Result<Vec<Tensor>> = stack.unstack()?.iter().map(|x| self.grid.to_tokens(x, order)).collect();
-        rows(&parts?)
+        concat_rows(&parts?)
     }
 
     /// Reassembles tokens `[B * tokens, C * patch]` to `[B, C, T, H, W]`.
@@ -102,7 +104,7 @@ impl BatchShape {
 }
 
 /// Concatenates matrices of the same shape along their rows.
-fn rows(parts: &[Tensor]) -> Result<Tensor> {
+fn concat_rows(parts: &[Tensor]) -> Result<Tensor> {
     let stack = Tensor::stack(parts)?;
     let [count, rows, columns] = *stack.shape() else {
         return Err(Error::shape("matrix", "[rows, columns]", parts[0].shape()));
@@ -110,6 +112,7 @@ fn rows(parts: &[Tensor]) -> Result<Tensor> {
     stack.reshape([count * rows, columns])
 }
 
+/// The CLIP image tokens of all inputs; `None` if the model has no image branch.
 fn image_tokens(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Option<Tensor>> {
     if config.image_dim.is_none() {
         return Ok(None);
@@ -120,7 +123,7 @@ fn image_tokens(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Opti
             "this model has a CLIP image branch: it needs the CLIP encoder among `model_paths` and an image".into(),
         )
     })?;
-    rows(&tokens).map(Some)
+    concat_rows(&tokens).map(Some)
 }
 
 /// Appends the conditioning channels to the latents. Fails unless shapes and channels fit the model.

@@ -40,6 +40,11 @@ fn is_counter(key: &str, shape: &[usize]) -> bool {
 }
 
 impl DitConfig {
+    /// Number of segments of a pass: the patch embedding, the blocks and the head.
+    pub fn segments(&self) -> usize {
+        self.layers + 2
+    }
+
     /// The published model with these channels, or `unknown`.
     pub fn kind(&self) -> &'static str {
         match (self.in_channels, self.out_channels, self.image_dim) {

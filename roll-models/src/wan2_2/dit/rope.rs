@@ -6,11 +6,12 @@ use super::patch::Grid;
 
 const THETA: f64 = 10_000.0;
 
-/// Computes cosines and sines, f32 `[tokens, head_dim / 2]` each. As in the official model, a head's pairs are split
-/// between the axes: a third (rounded down) each for rows and columns, the rest for frames.
+/// Computes the cosines and sines of each token's rotation angles, f32 `[tokens, head_dim / 2]` each. As in the
+/// official model, a head's pairs are split between frames, rows and columns, in this order: rows and columns have a
+/// third each (rounded down), frames the rest.
 pub fn rotary_tables(grid: &Grid, head_dim: usize) -> Result<(Tensor, Tensor)> {
-    let spatial = 2 * (head_dim / 6);
-    let widths = [head_dim - 2 * spatial, spatial, spatial];
+    let spatial_width = 2 * (head_dim / 6);
+    let widths = [head_dim - 2 * spatial_width, spatial_width, spatial_width];
     let [gt, gh, gw] = grid.patches;
     let half = head_dim / 2;
     let (mut cos, mut sin) = (Vec::with_capacity(gt * gh * gw * half), Vec::with_capacity(gt * gh * gw * half));

@@ -8,8 +8,8 @@ use super::super::options::{IdleExpert, Placement};
 use super::super::vae::{DEFAULT_CHECKPOINTS, Tiling, decoder_bytes, state_bytes};
 use super::{Plan, RESERVE};
 
-/// f32 values per token that the recomputation and the pullback of one block hold, in units of the width of the
-/// residual stream, and of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
+/// f32 values per token that the recomputation and the pullback of one block hold: 10 per channel of the residual
+/// stream plus 4 per channel of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
 /// (example `dit_memory` of commit ac7d28a).
 const BLOCK_WORDS: [usize; 2] = [10, 4];
 /// Bytes of the process itself.
@@ -37,13 +37,14 @@ impl Plan {
 
         let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let element = self.storage.block_input_bytes;
-        let inputs = element * tokens * dim * (networks.dit.layers + 2) * held;
+        let inputs = element * tokens * dim * networks.dit.segments() * held;
+        // The device holds the input in use and the one in flight, f32.
         let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
             on_device,
             on_host,
-            format!("{held} velocities x {} segments x {tokens} tokens x {dim} x {element} B", networks.dit.layers + 2),
+            format!("{held} velocities x {} segments x {tokens} tokens x {dim} x {element} B", networks.dit.segments()),
         ));
         let (pull, decode) = (self.block_pull(), self.decoder_pull());
         let tiles = match self.tiling {
@@ -56,14 +57,16 @@ impl Plan {
             false => item("decoder and its pull", decode, 0, format!("as measured, by the decoder's states; {tiles}")),
         });
         let [height, width] = self.size();
-        let (frames, copies) = (self.input.frames, if passes.decoded()[1] > 0 { 4 } else { 2 });
+        let [_, with_gradient] = passes.decoded();
+        // At most the frames before and after the clamp, and with a gradient the cotangents of both.
+        let (frames, copies) = (self.input.frames, if with_gradient > 0 { 4 } else { 2 });
         items.push(item(
             "decoded frames",
             0,
             copies * frames * height * width * 12,
             format!("{copies} x {frames} frames x {height} x {width} pixels x 12 B"),
         ));
-        if self.offload_inputs && gpu && passes.decoded()[1] > 0 {
+        if self.offload_inputs && gpu && with_gradient > 0 {
             let [chunks, h, w] = self.latent_size();
             let state = state_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
             let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
@@ -93,7 +96,7 @@ impl Plan {
             Placement::Auto | Placement::Resident => {
                 let (on_host, note) = match self.storage.idle {
                     IdleExpert::Auto | IdleExpert::Keep => (0, ""),
-                    IdleExpert::Host => (expert * experts, "; all in host memory, one at a time here"),
+                    IdleExpert::Host => (expert * experts, "; all in host memory, one at a time on the device"),
                     IdleExpert::Drop => (0, "; the idle expert in its files"),
                 };
                 let here = self.experts_on_device();
@@ -129,7 +132,7 @@ impl Plan {
     /// Bytes that the decoder and its pullback hold besides weights.
     pub fn decoder_pull(&self) -> usize {
         let (vae, element) = (&self.networks.vae, self.storage.decoder_element_bytes);
-        // The CPU has no other memory for the states.
+        // On the CPU, host memory is the device's: nothing is offloaded.
         let offload = self.offload_inputs && self.input.memory.is_some();
         decoder_bytes(vae, self.tiling, self.latent_size(), element, offload)
     }

@@ -16,7 +16,7 @@ use roll_core::plan::PlanInput;
 use roll_core::{Noise, Result};
 
 pub use needs::needs;
-pub use presets::Network;
+pub use presets::PublishedModel;
 
 use super::dit::{DitConfig, Trainable, lora_parameters};
 use super::options::{IdleExpert, Placement, WanOptions};
@@ -59,7 +59,7 @@ pub struct Plan {
     pub networks: Networks,
     /// The videos, the passes of the algorithm, the ranks and the memory of a device.
     pub input: PlanInput,
-    /// Location of the frozen weights. `Auto` follows the strategy's stage.
+    /// Location of the frozen weights. `Auto`: sharded with ZeRO stage 3, else resident.
     pub placement: Placement,
     /// The trained part of each trained expert.
     pub trainable: Trainable,
@@ -77,7 +77,8 @@ pub struct Plan {
 
 /// Bytes for CUDA's context, memory that an allocator cannot use, and the networks of rewards.
 const RESERVE: usize = 2_000_000_000;
-/// Tiles are chosen for a trajectory with this many trained steps, the default number.
+/// Number of trained denoising steps that the choice of tiles assumes: the default of `reward_fl`. A model does not
+/// know the configured number.
 const TRAINED_STEPS: usize = 4;
 
 /// The memory for the VAE on a GPU of `memory` bytes that has `resident` bytes of weights. `block_input_bytes` and
@@ -92,10 +93,11 @@ pub(super) fn vae_budget(
     let patch: usize = dit.patch.iter().product();
     let recorded_per_latent = match options.use_gradient_checkpointing_offload {
         true => 0,
-        false => (block_input_bytes * dit.dim * (dit.layers + 2) * TRAINED_STEPS).div_ceil(patch),
+        false => (block_input_bytes * dit.dim * dit.segments() * TRAINED_STEPS).div_ceil(patch),
     };
     MemoryBudget {
-        // A sixteenth is left for what is trained, blocks that are gathered, and fragmentation.
+        // A sixteenth is reserved for trained parameters with their gradients and optimizer state, for blocks that a
+        // sharded run gathers, and for fragmentation.
         bytes: (memory as usize / 16 * 15).saturating_sub(resident + RESERVE),
         recorded_per_latent,
         element_size: decoder_element_bytes,
@@ -186,6 +188,7 @@ impl Plan {
     /// Whether the tokens of a video can be sharded among the `count` ranks of a group.
     pub(super) fn can_shard_tokens(&self, count: usize) -> bool {
         let (ranks, heads) = (self.input.ranks(), self.networks.dit.heads);
+        // With stage 3, a rank that waits for its group would not serve the gathers of the other groups.
         let allowed = self.input.division.stage < 3 || count == 1 || count == ranks;
         allowed && [ranks, self.tokens(), heads].iter().all(|n| n.is_multiple_of(count))
     }

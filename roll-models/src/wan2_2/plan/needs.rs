@@ -11,7 +11,7 @@ use super::super::options::{IdleExpert, Placement, TileSize, VaeDType, WanOption
 use super::super::paths::ComponentFiles;
 use super::super::tokenizer::PROMPT_TOKENS;
 use super::super::vae::VaeConfig;
-use super::{DeviceStorage, Network, Networks, Plan, vae_budget};
+use super::{DeviceStorage, Networks, Plan, PublishedModel, vae_budget};
 use crate::hub::Hub;
 use crate::precision::WeightsDType;
 
@@ -23,7 +23,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
                        or an algorithm for videos such as `reward_fl`";
         return Err(Error::config("model.name", problem));
     }
-    let networks = networks(&options, input.network.as_deref(), context)?;
+    let networks = find_networks(&options, input.network.as_deref(), context)?;
     let trained = options.trained_experts(networks.experts > 1, &[])?;
     let mut plan = Plan {
         placement: options.weight_store.or(input.division.placement),
@@ -37,21 +37,21 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         networks,
     };
     if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, input.memory) {
-        let resident = match plan.placement() {
+        let experts = match plan.placement() {
             Placement::Auto | Placement::Resident => plan.experts_on_device(),
             Placement::Streamed | Placement::Host | Placement::Sharded => 0,
-        } * plan.expert_bytes()
-            + 4 * plan.networks.vae_elements();
+        };
+        let resident_bytes = experts * plan.expert_bytes() + 4 * plan.networks.vae_elements();
         let networks = &plan.networks;
         let bytes = [plan.storage.block_input_bytes, plan.storage.decoder_element_bytes];
-        let budget = vae_budget(memory, resident, &networks.dit, bytes, &options);
+        let budget = vae_budget(memory, resident_bytes, &networks.dit, bytes, &options);
         plan.tiling = budget.tiling(&networks.vae, plan.latent_size());
     }
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();
-    let (tokens, own) = (plan.tokens(), plan.own_tokens());
+    let (tokens, per_rank) = (plan.tokens(), plan.own_tokens());
     let parameters = plan.networks.experts * super::elements(&plan.networks.dit.weights());
-    let sharded = if own < tokens { format!(", {own} of them on each rank") } else { String::new() };
+    let sharded = if per_rank < tokens { format!(", {per_rank} of them on each rank") } else { String::new() };
     Ok(Needs {
         work: format!("{} frames of {width}x{height}, {tokens} tokens{sharded}", input.frames),
         facts: [("tokens".to_string(), tokens as f64), ("parameters".to_string(), parameters as f64)].into(),
@@ -61,11 +61,12 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     })
 }
 
-fn networks(options: &WanOptions, network: Option<&str>, context: &BuildContext) -> Result<Networks> {
-    let known = || Network::ALL.iter().map(|n| n.name);
+/// The networks of the published model `network`, or of the model's files.
+fn find_networks(options: &WanOptions, network: Option<&str>, context: &BuildContext) -> Result<Networks> {
+    let known = || PublishedModel::ALL.iter().map(|n| n.name);
     if let Some(name) = network {
-        let found = Network::ALL.iter().find(|n| n.name == name);
-        return found.map(Network::networks).ok_or_else(|| Error::UnknownName {
+        let found = PublishedModel::ALL.iter().find(|n| n.name == name);
+        return found.map(PublishedModel::networks).ok_or_else(|| Error::UnknownName {
             kind: "network",
             name: name.into(),
             nearest: nearest(name, known()).map(Into::into),
@@ -119,15 +120,15 @@ fn check_token_ranks(plan: &Plan) -> Result<()> {
         false => {
             let (tokens, heads, ranks) = (plan.tokens(), plan.networks.dit.heads, plan.input.ranks());
             let problem = format!(
-                "expected a number that divides the {ranks} ranks of the job (`--devices`), {tokens} tokens of a video and \
-                 {heads} heads, at `strategy.stage: 3` 1 or all ranks; found {found}"
+                "expected a number that divides the {ranks} ranks of the job (`--devices`), the {tokens} tokens of a \
+                 video and the {heads} heads; with `strategy.stage: 3` only 1 or {ranks}; found {found}"
             );
             Err(Error::config("strategy.sequence_parallel_size", problem))
         }
     }
 }
 
-/// Settings that would make the run smaller and are not set yet.
+/// Settings that would save memory and are not set yet.
 fn hints(plan: &Plan) -> Vec<String> {
     let mut hints = Vec::new();
     let mut hint = |applies: bool, text: &str| hints.extend(applies.then(|| text.to_string()));
@@ -155,9 +156,11 @@ fn hints(plan: &Plan) -> Vec<String> {
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
     );
     hint(!plan.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
-    let (ranks, groups) = (plan.input.ranks(), division.token_ranks > 1);
-    // Algorithms whose videos are scored without a gradient compute several at a time, which groups do not.
-    let possible = !groups && plan.input.passes.decoded()[0] == 0;
+    let (ranks, shards_tokens) = (plan.input.ranks(), division.token_ranks > 1);
+    // No hint for algorithms that compute several videos at a time, as those without a gradient of the decoder do:
+    // ranks that share the tokens of a video compute one at a time.
+    let [without_gradient, _] = plan.input.passes.decoded();
+    let possible = !shards_tokens && without_gradient == 0;
     if let Some(n) = (2..=ranks).find(|n| possible && plan.can_shard_tokens(*n)) {
         hint(true, &format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
     }

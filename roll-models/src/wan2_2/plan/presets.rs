@@ -6,15 +6,15 @@ use super::super::dit::DitConfig;
 use super::super::vae::VaeConfig;
 use super::Networks;
 
-/// A published model.
+/// A published model and its networks.
 #[derive(Clone, Copy, Debug)]
-pub struct Network {
+pub struct PublishedModel {
     /// Name on the command line.
     pub name: &'static str,
     make: fn() -> Networks,
 }
 
-impl Network {
+impl PublishedModel {
     /// All published models.
     pub const ALL: [Self; 5] = [
         Self { name: "wan2_2-i2v-a14b", make: || a14b(36, 2) },

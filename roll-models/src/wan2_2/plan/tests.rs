@@ -26,7 +26,7 @@ fn input(network: &str) -> PlanInput {
 }
 
 fn plan(name: &str) -> Plan {
-    let network = Network::ALL.iter().find(|n| n.name == name).unwrap();
+    let network = PublishedModel::ALL.iter().find(|n| n.name == name).unwrap();
     Plan {
         networks: network.networks(),
         input: input(name),

@@ -10,7 +10,7 @@ use roll_core::{Error, Result, Tensor};
 
 use super::volume::{Volume, Window};
 
-/// Bytes per copy. The next chunks are prepared while a GPU still works on these.
+/// Bytes per copy. While a GPU works on the chunks of one copy, the host prepares the next.
 const COPY_BYTES: usize = 1 << 26;
 
 /// Number of chunks of `frames` frames per copy.
@@ -44,7 +44,7 @@ pub(super) struct ChunkReader<'a> {
     /// Number of chunks per copy. With 1, only the requested window is copied.
     chunks_per_copy: usize,
     /// The frames that were copied last, and their range.
-    group: Option<(Range<usize>, Burn<4>)>,
+    copied: Option<(Range<usize>, Burn<4>)>,
 }
 
 impl<'a> ChunkReader<'a> {
@@ -55,7 +55,7 @@ impl<'a> ChunkReader<'a> {
         chunks_per_copy: usize,
         device: &'a Device,
     ) -> Self {
-        Self { volume, values, device, frames, chunks_per_copy, group: None }
+        Self { volume, values, device, frames, chunks_per_copy, copied: None }
     }
 
     /// Reads a window of chunk `number` as `[C, T, H, W]`, multiplied by the blend weight of each pixel.
@@ -64,13 +64,13 @@ impl<'a> ChunkReader<'a> {
             let data = TensorData::new(self.volume.read(self.values, window, blend), self.volume.window_shape(window));
             return Burn::from_data(data, (self.device, DType::F32));
         }
-        let (first, group) = self.group_of(number);
+        let (first, copied) = self.copied_with(number);
         let frames = window.frames.start - first..window.frames.end - first;
         let [channels, _, rows, columns] = self.volume.window_shape(window);
         let (top, left) = (window.rows.start, window.columns.start);
         let x = match self.volume.frames_first {
-            true => group.narrow(0, frames.start, frames.len()).swap_dims(0, 1),
-            false => group.narrow(1, frames.start, frames.len()),
+            true => copied.narrow(0, frames.start, frames.len()).swap_dims(0, 1),
+            false => copied.narrow(1, frames.start, frames.len()),
         };
         let x = x.narrow(2, top, rows).narrow(3, left, columns);
         debug_assert_eq!(x.dims()[0], channels);
@@ -83,20 +83,20 @@ impl<'a> ChunkReader<'a> {
         }
     }
 
-    /// Returns the group of chunks that one copy transfers with chunk `number`: the first frame of the group, and its
-    /// values in the volume's order of axes.
-    fn group_of(&mut self, number: usize) -> (usize, Burn<4>) {
+    /// Returns the frames that one copy transfers with chunk `number`: the number of the first one, and their values in
+    /// the volume's order of axes.
+    fn copied_with(&mut self, number: usize) -> (usize, Burn<4>) {
         let first = number / self.chunks_per_copy * self.chunks_per_copy;
         let last = first + self.chunks_per_copy - 1;
         let start = chunk_frames(first, self.frames).start;
         let frames = start..chunk_frames(last, self.frames).end.min(self.volume.frames);
-        if let Some((copied, group)) = &self.group
-            && *copied == frames
+        if let Some((range, values)) = &self.copied
+            && *range == frames
         {
-            return (start, group.clone());
+            return (start, values.clone());
         }
-        // The old group is freed before the new one is copied.
-        self.group = None;
+        // The old frames are freed before the new ones are copied.
+        self.copied = None;
         let [h, w] = self.volume.size;
         let (channels, count) = (self.volume.channels, frames.len());
         let data = match self.volume.frames_first {
@@ -110,9 +110,9 @@ impl<'a> ChunkReader<'a> {
                 TensorData::new(self.volume.read(self.values, &window, None), [channels, count, h, w])
             }
         };
-        let group = Burn::from_data(data, (self.device, DType::F32));
-        self.group = Some((frames, group.clone()));
-        (start, group)
+        let values = Burn::from_data(data, (self.device, DType::F32));
+        self.copied = Some((frames, values.clone()));
+        (start, values)
     }
 }
 
@@ -195,17 +195,17 @@ mod tests {
             let volume = Volume { frames_first, ..VOLUME };
             let values: Vec<f32> = (0..volume.len()).map(|i| i as f32).collect();
             let mut found = [1, 2, 3].map(|chunks_per_copy| {
-                let mut source = ChunkReader::new(&volume, &values, 4, chunks_per_copy, &device);
-                let mut sum = ChunkAccumulator::new(&volume, chunks_per_copy);
+                let mut reader = ChunkReader::new(&volume, &values, 4, chunks_per_copy, &device);
+                let mut accumulator = ChunkAccumulator::new(&volume, chunks_per_copy);
                 for number in [0, 1, 2, 1, 0] {
                     let (all, part) = (Window { columns: 0..4, ..window(number, 0..3) }, window(number, 1..3));
-                    let (x, y) = (source.read(number, &all, None), source.read(number, &part, Some(&blend)));
+                    let (x, y) = (reader.read(number, &all, None), reader.read(number, &part, Some(&blend)));
                     assert_eq!(y.dims(), volume.window_shape(&part));
-                    sum.add(all, x, None).unwrap();
-                    sum.add(part.clone(), y.clone(), Some(&blend)).unwrap();
-                    sum.add(part, y, None).unwrap();
+                    accumulator.add(all, x, None).unwrap();
+                    accumulator.add(part.clone(), y.clone(), Some(&blend)).unwrap();
+                    accumulator.add(part, y, None).unwrap();
                 }
-                sum.finish().unwrap()
+                accumulator.finish().unwrap()
             });
             let expected = found[0].f32s().unwrap().to_vec();
             found.iter_mut().for_each(|found| assert_eq!(found.f32s().unwrap(), expected));
@@ -216,25 +216,25 @@ mod tests {
     fn whole_frames_survive_the_copy_to_the_device_and_back() {
         let device = roll_backends::device("flex").unwrap();
         let values: Vec<f32> = (0..VOLUME.len()).map(|i| i as f32).collect();
-        let mut source = ChunkReader::new(&VOLUME, &values, 4, 3, &device);
-        let mut sum = ChunkAccumulator::new(&VOLUME, 3);
+        let mut reader = ChunkReader::new(&VOLUME, &values, 4, 3, &device);
+        let mut accumulator = ChunkAccumulator::new(&VOLUME, 3);
         for number in 0..3 {
             let all = Window { columns: 0..4, ..window(number, 0..3) };
-            let x = source.read(number, &all, None);
-            sum.add(all, x, None).unwrap();
+            let x = reader.read(number, &all, None);
+            accumulator.add(all, x, None).unwrap();
         }
-        assert_eq!(sum.finish().unwrap().f32s().unwrap(), values);
+        assert_eq!(accumulator.finish().unwrap().f32s().unwrap(), values);
     }
 
     #[test]
     fn rejects_results_of_another_shape() {
         let device = roll_backends::device("flex").unwrap();
-        let mut sum = ChunkAccumulator::new(&VOLUME, 1);
-        assert!(sum.add(window(0, 0..3), Burn::zeros([2, 1, 3, 4], (&device, DType::F32)), None).is_err());
+        let mut accumulator = ChunkAccumulator::new(&VOLUME, 1);
+        assert!(accumulator.add(window(0, 0..3), Burn::zeros([2, 1, 3, 4], (&device, DType::F32)), None).is_err());
     }
 
     #[test]
-    fn large_chunks_are_copied_one_by_one() {
+    fn a_copy_has_as_many_chunks_as_fit_and_at_least_one() {
         let volume = Volume { channels: 3, frames: 81, size: [480, 480], frames_first: true };
         assert_eq!(chunks_per_gpu_copy(&volume, 4), 6);
         assert_eq!(chunks_per_gpu_copy(&Volume { size: [8000, 8000], ..volume }, 4), 1);

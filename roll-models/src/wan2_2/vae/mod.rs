@@ -78,7 +78,7 @@ pub struct Decoded {
     pub frames: Tensor,
     /// Fraction of the values that the clamp changed, in [0, 1]. These values receive no gradient.
     pub clamped_fraction: f64,
-    /// Maps to the cotangent of the latents.
+    /// Maps the cotangent of the frames to that of the latents; `None` without gradient.
     pub pullback: Option<Pullback>,
 }
 
@@ -123,7 +123,7 @@ impl Vae {
             }
             if let Some(bad) = values.iter().find(|v| !v.is_finite() || (what == "std" && **v <= 0.0)) {
                 let expected = if what == "std" { "a positive, finite number" } else { "a finite number" };
-                return Err(Error::Misuse(format!("a latent {what}: expected {expected}, found {bad}")));
+                return Err(Error::Misuse(format!("the {what} of a latent channel: expected {expected}, found {bad}")));
             }
             Ok(Burn::<1>::from_data(values, (store.device(), DType::F32)).reshape([config.z_dim, 1, 1, 1]))
         };
@@ -143,7 +143,7 @@ impl Vae {
     /// Sets the dtype of the decoder: f32 or bf16. In bf16, weights and activations are rounded and sums are f32;
     /// latents, attention, the last layer (which produces the frames) and the encoder stay f32. Fails on other dtypes,
     /// and on bf16 if the device has none.
-    pub fn decoding_in(self, dtype: DType) -> Result<Self> {
+    pub fn with_decoder_dtype(self, dtype: DType) -> Result<Self> {
         let device = self.decoder.store.device();
         if !matches!(dtype, DType::F32 | DType::BF16) || !device.supports_dtype(dtype) {
             let problem = format!("the device cannot decode in {dtype:?}: expected f32, or bf16 where a device has it");
@@ -185,7 +185,7 @@ impl Vae {
             chain: self.encoder.clone(),
             input: Volume { channels: 3, frames, size: [h, w], frames_first: true },
             output: Volume { channels: config.z_dim, frames: latent_frames, size, frames_first: false },
-            chunk: [config.temporal_stride(), 1],
+            chunk: [config.temporal_stride(), 1], // frames of input and output
             chunks: latent_frames,
             tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [scale, 1])?,
             checkpoints: chunking.checkpoints,
@@ -203,9 +203,9 @@ impl Vae {
     /// Like [`Vae::decode`], with frames clamped to [-1, 1].
     pub fn decode_clamped(&self, latents: &Tensor, chunking: &Chunking, grad: Grad) -> Result<Decoded> {
         let (frames, pullback) = self.decode(latents, chunking, grad)?;
-        let Clamped { frames, fraction, pullback: unclamp } = clamp(&frames)?;
+        let Clamped { frames, fraction, pullback: clamp_pullback } = clamp(&frames)?;
         let pullback =
-            pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&unclamp.pull(cotangent)?)));
+            pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
         Ok(Decoded { frames, clamped_fraction: fraction, pullback })
     }
 

@@ -149,12 +149,12 @@ fn decoding_in_bf16_differs_by_the_rounding_of_bf16() {
             let state = tiny(version).random_state(7).unwrap();
             let vae = Vae::load_with_statistics(&state, &LatentStatistics::none(4), &device).unwrap();
             if !device.supports_dtype(DType::BF16) {
-                assert!(vae.decoding_in(DType::BF16).is_err());
+                assert!(vae.with_decoder_dtype(DType::BF16).is_err());
                 continue;
             }
             let exact = decoded(&vae);
             for layout in [ChunkLayout::ChannelsFirst, ChunkLayout::ChannelsLast] {
-                let narrow = vae.clone().decoding_in(DType::BF16).unwrap().with_decoder(|d| d.layout = layout);
+                let narrow = vae.clone().with_decoder_dtype(DType::BF16).unwrap().with_decoder(|d| d.layout = layout);
                 let [frames, gradient, tiled_frames, tiled_gradient] = decoded(&narrow);
                 for (found, exact) in [(frames, &exact[0]), (tiled_frames, &exact[2])] {
                     let off = difference(&found, exact);
@@ -168,7 +168,7 @@ fn decoding_in_bf16_differs_by_the_rounding_of_bf16() {
                     assert!(0.0 < off && off < 0.15, "{backend} {version:?} {layout:?}: {off:e}");
                 }
             }
-            assert_eq!(decoded(&vae.decoding_in(DType::F32).unwrap())[0].as_bytes(), exact[0].as_bytes());
+            assert_eq!(decoded(&vae.with_decoder_dtype(DType::F32).unwrap())[0].as_bytes(), exact[0].as_bytes());
         }
     }
 }
@@ -184,7 +184,7 @@ fn few_positions_are_pulled_back_in_bf16() {
     };
     let vae = load(&config, 7);
     let exact = gradient(&vae);
-    let off = distance(&gradient(&vae.decoding_in(DType::BF16).unwrap()), &exact);
+    let off = distance(&gradient(&vae.with_decoder_dtype(DType::BF16).unwrap()), &exact);
     assert!(0.0 < off && off < 0.15, "{off:e}");
 }
 

@@ -21,6 +21,11 @@ use super::WeightsError;
 const MAX_RANK: u32 = 4;
 /// Alignment of the data in bytes, if the file has no `general.alignment`.
 const ALIGNMENT: u64 = 32;
+// Type codes of values of the metadata; `scalar` lists those of integers.
+const F32: u32 = 6;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+const F64: u32 = 12;
 
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +47,7 @@ pub enum Value {
 /// Type, shape and position of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 struct TensorLocation {
-    kind: u32,
+    type_code: u32,
     /// Shape with the outermost dimension first, as everywhere else here; the file stores the reverse.
     shape: Vec<usize>,
     bytes: Range<usize>,
@@ -117,7 +122,7 @@ impl GgufFile {
 
     /// Name of the type of a tensor's elements or blocks, such as `F32` or `Q4_K`.
     pub fn type_name(&self, name: &str) -> Option<String> {
-        self.tensors.get(name).map(|location| blocks::name_of(location.kind))
+        self.tensors.get(name).map(|location| blocks::name_of(location.type_code))
     }
 
     /// Reads a tensor and dequantises it to f32.
@@ -147,8 +152,8 @@ impl GgufFile {
 
     fn locate(&self, name: &str) -> Result<(&TensorLocation, BlockType), WeightsError> {
         let location = self.tensors.get(name).ok_or_else(|| WeightsError::missing(&self.path, name))?;
-        let unsupported = || WeightsError::dtype(&self.path, name, blocks::name_of(location.kind));
-        Ok((location, BlockType::of(location.kind).ok_or_else(unsupported)?))
+        let unsupported = || WeightsError::dtype(&self.path, name, blocks::name_of(location.type_code));
+        Ok((location, BlockType::of(location.type_code).ok_or_else(unsupported)?))
     }
 }
 
@@ -169,7 +174,9 @@ impl Reader<'_> {
         if !(2..=3).contains(&version) {
             return Err(format!("expected version 2 or 3, found {version}"));
         }
-        // A tensor of at least one dimension takes at least 32 bytes of the header, a value at least 13.
+        // The least bytes of a tensor of one dimension in the header: 8 (length of its name) + 4 (rank) + 8 (dimension)
+        // + 4 (type) + 8 (offset); of a value: 8 (length of its key) + 4 (type) + 1. Every tensor of a model has a
+        // dimension.
         let (tensors, values) = (self.count(32)?, self.count(13)?);
         let mut metadata = BTreeMap::new();
         for _ in 0..values {
@@ -192,11 +199,11 @@ impl Reader<'_> {
         };
         let start = (self.at as u64).next_multiple_of(alignment);
         let mut locations = BTreeMap::new();
-        for (name, (kind, shape, offset)) in found {
+        for (name, (type_code, shape, offset)) in found {
             let bytes = self
-                .byte_range(start, kind, &shape, offset)
+                .byte_range(start, type_code, &shape, offset)
                 .map_err(|problem| format!("tensor `{name}`: {problem}"))?;
-            if locations.insert(name.clone(), TensorLocation { kind, shape, bytes }).is_some() {
+            if locations.insert(name.clone(), TensorLocation { type_code, shape, bytes }).is_some() {
                 return Err(format!("the tensor `{name}` appears twice"));
             }
         }
@@ -204,10 +211,10 @@ impl Reader<'_> {
     }
 
     /// Returns the byte range of a tensor. It is empty if the type is unknown, because the size is then unknown, too.
-    fn byte_range(&self, start: u64, kind: u32, shape: &[usize], offset: u64) -> Result<Range<usize>, String> {
+    fn byte_range(&self, start: u64, type_code: u32, shape: &[usize], offset: u64) -> Result<Range<usize>, String> {
         let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let elements = elements.ok_or_else(|| format!("the shape {shape:?} overflows"))?;
-        let Some(kind) = BlockType::of(kind) else { return Ok(0..0) };
+        let Some(kind) = BlockType::of(type_code) else { return Ok(0..0) };
         let row = shape.last().copied().unwrap_or(1);
         if row % kind.values() != 0 {
             return Err(format!("rows of {row} values cannot be stored in blocks of {}", kind.values()));
@@ -239,25 +246,26 @@ impl Reader<'_> {
 
     fn value(&mut self) -> Result<Value, String> {
         match self.u32()? {
-            8 => Ok(Value::Text(self.text()?)),
-            9 => self.list(),
+            STRING => Ok(Value::Text(self.text()?)),
+            ARRAY => self.list(),
             kind => self.scalar(kind),
         }
     }
 
     fn list(&mut self) -> Result<Value, String> {
         match self.u32()? {
-            8 => {
+            STRING => {
                 let n = self.count(8)?;
                 (0..n).map(|_| self.text()).collect::<Result<_, _>>().map(Value::Texts)
             }
-            9 => Err("lists of lists are not supported".into()),
-            kind @ (6 | 12) => self
+            ARRAY => Err("lists of lists are not supported".into()),
+            kind @ (F32 | F64) => self
                 .scalars(kind, 4, |value| match value {
                     Value::Float(value) => Some(value),
                     _ => None,
                 })
                 .map(Value::Floats),
+            // The smallest integer has one byte.
             kind => self
                 .scalars(kind, 1, |value| match value {
                     Value::Integer(value) => Some(value),
@@ -285,13 +293,13 @@ impl Reader<'_> {
             3 => Value::Integer(i64::from(i16::from_le_bytes(self.array()?))),
             4 => Value::Integer(i64::from(self.u32()?)),
             5 => Value::Integer(i64::from(i32::from_le_bytes(self.array()?))),
-            6 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
+            F32 => Value::Float(f64::from(f32::from_le_bytes(self.array()?))),
             10 => {
                 let value = self.u64()?;
                 Value::Integer(i64::try_from(value).map_err(|_| format!("{value} is too large"))?)
             }
             11 => Value::Integer(i64::from_le_bytes(self.array()?)),
-            12 => Value::Float(f64::from_le_bytes(self.array()?)),
+            F64 => Value::Float(f64::from_le_bytes(self.array()?)),
             other => return Err(format!("the value type {other} is unknown")),
         })
     }

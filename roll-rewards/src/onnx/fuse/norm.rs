@@ -1,4 +1,4 @@
-//! Fuses a normalisation by constants that follows no convolution, and the function after it.
+//! Fuses a BatchNorm and the activation after it. One after a convolution is part of the convolution by then.
 
 use roll_backends::ops::Epilogue;
 
@@ -8,7 +8,8 @@ use super::super::value::Value;
 use super::index::GraphIndex;
 use super::{Fusion, constant, normalisation, only_output};
 
-/// The normalisation at `index` and the function after it, if they are fused, and the node that replaces them.
+/// Returns the BatchNorm at `index`, with the activation that alone reads it if there is one, and the node that
+/// replaces them. `None` if the node is no BatchNorm with constant parameters.
 pub fn norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = &uses.graph.nodes[index];
     let Role::BatchNorm(epsilon) = node.operator.role() else { return None };
@@ -20,6 +21,7 @@ pub fn norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     if let Some((next, output)) = uses.only_consumer(y) {
         match uses.graph.nodes[next].operator.role() {
             Role::Epilogue(function) => then = function,
+            // One slope for all channels.
             Role::LeakyRelu(found) => (then, slope) = (Epilogue::Slopes, Some(found)),
             _ => {}
         }

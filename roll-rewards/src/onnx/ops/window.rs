@@ -28,14 +28,17 @@ pub(super) struct Window {
     pub ceil: bool,
 }
 
-/// Placement of a window on the axes of one input: padding that completes every window, and output lengths.
+/// Placement of a window on the axes of one input.
 pub(super) struct WindowPlacement {
+    /// Padding before each axis, and after it up to the end of the last window: more than requested with `ceil`, less
+    /// if the last elements are in no window.
     pub padding: Vec<(usize, usize)>,
+    /// Lengths of the output.
     pub output: Vec<usize>,
 }
 
 impl Window {
-    /// Reads the attributes. `kernel` is known for convolutions, from their weights.
+    /// Reads the attributes. `kernel` is the size of a convolution's weights; without it `kernel_shape` is required.
     pub fn build(spec: &mut OperatorSpec, kernel: Option<&[usize]>) -> Result<Self, Problem> {
         let attributes = &mut spec.attributes;
         let declared = match attributes.ints("kernel_shape")? {
@@ -44,7 +47,7 @@ impl Window {
         };
         let kernel = match (kernel, declared) {
             (Some(kernel), Some(declared)) if kernel != declared => {
-                return Err(format!("`kernel_shape` is {declared:?}, but the weights say {kernel:?}").into());
+                return Err(format!("`kernel_shape` is {declared:?}, but the weights have {kernel:?}").into());
             }
             (Some(kernel), _) => kernel.to_vec(),
             (None, Some(declared)) => declared,
@@ -107,7 +110,7 @@ impl Window {
     }
 }
 
-/// Reshapes `[N, C, W]` or `[N, C, H, W]` to `[N, C, H, W]`.
+/// Returns `[N, C, H, W]`: `[N, C, W]` gets a height of one. Fails on other ranks.
 pub(super) fn as_nchw(x: &NdTensor) -> Result<Tensor<4>, Problem> {
     match *x.shape() {
         [n, c, w] => Ok(x.flat().clone().reshape([n, c, 1, w])),
@@ -122,12 +125,13 @@ pub(super) fn from_nchw(y: Tensor<4>, like: &NdTensor) -> Result<NdTensor, Probl
     if like.shape().len() == 3 { reshaped(&y, vec![n, c, w]) } else { Ok(y) }
 }
 
-/// Extends a list for one or two spatial axes to two: `first` is the value of an axis that is missing.
-pub(super) fn pair<T: Copy>(list: &[T], first: T) -> [T; 2] {
+/// Returns the values for rows and columns from a list with one per spatial axis. A missing axis has `default`; rows
+/// come first, so that a single value is that of the columns.
+pub(super) fn pair<T: Copy>(list: &[T], default: T) -> [T; 2] {
     match *list {
-        [w] => [first, w],
+        [w] => [default, w],
         [h, w, ..] => [h, w],
-        [] => [first, first],
+        [] => [default, default],
     }
 }
 
@@ -141,7 +145,7 @@ pub(super) fn pad<const D: usize, const S: usize>(
     for (length, (before, after)) in shape[D - S..].iter_mut().zip(pads) {
         *length = length.saturating_add(before).saturating_add(after);
     }
-    elements(&shape)?;
+    elements(&shape)?; // fails if the padded tensor is too large
     if pads == [(0, 0); S] {
         return Ok(x);
     }

@@ -152,9 +152,9 @@ fn rejects_scattered_slices_that_do_not_fit() {
     messages::check("onnx/scatter/integers_into_floats", mixed.run(&tensor(&[0.; 2], &[1, 2])).unwrap_err());
 }
 
-/// Fails if the result is an error that does not name the file, or that comes from a panic that the executor caught.
+/// Fails if the result is an error that does not name the file, or that reports a panic, which the executor catches.
 #[track_caller]
-pub(super) fn assert_no_panic<T>(result: Result<T, impl std::fmt::Display>, file: &str) {
+pub(super) fn assert_plain_error<T>(result: Result<T, impl std::fmt::Display>, file: &str) {
     let Err(error) = result else { return };
     let message = error.to_string();
     assert!(message.starts_with(file) && !message.contains("panicked"), "{message}");
@@ -170,7 +170,7 @@ fn truncated_files_and_flipped_bits_do_not_panic() {
         let model = parse(bytes);
         let is_model = model.is_ok();
         let outputs = model.map_err(roll_core::Error::from).and_then(|m| m.run(&tensor(&[1.; 4], &[1, 1, 2, 2])));
-        assert_no_panic(outputs, "faces/x.onnx: ");
+        assert_plain_error(outputs, "faces/x.onnx: ");
         is_model
     };
     assert!(run(&bytes));

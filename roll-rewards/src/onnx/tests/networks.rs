@@ -15,6 +15,7 @@ fn open(name: &str) -> Option<Model> {
     Some(Model::open(&path, &device()).unwrap())
 }
 
+/// Noise in [-1, 1], for YuNet in [0, 255].
 fn sample(name: &str, shape: &[usize]) -> NdTensor {
     let mut x = noise(shape.iter().product(), 1);
     if name.starts_with("yunet") {
@@ -38,13 +39,13 @@ fn real_networks_match_onnx_runtime() {
         for (output, expected) in outputs.iter().zip(expected) {
             let shape: Vec<usize> = serde_json::from_value(expected["shape"].clone()).unwrap();
             assert_eq!(output.shape(), shape, "{name} {}", expected["name"]);
-            let at: Vec<usize> = serde_json::from_value(expected["at"].clone()).unwrap();
+            let indices: Vec<usize> = serde_json::from_value(expected["at"].clone()).unwrap();
             let values: Vec<f32> = serde_json::from_value(expected["values"].clone()).unwrap();
-            // ONNX Runtime's sigmoid is a rational approximation with an absolute error of up to about 1e-7. So if all
-            // probabilities are near zero, differences are relative to one hundredth.
+            // ONNX Runtime's sigmoid is a rational approximation with an absolute error of up to about 1e-7. So a
+            // largest value below 0.01, as of probabilities near zero, counts as 0.01.
             let largest = (expected["largest"].as_f64().unwrap() as f32).max(1e-2);
             let found = host(output);
-            worst = at.iter().zip(&values).map(|(i, v)| (found[*i] - v).abs() / largest).fold(worst, f32::max);
+            worst = indices.iter().zip(&values).map(|(i, v)| (found[*i] - v).abs() / largest).fold(worst, f32::max);
         }
         eprintln!("{name}: {worst:.1e} of the largest value, {seconds:.2} s");
         assert!(worst < 2e-5, "{name} differs by {worst}");
@@ -52,7 +53,7 @@ fn real_networks_match_onnx_runtime() {
 }
 
 #[test]
-fn real_networks_match_for_stacked_and_single_items() {
+fn items_have_the_same_outputs_in_a_batch_and_alone() {
     for (name, shape) in [("arcface_mobile_512", [2, 3, 112, 112]), ("yunet_s_dynamic", [2, 3, 64, 96])] {
         let Some(model) = open(name) else { continue };
         let x = sample(name, &shape);
@@ -104,6 +105,6 @@ fn damaged_real_file_does_not_panic() {
         if seed % 4 == 0 {
             damaged.truncate(damaged.len() / 200 * (seed as usize));
         }
-        hostile::assert_no_panic(Model::parse(Path::new("damaged.onnx"), &damaged, &device()), "damaged.onnx: ");
+        hostile::assert_plain_error(Model::parse(Path::new("damaged.onnx"), &damaged, &device()), "damaged.onnx: ");
     }
 }

@@ -14,8 +14,8 @@ use crate::progress::counted;
 use crate::results::curves::{CurveStyle, PanelSpec, RunMetrics, is_evaluation, metric_names};
 use crate::results::figures::{ValidationChange, validation_changes};
 
-/// Means over this many steps are compared if nothing was evaluated.
-const ENDS: usize = 8;
+/// Number of first and of last steps whose means are compared if nothing was evaluated.
+const STEPS_AT_ENDS: usize = 8;
 /// Growth of the gradient norm that is reported.
 const GROWTH: f64 = 10.0;
 
@@ -64,14 +64,15 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
         });
         Question { title, id, answers: answers.collect(), specs }
     };
-    let of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
-    let mut learning: Vec<PanelSpec> = of(Subject::Learning).collect();
+    let panels_of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
+    let mut learning: Vec<PanelSpec> = panels_of(Subject::Learning).collect();
     let scores = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
     let scores = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() }.with_evaluations(scores);
     learning.push(scores);
     let kl = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
     let mut hacking = checks(&names);
-    let mut divergence: Vec<PanelSpec> = of(Subject::Divergence).collect();
+    let mut divergence: Vec<PanelSpec> = panels_of(Subject::Divergence).collect();
+    // The KL of the evaluations is drawn into the last panel of the divergence.
     if let Some(last) = divergence.pop() {
         divergence.push(last.with_evaluations(kl));
     }
@@ -79,7 +80,7 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
     let mut questions = vec![
         question("Is it learning?", "learning", self::learning, learning),
         question("Is it hacking the reward?", "hacking", self::hacking, hacking),
-        question("Is it stable?", "stable", self::stable, of(Subject::Stability).collect()),
+        question("Is it stable?", "stable", self::stable, panels_of(Subject::Stability).collect()),
         question("Where does the time go?", "time", time, vec![PanelSpec::steps("time/total", "Seconds of a step")]),
     ];
     // Training without a reward has none to hack.
@@ -91,10 +92,12 @@ fn has(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
     spec.curves.iter().any(|(metric, _)| names.contains(metric))
 }
 
-/// A panel per check: its change and the reward's, on the clips that are not trained on if there are any.
+/// A panel per check: its change and the reward's, on the clips that are not trained on (the set `unseen`) if there are
+/// any. Metrics of a set: `eval/SET` is the reward, `eval/SET_check` the sum of the checks, `eval/SET_check_NAME` each
+/// of several checks.
 fn checks(names: &BTreeSet<String>) -> Vec<PanelSpec> {
-    let sets = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check"));
-    let Some(set) = sets.max_by_key(|set| *set == "unseen") else { return Vec::new() };
+    let sets: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check")).collect();
+    let Some(set) = sets.iter().find(|set| **set == "unseen").or(sets.last()) else { return Vec::new() };
     let [reward, sum] = ["", "_check"].map(|suffix| format!("eval/{set}{suffix}"));
     let each: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
     let spec = |metric: &String, name: String| PanelSpec {
@@ -112,7 +115,7 @@ fn checks(names: &BTreeSet<String>) -> Vec<PanelSpec> {
 
 /// The change of the scores by the reward at position `reward` since before training.
 fn change(run: &RunFiles, reward: usize) -> Option<(SetName, Change)> {
-    let (before, after) = run.record.ends()?;
+    let (before, after) = run.record.first_and_last_evaluation()?;
     let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !evaluation::of(before, *set).is_empty())?;
     Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), reward)?))
 }
@@ -135,18 +138,19 @@ fn learning(run: &RunFiles) -> (Mark, String) {
         return (Mark::Open, "The run names no headline metric.".into());
     };
     let values = run.values(&headline.metric);
-    let n = ENDS.min(values.len() / 2);
+    let n = STEPS_AT_ENDS.min(values.len() / 2);
     if n == 0 {
         return (Mark::Open, "Too early to tell.".into());
     }
     let mean = |values: &[f64]| headline.format.write(values.iter().sum::<f64>() / values.len() as f64);
     let [first, last] = [&values[..n], &values[values.len() - n..]].map(mean);
-    let of = if n == 1 { "first and last step".to_string() } else { format!("means of the first and last {n} steps") };
+    let compared =
+        if n == 1 { "first and last step".to_string() } else { format!("means of the first and last {n} steps") };
     let more = match headline.held_out.as_ref().filter(|held_out| !held_out.key.is_empty()) {
         Some(held_out) => format!("`{}`, {},", held_out.key, held_out.data),
         None => "Clips of `evaluation.metadata`, which are never trained on,".into(),
     };
-    let text = format!("{} in training from {first} to {last} ({of}). {more} would say more.", headline.title);
+    let text = format!("{} in training from {first} to {last} ({compared}). {more} would say more.", headline.title);
     (Mark::Open, text)
 }
 
@@ -257,6 +261,7 @@ fn time(run: &RunFiles) -> (Mark, String) {
     let (done, wanted) = run.steps();
     let logged = run.values("time/total");
     let rest = run.record.seconds - logged.iter().sum::<f64>();
+    // The rest is known only if every step is logged.
     if logged.len() as u64 == done && rest > 0.05 * run.record.seconds {
         let share = 100.0 * rest / run.record.seconds;
         text += &format!(" Evaluations and checkpoints take {share:.0} % of the whole run.");

@@ -10,17 +10,17 @@ use crate::results::plot;
 /// The mean step of a run, for the page: its phases (empty if the run measured no times) and the seconds of the whole
 /// step.
 pub fn timing(run: &RunFiles) -> Value {
-    let (parts, total) = phases(run);
-    let whole = sum_of_phases(&parts);
-    let phase = |(i, (name, seconds)): (usize, (String, f64))| {
+    let (phases, total) = phases(run);
+    let sum = sum_of_phases(&phases);
+    let to_context = |(i, (name, seconds)): (usize, (String, f64))| {
         context! {
             name,
             colour => plot::css_part_colour(i),
             seconds => format!("{seconds:.3}"),
-            percent => format!("{:.1}", 100.0 * seconds / whole),
+            percent => format!("{:.1}", 100.0 * seconds / sum),
         }
     };
-    let phases: Vec<Value> = parts.into_iter().enumerate().map(phase).collect();
+    let phases: Vec<Value> = phases.into_iter().enumerate().map(to_context).collect();
     context! { phases, total => format!("{total:.3}") }
 }
 
@@ -45,7 +45,9 @@ pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
         .collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
     let covered = sum_of_phases(&parts);
+    // The trainer measures `time/total`, with reading the data; the algorithm measures `time/step`, without.
     let total = mean("time/total").or(mean("time/step")).unwrap_or(covered);
+    // Less than half a percent is not shown.
     if total - covered > 0.005 * total {
         parts.push(("reading data, and the rest".into(), total - covered));
     }
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_takes_its_own_seconds_where_phases_of_several_ranks_sum_to_more() {
+    fn the_total_is_the_steps_time_even_if_phases_of_several_ranks_sum_to_more() {
         let run = RunFiles::of_rows(json!([{"time/total": 2.0, "time/step": 2.0, "time/a": 2.0, "time/b": 1.0}]));
         let (parts, total) = phases(&run);
         assert_eq!((total, sum_of_phases(&parts)), (2.0, 3.0));

@@ -1,6 +1,6 @@
 //! cubek's flash attention on tensor cores, with bf16 tiles.
 //!
-//! cubek's own tiles are f16 whatever the operands are, and it accepts f16 operands only. bf16 has the range of f32, so
+//! cubek's own routine multiplies f16 tiles, and so accepts f16 operands only. bf16 tiles have the range of f32, so
 //! that neither a large key nor a large value overflows. Products, softmax, sums and the result are f32, because cubek
 //! has no bf16 accumulator fragment.
 
@@ -27,10 +27,10 @@ use crate::ops::expression::Expression;
 
 /// Rows and columns of a tile, as tensor cores compute them in bf16.
 const TILE: u32 = 16;
-/// Planes (warps) per cube. They share the keys of a stage; each has one tile of queries.
+/// Planes (warps) per cube. They share the keys that are loaded; each has one tile of queries.
 const PLANES: u32 = 8;
 /// Queries per cube. The number of queries must be a multiple of it; the number of keys is arbitrary.
-const STAGE: usize = (TILE * PLANES) as usize;
+const QUERIES_PER_CUBE: usize = (TILE * PLANES) as usize;
 
 /// cubek's kernel with bf16 tiles instead of f16.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ impl Routine for TensorCores {
         _: BlueprintStrategy<Self>,
     ) -> Result<LaunchInfo<AttentionBlueprint>, AttentionSetupError> {
         let dims = &problem.dims;
-        let whole = |size: usize| size as u32 / TILE;
+        let tiles = |size: usize| size as u32 / TILE;
         let refused = |why: String| Err(AttentionSetupError::InvalidConfig(Box::new(why)));
         if !dims.head_dim.is_multiple_of(TILE as usize) || !dims.val_dim.is_multiple_of(TILE as usize) {
             return refused(format!(
@@ -59,16 +59,16 @@ impl Routine for TensorCores {
                 dims.head_dim, dims.val_dim
             ));
         }
-        if !dims.seq_q.is_multiple_of(STAGE) {
-            return refused(format!("{} queries are no multiple of {STAGE}", dims.seq_q));
+        if !dims.seq_q.is_multiple_of(QUERIES_PER_CUBE) {
+            return refused(format!("{} queries are no multiple of {QUERIES_PER_CUBE}", dims.seq_q));
         }
         let tiling_scheme = AttentionTilingScheme {
             tile_size: AttentionTileSize { seq_q: TILE, head_dim: TILE, seq_kv: TILE, val_dim: TILE },
             partition_size: AttentionPartitionSize {
                 seq_q: 1,
-                head_dim: whole(dims.head_dim),
+                head_dim: tiles(dims.head_dim),
                 seq_kv: 1,
-                val_dim: whole(dims.val_dim),
+                val_dim: tiles(dims.val_dim),
             },
             stage_size: AttentionStageSize { seq_q: PLANES },
         };
@@ -99,11 +99,11 @@ impl Routine for TensorCores {
 
 /// Whether cubek's kernel computes this call: its scale is fixed to `1 / sqrt(d)`, and its causal mask differs if the
 /// lengths of queries and keys differ.
-pub fn suits([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
+pub fn supports([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
-    let own = 1.0 / ((channels / call.heads) as f32).sqrt();
+    let fixed_scale = 1.0 / ((channels / call.heads) as f32).sqrt();
     let plain = queries * keys * channels > 0 && call.is_plain();
-    plain && (call.scale - own).abs() <= 1e-6 * own && (!call.causal || queries == keys)
+    plain && (call.scale - fixed_scale).abs() <= 1e-6 * fixed_scale && (!call.causal || queries == keys)
 }
 
 /// Returns the attended values, `[rows, heads * d]` in the dtype of q. Fails, with cubek's reason, if the kernel does
@@ -113,7 +113,7 @@ pub fn forward<R: Routine<Strategy = ()>>(
     call: AttentionCall,
 ) -> Result<CubeTensor, String> {
     let ([queries, channels], dtype) = (q.shape().dims::<2>(), q.dtype);
-    let rows = queries.next_multiple_of(STAGE);
+    let rows = queries.next_multiple_of(QUERIES_PER_CUBE);
     // The causal mask is aligned at the last query and key, so both are padded; no real query attends to a padded key.
     let [k, v] = if call.causal { [k, v].map(|x| padded(x, 0, rows)) } else { [k, v] };
     let q = padded(q, 0, rows);
@@ -124,7 +124,7 @@ pub fn forward<R: Routine<Strategy = ()>>(
         mask: u8::elem_type_native(),
         out: f32::elem_type_native(),
     };
-    let out = empty(&q, [rows, channels]);
+    let out = empty(&q, [rows, channels]); // f32
     let split_heads = |x: CubeTensor| {
         let x = Expression::<Cube>(x);
         let [rows, _] = x.dims::<2>();

@@ -27,7 +27,7 @@ roll_core::inventory::submit! { roll_core::Variable(CHOICE) }
 impl AttentionKernel for Cube {
     fn attention_forward(qkv: [CubeTensor; 3], call: AttentionCall) -> (CubeTensor, CubeTensor) {
         if qkv[0].dtype == DType::BF16
-            && flash::suits(&qkv, call)
+            && flash::supports(&qkv, call)
             && flash_is_correct(&qkv[0], call)
             && let Ok(out) = flash::forward::<flash::TensorCores>(qkv.clone(), call)
         {

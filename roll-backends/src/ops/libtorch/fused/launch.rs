@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 
 use tch::Tensor;
 
-/// A kernel of the `.cu` files in this folder, by its symbol.
+/// A kernel of the `.cu` files in this folder, by its symbol. `..._PULL` are the kernels of pullbacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kernel(pub(super) &'static CStr);
 
@@ -91,16 +91,16 @@ pub(super) const MAX_WIDTH: i32 = 16_384;
 /// Maximum number of rows: more would overflow the kernels' indices.
 pub(super) const MAX_ROWS: i32 = 1 << 30;
 
-/// Rows per thread, `ROWS` of `kernels.cu`.
+/// Rows per thread; must equal `ROWS` of `kernels.cu`.
 const ROWS_PER_THREAD: u32 = 4;
-/// Numbers of a row per thread, `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
+/// Numbers of a row per thread; must equal `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
 const NUMBERS_PER_THREAD: u32 = 32;
 const WARP: u32 = 32;
-/// Numbers per lane, `4 * PARTS` of `channel_norm.cu`.
+/// Numbers per lane; must equal `4 * PARTS` of `channel_norm.cu`.
 const NUMBERS_PER_LANE: i32 = 16;
 /// Threads per block of `channel_norm.cu`.
 const SHORT_ROWS_BLOCK: u32 = 128;
-/// Threads per block of one-dimensional kernels.
+/// Threads per block of elementwise kernels.
 const ELEMENTWISE_BLOCK: u32 = 256;
 
 /// Grid and block of a launch.
@@ -118,7 +118,7 @@ impl LaunchShape {
     /// At width 5,120 a row has 160 threads. Three to six such blocks fit a multiprocessor (registers are the limit),
     /// each with a row of its operands in flight (10 to 30 KB), together 60 KB or more. A latency of 800 ns at 4.3 TB/s
     /// over 132 multiprocessors needs 26 KB in flight, so there is enough while some blocks reduce and others write.
-    /// Threads with half the numbers would have no more in flight and issue a tenth more instructions.
+    /// With 16 numbers per thread, no more bytes would be in flight, and a tenth more instructions would be issued.
     pub(super) fn row_reduction(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         let across = width.div_ceil(NUMBERS_PER_THREAD).next_multiple_of(WARP);
@@ -132,8 +132,10 @@ impl LaunchShape {
     /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
     pub(super) fn short_row_reduction(rows: i32, width: i32) -> Option<(Self, i32)> {
         let lanes = [8, 16, 32].into_iter().find(|lanes| width <= lanes * NUMBERS_PER_LANE)?;
-        let threads = rows.checked_mul(lanes)?.checked_add(SHORT_ROWS_BLOCK as i32)?.unsigned_abs();
-        Some((Self { grid: (threads - 1) / SHORT_ROWS_BLOCK, block: [SHORT_ROWS_BLOCK, 1] }, lanes))
+        let threads = rows.checked_mul(lanes)?;
+        // The last block may be partly idle: the indices of its threads must fit, too.
+        threads.checked_add(SHORT_ROWS_BLOCK as i32)?;
+        Some((Self { grid: threads.unsigned_abs().div_ceil(SHORT_ROWS_BLOCK), block: [SHORT_ROWS_BLOCK, 1] }, lanes))
     }
 
     /// Shape of one-dimensional kernels over `count` numbers (at least one): four numbers per thread.
@@ -141,16 +143,16 @@ impl LaunchShape {
         Self { grid: count.unsigned_abs().div_ceil(4 * ELEMENTWISE_BLOCK), block: [ELEMENTWISE_BLOCK, 1] }
     }
 
-    /// Shape of elementwise kernels over a matrix: a thread takes four columns of four rows, so that it reads a shared
-    /// gate once, and has 64 to 96 bytes in flight.
+    /// Shape of elementwise kernels over a matrix: a thread takes four columns of four rows. It reads a gate that all
+    /// rows share once for the four, and has 64 to 96 bytes in flight.
     pub(super) fn elementwise_2d(rows: i32, width: i32) -> Self {
         let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
-        let parts = fours.div_ceil(256);
+        let parts = fours.div_ceil(ELEMENTWISE_BLOCK);
         let across = match fours {
             0..WARP => fours.max(1).next_power_of_two(),
             _ => fours.div_ceil(parts).next_multiple_of(WARP),
         };
-        let down = 256 / across;
+        let down = ELEMENTWISE_BLOCK / across;
         // A grid beyond the driver's limit is reported as a launch error.
         Self { grid: rows.div_ceil(down * ROWS_PER_THREAD).saturating_mul(parts), block: [across, down] }
     }

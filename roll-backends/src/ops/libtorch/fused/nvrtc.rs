@@ -18,7 +18,7 @@ pub(super) const SOURCE: &str =
 /// Names for the system's loader, if torch's folders have none. Newest first: an old one does not know new GPUs.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 /// Libraries whose folder, or a neighbouring folder, contains the compiler.
-const NEIGHBOURS: [&str; 5] = ["libnvrtc.", "libcudart", "libtorch_cuda", "libc10_cuda", "libcublas"];
+const CUDA_LIBRARIES: [&str; 5] = ["libnvrtc.", "libcudart", "libtorch_cuda", "libc10_cuda", "libcublas"];
 
 type Program = *mut c_void;
 type Strings = *const *const c_char;
@@ -39,7 +39,7 @@ functions! {
     }
 }
 
-/// A compiler that was found.
+/// The loaded library.
 pub(super) struct Nvrtc {
     functions: Functions,
     file: String,
@@ -76,8 +76,9 @@ impl Nvrtc {
         &self.file
     }
 
-    /// Compiles `source` for an architecture: such as `sm_90` to machine code (CUBIN), which loads in milliseconds
-    /// without the driver's compiler, or such as `compute_90` to PTX, which other tools read. Fails with NVRTC's log.
+    /// Compiles `source` for an architecture. `sm_90` and the like result in machine code (CUBIN), which loads in
+    /// milliseconds without the driver's compiler; `compute_90` and the like in PTX, which other tools read. Fails with
+    /// NVRTC's log.
     pub(super) fn compile(&self, source: &str, architecture: &str) -> Result<Vec<u8>, String> {
         let source = CString::new(source).map_err(|_| "the source of the kernels has a zero byte".to_string())?;
         let option = CString::new(format!("--gpu-architecture={architecture}")).map_err(|e| e.to_string())?;
@@ -154,15 +155,15 @@ fn near_loaded() -> Vec<PathBuf> {
 /// The folders of CUDA's and torch's libraries in a process's memory map.
 fn cuda_folders(maps: &str) -> BTreeSet<PathBuf> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-    let cuda = paths.filter(|path| NEIGHBOURS.iter().any(|name| name_of(path).starts_with(name)));
+    let cuda = paths.filter(|path| CUDA_LIBRARIES.iter().any(|name| name_of(path).starts_with(name)));
     cuda.filter_map(|path| path.parent().map(Path::to_path_buf)).collect()
 }
 
-/// NVRTC libraries in `folders`, then in the folders of NVIDIA's packages: `nvidia/*/lib`, two levels above `torch/lib`
-/// or `nvidia/cuda_runtime/lib`.
+/// NVRTC libraries in `folders`, then in the folders `nvidia/*/lib` of NVIDIA's packages near `folders`.
 fn nvrtc_files(folders: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = folders.iter().cloned().collect();
     for folder in folders {
+        // From `site-packages/torch/lib`, and from `site-packages/nvidia/PACKAGE/lib`.
         for up in ["../../nvidia", "../.."] {
             let Ok(packages) = folder.join(up).canonicalize() else { continue };
             if packages.ends_with("nvidia") {
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fused_kernels_find_nvrtc_of_torch() {
+    fn finds_nvrtc_near_libraries_of_torch_and_cuda() {
         let site = tempfile::tempdir().unwrap();
         let site = site.path().canonicalize().unwrap();
         let make = |folder: &str, names: &[&str]| {
