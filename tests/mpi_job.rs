@@ -232,7 +232,7 @@ fn interrupted_ranks_write_one_checkpoint_and_exit_with_130() {
         let output = job.wait_with_output().unwrap();
         let printed_text = output_text(&output);
         for rank in 0..2 {
-            assert!(printed_text.contains(&format!("[rank {rank}] error: interrupted")), "{printed_text}");
+            assert!(printed_text.contains(&format!("[rank {rank}] interrupted")), "{printed_text}");
         }
         assert!(
             printed_text.contains(&format!("roll run --resume {out}")) && !printed_text.contains("MPI_ABORT"),

@@ -181,7 +181,7 @@ fn check_passes_for_a_valid_run_and_writes_nothing() {
         "can compare with 3 of the first 3 references",
         "GB on each device",
         "for 7 steps",
-        "nothing was found",
+        "no problem found",
     ] {
         assert!(text.contains(part), "no {part} in:\n{text}");
     }
@@ -214,7 +214,7 @@ fn check_fails_if_the_run_would() {
     problem(&["reward.name=insightface", "reward.reward_model_path=nowhere"], &["nowhere"]);
     problem(&["model.trainable_models=dit3"], &["dit3"]);
     let too_small = world.command(&["check", "--tflops", "1", "--memory", "0.001"]).args(set(&[])).output().unwrap();
-    assert!(printed(&too_small).contains("are needed, 0.0 are there"), "{}", printed(&too_small));
+    assert!(printed(&too_small).contains("GB, available are 0.0"), "{}", printed(&too_small));
     fails(&too_small, 1, &["the run would fail"]);
     let weights = world.path("tiny/low_noise_model/diffusion_pytorch_model.safetensors");
     let bytes = std::fs::read(&weights).unwrap();

@@ -101,7 +101,7 @@ impl Configuration {
     }
 
     /// As [`demo::why_not_demo`].
-    pub fn why_not_demo(&self) -> Option<String> {
+    pub fn why_not_demo(&self) -> Option<demo::NotDemo> {
         demo::why_not_demo(&self.merged)
     }
 

@@ -75,11 +75,18 @@ fn on_one_gpu(own: &MergedConfig, layers: ConfigLayers, on_gpu: &str) -> Result<
 const VIDEO: (&[&str], &str) = (&["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"], "wan2_2");
 const TEXT: (&[&str], &str) = (&["agentic_ppo", "sft"], "causal_lm");
 
-/// Why a configuration is not that of the demo although it lacks something that only the demo would bring: its
-/// algorithm does not train its model, it names clips and no model, or a model and no clips. `None` where it names
-/// both, or neither.
-pub fn why_not_demo(own: &MergedConfig) -> Option<String> {
-    wrong_model(own).or_else(|| missing_part(own))
+/// Why a configuration is not that of the demo although it lacks something that only the demo would bring.
+#[derive(Clone, Debug)]
+pub enum NotDemo {
+    /// The algorithm does not train the model.
+    WrongModel(String),
+    /// It names clips and no model, or a model and no clips.
+    MissingPart(String),
+}
+
+/// `None` where a configuration names both model and clips, or neither.
+pub fn why_not_demo(own: &MergedConfig) -> Option<NotDemo> {
+    wrong_model(own).map(NotDemo::WrongModel).or_else(|| missing_part(own).map(NotDemo::MissingPart))
 }
 
 /// The reason, if the algorithm trains models of one kind and the model is the built-in one of the other kind.

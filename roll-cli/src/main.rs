@@ -83,6 +83,8 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     };
     let numbered = errors.iter().flat_map(|error| error.messages().into_iter().enumerate());
     let lines = numbered.map(|(depth, message)| match depth {
+        // The run did as it was asked.
+        0 if error.fault() == Fault::Interrupt => format!("{prefix}{message}\n"),
         0 => format!("{prefix}error: {message}\n"),
         _ => format!("{prefix}  because: {message}\n"),
     });

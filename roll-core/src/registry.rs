@@ -198,7 +198,7 @@ impl Registration {
     fn cannot_plan(&self) -> Error {
         let kind = self.factory.kind();
         Error::Unsupported(format!(
-            "the {kind} `{}` ({} {}) does not say what it needs, so its memory and time cannot be estimated",
+            "the {kind} `{}` ({} {}) has no estimate of memory and time",
             self.name, self.origin, self.version
         ))
     }

@@ -112,6 +112,9 @@ impl<'a> Run<'a> {
         };
         // Before the networks, which take minutes to open: meanwhile another process could train this run further.
         let locked = resumed.filter(|_| first).map(RunDir::lock).transpose()?;
+        if let (Destination::New(Some(path)), true) = (&self.destination, first) {
+            RunDir::would_create(path, Existing::Refuse)?;
+        }
         let context = BuildContext { ranks, ..self.context.clone() };
         let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
         if let Some(dir) = resumed {

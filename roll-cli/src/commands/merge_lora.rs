@@ -37,7 +37,10 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     let lora = file.one(expert)?;
     let base = Checkpoint::open_any(&args.base)?;
     if let Some(expert) = lora.is_for().filter(|expert| other_directory(&args.base, *expert)) {
-        tracing::warn!("the LoRA is for the expert {expert}, and {} is named as the other one", args.base.display());
+        tracing::warn!(
+            "the LoRA was trained for the expert {expert}, and the name of {} says the other one: merge it into {expert}",
+            args.base.display()
+        );
     }
     let options = MergeOptions {
         strength: args.alpha,

@@ -203,7 +203,7 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
     match need <= have {
         true => println_wrapped!("fits: {need:.1} of {have:.1} GB"),
         false => {
-            println_wrapped!("does not fit: {need:.1} GB are needed, {have:.1} are there");
+            println_wrapped!("does not fit: needs {need:.1} GB, available are {have:.1}");
             for hint in &needs.hints {
                 println_wrapped!("  {hint}");
             }

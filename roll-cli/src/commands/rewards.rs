@@ -62,7 +62,7 @@ fn attempt(args: &TryReward) -> Result<()> {
     match (&args.output, &gradient) {
         (Some(output), Some(gradient)) => {
             write_contact_sheet(output, &with_heat_map(&video, gradient)?, DRAWN)?;
-            println!("wrote {}: frames, and below each where the gradient is", output.display());
+            println!("wrote {}: each frame, and its gradient below it", output.display());
         }
         (Some(_), None) => return Err(Error::Unsupported(format!("`{}` has no gradient to draw", scorer.name()))),
         (None, _) => {}
@@ -100,7 +100,7 @@ fn compare(
     if let (Some(above), Some(below)) = (moved(step)?, moved(-step)?) {
         let predicted = gradient.f32s()?.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() * 2.0 * f64::from(step);
         println!(
-            "  change of the score by a step along the gradient: {:.3e}, predicted {predicted:.3e}",
+            "  score change after a small step along the gradient: {:.3e} measured, {predicted:.3e} predicted",
             above - below
         );
     }
@@ -127,7 +127,7 @@ fn table(alone: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
     if count == 0 {
         return;
     }
-    println!("{:>6}  {:>14}  {:>12}", "frame", "alone", "gradient");
+    println!("{:>6}  {:>14}  {:>12}", "frame", "own score", "gradient");
     let largest = norms.into_iter().flatten().fold(0f64, |m, n| m.max(*n));
     for t in 0..count {
         let score = match alone.map(|a| a[t]) {

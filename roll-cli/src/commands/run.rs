@@ -9,6 +9,7 @@ use roll_train::{Run, RunSession, RunSummary};
 use super::{Ended, check};
 use crate::args;
 use crate::configuration::{Configuration, build_context};
+use crate::demo::NotDemo;
 use crate::ranks::process;
 use crate::{interrupt, progress};
 
@@ -40,8 +41,10 @@ pub fn run(args: args::Run) -> Result<Ended> {
         Ok(RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? })
     });
     let summary = match (trained, why_not_demo) {
+        // The model's own error would ask for files of the wrong model.
+        (Err(error), Some(NotDemo::WrongModel(why))) if is_of_a_key(&error) => Err(Error::Unsupported(why)),
         // The missing part would be there in the demo.
-        (Err(error), Some(why)) if is_of_a_key(&error) => Err(error).while_doing(|| why),
+        (Err(error), Some(NotDemo::MissingPart(why))) if is_of_a_key(&error) => Err(error).while_doing(|| why),
         (trained, _) => trained,
     }?;
     // One rank reports: `mpirun` ends the whole job with the first that exits with another code than 0.
@@ -93,7 +96,10 @@ fn print(summary: &RunSummary, dir: &RunDir) {
         }
     }
     if summary.lines.is_empty() && summary.steps > 1 {
-        println!("  (of different samples; `evaluation` measures the same ones before and after)");
+        let keys =
+            summary.headlines.iter().filter_map(|headline| headline.held_out.as_ref().map(|data| data.key.as_str()));
+        let key = keys.filter(|key| !key.is_empty()).last().unwrap_or("evaluation.metadata");
+        println!("  (each step has other samples; `{key}` compares the same ones before and after)");
     }
     if summary.skipped_samples + summary.skipped_updates > 0 {
         let [samples, updates] =

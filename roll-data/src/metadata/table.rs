@@ -32,7 +32,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     let (video, prompt) = (need("video")?, need("prompt")?);
     for header in headers.iter().filter(|header| !COLUMNS.contains(header)) {
         if let Some(near) = nearest(header, COLUMNS) {
-            tracing::warn!("{}: the column `{header}` is not read; is `{near}` meant?", path.display());
+            tracing::warn!("{}: the column `{header}` is ignored; did you mean `{near}`?", path.display());
         }
     }
     let (image, end_image) = (find("image").or(find("input_image")), find("end_image"));

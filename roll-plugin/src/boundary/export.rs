@@ -157,7 +157,9 @@ unsafe extern "C" fn plan(
                 let (input, context): (PlanInput, BuildContext) = json(input, "the host's plan is")?;
                 own_json(&plan(&options, &input, &context)?)
             }
-            None => return Err(Error::Unsupported(format!("`{}` does not say what it needs", registration.name))),
+            None => {
+                return Err(Error::Unsupported(format!("`{}` has no estimate of memory and time", registration.name)));
+            }
         })
     };
     // SAFETY: P7.

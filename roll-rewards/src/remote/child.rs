@@ -35,7 +35,7 @@ pub enum ChildError {
     #[error("it cannot be started")]
     Start(#[source] std::io::Error),
     /// The child did not answer in time and was killed.
-    #[error("it gave no answer within {seconds} s and was ended{stderr_tail}")]
+    #[error("it did not answer within {seconds} s and was ended{stderr_tail}")]
     Timeout { seconds: f64, stderr_tail: String },
     /// The child ended, or wrote something that is not a frame.
     #[error("{how}{stderr_tail}")]

@@ -62,7 +62,7 @@ impl Default for HttpConfig {
 
 /// The service did not answer.
 #[derive(Debug, thiserror::Error)]
-#[error("the reward service {url} gave no answer to `{call}` (asked {}): {problem}", super::times(.times))]
+#[error("the reward service {url} did not answer `{call}` (asked {}): {problem}", super::times(.times))]
 struct Unanswered {
     url: String,
     call: &'static str,

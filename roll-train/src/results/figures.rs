@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Headline, HeldOut};
+use roll_core::{Headline, HeadlineFormat, HeldOut};
 use serde_json::{Value, json};
 
 use super::labels::SetLabels;
@@ -48,6 +48,8 @@ fn kl(record: &Record) -> Option<f64> {
 pub struct ValidationChange<'a> {
     /// The quantity.
     pub held_out: &'a HeldOut,
+    /// How it is written.
+    pub format: HeadlineFormat,
     /// Its value before training.
     pub before: f64,
     /// Its last value.
@@ -58,13 +60,12 @@ pub struct ValidationChange<'a> {
 pub fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<ValidationChange<'a>> {
     let [first, .., last] = record.validations.as_slice() else { return Vec::new() };
     let of = |validated: &ValidationMetrics, metric: &str| validated.metrics.get(metric).copied().flatten();
-    let held_out = headlines.iter().filter_map(|headline| headline.held_out.as_ref());
-    held_out
-        .filter_map(|held_out| {
-            let (before, after) = (of(first, &held_out.metric)?, of(last, &held_out.metric)?);
-            Some(ValidationChange { held_out, before, after })
-        })
-        .collect()
+    let change = |headline: &'a Headline| {
+        let held_out = headline.held_out.as_ref()?;
+        let (before, after) = (of(first, &held_out.metric)?, of(last, &held_out.metric)?);
+        Some(ValidationChange { held_out, format: headline.format, before, after })
+    };
+    headlines.iter().filter_map(change).collect()
 }
 
 /// Figures for `summary.json`: `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval),
@@ -73,7 +74,7 @@ pub fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec
 /// an agent.
 pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> BTreeMap<String, Value> {
     let mut figures = BTreeMap::new();
-    for ValidationChange { held_out, before, after } in validation_changes(record, headlines) {
+    for ValidationChange { held_out, before, after, .. } in validation_changes(record, headlines) {
         figures.insert(format!("{}_before", held_out.label), json!(before));
         figures.insert(format!("{}_after", held_out.label), json!(after));
     }
@@ -93,8 +94,9 @@ pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> B
 /// The same figures as lines of name and text for the terminal.
 pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec<(String, String)> {
     let mut lines = Vec::new();
-    for ValidationChange { held_out, before, after } in validation_changes(record, headlines) {
-        lines.push((held_out.label.clone(), format!("{before:.3} -> {after:.3}, on {}", held_out.data)));
+    for ValidationChange { held_out, format, before, after } in validation_changes(record, headlines) {
+        let [before, after] = [before, after].map(|value| format.write(value));
+        lines.push((held_out.label.clone(), format!("{before} -> {after}, on {}", held_out.data)));
     }
     for (name, Change { clips, missing, before, after, gain }) in changes(record, labels) {
         let [low, high] = gain.ci95;
@@ -108,7 +110,7 @@ pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec
         ));
     }
     if let Some(kl) = kl(record) {
-        lines.push(("kl".into(), if kl == 0.0 { "0".into() } else { format!("{kl:.3e}") }));
+        lines.push(("evaluated kl".into(), if kl == 0.0 { "0".into() } else { format!("{kl:.3e}") }));
     }
     lines
 }

@@ -274,7 +274,7 @@ fn check_ranks(config: &RunConfig, ranks: &dyn Communicator) -> Result<()> {
 
 /// Model and reward with their encodings and targets in `store`.
 fn cached(model: Box<dyn Model>, reward: Reward, store: &CacheStore) -> Result<(Box<dyn Model>, Reward)> {
-    tracing::info!("encodings are kept in {} (`data.cache_dir`)", store.directory().display());
+    tracing::info!("encodings are cached in {} (`data.cache_dir`)", store.directory().display());
     let reward = reward.map(|reward| CachedReward::wrap(reward, store)).transpose()?;
     Ok((CachedModel::wrap(model, store)?, reward))
 }

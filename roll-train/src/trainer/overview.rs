@@ -38,7 +38,7 @@ impl Trainer {
         }
         let going_on = match self.done {
             0 => String::new(),
-            done if done >= self.steps => ", all done: a larger `steps` trains further".into(),
+            done if done >= self.steps => ", all done; raise `steps` to train further".into(),
             done => format!(", {done} done"),
         };
         match &self.data {

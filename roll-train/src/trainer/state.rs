@@ -59,7 +59,8 @@ impl Trainer {
         match self.done <= self.steps {
             true => Ok(()),
             false => {
-                let problem = format!("the run has done {} steps already, more than {}", self.done, self.steps);
+                let problem =
+                    format!("the run has made {} steps already, and `steps` is {}: choose more", self.done, self.steps);
                 Err(Error::config("steps", problem))
             }
         }

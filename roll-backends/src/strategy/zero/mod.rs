@@ -208,7 +208,7 @@ impl Strategy for Zero {
 
 roll_core::register! {
     Strategy, NAME, ZeroOptions,
-    "Several processes: optimizer state, gradients and frozen weights divided among them (ZeRO 0 to 3)",
+    "Several ranks: optimizer state, gradients and frozen weights sharded over them (ZeRO 0 to 3)",
     |options, context| Zero::new(options, context.ranks.clone()),
     plan: |options| {
         let options: ZeroOptions = parse_options("strategy", options)?;

@@ -64,7 +64,7 @@ impl Report<'_> {
             "seconds",
             "tokens/s",
             "TFLOP/s",
-            "of those",
+            "of fastest",
             format!("{memory} GB")
         );
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());

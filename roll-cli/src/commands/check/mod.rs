@@ -18,6 +18,7 @@ use self::findings::Findings;
 use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
 use crate::args::{Check, MachineArgs};
 use crate::configuration::{Configuration, build_context};
+use crate::demo::NotDemo;
 use crate::ranks::process;
 
 /// Number of parameters above which a step on a CPU takes hours.
@@ -55,7 +56,9 @@ pub fn check(args: Check) -> Result<()> {
     if let Some(dir) = run.out.filter(|dir| dir.exists()) {
         found.outcome(RunDir::would_create(&dir, Existing::Refuse).map(|()| format!("writes to {}", dir.display())));
     }
-    why_not_demo.into_iter().for_each(|note| found.note(note));
+    if let Some(NotDemo::WrongModel(note) | NotDemo::MissingPart(note)) = why_not_demo {
+        found.note(note);
+    }
     found.queued("run");
     found.section("algo");
     found.queued("algo");
@@ -198,7 +201,7 @@ fn memory(needs: &Needs, machine: &PlannedMachine, known: bool, found: &mut Find
         (false, _) => found.note(format!("{device:.1} GB {place}; `--memory GB` says whether that fits")),
         (true, true) => found.good(format!("{need:.1} of {have:.1} GB {place} (an estimate)")),
         (true, false) => {
-            let mut problem = format!("{need:.1} GB are needed, {have:.1} are there, {place}");
+            let mut problem = format!("needs {need:.1} GB, available are {have:.1}, {place}");
             needs.hints.iter().for_each(|hint| problem.push_str(&format!("\n{hint}")));
             found.problem(problem);
         }

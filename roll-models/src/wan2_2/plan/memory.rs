@@ -54,7 +54,9 @@ impl Plan {
         let [a, b] = BLOCK_WORDS;
         items.push(match pull > decode {
             true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
-            false => item("decoder and its pull", decode, 0, format!("as measured, by the decoder's states; {tiles}")),
+            false => {
+                item("decoder and its pull", decode, 0, format!("measured, in units of the decoder's states; {tiles}"))
+            }
         });
         let [height, width] = self.size();
         let [_, with_gradient] = passes.decoded();
@@ -70,7 +72,8 @@ impl Plan {
             let [chunks, h, w] = self.latent_size();
             let state = state_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
             let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
-            let formula = format!("{count} x {state} B, between chunks; more where there is room, to save time");
+            let formula =
+                format!("{count} x {state} B, caches between chunks; more if memory allows, to recompute less");
             items.push(item("decoder's states", 0, count * state, formula));
         }
         Ok(items)
@@ -86,7 +89,7 @@ impl Plan {
         let (device, host, formula) = match self.placement() {
             Placement::Sharded => {
                 let blocks = self.gathered_blocks();
-                let formula = format!("{experts} x {counted} / {ranks} ranks, and {blocks} block(s)");
+                let formula = format!("{experts} x {counted} / {ranks} ranks, plus gathered blocks: {blocks}");
                 (blocks * block, (expert * experts).div_ceil(ranks), formula)
             }
             Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
@@ -96,7 +99,7 @@ impl Plan {
             Placement::Auto | Placement::Resident => {
                 let (on_host, note) = match self.storage.idle {
                     IdleExpert::Auto | IdleExpert::Keep => (0, ""),
-                    IdleExpert::Host => (expert * experts, "; all in host memory, one at a time on the device"),
+                    IdleExpert::Host => (expert * experts, "; all experts in host memory, one at a time on the device"),
                     IdleExpert::Drop => (0, "; the idle expert in its files"),
                 };
                 let here = self.experts_on_device();
@@ -114,7 +117,7 @@ impl Plan {
             return item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}"));
         }
         let blocks = self.gathered_blocks();
-        let formula = format!("{n} / {ranks} x 4 B, {what}, and {blocks} block(s)");
+        let formula = format!("{n} / {ranks} x 4 B, {what}, plus gathered blocks: {blocks}");
         item("trained parameters", 4 * blocks * self.networks.block_elements(), 4 * n.div_ceil(ranks), formula)
     }
 

@@ -157,7 +157,7 @@ fn learning(run: &RunFiles) -> (Mark, String) {
 /// The answer by the first headline metric that is measured on held-out data.
 fn validated(run: &RunFiles) -> Option<(Mark, String)> {
     let changes = validation_changes(&run.record, &run.headlines);
-    let ValidationChange { held_out, before, after } = changes.into_iter().next()?;
+    let ValidationChange { held_out, before, after, .. } = changes.into_iter().next()?;
     let is_loss = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
     let is_better = if is_loss { after < before } else { after > before };
     let (mark, word) = if is_better { (Mark::Good, "Yes") } else { (Mark::Attention, "No") };
