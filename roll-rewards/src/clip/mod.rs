@@ -64,7 +64,7 @@ pub struct ClipRewardConfig {
     pub frames_per_batch: usize,
     /// Name of the measured quantity, for labels and pages.
     pub label: String,
-    /// What happens with a video without frames.
+    /// Handling of a video that has no frame to score.
     pub on_missing: OnMissing,
 }
 

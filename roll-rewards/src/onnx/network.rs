@@ -21,9 +21,9 @@ use super::value::Value;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Executor {
-    /// ONNX Runtime for passes whose outputs no gradient uses ([`Grad::Skip`]), if it is part of the build, its library
-    /// is installed and the device is the CPU; this project's own executor otherwise. Training is bit-identical with
-    /// and without the library.
+    /// ONNX Runtime for passes whose outputs no gradient uses, if it is part of the build, its library is installed and
+    /// the device is the CPU; this project's own executor otherwise. Training is bit-identical with and without the
+    /// library.
     #[default]
     Auto,
     /// This project's own executor.

@@ -31,7 +31,7 @@ pub struct FirstFrameConfig {
     pub input: Input,
     /// Output that `perceptual` compares. Default: the first.
     pub output: Option<String>,
-    /// What happens with a video without frames.
+    /// Handling of a video that has no frame to score.
     pub on_missing: OnMissing,
 }
 
