@@ -17,7 +17,8 @@ impl EncodedClip {
         Ok(Self { latents: model.encode_video(sample.video.frames())?, conditioning })
     }
 
-    /// Number of leading frames of the latents that the conditioning fixes.
+    /// Number of leading frames of the latents that the conditioning fixes. An end image fixes none: it enters the
+    /// conditioning channels.
     pub(super) fn known_frames(&self) -> usize {
         usize::from(self.conditioning.first_frame.is_some())
     }
@@ -34,8 +35,8 @@ impl Bytes for EncodedClip {
     }
 }
 
-/// The prompt with the first and last frame of the clip. The model learns to continue the clip, so the reference
-/// picture of the row is not used.
+/// The prompt with the first and last frame of the clip. They condition the model on the clip itself, so the
+/// pictures of the row are not used.
 pub(super) fn conditioning_input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
     let picture = |t: usize| Tensor::new(sample.video.frame(t).to_vec(), [3, height, width]);

@@ -275,7 +275,7 @@ impl RewardFl {
             }
         }
         let details = details.into_iter().map(|(name, value)| (name, Bits(value))).collect();
-        let scored = Scored { loss: loss.value, score, kl: trajectory.kl, data: None, details };
+        let scored = Scored { loss: loss.value, score, kl: trajectory.kl, data_loss: None, details };
 
         watch.begin(PULL, Some("pulling back through reward and decoder"))?;
         let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
@@ -299,8 +299,8 @@ impl RewardFl {
     ) -> Result<Outcome> {
         if self.data.is_on() {
             watch.begin(DATA, Some("training on the clip"))?;
-            scored.data = self.data.accumulate(ctx, sample, key, 1.0)?;
-            let data = scored.data.unwrap_or(0.0);
+            scored.data_loss = self.data.accumulate(ctx, sample, key, 1.0)?;
+            let data = scored.data_loss.unwrap_or(0.0);
             if !data.is_finite() {
                 return Ok(Outcome::NonFinite(format!("the loss on the clip of {}", sample.origin), data));
             }

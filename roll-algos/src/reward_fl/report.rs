@@ -24,14 +24,14 @@ pub(super) struct Scored {
     pub(super) score: f64,
     pub(super) kl: f64,
     /// The flow-matching loss on the clip, if it is used.
-    pub(super) data: Option<f64>,
-    /// Exact, with NaN.
+    pub(super) data_loss: Option<f64>,
+    /// Details of the reward, which may be NaN. `Bits` keeps them exact when ranks exchange them.
     pub(super) details: BTreeMap<String, Bits>,
 }
 
 impl Scored {
-    /// Means over several videos of one sample; the data loss is not one of a video. The mean of a detail covers the
-    /// videos that have it. `None` without videos.
+    /// Means over several videos of one sample; that of a detail covers the videos that have it. `data_loss` stays
+    /// `None`: it belongs to the sample, and the caller adds it afterwards. Returns `None` without videos.
     pub(super) fn mean(mut videos: Vec<Self>) -> Option<Self> {
         if videos.len() < 2 {
             return videos.pop();
@@ -40,7 +40,7 @@ impl Scored {
         let mean = |value: fn(&Self) -> f64| videos.iter().map(value).sum::<f64>() / n;
         let details = detail_means(&videos);
         let details = details.into_iter().map(|(name, mean)| (name.to_string(), Bits(mean))).collect();
-        Some(Self { loss: mean(|v| v.loss), score: mean(|v| v.score), kl: mean(|v| v.kl), data: None, details })
+        Some(Self { loss: mean(|v| v.loss), score: mean(|v| v.score), kl: mean(|v| v.kl), data_loss: None, details })
     }
 }
 
@@ -53,7 +53,7 @@ fn detail_means(scored: &[Scored]) -> BTreeMap<&str, f64> {
     details.into_iter().map(|(name, values)| (name, values.iter().sum::<f64>() / values.len() as f64)).collect()
 }
 
-/// The scored samples of a step, and counts of their videos' values.
+/// The scored samples of a step, and the numbers of all and of clamped values of their videos.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tally {
     pub(super) scored: Vec<Scored>,
@@ -69,7 +69,7 @@ impl Tally {
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
-    /// Joins the sums of all ranks in the order of the ranks, which is the order of the samples. Metrics are then equal
+    /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. Metrics are then equal
     /// to those of one rank with all samples.
     pub(super) fn joined(&self, ranks: &dyn Communicator) -> Result<Self> {
         let mut all = Self::default();
@@ -94,7 +94,7 @@ impl Tally {
                 *metrics.entry(name.into()).or_default() += value / n;
             }
         }
-        let data: Vec<f64> = self.scored.iter().filter_map(|scored| scored.data).collect();
+        let data: Vec<f64> = self.scored.iter().filter_map(|scored| scored.data_loss).collect();
         if !data.is_empty() {
             metrics.insert("actor/data_loss".into(), data.iter().sum::<f64>() / data.len() as f64);
         }

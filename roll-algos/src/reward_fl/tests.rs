@@ -60,11 +60,14 @@ impl Bench {
         self.step(samples).metrics["actor/loss"]
     }
 
-    /// Compares the gradient of an update with central differences of the loss in random directions. Up to three kinds
-    /// of velocities are replayed from the first run as constants, although the latents they are computed from depend
-    /// on the parameters: those without the adapter, for the KL (`references`); those under the negative prompt
-    /// (`unprompted`), if `guidance_gradient` is `Conditional`; and those of untrained steps (`constants`), unless
-    /// `trained_steps` is `Window`.
+    /// Compares the gradient of an update with central differences of the loss in random directions.
+    ///
+    /// The update treats some velocities as constants, although the latents they are computed from depend on the
+    /// parameters. The difference quotient does the same: it replays them from the first run.
+    ///
+    /// - `references` (without the adapter, for the KL): always.
+    /// - `unprompted` (under the negative prompt): if `guidance_gradient` is `Conditional`.
+    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();
@@ -112,7 +115,7 @@ fn step_gradient_matches_finite_differences() {
 #[test]
 fn steps_before_the_first_trained_one_count_as_constants() {
     let mut bench = Bench::new(RewardFlConfig::default());
-    // The timesteps of steps 3 and 4 are 892.9 and 833.3: steps 0 to 3 use a fixed copy of the adapter, and the
+    // The timesteps of steps 3 and 4 are 892.9 and 833.3: steps 0 to 3 use a fixed copy (`early`), and the
     // parameters that the difference quotient moves are used from step 4 on, the first trained one.
     bench.model.early = Some((850.0, bench.model.adapter.clone()));
     bench.check_gradient(&two());
@@ -326,7 +329,7 @@ fn without_any_score_nothing_is_updated_and_the_report_says_so() {
 }
 
 #[test]
-fn a_missing_score_follows_its_policy() {
+fn a_missing_score_follows_on_missing() {
     let mut bench = Bench::new(RewardFlConfig::default());
     bench.reward.on_missing = OnMissing::Error;
     let error = bench.step_with(&[sample(0, "missing")], 0.0, &Silent).unwrap_err();
@@ -342,7 +345,7 @@ fn a_missing_score_follows_its_policy() {
 }
 
 #[test]
-fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
+fn a_reference_without_a_face_follows_on_missing() {
     let faceless = |on_missing| {
         let mut bench = Bench::new(RewardFlConfig::default());
         (bench.reward.on_missing, bench.reward.faceless) = (on_missing, vec![1]);
@@ -354,7 +357,7 @@ fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
         assert_eq!(report.skipped, [("row 1".to_string(), "no face in the reference".to_string())]);
         assert_eq!((report.metrics["actor/samples"], report.metrics["actor/skipped"]), (1.0, 1.0));
     }
-    // The missing target is detected once, and costs neither an encoding nor a rollout.
+    // That the reference has no face is found once, and costs neither an encoding nor a rollout.
     assert_eq!((bench.reward.prepared.len(), bench.model.encoded), (2, 1));
     let gradient = bench.strategy.gradient.clone();
     bench.step(&[sample(0, "a")]);
@@ -372,6 +375,7 @@ fn a_reference_without_a_target_follows_the_policy_of_a_missing_score() {
 
 #[test]
 fn an_evaluation_follows_the_policy_of_each_reward() {
+    // Returns the scores of each sample, one per reward, and whether it has a video.
     let evaluate = |policies: [OnMissing; 2], faceless: &[u64], prompt: &str| {
         let mut bench = Bench::new(RewardFlConfig::default());
         let mut second_reward = Sines { on_missing: policies[1], faceless: faceless.to_vec(), ..Sines::new() };
@@ -479,7 +483,7 @@ fn an_interrupt_at_any_phase_changes_nothing() {
     }
     let mut fresh = Bench::new(RewardFlConfig::default());
     fresh.step(&two());
-    // Numbers of the calls of `interrupted`, which every phase makes.
+    // The call of `interrupted` that stops the run; every phase makes some.
     for calls in [0, 3, 10, 14, 18, 30] {
         let mut bench = Bench::new(RewardFlConfig::default());
         let before = bench.model.adapter.clone();

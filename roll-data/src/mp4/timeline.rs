@@ -3,11 +3,11 @@
 use super::boxes::Cursor;
 use super::tables::{CUT_SHORT, table};
 
-/// The presentation time of a frame, in ticks of the track.
+/// When a frame is presented, in ticks of the track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PresentationInterval {
     from: i64,
-    /// Ticks until the next decoding time.
+    /// Ticks until the next decoding time; used for the last frame only.
     duration: i64,
 }
 
@@ -19,14 +19,14 @@ pub(super) struct Timeline {
     pub frames: Vec<Option<[f64; 2]>>,
 }
 
-/// Maximum number of edits; more do not come from a human editor.
+/// Maximum number of edits, against malformed files.
 const MAX_EDITS: u32 = 1000;
 
 /// The shown parts of the track: first tick, and one past the last.
 type Edits = Vec<[i64; 2]>;
 
 impl Timeline {
-    /// Reads the timeline. `coded` says which samples have data. Fails if the edit list repeats or reorders parts.
+    /// Reads the timeline. `coded` says which frames of the tables have data. Fails if the edit list repeats or reorders parts.
     pub fn read(
         tables: Cursor<'_>,
         timescale: u32,
@@ -83,7 +83,8 @@ fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<PresentationInterval>
     let offsets = tables.child(b"ctts")?.map(table).transpose()?.unwrap_or_default();
     let repeated =
         |runs: Vec<[u32; 2]>| runs.into_iter().flat_map(|[count, value]| std::iter::repeat_n(value, count as usize));
-    // Truncated tables continue with their last values, as in other readers.
+    // Both tables should cover all frames. Where they end early, the last duration continues and the offset is 0, as in
+    // ffmpeg.
     let mut durations = repeated(durations);
     let mut offsets = repeated(offsets);
     let (mut now, mut duration) = (0i64, 0i64);
@@ -113,7 +114,7 @@ fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Res
             _ => (list.u32().map(u64::from), list.u32().map(|t| i64::from(t as i32))),
         };
         let (duration, from) = (duration.ok_or(CUT_SHORT)?, from.ok_or(CUT_SHORT)?);
-        list.take(4).ok_or(CUT_SHORT)?; // the rate is ignored
+        list.take(4).ok_or(CUT_SHORT)?; // the rate is ignored, also that of a still (0)
         if from < 0 {
             continue; // nothing is shown for a while
         }

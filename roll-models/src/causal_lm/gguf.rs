@@ -37,7 +37,7 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let config = config(&file).map_err(bad)?;
-    let (state, blocks) = match headers_only {
+    let (state, quantised) = match headers_only {
         true => header(path).map(|_| Default::default())?,
         false => weights(&file, &config)?,
     };
@@ -50,7 +50,7 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
         }
         None => None,
     };
-    Ok(LoadedModel { config, state, blocks, tokenizer, template, location: path.display().to_string() })
+    Ok(LoadedModel { config, state, quantised, tokenizer, template, location: path.display().to_string() })
 }
 
 /// Makes the text files that a Hugging Face directory has besides its weights, by name, from the metadata of this file:

@@ -152,7 +152,7 @@ const NUMBERS: [(&str, f64); 10] = [
 /// Asserts that a model read from a file has this configuration, these weights and their logits.
 fn assert_same(model: LoadedModel, config: &LmConfig, state: &StateDict) {
     assert_eq!(model.config, *config);
-    assert!(model.blocks.is_empty() && model.state.keys().eq(state.keys()));
+    assert!(model.quantised.is_empty() && model.state.keys().eq(state.keys()));
     for (name, tensor) in state {
         let (found, expected) = (model.state[name].to_f32_vec(), tensor.to_f32_vec());
         let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-7);

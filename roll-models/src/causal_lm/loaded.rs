@@ -13,10 +13,10 @@ use super::tokenizer::Tokenizer;
 pub struct LoadedModel {
     /// Architecture of the network.
     pub config: LmConfig,
-    /// Weights under their Hugging Face names, except those in `blocks`.
+    /// Weights under their Hugging Face names, except those in `quantised`.
     pub state: StateDict,
     /// Quantised matrices in the blocks of a GGUF file.
-    pub blocks: BTreeMap<String, BlockMatrix>,
+    pub quantised: BTreeMap<String, BlockMatrix>,
     /// The tokenizer, if the model's files have one.
     pub tokenizer: Option<Tokenizer>,
     /// The chat template, if the model's files have one.
@@ -25,9 +25,9 @@ pub struct LoadedModel {
     pub location: String,
 }
 
-/// Dequantises `blocks` to f32 and adds them to `state`.
-pub fn decode(state: &mut StateDict, blocks: &BTreeMap<String, BlockMatrix>) -> Result<()> {
-    for (name, matrix) in blocks {
+/// Dequantises `quantised` to f32 and adds them to `state`.
+pub fn decode(state: &mut StateDict, quantised: &BTreeMap<String, BlockMatrix>) -> Result<()> {
+    for (name, matrix) in quantised {
         let shape = matrix.shape();
         state.insert(name.clone(), Tensor::new(matrix.decode(0..shape[0]), shape)?);
     }

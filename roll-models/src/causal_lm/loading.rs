@@ -55,7 +55,7 @@ pub struct CausalLmOptions {
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
-    /// Most sequences that are written at a time: when one ends, the next takes its place. The texts do not depend on
+    /// Maximum number of sequences generated at a time: when one ends, the next takes its place. The texts do not depend on
     /// it. It bounds the memory for keys and values of the sequences being written. Those that conversations keep for
     /// their next turn, and those of prompts that a group shares, come on top.
     pub rows_at_once: usize,
@@ -154,7 +154,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         Some(name) => Some(source::locate(name, context.resolve(name), &Hub::of(context))?),
         None => None,
     };
-    let LoadedModel { config, mut state, mut blocks, tokenizer, template, location } = match &located {
+    let LoadedModel { config, mut state, mut quantised, tokenizer, template, location } = match &located {
         Some(path) => source::open(path, context.headers_only)?,
         None => source::built_in()?,
     };
@@ -175,8 +175,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let start = start(options, context, &config)?;
     let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
     let (trainable, start) = match context.headers_only && trainable == Trainable::Full {
-        // Training every weight takes several times the memory of the weights; a check uses a LoRA of rank 1 in its
-        // place.
+        // The configuration is checked without reading weights. Training every weight would take several times their
+        // memory, so the check uses a LoRA of rank 1.
         true => {
             let targets = split(config.linear_layers());
             (Trainable::Lora { rank: 1, alpha: 1.0, targets }, None)
@@ -184,19 +184,19 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         false => (trainable, start),
     };
     let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
-    // Training every weight begins at decoded matrices; the quantised ones stay, as the reference policy.
+    // Training every weight begins at decoded matrices. The quantised ones are kept, as the reference policy.
     if !keeps_quantised || trainable == Trainable::Full {
-        decode(&mut state, &blocks)?;
+        decode(&mut state, &quantised)?;
     }
-    // A directory in the hub's cache is known by its published name.
+    // `model_path` is a published name if the model was found elsewhere: in the hub's cache.
     let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
     let origin = source::origin(located.as_deref(), published, trainable == Trainable::Full)?;
     if !keeps_quantised {
-        blocks.clear();
+        quantised.clear();
     }
     let network = match context.headers_only {
         true => Network::without_weights(config, &device),
-        false => Network::with_blocks(config, &state, blocks, dtype, &device).while_doing(reading)?,
+        false => Network::with_quantised(config, &state, quantised, dtype, &device).while_doing(reading)?,
     };
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, &device)?);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
@@ -216,7 +216,7 @@ pub(super) fn start(
 ) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
-    // A file name alone proves nothing: `high` may be a word of it.
+    // An expert that only the file name suggests is ignored: `high` may be a word of it.
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {
         let problem = "is an adapter for one of two experts: a language model has none";
         return Err(Error::bad_file(&adapter.path, problem));

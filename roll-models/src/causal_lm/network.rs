@@ -31,20 +31,20 @@ impl Network {
     /// Creates a network from weights under their Hugging Face names, stored as `dtype`. Fails if one is missing or has
     /// another shape. Other weights are ignored, and so is an output layer that the configuration ties.
     pub fn new(config: LmConfig, state: &StateDict, dtype: DType, device: &Device) -> Result<Self> {
-        Self::with_blocks(config, state, BTreeMap::new(), dtype, device)
+        Self::with_quantised(config, state, BTreeMap::new(), dtype, device)
     }
 
     /// As [`Network::new`], with some matrices that stay quantised in blocks.
-    pub fn with_blocks(
+    pub fn with_quantised(
         config: LmConfig,
         state: &StateDict,
-        mut blocks: BTreeMap<String, BlockMatrix>,
+        mut quantised: BTreeMap<String, BlockMatrix>,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
         let mut weights = HashMap::new();
         for (name, shape) in config.weights() {
-            let weight = match (blocks.remove(&name), state.get(&name)) {
+            let weight = match (quantised.remove(&name), state.get(&name)) {
                 (Some(matrix), _) => Weight::from_blocks(matrix, device),
                 (None, Some(tensor)) => Weight::new(tensor, dtype, device),
                 (None, None) => return Err(Error::Misuse(format!("the weight `{name}` is missing"))),

@@ -57,7 +57,7 @@ fn networks(kind: BlockType) -> ([Network; 2], [usize; 2]) {
     let mut dequantised = state.clone();
     decode(&mut dequantised, &matrices).unwrap();
     let device = roll_backends::device("flex").unwrap();
-    let quantised = Network::with_blocks(config(), &state, matrices, DType::F32, &device).unwrap();
+    let quantised = Network::with_quantised(config(), &state, matrices, DType::F32, &device).unwrap();
     let networks = [quantised, Network::new(config(), &dequantised, DType::F32, &device).unwrap()];
     (networks.map(with_lora), bytes)
 }

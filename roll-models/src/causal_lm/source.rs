@@ -79,7 +79,7 @@ fn directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
         config,
         // Of safetensors, tensors point into the mapped file.
         state: weights.all()?,
-        blocks: BTreeMap::new(),
+        quantised: BTreeMap::new(),
         tokenizer: tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?,
         template: ChatTemplate::load(directory)?,
         location: directory.display().to_string(),
@@ -167,7 +167,7 @@ pub fn built_in() -> Result<LoadedModel> {
     Ok(LoadedModel {
         config: LmConfig::parse(CONFIG).map_err(broken)?,
         state: parse_safetensors(location, WEIGHTS)?,
-        blocks: BTreeMap::new(),
+        quantised: BTreeMap::new(),
         tokenizer: Some(Tokenizer::parse(TOKENIZER).map_err(broken)?),
         template: Some(ChatTemplate::new(TEMPLATE.into(), String::new(), String::new()).map_err(broken)?),
         location: location.into(),

@@ -19,7 +19,8 @@ use super::wire::{Answer, Argument, Lend};
 use super::{diffusion, language, parts};
 use crate::{DiffusionModel, Distribution, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
-// `crossing.rs` explains the notation; `facts` and `parts` are written out below.
+// The notation of `crossing!`. `or`: the result if the call fails; `absent`: the result if the other side has no such
+// function. `facts` and `parts` are written out below.
 crossing! {
     Model for ForeignModel, table RollModelTable of Target {
         ref fn read_parameters(out: &mut [f32]);
@@ -31,6 +32,7 @@ crossing! {
     }
     by hand [facts, parts] {
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
+            // Receives the table of the parts. The trait has no result for an error, which is logged instead.
             match self.request_parts() {
                 Ok(true) => Some(self),
                 Ok(false) => None,
@@ -63,7 +65,7 @@ unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollModelFacts, error: 
             parameters: own_parameters(model.parameters().to_vec()),
         })
     };
-    // SAFETY: P4, P7 and P8.
+    // SAFETY: `state` is a model (P8) that no other thread calls (P4); `out` and `error` may be written (P7).
     unsafe { serve(state, out, error, body) }
 }
 
@@ -71,7 +73,7 @@ unsafe extern "C" fn parts(state: *mut c_void, out: *mut RollParts, error: *mut 
     let body = |model: &mut Target| {
         Ok(RollParts { table: model.parts().map_or(std::ptr::null(), |_| (&raw const parts::TABLE).cast()) })
     };
-    // SAFETY: P4, P7 and P8.
+    // SAFETY: `state` is a model (P8) that no other thread calls (P4); `out` and `error` may be written (P7).
     unsafe { serve(state, out, error, body) }
 }
 
@@ -146,6 +148,7 @@ impl Answer for BTreeMap<String, StateDict> {
     type Wire = RollOwned<RollFile>;
     fn give(self) -> RollOwned<RollFile> {
         let FilesForC { files, _tensors } = FilesForC::new(&self);
+        // `files` points into both.
         own(files, (_tensors, self))
     }
     unsafe fn take(wire: RollOwned<RollFile>, _: &Source) -> Result<Self> {

@@ -1,7 +1,9 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 //!
-//! `open` builds the parts of a run from its configuration and `state` its checkpoints; the loop itself is here. The
-//! other files are what happens between steps: measurements, warnings, and the summary at the end.
+//! `open` builds the parts of a run from its configuration and `state` its checkpoints; the loop itself is here.
+//! Between steps, `measure` evaluates and validates, `hacking` looks for reward hacking, `pace` logs the remaining time,
+//! and `idle` stops a run in which nothing is trained. `tensors` saves an algorithm's tensors. `overview` is logged at
+//! the start; `summary` is written at the end.
 
 mod hacking;
 mod idle;
@@ -55,7 +57,7 @@ pub struct Trainer {
     evaluator: Option<Evaluator>,
     /// Videos of `evaluation.prompts`.
     sample_prompts: Option<SamplePrompts>,
-    /// The algorithm has something to validate on.
+    /// Whether the algorithm has something to validate on.
     validates: bool,
     /// The store of encodings in `data.cache_dir`.
     store: Option<CacheStore>,
@@ -175,6 +177,7 @@ impl Trainer {
             let checked = self.check_idle();
             self.checkpoint_on_error(checked, journal)?;
         }
+        // Also if no step was left: the run may resume at its end.
         self.check_idle()?;
         if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
             tracing::warn!("{note}");
@@ -216,6 +219,7 @@ impl Trainer {
         bar: &StoppableBar,
         mut metrics: BTreeMap<String, f64>,
     ) -> Result<()> {
+        // Until the metrics are logged they are in the record, so that a process that resumes in between can log them.
         self.record.pending = Some(record::stored(&metrics));
         for work in self.due() {
             match work {
@@ -248,6 +252,7 @@ impl Trainer {
             (saves && measures && self.measures(), Work::Save),
             (measures, Work::Measure),
             (true, Work::Log { always: due(config.logging_steps) }),
+            // A checkpoint, or, if the first `Save` was due, the evaluation added to it.
             (saves, Work::Save),
             (saves, Work::Amend),
         ];

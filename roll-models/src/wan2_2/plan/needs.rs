@@ -95,11 +95,13 @@ fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Devi
     let quantised = options.weights_dtype.eight_bits().is_some();
     let as_in_file = networks.eight_bits && options.weights_dtype == WeightsDType::Auto;
     let sharded = options.weight_store.or(input.division.placement) == Placement::Sharded;
+    // Eight-bit weights of a file stay as they are, unless they are sharded, which decodes them.
     let eight_bits = quantised || (as_in_file && !sharded);
     let idle = match networks.experts > 1 {
         true => {
             let all = networks.experts * super::weight_bytes(networks.dit.weights(), weight_bytes, eight_bits);
-            options.idle_expert.chosen(all, gpu, input.memory, networks.stored != weights || quantised)
+            let converted = networks.stored != weights || quantised;
+            options.idle_expert.chosen(all, gpu, input.memory, converted)
         }
         false => IdleExpert::Keep,
     };

@@ -66,6 +66,7 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
     };
     let panels_of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
     let mut learning: Vec<PanelSpec> = panels_of(Subject::Learning).collect();
+    // `is_evaluation` already excludes the KL and each of several checks.
     let scores = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
     let scores = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() }.with_evaluations(scores);
     learning.push(scores);
@@ -92,8 +93,8 @@ fn has(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
     spec.curves.iter().any(|(metric, _)| names.contains(metric))
 }
 
-/// A panel per check: its change and the reward's, on the clips that are not trained on (the set `unseen`) if there are
-/// any. Metrics of a set: `eval/SET` is the reward, `eval/SET_check` the sum of the checks, `eval/SET_check_NAME` each
+/// A panel per check: its change and the reward's, on the clips that are not trained on (the set `unseen`), or else on
+/// the last set. Metrics of a set: `eval/SET` is the reward, `eval/SET_check` the sum of the checks, `eval/SET_check_NAME` each
 /// of several checks.
 fn checks(names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let sets: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check")).collect();
@@ -113,6 +114,11 @@ fn checks(names: &BTreeSet<String>) -> Vec<PanelSpec> {
     }
 }
 
+/// Position of the trained reward among the scores of an evaluation.
+const REWARD: usize = 0;
+/// Position of the weighted sum of the rewards of `evaluation.check`.
+const CHECK: usize = 1;
+
 /// The change of the scores by the reward at position `reward` since before training.
 fn change(run: &RunFiles, reward: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.first_and_last_evaluation()?;
@@ -121,7 +127,7 @@ fn change(run: &RunFiles, reward: usize) -> Option<(SetName, Change)> {
 }
 
 fn learning(run: &RunFiles) -> (Mark, String) {
-    if let Some((set, change)) = change(run, 0) {
+    if let Some((set, change)) = change(run, REWARD) {
         let clips = match set {
             SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
             SetName::Train => format!("{} of the training data", counted(change.clips as u64, "clip")),
@@ -169,7 +175,7 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
         let text = format!("Suspected at step {}: the reward rose while a check fell.", suspicion.step);
         return (Mark::Attention, text);
     }
-    let Some((_, check)) = change(run, 1) else {
+    let Some((_, check)) = change(run, CHECK) else {
         let text = match run.path.join("trajectories.jsonl").is_file() {
             true => "Nothing measures this for an agent: read episodes in trajectories.jsonl.",
             false => "Unknown: `evaluation.check` can name a second reward, which is measured and never trained on.",
@@ -177,10 +183,10 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
         return (Mark::Open, text.into());
     };
     let (mark, verdict) = verdict(&check, ["No sign of it: the check rose", "The check fell", "Undecided yet"]);
-    let falling = run.values(FALLING).last().copied().unwrap_or_default();
-    let falling = if falling > 0.0 { format!("; {falling:.0} of the checks have fallen") } else { String::new() };
-    let mark = if falling.is_empty() { mark } else { Mark::Attention };
-    (mark, format!("{verdict}, {}, on {}{falling}.", gain(&check), counted(check.clips as u64, "clip")))
+    let fallen = run.values(FALLING).last().copied().unwrap_or_default();
+    let note = if fallen > 0.0 { format!("; {fallen:.0} of the checks have fallen") } else { String::new() };
+    let mark = if note.is_empty() { mark } else { Mark::Attention };
+    (mark, format!("{verdict}, {}, on {}{note}.", gain(&check), counted(check.clips as u64, "clip")))
 }
 
 /// Returns the word for a rise or a fall if there are at least [`MIN_CLIPS`] clips and the confidence interval excludes
