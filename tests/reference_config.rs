@@ -61,6 +61,7 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
 fn samples_of_one_clip_differ_in_a_configuration_of_roll() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
+    // `FILE` with 8 devices, so with 8 samples per step, all of the only clip of `demo_world`.
     roll_yaml::write_for_devices(here, 8);
     roll_yaml::demo_world(here);
     let output = roll(here, &[&["run", "--config", FILE][..], &roll_yaml::DEMO_SETTINGS].concat());
@@ -108,7 +109,8 @@ custom_env:
     env_config: {action_pattern: \"${action_pattern}\", is_slippery: false}
 ";
 
-/// The configuration of an agent, with ROLL's keys: PPO with a critic. `ADVANTAGE` is replaced by the tests.
+/// The configuration of an agent, with ROLL's keys: PPO with a critic. `ADVANTAGE` is where the lines of GiGPO
+/// go; PPO has none.
 const AGENT: &str = "\
 defaults:
   - ../config/own_envs@_here_
@@ -185,7 +187,7 @@ fn environments_of_gigpo(environments: &str) -> String {
         .replace("    env_manager_cls:", "    history_length: 3\n    env_manager_cls:")
 }
 
-/// Keys with and without effect, as the program counts them; `None` unless it does so once.
+/// Keys with and without effect, from the line that reports them; `None` unless there is one such line.
 fn counts(text: &str) -> Option<(usize, usize)> {
     let mut found = text.lines().filter_map(|line| {
         let (with, rest) = line.split_once(" keys have an effect here, ")?;
@@ -275,8 +277,7 @@ fn agentic_configurations_of_roll_run_unchanged() {
     done(here, &["init-tiny", "tiny", "--kind", "lm"]);
     for (file, metric, counted) in [("ppo", "critic/loss", PPO_COUNTS), ("gigpo", "actor/kl_loss", GIGPO_COUNTS)] {
         let config = format!("examples/agent/{file}.yaml");
-        // In so short a run all episodes of a group may fail alike, so that nothing is trained; with 0 the run does not
-        // stop for that.
+        // In so short a run, all episodes of every group may fail alike, and nothing is trained. 0: the run goes on.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
         let messages = stderr_text(&output);
@@ -290,9 +291,9 @@ fn agentic_configurations_of_roll_run_unchanged() {
         }
         let episodes = std::fs::read_to_string(here.join(file).join("trajectories.jsonl")).unwrap();
         let count = |kind: &str, tag: &str| {
-            let here =
+            let is_of =
                 |line: &&str| line.contains(&format!("\"{kind}\"")) && line.contains(&format!("\"tag\":\"{tag}\""));
-            episodes.lines().filter(here).count()
+            episodes.lines().filter(is_of).count()
         };
         // Two steps of four groups of four episodes; validations of eight episodes before training and after each step.
         assert_eq!((count("training", "Room"), count("training", "Lake")), (8, 24), "{file}");

@@ -28,7 +28,7 @@ pub enum Sampler {
 }
 
 impl Sampler {
-    /// The noise levels of `steps` steps, as they are usual with this sampler: Euler's begin at pure noise, UniPC's as
+    /// The usual noise levels of `steps` steps of this sampler: Euler's begin at pure noise, UniPC's as
     /// in the official inference.
     pub fn schedule(self, steps: usize, shift: f64) -> Result<FlowSchedule> {
         match self {
@@ -105,7 +105,7 @@ impl Integration {
             Some(last) => last.corrected(from, &data),
             None => x.to_vec(),
         };
-        // The last step is of first order, as in the official inference: the data lie infinitely far in log-SNR.
+        // The last step is of first order, as in the official inference: lambda is infinite at its end.
         let before = last.filter(|_| to > 0.0).map(|last| (last.sigma, last.data));
         let step = UnipcStep { sigma: from, latents, data, before };
         let next = step.predicted(to);
@@ -114,9 +114,10 @@ impl Integration {
     }
 }
 
-/// Symbols: s and t are start and end of the step, e the start of the step before it; x latents, m predicted data;
-/// `alpha = 1 - sigma`, `lambda = ln(alpha / sigma)`, `h = lambda_t - lambda_s`, `r = (lambda_e - lambda_s) / h`,
-/// `B = e^{-h} - 1`.
+/// Symbols: s and t are start and end of the step, e the start of the step before it; x latents, m predicted data. In
+/// the code, `sigma_s` is `self.sigma`, `x_s` `self.latents`, `m_s` `self.data`, `(sigma_e, m_e)` `self.before`, and
+/// `sigma_t` `to`. Further, `alpha = 1 - sigma`, `lambda = ln(alpha / sigma)`, `h = lambda_t - lambda_s`,
+/// `r = (lambda_e - lambda_s) / h`, `B = e^{-h} - 1`.
 impl UnipcStep {
     /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_e - m_s) / (2 r))`.
     fn predicted(&self, to: f64) -> Vec<f32> {
@@ -131,9 +132,11 @@ impl UnipcStep {
         let (w, u) = match self.before {
             None => (0.5, 0.0),
             Some(_) => {
+                // The step's means of `tau` and `tau^2`, where `tau = (lambda - lambda_s) / h`, with weights
+                // proportional to `e^{h tau}`.
                 let first = (b / -h - 1.0) / b;
                 let second = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
-                // Exact for the degrees 1 and 2: `w + r u = first`, `w + r^2 u = second`. Solved in 1 / r, since r is
+                // `tau` is 1 at t and r at e, so exact for the degrees 1 and 2 means: `w + r u = first`, `w + r^2 u = second`. Solved in 1 / r, since r is
                 // infinite after a start at pure noise.
                 let r_times_u = (first - second) * inverse_r / (inverse_r - 1.0);
                 (first - r_times_u, r_times_u * inverse_r)
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sampler_finds_data_that_do_not_change() {
+    fn every_sampler_reaches_data_that_do_not_change() {
         for sampler in [Sampler::Euler, Sampler::Unipc] {
             for steps in [1, 2, 3, 8] {
                 let schedule = sampler.schedule(steps, 5.0).unwrap();

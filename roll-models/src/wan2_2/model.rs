@@ -17,7 +17,7 @@ use super::conditioning;
 use super::dit::{Dit, DitConfig};
 use super::expert::{Expert, trained_levels};
 use super::prompts::{Prompts, TextEncoder};
-use super::vae::{Chunking, MemoryBudget, Vae, VaeConfig, checkpoints_in_host_memory, state_bytes};
+use super::vae::{Chunking, MemoryBudget, Vae, VaeConfig, checkpoints_in_host_memory, feature_cache_bytes};
 
 /// Noise level at which I2V models switch experts.
 const I2V_BOUNDARY: f64 = 0.9;
@@ -150,7 +150,7 @@ impl Wan {
             CheckpointMemory::Device(budget) => budget.checkpoints(config, tiling, latents),
             CheckpointMemory::Host => {
                 let [t, h, w] = latents;
-                checkpoints_in_host_memory(t, state_bytes(config, tiling, [h, w], element_size))
+                checkpoints_in_host_memory(t, feature_cache_bytes(config, tiling, [h, w], element_size))
             }
         };
         let checkpoints = match self.checkpoint_memory {

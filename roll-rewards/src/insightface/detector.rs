@@ -80,7 +80,7 @@ impl Detector {
         let letterbox = Letterbox::new(size, self.side)?;
         let canvases: Vec<Vec<f32>> = frames.par_iter().map(|frame| self.canvas(&letterbox, frame)).collect();
         let input = Tensor::new(canvases.concat(), [frames.len(), 3, self.side, self.side])?;
-        let outputs = self.network.run(&to_device_nd(&input, &self.device)?, grad)?;
+        let outputs = self.network.run(&to_device_nd(&input, &self.device)?, grad.is_on())?;
         let outputs = outputs.iter().map(to_host_nd).collect::<Result<Vec<Tensor>>>()?;
         (0..frames.len())
             .map(|item| {

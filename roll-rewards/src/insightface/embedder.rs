@@ -72,7 +72,7 @@ impl Embedder {
         let input = self.input(crops)?;
         let items = input.shape()[0];
         // A file may have several outputs; the embedding is the first.
-        let output = self.network.run(&input, grad)?;
+        let output = self.network.run(&input, grad.is_on())?;
         let first = output.first().ok_or_else(|| Error::Misuse("an ONNX model without outputs was opened".into()))?;
         self.rows(first, items)
     }

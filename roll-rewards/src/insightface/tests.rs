@@ -236,7 +236,7 @@ fn onnx_runtime_keeps_training_bit_identical() {
 fn target_keys_differ_by_executor() {
     let directory = tempfile::tempdir().unwrap();
     faces::write(directory.path());
-    match (with_executor(directory.path(), Executor::OnnxRuntime), crate::onnx::runtime::build()) {
+    match (with_executor(directory.path(), Executor::OnnxRuntime), crate::onnx::runtime::runtime_version()) {
         (Ok(theirs), Ok(_)) => {
             let ours = with_executor(directory.path(), Executor::Own).unwrap();
             assert_ne!(theirs.target_key().unwrap(), ours.target_key().unwrap());

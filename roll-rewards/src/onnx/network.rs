@@ -6,14 +6,14 @@ use burn::tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::device::is_host;
 use roll_backends::host::{to_device_nd, to_host_nd};
-use roll_core::{Grad, Result};
+use roll_core::Result;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::OnnxError;
 use super::model::Model;
 use super::recorded::Recorded;
-use super::runtime::{LIBRARY, Session, build};
+use super::runtime::{LIBRARY, Session, runtime_version};
 use super::value::Value;
 
 /// The executor of a network's passes without gradient ([`Network::run`]). Passes with gradient ([`Network::vjp`])
@@ -60,7 +60,7 @@ impl Network {
                 Ok(session) => Some(session),
                 // ONNX Runtime was not requested explicitly.
                 Err(OnnxError::NoRuntime) => None,
-                // A warning only if the user named a library.
+                // The user named no library: not worth a warning.
                 Err(error) if std::env::var_os(LIBRARY).is_none() => {
                     tracing::debug!("{error}");
                     None
@@ -79,12 +79,13 @@ impl Network {
         &self.model
     }
 
-    /// Computes every output for `input`; nothing is recorded. [`Grad::Record`] says that a gradient computed later
-    /// uses these outputs as constants (the position of a face, the embedding of a reference).
+    /// Computes every output for `input`; nothing is recorded. `used_by_gradient` says whether a gradient computed later
+    /// uses these outputs as constants (the position of a face, the embedding of a reference): [`Executor::Auto`] then
+    /// stays on this project's own executor.
     ///
     /// Fails like [`Model::run`], and if ONNX Runtime fails.
-    pub fn run(&self, input: &NdTensor, grad: Grad) -> Result<Vec<NdTensor>> {
-        match self.session_for(grad) {
+    pub fn run(&self, input: &NdTensor, used_by_gradient: bool) -> Result<Vec<NdTensor>> {
+        match self.session_for(used_by_gradient) {
             Some(session) => self.run_on(session, input),
             None => self.model.run(input),
         }
@@ -98,19 +99,19 @@ impl Network {
     /// Name and version of ONNX Runtime if it computes outputs on which gradients depend; `None` if this project's own
     /// executor does. The two executors differ in the last bits, so caches of outputs must include this in their key.
     pub fn external_runtime(&self) -> Option<String> {
-        self.session_for(Grad::Record).map(|_| format!("onnxruntime: {}", build().unwrap_or_default()))
+        self.session_for(true).map(|_| format!("onnxruntime: {}", runtime_version().unwrap_or_default()))
     }
 
-    /// The session for a pass, if it runs on ONNX Runtime. [`Executor::Auto`] uses that only if no gradient depends on
-    /// the outputs.
-    fn session_for(&self, grad: Grad) -> Option<&Session> {
-        self.session.as_ref().filter(|_| self.executor == Executor::OnnxRuntime || !grad.is_on())
+    /// The session for a pass, if it runs on ONNX Runtime. [`Executor::Auto`] uses ONNX Runtime only if no gradient
+    /// depends on the outputs.
+    fn session_for(&self, used_by_gradient: bool) -> Option<&Session> {
+        self.session.as_ref().filter(|_| self.executor == Executor::OnnxRuntime || !used_by_gradient)
     }
 
     fn run_on(&self, session: &Session, input: &NdTensor) -> Result<Vec<NdTensor>> {
         self.model.check(&[Value::Float(input.clone())])?;
         let host = to_host_nd(&input.clone().untracked())?;
-        let parts = match self.model.is_for_one_item() && host.shape()[0] != 1 {
+        let items = match self.model.is_for_one_item() && host.shape()[0] != 1 {
             true => host
                 .unstack()?
                 .into_iter()
@@ -118,14 +119,14 @@ impl Network {
                 .collect::<Result<_>>()?,
             false => vec![host],
         };
-        let mut parts_of_outputs: Vec<Vec<NdTensor>> = vec![];
-        for part in parts {
-            let outputs = session.run(&[part])?;
-            parts_of_outputs.resize_with(outputs.len(), Vec::new);
-            for (parts, output) in parts_of_outputs.iter_mut().zip(&outputs) {
-                parts.push(to_device_nd(output, self.model.device())?);
+        let mut items_by_output: Vec<Vec<NdTensor>> = vec![];
+        for item in items {
+            let outputs = session.run(&[item])?;
+            items_by_output.resize_with(outputs.len(), Vec::new);
+            for (items, output) in items_by_output.iter_mut().zip(&outputs) {
+                items.push(to_device_nd(output, self.model.device())?);
             }
         }
-        parts_of_outputs.into_iter().map(|parts| self.model.stacked(parts)).collect()
+        items_by_output.into_iter().map(|items| self.model.stacked(items)).collect()
     }
 }

@@ -39,7 +39,7 @@ mod imp {
     }
 
     /// Fails with [`OnnxError::NoRuntime`].
-    pub fn build() -> Result<&'static str, OnnxError> {
+    pub fn runtime_version() -> Result<&'static str, OnnxError> {
         Err(OnnxError::NoRuntime)
     }
 }
@@ -88,7 +88,7 @@ mod imp {
     }
 
     /// Identifies the loaded ONNX Runtime by branch, commit and options of its build. Fails like [`Session::open`].
-    pub fn build() -> Result<&'static str, OnnxError> {
+    pub fn runtime_version() -> Result<&'static str, OnnxError> {
         Ok(library()?.build)
     }
 

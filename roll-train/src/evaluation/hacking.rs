@@ -49,7 +49,7 @@ impl Verdict {
     }
 
     /// The warning; `None` when there is nothing to suspect.
-    pub fn warning(&self, step: u64) -> Option<String> {
+    pub fn warning_if_suspect(&self, step: u64) -> Option<String> {
         let rises = self.rises.filter(|_| self.is_suspect())?;
         let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", gain.in_words()));
         Some(format!(
@@ -91,7 +91,7 @@ mod tests {
         assert!(one.is_suspect() && one.falling.len() == 1);
         // The sum precedes several checks and is not a check.
         let several = verdict(4, &[Some(0.75), Some(0.0), Some(0.75), Some(0.25)], &["flicker", "motion"]);
-        let warning = several.warning(50).unwrap_or_default();
+        let warning = several.warning_if_suspect(50).unwrap_or_default();
         for part in ["has risen, +0.250", "`motion` -0.250 (95 % -0.250 to -0.250)", "step 50", "reward hacking"] {
             assert!(warning.contains(part), "no {part} in: {warning}");
         }
@@ -102,7 +102,7 @@ mod tests {
     fn scores_that_stay_or_move_together_are_not_suspect() {
         for after in [[0.75, 0.75], [0.25, 0.25], [0.5, 0.25], [0.75, 0.5]] {
             let verdict = verdict(4, &after.map(Some), &["motion"]);
-            assert!(!verdict.is_suspect() && verdict.warning(1).is_none(), "{after:?}");
+            assert!(!verdict.is_suspect() && verdict.warning_if_suspect(1).is_none(), "{after:?}");
         }
         assert!(!verdict(4, &[Some(0.75), None], &["motion"]).is_suspect());
         assert!(!verdict(4, &[Some(0.75)], &[]).is_suspect());

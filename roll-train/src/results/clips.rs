@@ -30,7 +30,7 @@ pub fn folder(dir: &RunDir, moment: &str) -> Result<PathBuf> {
 }
 
 /// Copies the clips of one moment to another.
-pub fn copy_moment(dir: &RunDir, from: &str, to: &str) -> Result<()> {
+pub fn copy_samples(dir: &RunDir, from: &str, to: &str) -> Result<()> {
     let (from, to) = (folder(dir, from)?, folder(dir, to)?);
     for entry in std::fs::read_dir(&from).map_err(Error::file("list the clips in", &from))? {
         let entry = entry.map_err(Error::file("list the clips in", &from))?;

@@ -39,7 +39,7 @@ use self::record::Record;
 use crate::evaluation::{Evaluator, SetName};
 use crate::run_dir::RunDir;
 
-pub(crate) use clips::{PROMPT, clip_path, copy_moment, prompt_path, save_references};
+pub(crate) use clips::{PROMPT, clip_path, copy_samples, prompt_path, save_references};
 pub(crate) use figures::{figures, lines, metrics};
 pub(crate) use journal::Journal;
 pub(crate) use labels::SetLabels;

@@ -21,13 +21,13 @@ impl Trainer {
         let ranks = self.strategy.ranks().all.as_ref();
         let bar = StoppableBar::begin(session, evaluator.clips() as u64, "clips", ranks.rank().0 == 0, may_stop);
         let clips = counted(evaluator.clips() as u64, "clip");
-        match self.done {
+        match self.steps_done {
             0 => tracing::info!("evaluating {clips} before training"),
             step => tracing::info!("evaluating {clips} after step {step}"),
         }
         let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
-        let moments = moments(self.done, self.steps);
-        let partial = dir.map(|dir| PartialResults::new(dir, self.done, moments, &self.labels, key));
+        let moments = moments(self.steps_done, self.steps);
+        let partial = dir.map(|dir| PartialResults::new(dir, self.steps_done, moments, &self.labels, key));
         let mut inputs = EvaluationInputs {
             algorithm: self.algorithm.as_mut(),
             model: self.model.as_mut(),
@@ -39,16 +39,16 @@ impl Trainer {
         let evaluated = evaluator.run(&mut inputs, partial.as_ref());
         bar.finish();
         let Some(results) = evaluated? else { return Ok(None) };
-        if let (Some(dir), 0) = (dir, self.done) {
+        if let (Some(dir), 0) = (dir, self.steps_done) {
             results::save_references(dir, evaluator, &self.labels)?;
         }
         if self.record.evaluations.is_empty() {
             let skipped = evaluator.skipped().iter().cloned();
-            let skipped = skipped.map(|(sample, reason)| Skipped { step: self.done, sample, reason });
+            let skipped = skipped.map(|(sample, reason)| Skipped { step: self.steps_done, sample, reason });
             self.record.skipped.extend(skipped);
             self.record.skipped_samples += evaluator.skipped().len() as u64;
         }
-        self.record.evaluations.push(Evaluation { step: self.done, results: results.clone() });
+        self.record.evaluations.push(Evaluation { step: self.steps_done, results: results.clone() });
         Ok(Some(results))
     }
 
@@ -60,7 +60,7 @@ impl Trainer {
         let ranks = self.strategy.ranks().all.as_ref();
         let bar = StoppableBar::begin(session, prompts.count() as u64, "prompts", ranks.rank().0 == 0, may_stop);
         tracing::info!("generating {}", counted(prompts.count() as u64, "sample prompt"));
-        let moments = moments(self.done, self.steps);
+        let moments = moments(self.steps_done, self.steps);
         let sampled = (0..prompts.count()).try_for_each(|i| {
             bar.set(i as u64);
             if bar.interrupted() {
@@ -80,17 +80,17 @@ impl Trainer {
             return Ok(BTreeMap::new());
         };
         journal.write_episodes(records)?;
-        self.record.validations.push(ValidationMetrics { step: self.done, metrics: record::stored(&metrics) });
+        self.record.validations.push(ValidationMetrics { step: self.steps_done, metrics: record::stored(&metrics) });
         Ok(metrics)
     }
 
     /// The result that an earlier process wrote, or that of the algorithm.
     fn validation(&mut self, dir: Option<&RunDir>, bar: &StoppableBar) -> Result<Option<Validation>> {
         if !self.validates {
-            return self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar);
+            return self.algorithm.validate(self.steps_done, self.model.as_mut(), &self.noise, bar);
         }
         let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
-        let partial = dir.map(|dir| PartialResults::new(dir, self.done, Vec::new(), &self.labels, key));
+        let partial = dir.map(|dir| PartialResults::new(dir, self.steps_done, Vec::new(), &self.labels, key));
         let written = partial.as_ref().and_then(PartialResults::read_validation);
         // Only rank 0 has files.
         let bits = |(name, value): (&String, &f64)| (name.clone(), value.to_bits());
@@ -99,7 +99,7 @@ impl Trainer {
             let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
             return Ok(Some(Validation { metrics, records: written.map(|v| v.records).unwrap_or_default() }));
         }
-        let validation = self.algorithm.validate(self.done, self.model.as_mut(), &self.noise, bar)?;
+        let validation = self.algorithm.validate(self.steps_done, self.model.as_mut(), &self.noise, bar)?;
         if let (Some(partial), Some(validation)) = (&partial, &validation) {
             partial.write_validation(validation)?;
         }

@@ -68,8 +68,8 @@ pub struct Trainer {
     /// The metrics to show first.
     headlines: Vec<Headline>,
     steps: u64,
-    /// Steps that are done, also before this process.
-    done: u64,
+    /// Number of steps done, also before this process.
+    steps_done: u64,
     /// The course of the run so far, part of every checkpoint.
     record: Record,
     /// Seconds of the processes before this one.
@@ -111,8 +111,8 @@ impl Trainer {
     /// Trains and finishes; also returns the number of steps done.
     fn run_to_end(mut self, dir: Option<&RunDir>, session: &RunSession) -> (u64, Result<RunSummary>) {
         let bar = StoppableBar::begin(session, self.steps, "steps", dir.is_some(), self.may_stop_within_steps());
-        bar.set(self.done);
-        let mut journal = Journal::new(dir, self.done, self.headlines.clone());
+        bar.set(self.steps_done);
+        let mut journal = Journal::new(dir, self.steps_done, self.headlines.clone());
         let start = Instant::now();
         self.seconds_before = self.record.seconds;
         if let Some(dir) = dir {
@@ -124,19 +124,19 @@ impl Trainer {
         let outcome = match trained {
             Err(error) if error.fault() == Fault::Interrupt => self.stop(&mut journal).and(Err(Error::Interrupted)),
             Err(error) => {
-                let discarded = match (dir, self.done, error.fault()) {
+                let discarded = match (dir, self.steps_done, error.fault()) {
                     (Some(dir), 0, Fault::User) => dir.discard_beginning(),
                     _ => Ok(()),
                 };
                 discarded.and(Err(error))
             }
-            Ok(()) => return (self.done, self.finish(dir)),
+            Ok(()) => return (self.steps_done, self.finish(dir)),
         };
-        (self.done, outcome)
+        (self.steps_done, outcome)
     }
 
     fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &StoppableBar, start: Instant) -> Result<()> {
-        if self.done == 0 {
+        if self.steps_done == 0 {
             let begun = Instant::now();
             self.measure(journal, session, bar)?;
             self.pace.add_evaluation(begun.elapsed().as_secs_f64());
@@ -149,7 +149,7 @@ impl Trainer {
         if self.record.parameters.is_none() {
             self.record.parameters = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
-        while self.done < self.steps {
+        while self.steps_done < self.steps {
             self.stopped = self.stop_reason();
             if self.stopped.is_some() {
                 self.end_early(journal)?;
@@ -161,18 +161,18 @@ impl Trainer {
             let begun = Instant::now();
             let stepped = self.step(journal.dir.is_some() && self.wants_samples(), bar);
             let mut report = self.checkpoint_on_error(stepped, journal)?;
-            self.done += 1;
+            self.steps_done += 1;
             self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
             let sums = ParameterSums::of(self.model.as_mut())?;
             report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
-            self.record.add_step(self.done, &report, max_grad_norm, sums.map(|sums| sums.hash));
+            self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
             journal.open(&self.loaded, &self.record, &self.labels)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
-            journal.write_report(self.done, &report)?;
+            journal.write_report(self.steps_done, &report)?;
             let seconds = begun.elapsed().as_secs_f64();
             self.complete(journal, session, bar, report.metrics)?;
-            bar.set(self.done);
+            bar.set(self.steps_done);
             self.log_pace(seconds, journal);
             let checked = self.check_idle();
             self.checkpoint_on_error(checked, journal)?;
@@ -188,8 +188,8 @@ impl Trainer {
     /// Logs the remaining time, once the first steps have been timed.
     fn log_pace(&mut self, seconds: f64, journal: &Journal) {
         let every = self.loaded.config.evaluation.every;
-        let evaluations = if self.measures() { pace::evaluations_left(self.done, self.steps, every) } else { 0 };
-        let message = self.pace.add_step(seconds, self.steps - self.done, evaluations);
+        let evaluations = if self.measures() { pace::evaluations_left(self.steps_done, self.steps, every) } else { 0 };
+        let message = self.pace.add_step(seconds, self.steps - self.steps_done, evaluations);
         if let Some(message) = message.filter(|_| journal.dir.is_some()) {
             tracing::info!("{message}");
         }
@@ -203,11 +203,11 @@ impl Trainer {
     fn training_progress(&self) -> idle::RunProgress {
         let training = &self.loaded.config.training;
         idle::RunProgress {
-            done: self.done,
+            done: self.steps_done,
             steps: self.steps,
             batch: self.data.as_ref().map_or(0, Batches::global_batch) as u64,
             limit: training.max_skipped_steps,
-            warms_up: training.learning_rate > 0.0 && (0..self.done).all(|step| self.schedule.at(step) == 0.0),
+            warms_up: training.learning_rate > 0.0 && (0..self.steps_done).all(|step| self.schedule.at(step) == 0.0),
         }
     }
 
@@ -232,19 +232,19 @@ impl Trainer {
                     self.record.pending = None;
                     self.record.set_last(&metrics);
                     if always || metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/")) {
-                        journal.log(self.done, self.steps, &metrics)?;
+                        journal.log(self.steps_done, self.steps, &metrics)?;
                     }
                 }
-                Work::Amend => self.amend(journal)?,
+                Work::Amend => self.add_late_measurements(journal)?,
             }
         }
         Ok(())
     }
 
-    /// The work that is due after step `done`, in its order.
+    /// The work that is due after step `steps_done`, in its order.
     fn due(&self) -> Vec<Work> {
         let config = &self.loaded.config;
-        let due = |every: u64| self.done == self.steps || (every > 0 && self.done.is_multiple_of(every));
+        let due = |every: u64| self.steps_done == self.steps || (every > 0 && self.steps_done.is_multiple_of(every));
         let (measures, saves) = (due(config.evaluation.every), due(config.save_steps));
         let work = [
             // First: after a kill during the evaluation, the next process repeats no step and continues with the
@@ -268,7 +268,7 @@ impl Trainer {
         bar: &StoppableBar,
     ) -> Result<BTreeMap<String, f64>> {
         let mut metrics = BTreeMap::new();
-        let step = self.done;
+        let step = self.steps_done;
         if !self.record.evaluations.iter().any(|evaluation| evaluation.step == step)
             && let Some(results) = self.evaluate(journal.dir.as_ref(), session)?
         {
@@ -290,8 +290,8 @@ impl Trainer {
     /// Sample videos are written with the first step, every `sample_steps`, and with the last.
     fn wants_samples(&self) -> bool {
         let every = self.loaded.config.sample_steps;
-        let next = self.done + 1;
-        every > 0 && (next.is_multiple_of(every) || next == self.steps || self.done == 0)
+        let next = self.steps_done + 1;
+        every > 0 && (next.is_multiple_of(every) || next == self.steps || self.steps_done == 0)
     }
 
     /// A single process may stop within a step; several must stop at the same point.
@@ -300,7 +300,7 @@ impl Trainer {
     }
 
     fn step(&mut self, want_videos: bool, bar: &StoppableBar) -> Result<StepReport> {
-        let step = self.done;
+        let step = self.steps_done;
         let learning_rate = self.schedule.at(step);
         let batch = match &mut self.data {
             Some(data) => {

@@ -96,7 +96,7 @@ impl Trainer {
             validates,
             store,
             steps,
-            done: 0,
+            steps_done: 0,
             record: Record::default(),
             seconds_before: 0.0,
             saved: None,

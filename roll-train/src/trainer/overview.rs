@@ -36,7 +36,7 @@ impl Trainer {
         if let Some(env) = &config.env {
             add("environment", format!("`{}`", env.name));
         }
-        let going_on = match self.done {
+        let going_on = match self.steps_done {
             0 => String::new(),
             done if done >= self.steps => ", all done; raise `steps` to train further".into(),
             done => format!(", {done} done"),

@@ -43,7 +43,7 @@ impl Trainer {
         self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
         tensors::restore(self.algorithm.as_mut(), from)?;
         self.record = read_record(from)?;
-        self.done = from.step();
+        self.steps_done = from.step();
         self.saved = Some(from.clone());
         self.saved_step = Some(from.step());
         let (before, now) =
@@ -56,11 +56,13 @@ impl Trainer {
                  adjust `training.gradient_accumulation_steps` to keep the number"
             );
         }
-        match self.done <= self.steps {
+        match self.steps_done <= self.steps {
             true => Ok(()),
             false => {
-                let problem =
-                    format!("the run has made {} steps already, and `steps` is {}: choose more", self.done, self.steps);
+                let problem = format!(
+                    "the run has made {} steps already, and `steps` is {}: choose more",
+                    self.steps_done, self.steps
+                );
                 Err(Error::config("steps", problem))
             }
         }
@@ -69,7 +71,7 @@ impl Trainer {
     /// Writes a checkpoint of the steps that are done, unless there is one. All ranks take part: each has some of the
     /// state. When it fails, the older checkpoints are unchanged.
     pub(super) fn save(&mut self, journal: &mut Journal) -> Result<()> {
-        if self.saved_step == Some(self.done) {
+        if self.saved_step == Some(self.steps_done) {
             return Ok(());
         }
         let optimizer = self.strategy.state()?;
@@ -79,17 +81,17 @@ impl Trainer {
         // Sharded weights are gathered for the export: the other ranks take part until it is done.
         self.strategy.ranks().all.barrier()?;
         let Some((dir, adapters)) = exported else {
-            self.saved_step = Some(self.done);
+            self.saved_step = Some(self.steps_done);
             return Ok(());
         };
         journal.sync()?;
         let checkpoint = self.write(&dir, &adapters, &optimizer, algorithm);
         let checkpoint = checkpoint.while_doing(|| {
             let older = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
-            format!("writing the checkpoint of step {}{}", self.done, older.unwrap_or_default())
+            format!("writing the checkpoint of step {}{}", self.steps_done, older.unwrap_or_default())
         })?;
         self.saved = Some(checkpoint);
-        self.saved_step = Some(self.done);
+        self.saved_step = Some(self.steps_done);
         match self.loaded.config.max_ckpt_to_keep {
             Some(keep) => checkpoint::prune(&dir.checkpoints(), keep),
             None => Ok(()),
@@ -98,13 +100,13 @@ impl Trainer {
 
     /// Adds measurements that were made after the checkpoint of this step was written, and removes the partial results
     /// of evaluations, which the checkpoint then has.
-    pub(super) fn amend(&mut self, journal: &mut Journal) -> Result<()> {
+    pub(super) fn add_late_measurements(&mut self, journal: &mut Journal) -> Result<()> {
         let (Some(dir), Some(saved)) = (journal.dir.clone(), &self.saved) else { return Ok(()) };
-        if saved.step() == self.done && read_record(saved)?.pending.is_some() {
+        if saved.step() == self.steps_done && read_record(saved)?.pending.is_some() {
             journal.sync()?;
             record::amend(saved, &self.record)?;
         }
-        evaluation::remove_up_to(&dir, self.done)
+        evaluation::remove_up_to(&dir, self.steps_done)
     }
 
     fn write(
@@ -114,11 +116,11 @@ impl Trainer {
         optimizer: &StateDict,
         algorithm: serde_json::Value,
     ) -> Result<Checkpoint> {
-        let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.done)?;
+        let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.steps_done)?;
         dir.identity(&self.loaded.config).into_iter().for_each(|run| writer.of_run(run));
         // Identical for identical runs, because checkpoints are compared bit for bit.
         let words = BTreeMap::from([
-            (header::STEPS.to_string(), self.done.to_string()),
+            (header::STEPS.to_string(), self.steps_done.to_string()),
             (header::RUN.to_string(), self.loaded.config.experiment().to_string()),
         ]);
         for (name, tensors) in adapters {
@@ -155,7 +157,7 @@ impl Trainer {
         // The other ranks wait until it is written: `mpirun` ends the whole job with the first rank that exits.
         self.strategy.ranks().all.barrier()?;
         if let Some(dir) = &journal.dir {
-            let steps = counted(self.done, "step");
+            let steps = counted(self.steps_done, "step");
             tracing::warn!("stopped after {steps}; go on with: roll run --resume {}", shell_quoted(dir.path()));
         }
         Ok(())
@@ -173,10 +175,10 @@ impl Trainer {
 
     fn save_steps_done(&mut self, journal: &mut Journal) {
         let Some(dir) = journal.dir.clone().filter(|_| self.strategy.ranks().all.world_size() == 1) else { return };
-        if self.done == 0 || self.saved_step == Some(self.done) {
+        if self.steps_done == 0 || self.saved_step == Some(self.steps_done) {
             return;
         }
-        let (steps, at) = (counted(self.done, "step"), dir.checkpoints());
+        let (steps, at) = (counted(self.steps_done, "step"), dir.checkpoints());
         match self.save(journal) {
             Ok(()) => tracing::warn!("the training of {steps} is saved in {}", at.display()),
             Err(error) => tracing::warn!("the training of {steps} could not be saved: {}", error.chain()),

@@ -76,7 +76,7 @@ impl Trainer {
         let peak_memory = peak_memory(self.strategy.ranks().all.as_ref())?;
         let figures = results::figures(&self.record, &self.headlines, &self.labels);
         let mut summary = RunSummary {
-            steps: self.done,
+            steps: self.steps_done,
             stopped: self.stopped.clone(),
             seconds: self.record.seconds,
             peak_memory,
@@ -96,7 +96,7 @@ impl Trainer {
             dir: dir.cloned(),
         };
         let Some(dir) = dir else { return Ok(summary) };
-        evaluation::remove_up_to(dir, self.done)?;
+        evaluation::remove_up_to(dir, self.steps_done)?;
         let json = serde_json::to_value(&summary).map_err(Error::failed("writing the summary"))?;
         dir.write_summary(&json)?;
         summary.written = results::write(dir, &self.record, self.evaluator.as_ref(), &self.headlines, &self.labels)?;

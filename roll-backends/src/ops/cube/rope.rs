@@ -1,4 +1,4 @@
-//! Rotary position embedding: each unit rotates one pair.
+//! Rotary position embedding: each unit (thread) rotates one pair of values.
 
 use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
@@ -14,19 +14,33 @@ impl RopeKernel for Cube {
         let [rows, channels] = x.shape().dims::<2>();
         let pairs = rows * channels / 2;
         if pairs > 0 {
-            let (cubes, dim) = elementwise_launch(&x, pairs);
-            let (client, address) = (x.client.clone(), x.required_address_type());
+            let (cube_count, cube_dim) = elementwise_launch(&x, pairs);
+            let (client, address_type) = (x.client.clone(), x.required_address_type());
             let (x, cos, sin, out) =
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
             let per_row = channels / 2;
             let per_head = per_row / heads;
-            rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, per_row, per_head, back);
+            rotate_pairs::launch(
+                &client,
+                cube_count,
+                cube_dim,
+                address_type,
+                x,
+                cos,
+                sin,
+                out,
+                pairs,
+                per_row,
+                per_head,
+                back,
+            );
         }
         y
     }
 }
 
-/// Rotates each pair of adjacent values by its angle, or by the negative angle if `back` (for the gradient). `cos` and
+/// Rotates each pair of adjacent values by the angle of its row and its place in the head, or by the negative angle if
+/// `back` (for the gradient). `cos` and
 /// `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row` in a row and `pairs` in the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_pairs(
@@ -43,10 +57,12 @@ fn rotate_pairs(
     if pair >= pairs {
         terminate!();
     }
-    // `per_row` is a multiple of `per_head`.
-    let angle = pair / per_row * per_head + pair % per_head;
+    // All heads of a row share its angles. `per_row` is a multiple of `per_head`.
+    let row = pair / per_row;
+    let pair_in_head = pair % per_head;
+    let index = row * per_head + pair_in_head;
     let (even, odd) = (x[2 * pair], x[2 * pair + 1]);
-    let (c, s) = (cos[angle], if comptime!(back) { -sin[angle] } else { sin[angle] });
+    let (c, s) = (cos[index], if comptime!(back) { -sin[index] } else { sin[index] });
     y[2 * pair] = even * c - odd * s;
     y[2 * pair + 1] = even * s + odd * c;
 }

@@ -2,7 +2,7 @@
 //!
 //! Both operands are contiguous along the inputs, so nothing is packed: a tile of 3 x 4 sums stays in registers.
 //! Weights that are not f32 are converted a few rows at a time, into memory that stays in the cache. Every sum has one
-//! order (eight lanes over the inputs, then over the lanes), so that the result of a row is bit-identical whatever the
+//! order (eight partial sums over the inputs, then their sum, then the remaining inputs), so that the result of a row is bit-identical whatever the
 //! other rows and the number of threads are.
 
 use std::ops::Range;
@@ -22,8 +22,8 @@ const X_ROWS: usize = 3;
 const W_ROWS: usize = 4;
 /// Rows of W per register tile if x has one row, which leaves more registers.
 const W_ROWS_FOR_ONE: usize = 8;
-/// f32 values of W that a task holds at a time, and of x that it multiplies them by: 128 KiB each.
-const TILE: usize = 1 << 15;
+/// Maximum number of f32 values of W, and of x, that a task keeps in the cache: 128 KiB each.
+const CACHE_BLOCK: usize = 1 << 15;
 /// Number of multiplications up to which one thread is faster than several.
 const ONE_THREAD: usize = 1 << 16;
 /// Outputs that [`pull`] converts at a time.
@@ -105,8 +105,9 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
         return y;
     }
     let is_small = rows * inputs * outputs <= ONE_THREAD;
+    // Eight tasks per thread balance the load.
     let parts = if is_small { 1 } else { 8 * rayon::current_num_threads() };
-    let max_width = (TILE / inputs / W_ROWS).max(1) * W_ROWS;
+    let max_width = (CACHE_BLOCK / inputs / W_ROWS).max(1) * W_ROWS;
     let width = outputs.div_ceil(parts).next_multiple_of(W_ROWS).min(max_width);
     let task = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
         let outputs = i * width..((i + 1) * width).min(outputs);
@@ -123,21 +124,21 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
 
 /// Computes the result columns of some rows of the weight.
 fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
-    let rows = out.rows();
+    let (rows, outputs) = (out.rows(), bias.len());
     // Rows of x that stay in the cache for a pass over the weight.
-    let block = (TILE / inputs / X_ROWS).max(1) * X_ROWS;
+    let block = (CACHE_BLOCK / inputs / X_ROWS).max(1) * X_ROWS;
     if rows == 1 {
-        let whole = bias.len() / W_ROWS_FOR_ONE * W_ROWS_FOR_ONE;
+        let whole = outputs / W_ROWS_FOR_ONE * W_ROWS_FOR_ONE;
         (0..whole)
             .step_by(W_ROWS_FOR_ONE)
             .for_each(|o| tile::<1, W_ROWS_FOR_ONE>(out, x, inputs, weight, bias, [0, o]));
-        return (whole..bias.len()).for_each(|o| tile::<1, 1>(out, x, inputs, weight, bias, [0, o]));
+        return (whole..outputs).for_each(|o| tile::<1, 1>(out, x, inputs, weight, bias, [0, o]));
     }
     for first in (0..rows).step_by(block) {
         let end = (first + block).min(rows);
         let mut o = 0;
-        while o < bias.len() {
-            let step = if o + W_ROWS <= bias.len() { W_ROWS } else { 1 };
+        while o < outputs {
+            let step = if o + W_ROWS <= outputs { W_ROWS } else { 1 };
             for r in (first..end).step_by(X_ROWS) {
                 match (end - r, step) {
                     (1, 1) => tile::<1, 1>(out, x, inputs, weight, bias, [r, o]),
@@ -352,6 +353,7 @@ mod tests {
         let (x, w) = (noise(3 * 203, 8), noise(4 * 203, 9));
         let (x, w): (Vec<_>, Vec<_>) = (x.chunks(203).collect(), w.chunks(203).collect());
         let (x, w): ([&[f32]; 3], [&[f32]; 4]) = (x.try_into().unwrap(), w.try_into().unwrap());
+        // `Separate`, as on processors without fused multiply-add: one more rounding.
         let (fast, slow) = (dots(x, w), dots_portable::<crate::ops::kernels::simd::Separate, 3, 4>(x, w));
         for (fast, slow) in fast.iter().flatten().zip(slow.iter().flatten()) {
             assert!((fast - slow).abs() < 1e-5, "{fast}, {slow}");

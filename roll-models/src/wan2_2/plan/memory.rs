@@ -5,7 +5,7 @@ use roll_core::plan::MemoryItem;
 
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
-use super::super::vae::{DEFAULT_CHECKPOINTS, Tiling, decoder_bytes, state_bytes};
+use super::super::vae::{DEFAULT_CHECKPOINTS, Tiling, decoder_bytes, feature_cache_bytes};
 use super::{Plan, RESERVE};
 
 /// f32 values per token that the recomputation and the pullback of one block hold: 10 per channel of the residual
@@ -26,14 +26,14 @@ impl Plan {
             let formula = "CUDA's context, rewards' networks; an estimate".into();
             items.push(item("context and rewards", RESERVE, 0, formula));
         }
-        // Trained weights are loaded like frozen ones.
+        // Trained weights are loaded like frozen ones, and are f32 parameters besides: both count.
         items.push(self.transformer_weights());
         let vae = networks.vae_elements();
         items.push(item("VAE weights", 4 * vae, 0, format!("{vae} x 4 B")));
-        let n = self.trained_elements()?;
-        items.push(self.trained_parameters(n));
-        items.push(item("gradients in the model", 4 * n, 0, format!("{n} x 4 B, until they are reduced")));
-        items.extend(division.memory(n, ranks, gpu));
+        let trained = self.trained_elements()?;
+        items.push(self.trained_parameters(trained));
+        items.push(item("gradients in the model", 4 * trained, 0, format!("{trained} x 4 B, until they are reduced")));
+        items.extend(division.memory(trained, ranks, gpu));
 
         let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let element = self.storage.block_input_bytes;
@@ -54,9 +54,12 @@ impl Plan {
         let [a, b] = BLOCK_WORDS;
         items.push(match pull > decode {
             true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
-            false => {
-                item("decoder and its pull", decode, 0, format!("measured, in units of the decoder's states; {tiles}"))
-            }
+            false => item(
+                "decoder and its pull",
+                decode,
+                0,
+                format!("measured, in units of the decoder's feature caches; {tiles}"),
+            ),
         });
         let [height, width] = self.size();
         let [_, with_gradient] = passes.decoded();
@@ -65,16 +68,16 @@ impl Plan {
         items.push(item(
             "decoded frames",
             0,
-            copies * frames * height * width * 12,
+            copies * frames * height * width * 3 * 4,
             format!("{copies} x {frames} frames x {height} x {width} pixels x 12 B"),
         ));
         if self.offload_inputs && gpu && with_gradient > 0 {
             let [chunks, h, w] = self.latent_size();
-            let state = state_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
+            let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
             let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
             let formula =
-                format!("{count} x {state} B, caches between chunks; more if memory allows, to recompute less");
-            items.push(item("decoder's states", 0, count * state, formula));
+                format!("{count} x {state} B, one per chunk border; more if memory allows, to recompute less");
+            items.push(item("decoder's feature caches", 0, count * state, formula));
         }
         Ok(items)
     }
@@ -86,7 +89,7 @@ impl Plan {
             true => format!("{expert} B (matrices of blocks in 8 bits)"),
             false => format!("{} x {} B", self.networks.dit_elements(), self.storage.weight_bytes),
         };
-        let (device, host, formula) = match self.placement() {
+        let (device, host, formula) = match self.resolved_placement() {
             Placement::Sharded => {
                 let blocks = self.gathered_blocks();
                 let formula = format!("{experts} x {counted} / {ranks} ranks, plus gathered blocks: {blocks}");
@@ -113,7 +116,7 @@ impl Plan {
     fn trained_parameters(&self, n: usize) -> MemoryItem {
         let (ranks, full) = (self.input.ranks(), self.trainable == Trainable::Full);
         let what = if full { "all weights" } else { "adapters" };
-        if !(full && ranks > 1 && self.placement() == Placement::Sharded) {
+        if !(full && ranks > 1 && self.resolved_placement() == Placement::Sharded) {
             return item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}"));
         }
         let blocks = self.gathered_blocks();

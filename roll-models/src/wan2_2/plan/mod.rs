@@ -1,4 +1,4 @@
-//! Estimates of a run with a reward before it is started: memory by item, and time by phase.
+//! Estimates of a training run before it is started: memory by kind of tensor, and time by phase.
 //!
 //! Weights, gradients and optimizer state are counted exactly, from the shapes. The rest of a step's memory is a
 //! formula whose factors were measured on the CPU, where all values are f32 whatever the storage dtype. Choices that
@@ -37,7 +37,7 @@ pub struct Networks {
     pub vae: VaeConfig,
 }
 
-/// Dtypes on a device, and the location of the idle expert.
+/// Bytes per element on a device, and the location of the idle expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceStorage {
     /// Bytes per frozen weight of the transformer, except matrices in eight bits.
@@ -91,6 +91,7 @@ pub(super) fn vae_budget(
     options: &WanOptions,
 ) -> MemoryBudget {
     let patch: usize = dit.patch.iter().product();
+    // One block input per token, segment of a pass and trained step; a token covers `patch` latents.
     let recorded_per_latent = match options.use_gradient_checkpointing_offload {
         true => 0,
         false => (block_input_bytes * dit.dim * dit.segments() * TRAINED_STEPS).div_ceil(patch),
@@ -150,7 +151,7 @@ impl Plan {
     }
 
     /// Location of the frozen weights.
-    pub fn placement(&self) -> Placement {
+    pub fn resolved_placement(&self) -> Placement {
         match (self.placement, self.input.division.stage) {
             (Placement::Auto, 3) => Placement::Sharded,
             (Placement::Auto, _) => Placement::Resident,
@@ -188,7 +189,8 @@ impl Plan {
     /// Whether the tokens of a video can be sharded among the `count` ranks of a group.
     pub(super) fn can_shard_tokens(&self, count: usize) -> bool {
         let (ranks, heads) = (self.input.ranks(), self.networks.dit.heads);
-        // With stage 3, a rank that waits for its group would not serve the gathers of the other groups.
+        // With stage 3, all ranks gather weights together. A rank that waits for its group would block the other groups,
+        // so a group has one rank or all.
         let allowed = self.input.division.stage < 3 || count == 1 || count == ranks;
         allowed && [ranks, self.tokens(), heads].iter().all(|n| n.is_multiple_of(count))
     }

@@ -37,7 +37,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         networks,
     };
     if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, input.memory) {
-        let experts = match plan.placement() {
+        let experts = match plan.resolved_placement() {
             Placement::Auto | Placement::Resident => plan.experts_on_device(),
             Placement::Streamed | Placement::Host | Placement::Sharded => 0,
         };
@@ -134,11 +134,11 @@ fn check_token_ranks(plan: &Plan) -> Result<()> {
 fn hints(plan: &Plan) -> Vec<String> {
     let mut hints = Vec::new();
     let mut hint = |applies: bool, text: &str| hints.extend(applies.then(|| text.to_string()));
-    let (resident, full) = (plan.placement() == Placement::Resident, plan.trainable == Trainable::Full);
+    let (resident, full) = (plan.resolved_placement() == Placement::Resident, plan.trainable == Trainable::Full);
     let division = &plan.input.division;
     hint(resident && plan.input.ranks() > 1, "strategy.stage=3 shards the frozen weights between the ranks");
     hint(
-        !plan.storage.eight_bits && plan.placement() != Placement::Sharded && !full,
+        !plan.storage.eight_bits && plan.resolved_placement() != Placement::Sharded && !full,
         "model.weights_dtype=int8 rounds the matrices of the frozen blocks to eight bits",
     );
     hint(

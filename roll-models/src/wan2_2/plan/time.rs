@@ -22,13 +22,13 @@ impl Plan {
         let pixels = (input.frames * self.size().iter().product::<usize>()) as f64;
         let decode = decoder_flops(&self.networks.vae) * pixels * self.tile_overlap();
         let weights = self.expert_bytes() as f64;
-        let (moved, rate) = match self.placement() {
+        let (moved, rate) = match self.resolved_placement() {
             Placement::Sharded => (weights * (1.0 - 1.0 / input.ranks() as f64), speed.link),
             Placement::Streamed => (weights, speed.read),
             Placement::Host => (weights, HOST_RATE),
             Placement::Auto | Placement::Resident => (0.0, speed.link),
         };
-        let overlaps = match self.placement() {
+        let overlaps = match self.resolved_placement() {
             Placement::Streamed | Placement::Host => true,
             Placement::Sharded => input.division.overlap_comm,
             Placement::Auto | Placement::Resident => false,
@@ -72,7 +72,7 @@ impl Plan {
 
     /// The changes of experts that take turns on the device: a trajectory passes through both once.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
-        let rate = match (self.placement(), self.storage.idle) {
+        let rate = match (self.resolved_placement(), self.storage.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
             (Placement::Auto | Placement::Resident, IdleExpert::Drop) => self.input.speed.read,
             _ => return None,

@@ -5,7 +5,7 @@ use super::config::VaeConfig;
 use super::layer::{CONTEXT, LayerKind};
 use super::tiling::Tiling;
 
-/// Memory of one chunk and its pullback besides checkpoints, in tenths of a state ([`state_bytes`]): both grow with the
+/// Memory of one chunk and its pullback besides checkpoints, in tenths of a state ([`feature_cache_bytes`]): both grow with the
 /// widths and positions of the layers. Measured at 128x128 in f32 with 17 frames, all of whose four states are
 /// checkpoints: 931 MiB besides weights (example `vae_memory` of commit ac7d28a). 65 frames take 358 MiB more, two
 /// states and the frames in host memory.
@@ -47,7 +47,7 @@ impl MemoryBudget {
     pub fn checkpoints(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let [t, h, w] = latents;
         let available = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
-        let more = available / 2 / state_bytes(vae, tiling, [h, w], self.element_size).max(1);
+        let more = available / 2 / feature_cache_bytes(vae, tiling, [h, w], self.element_size).max(1);
         (DEFAULT_CHECKPOINTS + more).min(t.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
     }
 
@@ -74,7 +74,7 @@ fn free_host_memory() -> Option<usize> {
 
 /// Bytes of the decoder's feature cache at a chunk border, with `element_size` bytes per element, for frames or tiles
 /// of `[height, width]` latent pixels.
-pub fn state_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], element_size: usize) -> usize {
+pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], element_size: usize) -> usize {
     let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
     let (mut scale, mut elements) = (1, 0);
     for layer in vae.decoder_layers() {
@@ -104,7 +104,7 @@ pub fn decoder_bytes(
     let borders = t.saturating_sub(1);
     let kept = borders.min(if offload { RESTORED_STATES } else { DEFAULT_CHECKPOINTS });
     let recomputed = if borders > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
-    state_bytes(vae, tiling, [h, w], element_size) * (CHUNK_TENTHS + 10 * (kept + recomputed)) / 10
+    feature_cache_bytes(vae, tiling, [h, w], element_size) * (CHUNK_TENTHS + 10 * (kept + recomputed)) / 10
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
         equal(bytes(Some(TILES[1]), latents, 4, false) * 4, whole);
         equal(bytes(None, latents, 2, false) * 2, whole);
         // Of four checkpoints, the one in use and the next one are on the device.
-        equal(whole - bytes(None, latents, 4, true), 2 * state_bytes(&vae, None, [68, 68], 4));
+        equal(whole - bytes(None, latents, 4, true), 2 * feature_cache_bytes(&vae, None, [68, 68], 4));
         assert_eq!(bytes(None, [42, 68, 68], 4, false), whole, "memory does not grow with the number of frames");
         assert!(bytes(None, [1, 68, 68], 4, false) < whole / 3);
     }
@@ -152,8 +152,8 @@ mod tests {
         let at = |width: usize, scale: usize, count: usize| 2 * width * scale * scale * count;
         let numbers =
             at(16, 1, 1) + at(384, 1, 4 + 6 + 1) + at(192, 2, 1) + at(384, 2, 5 + 1) + at(192, 4, 6) + at(96, 8, 7);
-        assert_eq!(state_bytes(&vae, None, [60, 60], 4), 4 * 3600 * numbers);
-        assert_eq!(state_bytes(&vae, Some(TILES[1]), [60, 60], 2), 2 * 34 * 34 * numbers);
+        assert_eq!(feature_cache_bytes(&vae, None, [60, 60], 4), 4 * 3600 * numbers);
+        assert_eq!(feature_cache_bytes(&vae, Some(TILES[1]), [60, 60], 2), 2 * 34 * 34 * numbers);
     }
 
     #[test]

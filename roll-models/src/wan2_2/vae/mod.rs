@@ -38,7 +38,7 @@ pub use chain::Probe;
 pub use clamp::{Clamped, clamp};
 pub use config::{VaeConfig, VaeVersion};
 pub(super) use memory_budget::checkpoints_in_host_memory;
-pub use memory_budget::{MemoryBudget, decoder_bytes, state_bytes};
+pub use memory_budget::{MemoryBudget, decoder_bytes, feature_cache_bytes};
 pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 
@@ -55,7 +55,7 @@ pub struct Chunking {
     pub tiling: Option<Tiling>,
     /// Number of feature caches at chunk borders that are stored for the pullback, besides the first. Fewer need less
     /// memory and more time; the results are the same. At 128 x 128 pixels one cache of the published Wan2.1 VAE takes
-    /// about 150 MB ([`state_bytes`]).
+    /// about 150 MB ([`feature_cache_bytes`]).
     pub checkpoints: usize,
     /// Whether these caches are stored in host memory. The results are the same.
     pub offload: bool,
