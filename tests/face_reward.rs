@@ -94,6 +94,7 @@ impl Fixture {
     fn config(&self) -> IdentityConfig {
         let detector = Some(self.detectors[0].0.into());
         IdentityConfig {
+            // Must not be empty; `load` reads `self.networks`.
             reward_model_path: "models".into(),
             det_size: self.side,
             detector,
@@ -232,7 +233,7 @@ fn frames_of_a_clip_match_its_person_and_not_the_portrait() {
     }
 }
 
-/// Every option that bears on the result, but those of the detector.
+/// Configurations with one changed option each: every one that affects the result, except those of the detector.
 fn options() -> Vec<IdentityConfig> {
     let plain = IdentityConfig::default();
     let bgr = IdentityConfig { channel_order: ChannelOrder::Bgr, ..plain.clone() };
@@ -289,8 +290,8 @@ fn agrees_with_differences(fixture: &Fixture, config: IdentityConfig) {
     let (mut largest_slope, mut worst) = (0f64, 0f64);
     for seed in 0..6 {
         let mut draw = noise.uniform(roll_core::Purpose::Synthetic, 0, seed);
-        // The gradient with some noise. Along pure noise the slope is so small that, at every step large enough for
-        // f32, the kinks of the embedder's PReLUs change the score more. The noise is constant over 4x4 pixels, since
+        // The gradient with some noise. Along pure noise the slope is too small: a step that f32 can resolve crosses kinks
+        // of the embedder's PReLUs, which change the score more than the slope does. The noise is constant over 4x4 pixels, since
         // white noise mostly cancels in the crop.
         let coarse: Vec<f32> = (0..frames * 3 * h.div_ceil(4) * w.div_ceil(4)).map(|_| draw()).collect();
         let direction: Vec<f32> = (0..values.len())
@@ -343,7 +344,7 @@ fn score_gradients_match_float64_differences() {
 }
 
 #[test]
-fn a_video_without_a_face_has_a_gradient_at_the_face_of_the_reference() {
+fn a_video_without_a_face_has_a_gradient_only_with_landmarks_of_the_reference() {
     for fixture in fixtures() {
         let [h, w] = size(&fixture.portrait);
         let nothing = Video::new(Tensor::zeros([1, 3, h, w]), 1.0).unwrap();

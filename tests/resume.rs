@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::program::{self, with_default_signals};
 use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 
-/// With [`SHORT`]: the fewest denoising steps.
+/// Settings of `reward_fl` with the fewest denoising steps ([`SHORT`]).
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
 const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
@@ -38,7 +38,10 @@ const FLOW_GRPO: [&str; 7] = [
     "sample_steps=0",
     "training.learning_rate=1e-3",
 ];
-const WEIGHTS: [&str; 2] = ["adapter.safetensors", "trainer/optimizer.safetensors"];
+const ADAPTER: &str = "adapter.safetensors";
+const OPTIMIZER: &str = "trainer/optimizer.safetensors";
+/// The files of a checkpoint that are compared.
+const COMPARED: [&str; 2] = [ADAPTER, OPTIMIZER];
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and the summary.
 fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: u64, files: &[&str]) {
@@ -66,28 +69,28 @@ fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: u64, files:
 fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
     let cases: [(&str, &[&str], &[&str], &[&str]); 7] = [
-        ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &WEIGHTS),
-        ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &WEIGHTS),
-        ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &WEIGHTS),
-        ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &WEIGHTS),
-        ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &WEIGHTS),
-        ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &WEIGHTS),
+        ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &COMPARED),
+        ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
+        ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &COMPARED),
+        ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
+        ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),
+        ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &COMPARED),
         (
             "flow_matching-full",
             &FLOW_MATCHING,
             &["strategy.name=zero", "model.lora_rank=0", "model.trainable_models=dit2"],
-            &["diffusion_pytorch_model.safetensors", WEIGHTS[1]],
+            &["diffusion_pytorch_model.safetensors", OPTIMIZER],
         ),
     ];
     for (name, algorithm, settings, files) in cases {
         let settings = [algorithm, settings].concat();
-        let (uninterrupted, halved) = (format!("{name}-uninterrupted"), format!("{name}-halved"));
+        let (uninterrupted, cut_off) = (format!("{name}-uninterrupted"), format!("{name}-cut_off"));
         world.train(&uninterrupted, 3, &settings);
-        world.train(&halved, 3, &[&settings[..], &["save_steps=2"]].concat());
+        world.train(&cut_off, 3, &[&settings[..], &["save_steps=2"]].concat());
         // As if it had been killed after its second step.
-        remove_the_end(&world.path(&halved), "step-000003");
-        world.done(&["run", "--resume", &halved]);
-        assert_alike(&world, &halved, &uninterrupted, 3, files);
+        remove_the_end(&world.path(&cut_off), "step-000003");
+        world.done(&["run", "--resume", &cut_off]);
+        assert_alike(&world, &cut_off, &uninterrupted, 3, files);
     }
 }
 
@@ -117,7 +120,7 @@ fn resume_of_an_agent_is_bit_exact() {
         "algo.val_batch_size=4",
         "evaluation.every=3",
     ];
-    let (adapter, full) = (["adapter_model.safetensors", WEIGHTS[1]], ["model.safetensors", WEIGHTS[1]]);
+    let (adapter, full) = (["adapter_model.safetensors", OPTIMIZER], ["model.safetensors", OPTIMIZER]);
     let cases: [(&str, &[&str], &[&str]); 4] = [
         ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true"], &adapter),
         ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], &adapter),
@@ -127,14 +130,14 @@ fn resume_of_an_agent_is_bit_exact() {
     let episodes = |out: &str| std::fs::read_to_string(world.path(out).join("trajectories.jsonl")).unwrap();
     for (name, settings, files) in cases {
         let settings = [&short[..], settings].concat();
-        let [uninterrupted, halved, signalled] =
-            ["uninterrupted", "halved", "signalled"].map(|how| format!("{name}-{how}"));
-        for (out, more) in [(&uninterrupted, &[][..]), (&halved, &["save_steps=2"][..])] {
+        let [uninterrupted, cut_off, signalled] =
+            ["uninterrupted", "cut_off", "signalled"].map(|how| format!("{name}-{how}"));
+        for (out, more) in [(&uninterrupted, &[][..]), (&cut_off, &["save_steps=2"][..])] {
             let output = language(&world, "agentic_ppo", out, &[&settings[..], more].concat()).output().unwrap();
             assert!(output.status.success(), "{}", stderr_text(&output));
         }
         // As if it had been killed after its second step.
-        remove_the_end(&world.path(&halved), "step-000004");
+        remove_the_end(&world.path(&cut_off), "step-000004");
         let output = signal_at(language(&world, "agentic_ppo", &signalled, &settings), "step 1/", &[Signal::TERM]);
         fails(&output, 130, &["interrupted", &format!("roll run --resume {signalled}")]);
         // Killed after its first validation, before its first step: the validation is not done again.
@@ -149,7 +152,7 @@ fn resume_of_an_agent_is_bit_exact() {
         world.done(&["run", "--resume", &killed]);
         assert_alike(&world, &killed, &uninterrupted, 4, files);
         assert_eq!(episodes(&killed), episodes(&uninterrupted), "episodes of {killed}");
-        for out in [&halved, &signalled] {
+        for out in [&cut_off, &signalled] {
             let done = checkpoint::newest_whole(&world.path(out).join("checkpoints")).unwrap().unwrap().step();
             assert!((1..4).contains(&done), "{done} steps of {out}");
             world.done(&["run", "--resume", out]);
@@ -178,13 +181,13 @@ fn resume_of_supervised_training_is_bit_exact() {
     // Two passes and a half, of batches that do not divide the lines.
     let settings =
         ["steps=6", "save_steps=3", "algo.data=talk.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
-    for out in ["uninterrupted", "halved"] {
+    for out in ["uninterrupted", "cut_off"] {
         let output = language(&world, "sft", out, &settings).output().unwrap();
         assert!(output.status.success(), "{}", stderr_text(&output));
     }
-    remove_the_end(&world.path("halved"), "step-000006");
-    world.done(&["run", "--resume", "halved"]);
-    assert_alike(&world, "halved", "uninterrupted", 6, &["adapter_model.safetensors", WEIGHTS[1]]);
+    remove_the_end(&world.path("cut_off"), "step-000006");
+    world.done(&["run", "--resume", "cut_off"]);
+    assert_alike(&world, "cut_off", "uninterrupted", 6, &["adapter_model.safetensors", OPTIMIZER]);
     let metrics = world.metrics("uninterrupted");
     assert_ne!(metrics[0]["actor/loss"], metrics[5]["actor/loss"]);
 }
@@ -231,7 +234,7 @@ const AGENT: [&str; 5] = [
     "algo.val_batch_size=4",
     "evaluation.every=4",
 ];
-const PEFT: [&str; 2] = ["adapter_model.safetensors", WEIGHTS[1]];
+const PEFT: [&str; 2] = ["adapter_model.safetensors", OPTIMIZER];
 
 fn video(world: &World, out: &str, algorithm: &[&str]) -> Command {
     world.training(out, STEPS, &[algorithm, &VIDEO].concat())
@@ -239,10 +242,10 @@ fn video(world: &World, out: &str, algorithm: &[&str]) -> Command {
 
 /// Every algorithm, and one on three ranks.
 const KILLED: [KilledRun; 7] = [
-    KilledRun { name: "reward_fl", command: |world, out| video(world, out, &REWARD_FL), files: WEIGHTS },
-    KilledRun { name: "flow_matching", command: |world, out| video(world, out, &FLOW_MATCHING), files: WEIGHTS },
-    KilledRun { name: "diffusion_nft", command: |world, out| video(world, out, &DIFFUSION_NFT), files: WEIGHTS },
-    KilledRun { name: "flow_grpo", command: |world, out| video(world, out, &FLOW_GRPO), files: WEIGHTS },
+    KilledRun { name: "reward_fl", command: |world, out| video(world, out, &REWARD_FL), files: COMPARED },
+    KilledRun { name: "flow_matching", command: |world, out| video(world, out, &FLOW_MATCHING), files: COMPARED },
+    KilledRun { name: "diffusion_nft", command: |world, out| video(world, out, &DIFFUSION_NFT), files: COMPARED },
+    KilledRun { name: "flow_grpo", command: |world, out| video(world, out, &FLOW_GRPO), files: COMPARED },
     KilledRun {
         name: "agentic_ppo",
         command: |world, out| language(world, "agentic_ppo", out, &[&LANGUAGE[..], &AGENT].concat()),
@@ -262,7 +265,7 @@ const KILLED: [KilledRun; 7] = [
             let ranks = ["strategy.name=zero", "strategy.stage=2", "ranks=3"];
             video(world, out, &[&REWARD_FL[..], &ranks].concat())
         },
-        files: WEIGHTS,
+        files: COMPARED,
     },
 ];
 
@@ -286,14 +289,15 @@ impl KilledRun {
                 false => kill_while_writing(&mut child, &run, Duration::from_secs_f64(4e-3 * at)),
             };
             killed += usize::from(hit);
-            writing += usize::from(hit && is_writing(&run));
+            // The checkpoint was being written, or an earlier kill left it.
+            writing += usize::from(hit && has_unfinished_checkpoint(&run));
         }
         let output = self.start(world, out).wait_with_output().unwrap();
         assert!(output.status.success(), "{}: {}", self.name, stderr_text(&output));
         assert_alike(world, out, uninterrupted, STEPS, &self.files);
         let kept = checkpoint::list(&run.join("checkpoints")).unwrap();
         assert_eq!(kept.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [STEPS - 1, STEPS], "{}", self.name);
-        assert!(!is_writing(&run), "{} leaves an unfinished checkpoint", self.name);
+        assert!(!has_unfinished_checkpoint(&run), "{} leaves an unfinished checkpoint", self.name);
         assert!(run.join("report.html").is_file());
         std::fs::remove_dir_all(run).unwrap();
         [killed, writing]
@@ -349,11 +353,11 @@ const MOMENTS: [Moment; 13] = [
     ("the configuration is there", |run| run.has("config.yaml")),
     ("one clip is evaluated", |run| run.holds("evaluations/step-000000", 1)),
     ("two clips are evaluated", |run| run.holds("evaluations/step-000000", 2)),
-    // The samples of the reference are written after the evaluation. The metrics end the wait if that moment was
-    // missed.
+    // The samples of the reference are written after the evaluation. `metrics.jsonl` (the first step is done) ends the
+    // wait if this moment was missed.
     ("all are evaluated, and no step is done", |run| run.holds("samples/reference", 3) || run.has("metrics.jsonl")),
     ("the first step is done", |run| run.has("metrics.jsonl")),
-    ("a checkpoint is being written", |run| is_writing(run.0)),
+    ("a checkpoint is being written", |run| has_unfinished_checkpoint(run.0)),
     ("a checkpoint waits for its evaluation", |run| run.has("checkpoints/step-000004/manifest.json")),
     ("a clip is evaluated in the middle", |run| run.holds("evaluations/step-000004", 1)),
     ("the evaluation is added", |run| run.has("checkpoints/step-000004/trainer/record-evaluated.json")),
@@ -392,7 +396,7 @@ fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
     // As a job script does: resumes until a run succeeds, here at most three times.
     let succeeds = |_| start(&world, "run", 6, &settings).wait_with_output().unwrap().status.success();
     assert!((0..3).any(succeeds));
-    assert_alike(&world, "run", "uninterrupted", 6, &WEIGHTS);
+    assert_alike(&world, "run", "uninterrupted", 6, &COMPARED);
     let clip = |out: &str, name: &str| std::fs::read(world.path(out).join("samples").join(name)).unwrap();
     for name in ["before/train-001.mp4", "step-000004/train-000.mp4", "after/train-002.mp4"] {
         assert!(clip("run", name) == clip("uninterrupted", name), "{name}");
@@ -403,7 +407,7 @@ fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
 }
 
 #[test]
-fn partial_results_depend_on_the_configuration() {
+fn evaluations_of_another_seed_are_not_reused() {
     let world = World::new(3);
     let settings = [&REWARD_FL[..], &["evaluation.train_samples=3"]].concat();
     // On a busy machine, a run may be over before it is killed.
@@ -419,7 +423,7 @@ fn partial_results_depend_on_the_configuration() {
     }
     world.done(&["run", "--resume", "run", "--set", "seed=7"]);
     world.train("uninterrupted", 2, &[&settings[..], &["seed=7"]].concat());
-    assert_alike(&world, "run", "uninterrupted", 2, &WEIGHTS);
+    assert_alike(&world, "run", "uninterrupted", 2, &COMPARED);
 }
 
 /// Starts the run, or resumes it.
@@ -443,7 +447,7 @@ fn kill_after(child: &mut Child, delay: Duration) -> bool {
 
 /// Kills the process `delay` after it began to write a checkpoint. Returns whether it was still running.
 fn kill_while_writing(child: &mut Child, run: &Path, delay: Duration) -> bool {
-    while !is_writing(run) {
+    while !has_unfinished_checkpoint(run) {
         if child.try_wait().unwrap().is_some() {
             return false;
         }
@@ -460,7 +464,7 @@ fn kill(child: &mut Child) -> bool {
 }
 
 /// Whether the run has an unfinished checkpoint: one that is being written, or that a kill left behind.
-fn is_writing(run: &Path) -> bool {
+fn has_unfinished_checkpoint(run: &Path) -> bool {
     let entries = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with(".step-"))
 }
@@ -506,7 +510,7 @@ fn a_signal_writes_a_checkpoint() {
         world.done(&["run", "--resume", &out, "--steps", &steps.to_string()]);
         let uninterrupted = format!("uninterrupted-{i}");
         world.train(&uninterrupted, steps, &settings);
-        assert_alike(&world, &out, &uninterrupted, steps, &WEIGHTS);
+        assert_alike(&world, &out, &uninterrupted, steps, &COMPARED);
     }
 }
 
@@ -529,7 +533,7 @@ fn a_full_disk_keeps_older_checkpoints() {
     let settings = [&REWARD_FL[..], &["max_ckpt_to_keep=1", "save_steps=1"]].concat();
     world.train("uninterrupted", 4, &settings);
     world.train("run", 2, &settings);
-    let kept = checkpoint_file(&world.path("run"), 2, WEIGHTS[1]);
+    let kept = checkpoint_file(&world.path("run"), 2, OPTIMIZER);
     // A limit on the size of files simulates a full disk: the metrics fit, the optimizer's state does not.
     let blocks = (kept.len() / 1024).min(100);
     let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" run --resume run --steps 4");
@@ -540,11 +544,11 @@ fn a_full_disk_keeps_older_checkpoints() {
         .output()
         .unwrap();
     fails(&output, 1, &["writing the checkpoint of step 3", "step-000002 is untouched", ".safetensors"]);
-    assert!(!is_writing(&world.path("run")), "what was half written is still there");
-    assert!(checkpoint_file(&world.path("run"), 2, WEIGHTS[1]) == kept);
+    assert!(!has_unfinished_checkpoint(&world.path("run")), "what was half written is still there");
+    assert!(checkpoint_file(&world.path("run"), 2, OPTIMIZER) == kept);
     world.done(&["run", "--resume", "run", "--steps", "4"]);
     assert_eq!(world.metrics("run"), world.metrics("uninterrupted"));
-    let weights = |out: &str| checkpoint_file(&world.path(out), 4, WEIGHTS[0]);
+    let weights = |out: &str| checkpoint_file(&world.path(out), 4, ADAPTER);
     assert!(weights("run") == weights("uninterrupted"));
 }
 
@@ -556,7 +560,7 @@ fn rejects_concurrent_writers_and_runs_without_a_whole_checkpoint() {
     lock.lock().unwrap();
     fails(&world.roll(&["run", "--resume", "run", "--steps", "3"]), 2, &["another process"]);
     drop(lock);
-    std::fs::write(world.path("run/checkpoints/step-000002").join(WEIGHTS[0]), "damaged").unwrap();
+    std::fs::write(world.path("run/checkpoints/step-000002").join(ADAPTER), "damaged").unwrap();
     fails(&world.roll(&["run", "--resume", "run", "--steps", "3"]), 2, &["no whole checkpoint"]);
     fails(&world.roll(&["run", "--resume", "nothing"]), 2, &["holds no run"]);
 }

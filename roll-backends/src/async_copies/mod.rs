@@ -9,14 +9,16 @@
 //! to device                                             | in 1    | in 0
 //! ```
 //!
+//! `in k` is the input of block k, and `pull k` its backward pass.
+//!
 //! Two streams are ordered by events only, by the following rules. Each is implemented below, and a test fails without
 //! it (`tests.rs`):
 //!
 //! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then.
 //! 2. The tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped
 //!    tensor at once, in the order of *its own stream*, so a later kernel would overwrite memory that the copy still
-//!    reads. It is held as a Burn tensor: an operation that Burn would compute in place then writes to new memory,
-//!    because its operand has a second handle.
+//!    reads. Nor may a kernel change it in place: callers pass `source` as a Burn tensor, and Burn writes to new
+//!    memory if an operand has a second handle.
 //! 3. Memory for a tensor that is copied to the GPU comes from libtorch, and earlier kernels may still use its former
 //!    content: the copy into it begins after all kernel work that was queued when the memory was allocated. Before the
 //!    tensor is handed out, kernels are made to wait for the copy. If the tensor is dropped instead, they are made to
@@ -108,9 +110,9 @@ impl<R: Runtime> CopyStreams<R> {
         bytes: usize,
     ) -> Result<D2hCopy<R, T>, RuntimeError> {
         let buffer = lock(&self.pool).take(&self.runtime, bytes)?;
-        let queued = || {
-            let complete = self.runtime.record_event(Stream::Compute)?;
-            self.runtime.stream_wait_event(Stream::ToHost, &complete)?;
+        let queue = || {
+            let kernels_done = self.runtime.record_event(Stream::Compute)?;
+            self.runtime.stream_wait_event(Stream::ToHost, &kernels_done)?;
             if let Some(last) = &buffer.last {
                 self.runtime.stream_wait_event(Stream::ToHost, last)?;
             }
@@ -119,7 +121,7 @@ impl<R: Runtime> CopyStreams<R> {
             unsafe { self.runtime.copy(Stream::ToHost, buffer.at, device_address, bytes)? };
             self.runtime.record_event(Stream::ToHost)
         };
-        match queued() {
+        match queue() {
             Ok(done) => {
                 let done = Arc::new(done);
                 let buffer = Some(Buffer { last: Some(done.clone()), ..buffer });
@@ -128,7 +130,7 @@ impl<R: Runtime> CopyStreams<R> {
             Err(failed) => {
                 match self.runtime.synchronize_stream(Stream::ToHost) {
                     Ok(()) => lock(&self.pool).put(buffer),
-                    Err(_) => mem::forget(source),
+                    Err(_) => mem::forget(source), // rule 5
                 }
                 Err(failed)
             }
@@ -149,12 +151,12 @@ impl<R: Runtime> CopyStreams<R> {
     ) -> Result<H2dCopy<R, T>, RuntimeError> {
         let mut buffer = lock(&self.pool).take(&self.runtime, bytes)?;
         if let Some(last) = buffer.last.take() {
-            // If this fails, the buffer may be in use and is leaked.
+            // If this fails, the buffer may be in use. It is leaked: `Buffer` has no destructor.
             self.runtime.synchronize_event(&last)?;
         }
         // SAFETY: `buffer` is unshared memory of at least that size, and no copy uses it.
         fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
-        // If this fails, the copy may be in flight, and the buffer is leaked.
+        // If this fails, the copy may be in flight. The buffer is leaked, too.
         // SAFETY: as the caller promises.
         let copy = unsafe { self.queue_h2d(&buffer, bytes, to, device_address) }?;
         buffer.last = Some(copy.done.clone());
@@ -177,8 +179,8 @@ impl<R: Runtime> CopyStreams<R> {
     }
 
     /// # Safety
-    /// The requirements of [`D2hCopy::begin_h2d`]; `buffer` must be filled before the kernel work queued so far has
-    /// finished.
+    /// The requirements of [`D2hCopy::begin_h2d`]; `buffer` must be full, or kernels queued from now on must already
+    /// wait for the copy that fills it.
     unsafe fn queue_h2d<T>(
         self: &Arc<Self>,
         buffer: &Buffer<R>,
@@ -186,19 +188,19 @@ impl<R: Runtime> CopyStreams<R> {
         to: T,
         device_address: usize,
     ) -> Result<H2dCopy<R, T>, RuntimeError> {
-        let queued = || {
-            let free = self.runtime.record_event(Stream::Compute)?;
-            self.runtime.stream_wait_event(Stream::ToDevice, &free)?;
+        let queue = || {
+            let memory_free = self.runtime.record_event(Stream::Compute)?;
+            self.runtime.stream_wait_event(Stream::ToDevice, &memory_free)?;
             // SAFETY: the stream waits until the memory is free and the buffer is full, and both are held until the
             // copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, device_address, buffer.at, bytes)? };
             self.runtime.record_event(Stream::ToDevice)
         };
-        match queued() {
+        match queue() {
             Ok(done) => Ok(H2dCopy { copy_streams: self.clone(), done: Arc::new(done), tensor: Some(to) }),
             Err(failed) => {
                 if self.runtime.synchronize_stream(Stream::ToDevice).is_err() {
-                    mem::forget(to);
+                    mem::forget(to); // rule 5
                 }
                 Err(failed)
             }
@@ -255,7 +257,7 @@ impl<R: Runtime, T> Drop for D2hCopy<R, T> {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
         if self.release().is_err() && self.copy_streams.runtime.synchronize_stream(Stream::ToHost).is_err() {
-            mem::forget(self.source.take());
+            mem::forget(self.source.take()); // rule 5
             return;
         }
         lock(&self.copy_streams.pool).put(buffer);
@@ -277,7 +279,7 @@ impl<R: Runtime, T> Drop for H2dCopy<R, T> {
         if runtime.stream_wait_event(Stream::Compute, &self.done).is_err()
             && runtime.synchronize_stream(Stream::ToDevice).is_err()
         {
-            mem::forget(tensor);
+            mem::forget(tensor); // rule 5
         }
     }
 }

@@ -49,7 +49,7 @@ pub fn expert_of_name(path: &Path) -> Option<Expert> {
 
 /// Returns the entries that describe an adapter: its format, ranks, alphas and target layers. `layers` are pairs of
 /// name and rank; `scale` is `alpha / rank` of all layers.
-pub fn layers<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> BTreeMap<String, String> {
+pub fn adapter_entries<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> BTreeMap<String, String> {
     let (mut ranks, mut targets) = (Vec::new(), Vec::new());
     for (layer, rank) in layers {
         ranks.push(rank);
@@ -71,7 +71,7 @@ pub fn layers<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64
 }
 
 /// Returns the header entry with the alpha of each layer, for conventions whose files have no other place for it.
-pub fn alphas<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> Option<(String, String)> {
+pub fn layer_alphas<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> Option<(String, String)> {
     let alphas: BTreeMap<&str, f64> = layers.into_iter().map(|(layer, rank)| (layer, scale * rank as f64)).collect();
     Some((ALPHAS_KEY.into(), serde_json::to_string(&alphas).ok()?))
 }

@@ -55,7 +55,7 @@ fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
         true => {
             let specs = expert.dit.parameters().map(|parameters| parameters.specs()).unwrap_or_default();
             let ranks = specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
-            about::layers(ranks, expert.dit.lora_scale())
+            about::adapter_entries(ranks, expert.dit.lora_scale())
         }
         false => BTreeMap::from([(about::FORMAT.0.to_string(), about::FORMAT.1.to_string())]),
     };

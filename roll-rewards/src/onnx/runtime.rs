@@ -11,7 +11,7 @@ use super::error::OnnxError;
 /// The environment variable with the path of ONNX Runtime's library.
 pub const LIBRARY: &str = "ORT_DYLIB_PATH";
 
-pub use imp::{Session, build};
+pub use imp::{Session, runtime_version};
 
 #[cfg(not(feature = "onnxruntime"))]
 mod imp {

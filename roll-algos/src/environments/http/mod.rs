@@ -8,10 +8,14 @@
 //! ```
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
-//! session's episode and begins the next. A service that answers 429 or 503 has done nothing, so the request is
-//! repeated, for at most `busy_timeout`. After a failure, a request is repeated only if no action can happen twice, at
-//! most `retries` times: a `reset` after a failure of the connection or another 5xx answer, a `step` only if the
-//! connection was refused.
+//! session's episode and begins the next.
+//!
+//! A request is repeated only if no action can happen twice:
+//!
+//! - The answers 429 and 503 mean that the service has done nothing with the request. It is repeated for at most
+//!   `busy_timeout`.
+//! - A `reset` is repeated after a failure of the connection or another 5xx answer, a `step` only if the connection was
+//!   refused; both at most `retries` times.
 //!
 //! Protection against a faulty service: an answer has at most `max_answer_bytes` bytes, a request including its answer
 //! ends within `timeout`, and redirects are not followed, so actions and token are sent to `url` only.
@@ -166,9 +170,10 @@ impl HttpTransport {
 impl Transport for HttpTransport {
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
         self.turn = None;
-        let begun = transcript.read_reset(self.ask(protocol::reset(start), 0, true)?)?;
+        // `transcript` keeps what the answer says besides the observation.
+        let observation = transcript.read_reset(self.ask(protocol::reset(start), 0, true)?)?;
         self.turn = Some(0);
-        Ok(begun)
+        Ok(observation)
     }
 
     fn advance(&mut self, action: &str, transcript: &mut Transcript) -> std::result::Result<Transition, String> {

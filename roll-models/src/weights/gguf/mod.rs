@@ -21,6 +21,10 @@ use super::WeightsError;
 const MAX_RANK: u32 = 4;
 /// Alignment of the data in bytes, if the file has no `general.alignment`.
 const ALIGNMENT: u64 = 32;
+/// Least bytes of a tensor in the header: length of its name, rank, a dimension (a model's tensors have one), type, offset.
+const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
+/// Least bytes of a value of the metadata: length of its key, type, the value.
+const MIN_VALUE_BYTES: usize = 8 + 4 + 1;
 // Type codes of values of the metadata; `scalar` lists those of integers.
 const F32: u32 = 6;
 const STRING: u32 = 8;
@@ -174,10 +178,7 @@ impl Reader<'_> {
         if !(2..=3).contains(&version) {
             return Err(format!("expected version 2 or 3, found {version}"));
         }
-        // The least bytes of a tensor of one dimension in the header: 8 (length of its name) + 4 (rank) + 8 (dimension)
-        // + 4 (type) + 8 (offset); of a value: 8 (length of its key) + 4 (type) + 1. Every tensor of a model has a
-        // dimension.
-        let (tensors, values) = (self.count(32)?, self.count(13)?);
+        let (tensors, values) = (self.count(MIN_TENSOR_BYTES)?, self.count(MIN_VALUE_BYTES)?);
         let mut metadata = BTreeMap::new();
         for _ in 0..values {
             let key = self.text()?;
@@ -210,7 +211,8 @@ impl Reader<'_> {
         Ok((metadata, locations))
     }
 
-    /// Returns the byte range of a tensor. It is empty if the type is unknown, because the size is then unknown, too.
+    /// Returns the byte range of a tensor. It is empty if the type is unknown, because the size is then unknown, too;
+    /// [`GgufFile::locate`] refuses such a tensor.
     fn byte_range(&self, start: u64, type_code: u32, shape: &[usize], offset: u64) -> Result<Range<usize>, String> {
         let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
         let elements = elements.ok_or_else(|| format!("the shape {shape:?} overflows"))?;
@@ -230,6 +232,7 @@ impl Reader<'_> {
         })
     }
 
+    /// Reads type code, shape and offset of a tensor.
     fn tensor(&mut self) -> Result<(u32, Vec<usize>, u64), String> {
         let rank = self.u32()?;
         if rank > MAX_RANK {
@@ -259,6 +262,7 @@ impl Reader<'_> {
                 (0..n).map(|_| self.text()).collect::<Result<_, _>>().map(Value::Texts)
             }
             ARRAY => Err("lists of lists are not supported".into()),
+            // The smaller of the two has four bytes.
             kind @ (F32 | F64) => self
                 .scalars(kind, 4, |value| match value {
                     Value::Float(value) => Some(value),

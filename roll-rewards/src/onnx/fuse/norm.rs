@@ -1,4 +1,4 @@
-//! Fuses a BatchNorm and the activation after it. One after a convolution is part of the convolution by then.
+//! Fuses a BatchNorm and the activation after it. An earlier pass fused BatchNorms that follow a convolution into it.
 
 use roll_backends::ops::Epilogue;
 
@@ -8,8 +8,8 @@ use super::super::value::Value;
 use super::index::GraphIndex;
 use super::{Fusion, constant, normalisation, only_output};
 
-/// Returns the BatchNorm at `index`, with the activation that alone reads it if there is one, and the node that
-/// replaces them. `None` if the node is no BatchNorm with constant parameters.
+/// Returns the BatchNorm at `index`, with the activation that is its only consumer, if there is one, and the node
+/// that replaces them. `None` if the node is no BatchNorm with constant parameters.
 pub fn norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = &uses.graph.nodes[index];
     let Role::BatchNorm(epsilon) = node.operator.role() else { return None };
@@ -17,20 +17,20 @@ pub fn norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     let Value::Float(scale) = constant(uses.graph, node.inputs.get(1).copied().flatten()?)? else { return None };
     let [channels] = *scale.shape() else { return None };
     let affine = normalisation(uses.graph, node, channels, epsilon)?;
-    let (mut nodes, mut y, mut then, mut slope) = (vec![index], only_output(node)?, Epilogue::Nothing, None);
+    let (mut nodes, mut y, mut epilogue, mut slope) = (vec![index], only_output(node)?, Epilogue::Nothing, None);
     if let Some((next, output)) = uses.only_consumer(y) {
         match uses.graph.nodes[next].operator.role() {
-            Role::Epilogue(function) => then = function,
-            // One slope for all channels.
-            Role::LeakyRelu(found) => (then, slope) = (Epilogue::Slopes, Some(found)),
+            Role::Epilogue(function) => epilogue = function,
+            // `Slopes` with one slope for all channels.
+            Role::LeakyRelu(found) => (epilogue, slope) = (Epilogue::Slopes, Some(found)),
             _ => {}
         }
-        if then != Epilogue::Nothing {
+        if epilogue != Epilogue::Nothing {
             nodes.push(next);
             y = output;
         }
     }
-    let operator = Box::new(ChannelAffine::new(&affine, then, slope, &scale.device())?);
+    let operator = Box::new(ChannelAffine::new(&affine, epilogue, slope, &scale.device())?);
     let (name, kind) = (node.name.clone(), node.kind.clone());
     Some((nodes, Node { name, kind, operator, inputs: vec![Some(x)], outputs: vec![Some(y)] }))
 }
