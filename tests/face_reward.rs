@@ -290,9 +290,9 @@ fn agrees_with_differences(fixture: &Fixture, config: IdentityConfig) {
     let (mut largest_slope, mut worst) = (0f64, 0f64);
     for seed in 0..6 {
         let mut draw = noise.uniform(roll_core::Purpose::Synthetic, 0, seed);
-        // The gradient with some noise. Along pure noise the slope is too small: a step that f32 can resolve crosses kinks
-        // of the embedder's PReLUs, which change the score more than the slope does. The noise is constant over 4x4 pixels, since
-        // white noise mostly cancels in the crop.
+        // The gradient with some noise. Along pure noise the slope is too small: a step that f32 can resolve crosses
+        // kinks of the embedder's PReLUs, which change the score more than the slope does. The noise is constant over
+        // 4x4 pixels, since white noise mostly cancels in the crop.
         let coarse: Vec<f32> = (0..frames * 3 * h.div_ceil(4) * w.div_ceil(4)).map(|_| draw()).collect();
         let direction: Vec<f32> = (0..values.len())
             .map(|i| {

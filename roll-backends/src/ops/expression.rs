@@ -1,5 +1,6 @@
-//! Arithmetic on a backend's primitive tensors, for the composed (default) kernels. These run below Burn's dispatch, on
-//! the primitives of one backend, where `burn::Tensor` cannot be used.
+//! Arithmetic on a backend's primitive tensors, for the default kernels, which are composed of the backend's
+//! operations. Kernels run below Burn's dispatch, on the primitives of one backend, where `burn::Tensor` cannot be
+//! used.
 
 use std::ops::{Add, Div, Mul, Range, Sub};
 
@@ -176,8 +177,8 @@ impl<B: Backend> Div<f64> for Expression<B> {
     }
 }
 
-/// Returns the gradient of a row operand of a matrix: the sum of the rows of `d` if the operand is one row that all
-/// rows of the matrix share, else `d`.
+/// Returns the gradient of an operand that has either as many rows as the result, or one row that all rows of the
+/// result share (`shared`). `d` is the gradient at each row of the result.
 pub fn sum_if_shared<B: Backend>(d: Expression<B>, shared: bool) -> Expression<B> {
     if shared { d.sum(0) } else { d }
 }

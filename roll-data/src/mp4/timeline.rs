@@ -26,7 +26,8 @@ const MAX_EDITS: u32 = 1000;
 type Edits = Vec<[i64; 2]>;
 
 impl Timeline {
-    /// Reads the timeline. `coded` says which frames of the tables have data. Fails if the edit list repeats or reorders parts.
+    /// Reads the timeline. `coded` says which frames of the tables have data. Fails if the edit list repeats or
+    /// reorders parts.
     pub fn read(
         tables: Cursor<'_>,
         timescale: u32,

@@ -55,9 +55,9 @@ pub struct CausalLmOptions {
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
-    /// Maximum number of sequences generated at a time: when one ends, the next takes its place. The texts do not depend on
-    /// it. It bounds the memory for keys and values of the sequences being written. Those that conversations keep for
-    /// their next turn, and those of prompts that a group shares, come on top.
+    /// Maximum number of sequences generated at a time: when one ends, the next takes its place. The texts do not
+    /// depend on it. It bounds the memory for keys and values of the sequences being written. Those that conversations
+    /// keep for their next turn, and those of prompts that a group shares, come on top.
     pub rows_at_once: usize,
     /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
     pub chat_template_args: Options,

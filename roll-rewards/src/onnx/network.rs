@@ -79,9 +79,9 @@ impl Network {
         &self.model
     }
 
-    /// Computes every output for `input`; nothing is recorded. `used_by_gradient` says whether a gradient computed later
-    /// uses these outputs as constants (the position of a face, the embedding of a reference): [`Executor::Auto`] then
-    /// stays on this project's own executor.
+    /// Computes every output for `input`; nothing is recorded. `used_by_gradient` says whether a gradient computed
+    /// later uses these outputs as constants (the position of a face, the embedding of a reference): [`Executor::Auto`]
+    /// then stays on this project's own executor.
     ///
     /// Fails like [`Model::run`], and if ONNX Runtime fails.
     pub fn run(&self, input: &NdTensor, used_by_gradient: bool) -> Result<Vec<NdTensor>> {

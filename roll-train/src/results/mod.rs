@@ -3,7 +3,7 @@
 //! | File | Written by | When |
 //! |---|---|---|
 //! | `config.yaml` | `journal` | before the first evaluation |
-//! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each evaluated clip, until it is in a checkpoint |
+//! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each clip; removed once a checkpoint has it |
 //! | `headlines.json` | [`headlines`], through `journal` | once, after the first step |
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
@@ -13,8 +13,8 @@
 //! | `comparison.mp4`, `comparison.png` | `comparison` | at the end of a run with evaluations |
 //! | `report.html` | [`report`] | at the end, and by `roll report` |
 //!
-//! `figures` computes scores before and after training from the [`record`] in a checkpoint, for `metrics.jsonl` and for
-//! `summary.json`, which [`crate::trainer`] writes.
+//! Headlines are the metrics to show first. `figures` computes scores before and after training from the [`record`] in
+//! a checkpoint, for `metrics.jsonl` and for `summary.json`, which [`crate::trainer`] writes.
 
 pub mod curves;
 pub mod headlines;
@@ -55,8 +55,8 @@ fn read_optional_json<T: DeserializeOwned>(path: &Path, what: &str) -> Result<Op
     }
 }
 
-/// Writes curves, comparison and report at the end of a run; returns name and path of each result, for the
-/// summary of the run.
+/// Writes curves, comparison and report at the end of a run. Returns name and path of each result, the folders of
+/// samples included, for the summary of the run.
 pub(crate) fn write(
     dir: &RunDir,
     record: &Record,

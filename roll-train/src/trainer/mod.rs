@@ -1,9 +1,9 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 //!
 //! `open` builds the parts of a run from its configuration and `state` its checkpoints; the loop itself is here.
-//! Between steps, `measure` evaluates and validates, `hacking` looks for reward hacking, `pace` logs the remaining time,
-//! and `idle` stops a run in which nothing is trained. `tensors` saves an algorithm's tensors. `overview` is logged at
-//! the start; `summary` is written at the end.
+//! Between steps, `measure` evaluates and validates, `hacking` looks for reward hacking, `pace` logs the remaining
+//! time, and `idle` stops a run in which nothing is trained. `tensors` saves an algorithm's tensors. `overview` is
+//! logged at the start; `summary` is written at the end.
 
 mod hacking;
 mod idle;

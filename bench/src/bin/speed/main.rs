@@ -1,11 +1,11 @@
-//! Speed beside PyTorch on the CPU: same shapes, same machine, same run, every backend of the build and PyTorch taking
-//! turns.
+//! Speed compared with PyTorch on the CPU: same shapes, same machine, same run, every backend of the build and PyTorch
+//! taking turns.
 //!
 //!     cargo run --release --bin speed                          # roll alone
-//!     PYTHON=path/to/python cargo run --release --bin speed    # beside PyTorch, which that Python must have
+//!     PYTHON=path/to/python cargo run --release --bin speed    # and PyTorch, which that Python must have
 //!
 //! Prints the median seconds of each and their ratio. `ROLL_BENCH_ROUNDS` sets the rounds (default 5); arguments choose
-//! cases: `-- block reward_fl_step`.
+//! benchmarks: `-- block reward_fl_step`.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
@@ -14,6 +14,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use burn::tensor::DType;
+use case::{Case, Setting};
 use roll_algos::reward_fl::Loss;
 use roll_core::{Noise, Purpose, Tensor};
 
@@ -36,7 +37,8 @@ struct Benchmark<'a> {
     /// Its name in `torch_reference.py`.
     name: String,
     title: &'static str,
-    /// The work on each backend. The result is a number on which roll and PyTorch must agree.
+    /// The work on each backend. The result is a number on which roll and PyTorch must agree, or
+    /// `None` if there is nothing to compare.
     work: Vec<Box<dyn FnMut() -> Result<Option<f64>, Failure> + 'a>>,
 }
 
@@ -53,12 +55,12 @@ fn main() -> Result<(), Failure> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut torch = Torch::start(&root)?;
     let scratch = tempfile::tempdir()?;
-    let (settings, unusable) = case::Setting::all()?;
+    let (settings, unusable) = Setting::all()?;
     unusable.iter().for_each(|(backend, reason)| println!("not measured: the backend `{backend}`: {reason}"));
-    // PyTorch runs in f32. The block with bf16 weights is measured besides, on the same settings.
+    // Settings in bf16 are left out, because PyTorch runs in f32. `block_narrow` measures bf16 weights on the others.
     let settings: Vec<_> = settings.into_iter().filter(|setting| !setting.is_narrow()).collect();
-    let fixtures = |setting: &case::Setting| -> Result<Fixtures, Failure> {
-        let step = case::Case::on(&root.join("tests/fixtures/reward_fl_step"), setting.clone())?;
+    let fixtures = |setting: &Setting| -> Result<Fixtures, Failure> {
+        let step = Case::on(&root.join("tests/fixtures/reward_fl_step"), setting.clone())?;
         Ok(Fixtures {
             block: block::Fixture::new(DType::F32, &setting.device)?,
             block_narrow: block::Fixture::new(DType::BF16, &setting.device)?,
@@ -70,7 +72,7 @@ fn main() -> Result<(), Failure> {
     let everywhere = |f: fn(&Fixtures) -> Result<Option<f64>, Failure>| {
         fixtures.iter().map(|on| Box::new(move || f(on)) as Box<dyn FnMut() -> _>).collect()
     };
-    let cases = vec![
+    let benchmarks = vec![
         Benchmark {
             name: "block_forward".into(),
             title: "DiT block, forward (1536 wide, 1024 tokens, 512 text)",
@@ -105,36 +107,36 @@ fn main() -> Result<(), Failure> {
     ];
     let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     println!("{:<54} {:<13} {:>8} {:>8} {:>6}", "median of rounds, seconds", "backend", "roll", "PyTorch", "ratio");
-    for case in cases {
-        if filters.is_empty() || filters.iter().any(|f| case.name.contains(f.as_str())) {
-            time(case, &settings, rounds, torch.as_mut())?;
+    for benchmark in benchmarks {
+        if filters.is_empty() || filters.iter().any(|f| benchmark.name.contains(f.as_str())) {
+            time(benchmark, &settings, rounds, torch.as_mut())?;
         }
     }
     Ok(())
 }
 
-/// The backends and PyTorch take turns.
+/// Times a benchmark, the backends and PyTorch taking turns, and prints a line per backend.
 fn time(
-    mut case: Benchmark,
-    on: &[case::Setting],
+    mut benchmark: Benchmark,
+    on: &[Setting],
     rounds: usize,
     mut torch: Option<&mut Torch>,
 ) -> Result<(), Failure> {
-    for work in &mut case.work {
+    for work in &mut benchmark.work {
         work()?;
     }
     let (mut ours, mut theirs) = (vec![Vec::new(); on.len()], Vec::new());
     for _ in 0..rounds {
-        let reply = torch.as_mut().map(|torch| torch.time(&case.name)).transpose()?;
+        let reply = torch.as_mut().map(|torch| torch.time(&benchmark.name)).transpose()?;
         theirs.extend(reply.map(|(seconds, _)| seconds));
-        for ((work, ours), setting) in case.work.iter_mut().zip(&mut ours).zip(on) {
+        for ((work, ours), setting) in benchmark.work.iter_mut().zip(&mut ours).zip(on) {
             let start = Instant::now();
             let check = work()?;
             ours.push(start.elapsed().as_secs_f64());
             if let (Some(check), Some((_, expected))) = (check, reply) {
-                let off = (check - expected).abs() / expected.abs().max(1e-12);
-                if off > 1e-3 {
-                    return Err(format!("{} on {setting}: {check} here, {expected} in PyTorch", case.title).into());
+                let relative_difference = (check - expected).abs() / expected.abs().max(1e-12);
+                if relative_difference > 1e-3 {
+                    return Err(format!("{} on {setting}: {check} here, {expected} in PyTorch", benchmark.title).into());
                 }
             }
         }
@@ -142,10 +144,10 @@ fn time(
     for (ours, setting) in ours.into_iter().zip(on) {
         let (ours, backend) = (median(ours), setting.backend);
         match theirs.is_empty() {
-            true => println!("{:<54} {backend:<13} {ours:>8.3} {:>8} {:>6}", case.title, "-", "-"),
+            true => println!("{:<54} {backend:<13} {ours:>8.3} {:>8} {:>6}", benchmark.title, "-", "-"),
             false => {
                 let theirs = median(theirs.clone());
-                println!("{:<54} {backend:<13} {ours:>8.3} {theirs:>8.3} {:>6.2}", case.title, ours / theirs);
+                println!("{:<54} {backend:<13} {ours:>8.3} {theirs:>8.3} {:>6.2}", benchmark.title, ours / theirs);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The critic for generalized advantage estimation (GAE): it estimates the value of a state of the conversation.
 //!
 //! It is a linear head on two features of a token: its hidden state, and an exponentially decaying mean of the hidden
-//! states up to and including it. The hidden state alone does not explain the returns, because it encodes the next
-//! token. The mean encodes the words that the agent read and planned last.
+//! states up to and including it. The hidden state alone does not explain the returns, because it mostly encodes
+//! the prediction of the next token. The mean encodes the words that the agent read and planned last.
 //!
 //! The hidden states are the policy's. No gradient flows into them. The head is cheap: a few thousand parameters in
 //! f64, and all epochs of a step read features from one forward pass of the policy.
@@ -53,8 +53,7 @@ pub(super) struct FitBatch<'a> {
     pub(super) mask: &'a Mask,
 }
 
-/// Metrics of an epoch. [`FitBatch::loss_and_gradient`] returns their sums in this order, then the gradient of the
-/// head.
+/// Metrics of an epoch, in the order of [`FitBatch::loss_and_gradient`].
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
@@ -92,6 +91,8 @@ impl Critic {
             );
             return Err(Error::Misuse(problem));
         }
+        // Samples are in the order of episodes and turns, and ranks have consecutive ones: the joined values are in the
+        // order of the wanted tokens.
         let all = join_f64(ranks, head.values(&features))?;
         let mut values = Grid::filled(wanted.rows(), wanted.columns(), 0.0);
         let cells = (0..wanted.rows()).flat_map(|b| wanted.columns_of(b).map(move |t| (b, t)));
@@ -101,8 +102,8 @@ impl Critic {
         Ok(ValueEstimates { values, features })
     }
 
-    /// Moves values towards the returns. Returns false at the first gradient that is not finite; the updates of earlier
-    /// epochs remain.
+    /// Moves values towards the returns. Returns false without a head, and at the first gradient that is not finite;
+    /// the updates of earlier epochs remain.
     pub(super) fn fit(
         &mut self,
         config: &AgenticPpoConfig,
@@ -114,9 +115,9 @@ impl Critic {
         let ranks = ctx.strategy.ranks().all.as_ref();
         let mut logged: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..config.critic_epochs {
-            let own = batch.loss_and_gradient(head, share(ranks, batch.mask.rows()), config.value_clip);
+            let own_sums = batch.loss_and_gradient(head, share(ranks, batch.mask.rows()), config.value_clip);
             // The head has a bias besides its weights.
-            let sums = summed(&join_f64(ranks, own)?, LOGGED.len() + head.dim() + 1);
+            let sums = summed(&join_f64(ranks, own_sums)?, LOGGED.len() + head.dim() + 1);
             let (losses, gradient) = sums.split_at(LOGGED.len());
             let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
             if !norm.is_finite() {
@@ -139,8 +140,8 @@ impl Critic {
 }
 
 impl FitBatch<'_> {
-    /// The terms of [`LOGGED`], and the gradient of `head`, over the samples `own`. The totals are those of all ranks,
-    /// so that the results of the ranks add up.
+    /// The loss, the error, the fraction of clipped values and the mean value, then the gradient of `head`, over the
+    /// samples `own`. They are divided by the token counts of all ranks, so that the results of the ranks add up.
     fn loss_and_gradient(&self, head: &ValueHead, own: std::ops::Range<usize>, clip: Option<f64>) -> Vec<f64> {
         let (mask, totals) = (self.mask.rows_where(|b| own.contains(&b)), Totals::of_responses(self.mask));
         let ValueEstimates { values: old, features } = self.estimates;

@@ -41,9 +41,9 @@ impl ProductKernel for Cube {
     }
 }
 
-/// The product of `[batch, m, k]` and `[batch, k, n]`, neither empty, as f32 with contiguous rows. Other products may
-/// have padded rows on some devices.
-pub fn product_of_rows(a: CubeTensor, b: CubeTensor) -> CubeTensor {
+/// As `ProductKernel::product`, of `[batch, m, k]` and `[batch, k, n]`, but the rows of the result are contiguous:
+/// those of `product` are padded on some devices. Neither matrix may be empty.
+pub fn product_with_contiguous_rows(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     let ([batch, m, _], [.., n]) = (a.shape().dims::<3>(), b.shape().dims::<3>());
     let out = empty(&a, [batch, m, n]);
     product_into(a, b, out)
@@ -64,7 +64,7 @@ fn product_into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
     }
 }
 
-/// A matrix product routine of cubek.
+/// A matrix product routine of cubek. CubeCL calls a thread a unit, and a warp a plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Routine {
     /// Tensor cores, double buffering along the inner axis, left matrix read in row order.
@@ -91,8 +91,8 @@ use Routine::{Double, DoubleUnit, Naive, Ordered, Portable, Simple, Specialized,
 
 /// Routines that compute in f32; the first that supports the shapes is used.
 const IN_F32: [Routine; 3] = [DoubleUnit, Unit, Naive];
-/// Routines for bf16 products; the first that supports the shapes is used, without those that [`Routine::for_bf16`]
-/// removes.
+/// Routines for bf16 products; the first that supports the shapes is used. [`Routine::for_bf16`] removes those that do
+/// not work on the device.
 const IN_BF16: [Routine; 6] = [Ordered, Double, Simple, Portable, Unit, Naive];
 /// Environment variable with the bf16 routine to try first, one of [`NAMES`]; for comparisons.
 const CHOICE: &str = "ROLL_CUDA_PRODUCTS";
@@ -150,6 +150,7 @@ impl Routine {
                 ),
             }
         }
+        // The last routine, `Naive`, is not checked, because none could replace it.
         while let [first, _, ..] = order[..] {
             match first.check(like) {
                 Ok(()) => {
@@ -254,7 +255,7 @@ mod tests {
             let (Some(a), Some(b)) = (wave_matrix([batch, m, k], 0), wave_matrix([batch, k, n], 13)) else { return };
             let out = init_matmul_output(&a, &b, DType::F32);
             let found = to_host(launch_first_supported(&IN_F32, a.clone(), b.clone(), out)).unwrap();
-            let rows = to_host(product_of_rows(a.clone(), b.clone())).unwrap();
+            let rows = to_host(product_with_contiguous_rows(a.clone(), b.clone())).unwrap();
             let expected = to_host(Cube::product(a, b)).unwrap();
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-6 * k as f32;
             assert!(found.iter().zip(&expected).all(near), "{batch} x {m} x {k} x {n}");

@@ -9,18 +9,18 @@ use super::correlate::{Packed, correlate};
 pub use super::geometry::ConvShape;
 use super::geometry::{Padded, tap_offsets};
 use super::matrix::{Threads, ViewMut};
-use super::parallel::within;
+use super::parallel::in_pool;
 
 /// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
 pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
-    within(multiply_adds(shape), || {
+    in_pool(multiply_adds(shape), || {
         correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
     })
 }
 
 /// Returns the gradients of x, weight and bias that are `wanted`.
 pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
-    within(multiply_adds(shape), || {
+    in_pool(multiply_adds(shape), || {
         let Some(output) = shape.output() else { return [None, None, None] };
         let d_x = wanted[0].then(|| {
             let transposed = shape.transposed(output);
@@ -41,11 +41,12 @@ fn multiply_adds(shape: ConvShape) -> usize {
     shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)
 }
 
+/// The gradient of the weight, `[outputs, inputs, taps]`. It is computed tap by tap.
 fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let (taps, pairs) = (shape.kernel.iter().product::<usize>(), shape.inputs * shape.outputs);
     let x = Padded::input(shape, x);
-    // Zeros widen the rows of `d_y` to the width of the padded input. The rows of a frame are then one contiguous span
-    // in both, and the columns of the input beyond the output's add nothing to the product over that span.
+    // `d_y` gets zeros on the right, so that its rows are as wide as those of the padded input. A frame is then one
+    // contiguous span in both, and one product covers it: columns of the input without an output meet a zero.
     let d_y = Padded::new(d_y, shape.outputs, output, [0; 3], [output[0], output[1], x.size[2]]);
     let span = (output[1] - 1) * x.size[2] + output[2]; // of a frame: from its first to its last output
     let mut by_tap = vec![0.0; taps * pairs];

@@ -16,7 +16,7 @@ pub fn min_items_per_task(work: usize) -> usize {
 
 /// Runs `f`, in the pool if its `work` in multiply-adds is enough for two tasks. `f` must wait for nothing but its own
 /// loops: a pool thread that waits for another may wait for ever.
-pub fn within<T: Send>(work: usize, f: impl FnOnce() -> T + Send) -> T {
+pub fn in_pool<T: Send>(work: usize, f: impl FnOnce() -> T + Send) -> T {
     match work < 2 * WORTH {
         true => f(),
         false => rayon::scope(|_| f()),
@@ -29,7 +29,7 @@ mod tests {
 
     #[test]
     fn only_long_work_runs_in_the_pool() {
-        let inside = |work| within(work, || rayon::current_thread_index().is_some());
+        let inside = |work| in_pool(work, || rayon::current_thread_index().is_some());
         assert!(!inside(0) && !inside(2 * WORTH - 1));
         assert!(inside(2 * WORTH) && inside(usize::MAX));
     }

@@ -2,8 +2,8 @@
 //!
 //! Both operands are contiguous along the inputs, so nothing is packed: a tile of 3 x 4 sums stays in registers.
 //! Weights that are not f32 are converted a few rows at a time, into memory that stays in the cache. Every sum has one
-//! order (eight partial sums over the inputs, then their sum, then the remaining inputs), so that the result of a row is bit-identical whatever the
-//! other rows and the number of threads are.
+//! order (eight partial sums over the inputs, then their sum, then the remaining inputs), so that the result of a row
+//! is bit-identical whatever the other rows and the number of threads are.
 
 use std::ops::Range;
 

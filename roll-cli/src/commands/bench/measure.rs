@@ -25,7 +25,7 @@ pub struct Phase {
     pub passes: usize,
     /// Floating-point operations of one pass; `None` if they are not counted.
     pub flops: Option<f64>,
-    /// Tokens that go through the transformer in one pass.
+    /// Tokens that go through the transformer in one pass; `None` in other phases.
     pub tokens: Option<usize>,
     /// Peak memory in bytes.
     pub peak: Option<u64>,
@@ -64,9 +64,9 @@ pub struct WholeSteps {
 impl Measurement {
     /// Seconds of a step: the median of whole steps, or the sum of the phases if all of them were measured.
     pub fn step_seconds(&self, passes: &Passes) -> Option<f64> {
-        let has_all = self.phases.len() == phases_of(passes).count();
+        let all_measured = self.phases.len() == phases_of(passes).count();
         let sum = || self.phases.iter().map(|p| p.seconds * p.passes as f64).sum();
-        self.whole.map(|whole| whole.seconds).or_else(|| has_all.then(sum))
+        self.whole.map(|whole| whole.seconds).or_else(|| all_measured.then(sum))
     }
 
     /// Floating-point operations per second of the transformer, over all its passes of a step.
@@ -88,7 +88,8 @@ impl Measurement {
     }
 }
 
-/// Names of the phases, in the order of a step.
+/// Names of the phases, in the order of a step. A pull is the backward pass of a phase; a recorded forward pass keeps
+/// what its pull needs.
 const PHASES: [&str; 10] = [
     "encode",
     "forward",
@@ -120,7 +121,7 @@ pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)>
 
 /// Operations a second of products of the transformer's own shapes, the best of several runs. The matrices are of
 /// random numbers: products of ones make a GPU switch fewer transistors, and so run faster than those of any network.
-pub fn ceiling(preset: &Preset<'_>, device: &Device) -> Result<f64> {
+pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     const SECONDS: f64 = 1.0;
     /// More rows make products on a CPU no faster, but take seconds each.
     const MAX_CPU_ROWS: usize = 8192;
@@ -191,16 +192,16 @@ pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
     let counted = preset.plan().time();
     let passes = &preset.passes;
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
-    // The plan counts the operations of all passes of one kind; they are equal.
+    // The plan has one total for all passes of a kind, which have the same number of operations.
     let of = |name: &str| {
-        let (all, times) = match name {
+        let (plan_phase, passes) = match name {
             "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),
             "pull of forward" => ("time/pull", passes.pulled),
             "decode" => ("time/decode", videos_without_gradient + videos_with_gradient),
             "pull of decode" => ("time/pull (decoder)", videos_with_gradient),
             _ => return None,
         };
-        counted.iter().find(|p| p.name == all).map(|p| p.flops / times as f64)
+        counted.iter().find(|p| p.name == plan_phase).map(|p| p.flops / passes as f64)
     };
     phases_of(passes).filter_map(|(name, _)| Some((name, of(name)?))).collect()
 }

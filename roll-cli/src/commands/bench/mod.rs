@@ -36,6 +36,6 @@ pub fn bench(args: Bench) -> Result<()> {
         measure::measure_step(&mut fixture, &preset, args.rounds, &meter, &|measured| report.save(measured, None))?
     };
     // After the step, whose memory it would add to.
-    let ceiling = measure::ceiling(&preset, &device)?;
+    let ceiling = measure::peak_product_rate(&preset, &device)?;
     report.write(&measured, ceiling)
 }

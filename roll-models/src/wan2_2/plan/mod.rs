@@ -189,8 +189,8 @@ impl Plan {
     /// Whether the tokens of a video can be sharded among the `count` ranks of a group.
     pub(super) fn can_shard_tokens(&self, count: usize) -> bool {
         let (ranks, heads) = (self.input.ranks(), self.networks.dit.heads);
-        // With stage 3, all ranks gather weights together. A rank that waits for its group would block the other groups,
-        // so a group has one rank or all.
+        // With stage 3, all ranks gather weights together. A rank that waits for its group would block the other
+        // groups, so a group has one rank or all.
         let allowed = self.input.division.stage < 3 || count == 1 || count == ranks;
         allowed && [ranks, self.tokens(), heads].iter().all(|n| n.is_multiple_of(count))
     }

@@ -5,8 +5,8 @@ use super::config::VaeConfig;
 use super::layer::{CONTEXT, LayerKind};
 use super::tiling::Tiling;
 
-/// Memory of one chunk and its pullback besides checkpoints, in tenths of a state ([`feature_cache_bytes`]): both grow with the
-/// widths and positions of the layers. Measured at 128x128 in f32 with 17 frames, all of whose four states are
+/// Memory of one chunk and its pullback besides checkpoints, in tenths of a state ([`feature_cache_bytes`]): both grow
+/// with the widths and positions of the layers. Measured at 128x128 in f32 with 17 frames, all of whose four states are
 /// checkpoints: 931 MiB besides weights (example `vae_memory` of commit ac7d28a). 65 frames take 358 MiB more, two
 /// states and the frames in host memory.
 const CHUNK_TENTHS: usize = 22;

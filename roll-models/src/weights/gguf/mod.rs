@@ -21,7 +21,8 @@ use super::WeightsError;
 const MAX_RANK: u32 = 4;
 /// Alignment of the data in bytes, if the file has no `general.alignment`.
 const ALIGNMENT: u64 = 32;
-/// Least bytes of a tensor in the header: length of its name, rank, a dimension (a model's tensors have one), type, offset.
+/// Least bytes of a tensor in the header: length of its name, rank, a dimension (a model's tensors have one), type,
+/// offset.
 const MIN_TENSOR_BYTES: usize = 8 + 4 + 8 + 4 + 8;
 /// Least bytes of a value of the metadata: length of its key, type, the value.
 const MIN_VALUE_BYTES: usize = 8 + 4 + 1;

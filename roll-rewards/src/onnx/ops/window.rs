@@ -30,15 +30,16 @@ pub(super) struct Window {
 
 /// Placement of a window on the axes of one input.
 pub(super) struct WindowPlacement {
-    /// Padding before each axis, and after it up to the end of the last window: more than requested with `ceil`, less
-    /// if the last elements are in no window.
+    /// Padding before and after each axis. That after it reaches to the end of the last window: with `ceil` it may
+    /// exceed the requested padding, and it is smaller if the last elements are in no window.
     pub padding: Vec<(usize, usize)>,
     /// Lengths of the output.
     pub output: Vec<usize>,
 }
 
 impl Window {
-    /// Reads the attributes. `kernel` is the size of a convolution's weights; without it `kernel_shape` is required.
+    /// Reads the attributes. `kernel` is the spatial shape of a convolution's weights; without it `kernel_shape` is
+    /// required.
     pub fn build(spec: &mut OperatorSpec, kernel: Option<&[usize]>) -> Result<Self, Problem> {
         let attributes = &mut spec.attributes;
         let declared = match attributes.ints("kernel_shape")? {
@@ -94,10 +95,10 @@ impl Window {
                 }
             };
             let padded = length.saturating_add(before).saturating_add(after);
-            let room = padded.checked_sub(extent).ok_or_else(|| {
+            let last_start = padded.checked_sub(extent).ok_or_else(|| {
                 format!("a window of {extent} does not fit the padded length {padded} of spatial axis {i}")
             })?;
-            let mut count = if self.ceil { room.div_ceil(stride) } else { room / stride } + 1;
+            let mut count = if self.ceil { last_start.div_ceil(stride) } else { last_start / stride } + 1;
             // A window that would start in the padding after the input is omitted.
             if self.ceil && (count - 1) * stride >= length + before {
                 count -= 1;
@@ -125,8 +126,8 @@ pub(super) fn from_nchw(y: Tensor<4>, like: &NdTensor) -> Result<NdTensor, Probl
     if like.shape().len() == 3 { reshaped(&y, vec![n, c, w]) } else { Ok(y) }
 }
 
-/// Returns the values for rows and columns from a list with one per spatial axis. A missing axis has `default`; rows
-/// come first, so that a single value is that of the columns.
+/// Returns the values for rows and columns from a list with one per spatial axis. With one axis, its value is that of
+/// the columns, and rows get `default`.
 pub(super) fn pair<T: Copy>(list: &[T], default: T) -> [T; 2] {
     match *list {
         [w] => [default, w],

@@ -94,8 +94,8 @@ fn has(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
 }
 
 /// A panel per check: its change and the reward's, on the clips that are not trained on (the set `unseen`), or else on
-/// the last set. Metrics of a set: `eval/SET` is the reward, `eval/SET_check` the sum of the checks, `eval/SET_check_NAME` each
-/// of several checks.
+/// the last set. Metrics of a set: `eval/SET` is the reward, `eval/SET_check` the sum of the checks,
+/// `eval/SET_check_NAME` each of several checks.
 fn checks(names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let sets: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check")).collect();
     let Some(set) = sets.iter().find(|set| **set == "unseen").or(sets.last()) else { return Vec::new() };

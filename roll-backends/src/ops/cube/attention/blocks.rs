@@ -11,7 +11,7 @@ use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::product::product_of_rows;
+use super::super::product::product_with_contiguous_rows;
 use super::super::values;
 use super::padded;
 use super::softmax::{Block, Softmax, softmax, softmax_backward};
@@ -112,7 +112,7 @@ fn padded_length(length: usize) -> usize {
 
 /// A product with contiguous rows, which the other kernels require.
 fn product(a: Heads, b: Heads) -> CubeTensor {
-    product_of_rows(a.0, b.0)
+    product_with_contiguous_rows(a.0, b.0)
 }
 
 fn heads(x: CubeTensor) -> Heads {

@@ -18,7 +18,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::geometry::ConvShape;
-use super::parallel::within;
+use super::parallel::in_pool;
 use super::tile::{KC, MR, NR, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
 
@@ -39,7 +39,7 @@ const MOST_THREADS: usize = 8;
 pub fn convolve(shape: ConvShape, x: &[f32], weight: &[f32], transposed: bool, bias: Option<&[f32]>) -> Vec<f32> {
     let bytes = CACHED_BYTES * rayon::current_num_threads().min(MOST_THREADS);
     let positions: usize = shape.output().map_or(0, |size| size.iter().product());
-    within(positions * weight.len(), || convolve_within(bytes, shape, x, weight, transposed, bias))
+    in_pool(positions * weight.len(), || convolve_within(bytes, shape, x, weight, transposed, bias))
 }
 
 /// [`convolve`] with at most `bytes` of transformed patches and sums (but at least one panel) at a time. The result is

@@ -93,7 +93,8 @@ pub(super) const MAX_ROWS: i32 = 1 << 30;
 
 /// Rows per thread; must equal `ROWS` of `kernels.cu`.
 const ROWS_PER_THREAD: u32 = 4;
-/// Numbers of a row per thread; must equal `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`.
+/// Numbers of a row per thread; must equal `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`, where a thread reads
+/// f32 in groups of four and bf16 in groups of eight.
 const NUMBERS_PER_THREAD: u32 = 32;
 const WARP: u32 = 32;
 /// Numbers per lane; must equal `4 * PARTS` of `channel_norm.cu`.
@@ -102,6 +103,8 @@ const NUMBERS_PER_LANE: i32 = 16;
 const SHORT_ROWS_BLOCK: u32 = 128;
 /// Threads per block of elementwise kernels.
 const ELEMENTWISE_BLOCK: u32 = 256;
+/// Threads per block that narrow rows share in row reductions.
+const NARROW_ROWS_BLOCK: u32 = 128;
 
 /// Grid and block of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +125,7 @@ impl LaunchShape {
     pub(super) fn row_reduction(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         let across = width.div_ceil(NUMBERS_PER_THREAD).next_multiple_of(WARP);
-        let down = (128 / across).max(1);
+        let down = (NARROW_ROWS_BLOCK / across).max(1);
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
@@ -143,10 +146,11 @@ impl LaunchShape {
         Self { grid: count.unsigned_abs().div_ceil(4 * ELEMENTWISE_BLOCK), block: [ELEMENTWISE_BLOCK, 1] }
     }
 
-    /// Shape of elementwise kernels over a matrix: a thread takes four columns of four rows. It reads a gate that all
-    /// rows share once for the four, and has 64 to 96 bytes in flight.
+    /// Shape of elementwise kernels over a matrix: a thread takes four columns of four rows. A gate that all rows
+    /// share is read once for the four rows; 64 to 96 bytes are in flight.
     pub(super) fn elementwise_2d(rows: i32, width: i32) -> Self {
         let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
+        // Rows wider than a block are divided into parts of nearly equal width, one block each.
         let parts = fours.div_ceil(ELEMENTWISE_BLOCK);
         let across = match fours {
             0..WARP => fours.max(1).next_power_of_two(),
