@@ -136,8 +136,8 @@ impl UnipcStep {
                 // proportional to `e^{h tau}`.
                 let first = (b / -h - 1.0) / b;
                 let second = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
-                // `tau` is 1 at t and r at e, so exact for the degrees 1 and 2 means: `w + r u = first`, `w + r^2 u =
-                // second`. Solved in 1 / r, since r is infinite after a start at pure noise.
+                // `tau` is 1 at t and r at e. Exact for the degrees 1 and 2 therefore means `w + r u = first` and
+                // `w + r^2 u = second`, solved in 1 / r, since r is infinite after a start at pure noise.
                 let r_times_u = (first - second) * inverse_r / (inverse_r - 1.0);
                 (first - r_times_u, r_times_u * inverse_r)
             }

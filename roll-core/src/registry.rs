@@ -64,8 +64,8 @@ impl BuildContext {
     }
 }
 
-/// An environment variable that begins with `ROLL_` and is not a key of a configuration: other such variables are read
-/// as keys. Submit with `inventory::submit!` where it is read.
+/// Variables that begin with `ROLL_` set keys of the configuration. This is one that does not. Submit with
+/// `inventory::submit!` where it is read.
 pub struct Variable(pub &'static str);
 
 inventory::collect!(Variable);
@@ -96,7 +96,7 @@ impl Factory {
         }
     }
 
-    fn is_not(&self, kind: Kind) -> Error {
+    fn wrong_kind(&self, kind: Kind) -> Error {
         Error::Misuse(format!("a component of the kind {} was asked to make one of the kind {kind}", self.kind()))
     }
 }
@@ -244,7 +244,7 @@ impl Registry {
         Ok(Self { entries })
     }
 
-    /// Adds a reward of this program: `make` makes it of its options, a struct whose fields are its keys. Fails if
+    /// Adds a reward of this program: `make` creates it from its options, a struct whose fields are its keys. Fails if
     /// another reward has this name. The registration is never freed.
     ///
     /// ```
@@ -333,7 +333,7 @@ impl Registry {
     pub fn model(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Model>> {
         match &self.find(Kind::Model, name)?.factory {
             Factory::Model(make) => make(options, context),
-            other => Err(other.is_not(Kind::Model)),
+            other => Err(other.wrong_kind(Kind::Model)),
         }
     }
 
@@ -341,7 +341,7 @@ impl Registry {
     pub fn reward(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn RewardScorer>> {
         match &self.find(Kind::Reward, name)?.factory {
             Factory::Reward(make) => make(options, context),
-            other => Err(other.is_not(Kind::Reward)),
+            other => Err(other.wrong_kind(Kind::Reward)),
         }
     }
 
@@ -349,7 +349,7 @@ impl Registry {
     pub fn algorithm(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Algorithm>> {
         match &self.find(Kind::Algorithm, name)?.factory {
             Factory::Algorithm(make) => make(options, context),
-            other => Err(other.is_not(Kind::Algorithm)),
+            other => Err(other.wrong_kind(Kind::Algorithm)),
         }
     }
 
@@ -357,7 +357,7 @@ impl Registry {
     pub fn strategy(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Strategy>> {
         match &self.find(Kind::Strategy, name)?.factory {
             Factory::Strategy(make) => make(options, context),
-            other => Err(other.is_not(Kind::Strategy)),
+            other => Err(other.wrong_kind(Kind::Strategy)),
         }
     }
 
@@ -365,7 +365,7 @@ impl Registry {
     pub fn environment(&self, name: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn Environment>> {
         match &self.find(Kind::Environment, name)?.factory {
             Factory::Environment(make) => make(options, context),
-            other => Err(other.is_not(Kind::Environment)),
+            other => Err(other.wrong_kind(Kind::Environment)),
         }
     }
 

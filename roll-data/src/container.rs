@@ -104,6 +104,7 @@ impl FileHead {
             Container::OtherPicture(name, _) | Container::OtherVideo(name) => {
                 format!("{name}, which cannot be read without ffmpeg")
             }
+            // Its first bytes may be those of a known format, but the reader did not accept it.
             Container::Mp4 | Container::Gif | Container::Picture | Container::Unknown => {
                 let start: String =
                     self.0.iter().take(8).flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect();

@@ -12,9 +12,10 @@ use crate::Dataset;
 /// The result of a row: its sample, or its place and the reason why it was skipped.
 pub(crate) type ReadRow = std::result::Result<Sample, (String, String)>;
 
-/// Lists of rows in flight, each read on its own thread.
+/// Batches in flight, as lists of rows, each read on its own thread.
 ///
-/// A list that is never requested is read and dropped. Threads end by themselves after one batch.
+/// A batch that is never requested is read, and dropped when a later one is taken. Threads end by themselves after one
+/// batch.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
     pending: VecDeque<(Vec<usize>, JoinHandle<Result<Vec<ReadRow>>>)>,
@@ -43,7 +44,7 @@ impl Prefetch {
         }
     }
 
-    /// Number of lists in flight or not yet taken.
+    /// Number of batches begun and not taken.
     pub fn len(&self) -> usize {
         self.pending.len()
     }

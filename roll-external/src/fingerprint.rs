@@ -15,8 +15,8 @@ const STRIDE: u64 = 1 << 20;
 /// Bytes of a block.
 const BLOCK: usize = 4096;
 
-/// A SHA-256 over named parts. Two fingerprints are equal if all parts are, in the same order; only samples of a large
-/// file count.
+/// A SHA-256 over named parts and files. Two fingerprints are equal if all parts are, in the same order. Only samples
+/// of a large file count, except with [`Fingerprint::whole_file`].
 #[derive(Clone, Debug)]
 pub struct Fingerprint(Sha256);
 
@@ -70,12 +70,12 @@ impl Fingerprint {
         Ok(self.part("contents", &bytes))
     }
 
-    /// Lower-case hexadecimal.
+    /// Returns the hash in lower-case hexadecimal.
     pub fn finish(self) -> String {
         self.0.finalize().iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// Lengths are hashed too, so that the end of one part cannot be taken for the beginning of the next.
+    /// Adds a part with its lengths, so that the end of one part cannot be taken for the beginning of the next.
     fn part(mut self, name: &str, bytes: &[u8]) -> Self {
         for piece in [name.as_bytes(), bytes] {
             self.0.update((piece.len() as u64).to_le_bytes());

@@ -1,4 +1,4 @@
-//! Bounded access to external files, programs and services.
+//! Access to external files, programs and services, bounded in size and time.
 //!
 //! - [`files`]: files read up to a length, and files written whole or not at all.
 //! - [`Fingerprint`]: keys of caches, made of files and settings.
@@ -7,7 +7,7 @@
 //! - [`tokenizer_json`]: checks of a tokenizer's file before it is used.
 //! - [`service`] (feature `service`): requests to HTTP services.
 //!
-//! The crates that implement components and `roll-train` use this crate. Authors of plugins do not need it. It depends
+//! `roll-train` and the crates that implement components use this crate. Authors of plugins do not need it. It depends
 //! on `roll-core` and on no other crate of this project. Start reading at [`files`] and [`process`].
 //!
 //! ```

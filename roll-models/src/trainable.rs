@@ -119,12 +119,13 @@ pub fn lora_parameters(
     let (mut specs, mut values) = (Vec::new(), Vec::new());
     for (name, shape) in &layers {
         let Some(rank) = rank_of(name) else { continue };
+        // Ranks of an adapter file need no check: they are those of its tensors.
         if let Trainable::Lora { .. } = trainable {
             check_rank(rank, shape)?;
         }
         let (out, input) = (shape[0], shape[1]);
         let bound = 1.0 / (input as f32).sqrt();
-        // Each layer has its own random numbers, by its position.
+        // Each layer has its own random numbers, by the number of specs before it.
         let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
         values.push((0..rank * input).map(|_| draws() * bound).collect());
         values.push(vec![0.0; out * rank]);

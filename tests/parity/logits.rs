@@ -1,5 +1,5 @@
-//! Log-probabilities and entropies of tokens from given logits, through the output layer of the language models: logits
-//! are hidden states whose output layer is the identity.
+//! Log-probabilities and entropies of tokens from given logits, through the output layer of the language models: the
+//! logits are passed as hidden states, and the weight of the output layer is the identity.
 
 use burn::tensor::DType;
 use roll_backends::{Weight, to_device, to_host};

@@ -211,8 +211,8 @@ pub fn product_dtype(device: &Device, dtype: DType) -> DType {
     if dtype == DType::BF16 && is_gpu(device) && device.supports_dtype(dtype) { DType::BF16 } else { DType::F32 }
 }
 
-/// The dtype of activations between operators, if products are taken in `products`: bf16 on libtorch's GPUs with bf16
-/// products, whose operators read and write it natively; f32 elsewhere. Residual streams and parameters are always f32.
+/// The dtype of activations between operators, if products are taken in `products`: bf16 if they are bf16 on a GPU of
+/// libtorch, whose operators read and write it natively; f32 elsewhere. Residual streams and parameters are always f32.
 pub fn activation_dtype(device: &Device, products: DType) -> DType {
     if products == DType::BF16 && libtorch_gpu(device).is_some() { DType::BF16 } else { DType::F32 }
 }
@@ -231,7 +231,7 @@ fn libtorch_gpu(_: &Device) -> Option<usize> {
     None
 }
 
-/// Whether the device is a GPU, with memory of its own.
+/// Whether the device is a GPU.
 pub fn is_gpu(device: &Device) -> bool {
     if libtorch_gpu(device).is_some() {
         return true;

@@ -12,8 +12,8 @@ use crate::sync::lock;
 /// A segment in flight; the receiver gets the segment or an error.
 pub type Pending<T> = Receiver<Result<T>>;
 
-/// Prefetches one segment. Two exist at a time, the one in use and the one in flight, if the caller drops a segment
-/// before it requests the next.
+/// Prefetches one segment. If the caller drops each segment before it requests the next, at most two exist: the one in
+/// use and the one in flight.
 ///
 /// The next segment is predicted: it is the one that last followed the same two segments. A wrong prediction costs one
 /// unnecessary fetch. If the order is given, nothing is predicted, and nothing is fetched beyond its end.
@@ -52,8 +52,8 @@ impl<T> Prefetcher<T> {
         let segment = match state.pending.take() {
             Some((guess, pending)) if guess == name => receive(name, pending)?,
             other => {
-                // A wrong segment is dropped before the right one is fetched. Its error, if any, is ignored: it was
-                // not requested.
+                // A wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
+                // ignored: it was not requested.
                 drop(other.map(|(_, pending)| pending.recv()));
                 receive(name, fetch(name)?)?
             }

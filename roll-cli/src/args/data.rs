@@ -25,7 +25,7 @@ pub enum DataAction {
     Prepare(PrepareData),
 }
 
-/// The data, and the model's step of sizes.
+/// The data, and the number that heights and widths are multiples of.
 #[derive(Debug, ClapArgs)]
 pub struct DataSet {
     /// Metadata (CSV, TSV, JSON lines, a JSON list), or a directory of videos with captions.

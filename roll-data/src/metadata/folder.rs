@@ -15,12 +15,12 @@ const VIDEOS: [&str; 18] = [
     "vob", "mts",
 ];
 
-/// Names of tables that may be in the same directory.
+/// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
 /// Lists the videos in `directory`, sorted by name, with the text of the `.txt` file of the same name as prompt. A
-/// video without a prompt file becomes a row with `no_prompt` if bad samples are skipped, else an error. It is always
-/// an error if no video has one.
+/// video without a prompt file becomes a row whose `no_prompt` is the reason if bad samples are skipped, else an error.
+/// It is always an error if no video has one.
 pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<MetadataRow>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {

@@ -27,7 +27,8 @@ pub(super) struct Config {
 
 impl Config {
     /// Reads `object`, whose keys begin with `prefix`. Returns `None` if it has no alpha. Fails on options that make
-    /// the adapter something other than a scaled product B A. The rank of a layer is that of its tensors.
+    /// the adapter something other than a scaled product B A. Ranks are not read: that of a layer is in the
+    /// shapes of its tensors.
     pub fn read(path: &Path, object: &Map<String, Value>, prefix: &str) -> Result<Option<Self>, LoraError> {
         let problem = |problem: String| LoraError::invalid(path, problem);
         let get = |key: &str| object.get(&format!("{prefix}{key}"));
@@ -122,6 +123,7 @@ fn number(value: f64) -> Value {
 fn most_common(values: impl Iterator<Item = f64>) -> f64 {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     values.for_each(|v| *counts.entry(v.to_bits()).or_default() += 1);
+    // `max_by_key` returns the last maximum, and the bits of positive numbers are in their order.
     counts.into_iter().max_by_key(|(_, count)| *count).map_or(0.0, |(bits, _)| f64::from_bits(bits))
 }
 

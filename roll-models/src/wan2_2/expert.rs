@@ -37,7 +37,7 @@ impl Expert {
     }
 }
 
-/// The noise levels at which the trained experts are used: all if both are trained, or none.
+/// The noise levels at which the trained experts are used: all levels if both are trained or neither is.
 pub(super) fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
     let trains = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
     match (boundary.map(Sigma), trains(0), trains(1)) {

@@ -93,7 +93,8 @@ pub fn init_experts(directory: impl AsRef<Path>, kind: WanKind, sizes: &Sizes, s
     write_paths(directory, &listed)
 }
 
-/// Writes the folders of the experts, each with its weights (by the number of the expert) and `config.json`. Returns
+/// Writes the folders of the experts, each with its weights and `config.json`. `weights` returns those of an expert
+/// by its number. Returns
 /// the paths of the weights relative to `directory`.
 pub(super) fn write_experts(
     directory: &Path,

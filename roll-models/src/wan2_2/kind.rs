@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result};
 
-/// The architecture of a checkpoint with random weights, named by the published model that has it.
+/// Architecture of a checkpoint that `init-tiny` writes, named after the published model that it follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WanKind {
@@ -27,7 +27,7 @@ impl WanKind {
         }
     }
 
-    /// Folders of the transformers in a checkpoint, the high-noise expert first.
+    /// Folders of the transformers in a checkpoint (`.`: its own), the high-noise expert first.
     pub(super) fn folders(self) -> &'static [&'static str] {
         match self {
             Self::I2v | Self::T2v => &["high_noise_model", "low_noise_model"],
@@ -52,7 +52,7 @@ impl WanKind {
         }
     }
 
-    /// Whether the model reads the tokens of an image encoder.
+    /// Whether the model reads the tokens of the CLIP image encoder.
     pub(super) fn has_clip(self) -> bool {
         self == Self::I2v21
     }

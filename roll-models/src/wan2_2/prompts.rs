@@ -7,8 +7,8 @@ use roll_core::{Result, Tensor};
 use super::tokenizer::Tokenizer;
 use super::umt5::{Umt5, padded};
 
-/// Number of prompts per batch. The XXL encoder streams its 11 GB of weights once for a batch; an embedding that waits
-/// takes at most 8 MB.
+/// Number of prompts per batch. The XXL encoder streams its 11 GB of weights once for a batch; an embedding
+/// computed ahead of its use takes at most 8 MB.
 const BATCH: usize = 32;
 
 /// Encodes prompts as embeddings.
@@ -47,7 +47,7 @@ impl Prompts {
     /// See [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns of the first prompt that it cuts.
     pub(super) fn expect(&mut self, prompts: &[String], text: Option<&TextEncoder>) {
         if let Some(text) = text {
-            // An error belongs to the sample whose prompt it is.
+            // Only for the warning: an error is reported when the sample's prompt is encoded.
             let new =
                 prompts.iter().filter(|prompt| !self.expected.contains(prompt) && !self.ready.contains_key(*prompt));
             new.for_each(|prompt| drop(text.tokenizer.encode(prompt, text.length)));

@@ -68,7 +68,8 @@ pub enum Measurement {
     Sigmoid,
     /// The mean cosine similarity to the outputs for the reference's frames, or to `vector`.
     Cosine,
-    /// The negative root mean square difference to `vector`, or its mean over the outputs for the reference's frames.
+    /// The negative root mean square difference to `vector`, or the mean of those to the outputs for the reference's
+    /// frames.
     Distance,
 }
 

@@ -82,7 +82,7 @@ impl Resize {
     pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
         let (rows, columns) = (&self.rows, &self.columns);
         assert_eq!(planes.len() % (rows.from * columns.from).max(1), 0, "planes of {} x {}", rows.from, columns.from);
-        // Columns first: the second pass then adds up whole rows, which have their new width already.
+        // Widths first: the second pass then adds up whole rows, which have their new width already.
         let mut resized_columns = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
         for (row, out) in planes.chunks_exact(columns.from).zip(resized_columns.chunks_exact_mut(columns.to())) {
             for (out, (first, weights)) in out.iter_mut().zip(&columns.taps) {
@@ -177,11 +177,11 @@ fn widened_taps(centre: f64, widening: f64, from: usize, filter: Filter) -> (usi
 fn neighbour_taps(centre: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
     let (at, reach) = (centre - 0.5, filter.reach() as i64);
     let below = at.floor() as i64;
-    let inside = |j: i64| j.clamp(0, from as i64 - 1) as usize;
-    let (first, last) = (inside(below - reach + 1), inside(below + reach));
+    let clamped = |j: i64| j.clamp(0, from as i64 - 1) as usize;
+    let (first, last) = (clamped(below - reach + 1), clamped(below + reach));
     let mut weights = vec![0.0; last - first + 1];
     for j in below - reach + 1..=below + reach {
-        weights[inside(j) - first] += filter.weight(at - j as f64) as f32;
+        weights[clamped(j) - first] += filter.weight(at - j as f64) as f32;
     }
     (first, weights)
 }

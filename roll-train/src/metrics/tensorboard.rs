@@ -25,7 +25,8 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates an event file in `directory`; TensorBoard merges all event files of a directory.
+    /// Creates an event file in `directory` (a resumed run adds one); TensorBoard merges all event files of a
+    /// directory.
     pub fn create(directory: &Path) -> Result<Self> {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let (seconds, n) = (wall_time() as u64, COUNTER.fetch_add(1, Ordering::Relaxed));
@@ -54,7 +55,7 @@ impl EventWriter {
         self.event(summary, step)
     }
 
-    /// Writes a picture of a step: PNG, or animated GIF. `size` is height and width.
+    /// Writes a picture of a step: PNG, or animated GIF.
     pub fn image(&mut self, name: &str, encoded: &[u8], [height, width]: [usize; 2], step: u64) -> Result<()> {
         let mut image = Message::default();
         image.int(1, height as u64);
@@ -89,7 +90,7 @@ impl EventWriter {
     }
 }
 
-/// The CRC with the masking of TFRecord: the CRC of data that contain CRCs would be weak.
+/// The CRC with the masking of TFRecord, without which the CRC of data that contain CRCs would be weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

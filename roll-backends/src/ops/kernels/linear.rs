@@ -56,19 +56,19 @@ impl LinearShape {
         View::new(y, self.rows, self.outputs)
     }
 
-    /// Adds the product of `a` and the weight, transposed if `trans_b`, to `out`.
-    fn add_product(&self, a: &[f32], weight: Weight, trans_b: bool, out: &mut [f32]) {
+    /// Adds the product of `a` and the weight, transposed if `transpose_weight`, to `out`.
+    fn add_product(&self, a: &[f32], weight: Weight, transpose_weight: bool, out: &mut [f32]) {
         let &Self { rows, inputs, outputs } = self;
         match weight {
-            // Packing does not pay for a single row, or without SIMD.
+            // [`RightMatrix`] packs the weight into panels, which does not pay for a single row, or without SIMD.
             Weight::F32(values) if rows == 1 || !tile::has_intrinsics() => {
                 let weight = View::new(values, outputs, inputs);
-                let weight = if trans_b { weight.t() } else { weight };
-                let [depth, columns] = depth_and_columns(outputs, inputs, trans_b);
+                let weight = if transpose_weight { weight.t() } else { weight };
+                let [depth, columns] = depth_and_columns(outputs, inputs, transpose_weight);
                 ViewMut::new(out, rows, columns).product(View::new(a, rows, depth), weight, 1.0, true, Threads::All);
             }
-            Weight::F32(values) => RightMatrix { values, outputs, inputs }.add_product(a, trans_b, out),
-            Weight::Bf16(values) => RightMatrix { values, outputs, inputs }.add_product(a, trans_b, out),
+            Weight::F32(values) => RightMatrix { values, outputs, inputs }.add_product(a, transpose_weight, out),
+            Weight::Bf16(values) => RightMatrix { values, outputs, inputs }.add_product(a, transpose_weight, out),
         }
     }
 

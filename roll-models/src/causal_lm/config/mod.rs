@@ -61,7 +61,7 @@ pub struct LmConfig {
     pub logit_softcap: Option<f32>,
     /// Factor of the token embeddings; 1 in most families.
     pub embedding_scale: f64,
-    /// Number that is added to the stored gains of the norms: 1 if the file has gains minus 1.
+    /// Added to the stored gains of the norms: 1 for families that store `gain - 1`, else 0.
     pub gain_offset: f64,
     /// Whether the outputs of attention and of the feed-forward layers are normalised too.
     pub output_norms: bool,

@@ -10,9 +10,9 @@ use super::rope::rotary_tables;
 pub(super) struct Batch {
     pub(super) shape: BatchShape,
     /// Patches of the latents and the conditioning channels, `[B * tokens, in_channels * patch]`; `patch` is the
-    /// number of positions of a patch.
+    /// number of latent positions that a patch covers.
     pub(super) tokens: Tensor,
-    /// One timestep per group of tokens.
+    /// One timestep per group of tokens, see `groups`.
     pub(super) timesteps: Vec<Timestep>,
     /// Number of tokens in each group. The tokens of a group share a timestep. Each sample has one group, or two if its
     /// first frame is known.
@@ -25,7 +25,7 @@ pub(super) struct Batch {
     pub(super) image_rows: usize,
 }
 
-/// Number of samples, and the patch grid of each.
+/// Number of samples, and the patch grid that they share.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct BatchShape {
     samples: usize,
@@ -48,15 +48,15 @@ impl Batch {
             let problem = "some samples of a batch have a known first frame and others do not";
             return Err(Error::Misuse(problem.into()));
         }
-        let (all, per_frame) = (shape.grid.tokens(), shape.grid.tokens_per_frame());
+        let (tokens, tokens_per_frame) = (shape.grid.tokens(), shape.grid.tokens_per_frame());
         let (mut timesteps, mut groups) = (Vec::new(), Vec::new());
         for input in inputs {
             if known(input) {
                 timesteps.push(Timestep(0.0));
-                groups.push(per_frame);
+                groups.push(tokens_per_frame);
             }
             timesteps.push(input.timestep);
-            groups.push(if known(input) { all - per_frame } else { all });
+            groups.push(if known(input) { tokens - tokens_per_frame } else { tokens });
         }
 
         let contexts: Vec<Tensor> = inputs.iter().map(|input| input.conditioning.context.clone()).collect();

@@ -7,8 +7,8 @@ use super::patch::Grid;
 const THETA: f64 = 10_000.0;
 
 /// Computes the cosines and sines of each token's rotation angles, f32 `[tokens, head_dim / 2]` each. As in the
-/// official model, a head's pairs are split between frames, rows and columns, in this order: rows and columns have a
-/// third each (rounded down), frames the rest.
+/// official model, the pairs of elements of a head are split between frames, rows and columns, in this order: rows and
+/// columns have a third each (rounded down), frames the rest.
 pub fn rotary_tables(grid: &Grid, head_dim: usize) -> Result<(Tensor, Tensor)> {
     let spatial_width = 2 * (head_dim / 6);
     let widths = [head_dim - 2 * spatial_width, spatial_width, spatial_width];

@@ -185,7 +185,7 @@ impl Vae {
             chain: self.encoder.clone(),
             input: Volume { channels: 3, frames, size: [h, w], frames_first: true },
             output: Volume { channels: config.z_dim, frames: latent_frames, size, frames_first: false },
-            chunk: [config.temporal_stride(), 1], // frames of input and output
+            chunk: [config.temporal_stride(), 1], // frames of input and output of each chunk but the first
             chunks: latent_frames,
             tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [scale, 1])?,
             checkpoints: chunking.checkpoints,

@@ -95,10 +95,10 @@ impl Window {
                 }
             };
             let padded = length.saturating_add(before).saturating_add(after);
-            let last_start = padded.checked_sub(extent).ok_or_else(|| {
+            let max_start = padded.checked_sub(extent).ok_or_else(|| {
                 format!("a window of {extent} does not fit the padded length {padded} of spatial axis {i}")
             })?;
-            let mut count = if self.ceil { last_start.div_ceil(stride) } else { last_start / stride } + 1;
+            let mut count = if self.ceil { max_start.div_ceil(stride) } else { max_start / stride } + 1;
             // A window that would start in the padding after the input is omitted.
             if self.ceil && (count - 1) * stride >= length + before {
                 count -= 1;

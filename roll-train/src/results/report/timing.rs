@@ -7,8 +7,7 @@ use minijinja::{Value, context};
 use super::run_files::RunFiles;
 use crate::results::plot;
 
-/// The mean step of a run, for the page: its phases (empty if the run measured no times) and the seconds of the whole
-/// step.
+/// Mean duration of a step and of its phases, for the page. There are no phases if the run measured no times.
 pub fn timing(run: &RunFiles) -> Value {
     let (phases, total) = phases(run);
     let sum = sum_of_phases(&phases);
@@ -24,32 +23,34 @@ pub fn timing(run: &RunFiles) -> Value {
     context! { phases, total => format!("{total:.3}") }
 }
 
-/// Sum of the seconds of all phases. With several ranks it may exceed the step: each phase is that of its slowest rank.
+/// Sum of the seconds of all phases. With several ranks it may exceed the step: the time of a phase is that of
+/// its slowest rank.
 pub fn sum_of_phases(phases: &[(String, f64)]) -> f64 {
     phases.iter().map(|(_, seconds)| seconds).sum()
 }
 
-/// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is the last phase.
+/// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is
+/// appended as a phase.
 pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
     let mean = |name: &str| {
         let values = run.values(name);
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     };
     let names: BTreeSet<&String> = run.rows.iter().flat_map(|row| row.keys()).collect();
-    let mut parts: Vec<(String, f64)> = names
+    let mut phases: Vec<(String, f64)> = names
         .into_iter()
         // `time/score/NAME` is a part of `time/score`.
         .filter(|name| !matches!(name.as_str(), "time/total" | "time/step") && name.matches('/').count() == 1)
         .filter_map(|name| Some((name.strip_prefix("time/")?.to_string(), mean(name)?)))
         .filter(|(_, seconds)| *seconds > 0.0)
         .collect();
-    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    phases.sort_by(|a, b| b.1.total_cmp(&a.1));
     let covered = sum_of_phases(&parts);
     // The trainer measures `time/total`, with reading the data; the algorithm measures `time/step`, without.
     let total = mean("time/total").or(mean("time/step")).unwrap_or(covered);
-    // Less than half a percent is not shown.
+    // A remainder below half a percent is left out.
     if total - covered > 0.005 * total {
-        parts.push(("reading data, and the rest".into(), total - covered));
+        phases.push(("reading data, and the rest".into(), total - covered));
     }
     (parts, total)
 }
