@@ -40,7 +40,7 @@ const FLOW_GRPO: [&str; 7] = [
 const WEIGHTS: [&str; 2] = ["adapter.safetensors", "trainer/optimizer.safetensors"];
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and the summary.
-fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]) {
+pub(crate) fn assert_alike(world: &World, run: &str, whole: &str, step: u64, files: &[&str]) {
     let (found, expected) = (world.metrics(run), world.metrics(whole));
     assert_eq!(found.len(), expected.len(), "lines of metrics of {run}");
     for (found, expected) in found.iter().zip(&expected) {
@@ -418,7 +418,7 @@ fn partial_results_depend_on_the_configuration() {
 }
 
 /// Starts the run, or resumes it.
-fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
+pub(crate) fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
     spawn(world, out, || world.training(out, steps, settings))
 }
 
@@ -448,7 +448,7 @@ fn kill_while_writing(child: &mut Child, run: &Path, delay: Duration) -> bool {
     kill(child)
 }
 
-fn kill(child: &mut Child) -> bool {
+pub(crate) fn kill(child: &mut Child) -> bool {
     let alive = child.try_wait().unwrap().is_none();
     child.kill().unwrap();
     child.wait().unwrap().code().is_none() && alive
