@@ -1,28 +1,29 @@
 //! The reward `judge`: questions about a video's frames, answered by a model behind an OpenAI-compatible API that takes
 //! pictures (vLLM, SGLang, llama.cpp, hosted services).
 //!
-//! `client` sends requests, `answer` turns answers into scores, `cache` keeps these. Answers are found again by model,
-//! question and pixels, so a run that is killed and resumed has the same scores, even if the service would answer
-//! otherwise the second time.
+//! `client` sends requests, `answer` turns answers into scores. Scores are kept by the request, which has model, question
+//! and pictures, so a run that is killed and resumed has the same scores, even if the service would answer otherwise the
+//! second time.
 //!
 //! Safeguards: a request including its answer ends within `timeout`, at most 1 MiB of an answer is read, and redirects
 //! are not followed, so pictures and token are sent to `url` only.
 
 mod answer;
-mod cache;
 mod client;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use roll_backends::cache_directory;
 use roll_core::keys::check_ranges;
 use roll_core::{
     BuildContext, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score, Target,
-    Tensor, Video,
+    Video,
 };
 use roll_external::{Fingerprint, files};
 use schemars::JsonSchema;
@@ -30,7 +31,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 pub use answer::AnswerKind;
-use cache::AnswerCache;
 use client::Client;
 
 use crate::picture::{Frames, check_common};
@@ -130,13 +130,16 @@ pub struct Judge {
     config: JudgeConfig,
     questions: Vec<String>,
     client: Client,
-    cache: Option<AnswerCache>,
+    cache: Option<PathBuf>,
     /// Until the service rejects a request for them.
     requests_log_probabilities: AtomicBool,
 }
 
+/// The score of a question, or the reason why its answer is invalid.
+type Judged = std::result::Result<f64, String>;
+
 impl Judge {
-    /// Reads the questions; sends nothing and writes nothing. Fails, and names the key, if a value is outside its range.
+    /// Reads the questions; sends and writes nothing. Fails, and names the key, if a value is outside its range.
     pub fn new(config: JudgeConfig, context: &BuildContext) -> Result<Self> {
         check_ranges("reward", &config)?;
         check_common(1, config.on_missing)?;
@@ -144,51 +147,67 @@ impl Judge {
         if config.model.is_empty() {
             return Err(Error::config("reward.model", "missing: the name of the model, as the service knows it"));
         }
-        let client = Client::new(&config)?;
         Ok(Self {
             questions: questions(&config.questions, context)?,
-            cache: AnswerCache::open(config.cache_dir.as_deref(), context)?,
-            client,
+            client: Client::new(&config)?,
+            cache: cache(config.cache_dir.as_deref(), context)?,
             config,
             requests_log_probabilities: AtomicBool::new(true),
         })
     }
 
-    /// The text of a question about `frames` pictures.
-    fn text(&self, question: &str, prompt: &str, frames: usize) -> String {
-        let question = question.replace("{prompt}", prompt);
-        let form = self.config.answer.form();
-        match frames {
-            1 => format!("{question} Answer with {form}."),
-            n => format!("These are {n} frames of one video, in their order. {question} Answer with {form}."),
-        }
-    }
-
-    /// The body of a request.
-    fn request(&self, text: &str, pictures: &[Json], log_probabilities: bool) -> Vec<u8> {
+    /// A request without log-probabilities.
+    fn request(&self, question: &str, prompt: &str, pictures: &[Json]) -> Json {
+        let shown = match pictures.len() {
+            1 => String::new(),
+            n => format!("These are {n} frames of one video, in their order. "),
+        };
+        let text =
+            format!("{shown}{} Answer with {}.", question.replace("{prompt}", prompt), self.config.answer.form());
         let content: Vec<Json> = pictures.iter().cloned().chain([json!({ "type": "text", "text": text })]).collect();
-        let mut request = json!({
+        json!({
             "model": self.config.model,
             "messages": [{ "role": "user", "content": content }],
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
-        });
-        if log_probabilities {
-            request["logprobs"] = true.into();
-            request["top_logprobs"] = TOP_LOG_PROBABILITIES.into();
-        }
-        request.to_string().into_bytes()
+        })
     }
 
-    /// The score of an answer, or the reason why the last one was invalid. Fails if the service does not answer.
-    fn ask(&self, text: &str, pictures: &[Json]) -> Result<std::result::Result<f64, String>> {
+    /// The outcome of a question, and whether it was in the cache. Fails if the service does not answer.
+    fn judge(&self, request: &Json) -> Result<(Judged, bool)> {
+        let Some(cache) = &self.cache else { return Ok((self.ask(request)?, false)) };
+        let key = Fingerprint::new("judge").text("request", request).finish();
+        let folder = cache.join(&key[..2]);
+        let path = folder.join(&key);
+        let read = files::read_text(&path, 64).ok().and_then(|text| text.parse().ok());
+        if let Some(score) = read.filter(|score| (0.0..=1.0).contains(score)) {
+            return Ok((Ok(score), true));
+        }
+        let outcome = self.ask(request)?;
+        if let Ok(score) = outcome {
+            let made = std::fs::create_dir_all(&folder).map_err(Error::file("create the directory", folder));
+            if let Err(error) = made.and_then(|()| files::write_atomically(&path, score.to_string().as_bytes())) {
+                tracing::warn!("a score is not kept (`reward.cache_dir`): {}", error.chain());
+            }
+        }
+        Ok((outcome, false))
+    }
+
+    /// Asks until an answer is valid, at most `retries` times more.
+    fn ask(&self, request: &Json) -> Result<Judged> {
         let mut invalid = 0;
         loop {
-            let with = self.config.answer == AnswerKind::Yes && self.requests_log_probabilities.load(Ordering::Relaxed);
-            let answer = match self.client.ask(&self.request(text, pictures, with)) {
+            let log_probabilities = &self.requests_log_probabilities;
+            let with = self.config.answer == AnswerKind::Yes && log_probabilities.load(Ordering::Relaxed);
+            let mut request = request.clone();
+            if with {
+                request["logprobs"] = true.into();
+                request["top_logprobs"] = TOP_LOG_PROBABILITIES.into();
+            }
+            let answer = match self.client.ask(request.to_string().as_bytes()) {
                 Ok(answer) => answer,
                 Err(error) if with && error.rejected => {
-                    if self.requests_log_probabilities.swap(false, Ordering::Relaxed) {
+                    if log_probabilities.swap(false, Ordering::Relaxed) {
                         tracing::warn!("{error}; asking without log-probabilities from now on");
                     }
                     continue;
@@ -223,45 +242,36 @@ impl RewardScorer for Judge {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
-        let pixels = pixels(video, self.config.frames)?;
-        let key = Fingerprint::new("judge").text("model", &self.config.model).tensor("pixels", &pixels);
-        let key = key.text("answer", self.config.answer.form());
-        let asked = self.questions.iter().map(|question| self.text(question, prompt, pixels.shape()[0]));
-        let asked: Vec<(String, String)> =
-            asked.map(|text| (key.clone().text("question", &text).finish(), text)).collect();
-        let cached = |(key, _): &(String, String)| self.cache.as_ref()?.get(key);
-        let cached: Vec<Option<f64>> = asked.iter().map(cached).collect();
-        let found = cached.iter().flatten().count();
-        let pictures = if found < asked.len() { pictures(&pixels)? } else { Vec::new() };
-        let ask = |(key, text): &(String, String)| {
-            let outcome = self.ask(text, &pictures)?;
-            if let (Ok(score), Some(cache)) = (&outcome, &self.cache) {
-                cache.put(key, *score);
-            }
-            Ok(outcome)
-        };
+        let frames = video.dims()[0];
+        let shown = Frames::Uniform(self.config.frames.min(frames)).of(frames);
+        let pictures = shown.into_iter().map(|t| picture(video, t)).collect::<Result<Vec<_>>>()?;
+        let this = &*self;
         let outcomes: Vec<Result<_>> = std::thread::scope(|threads| {
-            let ask = &ask;
-            let start = |(asked, cached): (_, &Option<f64>)| match *cached {
-                Some(score) => threads.spawn(move || Ok(Ok(score))),
-                None => threads.spawn(move || ask(asked)),
+            let start = |question: &String| {
+                let request = this.request(question, prompt, &pictures);
+                threads.spawn(move || this.judge(&request))
             };
-            let asking: Vec<_> = asked.iter().zip(&cached).map(start).collect();
+            let asking: Vec<_> = this.questions.iter().map(start).collect();
             asking.into_iter().map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
         });
-        let (mut details, count) = (BTreeMap::new(), asked.len() as f64);
-        for (i, outcome) in outcomes.into_iter().enumerate() {
-            match outcome? {
-                Ok(score) => drop(details.insert(format!("question_{}", i + 1), score)),
+        let (mut sum, mut found, mut details) = (0.0, 0.0, BTreeMap::new());
+        for (i, outcome) in (1..).zip(outcomes) {
+            let (outcome, was_cached) = outcome?;
+            match outcome {
+                Ok(score) => {
+                    sum += score;
+                    found += f64::from(u8::from(was_cached));
+                    details.insert(format!("question_{i}"), score);
+                }
                 Err(problem) => {
-                    let reason = format!("an invalid answer to question {}: {problem}", i + 1);
+                    let reason = format!("an invalid answer to question {i}: {problem}");
                     return Ok((Score::Missing { reason }, None));
                 }
             }
         }
-        let value = details.values().sum::<f64>() / count;
-        details.insert("answered_from_cache".into(), found as f64 / count);
-        Ok((Score::Value { value, details }, None))
+        let count = self.questions.len() as f64;
+        details.insert("answered_from_cache".into(), found / count);
+        Ok((Score::Value { value: sum / count, details }, None))
     }
 
     fn is_elsewhere(&self) -> bool {
@@ -275,15 +285,14 @@ impl RewardScorer for Judge {
 
 /// The questions of the option. Fails if a file cannot be read, and unless there are 1 to [`MAX_QUESTIONS`].
 fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
-    let questions = match option {
-        Texts::Several(questions) => questions.clone(),
-        Texts::One(file) if file.is_empty() => Vec::new(),
-        Texts::One(file) => {
+    let questions: Vec<String> = match option {
+        Texts::One(file) if !file.is_empty() => {
             let path = context.resolve(file);
-            let text = files::read_text(&path, MAX_QUESTION_FILE).map_err(Error::file("read the questions in", &path));
+            let text = files::read_text(&path, MAX_QUESTION_FILE).map_err(Error::file("read the questions in", path));
             let text = text.while_doing(|| "reward.questions, the name of a file unless it is a list".into())?;
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(Into::into).collect()
         }
+        listed => listed.all().to_vec(),
     };
     match questions.len() {
         1..=MAX_QUESTIONS if questions.iter().all(|question| !question.trim().is_empty()) => Ok(questions),
@@ -294,36 +303,36 @@ fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
     }
 }
 
-/// At most `count` frames of the video in 8 bits, `[N, H, W, 3]`.
-fn pixels(video: &Video, count: usize) -> Result<Tensor> {
-    let [frames, height, width] = video.dims();
-    let chosen = Frames::Uniform(count.min(frames)).of(frames);
-    let plane = height * width;
-    let mut bytes = Vec::with_capacity(chosen.len() * plane * 3);
-    for frame in chosen.iter().map(|&t| video.frame(t)) {
-        let pixel = |i: usize| [0, plane, 2 * plane].map(|channel| ((frame[channel + i] + 1.0) * 127.5).round() as u8);
-        bytes.extend((0..plane).flat_map(pixel));
+/// The directory of kept scores. Fails if it cannot be one.
+fn cache(option: Option<&str>, context: &BuildContext) -> Result<Option<PathBuf>> {
+    let parent = match option {
+        None | Some("none" | "") => None,
+        Some("auto") => cache_directory::of(|name| std::env::var_os(name)),
+        Some(path) => Some(context.resolve(path)),
+    };
+    let directory = parent.map(|parent| parent.join("judge"));
+    match directory.iter().flat_map(|path| path.ancestors()).find(|path| path.is_file()) {
+        Some(file) => {
+            let problem = format!("expected a directory, found the file {}", file.display());
+            Err(Error::config("reward.cache_dir", problem))
+        }
+        None => Ok(directory),
     }
-    Tensor::new(bytes, [chosen.len(), height, width, 3])
 }
 
-/// The frames `[N, H, W, 3]` as parts of a message, each a PNG in a data URL.
-fn pictures(pixels: &Tensor) -> Result<Vec<Json>> {
-    let [height, width] = [pixels.shape()[1], pixels.shape()[2]];
-    let part = |rgb: &[u8]| {
-        let mut png = Vec::new();
-        let mut encoder = png::Encoder::new(&mut png, width as u32, height as u32);
-        encoder.set_color(png::ColorType::Rgb);
-        encoder.set_depth(png::BitDepth::Eight);
-        let written = encoder.write_header().and_then(|mut writer| {
-            writer.write_image_data(rgb)?;
-            writer.finish()
-        });
-        written.map_err(Error::failed("a frame cannot be encoded as PNG"))?;
-        let url = format!("data:image/png;base64,{}", STANDARD.encode(&png));
-        Ok(json!({ "type": "image_url", "image_url": { "url": url } }))
-    };
-    pixels.as_bytes().chunks_exact(height * width * 3).map(part).collect()
+/// A frame as a part of a message: a PNG in a data URL.
+fn picture(video: &Video, t: usize) -> Result<Json> {
+    let ([_, height, width], frame) = (video.dims(), video.frame(t));
+    let plane = height * width;
+    let byte = |i: usize| ((frame[i % 3 * plane + i / 3] + 1.0) * 127.5).round() as u8;
+    let rgb: Vec<u8> = (0..3 * plane).map(byte).collect();
+    let mut png = Vec::new();
+    let mut encoder = png::Encoder::new(&mut png, width as u32, height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&rgb));
+    written.map_err(Error::failed("a frame cannot be encoded as PNG"))?;
+    let url = format!("data:image/png;base64,{}", STANDARD.encode(&png));
+    Ok(json!({ "type": "image_url", "image_url": { "url": url } }))
 }
 
 roll_core::register! {
