@@ -84,9 +84,9 @@ fn judge(urls: &[String], change: impl FnOnce(&mut JudgeConfig)) -> Result<Judge
     Judge::new(config, &BuildContext::new("flex"))
 }
 
-/// Nine frames, each of one grey.
+/// Nine frames, each of one colour: more and more red, no green, all blue.
 fn video() -> Video {
-    let frames = (0..9).flat_map(|t| [t as f32 / 4.0 - 1.0; 3 * 4 * 6]).collect();
+    let frames = (0..9).flat_map(|t| [t as f32 / 4.0 - 1.0, -1.0, 1.0].into_iter().flat_map(|v| [v; 4 * 6])).collect();
     Video::new(Tensor::new(frames, [9, 3, 4, 6]).unwrap(), 8.0).unwrap()
 }
 
@@ -149,8 +149,8 @@ fn score_is_the_mean_probability_of_yes() {
         assert_eq!((&request["model"], &request["temperature"]), (&json!("eyes"), &json!(0)));
         assert_eq!((&request["logprobs"], &request["top_logprobs"]), (&json!(true), &json!(20)));
         let content = request["messages"][0]["content"].as_array().unwrap();
-        let greys: Vec<u8> = content[..3].iter().map(|part| grey(part)).collect();
-        assert_eq!((greys, content.len()), (vec![0, 128, 255], 4));
+        let reds: Vec<u8> = content[..3].iter().map(red).collect();
+        assert_eq!((reds, content.len()), (vec![0, 128, 255], 4));
         let text = content[3]["text"].as_str().unwrap();
         assert!(
             text.starts_with("These are 3 frames") && text.ends_with("? Answer with one word, yes or no."),
@@ -159,15 +159,15 @@ fn score_is_the_mean_probability_of_yes() {
     }
 }
 
-/// The grey of a picture of 6 x 4 pixels.
-fn grey(part: &Json) -> u8 {
+/// The red of a picture of 6 x 4 pixels.
+fn red(part: &Json) -> u8 {
     let url = part["image_url"]["url"].as_str().unwrap();
     let png = STANDARD.decode(url.strip_prefix("data:image/png;base64,").unwrap()).unwrap();
     let mut reader = png::Decoder::new(std::io::Cursor::new(png)).read_info().unwrap();
     let mut rgb = vec![0; reader.output_buffer_size().unwrap()];
     let info = reader.next_frame(&mut rgb).unwrap();
     assert_eq!((info.width, info.height, rgb.len()), (6, 4, 72));
-    assert!(rgb.iter().all(|byte| *byte == rgb[0]));
+    assert!(rgb.chunks(3).all(|pixel| pixel == [rgb[0], 0, 255]), "{rgb:?}");
     rgb[0]
 }
 
@@ -287,8 +287,38 @@ fn a_busy_service_is_asked_again_after_its_delay() {
     assert_eq!(value(&mut judge(&[service.url()], |c| c.retries = 0).unwrap()), 1.0);
     assert!(begun.elapsed() >= Duration::from_millis(600));
     let service = FakeService::start(|_, _| (503, "Retry-After: 30\r\n", Vec::new()));
+    let begun = Instant::now();
     let problem = failure(&mut judge(&[service.url()], |c| c.busy_timeout = 1.0).unwrap());
+    assert!(begun.elapsed() < Duration::from_secs(5));
     assert!(problem.contains("busy for 1 s (`reward.busy_timeout`)") && problem.contains(&service.url()), "{problem}");
+}
+
+#[test]
+fn a_busy_address_is_waited_for_without_asking_one_that_failed() {
+    let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+    let slow_url = format!("http://{}/v1", slow.local_addr().unwrap());
+    let service = FakeService::start(|earlier, _| match earlier {
+        0..5 => (429, "Retry-After: 0.1\r\n", Vec::new()),
+        _ => reply("Yes", &[("Yes", 1.0)]),
+    });
+    let mut judge = judge(&[service.url(), slow_url], |c| (c.timeout, c.retries) = (0.3, 0)).unwrap();
+    assert_eq!((value(&mut judge), service.count()), (1.0, 6));
+    slow.set_nonblocking(true).unwrap();
+    assert_eq!(slow.incoming().map_while(|stream| stream.ok()).count(), 1);
+}
+
+#[test]
+fn an_endless_answer_is_read_up_to_a_limit() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let sent = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+        (0..256).take_while(|_| stream.write_all(&[b' '; 1 << 18]).is_ok()).count()
+    });
+    assert!(missing(&mut judge(&[url], |c| c.retries = 0).unwrap()).contains("found ``"));
+    let sent = sent.join().unwrap();
+    assert!(sent < 64, "{sent} times 256 KiB");
 }
 
 #[test]
@@ -359,11 +389,11 @@ fn cached_answers_need_no_request() {
     // Damaged files are asked for again, and no unfinished file stays.
     let files: Vec<_> = walk(cache.path());
     assert!(files.len() == 7 && files.iter().all(|file| file.file_name().unwrap().len() == 64), "{files:?}");
-    for (file, damage) in files.iter().zip(["", "1.01", "NaN", "-0.1", "0.5x", "\0", "0.5\n0.5"]) {
-        std::fs::write(file, damage).unwrap();
+    for damage in ["", "1.01", "NaN", "-0.1", "0.5x", "\0", "0.5\n0.5"] {
+        files.iter().for_each(|file| std::fs::write(file, damage).unwrap());
+        assert_eq!(details(&mut open(&service.url(), &|_| ()), "new").0, 0.0, "{damage}");
+        assert_eq!(details(&mut open(&service.url(), &|_| ()), "new").0, 1.0);
     }
-    assert_eq!(details(&mut open(&service.url(), &|_| ()), "new").0, 0.0);
-    assert_eq!(details(&mut open(&service.url(), &|_| ()), "new").0, 1.0);
 }
 
 fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
