@@ -265,7 +265,7 @@ fn a_service_without_an_answer_is_an_error() {
     let slow = TcpListener::bind("127.0.0.1:0").unwrap();
     let slow_url = format!("http://{}/v1", slow.local_addr().unwrap());
     let begun = Instant::now();
-    let problem = failure(&mut judge(&[slow_url.clone()], |c| (c.retries, c.timeout) = (1, 0.2)).unwrap());
+    let problem = failure(&mut judge(std::slice::from_ref(&slow_url), |c| (c.retries, c.timeout) = (1, 0.2)).unwrap());
     for part in [&slow_url, "`reward.url`", "asked 2 times", "timeout"] {
         assert!(problem.contains(part), "no {part} in {problem}");
     }
