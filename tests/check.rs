@@ -140,6 +140,12 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Fl, &["reward.name=insightface"]),
     (Base::Fl, &["reward.name=insightface", "reward.reward_model_path=nowhere"]),
     (Base::Fl, &["reward.name=command", "reward.command=[nosuchprogram]"]),
+    (Base::Nft, &["reward.name=judge"]),
+    (
+        Base::Nft,
+        &["reward.name=judge", "reward.url=http://127.0.0.1:9/v1", "reward.model=m", "reward.questions=no.txt"],
+    ),
+    (Base::Fl, &["reward.name=judge", "reward.url=http://127.0.0.1:9/v1", "reward.model=m", "reward.questions=[a]"]),
     // Environments.
     (Base::Fl, &["env.name=frozen_lake"]),
     (Base::Sft, &["env.name=frozen_lake"]),

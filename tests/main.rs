@@ -39,6 +39,8 @@ mod foreign_runs;
 mod fuzz;
 #[cfg(target_os = "linux")]
 mod hostile_models;
+#[cfg(unix)]
+mod judge;
 mod lora_files;
 mod model_kinds;
 #[cfg(feature = "mpi")]

@@ -44,7 +44,7 @@ const OPTIMIZER: &str = "trainer/optimizer.safetensors";
 const COMPARED: [&str; 2] = [ADAPTER, OPTIMIZER];
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and the summary.
-fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: u64, files: &[&str]) {
+pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: u64, files: &[&str]) {
     let (found, expected) = (world.metrics(run), world.metrics(uninterrupted));
     assert_eq!(found.len(), expected.len(), "lines of metrics of {run}");
     for (found, expected) in found.iter().zip(&expected) {
@@ -427,7 +427,7 @@ fn evaluations_of_another_seed_are_not_reused() {
 }
 
 /// Starts the run, or resumes it.
-fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
+pub(crate) fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Child {
     spawn(world, out, || world.training(out, steps, settings))
 }
 
@@ -457,7 +457,7 @@ fn kill_while_writing(child: &mut Child, run: &Path, delay: Duration) -> bool {
     kill(child)
 }
 
-fn kill(child: &mut Child) -> bool {
+pub(crate) fn kill(child: &mut Child) -> bool {
     let alive = child.try_wait().unwrap().is_none();
     child.kill().unwrap();
     child.wait().unwrap().code().is_none() && alive

@@ -51,7 +51,9 @@ pub enum NoAnswer {
     ConnectionRefused(String),
     /// A failure that may be temporary; the service may have done the work.
     Failed(String),
-    /// A permanent failure.
+    /// The service rejects this request (400 or 422).
+    Rejected(String),
+    /// Any other permanent failure.
     Permanent(String),
 }
 
@@ -107,6 +109,7 @@ impl Service {
                 let key = format!("{}.url", self.section);
                 NoAnswer::Permanent(format!("status {status}: it redirects to {to}; name that address in `{key}`"))
             }
+            400 | 422 => NoAnswer::Rejected(format!("status {status}: {}", excerpt(reader))),
             500.. => NoAnswer::Failed(format!("status {status}: {}", excerpt(reader))),
             _ => NoAnswer::Permanent(format!("status {status}: {}", excerpt(reader))),
         })
@@ -151,12 +154,13 @@ fn pause(header: Option<&str>) -> Duration {
     wait.unwrap_or(PAUSE).max(LEAST_PAUSE)
 }
 
-/// The beginning of an answer as one line, for an error message.
-fn excerpt(reader: impl Read) -> String {
+/// The beginning of an answer as one line without control characters, for an error message.
+pub fn excerpt(reader: impl Read) -> String {
     let mut bytes = Vec::new();
     // Text that was read before a failure counts too.
     let _ = reader.take(QUOTED as u64).read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ")
+    let text = String::from_utf8_lossy(&bytes).replace(char::is_control, " ");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network, and
-//! programs and services of your own.
+//! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network,
+//! questions to a vision language model, and programs and services of your own.
 //!
 //! - *Purpose*: rewards that a configuration names, and [`onnx`], an executor that differentiates ONNX networks. A
 //!   reward of your own needs only the trait `roll_core::RewardScorer`, not this crate.
@@ -33,6 +33,7 @@ pub mod error;
 #[cfg(test)]
 mod gradient_check;
 pub mod insightface;
+pub mod judge;
 pub mod onnx;
 pub mod onnx_reward;
 pub mod picture;
@@ -41,5 +42,6 @@ pub mod remote;
 
 pub use brightness::Brightness;
 pub use error::RewardError;
+pub use judge::Judge;
 pub use onnx_reward::OnnxReward;
 pub use remote::RemoteReward;

@@ -101,12 +101,12 @@ impl World {
         trained.unwrap_or_else(|error| panic!("{}", error.chain()))
     }
 
-    /// Metrics of a run without times, which differ from run to run.
+    /// Metrics of a run without those that differ from run to run.
     pub fn metrics(&self, out: &str) -> Vec<Value> {
         metrics(&self.path(out))
     }
 
-    /// `summary.json` without times and memory.
+    /// `summary.json` without times, memory and answers from a cache.
     pub fn summary(&self, out: &str) -> Value {
         let mut summary: Value =
             serde_json::from_slice(&std::fs::read(self.path(out).join("summary.json")).unwrap()).unwrap();
@@ -114,18 +114,23 @@ impl World {
             summary.as_object_mut().unwrap().remove(measured);
         }
         for part in ["first", "last"] {
-            summary[part].as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
+            summary[part].as_object_mut().unwrap().retain(|name, _| !differs(name));
         }
         summary
     }
 }
 
-/// Metrics of the run in this directory without times, which differ from run to run.
+/// Whether a metric differs from run to run: a time, or how many answers a cache had.
+fn differs(name: &str) -> bool {
+    name.starts_with("time/") || name.ends_with("answered_from_cache")
+}
+
+/// Metrics of the run in this directory without those that differ from run to run.
 pub fn metrics(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     rows.map(|mut row| {
-        row.as_object_mut().unwrap().retain(|name, _| !name.starts_with("time/"));
+        row.as_object_mut().unwrap().retain(|name, _| !differs(name));
         row
     })
     .collect()

@@ -144,10 +144,11 @@ impl Transport for ScoringService {
                     std::thread::sleep(PAUSE);
                 }
                 Err(
-                    NoAnswer::Failed(problem) | NoAnswer::ConnectionRefused(problem) | NoAnswer::Permanent(problem),
-                ) => {
-                    break problem;
-                }
+                    NoAnswer::Failed(problem)
+                    | NoAnswer::ConnectionRefused(problem)
+                    | NoAnswer::Rejected(problem)
+                    | NoAnswer::Permanent(problem),
+                ) => break problem,
             }
         };
         Err(Error::component(Fault::Failure, Unanswered { url: self.config.url.clone(), call, times, problem }))

@@ -174,6 +174,6 @@ fn reason(answer: &Json) -> &str {
 }
 
 /// Formats `once` or `3 times`.
-fn times(count: &u32) -> String {
+pub(crate) fn times(count: &u32) -> String {
     if *count == 1 { "once".into() } else { format!("{count} times") }
 }

@@ -141,9 +141,10 @@ impl HttpTransport {
                     tracing::warn!("{}: {problem}; asking again", self.options.url);
                     std::thread::sleep(PAUSE);
                 }
-                NoAnswer::ConnectionRefused(problem) | NoAnswer::Failed(problem) | NoAnswer::Permanent(problem) => {
-                    return Err(problem);
-                }
+                NoAnswer::ConnectionRefused(problem)
+                | NoAnswer::Failed(problem)
+                | NoAnswer::Rejected(problem)
+                | NoAnswer::Permanent(problem) => return Err(problem),
             }
         }
     }

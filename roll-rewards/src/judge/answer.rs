@@ -1,0 +1,99 @@
+//! Scores from answers of a chat completion service.
+
+use roll_core::{Error, Result};
+use roll_external::service::excerpt;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+/// How an answer becomes a score in [0, 1].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerKind {
+    /// P(yes) / (P(yes) + P(no)) of the first word, from its log-probabilities; 1 for yes and 0 for no if the service
+    /// sends no log-probabilities.
+    #[default]
+    Yes,
+    /// The first number of the answer, mapped from `[lowest, highest]` to [0, 1].
+    Number([f64; 2]),
+}
+
+impl AnswerKind {
+    /// Fails unless the range of a number is one.
+    pub fn check(self) -> Result<()> {
+        match self {
+            Self::Number([low, high]) if !(low < high && (high - low).is_finite()) => Err(Error::config(
+                "reward.answer.number",
+                format!("expected two numbers, the lowest first; found [{low}, {high}]"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The form of a valid answer: ends the question, and is named by errors.
+    pub fn form(self) -> String {
+        match self {
+            Self::Yes => "one word, yes or no".into(),
+            Self::Number([low, high]) => format!("one number from {low} to {high}"),
+        }
+    }
+
+    /// The score of an answer's body. Fails if the answer is invalid, and quotes its beginning.
+    pub fn score(self, body: &[u8]) -> std::result::Result<f64, String> {
+        // A depth beyond 128 fails, too; the body's length is limited by the client.
+        let answer: Json = serde_json::from_slice(body).unwrap_or_default();
+        let choice = &answer["choices"][0];
+        let text = choice["message"]["content"].as_str();
+        let score = match (self, first_word(choice)) {
+            (Self::Yes, Some(top)) => probability_of_yes(top),
+            (Self::Yes, None) => text.and_then(yes_or_no),
+            (Self::Number(range), _) => text.and_then(|text| number(text, range)),
+        };
+        score.ok_or_else(|| {
+            let found = excerpt(text.map_or(body, str::as_bytes));
+            format!("expected {}, found `{found}`", self.form())
+        })
+    }
+}
+
+/// The most probable tokens in the place of the first one with a letter or digit; `None` without log-probabilities.
+fn first_word(choice: &Json) -> Option<&Vec<Json>> {
+    let tokens = choice["logprobs"]["content"].as_array()?.iter();
+    let mut listed = tokens.filter_map(|token| Some((token["token"].as_str()?, token["top_logprobs"].as_array()?)));
+    let (_, top) = listed.find(|(token, _)| token.contains(char::is_alphanumeric))?;
+    Some(top).filter(|top| !top.is_empty())
+}
+
+/// P(yes) / (P(yes) + P(no)); `None` if neither is among the tokens.
+fn probability_of_yes(top: &[Json]) -> Option<f64> {
+    let is = |token: &Json, word: &str| {
+        let token = token["token"].as_str().unwrap_or_default();
+        token.trim_matches(|c: char| !c.is_alphanumeric()).eq_ignore_ascii_case(word)
+    };
+    let probability = |word: &str| -> f64 {
+        let matching = top.iter().filter(|token| is(token, word));
+        matching.filter_map(|token| token["logprob"].as_f64()).map(|p| p.min(0.0).exp()).sum()
+    };
+    let (yes, no) = (probability("yes"), probability("no"));
+    (yes + no > 0.0).then(|| yes / (yes + no))
+}
+
+/// The score of a text that begins with yes or no.
+fn yes_or_no(text: &str) -> Option<f64> {
+    let word = text.split(|c: char| !c.is_alphanumeric()).find(|word| !word.is_empty())?;
+    match word.to_ascii_lowercase().as_str() {
+        "yes" => Some(1.0),
+        "no" => Some(0.0),
+        _ => None,
+    }
+}
+
+/// The place of the first number between `low` and `high`; `None` if it lies outside.
+fn number(text: &str, [low, high]: [f64; 2]) -> Option<f64> {
+    let digit = text.find(|c: char| c.is_ascii_digit())?;
+    let start = text[..digit].trim_end_matches(['-', '.']).len();
+    let length = text[digit..].find(|c: char| !(c.is_ascii_digit() || c == '.'));
+    let end = length.map_or(text.len(), |length| digit + length);
+    let value: f64 = text[start..end].trim_end_matches('.').parse().ok()?;
+    (low..=high).contains(&value).then(|| (value - low) / (high - low))
+}

@@ -1,0 +1,342 @@
+//! The reward `judge`: questions about a video's frames, answered by a model behind an OpenAI-compatible API that takes
+//! pictures (vLLM, SGLang, llama.cpp, hosted services).
+//!
+//! `client` sends requests, `answer` turns answers into scores. Scores are kept by the request, which has model, question
+//! and pictures, so a run that is killed and resumed has the same scores, even if the service would answer otherwise the
+//! second time.
+//!
+//! Safeguards: a request including its answer ends within `timeout`, at most 1 MiB of an answer is read, and redirects
+//! are not followed, so pictures and token are sent to `url` only.
+
+mod answer;
+mod client;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use roll_backends::cache_directory;
+use roll_core::keys::check_ranges;
+use roll_core::{
+    BuildContext, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score, Target,
+    Video,
+};
+use roll_external::{Fingerprint, files};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
+
+pub use answer::AnswerKind;
+use client::Client;
+
+use crate::picture::{Frames, check_common};
+
+/// Greatest number of questions, which are all asked at the same time.
+const MAX_QUESTIONS: usize = 64;
+/// Longest file of questions in bytes.
+const MAX_QUESTION_FILE: u64 = 1 << 20;
+/// Longest answer in tokens.
+const MAX_TOKENS: u32 = 16;
+/// The number of log-probabilities that are requested: the most that services send by default.
+const TOP_LOG_PROBABILITIES: u32 = 20;
+
+/// Options of the reward `judge`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct JudgeConfig {
+    /// Base address of the service, such as `http://127.0.0.1:8000/v1`, or a list of addresses that serve the same
+    /// model. Requests go to `/chat/completions` below it, to one address after the other; an address that is busy or
+    /// fails is passed over.
+    pub url: Texts,
+    /// Name of the model, as the service knows it.
+    pub model: String,
+    /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. Default: no token. The
+    /// token itself is not part of the configuration, because runs store their configuration.
+    pub token_env: Option<String>,
+    /// The questions: a list, or a text file with one per line; at most 64. `{prompt}` is replaced by the prompt of the
+    /// video. The score is the mean over the questions.
+    pub questions: Texts,
+    /// Number of frames that are shown, evenly spaced from the first to the last; with 1, the middle frame.
+    #[schemars(range(min = 1, max = 64))]
+    pub frames: usize,
+    /// How an answer becomes a score in [0, 1].
+    pub answer: AnswerKind,
+    /// Time limit of a request in seconds.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub timeout: f64,
+    /// Time limit in seconds for a service to start listening.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub start_timeout: f64,
+    /// How often a question is asked again after a failed connection, a 5xx answer or an invalid answer.
+    pub retries: u32,
+    /// Time in seconds after which a question to busy addresses (429 or 503) fails.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub busy_timeout: f64,
+    /// Directory in which scores of answers are kept, for this run and later ones; several runs and ranks may share it.
+    /// `none` or `null`: every question is asked anew, also after a resume. `auto`: the directory in the environment
+    /// variable `ROLL_CACHE` (or `none`), else `roll` in `XDG_CACHE_HOME` or `~/.cache`.
+    pub cache_dir: Option<String>,
+    /// Name of the measured quantity, for labels, file names and metrics.
+    pub label: String,
+    /// What happens with a video without frames, or with a question that has an invalid answer only.
+    pub on_missing: OnMissing,
+}
+
+impl Default for JudgeConfig {
+    fn default() -> Self {
+        Self {
+            url: Texts::One(String::new()),
+            model: String::new(),
+            token_env: None,
+            questions: Texts::Several(Vec::new()),
+            frames: 4,
+            answer: AnswerKind::Yes,
+            timeout: 60.0,
+            start_timeout: 30.0,
+            retries: 2,
+            busy_timeout: 600.0,
+            cache_dir: Some("auto".into()),
+            label: Measure::SCORE.into(),
+            on_missing: OnMissing::Skip,
+        }
+    }
+}
+
+/// A text or a list of texts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+pub enum Texts {
+    /// A text.
+    One(String),
+    /// A list of texts.
+    Several(Vec<String>),
+}
+
+impl Texts {
+    fn all(&self) -> &[String] {
+        match self {
+            Self::One(text) => std::slice::from_ref(text),
+            Self::Several(texts) => texts,
+        }
+    }
+}
+
+/// The scorer.
+pub struct Judge {
+    config: JudgeConfig,
+    questions: Vec<String>,
+    client: Client,
+    cache: Option<PathBuf>,
+    /// Until the service rejects a request for them.
+    requests_log_probabilities: AtomicBool,
+}
+
+/// The score of a question, or the reason why its answer is invalid.
+type Judged = std::result::Result<f64, String>;
+
+impl Judge {
+    /// Reads the questions; sends and writes nothing. Fails, and names the key, if a value is outside its range.
+    pub fn new(config: JudgeConfig, context: &BuildContext) -> Result<Self> {
+        check_ranges("reward", &config)?;
+        check_common(1, config.on_missing)?;
+        config.answer.check()?;
+        if config.model.is_empty() {
+            return Err(Error::config("reward.model", "missing: the name of the model, as the service knows it"));
+        }
+        Ok(Self {
+            questions: questions(&config.questions, context)?,
+            client: Client::new(&config)?,
+            cache: cache(config.cache_dir.as_deref(), context)?,
+            config,
+            requests_log_probabilities: AtomicBool::new(true),
+        })
+    }
+
+    /// A request without log-probabilities.
+    fn request(&self, question: &str, prompt: &str, pictures: &[Json]) -> Json {
+        let shown = match pictures.len() {
+            1 => String::new(),
+            n => format!("These are {n} frames of one video, in their order. "),
+        };
+        let text =
+            format!("{shown}{} Answer with {}.", question.replace("{prompt}", prompt), self.config.answer.form());
+        let content: Vec<Json> = pictures.iter().cloned().chain([json!({ "type": "text", "text": text })]).collect();
+        json!({
+            "model": self.config.model,
+            "messages": [{ "role": "user", "content": content }],
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+        })
+    }
+
+    /// The outcome of a question, and whether it was in the cache. Fails if the service does not answer.
+    fn judge(&self, request: &Json) -> Result<(Judged, bool)> {
+        let Some(cache) = &self.cache else { return Ok((self.ask(request)?, false)) };
+        let key = Fingerprint::new("judge").text("request", request).finish();
+        let folder = cache.join(&key[..2]);
+        let path = folder.join(&key);
+        let read = files::read_text(&path, 64).ok().and_then(|text| text.parse().ok());
+        if let Some(score) = read.filter(|score| (0.0..=1.0).contains(score)) {
+            return Ok((Ok(score), true));
+        }
+        let outcome = self.ask(request)?;
+        if let Ok(score) = outcome {
+            let made = std::fs::create_dir_all(&folder).map_err(Error::file("create the directory", folder));
+            if let Err(error) = made.and_then(|()| files::write_atomically(&path, score.to_string().as_bytes())) {
+                tracing::warn!("a score is not kept (`reward.cache_dir`): {}", error.chain());
+            }
+        }
+        Ok((outcome, false))
+    }
+
+    /// Asks until an answer is valid, at most `retries` times more.
+    fn ask(&self, request: &Json) -> Result<Judged> {
+        let mut invalid = 0;
+        loop {
+            let log_probabilities = &self.requests_log_probabilities;
+            let with = self.config.answer == AnswerKind::Yes && log_probabilities.load(Ordering::Relaxed);
+            let mut request = request.clone();
+            if with {
+                request["logprobs"] = true.into();
+                request["top_logprobs"] = TOP_LOG_PROBABILITIES.into();
+            }
+            let answer = match self.client.ask(request.to_string().as_bytes()) {
+                Ok(answer) => answer,
+                Err(error) if with && error.rejected => {
+                    if log_probabilities.swap(false, Ordering::Relaxed) {
+                        tracing::warn!("{error}; asking without log-probabilities from now on");
+                    }
+                    continue;
+                }
+                Err(error) => return Err(Error::component(Fault::Failure, error)),
+            };
+            match self.config.answer.score(&answer) {
+                Err(problem) if invalid < self.config.retries => {
+                    invalid += 1;
+                    tracing::warn!("an invalid answer of the judge: {problem}; asking again");
+                }
+                outcome => return Ok(outcome),
+            }
+        }
+    }
+}
+
+impl RewardScorer for Judge {
+    fn name(&self) -> &str {
+        "judge"
+    }
+
+    fn measures(&self) -> Measure {
+        Measure::new(self.config.label.as_str())
+    }
+
+    fn differentiable(&self) -> bool {
+        false
+    }
+
+    fn score(&mut self, video: &Video, prompt: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+        if video.frames().is_empty() {
+            return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
+        }
+        let frames = video.dims()[0];
+        let shown = Frames::Uniform(self.config.frames.min(frames)).of(frames);
+        let pictures = shown.into_iter().map(|t| picture(video, t)).collect::<Result<Vec<_>>>()?;
+        let this = &*self;
+        let outcomes: Vec<Result<_>> = std::thread::scope(|threads| {
+            let start = |question: &String| {
+                let request = this.request(question, prompt, &pictures);
+                threads.spawn(move || this.judge(&request))
+            };
+            let asking: Vec<_> = this.questions.iter().map(start).collect();
+            asking.into_iter().map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+        });
+        let (mut sum, mut found, mut details) = (0.0, 0.0, BTreeMap::new());
+        for (i, outcome) in (1..).zip(outcomes) {
+            let (outcome, was_cached) = outcome?;
+            match outcome {
+                Ok(score) => {
+                    sum += score;
+                    found += f64::from(u8::from(was_cached));
+                    details.insert(format!("question_{i}"), score);
+                }
+                Err(problem) => {
+                    let reason = format!("an invalid answer to question {i}: {problem}");
+                    return Ok((Score::Missing { reason }, None));
+                }
+            }
+        }
+        let count = self.questions.len() as f64;
+        details.insert("answered_from_cache".into(), found / count);
+        Ok((Score::Value { value: sum / count, details }, None))
+    }
+
+    fn is_elsewhere(&self) -> bool {
+        true
+    }
+
+    fn on_missing(&self) -> OnMissing {
+        self.config.on_missing
+    }
+}
+
+/// The questions of the option. Fails if a file cannot be read, and unless there are 1 to [`MAX_QUESTIONS`].
+fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
+    let questions: Vec<String> = match option {
+        Texts::One(file) if !file.is_empty() => {
+            let path = context.resolve(file);
+            let text = files::read_text(&path, MAX_QUESTION_FILE).map_err(Error::file("read the questions in", path));
+            let text = text.while_doing(|| "reward.questions, the name of a file unless it is a list".into())?;
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(Into::into).collect()
+        }
+        listed => listed.all().to_vec(),
+    };
+    match questions.len() {
+        1..=MAX_QUESTIONS if questions.iter().all(|question| !question.trim().is_empty()) => Ok(questions),
+        found => {
+            let problem = format!("expected 1 to {MAX_QUESTIONS} questions, each with a text; found {found}");
+            Err(Error::config("reward.questions", problem))
+        }
+    }
+}
+
+/// The directory of kept scores. Fails if it cannot be one.
+fn cache(option: Option<&str>, context: &BuildContext) -> Result<Option<PathBuf>> {
+    let parent = match option {
+        None | Some("none" | "") => None,
+        Some("auto") => cache_directory::of(|name| std::env::var_os(name)),
+        Some(path) => Some(context.resolve(path)),
+    };
+    let directory = parent.map(|parent| parent.join("judge"));
+    match directory.iter().flat_map(|path| path.ancestors()).find(|path| path.is_file()) {
+        Some(file) => {
+            let problem = format!("expected a directory, found the file {}", file.display());
+            Err(Error::config("reward.cache_dir", problem))
+        }
+        None => Ok(directory),
+    }
+}
+
+/// A frame as a part of a message: a PNG in a data URL.
+fn picture(video: &Video, t: usize) -> Result<Json> {
+    let ([_, height, width], frame) = (video.dims(), video.frame(t));
+    let plane = height * width;
+    let byte = |i: usize| ((frame[i % 3 * plane + i / 3] + 1.0) * 127.5).round() as u8;
+    let rgb: Vec<u8> = (0..3 * plane).map(byte).collect();
+    let mut png = Vec::new();
+    let mut encoder = png::Encoder::new(&mut png, width as u32, height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&rgb));
+    written.map_err(Error::failed("a frame cannot be encoded as PNG"))?;
+    let url = format!("data:image/png;base64,{}", STANDARD.encode(&png));
+    Ok(json!({ "type": "image_url", "image_url": { "url": url } }))
+}
+
+roll_core::register! {
+    Reward, "judge", JudgeConfig,
+    "Answers of a model that sees pictures to questions about the video, over an OpenAI-compatible API",
+    |config, context| Judge::new(config, context),
+}
