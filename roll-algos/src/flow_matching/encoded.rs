@@ -14,7 +14,7 @@ pub(super) struct EncodedClip {
 impl EncodedClip {
     pub(super) fn new(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Self> {
         let conditioning = model.encode(&input(sample, &sample.prompt)?)?;
-        Ok(Self { latents: model.encode_video(sample.video.frames())?, conditioning })
+        Ok(Self { latents: model.encode_video(sample.clip()?.frames())?, conditioning })
     }
 
     /// Number of frames of the latents that the model is given.
@@ -37,8 +37,9 @@ impl Bytes for EncodedClip {
 /// The prompt with the first and last frame of the clip. The model learns to continue the clip, so the reference
 /// picture of the row is not used.
 pub(super) fn input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
-    let [frames, height, width] = sample.video.dims();
-    let picture = |t: usize| Tensor::new(sample.video.frame(t).to_vec(), [3, height, width]);
+    let clip = sample.clip()?;
+    let [frames, height, width] = clip.dims();
+    let picture = |t: usize| Tensor::new(clip.frame(t).to_vec(), [3, height, width]);
     Ok(ConditionInput {
         prompt: prompt.into(),
         image: Some(picture(0)?),
