@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use roll_core::{Tensor, Video};
+use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 
 use crate::program::{printed, stderr_text};
 use crate::world::{SETTINGS, SHORT, World, fails};
@@ -55,6 +56,9 @@ impl Base {
     }
 }
 
+/// A model that takes no pictures.
+const T2V: &str = "model.model_paths=t2v/wan22_paths.json";
+
 /// Rows that a run takes.
 const TAKEN: &[(Base, &[&str])] = &[
     (Base::Fl, &[]),
@@ -70,6 +74,16 @@ const TAKEN: &[(Base, &[&str])] = &[
     (Base::Fm, &["model.lora_rank=0"]),
     (Base::Sft, &["algo.data=mixed.jsonl"]),
     (Base::Fl, &["data.cache_dir=cache"]),
+    // Rows without a clip.
+    (Base::Fl, &[T2V, "data.metadata=prompts.txt"]),
+    (Base::Nft, &[T2V, "data.metadata=prompts.csv"]),
+    (Base::Grpo, &[T2V, "data.metadata=prompts.txt", "data.height=null", "data.width=null", "data.max_pixels=5000"]),
+    (Base::Fl, &["data.metadata=portraits.csv"]),
+    (Base::Fl, &["data.metadata=portraits.csv", "data.height=null", "data.width=null"]),
+    (Base::Fl, &["data.metadata=portraits.csv", "reward.name=first_frame", "algo.reference=image"]),
+    (Base::Fl, &[T2V, "data.metadata=mixed.csv", "evaluation.metadata=prompts.txt", "evaluation.train_samples=2"]),
+    (Base::Fl, &["data.metadata=stills.csv", "data.num_frames=1"]),
+    (Base::Fm, &["data.metadata=stills.csv"]),
 ];
 
 /// Rows that a run refuses.
@@ -130,6 +144,24 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Fl, &["data.height=65"]),
     (Base::Fl, &["data.height=null"]),
     (Base::Fl, &["data.cache_dir=metadata.csv/below"]),
+    (Base::Fm, &[T2V, "data.metadata=prompts.txt"]),
+    (Base::Fm, &["evaluation.metadata=portraits.csv"]),
+    (Base::Fl, &[T2V, "data.metadata=mixed.csv", "algo.data_weight=0.5"]),
+    (Base::Nft, &[T2V, "data.metadata=prompts.txt", "algo.data_weight=0.5"]),
+    (Base::Fl, &[T2V, "data.metadata=mixed.csv", "reward.name=first_frame"]),
+    (Base::Fl, &["data.metadata=portraits.csv", "reward.name=first_frame"]),
+    (Base::Grpo, &[T2V, "data.metadata=prompts.txt", "reward.name=first_frame", "algo.reference=image"]),
+    (Base::Grpo, &[T2V, "data.metadata=prompts.txt", "reward.name=sharpness", "reward.wanted=reference"]),
+    (
+        Base::Fl,
+        &[T2V, "data.metadata=prompts.txt", "evaluation.train_samples=1", "evaluation.check=[{name: first_frame}]"],
+    ),
+    (Base::Fl, &["data.metadata=prompts.txt"]),
+    (Base::Fl, &["evaluation.metadata=prompts.txt"]),
+    (Base::Fl, &["data.metadata=stills.csv"]),
+    (Base::Fl, &["data.metadata=stills.csv", "algo.data_weight=0.5"]),
+    (Base::Fl, &[T2V, "data.metadata=prompts.txt", "data.height=null", "data.width=null", "data.max_pixels=9"]),
+    (Base::Fl, &["data.metadata=blank.txt"]),
     (Base::Sft, &["algo.data=nowhere.jsonl"]),
     (Base::Sft, &["algo.data=questions.jsonl"]),
     (Base::Sft, &["algo.val_data=questions.jsonl"]),
@@ -181,6 +213,13 @@ fn world() -> World {
     write("broken.csv", "video,prompt\nbroken.mp4,a\nbroken.mp4,b\n");
     write("gone.csv", "video,prompt\nnowhere.mp4,a\nnowhere.mp4,b\n");
     write("empty.csv", "video,prompt\n");
+    init_tiny(world.path("t2v"), WanKind::T2v, 3).unwrap();
+    write("prompts.txt", "a grey square\n\na man, talking\n");
+    write("prompts.csv", "prompt\na grey square\na man\n");
+    write("mixed.csv", "video,prompt\n0.mp4,a grey square\n,a man\n");
+    write("portraits.csv", "prompt,image\na grey square,picture.png\na man,picture.png\n");
+    write("stills.csv", "video,prompt\npicture.png,a grey square\npicture.png,a man\n");
+    write("blank.txt", "\n");
     let (question, answer) = (r#"{"role": "user", "content": "a"}"#, r#"{"role": "assistant", "content": "b"}"#);
     let good = format!("{{\"messages\": [{question}, {answer}]}}\n");
     let bare = format!("{{\"messages\": [{question}]}}\n");

@@ -96,7 +96,7 @@ fn prepared_clips_equal_those_of_a_run() {
     let summary: Value =
         serde_json::from_str(&world.done(&["data", "inspect", "prepared/metadata.jsonl", "--json"])).unwrap();
     let expected = serde_json::json!({
-        "clips": 2, "usable": 2, "left_out": [], "formats": {"MP4 or MOV": 2}, "sizes": {"32x32": 2},
+        "clips": 2, "prompts": 0, "usable": 2, "left_out": [], "formats": {"MP4 or MOV": 2}, "sizes": {"32x32": 2},
         "lengths": {"5": 2}, "rates": {"4": 2}, "taken": {"5 frames of 32x32": 2},
     });
     assert_eq!(summary, expected);

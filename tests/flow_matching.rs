@@ -8,7 +8,7 @@ use roll_algos::flow_matching::{FlowMatching, FlowMatchingConfig};
 use roll_backends::strategy::Single;
 use roll_core::{
     Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, Grad, Model, Noise, OptimizerConfig, Purpose,
-    Sample, Silent, StepContext, Strategy, Tensor, Timestep, VelocityInput, Video,
+    Sample, SampleVideo, Silent, StepContext, Strategy, Tensor, Timestep, VelocityInput, Video,
 };
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
@@ -140,7 +140,7 @@ fn lora_and_full_training_learn_a_clip() {
             index: 0,
             origin: "a clip".into(),
             prompt: "a wave".into(),
-            video: Arc::new(clip(5, 32)),
+            video: SampleVideo::Clip(Arc::new(clip(5, 32))),
             image: None,
             end_image: None,
             path: None,

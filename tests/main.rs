@@ -46,6 +46,8 @@ mod model_kinds;
 #[cfg(feature = "mpi")]
 mod mpi_job;
 mod plugins;
+#[cfg(unix)]
+mod prompts;
 mod ranks;
 mod reference_config;
 mod report;

@@ -112,7 +112,14 @@ static uint32_t measures(void *state, roll_measure *out, roll_error *error) {
     return ROLL_OK;
 }
 
-static const roll_reward_table table = {sizeof(roll_reward_table), facts, prepare, score, NULL, measures, NULL};
+static uint32_t reads_reference(void *state, uint32_t *out, roll_error *error) {
+    (void)state, (void)error;
+    *out = 0;
+    return ROLL_OK;
+}
+
+static const roll_reward_table table = {sizeof(roll_reward_table), facts, prepare, score, NULL, measures, NULL,
+                                        reads_reference};
 
 static uint32_t make(const void *data, roll_str options, const roll_context *context, roll_object *out,
                      roll_error *error) {

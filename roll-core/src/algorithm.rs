@@ -8,7 +8,7 @@ use crate::{
 /// Where the samples of a step come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataSource {
-    /// The clips of the configuration's section `data`.
+    /// The rows of the configuration's section `data`.
     Clips,
     /// The algorithm brings or makes its own: [`StepContext::samples`] is empty.
     Own {
@@ -25,6 +25,14 @@ pub trait Algorithm: Send {
     /// Where its samples come from.
     fn data_source(&self) -> DataSource {
         DataSource::Clips
+    }
+
+    /// The reason why a row without a clip cannot be trained on, or evaluated, as the end of "... needs a clip: "; `None`
+    /// if it can. `has_image`: whether the row has a picture of its own. `reference_reader`: the name of a reward that
+    /// reads its reference ([`RewardScorer::reads_reference`]), if one does. Called before the model is opened, and only
+    /// with [`DataSource::Clips`].
+    fn needs_clip(&self, _has_image: bool, _reference_reader: Option<&str>) -> Option<String> {
+        Some("it trains on the clips".into())
     }
 
     /// Takes the environments that the agent acts in; called once, before [`Algorithm::check`], when the configuration

@@ -139,6 +139,11 @@ pub trait DiffusionModel {
         let _ = prompts;
     }
 
+    /// Whether [`DiffusionModel::encode`] uses [`ConditionInput::image`].
+    fn takes_image(&self) -> bool {
+        true
+    }
+
     /// Fails as [`DiffusionModel::encode`] would on conditions that the model cannot take. Computes nothing.
     fn check_input(&mut self, input: &ConditionInput) -> Result<()> {
         let _ = input;

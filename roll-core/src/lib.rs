@@ -112,6 +112,6 @@ pub use reward_check::{Finding, Verdict, check_reward};
 pub use step::{Progress, Silent, StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
-pub use video::{Sample, Video, VideoUnit};
+pub use video::{Sample, SampleVideo, Video, VideoUnit};
 
 pub use {inventory, serde, serde_json, tracing};

@@ -148,6 +148,12 @@ pub trait RewardScorer: Send {
         Ok(Target::default())
     }
 
+    /// Whether [`RewardScorer::prepare`] looks at the reference. If not, it is not called for a row without a clip, whose
+    /// target is empty; if it does, a run on such rows is refused before it starts.
+    fn reads_reference(&self) -> bool {
+        true
+    }
+
     /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
     /// (scalar) and returns that of the frames (`[T, 3, H, W]`).
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;

@@ -108,7 +108,34 @@ impl VideoUnit {
     }
 }
 
-/// One row of the training data.
+/// The video of a row: a clip, or the shape of the video to generate for a row without one.
+#[derive(Clone, Debug)]
+pub enum SampleVideo {
+    /// The clip, already resized and cropped.
+    Clip(Arc<Video>),
+    /// `[T, H, W]`.
+    Shape([usize; 3]),
+}
+
+impl SampleVideo {
+    /// `[T, H, W]`.
+    pub fn dims(&self) -> [usize; 3] {
+        match self {
+            Self::Clip(clip) => clip.dims(),
+            Self::Shape(dims) => *dims,
+        }
+    }
+
+    /// The clip, if there is one.
+    pub fn clip(&self) -> Option<&Arc<Video>> {
+        match self {
+            Self::Clip(clip) => Some(clip),
+            Self::Shape(_) => None,
+        }
+    }
+}
+
+/// One row of the training data: a prompt, and a clip, a picture, both or neither.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Position in the data set, stable over epochs and ranks: part of the key of this sample's noise.
@@ -117,25 +144,32 @@ pub struct Sample {
     pub origin: String,
     /// Text prompt.
     pub prompt: String,
-    /// The clip, already resized and cropped.
-    pub video: Arc<Video>,
+    /// The clip, or the shape of the video to generate.
+    pub video: SampleVideo,
     /// A reference picture, `[3, H, W]` in [-1, 1], if the row has one; otherwise the clip's first frame is used.
     pub image: Option<Tensor>,
     /// A picture for the last frame, as `image`.
     pub end_image: Option<Tensor>,
-    /// The video's file.
+    /// The clip's file.
     pub path: Option<PathBuf>,
 }
 
 impl Sample {
-    /// The conditioning picture, `[3, H, W]`: the row's own, or the clip's first frame.
-    pub fn reference_image(&self) -> Result<Tensor> {
-        match &self.image {
-            Some(image) => Ok(image.clone()),
-            None => {
-                let [_, h, w] = self.video.dims();
-                Tensor::new(self.video.frame(0).to_vec(), [3, h, w])
+    /// The clip. Fails for a row without one.
+    pub fn clip(&self) -> Result<&Arc<Video>> {
+        let missing = || Error::Unsupported(format!("{} has no clip, and one is needed here", self.origin));
+        self.video.clip().ok_or_else(missing)
+    }
+
+    /// The conditioning picture, `[3, H, W]`: the row's own, or the clip's first frame; `None` for a row with neither.
+    pub fn reference_image(&self) -> Result<Option<Tensor>> {
+        match (&self.image, &self.video) {
+            (Some(image), _) => Ok(Some(image.clone())),
+            (None, SampleVideo::Clip(clip)) => {
+                let [_, h, w] = clip.dims();
+                Tensor::new(clip.frame(0).to_vec(), [3, h, w]).map(Some)
             }
+            (None, SampleVideo::Shape(_)) => Ok(None),
         }
     }
 }

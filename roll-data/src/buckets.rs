@@ -1,11 +1,13 @@
 //! Buckets: a few shapes that all clips are resized and cut to, so that several clips fit in one micro-batch.
 
+use std::path::Path;
+
 use rayon::prelude::*;
-use roll_core::{Result, ResultExt, VideoUnit};
+use roll_core::{Error, Result, ResultExt, VideoUnit};
 
 use crate::config::{DataConfig, OnBadSample};
 use crate::frames::times_before;
-use crate::metadata::Metadata;
+use crate::metadata::{Metadata, MetadataRow};
 use crate::probe::{Probed, probe};
 use crate::resize::target_size;
 
@@ -18,6 +20,24 @@ pub struct Bucket {
     pub size: [usize; 2],
 }
 
+/// Default proportions of a generated video, `[height, width]`.
+const SIZE: [usize; 2] = [480, 832];
+
+impl Bucket {
+    /// The shape of the video to generate for a prompt without a clip: the size of `config`, else that of its picture as
+    /// a clip's would be, else about `max_pixels` pixels in the proportions of 832 x 480.
+    pub fn without_clip(config: &DataConfig, picture: Option<&Path>, unit: VideoUnit) -> Result<Self> {
+        let size = match picture {
+            Some(picture) if config.height.is_none() => probe(picture, config.decoder)?.size,
+            _ => SIZE,
+        };
+        fitted(size, config.num_frames, config, unit).map_err(|problem| match picture {
+            Some(picture) => Error::bad_file(picture, problem),
+            None => Error::config("data.max_pixels", problem),
+        })
+    }
+}
+
 /// Whether the configuration uses buckets.
 pub(crate) fn are_wanted(config: &DataConfig) -> bool {
     !config.bucket_ratios.is_empty() || !config.bucket_frames.is_empty()
@@ -25,11 +45,12 @@ pub(crate) fn are_wanted(config: &DataConfig) -> bool {
 
 /// The bucket of each row. `None` for a row that cannot be read, if such rows are skipped; otherwise that is an error.
 pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Bucket>>> {
-    let of = |row| -> Result<Option<Bucket>> {
-        let row: &crate::metadata::MetadataRow = row;
-        let found = probe(&row.video, config.decoder).and_then(|probed| {
-            bucket(&probed, config, unit).map_err(|problem| roll_core::Error::bad_file(&row.video, problem))
-        });
+    let of = |row: &MetadataRow| -> Result<Option<Bucket>> {
+        let found = match &row.video {
+            Some(video) => probe(video, config.decoder)
+                .and_then(|probed| bucket(&probed, config, unit).map_err(|problem| Error::bad_file(video, problem))),
+            None => Bucket::without_clip(config, row.image.as_deref(), unit),
+        };
         match found {
             Ok(bucket) => Ok(Some(bucket)),
             Err(_) if config.on_bad_sample == OnBadSample::Skip => Ok(None), // reading it says why
@@ -42,17 +63,22 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
 /// Selects the nearest ratio, and the largest number of frames that the clip has. Fails if the clip is smaller than the
 /// model's unit.
 pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
-    let ratio = clip.size[1] as f64 / clip.size[0] as f64;
-    let distance = |r: &f64| (r / ratio).ln().abs();
-    let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));
-    let size = match (nearest, config.height, config.width) {
-        (Some(ratio), ..) => ratio_size(ratio, clip.size, config.max_pixels, unit),
-        (None, Some(height), Some(width)) => [height, width],
-        _ => target_size(clip.size, config.max_pixels, [unit.height, unit.width])?,
-    };
     let available = match config.fps {
         Some(fps) => times_before(clip.frames as f64 / clip.fps, fps),
         None => clip.frames,
+    };
+    fitted(clip.size, available, config, unit)
+}
+
+/// The bucket of a video of this size and number of frames.
+fn fitted(own: [usize; 2], available: usize, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
+    let ratio = own[1] as f64 / own[0] as f64;
+    let distance = |r: &f64| (r / ratio).ln().abs();
+    let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+    let size = match (nearest, config.height, config.width) {
+        (Some(ratio), ..) => ratio_size(ratio, own, config.max_pixels, unit),
+        (None, Some(height), Some(width)) => [height, width],
+        _ => target_size(own, config.max_pixels, [unit.height, unit.width])?,
     };
     let available = unit.frames_within(available.min(config.num_frames));
     let longest = config.bucket_frames.iter().copied().filter(|n| *n <= available).max();

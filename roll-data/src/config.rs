@@ -10,14 +10,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::picture::check_size;
 
-/// Training data: a table of clips with columns `video` and `prompt` (optionally `image` or `input_image`, and
-/// `end_image`), and the files it names; or a directory of videos with a caption each.
+/// Training data: a table with the column `prompt` (optionally `video`, `image` or `input_image`, and `end_image`), and
+/// the files it names; a directory of videos with a caption each; or a text file of prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
     /// Path of the table: CSV (with commas, semicolons or tabs), JSON lines, or a JSON list of objects. Or path of a
-    /// directory of videos, each with its prompt in a `.txt` of the same name. `null`: no data, which algorithms that
-    /// train on clips reject.
+    /// directory of videos, each with its prompt in a `.txt` of the same name. Or path of a `.txt` with one prompt per
+    /// line. A row without a `video` is a prompt, for algorithms that generate their videos. `null`: no data, which
+    /// algorithms that train on clips or prompts reject.
     pub metadata: Option<PathBuf>,
     /// Directory that the file names in `metadata` are relative to. `null`: the directory of the metadata file.
     pub base_path: Option<PathBuf>,
@@ -31,8 +32,8 @@ pub struct DataConfig {
     /// Width of every frame in pixels, a multiple of the model's unit. Requires `height`.
     #[schemars(range(min = 1))]
     pub width: Option<usize>,
-    /// Upper limit on the frames taken from a clip. The number taken is always one more than a multiple of the model's
-    /// unit (4).
+    /// Upper limit on the frames taken from a clip, and the frames generated for a row without one. The number is always
+    /// one more than a multiple of the model's unit (4).
     #[schemars(range(min = 1))]
     pub num_frames: usize,
     /// Frames per second at which clips are sampled: the frames shown at those times, which also holds for clips of

@@ -1,10 +1,10 @@
-//! A data set: clips with their prompts, decoded when they are needed.
+//! A data set: prompts with their clips and pictures, decoded when they are needed.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use roll_core::{Error, Result, ResultExt, Sample, Tensor, Video, VideoUnit};
+use roll_core::{Error, Result, ResultExt, Sample, SampleVideo, Tensor, Video, VideoUnit};
 
 use crate::buckets::{self, Bucket};
 use crate::config::{DataConfig, OnBadSample};
@@ -103,7 +103,8 @@ impl Dataset {
 
     fn read(&self, index: usize, row: &MetadataRow) -> Result<Sample> {
         if let Some(reason) = &row.no_prompt {
-            return Err(Error::bad_file(&row.video, format!("has no prompt: {reason}")));
+            let file = row.video.as_ref().unwrap_or(&self.metadata.path);
+            return Err(Error::bad_file(file, format!("has no prompt: {reason}")));
         }
         let cached = lock(&self.cache).get(index);
         let clip = match cached {
@@ -121,13 +122,28 @@ impl Dataset {
             video: clip.video.clone(),
             image: clip.image.clone(),
             end_image: clip.end_image.clone(),
-            path: Some(row.video.clone()),
+            path: row.video.clone(),
         })
     }
 
     fn decode(&self, row: &MetadataRow, bucket: Option<Bucket>) -> Result<Clip> {
-        let config = &self.config;
-        let unit = self.unit;
+        let (config, unit) = (&self.config, self.unit);
+        let video = match &row.video {
+            Some(path) => SampleVideo::Clip(Arc::new(self.decode_clip(path, bucket)?)),
+            None => {
+                let bucket = bucket.map_or_else(|| Bucket::without_clip(config, row.image.as_deref(), unit), Ok)?;
+                SampleVideo::Shape([bucket.frames, bucket.size[0], bucket.size[1]])
+            }
+        };
+        let [_, height, width] = video.dims();
+        let picture = |path: Option<&Path>| -> Result<Option<Tensor>> {
+            path.map(|p| read_image_by(p, Sizing::Exact([height, width]), config.decoder)).transpose()
+        };
+        Ok(Clip { image: picture(row.image.as_deref())?, end_image: picture(row.end_image.as_deref())?, video })
+    }
+
+    fn decode_clip(&self, path: &Path, bucket: Option<Bucket>) -> Result<Video> {
+        let (config, unit) = (&self.config, self.unit);
         let sizing = match (bucket, config.height, config.width) {
             (Some(bucket), ..) => Sizing::Exact(bucket.size),
             (None, Some(height), Some(width)) => Sizing::Exact([height, width]),
@@ -136,24 +152,16 @@ impl Dataset {
         let max_frames = bucket.map_or(unit.frames_within(config.num_frames), |bucket| bucket.frames);
         let decoder = config.decoder;
         let options = ReadOptions { max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: 1 };
-        let video = read_video(&row.video, &options)?;
+        let video = read_video(path, &options)?;
         let found = video.dims()[0];
         let video = truncate_frames(video, unit.frames_within(found))?;
-        let [_, height, width] = video.dims();
         if let Some(bucket) = bucket
             && bucket.frames != found
         {
             let problem = format!("{found} frames can be read, its index tells of at least {}", bucket.frames);
-            return Err(Error::bad_file(&row.video, problem));
+            return Err(Error::bad_file(path, problem));
         }
-        let picture = |path: Option<&Path>| -> Result<Option<Tensor>> {
-            path.map(|p| read_image_by(p, Sizing::Exact([height, width]), decoder)).transpose()
-        };
-        Ok(Clip {
-            image: picture(row.image.as_deref())?,
-            end_image: picture(row.end_image.as_deref())?,
-            video: Arc::new(video),
-        })
+        Ok(video)
     }
 }
 
@@ -172,16 +180,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The decoded files of a row.
 #[derive(Debug)]
 struct Clip {
-    video: Arc<Video>,
+    video: SampleVideo,
     image: Option<Tensor>,
     end_image: Option<Tensor>,
 }
 
 impl Clip {
     fn bytes(&self) -> usize {
-        let tensors = [Some(self.video.frames()), self.image.as_ref(), self.end_image.as_ref()];
+        let tensors = [self.video.clip().map(|clip| clip.frames()), self.image.as_ref(), self.end_image.as_ref()];
         tensors.into_iter().flatten().map(|t| t.as_bytes().len()).sum()
     }
 }
@@ -227,7 +236,8 @@ mod tests {
     fn cache_evicts_least_recently_used_clips() {
         let clip = || {
             let frames = Tensor::zeros([1, 3, 4, 4]);
-            Arc::new(Clip { video: Arc::new(Video::new(frames, 1.0).unwrap()), image: None, end_image: None })
+            let video = SampleVideo::Clip(Arc::new(Video::new(frames, 1.0).unwrap()));
+            Arc::new(Clip { video, image: None, end_image: None })
         };
         let mut cache = Cache { limit: 3 * 192, ..Cache::default() };
         for i in 0..3 {

@@ -234,6 +234,9 @@ typedef struct {
     /* May be null. If the score is a weighted sum: the name of each term's score among the details, and its
      * weight. Algorithms that compare videos then normalise each term for itself. */
     uint32_t (*terms)(void *state, roll_numbers *out, roll_error *error);
+    /* May be null, which is 1. Writes 0 if `prepare` does not look at the reference: the reward can then score rows without
+     * a clip, for which `prepare` is not called and the target is empty. */
+    uint32_t (*reads_reference)(void *state, uint32_t *out, roll_error *error);
 } roll_reward_table;
 
 #ifdef __cplusplus

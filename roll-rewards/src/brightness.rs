@@ -45,6 +45,10 @@ impl RewardScorer for Brightness {
         true
     }
 
+    fn reads_reference(&self) -> bool {
+        false
+    }
+
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let [frames, height, width] = video.dims();
         let plane = height * width;

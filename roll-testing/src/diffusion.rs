@@ -357,7 +357,7 @@ pub fn sample(index: u64, prompt: &str) -> Sample {
         index,
         origin: format!("row {index}"),
         prompt: prompt.into(),
-        video: Arc::new(Video::new(frames, 8.0).unwrap()),
+        video: SampleVideo::Clip(Arc::new(Video::new(frames, 8.0).unwrap())),
         image: None,
         end_image: None,
         path: None,

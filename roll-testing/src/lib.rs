@@ -44,7 +44,7 @@
 //!             Grad::Record)?; let latents: Vec<f32> = x.f32s()?.iter().zip(v.f32s()?).map(|(x, v)| x - v).collect();
 //!             let (frames, pull_decode) = model.decode(&Tensor::new(latents, x.shape())?, Grad::Record)?;
 //!
-//!             let target = reward.prepare(&sample.video)?;
+//!             let target = reward.prepare(sample.clip()?)?;
 //!             let video = Video::new(frames, 8.0)?;
 //!             let (score, pull_score) = reward.score(&video, &sample.prompt, &target, Grad::Record)?;
 //!             let Score::Value { value, .. } = score else { continue };

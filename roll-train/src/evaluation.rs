@@ -6,7 +6,7 @@ use roll_core::{
     Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Registry, Result,
     RewardScorer, Sample, VideoUnit, communicator,
 };
-use roll_data::{DataConfig, Dataset};
+use roll_data::{DataConfig, Dataset, Metadata};
 use serde::{Deserialize, Serialize};
 
 use crate::config::LoadedConfig;
@@ -108,16 +108,47 @@ pub struct Change {
     pub gain: Gain,
 }
 
+/// The parts of an evaluation that are opened before the model.
+pub(crate) struct EvaluationSources {
+    /// `evaluation.metadata`, if that is set.
+    unseen: Option<(Metadata, DataConfig)>,
+    checks: Checks,
+}
+
+impl EvaluationSources {
+    /// Opens `evaluation.metadata` and `evaluation.check`.
+    pub(crate) fn open(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let config = &loaded.config.evaluation;
+        let open = |metadata| -> Result<_> {
+            let (base_path, metadata) = (config.base_path.clone(), Some(metadata));
+            let data = DataConfig { metadata, base_path, ..loaded.config.data.clone() };
+            let data = data.resolved(|path| context.resolve(path));
+            Ok((Metadata::open(&data)?, data))
+        };
+        let unseen = config.metadata.clone().map(open).transpose()?;
+        Ok(Self { unseen, checks: Checks::open(&config.check, registry, context)? })
+    }
+
+    /// The rows of `evaluation.metadata`, if that is set.
+    pub(crate) fn unseen(&self) -> Option<&Metadata> {
+        self.unseen.as_ref().map(|(metadata, _)| metadata)
+    }
+
+    /// The names of the checks that read the reference.
+    pub(crate) fn reference_readers(&self) -> impl Iterator<Item = &str> {
+        self.checks.reference_readers()
+    }
+}
+
 impl Evaluator {
     /// Reads the clips that the configuration names, for a model whose videos go in `unit`; `None` when it names none.
     /// A clip that cannot be read is an error, or left out, as `data.on_bad_sample` says; if the number of clips is
     /// limited, the next one takes its place. `train`: the training data, if they could be opened.
-    pub fn open(
+    pub(crate) fn open(
         loaded: &LoadedConfig,
+        sources: EvaluationSources,
         train: Option<&Dataset>,
         unit: VideoUnit,
-        registry: &Registry,
-        context: &BuildContext,
         ranks: &dyn Communicator,
     ) -> Result<Option<Self>> {
         let config = &loaded.config.evaluation;
@@ -127,19 +158,13 @@ impl Evaluator {
             sets.push(set);
             skipped.extend(unreadable);
         }
-        if config.metadata.is_some() {
-            let data = DataConfig {
-                metadata: config.metadata.clone(),
-                base_path: config.base_path.clone(),
-                ..loaded.config.data.clone()
-            };
-            let data = data.resolved(|path| context.resolve(path));
-            let (set, unreadable) = Set::read(SetName::Unseen, &Dataset::open(&data, unit)?, config.samples, ranks)?;
+        if let Some((metadata, data)) = sources.unseen {
+            let unseen = Dataset::new(metadata, &data, unit)?;
+            let (set, unreadable) = Set::read(SetName::Unseen, &unseen, config.samples, ranks)?;
             sets.push(set);
             skipped.extend(unreadable);
         }
-        let checks = Checks::open(&config.check, registry, context)?;
-        Ok((!sets.is_empty()).then_some(Self { sets, checks, skipped }))
+        Ok((!sets.is_empty()).then_some(Self { sets, checks: sources.checks, skipped }))
     }
 
     /// Clips in all.

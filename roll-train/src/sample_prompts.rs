@@ -6,14 +6,12 @@ use roll_core::{
     BuildContext, ConditionInput, DiffusionModel, Error, Generator, Model, Noise, Options, Progress, Result, ResultExt,
     Video, VideoUnit, inventory,
 };
-use roll_data::{Sizing, read_image, target_size};
+use roll_data::{Bucket, Sizing, read_image};
 
 use crate::config::{LoadedConfig, SamplePrompt};
 
 /// Their key in a configuration.
 const KEY: &str = "evaluation.prompts";
-/// Default proportions of a video, `[height, width]`.
-const SIZE: [usize; 2] = [480, 832];
 /// Default frames per second.
 const FPS: f64 = 16.0;
 
@@ -80,26 +78,15 @@ fn diffusion<'a>(model: &'a mut dyn Model, name: &str) -> Result<&'a mut dyn Dif
         .ok_or_else(|| Error::config(KEY, format!("the model `{name}` makes no videos; leave them out")))
 }
 
-/// A prompt with its pictures. Size and length are those of `data`; where that says no size, the picture's, as a clip's
-/// would be.
+/// A prompt with its pictures, and the shape of a row without a clip.
 fn input(
     loaded: &LoadedConfig,
     prompt: &SamplePrompt,
     unit: VideoUnit,
     context: &BuildContext,
 ) -> Result<ConditionInput> {
-    let data = &loaded.config.data;
-    let unit_size = [unit.height, unit.width];
-    let size = match (data.height.zip(data.width), &prompt.image) {
-        (Some((height, width)), _) => [height, width],
-        (None, Some(path)) => {
-            let sizing = Sizing::MaxPixels { pixels: data.max_pixels, unit: unit_size };
-            let picture = read_image(context.resolve(path), sizing)?;
-            [picture.shape()[1], picture.shape()[2]]
-        }
-        (None, None) => target_size(SIZE, data.max_pixels, unit_size)
-            .map_err(|problem| Error::config("data.max_pixels", problem))?,
-    };
+    let image = prompt.image.as_ref().map(|path| context.resolve(path));
+    let Bucket { frames, size } = Bucket::without_clip(&loaded.config.data, image.as_deref(), unit)?;
     let picture = |path: &Option<PathBuf>| {
         path.as_ref().map(|path| read_image(context.resolve(path), Sizing::Exact(size))).transpose()
     };
@@ -107,7 +94,7 @@ fn input(
         prompt: prompt.prompt.clone(),
         image: picture(&prompt.image)?,
         end_image: picture(&prompt.end_image)?,
-        frames: unit.frames_within(data.num_frames),
+        frames,
         size,
     })
 }

@@ -17,6 +17,15 @@ pub fn reward(
     registry: &Registry,
     context: &BuildContext,
 ) -> Result<Option<Box<dyn RewardScorer>>> {
+    Ok(reward_and_reader(loaded, registry, context)?.map(|(reward, _)| reward))
+}
+
+/// The configured rewards as one, and the name of the first that reads the reference.
+pub(crate) fn reward_and_reader(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Option<(Box<dyn RewardScorer>, Option<String>)>> {
     match loaded.config.reward.as_slice() {
         [] => Ok(None),
         rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
@@ -89,22 +98,25 @@ impl WeightedSum {
         Ok(Self { name, parts: labelled })
     }
 
-    /// Creates the rewards of a configuration. A single reward of weight 1 is returned as it is, all others as a sum.
+    /// Creates the rewards of a configuration. A single reward of weight 1 is returned as it is, all others as a sum; with
+    /// the name of the first that reads the reference.
     fn from_config(
         components: &[RewardComponent],
         registry: &Registry,
         context: &BuildContext,
-    ) -> Result<Box<dyn RewardScorer>> {
-        let mut parts = Vec::new();
+    ) -> Result<(Box<dyn RewardScorer>, Option<String>)> {
+        let mut parts: Vec<(f64, Box<dyn RewardScorer>)> = Vec::new();
         for (i, component) in components.iter().enumerate() {
             let scorer = registry
                 .reward(&component.name, &component.options, context)
                 .while_doing(|| format!("setting up reward.{i} (`{}`)", component.name))?;
             parts.push((component.weight, scorer));
         }
+        let reader = parts.iter().find(|(_, scorer)| scorer.reads_reference());
+        let reader = reader.map(|(_, scorer)| scorer.name().to_string());
         match parts.len() {
-            1 if parts[0].0 == 1.0 => Ok(parts.remove(0).1),
-            _ => Ok(Box::new(Self::new(parts)?)),
+            1 if parts[0].0 == 1.0 => Ok((parts.remove(0).1, reader)),
+            _ => Ok((Box::new(Self::new(parts)?), reader)),
         }
     }
 }
@@ -172,6 +184,10 @@ impl RewardScorer for WeightedSum {
 
     fn differentiable(&self) -> bool {
         self.parts.iter().all(|p| p.weight == 0.0 || p.scorer.differentiable())
+    }
+
+    fn reads_reference(&self) -> bool {
+        self.parts.iter().any(|part| part.scorer.reads_reference())
     }
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
@@ -478,8 +494,8 @@ mod tests {
         let registry = Registry::linked().unwrap();
         let context = BuildContext::new("flex");
         let make = |components: &[RewardComponent]| WeightedSum::from_config(components, &registry, &context);
-        assert_eq!(make(&[component(1.0)]).unwrap().name(), "brightness");
-        assert_eq!(make(&[component(1.0), component(0.5)]).unwrap().name(), "brightness + brightness_2");
+        assert_eq!(make(&[component(1.0)]).unwrap().0.name(), "brightness");
+        assert_eq!(make(&[component(1.0), component(0.5)]).unwrap().0.name(), "brightness + brightness_2");
         assert!(make(&[]).is_err());
     }
 }

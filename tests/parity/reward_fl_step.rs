@@ -15,8 +15,8 @@ use roll_algos::{
 use roll_backends::optimizer::norm;
 use roll_backends::strategy::Single;
 use roll_core::{
-    Algorithm, Conditioning, Grad, Model, Noise, OptimizerConfig, RewardScorer, Sample, Score, Silent, StateDict,
-    StepContext, StepReport, Strategy, Target, Tensor, Video, flat,
+    Algorithm, Conditioning, Grad, Model, Noise, OptimizerConfig, RewardScorer, Sample, SampleVideo, Score, Silent,
+    StateDict, StepContext, StepReport, Strategy, Target, Tensor, Video, flat,
 };
 use serde::Deserialize;
 
@@ -295,7 +295,7 @@ fn sample(video: &Tensor) -> Outcome<Sample> {
         index: 0,
         origin: "the case's sample".into(),
         prompt: String::new(),
-        video: Arc::new(Video::new(Tensor::zeros([t, channels, h, w]), FPS)?),
+        video: SampleVideo::Clip(Arc::new(Video::new(Tensor::zeros([t, channels, h, w]), FPS)?)),
         image: None,
         end_image: None,
         path: None,

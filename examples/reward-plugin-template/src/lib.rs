@@ -17,6 +17,9 @@ impl RewardScorer for MyReward {
     fn differentiable(&self) -> bool {
         true
     }
+    fn reads_reference(&self) -> bool {
+        false
+    }
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let (x, level) = (video.frames().clone(), self.level); // f32 [T, 3, H, W] in [-1, 1]
         let n = x.len() as f64;

@@ -31,6 +31,10 @@ impl RewardScorer for Sharpness {
         true
     }
 
+    fn reads_reference(&self) -> bool {
+        false
+    }
+
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let [_, height, width] = video.dims();
         let pairs = pairs(video);

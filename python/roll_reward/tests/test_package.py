@@ -108,6 +108,12 @@ class Programs(unittest.TestCase):
             self.assertAlmostEqual(tensors["gradient"].values[7], 2 * (0.5 - mean) / len(frames()), 5)
             self.assertIn("this is no frame either", program.close())
 
+    def test_a_score_without_a_reference_says_that_it_reads_none(self):
+        for parameters, expected in [("frames, prompt", False), ("frames, reference", True), ("**all", True)]:
+            program = Program(f"roll_reward.serve(lambda {parameters}: 1.0)")
+            self.assertEqual(program.ask(HELLO)[0]["reads_reference"], expected, parameters)
+            program.close()
+
     def test_nothing_to_score_and_nothing_to_compare_with(self):
         body = """
         prepare = lambda frames: roll_reward.Missing("nobody")

@@ -34,6 +34,11 @@ impl DataTerm {
         self.weight > 0.0
     }
 
+    /// See [`roll_core::Algorithm::needs_clip`].
+    pub(crate) fn needs_clip(&self) -> Option<String> {
+        self.is_on().then(|| format!("`algo.data_weight: {}` trains on it, and 0 does not", self.weight))
+    }
+
     pub(crate) fn weight(&self) -> f64 {
         self.weight
     }

@@ -14,7 +14,7 @@ pub(super) struct EncodedClip {
 impl EncodedClip {
     pub(super) fn new(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Self> {
         let conditioning = model.encode(&conditioning_input(sample, &sample.prompt)?)?;
-        Ok(Self { latents: model.encode_video(sample.video.frames())?, conditioning })
+        Ok(Self { latents: model.encode_video(sample.clip()?.frames())?, conditioning })
     }
 
     /// Number of leading frames of the latents that the conditioning fixes. An end image fixes none: it enters the
@@ -38,8 +38,9 @@ impl Bytes for EncodedClip {
 /// The prompt with the first and last frame of the clip. They condition the model on the clip itself, so the
 /// pictures of the row are not used.
 pub(super) fn conditioning_input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
-    let [frames, height, width] = sample.video.dims();
-    let picture = |t: usize| Tensor::new(sample.video.frame(t).to_vec(), [3, height, width]);
+    let clip = sample.clip()?;
+    let [frames, height, width] = clip.dims();
+    let picture = |t: usize| Tensor::new(clip.frame(t).to_vec(), [3, height, width]);
     Ok(ConditionInput {
         prompt: prompt.into(),
         image: Some(picture(0)?),

@@ -263,7 +263,7 @@ impl FlowMatching {
         }
         let conditions = Conditions::new(&clip.conditioning, self.negative.clone());
         let latents = sampling.generate(model, &conditions, &noise, Adapter::On, ctx.progress)?;
-        Video::new(model.decode(&latents, Grad::Skip)?.0, sample.video.fps())
+        Video::new(model.decode(&latents, Grad::Skip)?.0, sample.clip()?.fps())
     }
 }
 

@@ -174,7 +174,7 @@ fn the_same_seed_gives_the_same_numbers() {
 fn a_perfect_model_has_no_loss_and_its_samples_are_the_data() {
     let mut bench = Bench::new(draws(4));
     let one = sample(0, "a");
-    let data = bench.model.encode_video(one.video.frames()).unwrap();
+    let data = bench.model.encode_video(one.clip().unwrap().frames()).unwrap();
     bench.model.data = Some(data.clone());
     bench.videos = true;
     let report = bench.step(&[one]);
@@ -211,7 +211,7 @@ fn prompts_are_dropped_as_often_as_asked_and_clips_encoded_once() {
 fn nonfinite_values_leave_the_parameters_unchanged() {
     let mut broken = sample(1, "b");
     let frames = Tensor::full([2, 3, 1, 2], f32::NAN);
-    broken.video = std::sync::Arc::new(Video::new(frames, 8.0).unwrap());
+    broken.video = SampleVideo::Clip(std::sync::Arc::new(Video::new(frames, 8.0).unwrap()));
     for samples in [[sample(0, "a"), broken.clone()], [broken.clone(), sample(0, "a")]] {
         let mut bench = Bench::new(FlowMatchingConfig::default());
         let before = bench.model.adapter.clone();

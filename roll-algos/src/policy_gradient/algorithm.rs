@@ -69,6 +69,11 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
         self.state.copies.begin(model, M::HAS_OLD_POLICY, self.method.shared().evaluation_average > 0.0)
     }
 
+    fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
+        let reference = self.method.shared().reference;
+        self.state.data.needs_clip().or_else(|| reference.needs_clip(has_image, reference_reader))
+    }
+
     fn headlines(&self) -> Vec<Headline> {
         headlines()
     }

@@ -82,6 +82,10 @@ impl Algorithm for RewardFl {
         self.data.check(facts)
     }
 
+    fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
+        self.data.needs_clip().or_else(|| self.config.reference.needs_clip(has_image, reference_reader))
+    }
+
     fn headlines(&self) -> Vec<Headline> {
         headlines()
     }

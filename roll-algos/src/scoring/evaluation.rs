@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Evaluated, EvaluationContext, Grad, Result, ResultExt, Sample, Video};
 
-use super::{FrameRate, Measured, Prepared, PreparedTarget, Reference, reference_video};
+use super::{FrameRate, Measured, Prepared, PreparedTarget, Reference};
 use crate::reward_fl::{RolloutPlan, Trajectory, Unobserved, rollout};
 use crate::update::diffusion;
 
@@ -53,10 +53,9 @@ fn evaluate_sample(
     let Trajectory { latents, kl, .. } = rollout(model, &conditions, &noise, plan, Grad::Skip, &mut Unobserved)?;
     let (frames, _) = model.decode(&latents, Grad::Skip)?;
     let video = Video::new(frames, frame_rate.of(model, sample))?;
-    let reference = reference_video(sample, *reference)?;
     let mut scores = Vec::new();
     for reward in ctx.rewards.iter_mut() {
-        let target = PreparedTarget::new(&mut **reward, &reference)?;
+        let target = PreparedTarget::new(&mut **reward, sample, *reference)?;
         scores.push(match Measured::of(&video, sample, &target, &mut **reward, Grad::Skip)? {
             Measured::Score { value, .. } => Some(value),
             Measured::Skipped(reason) => {

@@ -7,7 +7,7 @@ mod prepared;
 
 use std::sync::Arc;
 
-use roll_core::{DiffusionModel, Result, Sample, Tensor, Video};
+use roll_core::{DiffusionModel, Result, Sample, SampleVideo, Tensor, Video};
 
 pub(crate) use evaluation::{Generation, evaluate};
 pub(crate) use measure::{Measured, pull_frames};
@@ -19,15 +19,18 @@ pub(crate) use prepared::{Prepared, PreparedTarget};
 pub enum FrameRate {
     /// The model's frame rate, or the clip's if the model has none.
     Model,
-    /// The frame rate of the sample's clip.
+    /// The frame rate of the sample's clip, or the model's for a row without a clip.
     Clip,
 }
+
+/// Frames per second where neither the model nor a clip has a rate.
+const FPS: f64 = 16.0;
 
 /// The video or picture that the reward compares the generated video with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reference {
-    /// All frames of the sample's clip, as in the reference implementation.
+    /// All frames of the sample's clip, as in the reference implementation. A row without a clip has no reference.
     Clip,
     /// The first frame of the clip.
     FirstFrame,
@@ -38,25 +41,43 @@ pub enum Reference {
 impl FrameRate {
     /// Frames per second of the video generated for `sample`.
     pub(crate) fn of(self, model: &dyn DiffusionModel, sample: &Sample) -> f64 {
+        let (own, clip) = (model.frame_rate(), sample.video.clip().map(|clip| clip.fps()));
         match self {
-            Self::Model => model.frame_rate().unwrap_or_else(|| sample.video.fps()),
-            Self::Clip => sample.video.fps(),
+            Self::Model => own.or(clip),
+            Self::Clip => clip.or(own),
         }
+        .unwrap_or(FPS)
     }
 }
 
-/// The video that the reward compares the sample's result with.
-pub fn reference_video(sample: &Sample, reference: Reference) -> Result<Arc<Video>> {
+impl Reference {
+    /// See [`roll_core::Algorithm::needs_clip`], for an algorithm that generates its videos and scores them.
+    pub(crate) fn needs_clip(self, has_image: bool, reader: Option<&str>) -> Option<String> {
+        let name = match self {
+            Self::Clip => "clip",
+            Self::FirstFrame => "first_frame",
+            Self::Image if has_image => return None,
+            Self::Image => "image",
+        };
+        let hint = if has_image { "; `image` compares with the picture of the row" } else { "" };
+        reader.map(|reward| format!("the reward `{reward}` compares with it (`algo.reference: {name}`{hint})"))
+    }
+}
+
+/// The video that the reward compares the sample's result with; `None` for a row without one.
+pub fn reference_video(sample: &Sample, reference: Reference) -> Result<Option<Arc<Video>>> {
+    let fps = sample.video.clip().map_or(FPS, |clip| clip.fps());
     let still = |image: Tensor| -> Result<_> {
         let shape = [&[1], image.shape()].concat();
-        Ok(Arc::new(Video::new(image.reshape(shape)?, sample.video.fps())?))
+        Ok(Arc::new(Video::new(image.reshape(shape)?, fps)?))
     };
-    match reference {
-        Reference::Clip => Ok(sample.video.clone()),
-        Reference::Image => still(sample.reference_image()?),
-        Reference::FirstFrame => {
-            let [_, height, width] = sample.video.dims();
-            still(Tensor::new(sample.video.frame(0).to_vec(), [3, height, width])?)
+    match (reference, &sample.video) {
+        (Reference::Image, _) => sample.reference_image()?.map(still).transpose(),
+        (_, SampleVideo::Shape(_)) => Ok(None),
+        (Reference::Clip, SampleVideo::Clip(clip)) => Ok(Some(clip.clone())),
+        (Reference::FirstFrame, SampleVideo::Clip(clip)) => {
+            let [_, height, width] = clip.dims();
+            still(Tensor::new(clip.frame(0).to_vec(), [3, height, width])?).map(Some)
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use roll_core::{
-    ConditionInput, Conditioning, DiffusionModel, Result, ResultExt, RewardScorer, Sample, Target, Tensor, Video,
+    ConditionInput, Conditioning, DiffusionModel, Result, ResultExt, RewardScorer, Sample, Target, Tensor,
 };
 
 use super::{Reference, reference_video};
@@ -62,14 +62,20 @@ impl Prepared {
         sample: &Sample,
         reference: Reference,
     ) -> Result<Arc<PreparedTarget>> {
-        self.targets.get_or_insert(sample, || PreparedTarget::new(reward, &*reference_video(sample, reference)?))
+        self.targets.get_or_insert(sample, || PreparedTarget::new(reward, sample, reference))
     }
 }
 
 impl PreparedTarget {
-    /// Prepares a reference. One with nothing to compare with is not an error here: the reward's policy applies.
-    pub(crate) fn new(reward: &mut dyn RewardScorer, reference: &Video) -> Result<Self> {
-        match reward.prepare(reference) {
+    /// Prepares the reference of a sample. One with nothing to compare with is not an error here: the reward's policy
+    /// applies. The target of a sample without a reference is empty.
+    pub(crate) fn new(reward: &mut dyn RewardScorer, sample: &Sample, reference: Reference) -> Result<Self> {
+        let reference = match reference_video(sample, reference)? {
+            Some(reference) => reference,
+            None if reward.reads_reference() => sample.clip()?.clone(),
+            None => return Ok(Self::Target(Target::default())),
+        };
+        match reward.prepare(&reference) {
             Ok(target) => Ok(Self::Target(target)),
             Err(error) => match error.missing_reason() {
                 Some(reason) => Ok(Self::Missing(reason.into())),
@@ -93,7 +99,7 @@ fn input(sample: &Sample) -> Result<ConditionInput> {
     let [frames, height, width] = sample.video.dims();
     Ok(ConditionInput {
         prompt: sample.prompt.clone(),
-        image: Some(sample.reference_image()?),
+        image: sample.reference_image()?,
         end_image: sample.end_image.clone(),
         frames,
         size: [height, width],

@@ -28,7 +28,7 @@ pub enum DataAction {
 /// The data, and the number that heights and widths are multiples of.
 #[derive(Debug, ClapArgs)]
 pub struct DataSet {
-    /// Metadata (CSV, TSV, JSON lines, a JSON list), or a directory of videos with captions.
+    /// Metadata (CSV, TSV, JSON lines, a JSON list), a directory of videos with captions, or a `.txt` of prompts.
     pub path: PathBuf,
     #[command(flatten)]
     pub config: ConfigArgs,

@@ -1,12 +1,14 @@
 //! `roll data`: contents of a data set, and the same in files that every reader reads.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::{Component, Path};
 
 use roll_core::{Error, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
+use roll_train::trainer::{counted_rows, row_noun};
 
 use crate::args::{Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
@@ -41,18 +43,20 @@ fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
     Ok((Dataset::open(&config, unit)?, reward))
 }
 
-/// Counts over the clips of a data set.
+/// Counts over the rows of a data set.
 #[derive(Default, serde::Serialize)]
 struct DataSummary {
     clips: usize,
+    /// Rows without a clip.
+    prompts: usize,
     usable: usize,
     formats: BTreeMap<String, usize>,
     sizes: BTreeMap<String, usize>,
     lengths: BTreeMap<usize, usize>,
     rates: BTreeMap<String, usize>,
-    /// The clips as training would see them.
+    /// The videos as training would see them.
     taken: BTreeMap<String, usize>,
-    /// Clip and reason.
+    /// Row and reason.
     left_out: Vec<(String, String)>,
 }
 
@@ -81,14 +85,20 @@ impl DataSummary {
 
 fn inspect(args: InspectData) -> Result<()> {
     let (dataset, mut reward) = open(&args.data)?;
-    let bar = TerminalBar::new(dataset.len() as u64, "clips");
-    let mut summary = DataSummary { clips: dataset.len(), ..DataSummary::default() };
+    let bar = TerminalBar::new(dataset.len() as u64, "rows");
+    let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
-        let format = format(&row.video).unwrap_or("not there");
-        summary.count_file(format, probe(&row.video, dataset.config().decoder).ok());
+        match &row.video {
+            Some(video) => {
+                summary.clips += 1;
+                summary.count_file(format(video).unwrap_or("not there"), probe(video, dataset.config().decoder).ok());
+            }
+            None => summary.prompts += 1,
+        }
         let mut read = dataset.sample_or_skip(i)?;
         if let (Some(reward), Ok(sample)) = (&mut reward, &read)
-            && let Err(error) = reward.prepare(&sample.video)
+            && let Some(clip) = sample.video.clip()
+            && let Err(error) = reward.prepare(clip)
         {
             let Some(reason) = error.missing_reason() else { return Err(error) };
             read = Err((sample.origin.clone(), reason.to_string()));
@@ -99,16 +109,16 @@ fn inspect(args: InspectData) -> Result<()> {
     bar.finish();
     match args.json {
         true => println!("{:#}", serde_json::json!(summary)),
-        false => print(&summary, &args.data.path),
+        false => print(&summary, &counted_rows(dataset.metadata()), &args.data.path),
     }
     match summary.usable {
-        0 => Err(Error::bad_file(&args.data.path, "no clip of it can be used, for the reasons above")),
+        0 => Err(Error::bad_file(&args.data.path, "no row of it can be used, for the reasons above")),
         _ => Ok(()),
     }
 }
 
-fn print(summary: &DataSummary, path: &Path) {
-    println!("{}: {}, {} can be used", path.display(), counted(summary.clips as u64, "clip"), summary.usable);
+fn print(summary: &DataSummary, rows: &str, path: &Path) {
+    println!("{}: {rows}, {} can be used", path.display(), summary.usable);
     table("format", &summary.formats);
     table("width x height", &summary.sizes);
     table("frames", &summary.lengths);
@@ -141,12 +151,13 @@ fn prepare(args: PrepareData) -> Result<()> {
     if std::fs::read_dir(out).map_err(Error::file("list", out))?.next().is_some() {
         return Err(Error::bad_file(out, "the directory is not empty; name one that is"));
     }
-    let bar = TerminalBar::new(dataset.len() as u64, "clips");
+    let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let (mut lines, mut left_out) = (String::new(), 0);
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
         match dataset.sample_or_skip(i)? {
             Ok(sample) => {
-                let stem = row.video.file_stem().unwrap_or_default().to_string_lossy();
+                let named = row.video.as_deref().or(row.image.as_deref()).and_then(Path::file_stem);
+                let stem = named.unwrap_or(OsStr::new("prompt")).to_string_lossy();
                 let stem: String = stem.chars().map(|c| if controls_terminal(c) { '_' } else { c }).collect();
                 lines += &write(out, &format!("{:05}-{stem}", i + 1), &sample)?;
             }
@@ -160,7 +171,8 @@ fn prepare(args: PrepareData) -> Result<()> {
     bar.finish();
     let path = out.join("metadata.jsonl");
     roll_external::files::write_atomically(&path, lines.as_bytes())?;
-    println!("{}: {} clips, {left_out} left out", path.display(), dataset.len() - left_out);
+    let rows = counted((dataset.len() - left_out) as u64, row_noun(dataset.metadata()));
+    println!("{}: {rows}, {left_out} left out", path.display());
     Ok(())
 }
 
@@ -173,10 +185,9 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     let root = if base.as_os_str().is_empty() { Path::new(".") } else { base };
     let root = root.canonicalize().map_err(Error::file("read", root))?;
     for row in &metadata.rows {
-        let caption = (row.line == 0).then(|| row.video.with_extension("txt"));
-        let frames = std::fs::read_dir(&row.video).into_iter().flatten().flatten().map(|entry| entry.path());
-        let named = [Some(row.video.clone()), caption, row.image.clone(), row.end_image.clone()];
-        for path in named.into_iter().flatten().chain(frames) {
+        let caption = row.video.iter().filter(|_| row.line == 0).map(|video| video.with_extension("txt"));
+        let frames = row.video.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
+        for path in row.files().map(Path::to_path_buf).chain(caption).chain(frames) {
             // Metadata may name other places; a link does so unseen.
             let Ok(inside) = path.strip_prefix(base) else { continue };
             if inside.components().any(|part| part == Component::ParentDir) {
@@ -194,9 +205,13 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
 
 /// Writes clip and pictures, and returns the line that names them.
 fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
-    let clip = format!("{name}.mp4");
-    write_mp4(out.join(&clip), &sample.video)?;
-    let mut line = serde_json::json!({ "video": clip, "prompt": sample.prompt });
+    let mut line = serde_json::json!({});
+    if let Some(clip) = sample.video.clip() {
+        let file = format!("{name}.mp4");
+        write_mp4(out.join(&file), clip)?;
+        line["video"] = file.into();
+    }
+    line["prompt"] = sample.prompt.clone().into();
     for (key, image) in [("image", &sample.image), ("end_image", &sample.end_image)] {
         if let Some(image) = image {
             let file = format!("{name}-{key}.png");

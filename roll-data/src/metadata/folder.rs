@@ -32,8 +32,9 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
     }
     videos.sort();
     if videos.is_empty() {
-        let problem = "a directory without videos; expected a table (CSV, TSV, JSON lines or a JSON list with `video` and \
-                       `prompt`), or a directory of videos, each with its prompt in a .txt of the same name";
+        let problem = "a directory without videos; expected a directory of videos, each with its prompt in a .txt of the \
+                       same name, a table (CSV, TSV, JSON lines or a JSON list with `video` and `prompt`), or a .txt \
+                       of prompts";
         return Err(Error::bad_file(directory, format!("{problem}{}", table_hint(directory))));
     }
     let prompt_file = |video: &PathBuf| video.with_extension("txt");
@@ -87,5 +88,5 @@ fn text(prompt_file: &Path) -> Result<String> {
 }
 
 fn row(video: PathBuf, prompt: String, no_prompt: Option<String>) -> MetadataRow {
-    MetadataRow { line: 0, prompt, no_prompt, video, image: None, end_image: None }
+    MetadataRow { prompt, no_prompt, video: Some(video), ..Default::default() }
 }

@@ -8,7 +8,7 @@ use roll_core::{
     serde_json::{self, Map, Value},
 };
 
-use super::{MetadataRow, listed};
+use super::{MetadataRow, VIDEO, listed, misspelt_video};
 
 /// Maximum size of an object in bytes. Parsed, it may take thirty times as much memory.
 const MAX_OBJECT: usize = 4 << 20;
@@ -47,7 +47,7 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     if let Some(problem) = problem {
         return Err(Error::bad_file(path, problem));
     }
-    read.map_err(|e| Error::bad_file(path, format!("expected a JSON list of objects with `video` and `prompt`: {e}")))?;
+    read.map_err(|e| Error::bad_file(path, format!("expected a JSON list of objects with `prompt`: {e}")))?;
     match found.is_empty() {
         true => Err(Error::bad_file(path, "an empty list")),
         false => Ok(found),
@@ -83,7 +83,7 @@ impl<'de> Visitor<'de> for &mut ListVisitor<'_> {
     }
 }
 
-/// The rows of one object: one row per clip.
+/// The rows of one object: one row per clip, or one without a clip.
 fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<MetadataRow>, String> {
     let missing = |name: &str| {
         let found: Vec<_> = object.keys().map(String::as_str).collect();
@@ -94,15 +94,18 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
         Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
         Some(other) => Err(format!("`{name}`: expected a string, found {other}")),
     };
-    let videos: Vec<String> = match object.get("video") {
+    let mut videos: Vec<Option<String>> = match object.get(VIDEO) {
         Some(Value::Array(list)) => {
             let names = list.iter().map(|v| v.as_str().filter(|s| !s.is_empty()).map(String::from));
-            names.collect::<Option<_>>().ok_or("`video`: expected strings in the list")?
+            names.map(|name| name.ok_or("`video`: expected strings in the list").map(Some)).collect::<Result<_, _>>()?
         }
-        _ => text_of("video")?.into_iter().collect(),
+        _ => vec![text_of(VIDEO)?],
     };
     if videos.is_empty() {
-        return Err(missing("video"));
+        videos.push(None);
+    }
+    if !object.contains_key(VIDEO) && misspelt_video(object.keys().map(String::as_str)).is_some() {
+        return Err(missing(VIDEO));
     }
     if !object.contains_key("prompt") {
         return Err(missing("prompt"));
@@ -110,11 +113,11 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
     let prompt = text_of("prompt")?.unwrap_or_default();
     let image = text_of("image")?.or(text_of("input_image")?).map(|s| base.join(s));
     let end_image = text_of("end_image")?.map(|s| base.join(s));
-    let row = |video: String| MetadataRow {
+    let row = |video: Option<String>| MetadataRow {
         line,
         prompt: prompt.clone(),
         no_prompt: None,
-        video: base.join(video),
+        video: video.map(|video| base.join(video)),
         image: image.clone(),
         end_image: end_image.clone(),
     };

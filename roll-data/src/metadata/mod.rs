@@ -1,24 +1,29 @@
 //! Metadata of a data set: which clip belongs to which prompt, from a table, a JSON list, or a directory of clips with
-//! captions.
+//! captions; or prompts alone.
 
 mod folder;
 mod json;
+mod prompts;
 mod table;
 
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use roll_core::{Error, Result, ResultExt, nearest};
 use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
+use crate::container;
 
 /// Maximum size of a metadata file: half a million rows of a few hundred bytes.
 const MAX_BYTES: u64 = 256 << 20;
+/// The column or key of the clip.
+const VIDEO: &str = "video";
 /// Maximum size of a prompt; typical ones have a few hundred bytes, and a text encoder reads about a thousand.
 const MAX_PROMPT_BYTES: usize = 1 << 20;
 
 /// One row; paths are resolved.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataRow {
     /// Line of the file, or number of the object in a JSON list, from 1; 0 for a clip of a directory.
     pub line: u64,
@@ -26,12 +31,20 @@ pub struct MetadataRow {
     pub prompt: String,
     /// The reason why a clip of a directory has no prompt. Reading such a row is an error, like a damaged file.
     pub no_prompt: Option<String>,
-    /// The clip: a video file, an image, or a directory of images.
-    pub video: PathBuf,
+    /// The clip: a video file, an image, or a directory of images. `None`: the row is a prompt, or a prompt and a
+    /// picture.
+    pub video: Option<PathBuf>,
     /// Column `image` or `input_image`.
     pub image: Option<PathBuf>,
     /// Column `end_image`.
     pub end_image: Option<PathBuf>,
+}
+
+impl MetadataRow {
+    /// The files that the row names.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.video, &self.image, &self.end_image].into_iter().flatten().map(PathBuf::as_path)
+    }
 }
 
 /// A metadata file, or a directory of clips.
@@ -51,13 +64,14 @@ impl Metadata {
         let Some(path) = &config.metadata else {
             return Err(Error::config(
                 "data.metadata",
-                "not set; it is the path of a table of clips (metadata.csv), or of a directory of clips with captions",
+                "not set; it is the path of a table of clips (metadata.csv), of a directory of clips with captions, or \
+                 of a text file of prompts (prompts.txt)",
             ));
         };
         let metadata = Self::read_rows(path, config.base_path.as_deref(), config.on_bad_sample)?;
         if config.on_bad_sample == OnBadSample::Error {
             for row in &metadata.rows {
-                for file in [Some(&row.video), row.image.as_ref(), row.end_image.as_ref()].into_iter().flatten() {
+                for file in row.files() {
                     std::fs::metadata(file)
                         .map_err(Error::file("read", file))
                         .while_doing(|| format!("reading {}", metadata.location(row)))?;
@@ -67,11 +81,12 @@ impl Metadata {
         Ok(metadata)
     }
 
-    /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON with one object per line, or a JSON list of
-    /// objects. Relative paths start at `base`, by default the directory of the file.
+    /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON with one object per line, a JSON list of
+    /// objects, or (`.txt`) one prompt per line. Relative paths start at `base`, by default the directory of the file.
     ///
-    /// Requires the columns (keys) `video` and `prompt`, also uses `image` (or `input_image`) and `end_image`, and
-    /// ignores others. In JSON, `video` may be a list: several clips with one prompt, one row each.
+    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`) and `end_image`, and ignores
+    /// others. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video` may be a list: several
+    /// clips with one prompt, one row each.
     ///
     /// If `path` is a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`,
     /// and a video without one is an error.
@@ -87,6 +102,7 @@ impl Metadata {
         let text = text.trim_start_matches('\u{feff}'); // spreadsheets write a byte order mark
         let base = base.map(Path::to_path_buf).unwrap_or_else(|| path.parent().unwrap_or(Path::new("")).to_path_buf());
         let rows = match text.trim_start().as_bytes().first() {
+            _ if has_prompt_lines(path, text.trim_start()) => prompts::rows(path, text)?,
             Some(b'{') => json::lines(path, text, &base)?,
             Some(b'[') => json::list(path, text, &base)?,
             _ => table::rows(path, text, &base)?,
@@ -106,11 +122,26 @@ impl Metadata {
 
     /// Position of `row` for messages: "metadata.csv line 3 (clips/a.mp4)".
     pub fn location(&self, row: &MetadataRow) -> String {
-        match row.line {
-            0 => row.video.display().to_string(),
-            line => format!("{} line {line} ({})", self.path.display(), row.video.display()),
+        let (table, line) = (self.path.display(), row.line);
+        match &row.video {
+            Some(video) if line == 0 => video.display().to_string(),
+            Some(video) => format!("{table} line {line} ({})", video.display()),
+            None => format!("{table} line {line}"),
         }
     }
+
+    /// The first of the first `count` rows whose `video` is the file of a picture.
+    pub fn picture_as_clip(&self, count: usize) -> Option<&MetadataRow> {
+        self.rows.par_iter().take(count).find_first(|row| row.video.as_deref().is_some_and(container::is_picture))
+    }
+}
+
+/// Whether a file has one prompt per line: a `.txt` whose `text` is neither JSON nor a table.
+fn has_prompt_lines(path: &Path, text: &str) -> bool {
+    let is_txt = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"));
+    let begins =
+        |open: char, next: [char; 2]| text.strip_prefix(open).is_some_and(|rest| rest.trim_start().starts_with(next));
+    is_txt && !begins('{', ['"', '}']) && !begins('[', ['{', ']']) && !table::names_columns(text)
 }
 
 fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
@@ -120,6 +151,11 @@ fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
     }
     let bytes = files::read(path, max_bytes).map_err(Error::file("read the metadata", path))?;
     String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not UTF-8: {}", e.utf8_error())))
+}
+
+/// A column or key that is probably `video`, where that is missing.
+fn misspelt_video<'a>(found: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    found.into_iter().find(|name| *name != VIDEO && nearest(VIDEO, [*name]).is_some())
 }
 
 /// Lists the columns or keys that were found where `name` is missing, with a hint at a similar one.
@@ -143,14 +179,51 @@ mod tests {
         Metadata::read(&path, Some(Path::new("base")))
     }
 
+    fn video_of(row: &MetadataRow) -> &str {
+        row.video.as_deref().and_then(Path::to_str).unwrap_or("none")
+    }
+
+    #[test]
+    fn a_row_without_a_video_is_a_prompt_in_every_format() {
+        let rows = |name: &str, text: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            let metadata = Metadata::read(&path, Some(Path::new("base"))).unwrap();
+            let location = metadata.location(&metadata.rows[0]);
+            assert!(location.ends_with(&format!("{name} line {}", metadata.rows[0].line)), "{location}");
+            let row = |row: MetadataRow| (row.line, video_of(&row).to_string(), row.prompt, row.image.is_some());
+            metadata.rows.into_iter().map(row).collect::<Vec<_>>()
+        };
+        let row = |line, prompt: &str, image| (line, "none".to_string(), prompt.to_string(), image);
+        let two = [row(1, "a man, talking", false), row(3, "{red|blue} \"balls\"", false)];
+        assert_eq!(rows("prompts.txt", "\u{feff}a man, talking\r\n\n {red|blue} \"balls\" \n"), two);
+        assert_eq!(rows("prompts.txt", "{red|blue} balls\n")[0], row(1, "{red|blue} balls", false));
+        assert_eq!(rows("prompts.csv", "prompt\na man\na dog\n"), [row(2, "a man", false), row(3, "a dog", false)]);
+        assert_eq!(
+            rows("m.csv", "video,prompt,image\n,a man,i.png\n,a dog,\n"),
+            [row(2, "a man", true), row(3, "a dog", false)]
+        );
+        let lines = "{\"prompt\": \"a man\", \"tag\": \"color\"}\n{\"prompt\": \"a dog\", \"image\": \"i.png\", \"video\": null}\n";
+        let expected = [row(1, "a man", false), row(2, "a dog", true)];
+        assert_eq!(rows("train_metadata.jsonl", lines), expected);
+        assert_eq!(rows("list.txt", lines), expected, "JSON may have any name");
+        assert_eq!(rows("list.json", "[{\"prompt\": \"a man\", \"video\": []}]"), [row(1, "a man", false)]);
+        assert_eq!(rows("table.txt", "video,prompt\n,a man\n"), [row(2, "a man", false)], "a table may have any name");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("empty.txt");
+        std::fs::write(&path, " \n").unwrap();
+        assert!(Metadata::read(&path, None).unwrap_err().to_string().contains("one per line"));
+    }
+
     #[test]
     fn relative_paths_start_at_the_base() {
         let metadata =
             read("\u{feff}prompt, video,end_image,score\n\"a man, talking\",a/b.mp4,,1\nx,/c.gif,e.png,2\n").unwrap();
         assert_eq!(metadata.rows[0].prompt, "a man, talking");
-        assert_eq!(metadata.rows[0].video, Path::new("base/a/b.mp4"));
+        assert_eq!(metadata.rows[0].video.as_deref(), Some(Path::new("base/a/b.mp4")));
         assert_eq!((metadata.rows[0].end_image.as_ref(), metadata.rows[0].line), (None, 2));
-        assert_eq!(metadata.rows[1].video, Path::new("/c.gif"));
+        assert_eq!(metadata.rows[1].video.as_deref(), Some(Path::new("/c.gif")));
         assert_eq!(metadata.rows[1].end_image.as_deref(), Some(Path::new("base/e.png")));
         let metadata = read("video,prompt,input_image\na,b,c.png\n").unwrap();
         assert_eq!(metadata.rows[0].image.as_deref(), Some(Path::new("base/c.png")));
@@ -176,10 +249,9 @@ mod tests {
         let told = |text: &str| read(text).unwrap_err().to_string();
         let message = told("video,promt\na,b\n");
         assert!(message.contains("no column `prompt`") && message.contains("`promt`"), "{message}");
-        assert!(told("path,prompt\na,b\n").contains("no column `video`"));
+        assert!(told("vidoe,prompt\na,b\n").contains("no column `video`; the first line names `vidoe`"));
         assert!(told("").contains("no columns") || told("").contains("no column"));
         assert!(told("video,prompt\n").contains("no rows"));
-        assert!(told("video,prompt\na,b\n,c\n").contains("line 3"));
         assert!(told("video,prompt\na,b, c\n").contains("quotes"));
         let open = told("video,prompt\na,\"a \"\"man\"\"\"\nb,\"a dog\nc,a cat\n");
         assert!(open.contains("line 3") && open.contains("never closed"), "{open}");
@@ -192,7 +264,7 @@ mod tests {
         for text in ["video;prompt;score\na.mp4;a man, and a dog;1\n", "prompt\tvideo\na man, and a dog\ta.mp4\n"] {
             let metadata = read(text).unwrap();
             assert_eq!(metadata.rows[0].prompt, "a man, and a dog");
-            assert_eq!(metadata.rows[0].video, Path::new("base/a.mp4"));
+            assert_eq!(metadata.rows[0].video.as_deref(), Some(Path::new("base/a.mp4")));
         }
         // A comma in a column name does not make it the separator.
         assert_eq!(read("video\tprompt\t\"a, b\"\nc\td\te\n").unwrap().rows[0].prompt, "d");
@@ -203,8 +275,7 @@ mod tests {
         let metadata =
             read("[\n {\"video\": [\"a\", \"b\"],\n \"prompt\": \"p\"}, {\"prompt\": \"q\", \"video\": \"c\"}]")
                 .unwrap();
-        let rows: Vec<_> =
-            metadata.rows.iter().map(|r| (r.line, r.video.to_str().unwrap(), r.prompt.as_str())).collect();
+        let rows: Vec<_> = metadata.rows.iter().map(|r| (r.line, video_of(r), r.prompt.as_str())).collect();
         assert_eq!(rows, [(1, "base/a", "p"), (1, "base/b", "p"), (2, "base/c", "q")]);
         let told = |text: &str| read(text).unwrap_err().to_string();
         assert!(
@@ -239,7 +310,8 @@ mod tests {
         put("b.txt", " a cat ");
         let metadata = Metadata::read(dir.path(), None).unwrap();
         let rows: Vec<_> = metadata.rows.iter().map(|row| (row.video.clone(), row.prompt.as_str())).collect();
-        assert_eq!(rows, [(dir.path().join("a.webm"), "a man, and a dog"), (dir.path().join("b.MP4"), "a cat")]);
+        let [first, second] = ["a.webm", "b.MP4"].map(|name| Some(dir.path().join(name)));
+        assert_eq!(rows, [(first, "a man, and a dog"), (second, "a cat")]);
         assert_eq!(metadata.location(&metadata.rows[0]), dir.path().join("a.webm").display().to_string());
     }
 
@@ -250,14 +322,14 @@ mod tests {
              {\"video\": \"c.gif\", \"prompt\": \"\", \"image\": null, \"end_image\": \"e.png\"}\n",
         )
         .unwrap();
-        let videos: Vec<_> = metadata.rows.iter().map(|r| (r.line, r.video.to_str().unwrap())).collect();
+        let videos: Vec<_> = metadata.rows.iter().map(|r| (r.line, video_of(r))).collect();
         assert_eq!(videos, [(1, "base/a.mp4"), (1, "/b.mp4"), (3, "base/c.gif")]);
         assert_eq!((metadata.rows[1].prompt.as_str(), metadata.rows[2].prompt.as_str()), ("a man\nand a dog", ""));
         assert_eq!(metadata.rows[1].image.as_deref(), Some(Path::new("base/i.png")));
         assert_eq!((&metadata.rows[2].image, metadata.rows[2].end_image.is_some()), (&None, true));
         let told = |text: &str| read(text).unwrap_err().to_string();
         assert!(told("{\"video\": \"a\", \"promt\": \"b\"}").contains("is `promt` meant?"));
-        assert!(told("{\"video\": [], \"prompt\": \"b\"}").contains("no key `video`"));
+        assert!(told("{\"vidoe\": \"a\", \"prompt\": \"b\"}").contains("is `vidoe` meant?"));
         assert!(told("{\"video\": 3, \"prompt\": \"b\"}").contains("expected a string, found 3"));
         assert!(told("{\"video\": \"a\", \"prompt\": \"b\"}\n{\"video\"").contains("line 2"));
     }

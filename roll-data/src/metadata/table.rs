@@ -4,13 +4,13 @@ use std::path::Path;
 
 use roll_core::{Error, Result, nearest};
 
-use super::{MetadataRow, listed};
+use super::{MetadataRow, VIDEO, listed, misspelt_video};
 
 /// Column separators.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 /// The columns that are read.
-const COLUMNS: [&str; 5] = ["video", "prompt", "image", "input_image", "end_image"];
+const COLUMNS: [&str; 5] = [VIDEO, "prompt", "image", "input_image", "end_image"];
 
 pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let bad = |problem: String| Error::bad_file(path, problem);
@@ -23,13 +23,14 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     let mut reader = reader(text, delimiter);
     let headers = reader.headers().map_err(|e| bad(problem(&e)))?.clone();
     let find = |name: &str| headers.iter().position(|h| h == name);
-    let need = |name: &str| {
-        find(name).ok_or_else(|| {
-            let found: Vec<_> = headers.iter().collect();
-            bad(format!("no column `{name}`; the first line names {}", listed(&found, name)))
-        })
+    let missing = |name: &str| {
+        let found: Vec<_> = headers.iter().collect();
+        bad(format!("no column `{name}`; the first line names {}", listed(&found, name)))
     };
-    let (video, prompt) = (need("video")?, need("prompt")?);
+    let (video, prompt) = (find(VIDEO), find("prompt").ok_or_else(|| missing("prompt"))?);
+    if video.is_none() && misspelt_video(&headers).is_some() {
+        return Err(missing(VIDEO));
+    }
     for header in headers.iter().filter(|header| !COLUMNS.contains(header)) {
         if let Some(near) = nearest(header, COLUMNS) {
             tracing::warn!("{}: the column `{header}` is ignored; did you mean `{near}`?", path.display());
@@ -43,12 +44,11 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         let line = record.position().map_or(0, |p| p.line());
         let path_in =
             |column: Option<usize>| column.and_then(|c| record.get(c)).filter(|s| !s.is_empty()).map(|s| base.join(s));
-        let video = path_in(Some(video)).ok_or_else(|| bad(format!("line {line}: the column `video` is empty")))?;
         rows.push(MetadataRow {
             line,
             prompt: record.get(prompt).unwrap_or("").into(),
             no_prompt: None,
-            video,
+            video: path_in(video),
             image: path_in(image),
             end_image: path_in(end_image),
         });
@@ -86,6 +86,15 @@ fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
         line += u64::from(byte == b'\n');
     }
     (at == QuoteState::Quoted).then_some(opened)
+}
+
+/// Whether the first line names the columns of a table.
+pub(super) fn names_columns(text: &str) -> bool {
+    let line = text.lines().next().unwrap_or_default();
+    reader(line, delimiter(line)).headers().is_ok_and(|headers| {
+        let has = |name: &str| headers.iter().any(|header| header == name);
+        has("prompt") && (has(VIDEO) || headers.len() == 1)
+    })
 }
 
 fn reader(text: &str, delimiter: u8) -> csv::Reader<&[u8]> {

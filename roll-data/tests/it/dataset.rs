@@ -39,7 +39,7 @@ fn sample_is_trimmed_resized_and_cropped() {
     assert_eq!(sample.image.as_ref().unwrap().shape(), [3, 16, 48]);
     assert_eq!((sample.index, sample.prompt.as_str()), (2, "prompt 2, with a comma"));
     assert!(sample.origin.contains("line 4") && sample.origin.contains("clip2"));
-    assert!(Arc::ptr_eq(&sample.video, &dataset.sample(2).unwrap().video));
+    assert!(Arc::ptr_eq(sample.clip().unwrap(), dataset.sample(2).unwrap().clip().unwrap()));
     assert!(dataset.sample(0).unwrap().image.is_none());
     let exact = DataConfig { height: Some(32), width: Some(32), num_frames: 4, ..write(dir.path()) };
     assert_eq!(open(&exact).unwrap().sample(0).unwrap().video.dims(), [1, 32, 32]);
@@ -173,8 +173,11 @@ fn prefetch_changes_neither_samples_nor_errors() {
         let mut batches = Batches::new(dataset, Noise::new(7), 4, Rank(0), 1).up_to(8);
         let told = |step| match batches.batch(step) {
             Ok(batch) => {
-                let samples =
-                    batch.samples.iter().map(|s| (s.index, s.video.frame(4)[7].to_bits())).collect::<Vec<_>>();
+                let samples = batch
+                    .samples
+                    .iter()
+                    .map(|s| (s.index, s.clip().unwrap().frame(4)[7].to_bits()))
+                    .collect::<Vec<_>>();
                 format!("{samples:?} {:?}", batch.skipped)
             }
             Err(error) => error.chain(),
@@ -212,4 +215,29 @@ fn clip_sizes_are_multiples_of_the_model_unit() {
     let fixed = DataConfig { height: Some(48), width: Some(64), ..config };
     let told = Dataset::open(&fixed, VideoUnit { height: 32, width: 32, frames: 4 }).unwrap_err().to_string();
     assert!(told.contains("data.height") && told.contains("found 48"), "{told}");
+}
+
+#[test]
+fn a_row_without_a_clip_has_the_size_of_data_or_of_its_picture() {
+    let dir = tempfile::tempdir().unwrap();
+    let picture = Picture { width: 60, height: 120, rgb: vec![9; 3 * 60 * 120] };
+    std::fs::write(dir.path().join("tall.png"), roll_data::encode_png(&picture).unwrap()).unwrap();
+    std::fs::write(dir.path().join("metadata.csv"), "prompt,image\na,\nb,tall.png\n").unwrap();
+    let base = DataConfig { metadata: Some(dir.path().join("metadata.csv")), num_frames: 10, ..DataConfig::default() };
+    let dims = |config: &DataConfig| {
+        let dataset = open(config).unwrap();
+        [0, 1].map(|row| {
+            let sample = dataset.sample(row).unwrap();
+            let dims = sample.video.dims();
+            assert!(sample.video.clip().is_none() && sample.path.is_none());
+            assert!(sample.image.is_none_or(|image| image.shape() == [3, dims[1], dims[2]]));
+            dims
+        })
+    };
+    let fixed = DataConfig { height: Some(32), width: Some(48), ..base.clone() };
+    assert_eq!(dims(&fixed), [[9, 32, 48]; 2]);
+    // 480 x 832 and 120 x 60, scaled to 3200 pixels; `fps` is that of clips.
+    assert_eq!(dims(&DataConfig { max_pixels: 3200, fps: Some(8.0), ..base.clone() }), [[9, 32, 64], [9, 80, 32]]);
+    let bucketed = DataConfig { bucket_ratios: vec![1.0, 0.5], bucket_frames: vec![5], max_pixels: 4096, ..base };
+    assert_eq!(dims(&bucketed), [[5, 64, 64], [5, 80, 32]]);
 }

@@ -249,6 +249,11 @@ impl DiffusionModel for Wan {
         self.prompts.expect(prompts, self.text.as_ref());
     }
 
+    fn takes_image(&self) -> bool {
+        let config = self.experts[0].dit.config();
+        config.in_channels > config.out_channels || self.vae.config().spatial_stride() == 16
+    }
+
     fn check_input(&mut self, input: &ConditionInput) -> Result<()> {
         self.latent_shape(input.frames, input.size)?;
         for (what, image) in [("image", &input.image), ("end image", &input.end_image)] {
@@ -262,8 +267,8 @@ impl DiffusionModel for Wan {
         let config = self.experts[0].dit.config();
         if config.in_channels > config.out_channels && input.image.is_none() {
             return Err(Error::Unsupported(
-                "this is an image-to-video model: it needs a picture, `--image` of `roll generate`, and in training \
-                 `model.extra_inputs: input_image`"
+                "this is an image-to-video model: it needs a picture, `--image` of `roll generate`, and in training a \
+                 clip or a picture (columns `video` and `image`)"
                     .into(),
             ));
         }

@@ -8,7 +8,8 @@ use super::{
 };
 
 data! {
-    /// A row of the data. A missing picture has the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR).
+    /// A row of the data. A missing picture has the dtype [`NO_TENSOR`](crate::abi::NO_TENSOR). The frames of a row
+    /// without a clip are i64 `[3]`: frames, height and width of the video to generate.
     #[derive(Clone, Copy)]
     pub struct RollSample {
         pub index: u64,
@@ -116,7 +117,7 @@ data! {
     /// The source of an algorithm's samples.
     #[derive(Default)]
     pub struct RollDataSource {
-        /// 0: the configuration's clips.
+        /// 0: the configuration's rows.
         pub own_data: u32,
         pub has_steps: u32,
         pub steps_per_epoch: u64,
@@ -153,5 +154,8 @@ table! {
         fn headlines(out: *mut RollOwned<u8>);
         fn tensors(out: *mut RollOwned<RollNamedTensor>);
         fn load_tensors(tensors: RollList<RollNamedTensor>);
+        /// The reason why a row without a clip cannot be used; empty if it can. `reference_reader` is the name of a
+        /// reward that reads its reference, or empty. Without the function every row needs a clip.
+        fn needs_clip(has_image: u32, reference_reader: RollStr, out: *mut RollOwned<u8>);
     }
 }

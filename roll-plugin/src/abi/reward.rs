@@ -56,5 +56,8 @@ table! {
         /// The terms of a weighted sum: the name of each term's score among the details, and its weight. Empty, or no
         /// function, if the score is not a sum.
         fn terms(out: *mut RollOwned<RollNamedNumber>);
+        /// 0: `prepare` does not look at the reference, and the reward can score rows without a clip. Without the
+        /// function: 1.
+        fn reads_reference(out: *mut u32);
     }
 }

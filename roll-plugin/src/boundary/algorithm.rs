@@ -27,10 +27,15 @@ use crate::{
 
 type Target = dyn Algorithm;
 
+/// The reason of an algorithm that does not say whether it needs clips.
+const NO_ANSWER: &str = "it does not say that it can do without";
+
 crossing! {
     Algorithm for ForeignAlgorithm, table RollAlgorithmTable of Target {
         mut fn check(model: &mut dyn Model, reward: Option<&dyn RewardScorer>);
         ref fn data_source() -> DataSource, or DataSource::Clips;
+        ref fn needs_clip(has_image: bool, reference_reader: Option<&str>) -> Option<String>,
+            or Some(NO_ANSWER.into()), absent Some(NO_ANSWER.into());
         mut fn open_environments(make: Make<'_>);
         mut fn validate(step: u64, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Option<Validation>;
         ref fn state() -> serde_json::Value, or serde_json::Value::Null;
@@ -41,7 +46,7 @@ crossing! {
     }
     by hand [step, evaluate] {
         fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-            let samples = LentSamples::new(context.samples);
+            let samples = LentSamples::new(context.samples)?;
             let (model, strategy) = (LentModel::new(context.model), LentStrategy::new(context.strategy));
             let reward = context.reward.as_deref_mut().map(|reward| LentReward::new(&mut *reward));
             let arguments = RollStepContext {
@@ -63,7 +68,7 @@ crossing! {
         }
 
         fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-            let (samples, model) = (LentSamples::new(context.samples), LentModel::new(context.model));
+            let (samples, model) = (LentSamples::new(context.samples)?, LentModel::new(context.model));
             let rewards: Vec<LentReward> = context.rewards.iter_mut().map(|r| LentReward::new(&mut **r)).collect();
             let objects: Vec<RollObject> = rewards.iter().map(LentReward::object).collect();
             let arguments = RollEvaluationContext {
@@ -269,6 +274,31 @@ mod tests {
             self.0 = tensors.clone();
             Ok(())
         }
+    }
+
+    #[test]
+    fn the_need_of_a_clip_crosses_with_its_reason() {
+        struct WithoutClips;
+        impl Algorithm for WithoutClips {
+            fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
+                Ok(())
+            }
+            fn step(&mut self, _: &mut StepContext<'_>) -> Result<StepReport> {
+                Ok(StepReport::default())
+            }
+            fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
+                reference_reader.filter(|_| !has_image).map(|reward| format!("`{reward}` reads it"))
+            }
+        }
+        let object = give(Box::new(WithoutClips));
+        let shorter = RollAlgorithmTable { needs_clip: None, ..TABLE };
+        let older = RollObject { table: (&raw const shorter).cast(), ..give(Box::new(WithoutClips)) };
+        // SAFETY: own objects of this kind; the table outlives the second.
+        let [theirs, older] =
+            [object, older].map(|object| unsafe { ForeignAlgorithm::new(object, Source::Host) }.unwrap());
+        assert_eq!(theirs.needs_clip(false, Some("faces")).as_deref(), Some("`faces` reads it"));
+        assert_eq!([theirs.needs_clip(true, Some("faces")), theirs.needs_clip(false, None)], [None, None]);
+        assert_eq!(older.needs_clip(true, None).as_deref(), Some(NO_ANSWER));
     }
 
     fn algorithm() -> RollObject {

@@ -136,6 +136,27 @@ impl<'a> Argument for &'a str {
     }
 }
 
+/// An empty text represents `None`.
+impl<'a> Argument for Option<&'a str> {
+    type Wire = RollStr;
+    type Lent = &'a str;
+    type Received = &'static str;
+    type Borrowed<'k> = Option<&'k str>;
+    fn lend(self) -> &'a str {
+        self.unwrap_or_default()
+    }
+    fn wire(lent: &mut &'a str) -> RollStr {
+        RollStr::lend(lent)
+    }
+    unsafe fn receive(wire: RollStr) -> Result<&'static str> {
+        // SAFETY: as the caller promises; `borrow` shortens the life to that of the call.
+        unsafe { text(wire) }
+    }
+    fn borrow<'k>(received: &'k mut &'static str) -> Option<&'k str> {
+        Some(&**received).filter(|text| !text.is_empty())
+    }
+}
+
 macro_rules! lists {
     ($($of:ty),*) => {$(
         impl<'a> Argument for &'a [$of] {

@@ -23,6 +23,7 @@ crossing! {
         ref fn target_key() -> Option<String>, absent None, then key;
         ref fn measures() -> Measure, or Measure::default(), absent Measure::default();
         ref fn terms() -> Vec<(String, f64)>, or Vec::new(), absent Vec::new();
+        ref fn reads_reference() -> bool, or true, absent true;
     }
     by hand [facts] {
         fn name(&self) -> &str {
@@ -229,6 +230,9 @@ mod tests {
         fn terms(&self) -> Vec<(String, f64)> {
             vec![("sharpness".into(), 0.5), ("motion".into(), -2.0)]
         }
+        fn reads_reference(&self) -> bool {
+            false
+        }
     }
 
     #[test]
@@ -236,14 +240,15 @@ mod tests {
         // SAFETY: an own object of this kind.
         let theirs = unsafe { ForeignReward::new(give(Box::new(Sum)), Source::Host) }.unwrap();
         assert_eq!(theirs.terms(), Sum.terms());
+        assert!(!theirs.reads_reference());
     }
 
     #[test]
-    fn a_reward_without_the_function_is_not_a_sum() {
-        let shorter = RollRewardTable { terms: None, ..TABLE };
+    fn a_reward_without_the_functions_is_not_a_sum_and_reads_the_reference() {
+        let shorter = RollRewardTable { terms: None, reads_reference: None, ..TABLE };
         let object = RollObject { table: (&raw const shorter).cast(), ..give(Box::new(Sum)) };
         // SAFETY: as above; the table outlives the object.
         let theirs = unsafe { ForeignReward::new(object, Source::Host) }.unwrap();
-        assert!(theirs.terms().is_empty() && theirs.name() == "sum");
+        assert!(theirs.terms().is_empty() && theirs.reads_reference() && theirs.name() == "sum");
     }
 }

@@ -12,9 +12,11 @@ use super::data::{json, own_numbers, take_numbers};
 use super::memory::{list, own, own_text, take, take_text, text};
 use super::panics::quietly;
 use super::source::Source;
-use super::tensor::{LentTensor, receive_option, receive_video};
+use super::tensor::{LentTensor, receive, receive_option, receive_video};
 use super::wire::{Answer, Argument, Lend};
-use crate::{Evaluated, Noise, Progress, Result, Sample, StepReport, Validation, Video};
+use crate::{
+    DType, Error, Evaluated, Noise, Progress, Result, Sample, SampleVideo, StepReport, Tensor, Validation, Video,
+};
 
 /// Samples lent for a call.
 pub(super) struct LentSamples {
@@ -25,10 +27,16 @@ pub(super) struct LentSamples {
 
 impl LentSamples {
     /// Points into `samples`, which live during the call.
-    pub(super) fn new(samples: &[Sample]) -> Self {
+    pub(super) fn new(samples: &[Sample]) -> Result<Self> {
         let (mut list, mut paths, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for sample in samples {
-            let frames = LentTensor::new(sample.video.frames());
+            let (frames, fps) = match &sample.video {
+                SampleVideo::Clip(clip) => (LentTensor::new(clip.frames()), clip.fps()),
+                SampleVideo::Shape(dims) => {
+                    let dims = dims.map(|side| side as i64).to_vec();
+                    (LentTensor::new(&Tensor::new(dims, [3])?), 0.0)
+                }
+            };
             let pictures = [&sample.image, &sample.end_image].map(LentTensor::option);
             let [image, end_image] = pictures.each_ref().map(LentTensor::get_option);
             let path = sample.path.as_ref().map(|p| p.to_string_lossy().into_owned());
@@ -36,7 +44,7 @@ impl LentSamples {
                 index: sample.index,
                 origin: RollStr::lend(&sample.origin),
                 prompt: RollStr::lend(&sample.prompt),
-                video: RollVideo { frames: frames.get(), fps: sample.video.fps() },
+                video: RollVideo { frames: frames.get(), fps },
                 image,
                 end_image,
                 has_path: path.is_some().into(),
@@ -45,7 +53,7 @@ impl LentSamples {
             paths.push(path);
             tensors.push((frames, pictures));
         }
-        Self { list, _paths: paths, _tensors: tensors }
+        Ok(Self { list, _paths: paths, _tensors: tensors })
     }
 
     pub(super) fn list(&self) -> RollList<RollSample> {
@@ -63,13 +71,28 @@ pub(super) unsafe fn receive_samples(samples: RollList<RollSample>) -> Result<Ve
                 index: s.index,
                 origin: text(s.origin)?.into(),
                 prompt: text(s.prompt)?.into(),
-                video: Arc::new(receive_video(&s.video)?),
+                video: receive_sample_video(&s.video)?,
                 image: receive_option(&s.image)?,
                 end_image: receive_option(&s.end_image)?,
                 path: (s.has_path == 1).then(|| text(s.path)).transpose()?.map(Into::into),
             })
         };
         list(samples)?.iter().map(sample).collect()
+    }
+}
+
+/// # Safety
+/// P1 and P9.
+unsafe fn receive_sample_video(video: &RollVideo) -> Result<SampleVideo> {
+    // SAFETY: as the caller promises.
+    let frames = unsafe { receive(&video.frames) }?;
+    match (frames.shape(), frames.dtype()) {
+        ([3], DType::I64) => {
+            let sides = frames.as_slice::<i64>()?.iter().map(|side| usize::try_from(*side));
+            let sides = sides.collect::<Result<Vec<_>, _>>().ok().and_then(|sides| sides.try_into().ok());
+            sides.map(SampleVideo::Shape).ok_or_else(|| Error::Misuse("a row has a video of negative size".into()))
+        }
+        _ => Ok(SampleVideo::Clip(Arc::new(Video::new(frames, video.fps)?))),
     }
 }
 
@@ -246,5 +269,22 @@ impl Answer for Option<Vec<Evaluated>> {
         // SAFETY: as the caller promises.
         let items = unsafe { take(wire.items, |items| items.iter().map(item).collect()) };
         items.map(|items| (wire.supported == 1).then_some(items))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_without_a_clip_crosses_as_the_shape_of_its_video() {
+        let (prompt, origin) = ("a dog".to_string(), "prompts.txt line 1".to_string());
+        let video = SampleVideo::Shape([5, 16, 32]);
+        let sample = Sample { index: 3, origin, prompt, video, image: None, end_image: None, path: None };
+        let lent = LentSamples::new(std::slice::from_ref(&sample)).unwrap();
+        // SAFETY: lent by this side; `lent` lives until the end.
+        let received = unsafe { receive_samples(lent.list()) }.unwrap();
+        assert_eq!((received[0].index, received[0].prompt.as_str()), (3, "a dog"));
+        assert!(matches!(received[0].video, SampleVideo::Shape([5, 16, 32])), "{:?}", received[0].video);
     }
 }

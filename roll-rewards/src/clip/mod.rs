@@ -288,8 +288,12 @@ impl RewardScorer for ClipReward {
         true
     }
 
+    fn reads_reference(&self) -> bool {
+        self.config.against == Against::Reference
+    }
+
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        if self.config.against != Against::Reference {
+        if !self.reads_reference() {
             return Ok(Target::default());
         }
         let rows = self.scorer().rows(reference)?;

@@ -105,8 +105,12 @@ impl RewardScorer for OnnxReward {
         true
     }
 
+    fn reads_reference(&self) -> bool {
+        self.config.score.needs_comparison() && self.config.vector.is_none()
+    }
+
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        if !self.config.score.needs_comparison() || self.config.vector.is_some() {
+        if !self.reads_reference() {
             return Ok(Target::default());
         }
         let rows = self.scorer().rows(reference)?;

@@ -119,8 +119,12 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
         true
     }
 
+    fn reads_reference(&self) -> bool {
+        self.config.wanted == Wanted::Reference
+    }
+
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        if self.config.wanted != Wanted::Reference {
+        if !self.reads_reference() {
             return Ok(Target::default());
         }
         match Self::measure(reference, None) {

@@ -62,6 +62,14 @@ fn python_example_passes_check_reward() {
 }
 
 #[test]
+fn program_says_whether_it_reads_the_reference() {
+    let reads = |hello: &str| Some(reward(hello, |_| ())?.unwrap().reads_reference());
+    let Some(default) = reads(HELLO) else { return };
+    assert!(default);
+    assert_eq!(reads("read(); answer({'reads_reference': False})"), Some(false));
+}
+
+#[test]
 fn program_may_reject_a_reference() {
     let body = format!("{HELLO}\nread()\nanswer({{'target': None, 'reason': 'nobody'}})");
     let Some(reward) = reward(&body, |_| ()) else { return };

@@ -4,7 +4,7 @@
 //!
 //! | call      | header              | tensors              | answer                                                   |
 //! |-----------|---------------------|----------------------|----------------------------------------------------------|
-//! | `hello`   | `version`, `options`|                      | `name`, `differentiable`, `shared`                       |
+//! | `hello`   | `version`, `options`|                      | `name`, `differentiable`, `shared`, and `reads_reference` (by default true): false if the target does not depend on the reference |
 //! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, if the reference has nothing to compare with |
 //! | `score`   | `fps`, `prompt`, `record` | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score with respect to the frames |
 //!
@@ -65,18 +65,22 @@ pub struct RemoteReward<T> {
     on_missing: OnMissing,
     name: String,
     differentiable: bool,
+    reads_reference: bool,
 }
 
 impl<T: Transport> RemoteReward<T> {
     /// Calls `hello`. `name` is the default if the answer has none.
     pub fn new(name: &str, transport: T, on_missing: OnMissing) -> Result<Self> {
-        let mut reward = Self { transport, on_missing, name: name.into(), differentiable: false };
+        let name = name.into();
+        let mut reward = Self { transport, on_missing, name, differentiable: false, reads_reference: true };
         let hello = reward.transport.hello()?;
         let (hello, _) = reward.accept("hello", hello)?;
         if let Some(name) = hello.get("name").and_then(Json::as_str) {
             reward.name = name.into();
         }
-        reward.differentiable = hello.get("differentiable").and_then(Json::as_bool).unwrap_or(false);
+        let fact = |key: &str| hello.get(key).and_then(Json::as_bool);
+        reward.differentiable = fact("differentiable").unwrap_or(false);
+        reward.reads_reference = fact("reads_reference").unwrap_or(true);
         Ok(reward)
     }
 
@@ -123,6 +127,10 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
 
     fn differentiable(&self) -> bool {
         self.differentiable
+    }
+
+    fn reads_reference(&self) -> bool {
+        self.reads_reference
     }
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {

@@ -63,7 +63,7 @@ fn velocity_gradients_match_finite_differences() {
 #[test]
 fn score_gradients_match_finite_differences() {
     let mut reward = Sines::new();
-    let video = sample(0, "").video;
+    let video = sample(0, "").clip().unwrap().clone();
     let target = reward.prepare(&video).unwrap();
     let shape = video.frames().shape().to_vec();
     let mut score = |frames: &[f32], grad| {

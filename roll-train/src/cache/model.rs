@@ -18,6 +18,7 @@ pub struct CachedModel {
     facts: ScheduleFacts,
     unit: VideoUnit,
     frame_rate: Option<f64>,
+    takes_image: bool,
     key: String,
     store: CacheStore,
 }
@@ -27,14 +28,14 @@ impl CachedModel {
     pub fn wrap(mut inner: Box<dyn Model>, store: &CacheStore) -> Result<Box<dyn Model>> {
         let facts = match inner.as_diffusion() {
             Some(model) => {
-                let facts = (model.schedule(), model.video_unit(), model.frame_rate());
+                let facts = (model.schedule(), model.video_unit(), model.frame_rate(), model.takes_image());
                 model.encoding_key()?.map(|key| (key, facts))
             }
             None => None,
         };
         match facts {
-            Some((key, (facts, unit, frame_rate))) => {
-                Ok(Box::new(Self { inner, facts, unit, frame_rate, key, store: store.clone() }))
+            Some((key, (facts, unit, frame_rate, takes_image))) => {
+                Ok(Box::new(Self { inner, facts, unit, frame_rate, takes_image, key, store: store.clone() }))
             }
             None => {
                 tracing::info!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
@@ -101,6 +102,10 @@ impl Model for CachedModel {
 
 #[deny(clippy::missing_trait_methods)]
 impl DiffusionModel for CachedModel {
+    fn takes_image(&self) -> bool {
+        self.takes_image
+    }
+
     fn check_input(&mut self, input: &ConditionInput) -> Result<()> {
         diffusion(self.inner.as_mut())?.check_input(input)
     }

@@ -39,6 +39,10 @@ impl RewardScorer for CachedReward {
         self.inner.differentiable()
     }
 
+    fn reads_reference(&self) -> bool {
+        self.inner.reads_reference()
+    }
+
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let key = Fingerprint::new("target")
             .text("version", env!("CARGO_PKG_VERSION"))

@@ -19,6 +19,11 @@ impl Checks {
         Ok(Self(checks))
     }
 
+    /// The names of those that read the reference.
+    pub(super) fn reference_readers(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(_, scorer)| scorer).filter(|scorer| scorer.reads_reference()).map(|scorer| scorer.name())
+    }
+
     pub(super) fn scorers(&mut self) -> impl Iterator<Item = &mut dyn RewardScorer> {
         self.0.iter_mut().map(|(_, scorer)| &mut **scorer as &mut dyn RewardScorer)
     }

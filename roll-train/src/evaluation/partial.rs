@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Evaluated, Model, Result, Sample, Validation};
+use roll_core::{Error, Evaluated, Model, Result, Sample, SampleVideo, Validation};
 use roll_data::write_mp4;
 use roll_external::Fingerprint;
 use roll_external::files::{self, write_atomically};
@@ -126,7 +126,11 @@ impl<'a> PartialResults<'a> {
 
     fn clip_key(&self, sample: &Sample) -> String {
         let mut key = Fingerprint::new("clip").text("evaluation", &self.key).text("index", sample.index);
-        key = key.text("prompt", &sample.prompt).tensor("video", sample.video.frames());
+        key = key.text("prompt", &sample.prompt);
+        key = match &sample.video {
+            SampleVideo::Clip(clip) => key.tensor("video", clip.frames()),
+            SampleVideo::Shape(dims) => key.text("shape", format_args!("{dims:?}")),
+        };
         for (name, picture) in [("image", &sample.image), ("end image", &sample.end_image)] {
             if let Some(picture) = picture {
                 key = key.tensor(name, picture);

@@ -16,7 +16,9 @@ pub const PROMPT: &str = "prompt-";
 pub fn save_references(dir: &RunDir, evaluator: &Evaluator, labels: &SetLabels) -> Result<()> {
     for name in [SetName::Train, SetName::Unseen] {
         for (i, sample) in evaluator.samples(name).iter().enumerate() {
-            write_mp4(clip_path(dir, "reference", name, i, labels)?, &sample.video)?;
+            if let Some(clip) = sample.video.clip() {
+                write_mp4(clip_path(dir, "reference", name, i, labels)?, clip)?;
+            }
         }
     }
     Ok(())

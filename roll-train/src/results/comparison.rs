@@ -31,15 +31,16 @@ pub fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLa
     Ok(Some(path))
 }
 
-/// A video of three rows (reference, before, after) with one column per clip; `None` without clips. Clips that differ
-/// in size from the first are left out.
+/// A video of three rows (reference, before, after) with one column per clip, or of the last two if the first sample has
+/// no clip; `None` without videos. Columns that differ from the first in size or rows are left out.
 fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -> Result<Option<Video>> {
-    let mut columns: Vec<[&Video; 3]> = Vec::new();
+    let mut columns: Vec<Vec<&Video>> = Vec::new();
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {
         let (Some(before), Some(after)) = (before, after) else { continue };
-        let column = [&*sample.video, before, after];
-        let dims = columns.first().map_or(sample.video.dims(), |first| first[0].dims());
-        if column.iter().all(|v| v.dims() == dims) && columns.len() < CLIPS {
+        let column: Vec<&Video> = sample.video.clip().map(|clip| &**clip).into_iter().chain([before, after]).collect();
+        let (rows, dims) =
+            columns.first().map_or((column.len(), column[0].dims()), |first| (first.len(), first[0].dims()));
+        if column.len() == rows && column.iter().all(|v| v.dims() == dims) && columns.len() < CLIPS {
             columns.push(column);
         }
     }
@@ -49,7 +50,8 @@ fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -
     let scale = (WIDTH / ((width + GAP) * columns.len())).clamp(1, 4);
     let [h, w] = [height * scale, width * scale];
     // H.264 wants even sizes.
-    let total = [(3 * (h + GAP) + GAP).next_multiple_of(2), (columns.len() * (w + GAP) + GAP).next_multiple_of(2)];
+    let total =
+        [(first.len() * (h + GAP) + GAP).next_multiple_of(2), (columns.len() * (w + GAP) + GAP).next_multiple_of(2)];
     let plane = total[0] * total[1];
     let mut values = vec![1.0f32; frames * 3 * plane];
     for (t, frame) in values.chunks_exact_mut(3 * plane).enumerate() {
@@ -74,6 +76,8 @@ fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -
 mod tests {
     use std::sync::Arc;
 
+    use roll_core::SampleVideo;
+
     use super::*;
 
     #[test]
@@ -83,7 +87,7 @@ mod tests {
             index: 0,
             origin: String::new(),
             prompt: String::new(),
-            video: Arc::new(video(-1.0, size)),
+            video: SampleVideo::Clip(Arc::new(video(-1.0, size))),
             image: None,
             end_image: None,
             path: None,
@@ -101,5 +105,9 @@ mod tests {
         let at = |row: usize, column: usize| grid.frame(1)[(GAP + row * 132 + 64) * width + GAP + column * 132 + 64];
         assert_eq!([at(0, 0), at(1, 0), at(2, 0)], [-1.0, -0.5, 0.5]);
         assert_eq!([at(0, 1), at(1, 1), at(2, 1)], [-1.0, -0.4, 0.4]);
+        // Without clips there is no row of references.
+        let prompt = Sample { video: SampleVideo::Shape([2, 32, 32]), ..sample(32) };
+        let grid = super::grid(&[prompt], &[some(-0.5, 32)], &[some(0.5, 32)]).unwrap().unwrap();
+        assert_eq!(grid.dims()[1], 2 * 132 + 4);
     }
 }

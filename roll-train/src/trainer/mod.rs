@@ -11,6 +11,7 @@ mod measure;
 mod open;
 mod overview;
 mod pace;
+mod rows;
 mod state;
 mod summary;
 mod tensors;
@@ -40,6 +41,7 @@ use crate::sample_prompts::SamplePrompts;
 pub(crate) use open::Opening;
 pub use open::{Finding, Parts};
 pub use overview::epochs;
+pub use rows::{counted_rows, row_noun};
 pub use summary::RunSummary;
 
 /// Number of prompts that are announced to a model before it encodes them.

@@ -10,13 +10,14 @@ use roll_core::{
 use roll_data::{Batches, DataConfig, Dataset, Metadata};
 
 use super::Trainer;
+use super::rows::{Rows, unused_fps};
 use crate::cache::{self, CacheStore, CachedModel, CachedReward};
 use crate::config::{LoadedConfig, RunConfig};
-use crate::evaluation::Evaluator;
+use crate::evaluation::{EvaluationSources, Evaluator};
 use crate::results::SetLabels;
 use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
-use crate::weighted_sum::reward;
+use crate::weighted_sum::reward_and_reader;
 
 /// The reward of a run, if it has one.
 type Reward = Option<Box<dyn RewardScorer>>;
@@ -55,6 +56,9 @@ pub struct Parts {
     prompts: Option<SamplePrompts>,
     store: Option<CacheStore>,
     validates: bool,
+    /// The name of the reward that reads its reference, if one does.
+    reference_reader: Option<String>,
+    evaluation: Option<EvaluationSources>,
 }
 
 impl Trainer {
@@ -141,7 +145,8 @@ impl Opening<'_> {
         // Before the components, which open it too: an error is not theirs.
         let device = self.part("run", roll_backends::device(&context.backend))?;
         if device.is_some() {
-            parts.reward = self.part("reward", reward(loaded, registry, context))?.flatten();
+            let opened = self.part("reward", reward_and_reader(loaded, registry, context))?.flatten();
+            (parts.reward, parts.reference_reader) = opened.map_or((None, None), |(reward, name)| (Some(reward), name));
         }
         let can_check = self.open_algorithm(&mut parts)?;
         let source = parts.algorithm.as_ref().map(|algorithm| algorithm.data_source());
@@ -149,6 +154,10 @@ impl Opening<'_> {
         let data_config = config.data.resolved(|path| context.resolve(path));
         // Before the model, which takes minutes to open.
         let metadata = if clips { self.open_metadata(&data_config, &mut parts)? } else { None };
+        if clips && device.is_some() {
+            parts.evaluation = self.part("evaluation", EvaluationSources::open(loaded, registry, context))?;
+        }
+        self.check_rows(&parts, metadata.as_ref())?;
         if device.is_some()
             && self.has_model
             && let Some((strategy, model)) = self.part("model", strategy_and_model(config, registry, context))?
@@ -158,13 +167,16 @@ impl Opening<'_> {
         let diffusion = parts.model.as_mut().and_then(|model| model.as_diffusion());
         let unit = diffusion.map(|model| model.video_unit()).unwrap_or_default();
         parts.unit = unit;
+        if clips {
+            self.check_model_input(&mut parts, metadata.as_ref())?;
+        }
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit));
         let dataset = dataset.and_then(|dataset| self.part("data", dataset).transpose()).transpose()?.map(Arc::new);
         if dataset.is_some() {
             self.note("data", data_config.unit_note(unit))?;
         }
-        self.connect(&mut parts, clips, can_check)?;
-        self.open_evaluation(&mut parts, dataset.as_deref(), clips, device.is_some())?;
+        self.connect(&mut parts, can_check)?;
+        self.open_evaluation(&mut parts, dataset.as_deref(), clips)?;
         let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().data.clone());
         parts.data = dataset.map(|dataset| batches(dataset, config, ranks.as_ref()));
         if let (Some(data), Some(model)) =
@@ -189,20 +201,67 @@ impl Opening<'_> {
         parts.store = self.part("data", store)?.flatten();
         let metadata = self.part("data", Metadata::open(config))?;
         self.note("data", unused_end_images(self.loaded, metadata.as_ref()))?;
+        self.note("data", unused_fps(metadata.as_ref(), config))?;
         Ok(metadata)
     }
 
-    fn open_evaluation(
-        &mut self,
-        parts: &mut Parts,
-        train: Option<&Dataset>,
-        clips: bool,
-        has_device: bool,
-    ) -> Result<()> {
-        let Self { loaded, registry, context, .. } = *self;
-        if clips && has_device {
+    /// The rows that are trained on, and those that are evaluated.
+    fn rows<'a>(&self, parts: &'a Parts, train: Option<&'a Metadata>) -> Vec<Rows<'a>> {
+        let config = &self.loaded.config.evaluation;
+        let trained: Vec<&str> = parts.reference_reader.as_deref().into_iter().collect();
+        let unseen = parts.evaluation.as_ref().and_then(EvaluationSources::unseen);
+        let checks = parts.evaluation.iter().flat_map(EvaluationSources::reference_readers);
+        let all: Vec<&str> = trained.iter().copied().chain(checks).collect();
+        let rows = |key, metadata, count: Option<usize>, readers: &Vec<&'a str>| {
+            let reference_readers = readers.clone();
+            Some(Rows { key, metadata: metadata?, count: count.unwrap_or(usize::MAX), reference_readers })
+        };
+        let evaluated = (config.train_samples > 0).then_some(train).flatten();
+        let sets = [
+            rows("data.metadata", train, None, &trained),
+            rows("evaluation.train_samples", evaluated, Some(config.train_samples), &all),
+            rows("evaluation.metadata", unseen, config.samples, &all),
+        ];
+        sets.into_iter().flatten().collect()
+    }
+
+    /// Checks that algorithm and rewards can use the rows.
+    fn check_rows(&mut self, parts: &Parts, train: Option<&Metadata>) -> Result<()> {
+        let Some(algorithm) = &parts.algorithm else { return Ok(()) };
+        for rows in self.rows(parts, train) {
+            let section = if rows.key == "data.metadata" { "data" } else { "evaluation" };
+            if self.part(section, rows.check(&self.loaded.config, algorithm.as_ref()))?.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the model can use clips and rows.
+    fn check_model_input(&mut self, parts: &mut Parts, train: Option<&Metadata>) -> Result<()> {
+        let Some(mut model) = parts.model.take() else { return Ok(()) };
+        if let Some(diffusion) = model.as_diffusion() {
+            let clip = any_clip(diffusion.video_unit());
+            let mut checked = diffusion.check_input(&clip);
+            for rows in self.rows(parts, train) {
+                checked = checked.and_then(|()| rows.check_pictures(diffusion, &clip));
+            }
+            self.part("model", checked)?;
+            if let Some(algorithm) = parts.algorithm.as_deref().filter(|_| !diffusion.takes_image()) {
+                let notes =
+                    self.rows(parts, train).iter().find_map(|rows| rows.unused_images(&self.loaded.config, algorithm));
+                self.note("data", notes)?;
+            }
+        }
+        parts.model = Some(model);
+        Ok(())
+    }
+
+    fn open_evaluation(&mut self, parts: &mut Parts, train: Option<&Dataset>, clips: bool) -> Result<()> {
+        let Self { loaded, context, .. } = *self;
+        if let Some(sources) = parts.evaluation.take() {
             let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().all.clone());
-            let evaluator = Evaluator::open(loaded, train, parts.unit, registry, context, ranks.as_ref());
+            let evaluator = Evaluator::open(loaded, sources, train, parts.unit, ranks.as_ref());
             parts.evaluator = self.part("evaluation", evaluator)?.flatten();
         }
         if let Some(model) = &mut parts.model {
@@ -234,13 +293,9 @@ impl Opening<'_> {
     }
 
     /// Checks that the parts work together.
-    fn connect(&mut self, parts: &mut Parts, clips: bool, can_check: bool) -> Result<()> {
+    fn connect(&mut self, parts: &mut Parts, can_check: bool) -> Result<()> {
         let config = &self.loaded.config;
         let (Some(mut model), Some(strategy)) = (parts.model.take(), &mut parts.strategy) else { return Ok(()) };
-        if let Some(diffusion) = model.as_diffusion().filter(|_| clips) {
-            let checked = diffusion.check_input(&any_clip(diffusion.video_unit()));
-            self.part("model", checked)?;
-        }
         if let Some(store) = &parts.store {
             (model, parts.reward) = cached(model, parts.reward.take(), store)?;
         }

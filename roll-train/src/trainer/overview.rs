@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use roll_data::Batches;
 
 use super::Trainer;
+use super::rows::{counted_rows, row_noun};
 use crate::config::RewardComponent;
 use crate::progress::{counted, grouped, overview_line};
 use crate::run_dir::RunDir;
@@ -43,8 +44,9 @@ impl Trainer {
         };
         match &self.data {
             Some(data) => {
-                add("clips", clips(data));
-                let batch = counted(data.global_batch() as u64, "clip");
+                let noun = row_noun(data.dataset().metadata());
+                add(if noun == "clip" { "clips" } else { "data" }, clips(data));
+                let batch = counted(data.global_batch() as u64, noun);
                 let epochs = epochs(data.epoch(self.steps));
                 add("steps", format!("{} of {batch} each, {epochs} epochs{going_on}", self.steps));
             }
@@ -74,10 +76,10 @@ pub fn epochs(epochs: f64) -> String {
     if epochs < 1.0 { format!("{epochs:.2}") } else { format!("{epochs:.1}") }
 }
 
-/// How many clips there are, and in which shapes.
+/// How many clips and prompts there are, and in which shapes.
 fn clips(data: &Batches) -> String {
     let dataset = data.dataset();
-    let count = counted(dataset.len() as u64, "clip");
+    let count = counted_rows(dataset.metadata());
     if !dataset.has_buckets() {
         let config = dataset.config();
         let size = match (config.height, config.width) {

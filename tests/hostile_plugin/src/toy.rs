@@ -398,9 +398,9 @@ impl Algorithm for ToyAlgorithm {
             let timestep = Timestep(500.0 * (trained.low.0 + trained.high.0));
             let (v, pull_v) = model.velocity(&x, timestep, &conditioning, Adapter::On, Grad::Record)?;
             let (frames, pull_frames) = model.decode(&v, Grad::Record)?;
-            let video = Video::new(frames, sample.video.fps())?;
+            let video = Video::new(frames, sample.clip()?.fps())?;
             let reward = ctx.reward.as_deref_mut().ok_or_else(|| no("reward"))?;
-            let target = reward.prepare(&sample.video)?;
+            let target = reward.prepare(sample.clip()?)?;
             let (score, pull) = reward.score(&video, &sample.prompt, &target, Grad::Record)?;
             let Score::Value { value, details } = score else { return Err(no("score")) };
             let d = pull.ok_or_else(|| no("pullback"))?.pull(&Tensor::scalar(-1.0))?;
@@ -433,15 +433,15 @@ impl Algorithm for ToyAlgorithm {
     fn evaluate(&mut self, ctx: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         self.fault.at("algorithm_evaluate")?;
         let one = |sample: &roll_plugin::Sample, rewards: &mut [&mut dyn RewardScorer]| -> Result<Evaluated> {
-            let mut scores = Vec::new();
+            let (clip, mut scores) = (sample.clip()?, Vec::new());
             for reward in rewards {
-                let target = reward.prepare(&sample.video)?;
-                scores.push(match reward.score(&sample.video, "", &target, Grad::Skip)?.0 {
+                let target = reward.prepare(clip)?;
+                scores.push(match reward.score(clip, "", &target, Grad::Skip)?.0 {
                     Score::Value { value, .. } => Some(value),
                     Score::Missing { .. } => None,
                 });
             }
-            let video = sample.index.is_multiple_of(2).then(|| (*sample.video).clone());
+            let video = sample.index.is_multiple_of(2).then(|| (**clip).clone());
             Ok(Evaluated { origin: sample.origin.clone(), scores, kl: 0.5, video })
         };
         let rewards = &mut ctx.rewards;

@@ -31,6 +31,8 @@ class Reward:
         self.name = name or getattr(score, "__name__", "python")
         self.differentiable, self.torch = differentiable, torch
         self.wanted = _parameters(score)
+        #: Whether the score depends on the reference; roll trains on rows without a clip only if no reward's does.
+        self.reads_reference = prepare is not None or "reference" in self.wanted
         #: Whether the function takes several samples at once; set by `serve(batch=...)`.
         self.together = False
 

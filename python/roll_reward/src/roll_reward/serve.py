@@ -71,8 +71,9 @@ class Answering:
         call = header.get("call")
         if call == "hello":
             self.options = header["options"]
-            hello = {"name": self.reward.name, "differentiable": self.reward.differentiable, "shared": True}
-            return hello, []
+            reward = self.reward
+            hello = {"name": reward.name, "differentiable": reward.differentiable, "shared": True}
+            return {**hello, "reads_reference": reward.reads_reference}, []
         if call == "prepare":
             return self.reward.prepare(header, tensors, self.device)
         raise ValueError(f"the call {call!r} is not known to this version of roll_reward")

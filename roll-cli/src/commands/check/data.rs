@@ -5,10 +5,10 @@ use std::path::Path;
 
 use roll_algos::reward_fl::{Reference, reference_video};
 use roll_core::{Result, RewardScorer, VideoUnit};
-use roll_data::{Batches, Dataset, OnBadSample, probe};
+use roll_data::{Batches, Bucket, Dataset, OnBadSample, probe};
 use roll_train::config::RunConfig;
 use roll_train::progress::counted;
-use roll_train::trainer::epochs;
+use roll_train::trainer::{counted_rows, epochs, row_noun};
 
 use super::findings::Findings;
 
@@ -19,11 +19,11 @@ const NAMED: usize = 3;
 /// At most this many sizes are named.
 const SIZES: usize = 4;
 
-/// Lists the clips. Returns height and width of the largest shape that is trained on.
+/// Lists the rows. Returns height and width of the largest shape that is trained on.
 pub fn look(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &mut Findings) -> Option<[usize; 2]> {
     let largest = set(data.dataset(), unit, found);
     if let Some(steps) = steps {
-        let each = counted(data.global_batch() as u64, "clip");
+        let each = counted(data.global_batch() as u64, row_noun(data.dataset().metadata()));
         found.good(format!("{} of {each} each: {} epochs", counted(steps, "step"), epochs(data.epoch(steps))));
     }
     largest
@@ -41,17 +41,23 @@ fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Findings) -> Option<[usiz
             continue;
         }
         let pictures = [row.image.as_deref(), row.end_image.as_deref()];
-        match probe(&row.video, config.decoder).and_then(|probed| pictures_are_there(&pictures).map(|()| probed)) {
-            Ok(probed) => {
-                *sizes.entry(probed.size).or_default() += 1;
-                short += usize::from(probed.frames < dataset.longest());
+        let shape = match &row.video {
+            Some(video) => probe(video, config.decoder).map(|probed| (probed.size, probed.frames)),
+            None => {
+                Bucket::without_clip(config, row.image.as_deref(), unit).map(|video| (video.size, dataset.longest()))
+            }
+        };
+        match shape.and_then(|shape| pictures_are_there(&pictures).map(|()| shape)) {
+            Ok((size, frames)) => {
+                *sizes.entry(size).or_default() += 1;
+                short += usize::from(frames < dataset.longest());
             }
             Err(error) => bad.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
         }
     }
     let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
-    let clips = counted(rows.len() as u64, "clip");
-    found.good(format!("{clips}, {} can be read{limit}", looked_at - bad.len()));
+    let all = counted_rows(dataset.metadata());
+    found.good(format!("{all}, {} can be read{limit}", looked_at - bad.len()));
     list_sizes(&sizes, found);
     if short > 0 {
         found.note(format!(
@@ -130,9 +136,9 @@ pub fn references(
 ) {
     let kind = config.algo.options.get("reference").cloned();
     let kind = kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip);
-    let looked_at = dataset.len().min(samples);
+    let mut looked_at = dataset.len().min(samples);
     let (mut prepared, mut without) = (0, Vec::new());
-    for i in 0..looked_at {
+    for i in 0..dataset.len().min(samples) {
         let sample = match dataset.sample(i) {
             Ok(sample) => sample,
             Err(error) => {
@@ -140,13 +146,18 @@ pub fn references(
                 continue;
             }
         };
-        match reference_video(&sample, kind).and_then(|reference| reward.prepare(&reference)) {
-            Ok(_) => prepared += 1,
+        let reference = reference_video(&sample, kind);
+        match reference.and_then(|video| video.map(|video| reward.prepare(&video)).transpose()) {
+            Ok(Some(_)) => prepared += 1,
+            Ok(None) => looked_at -= 1,
             Err(error) => match error.missing_reason() {
                 Some(reason) => without.push(format!("{}: {reason}", sample.origin)),
                 None => return found.problem(error.chain()),
             },
         }
+    }
+    if looked_at == 0 {
+        return; // rows without a reference
     }
     let name = reward.name().to_string();
     let limit = format!("of the first {}", counted(looked_at as u64, "reference"));

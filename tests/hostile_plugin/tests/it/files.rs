@@ -236,7 +236,7 @@ fn the_c_header_matches_the_rust_types() {
         roll_video = RollVideo { frames, fps }
         roll_score = RollScore { missing, value, details, reason, pullback }
         roll_measure = RollMeasure { label, alias }
-        roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures, terms }
+        roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures, terms, reads_reference }
     };
     let header = include_str!("../../../../roll-plugin/include/roll_plugin.h");
     let message = header.lines().filter(|line| line.starts_with("} roll_")).count();

@@ -1,0 +1,106 @@
+//! Rows of the data that parts of a run cannot use, or that have no effect.
+
+use roll_core::{Algorithm, ConditionInput, DiffusionModel, Error, Result, ResultExt};
+use roll_data::{DataConfig, Metadata, MetadataRow};
+
+use crate::config::RunConfig;
+use crate::progress::counted;
+
+/// Rows that a run trains on or evaluates.
+pub(super) struct Rows<'a> {
+    /// The key that names them.
+    pub(super) key: &'static str,
+    pub(super) metadata: &'a Metadata,
+    /// At most this many are used.
+    pub(super) count: usize,
+    /// The rewards of their videos that read the reference.
+    pub(super) reference_readers: Vec<&'a str>,
+}
+
+impl Rows<'_> {
+    fn rows(&self) -> impl Iterator<Item = &MetadataRow> {
+        self.metadata.rows.iter().take(self.count)
+    }
+
+    /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip.
+    pub(super) fn check(&self, config: &RunConfig, algorithm: &dyn Algorithm) -> Result<()> {
+        let name = &config.algo.name;
+        for reader in [None].into_iter().chain(self.reference_readers.iter().copied().map(Some)) {
+            let [alone, with_image] = [false, true].map(|has_image| algorithm.needs_clip(has_image, reader));
+            let mut without = self.rows().filter(|row| row.video.is_none());
+            let found = without
+                .find_map(|row| Some((row, if row.image.is_some() { with_image.as_ref() } else { alone.as_ref() }?)));
+            if let Some((row, reason)) = found {
+                let or_picture = if with_image.is_none() { ", or a picture in the column `image`" } else { "" };
+                let problem = format!(
+                    "{} has no clip, and `{name}` needs one: {reason}; name a clip in the column `video`{or_picture}",
+                    self.metadata.location(row)
+                );
+                return Err(Error::config(self.key, problem));
+            }
+        }
+        let (frames, generates) = (config.data.num_frames, algorithm.needs_clip(true, None).is_none());
+        if frames > 1
+            && (generates || !config.reward.is_empty())
+            && let Some(row) = self.metadata.picture_as_clip(self.count)
+        {
+            let problem = format!(
+                "{}: its `video` is a picture, a clip of one frame, and `{name}` would generate one frame: name the \
+                 picture in the column `image` to generate {frames} frames, or set `data.num_frames` to 1",
+                self.metadata.location(row)
+            );
+            return Err(Error::config(self.key, problem));
+        }
+        Ok(())
+    }
+
+    /// Fails if the model needs a picture and a row has none. `input` has one.
+    pub(super) fn check_pictures(&self, model: &mut dyn DiffusionModel, input: &ConditionInput) -> Result<()> {
+        match self.rows().find(|row| row.video.is_none() && row.image.is_none()) {
+            None => Ok(()),
+            Some(row) => model
+                .check_input(&ConditionInput { image: None, ..input.clone() })
+                .while_doing(|| format!("`{}`: {} has no picture", self.key, self.metadata.location(row))),
+        }
+    }
+
+    /// A note on pictures that neither model nor reward uses, for a model that takes none.
+    pub(super) fn unused_images(&self, config: &RunConfig, algorithm: &dyn Algorithm) -> Option<String> {
+        let compares =
+            |reader: &str| algorithm.needs_clip(true, Some(reader)) != algorithm.needs_clip(false, Some(reader));
+        // The size of the video is that of its picture.
+        let sizes = |row: &MetadataRow| row.video.is_none() && config.data.height.is_none();
+        let unused = self.rows().filter(|row| row.image.is_some() && !sizes(row)).count();
+        (unused > 0 && !self.reference_readers.iter().copied().any(compares)).then(|| {
+            let (rows, key, model) = (counted(unused as u64, "row"), self.key, &config.model.name);
+            format!("`image` of {rows} of `{key}` has no effect: this `{model}` makes videos of the prompt alone")
+        })
+    }
+}
+
+/// "2 clips", "5 prompts", or "2 clips and 5 prompts".
+pub fn counted_rows(metadata: &Metadata) -> String {
+    let clips = metadata.rows.iter().filter(|row| row.video.is_some()).count();
+    match (clips, metadata.rows.len() - clips) {
+        (clips, 0) => counted(clips as u64, "clip"),
+        (0, prompts) => counted(prompts as u64, "prompt"),
+        (clips, prompts) => format!("{} and {}", counted(clips as u64, "clip"), counted(prompts as u64, "prompt")),
+    }
+}
+
+/// The noun for rows: "clip", "prompt", or "row" for both.
+pub fn row_noun(metadata: &Metadata) -> &'static str {
+    let is_clip = |row: &MetadataRow| row.video.is_some();
+    match (metadata.rows.iter().any(is_clip), metadata.rows.iter().all(is_clip)) {
+        (_, true) => "clip",
+        (false, _) => "prompt",
+        _ => "row",
+    }
+}
+
+/// A note if no row has a clip that `data.fps` could apply to.
+pub(super) fn unused_fps(metadata: Option<&Metadata>, config: &DataConfig) -> Option<String> {
+    let (rows, fps) = (&metadata?.rows, config.fps?);
+    let none = rows.iter().all(|row| row.video.is_none());
+    none.then(|| format!("`data.fps: {fps}` has no effect: no row of `data.metadata` has a clip"))
+}
