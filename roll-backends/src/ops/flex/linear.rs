@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::{Values, cast, tensor};
 use crate::ops::kernels::linear::{self as kernels, LinearShape, Weight};
-use crate::ops::kernels::parallel::within;
+use crate::ops::kernels::parallel::in_pool;
 use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
@@ -66,7 +66,7 @@ impl LinearKernel for Flex {
         let lora = lora.map(LoraValues::of);
         let parts = lora.as_ref().map(LoraValues::kernel);
         let (x, weight, bias) = (x.slice(), weight.stored(), bias.slice());
-        let (y, inner) = within(shape.products(), || kernels::forward(shape, x, weight, bias, parts));
+        let (y, inner) = in_pool(shape.products(), || kernels::forward(shape, x, weight, bias, parts));
         let inner = lora.map(|lora| tensor(inner, [shape.rows, lora.rank]));
         (tensor(y, [shape.rows, shape.outputs]), inner)
     }
@@ -89,7 +89,7 @@ impl LinearKernel for Flex {
         let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
         let (stored, values, d_y) = (weight.stored(), x.slice(), d_y.slice());
         let pull = || kernels::backward(shape, values, stored, parts, d_y, wanted);
-        let [d_x, d_weight, d_bias, d_down, d_up] = within(shape.products(), pull);
+        let [d_x, d_weight, d_bias, d_down, d_up] = in_pool(shape.products(), pull);
         let like_lora = |d: Option<Vec<f32>>, pick: fn(&LoraValues) -> &Values| {
             d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
         };

@@ -45,14 +45,14 @@ pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
         .filter(|(_, seconds)| *seconds > 0.0)
         .collect();
     phases.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let covered = sum_of_phases(&parts);
+    let covered = sum_of_phases(&phases);
     // The trainer measures `time/total`, with reading the data; the algorithm measures `time/step`, without.
     let total = mean("time/total").or(mean("time/step")).unwrap_or(covered);
     // A remainder below half a percent is left out.
     if total - covered > 0.005 * total {
         phases.push(("reading data, and the rest".into(), total - covered));
     }
-    (parts, total)
+    (phases, total)
 }
 
 #[cfg(test)]
