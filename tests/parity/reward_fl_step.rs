@@ -203,7 +203,7 @@ fn forward(report: &mut Report, bench: &mut Bench) -> Outcome<Loss> {
     report.compare("video_decoded", &channels_first(&frames)?);
     report.compare("embeddings", &bench.scorer.embeddings(&Video::new(frames, FPS)?, &bench.target)?);
     let score = bench.score(&trajectory.latents)?;
-    let loss = Loss::at(score, trajectory.kl, &bench.options);
+    let loss = Loss::at(score, trajectory.kl, 1.0, &bench.options);
     report.compare_value("score", score);
     report.compare_value("loss", loss.value);
     Ok(loss)
@@ -278,7 +278,7 @@ fn training(report: &mut Report, bench: &mut Bench, config: &Config, tolerance: 
         report.compare(name, &Tensor::new(values, [updates])?);
     }
     // The case holds these apart, as the algorithm measures them.
-    let slope = Loss::at(0.0, 0.0, &bench.options).d_score.abs();
+    let slope = Loss::at(0.0, 0.0, 1.0, &bench.options).d_score.abs();
     for (metric, name, slope) in
         [("actor/grad_norm_reward", "grad_norm_of_score", slope), ("actor/grad_norm_kl", "grad_norm_of_kl", 1.0)]
     {
