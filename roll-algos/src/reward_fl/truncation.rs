@@ -35,7 +35,9 @@ pub enum TrainedSteps {
     /// which is decoded and scored. The loss is the mean over the noisings.
     Renoised(usize),
     /// Two random steps, drawn for every sample of every training step. The gradient passes through two leaps: from the
-    /// first to the noise level of the second, and from there to the end of the rollout.
+    /// first to the noise level of the second, and from there to the end of the rollout. Its keys are `discount` (0 to
+    /// 1, default 0.3), the factor of the gradient through the velocity of the second leap, and `similarity_floor`
+    /// (default 0.1, `null` for none), the least distance of a leap from the rollout that its weight is divided by.
     Leap(Leap),
 }
 
