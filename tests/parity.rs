@@ -43,6 +43,8 @@ mod flow_sde;
 mod gguf;
 #[path = "parity/i2v_condition.rs"]
 mod i2v_condition;
+#[path = "parity/leap_step.rs"]
+mod leap_step;
 #[path = "parity/logits.rs"]
 mod logits;
 #[path = "parity/merge_lora.rs"]
@@ -104,6 +106,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("gemma3_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("gguf_smollm2", On::Devices, gguf::run),
     ("i2v_condition", On::Devices, i2v_condition::run),
+    ("leap_step", On::Devices, leap_step::run),
     ("llama_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("merge_lora", On::Host, merge_lora::run),
     ("mistral_tiny", On::DevicesAndDTypes, causal_lm::run),

@@ -17,6 +17,21 @@ use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 /// Settings of `reward_fl` with the fewest denoising steps ([`SHORT`]).
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
+/// Both experts, by leaps between random steps.
+const LEAP: [&str; 5] = [
+    "model.trainable_models=dit,dit2",
+    "algo.num_inference_steps=5",
+    "algo.mid_timestep=0",
+    "algo.final_timestep=4",
+    "algo.trained_steps.leap.discount=0.5",
+];
+const DETACHED: [&str; 5] = [
+    "algo.num_inference_steps=5",
+    "algo.mid_timestep=0",
+    "algo.final_timestep=4",
+    "algo.trained_steps.random=2",
+    "algo.stop_gradient=true",
+];
 const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
 const DIFFUSION_NFT: [&str; 9] = [
     "algo.name=diffusion_nft",
@@ -42,6 +57,7 @@ const ADAPTER: &str = "adapter.safetensors";
 const OPTIMIZER: &str = "trainer/optimizer.safetensors";
 /// The files of a checkpoint that are compared.
 const COMPARED: [&str; 2] = [ADAPTER, OPTIMIZER];
+const LEAP_COMPARED: [&str; 3] = ["adapter_high_noise.safetensors", "adapter_low_noise.safetensors", OPTIMIZER];
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and the summary.
 pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: u64, files: &[&str]) {
@@ -68,9 +84,11 @@ pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: 
 #[test]
 fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
-    let cases: [(&str, &[&str], &[&str], &[&str]); 7] = [
+    let cases: [(&str, &[&str], &[&str], &[&str]); 9] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &COMPARED),
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
+        ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
+        ("reward_fl-detached", &REWARD_FL, &DETACHED, &COMPARED),
         ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &COMPARED),
         ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),

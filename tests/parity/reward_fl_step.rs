@@ -46,6 +46,14 @@ struct NoiseCall {
     seed: u32,
 }
 
+/// The gradients of an objective.
+pub struct Pulled {
+    /// With respect to the decoded latents; `None` if the score has no slope.
+    pub d_latents: Option<Tensor>,
+    /// With respect to the parameters, flat.
+    pub gradient: Vec<f32>,
+}
+
 /// Frames a second; has no effect here.
 const FPS: f64 = 8.0;
 
@@ -68,12 +76,17 @@ pub struct Bench {
     scorer: ConvScorer,
     target: Target,
     pub options: Options,
-    noise: Tensor,
+    pub noise: Tensor,
 }
 
 impl Bench {
     /// The networks, inputs and settings of the case.
     pub fn open(case: &Case) -> Outcome<Self> {
+        Self::with_high_lora(case, None)
+    }
+
+    /// As [`Bench::open`], with an adapter on the high-noise expert.
+    pub fn with_high_lora(case: &Case, high_lora: Option<&StateDict>) -> Outcome<Self> {
         let config: Config = case.config()?;
         let inputs = case.tensors("inputs.safetensors")?;
         let noise = unbatched(&inputs["noise"])?;
@@ -94,7 +107,7 @@ impl Bench {
             ..Options::default()
         };
         Ok(Self {
-            model: Conditioned::new(networks::load(case, &config.model, &config.lora)?, conditioning)?,
+            model: Conditioned::new(networks::load(case, &config.model, &config.lora, high_lora)?, conditioning)?,
             scorer: ConvScorer::new(&case.tensors("scorer.safetensors")?, case.device())?,
             target: scorer::target(&inputs)?,
             options,
@@ -108,8 +121,13 @@ impl Bench {
 
     pub fn rollout(&mut self, observer: &mut dyn Observer) -> Outcome<Trajectory> {
         let plan = self.plan()?;
+        self.rollout_of(&plan, observer)
+    }
+
+    /// The rollout of another plan.
+    pub fn rollout_of(&mut self, plan: &RolloutPlan, observer: &mut dyn Observer) -> Outcome<Trajectory> {
         let conditions = Conditions::new(&self.model.conditioning, None);
-        Ok(rollout(self.model.diffusion()?, &conditions, &self.noise, &plan, Grad::Record, observer)?)
+        Ok(rollout(self.model.diffusion()?, &conditions, &self.noise, plan, Grad::Record, observer)?)
     }
 
     /// The gradient of `score_slope * score + kl_slope * kl`, flat.
@@ -120,9 +138,18 @@ impl Bench {
     /// One rollout, decoded and scored; `slopes` gives those of the objective, told score and KL. The flat gradient.
     pub fn step(&mut self, slopes: impl FnOnce(f64, f64) -> (f64, f64)) -> Outcome<Vec<f32>> {
         let trajectory = self.rollout(&mut Unobserved)?;
+        Ok(self.pull(trajectory, |score, trajectory| slopes(score, trajectory.kl))?.gradient)
+    }
+
+    /// Decodes and scores a rollout, and pulls the objective back, whose slopes in score and KL `slopes` returns.
+    pub fn pull(
+        &mut self,
+        trajectory: Trajectory,
+        slopes: impl FnOnce(f64, &Trajectory) -> (f64, f64),
+    ) -> Outcome<Pulled> {
         let (frames, decode) = self.model.diffusion()?.decode(&trajectory.latents, Grad::Record)?;
         let (score, pull_score) = self.scorer.score(&Video::new(frames, FPS)?, "", &self.target, Grad::Record)?;
-        let (score_slope, kl_slope) = slopes(value(score)?, trajectory.kl);
+        let (score_slope, kl_slope) = slopes(value(score)?, &trajectory);
         let d_latents = match score_slope {
             0.0 => None,
             slope => {
@@ -133,7 +160,7 @@ impl Bench {
         trajectory.pull(d_latents.as_ref(), kl_slope, &mut Unobserved)?;
         let mut flat = vec![0.0; self.model.parameter_count()];
         self.model.take_gradients(&mut flat)?;
-        Ok(flat)
+        Ok(Pulled { d_latents, gradient: flat })
     }
 
     /// The score of decoded latents.
@@ -203,7 +230,7 @@ fn forward(report: &mut Report, bench: &mut Bench) -> Outcome<Loss> {
     report.compare("video_decoded", &channels_first(&frames)?);
     report.compare("embeddings", &bench.scorer.embeddings(&Video::new(frames, FPS)?, &bench.target)?);
     let score = bench.score(&trajectory.latents)?;
-    let loss = Loss::at(score, trajectory.kl, &bench.options);
+    let loss = Loss::at(score, trajectory.kl, 1.0, &bench.options);
     report.compare_value("score", score);
     report.compare_value("loss", loss.value);
     Ok(loss)
@@ -278,7 +305,7 @@ fn training(report: &mut Report, bench: &mut Bench, config: &Config, tolerance: 
         report.compare(name, &Tensor::new(values, [updates])?);
     }
     // The case holds these apart, as the algorithm measures them.
-    let slope = Loss::at(0.0, 0.0, &bench.options).d_score.abs();
+    let slope = Loss::at(0.0, 0.0, 1.0, &bench.options).d_score.abs();
     for (metric, name, slope) in
         [("actor/grad_norm_reward", "grad_norm_of_score", slope), ("actor/grad_norm_kl", "grad_norm_of_kl", 1.0)]
     {
@@ -303,7 +330,7 @@ fn sample(video: &Tensor) -> Outcome<Sample> {
 }
 
 /// `[T, 3, H, W]` to `[3, T, H, W]`.
-fn channels_first(frames: &Tensor) -> Outcome<Tensor> {
+pub fn channels_first(frames: &Tensor) -> Outcome<Tensor> {
     let &[t, c, h, w] = frames.shape() else { return Err("frames are not [T, 3, H, W]".into()) };
     let values = frames.f32s()?;
     let planes = (0..c).flat_map(|c_i| (0..t).map(move |t_i| (t_i * c + c_i) * h * w));

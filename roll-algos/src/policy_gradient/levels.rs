@@ -3,7 +3,7 @@
 use crate::FlowSchedule;
 use roll_core::{Error, Result, ScheduleFacts};
 
-use crate::reward_fl::{EarlyStop, LatentDtype, RolloutPlan};
+use crate::reward_fl::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
 use crate::sampling::Sampling;
 
 /// The steps of a schedule at whose noise levels trainable parameters act, within `low` to `high`. Fails if no
@@ -39,8 +39,8 @@ pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts) -> Resul
     let Sampling { schedule, sampler, guidance } = sampling;
     let acting = acting_steps(&schedule, facts, [0.0, 1.0])?;
     let (first, last, trained) = (0, schedule.steps() - 1, acting.clone());
-    let (early_stop, latent_dtype) = (EarlyStop::Decode, LatentDtype::F32);
-    Ok(RolloutPlan { schedule, sampler, guidance, trained, acting, first, last, early_stop, latent_dtype })
+    let (adjoint, early_stop, latent_dtype) = (Adjoint::Chain, EarlyStop::Decode, LatentDtype::F32);
+    Ok(RolloutPlan { schedule, sampler, guidance, trained, acting, adjoint, first, last, early_stop, latent_dtype })
 }
 
 #[cfg(test)]

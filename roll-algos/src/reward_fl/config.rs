@@ -4,7 +4,7 @@ use crate::{FlowSchedule, Sampler};
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
-use super::plan::{EarlyStop, LatentDtype, RolloutPlan};
+use super::plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
 use super::truncation::TrainedSteps;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
@@ -24,9 +24,12 @@ pub struct RewardFlConfig {
     /// Last step. The latents after it are decoded.
     pub final_timestep: usize,
     /// Which of these steps are trained: `window` (all), `{last: K}`, `{random: K}`, `{uniform: K}`, or one random step
-    /// from several noisings of the finished latents, `{renoised: N}`. Fewer steps take less memory and time; their
-    /// gradient is a truncation of the whole rollout's gradient.
+    /// from several noisings of the finished latents, `{renoised: N}`, or two leaps over the rollout, `{leap: {discount:
+    /// A}}`. Fewer steps take less memory and time; their gradient is a truncation of the whole rollout's gradient.
     pub trained_steps: TrainedSteps,
+    /// With `last`, `random` and `uniform`: no gradient from one trained step to another. The latents that a velocity is
+    /// computed from are constants, so the gradient has no product over steps and does not explode, however many.
+    pub stop_gradient: bool,
     /// Train only steps whose timestep / 1000 is at most this. Other steps are constants for the gradient.
     pub max_timestep_boundary: f64,
     /// Train only steps whose timestep / 1000 is at least this.
@@ -84,6 +87,7 @@ impl Default for RewardFlConfig {
             mid_timestep: 4,
             final_timestep: 7,
             trained_steps: TrainedSteps::Window,
+            stop_gradient: false,
             max_timestep_boundary: 1.0,
             min_timestep_boundary: 0.0,
             timesteps: None,
@@ -121,7 +125,8 @@ impl RewardFlConfig {
             );
             return Err(Error::config("algo.sampler", problem));
         }
-        self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?)
+        let plan = self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?)?;
+        Ok(RolloutPlan { adjoint: self.trained_steps.adjoint(self.stop_gradient)?, ..plan })
     }
 
     /// The steps of a rollout that is not trained on. Its KL covers all steps of the window, whichever of them are
@@ -164,7 +169,19 @@ impl RewardFlConfig {
         let acting: Vec<usize> = trained.iter().copied().filter(|i| schedule.is_trained(*i, facts)).collect();
         trained.retain(|i| acting.first().is_none_or(|first| i >= first));
         let &Self { early_stop, latent_dtype, .. } = self;
-        Ok(RolloutPlan { schedule, sampler, guidance, trained, acting, first: 0, last, early_stop, latent_dtype })
+        let adjoint = Adjoint::Chain;
+        Ok(RolloutPlan {
+            schedule,
+            sampler,
+            guidance,
+            trained,
+            acting,
+            adjoint,
+            first: 0,
+            last,
+            early_stop,
+            latent_dtype,
+        })
     }
 
     /// Whether step `step` (from 0) measures the gradients of reward and KL separately.

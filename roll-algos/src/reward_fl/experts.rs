@@ -49,6 +49,7 @@ impl RewardFlConfig {
             TrainedSteps::Window => return Ok(None),
             TrainedSteps::Last(_) | TrainedSteps::Uniform(_) => String::new(),
             TrainedSteps::Random(k) => format!("{k} drawn for each sample from "),
+            TrainedSteps::Leap(_) => "2 drawn for each sample from ".into(),
             TrainedSteps::Renoised(n) => format!("1 drawn for each sample, from {n} noisings, out of "),
         };
         let experts = facts.boundary.map(|boundary| {

@@ -8,7 +8,7 @@ use crate::policy_gradient::LossMask;
 /// A sample's loss and its partial derivatives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
-    /// `-reward_weight * (score - mean) / std + kl_weight * kl`.
+    /// `-similarity * reward_weight * (score - mean) / std + kl_weight * kl`.
     pub value: f64,
     /// d value / d score; 0 where `reward_clip` is active.
     pub d_score: f64,
@@ -17,18 +17,15 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Computes the loss at `score` and `kl`.
-    pub fn at(score: f64, kl: f64, config: &RewardFlConfig) -> Self {
+    /// Computes the loss at `score` and `kl`, of a rollout with this similarity to its leaps (1 without leaps).
+    pub fn at(score: f64, kl: f64, similarity: f64, config: &RewardFlConfig) -> Self {
+        let weight = similarity * config.reward_weight;
         let reward = (score - config.reward_mean) / config.reward_std;
         let bound = config.reward_clip.unwrap_or(f64::INFINITY);
         // `clamp` alone would not do: NaN must stay NaN.
         let clipped = if reward.abs() > bound { bound.copysign(reward) } else { reward };
         let slope = if reward.abs() > bound { 0.0 } else { 1.0 / config.reward_std };
-        Self {
-            value: -config.reward_weight * clipped + config.kl_weight * kl,
-            d_score: -config.reward_weight * slope,
-            d_kl: config.kl_weight,
-        }
+        Self { value: -weight * clipped + config.kl_weight * kl, d_score: -weight * slope, d_kl: config.kl_weight }
     }
 }
 
@@ -54,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_the_reference() {
-        let loss = Loss::at(-0.15267916, 0.03724366, &RewardFlConfig::default());
+        let loss = Loss::at(-0.15267916, 0.03724366, 1.0, &RewardFlConfig::default());
         assert!((loss.value - 0.47016817).abs() < 1e-6);
         assert!((loss.d_score + 0.625).abs() < 1e-12);
         assert_eq!(loss.d_kl, 1.0);
@@ -63,9 +60,9 @@ mod tests {
     #[test]
     fn beyond_the_clip_the_reward_has_no_slope() {
         let config = RewardFlConfig { reward_clip: Some(1.0), ..RewardFlConfig::default() };
-        assert_eq!(Loss::at(0.9, 0.0, &config), Loss { value: -0.1, d_score: -0.0, d_kl: 1.0 });
-        assert!(Loss::at(0.6, 0.0, &config).d_score < 0.0);
-        assert!(Loss::at(f64::NAN, 0.0, &config).value.is_nan());
+        assert_eq!(Loss::at(0.9, 0.0, 1.0, &config), Loss { value: -0.1, d_score: -0.0, d_kl: 1.0 });
+        assert!(Loss::at(0.6, 0.0, 1.0, &config).d_score < 0.0);
+        assert!(Loss::at(f64::NAN, 0.0, 1.0, &config).value.is_nan());
     }
 
     #[test]

@@ -7,11 +7,14 @@
 //! samples with a score are averaged into one update.
 
 pub mod config;
+pub mod leap;
 pub mod loss;
 pub mod plan;
 pub mod trajectory;
 pub mod truncation;
 
+#[cfg(test)]
+mod adjoint_tests;
 mod experts;
 #[cfg(test)]
 mod guidance_tests;
@@ -33,8 +36,9 @@ use roll_core::{
 pub use crate::scoring::{FrameRate, Reference, reference_video};
 pub use crate::update::OnNonfinite;
 pub use config::RewardFlConfig;
+pub use leap::Leap;
 pub use loss::Loss;
-pub use plan::{EarlyStop, LatentDtype, RolloutPlan};
+pub use plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
 pub use trajectory::{Observer, Trajectory, Unobserved, rollout};
 pub use truncation::TrainedSteps;
 
@@ -272,7 +276,7 @@ impl RewardFl {
             Measured::Score { value, details, pullback } => (value, details, pullback),
             Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
         };
-        let loss = Loss::at(score, trajectory.kl, &self.config);
+        let loss = Loss::at(score, trajectory.kl, trajectory.similarity, &self.config);
         for (what, value) in [("the score", score), ("the KL", trajectory.kl), ("the loss", loss.value)] {
             if !value.is_finite() {
                 return Ok(Outcome::NonFinite(format!("{what} of {}", sample.origin), value));

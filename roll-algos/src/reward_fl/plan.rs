@@ -3,6 +3,7 @@
 use crate::{FlowSchedule, Sampler};
 use roll_core::Sigma;
 
+use super::leap::Leap;
 use crate::sampling::Guidance;
 
 /// The steps of a rollout.
@@ -20,6 +21,8 @@ pub struct RolloutPlan {
     /// Trained steps that have trainable parameters. The KL is a mean over these steps: a frozen expert does not
     /// diverge from itself, and its zeros would only reduce the KL and thereby the pull towards the base model.
     pub acting: Vec<usize>,
+    /// The way of the gradient back through the trained steps.
+    pub adjoint: Adjoint,
     /// Index of the first step.
     pub first: usize,
     /// Index of the last step.
@@ -46,6 +49,41 @@ impl RolloutPlan {
         match self.early_stop {
             EarlyStop::PredictX0 if i == self.last => Sigma(0.0),
             _ => self.schedule.sigma(i + 1),
+        }
+    }
+
+    /// The noise level that the gradient of trained step `i` leads to: the end of the step or, of a leap, the next
+    /// trained step.
+    pub(super) fn reach(&self, i: usize) -> Sigma {
+        match self.adjoint {
+            Adjoint::Leap(_) => {
+                let next = self.trained.iter().find(|next| **next > i);
+                next.map_or(self.end(self.last), |next| self.schedule.sigma(*next))
+            }
+            Adjoint::Chain | Adjoint::Detached => self.end(i),
+        }
+    }
+}
+
+/// The way of the gradient back through the trained steps. The values are those of the rollout in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Adjoint {
+    /// The chain rule; steps that are not trained are constants.
+    #[default]
+    Chain,
+    /// Each trained step by itself: the latents that its velocity is computed from are constants.
+    Detached,
+    /// The chain rule over leaps from each trained step to the next.
+    Leap(Leap),
+}
+
+impl Adjoint {
+    /// Factor of the gradient with respect to the latents that a velocity is computed from.
+    pub(super) fn discount(self) -> f32 {
+        match self {
+            Self::Chain => 1.0,
+            Self::Detached => 0.0,
+            Self::Leap(leap) => leap.discount as f32,
         }
     }
 }

@@ -191,10 +191,10 @@ fn training_decodes_the_latents_that_generating_decodes() {
     }
 }
 
-const HIGH_NOISE: SigmaRange = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
+pub(super) const HIGH_NOISE: SigmaRange = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
 const LOW_NOISE: SigmaRange = SigmaRange { low: Sigma(0.0), high: Sigma(0.9) };
 
-fn two_experts(trained: SigmaRange, config: RewardFlConfig) -> Bench {
+pub(super) fn two_experts(trained: SigmaRange, config: RewardFlConfig) -> Bench {
     let mut bench = Bench::new(config);
     (bench.model.boundary, bench.model.trained) = (Some(0.9), trained);
     bench

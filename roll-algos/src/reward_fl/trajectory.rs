@@ -4,7 +4,7 @@ use crate::Sampler;
 use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Tensor, Timestep};
 
 use super::loss::step_kl;
-use super::plan::{LatentDtype, RolloutPlan};
+use super::plan::{Adjoint, LatentDtype, RolloutPlan};
 use crate::arithmetic::{axpy, scaled};
 use crate::policy_gradient::LossMask;
 use crate::sampling::{Conditions, Guided, GuidedPullback};
@@ -40,6 +40,9 @@ pub struct Trajectory {
     pub latents: Tensor,
     /// Mean of the KL over the steps with trainable parameters.
     pub kl: f64,
+    /// Factor of the loss on the score: the similarity of leaps to the rollout; 1 without leaps.
+    pub similarity: f64,
+    discount: f32,
     steps: Vec<RecordedStep>,
     total_steps: usize,
 }
@@ -47,6 +50,7 @@ pub struct Trajectory {
 /// The record of one step for the adjoint. Recording starts with the first trained step.
 struct RecordedStep {
     index: usize,
+    /// Difference of the noise levels that the gradient passes.
     delta: f32,
     /// Whether the first frame of the latents was replaced after the step.
     replaced: bool,
@@ -87,6 +91,11 @@ pub fn rollout(
     let mut sampler = plan.sampler.start();
     let mut steps = Vec::new();
     let mut kl = 0.0;
+    let known = usize::from(prompt.first_frame.is_some());
+    let mut similarity = match plan.adjoint {
+        Adjoint::Leap(leap) => leap.similarity(known),
+        Adjoint::Chain | Adjoint::Detached => None,
+    };
     for i in *first..=*last {
         let timestep = schedule.timestep(i);
         let is_trained = trained.contains(&i);
@@ -96,6 +105,10 @@ pub fn rollout(
         let Guided { velocity: v, conditional: c, pullback } =
             guidance.velocity(model, &x, timestep, conditions, Adapter::On, grad)?;
         observer.velocity(i, &v);
+        let delta = plan.reach(i).0 as f32 - schedule.sigma(i).0 as f32;
+        if let Some(similarity) = similarity.as_mut().filter(|_| is_trained) {
+            similarity.leap(&x, delta, &v)?;
+        }
 
         let d_kl = match acting.contains(&i) {
             false => None,
@@ -103,7 +116,7 @@ pub fn rollout(
                 observer.begin(REFERENCE, None)?;
                 let u = reference_velocity(model, &x, timestep, prompt)?;
                 observer.reference(i, &u);
-                let mask = LossMask::after(usize::from(prompt.first_frame.is_some()), c.shape())?;
+                let mask = LossMask::after(known, c.shape())?;
                 let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i), mask)?;
                 let share = 1.0 / acting.len() as f64;
                 kl += kl_i * share;
@@ -112,8 +125,7 @@ pub fn rollout(
         };
         let trained = pullback.map(|pullback| TrainedStep { pullback, d_kl });
 
-        let end = plan.end(i);
-        x = rounded(sampler.step(schedule.sigma(i), end, &x, &v)?, plan.latent_dtype)?;
+        x = rounded(sampler.step(schedule.sigma(i), plan.end(i), &x, &v)?, plan.latent_dtype)?;
         // After the last step, too, so that training decodes the same latents as generation.
         let replaced = prompt.first_frame.is_some();
         if replaced {
@@ -121,16 +133,17 @@ pub fn rollout(
         }
         observer.latents(i, &x);
         if trained.is_some() || !steps.is_empty() {
-            let delta = end.0 as f32 - schedule.sigma(i).0 as f32;
             steps.push(RecordedStep { index: i, delta, replaced, trained });
         }
     }
-    Ok(Trajectory { latents: x, kl, steps, total_steps })
+    let similarity = similarity.map_or(Ok(1.0), |similarity| similarity.weight(&x))?;
+    Ok(Trajectory { latents: x, kl, similarity, discount: plan.adjoint.discount(), steps, total_steps })
 }
 
 impl Trajectory {
     /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters: `d_v = (sigma_{i+1} -
-    /// sigma_i) d_x`, `d_x += pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained step.
+    /// sigma_i) d_x`, `d_x += discount pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained step. A leap
+    /// passes the noise level of the next trained step in place of `sigma_{i+1}`.
     pub fn pull(self, d_latents: Option<&Tensor>, d_kl: f64, observer: &mut dyn Observer) -> Result<()> {
         self.pull_with(d_latents, d_kl, observer, || Ok(()))
     }
@@ -162,7 +175,9 @@ impl Trajectory {
             let d_v = scaled(&d_x, delta)?;
             let d_c = d_kl_i.map(|d_kl_i| scaled(&d_kl_i, d_kl as f32)).transpose()?;
             let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_last.map_or(Ok(()), |call| call()))?;
-            d_x = axpy(&d_x, 1.0, &pulled)?;
+            if self.discount != 0.0 {
+                d_x = axpy(&d_x, self.discount, &pulled)?;
+            }
         }
         Ok(())
     }

@@ -3,16 +3,22 @@
 //! All variants select from the same steps: those from `mid_timestep` to `final_timestep`, within the bounds on the
 //! noise level, that have trainable parameters. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of them;
 //! its variant DRaFT-LV trains the last one from several noisings of the result. AlignProp
-//! (<https://arxiv.org/abs/2310.03739>) and ReFL (<https://arxiv.org/abs/2304.05977>) draw the position at random.
+//! (<https://arxiv.org/abs/2310.03739>) and ReFL (<https://arxiv.org/abs/2304.05977>) draw the position at random, and so
+//! does LeapAlign ([`super::leap`]) for its two. DRTune (<https://arxiv.org/abs/2405.00760>) and FlowBP
+//! (<https://arxiv.org/abs/2606.11075>) stop the gradient between the trained steps. [`Adjoint`] has these differences.
 
 use roll_core::{Error, Noise, Purpose, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::plan::{EarlyStop, RolloutPlan};
+use super::leap::Leap;
+use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::flow_matching::mixed;
 
+/// The number of leaps.
+const LEAPS: usize = 2;
+
 /// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedSteps {
     /// All steps of the window. The gradient also passes through steps of a frozen expert between them.
@@ -28,6 +34,11 @@ pub enum TrainedSteps {
     /// without gradient, its latents are noised to the level of that step, and one step leads from there to the data,
     /// which is decoded and scored. The loss is the mean over the noisings.
     Renoised(usize),
+    /// Two random steps, drawn for every sample of every training step. The gradient passes through two leaps: from the
+    /// first to the noise level of the second, and from there to the end of the rollout. Its keys are `discount` (0 to
+    /// 1, default 0.3), the factor of the gradient through the velocity of the second leap, and `similarity_floor`
+    /// (default 0.1, `null` for none), the least distance of a leap from the rollout that its weight is divided by.
+    Leap(Leap),
 }
 
 /// The initial latents and the plan of a scored video.
@@ -44,6 +55,7 @@ impl TrainedSteps {
             Self::Window => [steps, 0],
             Self::Last(k) | Self::Random(k) | Self::Uniform(k) => [k.min(steps), 0],
             Self::Renoised(n) => [n, n],
+            Self::Leap(_) => [LEAPS.min(steps), 0],
         }
     }
 
@@ -53,6 +65,22 @@ impl TrainedSteps {
             Self::Renoised(n) => n.max(1),
             _ => 1,
         }
+    }
+
+    /// The way of the gradient through the selected steps. Fails if `stop_gradient` has no effect on it.
+    pub(super) fn adjoint(self, stop_gradient: bool) -> Result<Adjoint> {
+        let effect = "`stop_gradient` applies to `algo.trained_steps` of `last`, `random` or `uniform`";
+        let remedy = match self {
+            Self::Leap(leap) if !stop_gradient => return Ok(Adjoint::Leap(leap)),
+            _ if !stop_gradient => return Ok(Adjoint::Chain),
+            Self::Last(_) | Self::Random(_) | Self::Uniform(_) => return Ok(Adjoint::Detached),
+            Self::Leap(_) => {
+                "leave it out, and set `algo.trained_steps.leap.discount: 0` to stop the gradient of leaps"
+            }
+            Self::Window => "choose `{uniform: K}` with the number of steps, or leave it out",
+            Self::Renoised(_) => "leave it out: of `renoised`, each velocity is computed from constants",
+        };
+        Err(Error::config("algo.stop_gradient", format!("{effect}; {remedy}")))
     }
 
     /// Restricts the plan to the selected steps or, if they are random, to the steps that they are drawn from. Fails if
@@ -65,14 +93,16 @@ impl TrainedSteps {
             _ if there == 0 => return Ok(plan),
             Self::Renoised(n) => (n, usize::MAX),
             Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k, there),
+            Self::Leap(_) => (LEAPS, there),
         };
         if count == 0 {
             return Err(Error::config("algo.trained_steps", "expected a number of at least 1, found 0"));
         }
         if count > most {
+            let remedy = if matches!(self, Self::Leap(_)) { "begin" } else { "ask for fewer, or begin" };
             let problem = format!(
                 "{count} steps are to be trained, and trained parameters act at {most} of those from `mid_timestep` to \
-                 `final_timestep`: ask for fewer, or begin earlier"
+                 `final_timestep`: {remedy} earlier"
             );
             return Err(Error::config("algo.trained_steps", problem));
         }
@@ -89,6 +119,7 @@ impl TrainedSteps {
         let count = match self {
             Self::Random(k) => k.min(from.len()),
             Self::Renoised(_) => from.len().min(1),
+            Self::Leap(_) => LEAPS.min(from.len()),
             _ => return from.to_vec(),
         };
         let (mut left, mut drawn) = (from.to_vec(), Vec::new());
@@ -169,11 +200,48 @@ mod tests {
             message.contains("`algo.trained_steps`") && message.contains("3 steps") && message.contains("at 2 of"),
             "{message}"
         );
+        let two = TrainedSteps::Leap(Leap::default());
+        assert_eq!(plan(two, high).unwrap().trained, [1, 2]);
+        let one = ScheduleFacts { trained: SigmaRange { low: Sigma(0.95), high: Sigma(1.0) }, ..FACTS };
+        let message = plan(two, one).unwrap_err().to_string();
+        assert!(message.contains("2 steps") && message.contains("`: begin earlier"), "{message}");
         for none in
             [TrainedSteps::Last(0), TrainedSteps::Random(0), TrainedSteps::Uniform(0), TrainedSteps::Renoised(0)]
         {
             assert!(plan(none, FACTS).unwrap_err().to_string().contains("at least 1"), "{none:?}");
         }
+    }
+
+    #[test]
+    fn a_stopped_gradient_needs_steps_that_it_has_an_effect_on() {
+        let stopped = |trained_steps| {
+            let config = RewardFlConfig { trained_steps, stop_gradient: true, ..RewardFlConfig::default() };
+            config.plan(FACTS).map(|plan| plan.adjoint).map_err(|e| e.to_string())
+        };
+        for steps in [TrainedSteps::Last(2), TrainedSteps::Random(2), TrainedSteps::Uniform(2)] {
+            assert_eq!(stopped(steps), Ok(Adjoint::Detached));
+        }
+        for (steps, remedy) in [
+            (TrainedSteps::Window, "`{uniform: K}`"),
+            (TrainedSteps::Renoised(2), "`renoised`"),
+            (TrainedSteps::Leap(Leap::default()), "`algo.trained_steps.leap.discount: 0`"),
+        ] {
+            let message = stopped(steps).unwrap_err();
+            assert!(message.contains("`algo.stop_gradient`") && message.contains(remedy), "{message}");
+        }
+    }
+
+    #[test]
+    fn options_of_leaps_outside_their_ranges_are_named() {
+        for (leap, key) in [
+            (Leap { discount: 1.5, ..Leap::default() }, "leap.discount"),
+            (Leap { discount: f64::NAN, ..Leap::default() }, "leap.discount"),
+            (Leap { similarity_floor: Some(0.0), ..Leap::default() }, "leap.similarity_floor"),
+        ] {
+            let message = plan(TrainedSteps::Leap(leap), FACTS).unwrap_err().to_string();
+            assert!(message.contains(&format!("`algo.trained_steps.{key}`")), "{message}");
+        }
+        plan(TrainedSteps::Leap(Leap { similarity_floor: None, ..Leap::default() }), FACTS).unwrap();
     }
 
     #[test]
@@ -187,6 +255,8 @@ mod tests {
             drawn.iter().for_each(|i| seen[*i] += 1);
         }
         assert!(seen[1..].iter().all(|n| (340..=460).contains(n)), "{seen:?}");
+        let leap = TrainedSteps::Leap(Leap::default());
+        assert!((0..50).all(|key| matches!(leap.drawn(&from, &noise, 3, key)[..], [k, j] if k < j)));
         let all =
             |step| (0..50).map(|key| TrainedSteps::Renoised(3).drawn(&from, &noise, step, key)).collect::<Vec<_>>();
         assert!(all(1) != all(2) && all(1).iter().all(|drawn| drawn.len() == 1));
@@ -198,7 +268,17 @@ mod tests {
         assert_eq!(read("\"window\"").unwrap(), TrainedSteps::Window);
         assert_eq!(read("{\"last\": 2}").unwrap(), TrainedSteps::Last(2));
         assert_eq!(read("{\"renoised\": 4}").unwrap(), TrainedSteps::Renoised(4));
-        for wrong in ["\"last\"", "{\"first\": 1}", "{\"last\": -1}", "{\"last\": 1, \"random\": 1}", "3"] {
+        let leap = Leap { discount: 0.5, ..Leap::default() };
+        assert_eq!(read("{\"leap\": {\"discount\": 0.5}}").unwrap(), TrainedSteps::Leap(leap));
+        for wrong in [
+            "{\"leap\": {\"alpha\": 0.5}}",
+            "{\"leap\": 2}",
+            "\"last\"",
+            "{\"first\": 1}",
+            "{\"last\": -1}",
+            "{\"last\": 1, \"random\": 1}",
+            "3",
+        ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
     }

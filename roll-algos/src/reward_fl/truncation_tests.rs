@@ -7,7 +7,8 @@ use roll_testing::diffusion::sample;
 use super::tests::{Bench, two};
 use super::*;
 
-const ALL: [TrainedSteps; 7] = [
+/// The variants whose untrained steps alone are constants.
+const CHAINED: [TrainedSteps; 7] = [
     TrainedSteps::Last(1),
     TrainedSteps::Last(3),
     TrainedSteps::Random(1),
@@ -23,7 +24,7 @@ fn cut(trained_steps: TrainedSteps) -> RewardFlConfig {
 
 #[test]
 fn truncated_gradient_matches_finite_differences() {
-    for steps in ALL {
+    for steps in CHAINED {
         Bench::new(cut(steps)).check_gradient(&two());
         // Only the reward, so that the KL's gradient cannot hide errors in its gradient.
         Bench::new(RewardFlConfig { kl_weight: 0.0, ..cut(steps) }).check_gradient(&two());
@@ -55,6 +56,7 @@ fn plan_counts_the_velocities_of_a_step() {
         (TrainedSteps::Random(1), 8, 1),
         (TrainedSteps::Uniform(3), 8, 3),
         (TrainedSteps::Renoised(3), 8 + 3, 3),
+        (TrainedSteps::Leap(Leap::default()), 8, 2),
     ] {
         for data_weight in [0.0, 0.5] {
             let config = RewardFlConfig { data_weight, ..cut(steps) };
@@ -78,7 +80,7 @@ fn plan_counts_the_velocities_of_a_step() {
 
 #[test]
 fn draws_depend_on_the_step_and_repeat_with_it() {
-    for steps in [TrainedSteps::Random(1), TrainedSteps::Renoised(1)] {
+    for steps in [TrainedSteps::Random(1), TrainedSteps::Renoised(1), TrainedSteps::Leap(Leap::default())] {
         // Every recorded velocity is at a noise level that was drawn.
         let levels = |at: u64| {
             let mut bench = Bench::new(cut(steps));
@@ -105,7 +107,7 @@ fn renoised_sample_is_skipped_if_no_video_has_a_score() {
 
 #[test]
 fn gradient_split_of_a_truncated_rollout_is_bit_exact() {
-    for steps in ALL {
+    for steps in CHAINED.into_iter().chain([TrainedSteps::Leap(Leap::default())]) {
         let config = RewardFlConfig { data_weight: 0.4, ..cut(steps) };
         let mut plain = Bench::new(config.clone());
         plain.step(&two());

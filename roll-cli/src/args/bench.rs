@@ -13,9 +13,12 @@ pub struct Bench {
     /// Shapes of the networks and of the video: tiny, 1.3b, ti2v-5b, a14b (one expert).
     #[arg(long, default_value = "tiny", value_name = "NAME")]
     pub preset: String,
-    /// Algorithm whose step is counted, by its default options: reward_fl, diffusion_nft or flow_grpo.
+    /// Algorithm whose step is counted: reward_fl, diffusion_nft or flow_grpo.
     #[arg(long, default_value = "reward_fl", value_name = "NAME")]
     pub algo: String,
+    /// Option of the algorithm, as `algo.trained_steps.leap.discount=0.3`; repeatable. Default: its default options.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
     /// Tensor backend and device: flex, libtorch, libtorch-cuda, cuda or wgpu; `:N` chooses device N.
     #[arg(long, default_value = "flex", value_name = "NAME")]
     pub backend: String,

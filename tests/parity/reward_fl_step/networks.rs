@@ -16,9 +16,11 @@ use crate::dit::{Lora, Model as Shape, attach_lora, network};
 /// Hard-coded in the reference.
 const BOUNDARY: f64 = 0.9;
 
-pub fn load(case: &Case, shape: &Shape, lora: &Lora) -> Outcome<Box<dyn Model>> {
+/// The networks; the high-noise expert is frozen unless it has an adapter, `high_lora`.
+pub fn load(case: &Case, shape: &Shape, lora: &Lora, high_lora: Option<&StateDict>) -> Outcome<Box<dyn Model>> {
     let dit = |file: &str| -> Outcome<Dit> { network(&case.tensors(file)?, shape, case) };
-    let high = dit("dit_high.safetensors")?;
+    let mut high = dit("dit_high.safetensors")?;
+    high_lora.map(|weights| attach_lora(&mut high, weights, lora)).transpose()?;
     let mut low = dit("dit_low.safetensors")?;
     attach_lora(&mut low, &case.tensors("lora.safetensors")?, lora)?;
     let vae = Vae::load(&case.tensors("vae.safetensors")?, case.device())?;

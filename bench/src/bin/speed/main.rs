@@ -158,7 +158,7 @@ fn reward_fl_loss(step: &mut reward_fl_step::Bench) -> Result<f64, Failure> {
     let options = step.options.clone();
     let mut loss = 0.0;
     step.step(|score, kl| {
-        let at = Loss::at(score, kl, &options);
+        let at = Loss::at(score, kl, 1.0, &options);
         loss = at.value;
         (at.d_score, at.d_kl)
     })?;

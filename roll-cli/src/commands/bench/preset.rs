@@ -2,11 +2,12 @@
 
 use burn::tensor::DType;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
-use roll_core::{Error, Options, Registry, Result, nearest};
+use roll_core::{Error, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{DeviceStorage, Networks, Plan, PublishedModel};
 use roll_models::wan2_2::vae::VaeConfig;
 use roll_models::wan2_2::{IdleExpert, Placement};
+use roll_train::config::ConfigLayers;
 
 use crate::args::Bench;
 
@@ -154,14 +155,22 @@ impl<'a> Preset<'a> {
     }
 }
 
-/// The passes of the algorithm with its default options, and with guidance if requested.
+/// The passes of the algorithm with its default options and the given ones, and with guidance if requested.
 fn passes(args: &Bench) -> Result<Passes> {
-    let mut options = Options::new();
+    let registry = Registry::linked()?;
+    let mut layers = ConfigLayers::new().set_text("algo.name", &args.algo, "--algo")?;
     if args.guided {
         // Any scale but 1 takes a second velocity, under the negative prompt and without gradient.
-        options.insert("guidance_scale".into(), 2.0.into());
+        layers = layers.set_text("algo.guidance_scale", "2", "--guided")?;
     }
-    Registry::linked()?.passes(&args.algo, &options)
+    for setting in &args.settings {
+        if !setting.starts_with("algo.") || setting.starts_with("algo.name=") {
+            return Err(Error::config(setting, "expected an option of the algorithm, `algo.KEY=VALUE`, after --set"));
+        }
+        layers = layers.set(setting)?;
+    }
+    let algorithm = layers.load(Some(&registry))?.config.algo;
+    registry.passes(&algorithm.name, &algorithm.options)
 }
 
 fn published(name: &str) -> Result<Networks> {
@@ -208,6 +217,21 @@ mod tests {
         let args = args("bench --preset a14b");
         let a14b = Preset::of(&args).unwrap();
         assert_eq!((a14b.latent_shape(), a14b.plan().tokens(), a14b.dtype), ([16, 21, 60, 60], 18_900, DType::BF16));
+    }
+
+    #[test]
+    fn the_step_is_that_of_the_given_options() {
+        let passes = |line: &str| Preset::of(&args(line)).map(|preset| preset.passes).map_err(|e| e.to_string());
+        let counts = |line: &str| passes(line).map(|passes| (passes.forward, passes.pulled, passes.held()));
+        assert_eq!(counts("bench"), Ok((8, 4, 4)));
+        let leap = "bench --set algo.trained_steps.leap.discount=0.3 --set algo.mid_timestep=0";
+        assert_eq!(counts(leap), Ok((8, 2, 2)));
+        assert_eq!(counts("bench --guided --set algo.trained_steps.last=1"), Ok((16, 1, 1)));
+        for (wrong, key) in [("model.lora_rank=3", "an option of the algorithm"), ("algo.trained=3", "`algo.trained`")]
+        {
+            let message = passes(&format!("bench --set {wrong}")).unwrap_err();
+            assert!(message.contains(key), "{message}");
+        }
     }
 
     #[test]
