@@ -27,8 +27,8 @@ impl RopeKernel for Cube {
 }
 
 /// Rotates each pair of adjacent values by the angle of its row and its place in the head, or by the negative angle if
-/// `back` (for the gradient). `cos` and
-/// `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row` in a row and `pairs` in the tensor.
+/// `back` (for the gradient). `cos` and `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row` in
+/// a row and `pairs` in the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_pairs(
     x: &[f32],
