@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn entries_list_ranks_alphas_and_layers_once() {
-        let entries = layers([("blocks.0.self_attn.q", 4), ("blocks.1.self_attn.q", 4), ("blocks.0.ffn.0", 8)], 0.5);
+        let entries =
+            adapter_entries([("blocks.0.self_attn.q", 4), ("blocks.1.self_attn.q", 4), ("blocks.0.ffn.0", 8)], 0.5);
         let of = |name: &str| entries[name].as_str();
         assert_eq!((of(RANK), of(ALPHA), of(TARGETS)), ("4,8", "2,4", "ffn.0,self_attn.q"));
         assert_eq!(target("head.head"), "head.head");

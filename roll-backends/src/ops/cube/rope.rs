@@ -14,34 +14,21 @@ impl RopeKernel for Cube {
         let [rows, channels] = x.shape().dims::<2>();
         let pairs = rows * channels / 2;
         if pairs > 0 {
-            let (cube_count, cube_dim) = elementwise_launch(&x, pairs);
-            let (client, address_type) = (x.client.clone(), x.required_address_type());
+            let (cubes, dim) = elementwise_launch(&x, pairs);
+            let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, cos, sin, out) =
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
             let per_row = channels / 2;
             let per_head = per_row / heads;
-            rotate_pairs::launch(
-                &client,
-                cube_count,
-                cube_dim,
-                address_type,
-                x,
-                cos,
-                sin,
-                out,
-                pairs,
-                per_row,
-                per_head,
-                back,
-            );
+            rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, per_row, per_head, back);
         }
         y
     }
 }
 
 /// Rotates each pair of adjacent values by the angle of its row and its place in the head, or by the negative angle if
-/// `back` (for the gradient). `cos` and
-/// `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row` in a row and `pairs` in the tensor.
+/// `back` (for the gradient). `cos` and `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row` in
+/// a row and `pairs` in the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_pairs(
     x: &[f32],
