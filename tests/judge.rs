@@ -1,6 +1,6 @@
 //! A run whose reward is a service that looks at pictures.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn a_killed_run_resumes_bit_for_bit_with_the_answers_that_it_had() {
         "training.learning_rate=1e-3",
         "reward.name=judge",
         "reward.model=eyes",
-        "reward.questions=[Is {prompt} bright?, Is it?]",
+        "reward.questions=['Is {prompt} bright?', 'Is it sharp?']",
         "reward.frames=2",
         &url,
     ];
