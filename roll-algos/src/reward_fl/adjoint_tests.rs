@@ -121,7 +121,7 @@ impl Surrogate {
 }
 
 fn target(bench: &mut Bench) -> Target {
-    bench.reward.prepare(&sample(0, "a").video).unwrap()
+    bench.reward.prepare(sample(0, "a").clip().unwrap()).unwrap()
 }
 
 fn check(mut bench: Bench) {
