@@ -75,13 +75,32 @@ const TAKEN: &[(Base, &[&str])] = &[
     (Base::Sft, &["algo.data=mixed.jsonl"]),
     (Base::Fl, &["data.cache_dir=cache"]),
     // Rows without a clip.
-    (Base::Fl, &[T2V, "data.metadata=prompts.txt"]),
-    (Base::Nft, &[T2V, "data.metadata=prompts.csv"]),
-    (Base::Grpo, &[T2V, "data.metadata=prompts.txt", "data.height=null", "data.width=null", "data.max_pixels=5000"]),
+    (Base::Fl, &[T2V, "algo.shift=1", "data.metadata=prompts.txt"]),
+    (Base::Nft, &[T2V, "algo.shift=1", "data.metadata=prompts.csv"]),
+    (
+        Base::Grpo,
+        &[
+            T2V,
+            "algo.shift=1",
+            "data.metadata=prompts.txt",
+            "data.height=null",
+            "data.width=null",
+            "data.max_pixels=5000",
+        ],
+    ),
     (Base::Fl, &["data.metadata=portraits.csv"]),
     (Base::Fl, &["data.metadata=portraits.csv", "data.height=null", "data.width=null"]),
     (Base::Fl, &["data.metadata=portraits.csv", "reward.name=first_frame", "algo.reference=image"]),
-    (Base::Fl, &[T2V, "data.metadata=mixed.csv", "evaluation.metadata=prompts.txt", "evaluation.train_samples=2"]),
+    (
+        Base::Fl,
+        &[
+            T2V,
+            "algo.shift=1",
+            "data.metadata=mixed.csv",
+            "evaluation.metadata=prompts.txt",
+            "evaluation.train_samples=2",
+        ],
+    ),
     (Base::Fl, &["data.metadata=stills.csv", "data.num_frames=1"]),
     (Base::Fm, &["data.metadata=stills.csv"]),
 ];

@@ -135,7 +135,7 @@ fn merging_into_the_other_expert_warns() {
         let out = format!("{base}.safetensors");
         let output = roll(here, &["merge-lora", &format!("{base}/base.safetensors"), "low.safetensors", &out]);
         let messages = stderr_text(&output);
-        assert!(output.status.success() && messages.contains("named as the other one") == warns, "{base}: {messages}");
+        assert!(output.status.success() && messages.contains("says the other one") == warns, "{base}: {messages}");
     }
 }
 

@@ -68,7 +68,7 @@ fn a_browser_shows_the_curves_and_videos_of_reports() {
         assert!(html.contains(question), "no {question}");
     }
     assert!(html.contains("gradients clipped in 4 of 4 steps"), "that is no stable training");
-    assert!(html.contains("Unknown: `evaluation.check` can name a second reward"));
+    assert!(html.contains("Unknown: <code>evaluation.check</code> can name a second reward"));
     let compared = std::fs::read_to_string(world.path("compare.html")).unwrap();
     assert!(compared.contains("training.learning_rate") && compared.contains("fast: mean of 8 steps"));
 

@@ -229,7 +229,7 @@ fn a_longer_run_keeps_the_first_evaluation() {
     assert_eq!(world.summary("run"), after);
     fails(&world.roll(&["run", "--resume", "run", "--steps", "3"]), 2, &["4 steps already"]);
     let rank = world.roll(&["run", "--resume", "run", "--steps", "5", "--set", "model.lora_rank=8"]);
-    fails(&rank, 2, &["with `model.lora_rank` changed from 16 to 8"]);
+    fails(&rank, 2, &["with `model.lora_rank` changed from 2 to 8"]);
     let other = world.roll(&["run", "--resume", "run", "--algo", "flow_matching"]);
     fails(&other, 2, &["`algo.name`", "begun with `reward_fl`", "model.lora_checkpoint=run"]);
 }

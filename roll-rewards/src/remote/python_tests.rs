@@ -200,7 +200,7 @@ fn dying_hanging_and_closing_programs_are_errors_in_time() {
         ("sys.exit(3)", "exit status: 3"),
         ("os._exit(4)", "exit status: 4"),
         ("os.kill(os.getpid(), 9)", "signal: 9"),
-        ("time.sleep(600)", "no answer within 0.5 s"),
+        ("time.sleep(600)", "did not answer within 0.5 s"),
     ];
     for (body, part) in cases {
         // Ample time for those that die, on a machine that is busy.

@@ -56,7 +56,7 @@ static uint32_t measures(void *state, roll_measure *out, roll_error *error) {
 static const struct {
     roll_reward_table table;
     void *more[4];
-} longer = {{TABLE_SIZE, facts, prepare, SCORE, NULL, measures, NULL}, {NULL, NULL, NULL, NULL}};
+} longer = {{TABLE_SIZE, facts, prepare, SCORE, NULL, measures, NULL, NULL}, {NULL, NULL, NULL, NULL}};
 
 static uint32_t make(const void *data, roll_str options, const roll_context *context, roll_object *out,
                      roll_error *error) {
