@@ -96,9 +96,9 @@ fn print(summary: &RunSummary, dir: &RunDir) {
         }
     }
     if summary.lines.is_empty() && summary.steps > 1 {
-        let keys =
+        let mut keys =
             summary.headlines.iter().filter_map(|headline| headline.held_out.as_ref().map(|data| data.key.as_str()));
-        let key = keys.filter(|key| !key.is_empty()).last().unwrap_or("evaluation.metadata");
+        let key = keys.find(|key| !key.is_empty()).unwrap_or("evaluation.metadata");
         println!("  (each step has other samples; `{key}` compares the same ones before and after)");
     }
     if summary.skipped_samples + summary.skipped_updates > 0 {
