@@ -10,9 +10,9 @@ use serde_json::Value;
 use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 
 const T2V: &str = "model.model_paths=t2v/wan22_paths.json";
+const PROMPTS: [&str; 4] = [T2V, "data.metadata=prompts.txt", "reward.name=brightness", "training.learning_rate=1e-3"];
 /// At the default shift, the last steps of few lie above the noise levels of the trained expert.
-const PROMPTS: [&str; 5] =
-    [T2V, "algo.shift=1", "data.metadata=prompts.txt", "reward.name=brightness", "training.learning_rate=1e-3"];
+const SHIFT: &str = "algo.shift=1";
 
 /// Three clips, a model that takes no pictures, prompts and a picture.
 fn world() -> World {
@@ -30,7 +30,7 @@ fn world() -> World {
 }
 
 fn settings<'a>(own: &[&'a str]) -> Vec<&'a str> {
-    [&SHORT[..], &PROMPTS, own].concat()
+    [&SHORT[..], &[SHIFT], &PROMPTS, own].concat()
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_text_file_of_prompts_trains_every_algorithm_that_generates_its_videos() {
     for (name, own) in algorithms {
         let algorithm = format!("algo.name={name}");
         let evaluated = ["evaluation.metadata=prompts.txt", "evaluation.samples=2", "evaluation.train_samples=1"];
-        let own = [&PROMPTS[..], &[&algorithm], &evaluated, own].concat();
+        let own = [&PROMPTS[..], &[SHIFT, &algorithm], &evaluated, own].concat();
         let output = world.training(name, 2, &own).output().unwrap();
         let messages = stderr_text(&output);
         assert!(output.status.success(), "{messages}");
@@ -85,11 +85,11 @@ fn a_killed_run_on_prompts_is_resumed_bit_for_bit() {
 fn a_row_without_a_clip_is_refused_by_name_of_row_and_component() {
     let world = world();
     let nowhere = "model.model_paths=nowhere.json"; // refused before the model is opened
-    let refused: [(&[&str], &[&str]); 9] = [
-        (
-            &["algo.name=flow_matching", nowhere],
-            &["data.metadata", "prompts.txt line 1", "`flow_matching`", "trains on"],
-        ),
+    // Flow matching has none of the keys of `SHORT`.
+    let matching = [&PROMPTS[..], &["algo.name=flow_matching", nowhere]].concat();
+    let parts = ["data.metadata", "prompts.txt line 1", "`flow_matching`", "trains on"];
+    fails(&world.training("refused", 1, &matching).output().unwrap(), 2, &parts);
+    let refused: [(&[&str], &[&str]); 8] = [
         (
             &["data.metadata=mixed.csv", "algo.data_weight=0.5", nowhere],
             &["mixed.csv line 3", "`algo.data_weight: 0.5`"],
@@ -124,13 +124,7 @@ fn a_row_without_a_clip_is_refused_by_name_of_row_and_component() {
         ),
     ];
     for (own, parts) in refused {
-        // The keys of `SHORT` belong to algorithms that generate.
-        let own = if own[0] == "algo.name=flow_matching" {
-            [&PROMPTS[..], own].concat().into_iter().filter(|setting| *setting != "algo.shift=1").collect()
-        } else {
-            settings(own)
-        };
-        fails(&world.training("refused", 1, &own).output().unwrap(), 2, parts);
+        fails(&world.training("refused", 1, &settings(own)).output().unwrap(), 2, parts);
     }
 }
 

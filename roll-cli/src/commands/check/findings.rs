@@ -81,7 +81,7 @@ impl Findings {
     pub fn end(self) -> Result<()> {
         match self.problems {
             0 => {
-                println_wrapped!("no problem found: the run can start");
+                println_wrapped!("no problem found");
                 Ok(())
             }
             n => Err(Error::failed("the run would fail")(format!("{} above", counted(n, "problem")))),
