@@ -1,17 +1,19 @@
-//! Requests by POST to a service, for rewards and environments over HTTP.
+//! Requests by POST to a service, for rewards and environments over HTTP: [`Service`] sends one, [`Repeats`] repeats
+//! those without an answer.
 //!
 //! Safeguards: a request has a time limit that includes its answer, and redirects are not followed, so that body and
 //! token are sent to one address only. The caller limits how much of an answer is read.
 
 use std::io::Read;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ureq::http::Uri;
 
 use roll_core::{Error, Result, check_seconds};
 
 /// Delay before a retry if the service does not name one.
-pub const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(500);
 /// Minimum delay before a retry.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum number of bytes of an invalid answer that an error quotes.
@@ -113,6 +115,99 @@ impl Service {
             500.. => NoAnswer::Failed(format!("status {status}: {}", excerpt(reader))),
             _ => NoAnswer::Permanent(format!("status {status}: {}", excerpt(reader))),
         })
+    }
+}
+
+/// How long and how often a request without an answer is repeated.
+pub struct Repeats {
+    section: &'static str,
+    retries: u32,
+    busy_timeout: Duration,
+    start_timeout: Duration,
+    /// Whether the service has answered: one that does not listen afterwards has failed.
+    has_answered: AtomicBool,
+}
+
+/// The reason why a request has no answer after its repetitions.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from {peer} (attempts: {times}): {problem}")]
+pub struct Unanswered {
+    /// What was asked, as errors name it.
+    pub peer: String,
+    /// Number of attempts.
+    pub times: u32,
+    /// The reason of the last attempt.
+    pub problem: String,
+    /// Whether the service rejected the request as such.
+    pub was_rejected: bool,
+}
+
+impl Repeats {
+    /// At most `retries` repetitions after failures, and any number while the service is busy, for `busy_timeout`
+    /// seconds. Before its first answer, a service may take `start_timeout` seconds until it listens.
+    ///
+    /// # Errors
+    /// Fails on invalid limits; the error names the key `section.busy_timeout` or `section.start_timeout`.
+    pub fn new(section: &'static str, retries: u32, busy_timeout: f64, start_timeout: Option<f64>) -> Result<Self> {
+        let check = |key, seconds| check_seconds(&format!("{section}.{key}"), seconds);
+        let busy_timeout = check("busy_timeout", busy_timeout)?;
+        let start_timeout = start_timeout.map(|seconds| check("start_timeout", seconds)).transpose()?;
+        let start_timeout = start_timeout.unwrap_or_default();
+        Ok(Self { section, retries, busy_timeout, start_timeout, has_answered: AtomicBool::new(false) })
+    }
+
+    /// Calls `attempt` until it has an answer or a limit is reached. Unless the service `may_receive_twice`, a request
+    /// that it may have received is not repeated.
+    pub fn ask<T>(
+        &self,
+        peer: &str,
+        may_receive_twice: bool,
+        mut attempt: impl FnMut() -> std::result::Result<T, NoAnswer>,
+    ) -> std::result::Result<T, Unanswered> {
+        let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
+        loop {
+            times += 1;
+            let no_answer = match attempt() {
+                Ok(answer) => {
+                    self.has_answered.store(true, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Err(no_answer) => no_answer,
+            };
+            let is_starting = !self.has_answered.load(Ordering::Relaxed) && begun.elapsed() < self.start_timeout;
+            let was_rejected = matches!(no_answer, NoAnswer::Rejected(_));
+            let was_refused = matches!(no_answer, NoAnswer::ConnectionRefused(_));
+            let problem = match no_answer {
+                NoAnswer::Busy(wait) if begun.elapsed() + wait <= self.busy_timeout => {
+                    std::thread::sleep(wait);
+                    continue;
+                }
+                NoAnswer::Busy(_) => {
+                    let within = self.busy_timeout.as_secs_f64();
+                    format!("it is busy and cannot be asked again within {within} s (`{}.busy_timeout`)", self.section)
+                }
+                NoAnswer::ConnectionRefused(problem) if is_starting => {
+                    if times == 1 {
+                        tracing::info!("{peer}: {problem}; waiting until it listens");
+                    }
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                NoAnswer::ConnectionRefused(problem) | NoAnswer::Failed(problem)
+                    if (may_receive_twice || was_refused) && failures < self.retries =>
+                {
+                    failures += 1;
+                    tracing::warn!("{peer}: {problem}; asking again");
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                NoAnswer::ConnectionRefused(problem)
+                | NoAnswer::Failed(problem)
+                | NoAnswer::Rejected(problem)
+                | NoAnswer::Permanent(problem) => problem,
+            };
+            return Err(Unanswered { peer: peer.into(), times, problem, was_rejected });
+        }
     }
 }
 

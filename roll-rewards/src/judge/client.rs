@@ -1,12 +1,12 @@
 //! Requests to one or several addresses of a chat completion service.
 
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use roll_core::{Error, Result, check_seconds};
-use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
+use roll_core::{Error, Result};
+use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions, Unanswered};
 
 use super::JudgeConfig;
 
@@ -15,25 +15,11 @@ const MAX_ANSWER: u64 = 1 << 20;
 /// Time for which an address that failed is asked only after the others.
 const REST: Duration = Duration::from_secs(60);
 
-/// No address answered.
-#[derive(Debug, thiserror::Error)]
-#[error("the judge {url} (`reward.url`) gave no answer (asked {}): {problem}", crate::remote::times(.times))]
-pub(super) struct Unanswered {
-    url: String,
-    times: u32,
-    problem: String,
-    /// Whether the service rejected the request as such.
-    pub rejected: bool,
-}
-
 /// The addresses of a service, asked round robin.
 pub(super) struct Client {
     addresses: Vec<Address>,
     next: AtomicUsize,
-    has_answered: AtomicBool,
-    start_timeout: Duration,
-    busy_timeout: Duration,
-    retries: u32,
+    repeats: Repeats,
 }
 
 struct Address {
@@ -75,48 +61,20 @@ impl Client {
         Ok(Self {
             addresses,
             next: AtomicUsize::new(0),
-            has_answered: AtomicBool::new(false),
-            start_timeout: check_seconds("reward.start_timeout", config.start_timeout)?,
-            busy_timeout: check_seconds("reward.busy_timeout", config.busy_timeout)?,
-            retries: config.retries,
+            repeats: Repeats::new("reward", config.retries, config.busy_timeout, Some(config.start_timeout))?,
         })
     }
 
     /// Sends `body` until an address answers or the limits are reached; returns the body of the answer.
     pub fn ask(&self, body: &[u8]) -> std::result::Result<Vec<u8>, Unanswered> {
-        let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
-        loop {
-            let (url, no_answer) = match self.ask_each(body, &mut times) {
-                Ok(answer) => return Ok(answer),
-                Err(unanswered) => unanswered,
-            };
-            let is_starting = !self.has_answered.load(Ordering::Relaxed) && begun.elapsed() < self.start_timeout;
-            let rejected = matches!(no_answer, NoAnswer::Rejected(_));
-            let problem = match no_answer {
-                NoAnswer::Busy(wait) if begun.elapsed() + wait <= self.busy_timeout => {
-                    std::thread::sleep(wait);
-                    continue;
-                }
-                NoAnswer::Busy(_) => {
-                    format!("it was busy for {} s (`reward.busy_timeout`)", self.busy_timeout.as_secs_f64())
-                }
-                NoAnswer::ConnectionRefused(_) if is_starting => {
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-                NoAnswer::ConnectionRefused(problem) | NoAnswer::Failed(problem) if failures < self.retries => {
-                    failures += 1;
-                    tracing::warn!("the judge {url}: {problem}; asking again");
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-                NoAnswer::ConnectionRefused(problem)
-                | NoAnswer::Failed(problem)
-                | NoAnswer::Rejected(problem)
-                | NoAnswer::Permanent(problem) => problem,
-            };
-            return Err(Unanswered { url, times, problem, rejected });
-        }
+        let (mut last, mut times) = (String::new(), 0);
+        let asked = self.repeats.ask("the judge", true, || {
+            self.ask_each(body, &mut times).map_err(|(url, no_answer)| {
+                last = url;
+                no_answer
+            })
+        });
+        asked.map_err(|reason| Unanswered { peer: format!("the judge {last} (`reward.url`)"), times, ..reason })
     }
 
     /// Asks one address after the other until one answers or fails permanently. Otherwise returns the reason of one that
@@ -134,10 +92,7 @@ impl Client {
             }
             *times += 1;
             let (no_answer, rest) = match address.post(body) {
-                Ok(answer) => {
-                    self.has_answered.store(true, Ordering::Relaxed);
-                    return Ok(answer);
-                }
+                Ok(answer) => return Ok(answer),
                 Err(NoAnswer::Busy(wait)) => (NoAnswer::Busy(wait), wait),
                 Err(no_answer) => (no_answer, REST),
             };

@@ -206,7 +206,7 @@ impl Judge {
             }
             let answer = match self.client.ask(request.to_string().as_bytes()) {
                 Ok(answer) => answer,
-                Err(error) if with && error.rejected => {
+                Err(error) if with && error.was_rejected => {
                     if log_probabilities.swap(false, Ordering::Relaxed) {
                         tracing::warn!("{error}; asking without log-probabilities from now on");
                     }

@@ -266,11 +266,11 @@ fn a_service_without_an_answer_is_an_error() {
     let slow_url = format!("http://{}/v1", slow.local_addr().unwrap());
     let begun = Instant::now();
     let problem = failure(&mut judge(std::slice::from_ref(&slow_url), |c| (c.retries, c.timeout) = (1, 0.2)).unwrap());
-    for part in [&slow_url, "`reward.url`", "asked 2 times", "timeout"] {
+    for part in [&slow_url, "`reward.url`", "(attempts: 2)", "timeout"] {
         assert!(problem.contains(part), "no {part} in {problem}");
     }
     assert!(begun.elapsed() < Duration::from_secs(5));
-    for (status, part) in [(500, "asked 2 times): status 500: hm m"), (404, "asked once): status 404: hm m")] {
+    for (status, part) in [(500, "(attempts: 2): status 500: hm m"), (404, "(attempts: 1): status 404: hm m")] {
         let service = FakeService::start(move |_, _| (status, "", b"hm\x1bm".to_vec()));
         let problem = failure(&mut judge(&[service.url()], |c| c.retries = 1).unwrap());
         assert!(problem.contains(part) && problem.contains(&service.url()), "{problem}");
@@ -290,7 +290,10 @@ fn a_busy_service_is_asked_again_after_its_delay() {
     let begun = Instant::now();
     let problem = failure(&mut judge(&[service.url()], |c| c.busy_timeout = 1.0).unwrap());
     assert!(begun.elapsed() < Duration::from_secs(5));
-    assert!(problem.contains("busy for 1 s (`reward.busy_timeout`)") && problem.contains(&service.url()), "{problem}");
+    assert!(
+        problem.contains("again within 1 s (`reward.busy_timeout`)") && problem.contains(&service.url()),
+        "{problem}"
+    );
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Default for CommandConfig {
 
 /// The program did not answer, although it was started again as often as allowed.
 #[derive(Debug, thiserror::Error)]
-#[error("the reward command `{command}` did not answer `{call}` (started {} for this call)", super::times(.starts))]
+#[error("the reward command `{command}` did not answer `{call}` (starts for this call: {starts})")]
 struct NoAnswer {
     command: String,
     call: &'static str,

@@ -9,10 +9,9 @@
 //! `url` only.
 
 use std::io::BufReader;
-use std::time::Instant;
 
-use roll_core::{Error, Fault, OnMissing, Options, Result, Tensor, check_seconds};
-use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
+use roll_core::{Error, Fault, OnMissing, Options, Result, Tensor};
+use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
@@ -60,20 +59,11 @@ impl Default for HttpConfig {
     }
 }
 
-/// The service did not answer.
-#[derive(Debug, thiserror::Error)]
-#[error("the reward service {url} did not answer `{call}` (asked {}): {problem}", super::times(.times))]
-struct Unanswered {
-    url: String,
-    call: &'static str,
-    times: u32,
-    problem: String,
-}
-
 /// A service that scores.
 pub struct ScoringService {
     config: HttpConfig,
     service: Service,
+    repeats: Repeats,
 }
 
 impl ScoringService {
@@ -86,9 +76,8 @@ impl ScoringService {
             timeout: config.timeout,
             keeps_connections: true,
         })?;
-        check_seconds("reward.busy_timeout", config.busy_timeout)?;
-        check_seconds("reward.start_timeout", config.start_timeout)?;
-        Ok(Self { config, service })
+        let repeats = Repeats::new("reward", config.retries, config.busy_timeout, Some(config.start_timeout))?;
+        Ok(Self { config, service, repeats })
     }
 
     /// Sends `body`. The tensors of the answer may have `max_bytes` bytes.
@@ -117,41 +106,9 @@ impl Transport for ScoringService {
         frame::write(&mut body, &header, tensors)
             .map_err(|e| Error::Misuse(format!("a frame for {} could not be made: {e}", self.peer())))?;
         let max_bytes = frame::answer_bytes(tensors);
-        let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
-        let problem = loop {
-            times += 1;
-            match self.try_call(&body, max_bytes) {
-                Ok(answer) => return Ok(answer),
-                Err(NoAnswer::Busy(wait)) => {
-                    if (begun.elapsed() + wait).as_secs_f64() > self.config.busy_timeout {
-                        break format!("it was busy for {} s", self.config.busy_timeout);
-                    }
-                    std::thread::sleep(wait);
-                }
-                Err(NoAnswer::ConnectionRefused(problem))
-                    if call == "hello" && begun.elapsed().as_secs_f64() < self.config.start_timeout =>
-                {
-                    if times == 1 {
-                        tracing::info!("{}: {problem}; waiting until it listens", self.peer());
-                    }
-                    std::thread::sleep(PAUSE);
-                }
-                Err(NoAnswer::Failed(problem) | NoAnswer::ConnectionRefused(problem))
-                    if failures < self.config.retries =>
-                {
-                    failures += 1;
-                    tracing::warn!("{}: {problem}; asking again", self.peer());
-                    std::thread::sleep(PAUSE);
-                }
-                Err(
-                    NoAnswer::Failed(problem)
-                    | NoAnswer::ConnectionRefused(problem)
-                    | NoAnswer::Rejected(problem)
-                    | NoAnswer::Permanent(problem),
-                ) => break problem,
-            }
-        };
-        Err(Error::component(Fault::Failure, Unanswered { url: self.config.url.clone(), call, times, problem }))
+        let peer = format!("{} to `{call}`", self.peer());
+        let answer = self.repeats.ask(&peer, true, || self.try_call(&body, max_bytes));
+        answer.map_err(|reason| Error::component(Fault::Failure, reason))
     }
 }
 

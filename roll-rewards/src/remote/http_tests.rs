@@ -4,7 +4,7 @@
 use std::io::{BufRead, Write};
 use std::net::TcpListener;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use roll_core::{Grad, RewardScorer, Score, Target, Video};
 
@@ -79,8 +79,8 @@ fn service_errors_name_the_cause() {
     let cases: [(Answers, &str); 5] = [
         (vec![(404, "", b"no such path".to_vec())], "status 404: no such path"),
         (vec![(200, "", b"<html>hello</html>".to_vec())], "<html>hello</html>"),
-        (vec![(500, "", vec![]), (500, "", b"out of memory".to_vec())], "asked 2 times): status 500: out of memory"),
-        (vec![(429, "Retry-After: 30\r\n", vec![])], "it was busy for 1 s"),
+        (vec![(500, "", vec![]), (500, "", b"out of memory".to_vec())], "(attempts: 2): status 500: out of memory"),
+        (vec![(429, "Retry-After: 30\r\n", vec![])], "again within 1 s"),
         (vec![(200, "", frame_of(json!({ "error": "no weights" }), &[]))], "no weights"),
     ];
     for (answers, part) in cases {
@@ -132,7 +132,7 @@ fn endless_answer_is_rejected_at_the_limit() {
     for (more, part) in [(chunk, "too large"), (b"11\r\nLa la la la la la\r\n".repeat(1000), "should begin")] {
         let (url, served) = serve_on_and_on(head, more, Duration::ZERO);
         let told = roll_core::one_line(&reward(&url, |c| c.retries = 0).map(drop).unwrap_err());
-        assert!(told.contains(part) && told.contains("asked once"), "{told}");
+        assert!(told.contains(part) && told.contains("(attempts: 1)"), "{told}");
         let taken = served.join().unwrap();
         assert!(taken < 64 << 20, "{taken} bytes");
     }
@@ -178,7 +178,7 @@ fn unreachable_and_missing_address_are_errors() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
     let told = reward(&url, |c| (c.retries, c.start_timeout) = (0, 1e-9)).map(drop).unwrap_err();
-    assert!(roll_core::one_line(&told).contains("asked once"));
+    assert!(roll_core::one_line(&told).contains("(attempts: 1)"));
     for wrong in ["", "example.org/score", "ftp://example.org", "https://", "http:///score", "http://a b/"] {
         let told = reward(wrong, |_| ()).map(drop).unwrap_err().to_string();
         assert!(told.contains("reward.url") && told.contains("http://") && told.contains(wrong), "{wrong}: {told}");
@@ -222,7 +222,7 @@ fn https_address_uses_tls() {
     });
     let told = reward(&url, |c| c.retries = 0).map(drop).unwrap_err();
     let told = roll_core::one_line(&told);
-    assert!(told.contains("asked once") && told.contains(&url), "{told}");
+    assert!(told.contains("(attempts: 1)") && told.contains(&url), "{told}");
     // The first bytes of a TLS 1 handshake.
     assert_eq!(served.join().unwrap()[..2], [22, 3]);
 }

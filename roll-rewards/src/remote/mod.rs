@@ -180,8 +180,3 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
 fn reason(answer: &Json) -> &str {
     answer.get("reason").and_then(Json::as_str).unwrap_or("it gave no reason")
 }
-
-/// Formats `once` or `3 times`.
-pub(crate) fn times(count: &u32) -> String {
-    if *count == 1 { "once".into() } else { format!("{count} times") }
-}

@@ -283,7 +283,7 @@ fn timeout_and_missing_token_errors_name_the_cause() {
     let mut slow = Server::start(python.clone(), "roll_reward.serve(lambda frames: time.sleep(600))", &[]);
     slow.1.timeout = 2.0;
     let told_slow = told(slow.reward().unwrap().score(&video(), "", &Target::default(), Grad::Skip));
-    assert!(told_slow.contains("did not answer `score`"), "{told_slow}");
+    assert!(told_slow.contains("to `score` (attempts: "), "{told_slow}");
 
     // HOME represents a secret: it is always set, and unlike PATH no Python launcher changes it.
     let mut guarded = Server::start(python, "roll_reward.serve(lambda frames: 1.0)", &["--token-env", "HOME"]);

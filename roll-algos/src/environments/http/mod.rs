@@ -1,4 +1,4 @@
-//! An environment that is a service: the JSON of [`super::process`], with one POST per `reset` and `step`.
+//! An environment that is a service: the JSON messages described in [`super::process`], with one POST per `reset` and `step`.
 //!
 //! ```text
 //! -> {"session": "9f...", "turn": 0, "reset": {"seed": 7, "split": "train"}}
@@ -14,7 +14,7 @@
 //!
 //! - The answers 429 and 503 mean that the service has done nothing with the request. It is repeated for at most
 //!   `busy_timeout`.
-//! - A `reset` is repeated after a failure of the connection or another 5xx answer, a `step` only if the connection was
+//! - A `reset` is repeated after a failure of the connection or a 5xx answer other than 503, a `step` only if the connection was
 //!   refused; both at most `retries` times.
 //!
 //! Protection against a faulty service: an answer has at most `max_answer_bytes` bytes, a request including its answer
@@ -24,10 +24,9 @@
 mod tests;
 
 use std::io::Read;
-use std::time::Instant;
 
-use roll_core::{Error, Observation, Result, Transition, check_seconds};
-use roll_external::service::{NoAnswer, PAUSE, Service, ServiceOptions};
+use roll_core::{Error, Observation, Result, Transition};
+use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions};
 use serde_json::Value;
 
 use super::protocol::{self, Answer, RemoteEnvironment, Start, Transcript, Transport};
@@ -85,6 +84,7 @@ impl Http {
 pub struct HttpTransport {
     options: HttpOptions,
     service: Service,
+    repeats: Repeats,
     session: String,
     /// Number of answered steps of the episode; `None` without an episode or after a failed step.
     turn: Option<u64>,
@@ -101,52 +101,24 @@ impl HttpTransport {
             // could not be repeated.
             keeps_connections: false,
         })?;
-        check_seconds("env.busy_timeout", options.busy_timeout)?;
+        // Without `start_timeout`, a service that does not listen has failed.
+        let repeats = Repeats::new("env", options.retries, options.busy_timeout, None)?;
         if options.max_answer_bytes == 0 {
             return Err(Error::config("env.max_answer_bytes", "expected at least 1, found 0"));
         }
         // Not derived from the run's seed: it must differ between the environments of all ranks and runs, and no result
         // depends on it.
         let session = format!("{:016x}", rand::random::<u64>());
-        Ok(Self { options, service, session, turn: None })
+        Ok(Self { options, service, repeats, session, turn: None })
     }
 
-    /// Sends the request until there is an answer or the limits are reached. `repeatable` says that the service may
-    /// receive the request twice.
-    fn ask(&self, mut request: Value, turn: u64, repeatable: bool) -> std::result::Result<Answer, String> {
+    /// Sends the request until there is an answer or the limits are reached. Fails also if the answer reports an error.
+    fn ask(&self, mut request: Value, turn: u64, may_receive_twice: bool) -> std::result::Result<Answer, String> {
         request["session"] = self.session.as_str().into();
         request["turn"] = turn.into();
         let body = request.to_string();
-        let (begun, mut failures) = (Instant::now(), 0);
-        loop {
-            let no_answer = match self.once(&body) {
-                Ok(answer) => return answer.accepted(),
-                Err(no_answer) => no_answer,
-            };
-            let is_safe = repeatable || matches!(no_answer, NoAnswer::ConnectionRefused(_));
-            match no_answer {
-                NoAnswer::Busy(wait) => {
-                    if (begun.elapsed() + wait).as_secs_f64() > self.options.busy_timeout {
-                        let within = self.options.busy_timeout;
-                        return Err(format!(
-                            "it is busy and cannot be asked again within {within} s (`env.busy_timeout`)"
-                        ));
-                    }
-                    std::thread::sleep(wait);
-                }
-                NoAnswer::ConnectionRefused(problem) | NoAnswer::Failed(problem)
-                    if is_safe && failures < self.options.retries =>
-                {
-                    failures += 1;
-                    tracing::warn!("{}: {problem}; asking again", self.options.url);
-                    std::thread::sleep(PAUSE);
-                }
-                NoAnswer::ConnectionRefused(problem)
-                | NoAnswer::Failed(problem)
-                | NoAnswer::Rejected(problem)
-                | NoAnswer::Permanent(problem) => return Err(problem),
-            }
-        }
+        let answer = self.repeats.ask(&self.options.url, may_receive_twice, || self.once(&body));
+        answer.map_err(|reason| reason.problem)?.accepted()
     }
 
     fn once(&self, body: &str) -> std::result::Result<Answer, NoAnswer> {
@@ -171,8 +143,8 @@ impl HttpTransport {
 impl Transport for HttpTransport {
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
         self.turn = None;
-        // `transcript` keeps what the answer says besides the observation.
-        let observation = transcript.read_reset(self.ask(protocol::reset(start), 0, true)?)?;
+        let may_receive_twice = true;
+        let observation = transcript.read_reset(self.ask(protocol::reset(start), 0, may_receive_twice)?)?;
         self.turn = Some(0);
         Ok(observation)
     }
@@ -180,7 +152,8 @@ impl Transport for HttpTransport {
     fn advance(&mut self, action: &str, transcript: &mut Transcript) -> std::result::Result<Transition, String> {
         // Whether the action happened is unknown until the answer arrives.
         let turn = self.turn.take().ok_or("a step without an episode")? + 1;
-        let advanced = transcript.read_step(self.ask(protocol::step(action), turn, false)?)?;
+        let may_receive_twice = false;
+        let advanced = transcript.read_step(self.ask(protocol::step(action), turn, may_receive_twice)?)?;
         self.turn = Some(turn);
         Ok(advanced)
     }
