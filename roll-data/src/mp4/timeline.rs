@@ -22,19 +22,25 @@ pub(super) struct Timeline {
 /// Maximum number of edits, against malformed files.
 const MAX_EDITS: u32 = 1000;
 
-/// The shown parts of the track: first tick, and one past the last.
-type Edits = Vec<[i64; 2]>;
+/// A shown part of the track, in ticks.
+#[derive(Clone, Copy)]
+struct Edit {
+    from: i64,
+    /// One past the last.
+    to: i64,
+}
 
 impl Timeline {
-    /// Reads the timeline. `coded` says which frames of the tables have data. Fails if the edit list repeats or
+    /// Reads the timeline. `has_data` says which frames of the tables have data: a sample of 0
+    /// bytes has none. Fails if the edit list repeats or
     /// reorders parts.
     pub fn read(
         tables: Cursor<'_>,
         timescale: u32,
         edits: Option<(Cursor<'_>, u32)>,
-        coded: &[bool],
+        has_data: &[bool],
     ) -> Result<Self, String> {
-        let mut frames = times(tables, coded)?;
+        let mut frames = times(tables, has_data)?;
         // Stable sort: frames with equal times stay in decoding order.
         frames.sort_by_key(|frame| frame.from);
         let edits = match edits {
@@ -42,23 +48,24 @@ impl Timeline {
             None => Vec::new(),
         };
         let is_shown = |frame: &PresentationInterval| {
-            edits.is_empty() || edits.iter().any(|[from, to]| (*from..*to).contains(&frame.from))
+            edits.is_empty() || edits.iter().any(|edit| (edit.from..edit.to).contains(&frame.from))
         };
-        // Ticks that edits removed before `tick`.
-        let removed_before =
-            |tick: i64| -> i64 { edits.windows(2).filter(|e| e[1][0] <= tick).map(|e| e[1][0] - e[0][1]).sum() };
-        let Some(first) = frames.iter().find(|frame| is_shown(frame)).map(|frame| frame.from) else {
+        // The tick of the presentation at which a tick of the track is shown: the gaps between edits are cut out.
+        let shown_at = |tick: i64| -> i64 {
+            let gaps = edits.windows(2).filter(|pair| pair[1].from <= tick).map(|pair| pair[1].from - pair[0].to);
+            tick - gaps.sum::<i64>()
+        };
+        let Some(first) = frames.iter().find(|frame| is_shown(frame)).map(|frame| shown_at(frame.from)) else {
             return Err("its edit list shows no frame".into());
         };
         let ticks: Vec<Option<[i64; 2]>> = frames
             .iter()
             .enumerate()
             .map(|(i, frame)| {
-                let begin = is_shown(frame).then(|| frame.from - removed_before(frame.from) - first)?;
+                let begin = is_shown(frame).then(|| shown_at(frame.from) - first)?;
                 // Shown until the next frame; the last one for its own duration.
                 let next = frames[i + 1..].iter().find(|next| is_shown(next));
-                let end = next
-                    .map_or(begin.saturating_add(frame.duration), |next| next.from - removed_before(next.from) - first);
+                let end = next.map_or(begin.saturating_add(frame.duration), |next| shown_at(next.from) - first);
                 Some([begin, end])
             })
             .collect();
@@ -71,7 +78,7 @@ impl Timeline {
         self.frames.iter().flatten().count()
     }
 
-    /// Mean number of frames per second; `None` if the times are implausible.
+    /// Mean number of frames per second; `None` outside 0.01 to 1000.
     pub fn fps(&self) -> Option<f64> {
         let [_, end] = *self.frames.iter().flatten().next_back()?;
         let fps = self.len() as f64 / end;
@@ -79,7 +86,7 @@ impl Timeline {
     }
 }
 
-fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<PresentationInterval>, String> {
+fn times(tables: Cursor<'_>, has_data: &[bool]) -> Result<Vec<PresentationInterval>, String> {
     let durations = table(tables.need(b"stts")?)?;
     let offsets = tables.child(b"ctts")?.map(table).transpose()?.unwrap_or_default();
     let repeated =
@@ -90,11 +97,11 @@ fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<PresentationInterval>
     let mut offsets = repeated(offsets);
     let (mut now, mut duration) = (0i64, 0i64);
     let mut frames = Vec::new();
-    for &coded in coded {
+    for has_data in has_data {
         duration = durations.next().map_or(duration, i64::from);
         // Offsets are signed in version 1, and in practice also in version 0.
         let offset = offsets.next().map_or(0, |offset| i64::from(offset as i32));
-        if coded {
+        if *has_data {
             frames.push(PresentationInterval { from: now + offset, duration });
         }
         now += duration;
@@ -102,22 +109,22 @@ fn times(tables: Cursor<'_>, coded: &[bool]) -> Result<Vec<PresentationInterval>
     Ok(frames)
 }
 
-fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Result<Edits, String> {
+fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Result<Vec<Edit>, String> {
     let version = list.version().ok_or(CUT_SHORT)?;
     let count = list.u32().ok_or(CUT_SHORT)?;
     if count > MAX_EDITS {
         return Err(format!("an edit list of {count} parts; at most {MAX_EDITS} are accepted"));
     }
-    let mut edits = Edits::new();
+    let mut edits: Vec<Edit> = Vec::new();
     for _ in 0..count {
         let (duration, from) = match version {
             1 => (list.u64(), list.u64().map(|t| t as i64)),
             _ => (list.u32().map(u64::from), list.u32().map(|t| i64::from(t as i32))),
         };
         let (duration, from) = (duration.ok_or(CUT_SHORT)?, from.ok_or(CUT_SHORT)?);
-        list.take(4).ok_or(CUT_SHORT)?; // the rate is ignored, also that of a still (0)
+        list.take(4).ok_or(CUT_SHORT)?; // the rate is ignored, even 0, which asks for a still picture
         if from < 0 {
-            continue; // nothing is shown for a while
+            continue; // an empty edit: nothing is shown for a while
         }
         let ticks = u128::from(duration) * u128::from(timescale);
         let ticks = (ticks + u128::from(movie_timescale) / 2) / u128::from(movie_timescale.max(1));
@@ -125,10 +132,10 @@ fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Res
             0 => i64::MAX, // to the end
             ticks => from.saturating_add(i64::try_from(ticks).unwrap_or(i64::MAX)),
         };
-        if edits.last().is_some_and(|[_, end]| from < *end) {
+        if edits.last().is_some_and(|last| from < last.to) {
             return Err("its edit list plays parts again or in another order, which cannot be read".into());
         }
-        edits.push([from, to]);
+        edits.push(Edit { from, to });
     }
     Ok(edits)
 }
@@ -181,6 +188,9 @@ mod tests {
         // Two consecutive parts; the frames between them are not shown.
         let parts = [2, 200, 2, 0x1_0000, 0, 6, 0x1_0000];
         assert_eq!(read(&parts).unwrap(), [Some(0), Some(1), None, None, Some(2), Some(3)]);
+        // The first part holds no frame.
+        let parts = [2, 200, 0, 0x1_0000, 0, 4, 0x1_0000];
+        assert_eq!(read(&parts).unwrap(), [None, None, Some(0), Some(1), Some(2), Some(3)]);
         assert!(read(&[2, 300, 4, 0x1_0000, 300, 2, 0x1_0000]).unwrap_err().contains("again"));
         assert!(read(&[1, 300, 90, 0x1_0000]).unwrap_err().contains("shows no frame"));
         assert!(read(&[9, 300]).is_err());

@@ -30,8 +30,8 @@ pub(super) struct Window {
 
 /// Placement of a window on the axes of one input.
 pub(super) struct WindowPlacement {
-    /// Padding before and after each axis. That after it reaches to the end of the last window: with `ceil` it may
-    /// exceed the requested padding, and it is smaller if the last elements are in no window.
+    /// Padding before and after each axis. The padding after an axis ends where the last window ends: it exceeds the
+    /// requested padding if `ceil` adds a window, and is smaller if the last elements are in no window.
     pub padding: Vec<(usize, usize)>,
     /// Lengths of the output.
     pub output: Vec<usize>,
@@ -88,8 +88,9 @@ impl Window {
             let (before, after) = match &self.padding {
                 Padding::Explicit(pads) => pads[i],
                 Padding::Same { odd_after } => {
-                    let out = length.div_ceil(stride);
-                    let total = ((out - 1) * stride).saturating_add(extent).saturating_sub(length);
+                    let steps = length.div_ceil(stride).checked_sub(1);
+                    let steps = steps.ok_or_else(|| format!("spatial axis {i} is empty"))?;
+                    let total = (steps * stride).saturating_add(extent).saturating_sub(length);
                     let (less, more) = (total / 2, total - total / 2);
                     if *odd_after { (less, more) } else { (more, less) }
                 }
@@ -151,4 +152,20 @@ pub(super) fn pad<const D: usize, const S: usize>(
         return Ok(x);
     }
     Ok(x.pad(pads, burn::tensor::ops::PadMode::Constant(value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_that_do_not_fit_are_errors() {
+        let place = |padding, length| {
+            let window = Window { kernel: vec![3], stride: vec![2], dilation: vec![1], padding, ceil: false };
+            window.place(&[length]).map(|placement| placement.output).map_err(|problem| problem.0)
+        };
+        assert_eq!(place(Padding::Same { odd_after: true }, 3), Ok(vec![2]));
+        assert!(place(Padding::Same { odd_after: true }, 0).unwrap_err().contains("axis 0 is empty"));
+        assert!(place(Padding::Explicit(vec![(0, 0)]), 2).unwrap_err().contains("padded length 2"));
+    }
 }
