@@ -29,7 +29,13 @@ impl Job {
     pub fn join(collectives: Collectives) -> Result<Self> {
         use roll_backends::mpi;
         if !mpi::is_launched() {
-            return Ok(Self { mpi: None });
+            return match processes(|name| std::env::var(name).ok()) {
+                1 => Ok(Self { mpi: None }),
+                n => Err(Error::Unsupported(format!(
+                    "{n} processes were started, but not by an MPI launcher, so they cannot reach each other: start them \
+                     with `mpirun`, or with `srun --mpi=pmix`"
+                ))),
+            };
         }
         let ranks = mpi::MpiRanks::join()?;
         let process: Arc<dyn Communicator> = match collectives {
@@ -52,8 +58,8 @@ impl Job {
     /// As with the feature `mpi`.
     #[cfg(not(feature = "mpi"))]
     pub fn join(_collectives: Collectives) -> Result<Self> {
-        match launched() {
-            0 | 1 => Ok(Self {}),
+        match processes(|name| std::env::var(name).ok()) {
+            1 => Ok(Self {}),
             n => Err(Error::Unsupported(format!(
                 "{n} processes were started, and this build knows one: build roll with `--features mpi`"
             ))),
@@ -107,7 +113,9 @@ impl Job {
 /// The ranks with their large collectives over NCCL, each with the device of its place on the machine.
 #[cfg(feature = "nccl")]
 fn over_nccl(ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Communicator>> {
-    let device = roll_backends::mpi::local_rank().unwrap_or(0);
+    let device = device_number().ok_or_else(|| {
+        Error::Unsupported("`--collectives nccl`: the launcher sets no number of this process on its machine".into())
+    })?;
     Ok(roll_backends::nccl::NcclRanks::join(ranks, device)?)
 }
 
@@ -117,18 +125,58 @@ fn over_nccl(_ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Commun
     Err(Error::Unsupported("`--collectives nccl`: build roll with `--features nccl`".into()))
 }
 
-/// Number of processes that a launcher started; each of the common ones sets a variable of its own.
-#[cfg(not(feature = "mpi"))]
-fn launched() -> usize {
-    const VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
-    VARIABLES.iter().filter_map(|v| std::env::var(v).ok()?.parse().ok()).max().unwrap_or(1)
+/// Number of processes that a launcher started, at least 1. Each of the common launchers sets a variable of its own:
+/// Open MPI, MPICH, Slurm, and torchrun or Kubernetes' PyTorchJob.
+fn processes(variable: impl Fn(&str) -> Option<String>) -> usize {
+    const VARIABLES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"];
+    VARIABLES.iter().filter_map(|name| variable(name)?.parse().ok()).fold(1, usize::max)
 }
 
 /// The device of this process: of a backend with several, and no number given, that of its place on the machine.
 pub fn device(backend: &str) -> String {
     #[cfg(feature = "mpi")]
-    if let (true, Some(local)) = (roll_backends::Backend::is_numbered_name(backend), roll_backends::mpi::local_rank()) {
-        return format!("{backend}:{local}");
+    if let (true, Some(number)) = (roll_backends::Backend::is_numbered_name(backend), device_number()) {
+        return format!("{backend}:{number}");
     }
     backend.into()
+}
+
+/// The number of this process's device among the visible ones; `None` unless a launcher started this process.
+#[cfg(feature = "mpi")]
+fn device_number() -> Option<usize> {
+    let local = roll_backends::mpi::local_rank()?;
+    Some(visible_device(local, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()))
+}
+
+/// The device for the process of this place on its machine. A launcher may show each process its own device only, as
+/// `srun --gpus-per-task=1` does: devices are counted among the visible ones.
+#[cfg(any(feature = "mpi", test))]
+fn visible_device(local_rank: usize, visible: Option<&str>) -> usize {
+    let count = visible.map_or(0, |list| list.split(',').filter(|device| !device.trim().is_empty()).count());
+    if count == 0 { local_rank } else { local_rank % count }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_every_launcher_are_counted() {
+        let count = |set: &[(&str, &str)]| {
+            processes(|name| set.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).into()))
+        };
+        assert_eq!(count(&[]), 1);
+        assert_eq!(count(&[("WORLD_SIZE", "1"), ("PMI_SIZE", "no number")]), 1);
+        for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"] {
+            assert_eq!(count(&[(name, "4")]), 4, "{name}");
+        }
+    }
+
+    #[test]
+    fn devices_are_counted_among_the_visible_ones() {
+        assert_eq!(
+            [None, Some(""), Some("0,1,2,3"), Some("GPU-5a"), Some("2,3")].map(|list| visible_device(3, list)),
+            [3, 3, 3, 0, 1]
+        );
+    }
 }

@@ -4,7 +4,7 @@ use burn::backend::{LibTorch, libtorch::TchTensor};
 use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
-use super::fresh;
+use super::{fresh, wide_product};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
 impl LinearKernel for LibTorch {
@@ -95,10 +95,6 @@ fn scaled(x: &Tensor, scale: f32) -> Tensor {
 /// `a b` with an f32 result. Gradients of parameters are sums over all tokens, and GPUs write their f32 accumulators
 /// directly.
 fn in_f32(a: &Tensor, b: &Tensor) -> Tensor {
-    let wide = a.kind() == Kind::BFloat16 && a.device().is_cuda();
-    // ATen has this product for GPUs only, and older versions do not have it.
-    match wide.then(|| a.f_mm_dtype(b, Kind::Float)) {
-        Some(Ok(product)) => product,
-        _ => a.matmul(b).to_kind(Kind::Float),
-    }
+    let wide = if a.kind() == Kind::BFloat16 { wide_product(a, b) } else { None };
+    wide.unwrap_or_else(|| a.matmul(b).to_kind(Kind::Float))
 }

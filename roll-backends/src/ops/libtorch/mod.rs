@@ -22,8 +22,33 @@ use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKerne
 impl BlockKernel for LibTorch {}
 impl Conv2dKernel for LibTorch {}
 impl MaxPoolKernel for LibTorch {}
-impl ProductKernel for LibTorch {}
 impl ScaledKernel for LibTorch {}
+
+impl ProductKernel for LibTorch {
+    fn product(a: TchTensor, b: TchTensor) -> TchTensor {
+        let (a, b) = (a.tensor, b.tensor);
+        // On GPUs, the operands stay bf16 and their f32 accumulators are the result: a tenth of the time of f32 products.
+        if a.kind() == Kind::BFloat16
+            && let Some(product) = wide_product(&a, &b)
+        {
+            return fresh(product);
+        }
+        fresh(a.to_kind(Kind::Float).matmul(&b.to_kind(Kind::Float)))
+    }
+}
+
+/// The f32 product of bf16 matrices, `[M, K]` by `[K, N]` or batches of them. `None` where ATen does not have it: on the
+/// CPU, and in older versions.
+fn wide_product(a: &Tensor, b: &Tensor) -> Option<Tensor> {
+    if !a.device().is_cuda() {
+        return None;
+    }
+    match a.dim() {
+        2 => a.f_mm_dtype(b, Kind::Float).ok(),
+        3 => a.f_bmm_dtype(b, Kind::Float).ok(),
+        _ => None,
+    }
+}
 
 /// Wraps a tensor that owns new memory.
 fn fresh(tensor: Tensor) -> TchTensor {
