@@ -153,7 +153,8 @@ fn valued(score: Score) -> (f64, BTreeMap<String, f64>) {
     }
 }
 
-fn furthest<'a>(found: impl IntoIterator<Item = &'a f32>, expected: &[f64]) -> f64 {
+/// The largest difference, over as many numbers as are expected.
+fn largest_difference<'a>(found: impl IntoIterator<Item = &'a f32>, expected: &[f64]) -> f64 {
     found.into_iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max)
 }
 
@@ -169,8 +170,8 @@ fn detectors_agree_with_onnx_runtime() {
             let networks = fixture.load(&IdentityConfig { detector: Some((*file).into()), ..fixture.config() });
             let face = only(networks.detect(fixture.portrait.frame(0), size(&fixture.portrait)).unwrap());
             let expected = &fixture.golden[key];
-            let off = furthest(face.landmarks.as_flattened(), &numbers(&expected["landmarks"]))
-                .max(furthest(&face.bounds, &numbers(&expected["box"])));
+            let off = largest_difference(face.landmarks.as_flattened(), &numbers(&expected["landmarks"]))
+                .max(largest_difference(&face.bounds, &numbers(&expected["box"])));
             let score = (f64::from(face.score) - expected["score"].as_f64().unwrap()).abs();
             println!("{file}: off by {off:.1e} pixels, score by {score:.1e}");
             assert!(off < 1e-2 && score < 1e-4, "{face:?}");
@@ -190,9 +191,10 @@ fn embeddings_agree_with_onnx_runtime_in_both_channel_orders() {
         let embedding = networks.embed(picture.frame(0), size(picture), &face).unwrap().unwrap();
         assert_eq!(embedding.len(), 512);
         let expected = &golden[key];
-        let head = numbers(&expected["head"]);
-        let largest = head.iter().fold(0f64, |m, v| m.max(v.abs()));
-        let off = furthest(&embedding, &head) / largest;
+        // The golden file has the first 16 of the 512 numbers.
+        let first_numbers = numbers(&expected["head"]);
+        let largest = first_numbers.iter().fold(0f64, |m, v| m.max(v.abs()));
+        let off = largest_difference(&embedding, &first_numbers) / largest;
         let norm = embedding.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
         let norm_off = (norm / expected["norm"].as_f64().unwrap() - 1.0).abs();
         println!("{order:?}: values off by {off:.1e} of the largest, norm by {norm_off:.1e}");
@@ -233,14 +235,14 @@ fn frames_of_a_clip_match_its_person_and_not_the_portrait() {
     }
 }
 
-/// Configurations with one changed option each: every one that affects the result, except those of the detector.
+/// Configurations with one changed option each, of those that change the computation once the faces are found.
 fn options() -> Vec<IdentityConfig> {
     let plain = IdentityConfig::default();
     let bgr = IdentityConfig { channel_order: ChannelOrder::Bgr, ..plain.clone() };
     let aligned = IdentityConfig { align: Alignment::Reference, ..plain.clone() };
-    let alone = IdentityConfig { frames_per_batch: 1, ..plain.clone() };
+    let one_by_one = IdentityConfig { frames_per_batch: 1, ..plain.clone() };
     let sparse = IdentityConfig { sample_every: 2, ..plain };
-    vec![bgr, aligned, alone, sparse]
+    vec![bgr, aligned, one_by_one, sparse]
 }
 
 #[test]

@@ -41,6 +41,7 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
     // The listing is itself a configuration.
     std::fs::write(here.join("listed.yaml"), &text).unwrap();
     done(here, &["config", "--config", "listed.yaml"]);
+    // One note lists the file's keys without effect, these two among them.
     assert_eq!(messages.matches("without effect here").count(), 1, "{messages}");
     assert!(messages.contains("system_envs") && messages.contains("min_timestep_boundary"), "{messages}");
 
@@ -231,6 +232,7 @@ fn agentic_examples_of_roll_run_and_match_the_documentation() {
         let messages = stderr_text(&output);
         assert!(output.status.success(), "{file}: {messages}");
         assert_eq!(counts(&messages), Some((with, without)), "{file}: {messages}");
+        // Each of them has a reason of its own, not the reason of an unknown key.
         assert!(!messages.contains("there is nothing like it"), "{file}: {messages}");
         let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
         // A row of step 0 has the validation before training.
@@ -283,6 +285,7 @@ fn agentic_configurations_of_roll_run_unchanged() {
         let messages = stderr_text(&output);
         assert!(output.status.success(), "{messages}");
         assert_eq!(counts(&messages), Some(counted), "{messages}");
+        // Each of them has a reason of its own, not the reason of an unknown key.
         assert!(!messages.contains("there is nothing like it"), "{messages}");
         let rows = std::fs::read_to_string(here.join(file).join("metrics.jsonl")).unwrap();
         let last: serde_json::Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();

@@ -17,7 +17,7 @@ use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 /// Settings of `reward_fl` with the fewest denoising steps ([`SHORT`]).
 const REWARD_FL: [&str; 6] =
     ["reward.name=brightness", SHORT[0], SHORT[1], SHORT[2], SHORT[3], "training.learning_rate=1e-3"];
-/// Both experts, by leaps between random steps.
+/// Trains both experts at two random steps; the gradient leaps from one to the other.
 const LEAP: [&str; 5] = [
     "model.trainable_models=dit,dit2",
     "algo.num_inference_steps=5",
@@ -25,6 +25,7 @@ const LEAP: [&str; 5] = [
     "algo.final_timestep=4",
     "algo.trained_steps.leap.discount=0.5",
 ];
+/// Trains two random steps, with no gradient from a step to the latents before it (`stop_gradient`).
 const DETACHED: [&str; 5] = [
     "algo.num_inference_steps=5",
     "algo.mid_timestep=0",
@@ -394,7 +395,7 @@ fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
     world.train("uninterrupted", 6, &settings);
     let run = world.path("run");
     let mut random = ChaCha8Rng::seed_from_u64(17);
-    let (mut killed, mut first_clip) = (0, None);
+    let (mut killed, mut first_clip_written) = (0, None);
     for (name, has_come) in MOMENTS {
         let mut child = start(&world, "run", 6, &settings);
         while !has_come(RunFiles(&run)) && child.try_wait().unwrap().is_none() {
@@ -406,7 +407,7 @@ fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
         killed += usize::from(hit);
         if run.join("evaluations/step-000000/train-000.json").exists() {
             let written = || std::fs::metadata(run.join("samples/before/train-000.mp4")).unwrap().modified().unwrap();
-            first_clip.get_or_insert_with(written);
+            first_clip_written.get_or_insert_with(written);
         }
     }
     // On a busy machine, some moments pass before they are seen.
@@ -420,7 +421,7 @@ fn resume_after_a_kill_in_each_phase_is_bit_exact_and_repeats_no_clip() {
         assert!(clip("run", name) == clip("uninterrupted", name), "{name}");
     }
     let last = std::fs::metadata(run.join("samples/before/train-000.mp4")).unwrap().modified().unwrap();
-    assert_eq!(first_clip, Some(last), "the first clip was evaluated again");
+    assert_eq!(first_clip_written, Some(last), "the first clip was evaluated again");
     assert!(!run.join("evaluations").exists(), "leftovers");
 }
 
@@ -475,6 +476,7 @@ fn kill_while_writing(child: &mut Child, run: &Path, delay: Duration) -> bool {
     kill(child)
 }
 
+/// Kills the process. Returns whether the kill ended it: it had not ended before, and has no exit code.
 pub(crate) fn kill(child: &mut Child) -> bool {
     let alive = child.try_wait().unwrap().is_none();
     child.kill().unwrap();
@@ -524,6 +526,7 @@ fn a_signal_writes_a_checkpoint() {
         let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
         assert!(!run.join("summary.json").exists() && done < 400);
 
+        // At least two more steps, and past the evaluation after step 5.
         let steps = (done + 2).max(7);
         world.done(&["run", "--resume", &out, "--steps", &steps.to_string()]);
         let uninterrupted = format!("uninterrupted-{i}");

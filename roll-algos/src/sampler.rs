@@ -28,8 +28,8 @@ pub enum Sampler {
 }
 
 impl Sampler {
-    /// The usual noise levels of `steps` steps of this sampler: Euler's begin at pure noise, UniPC's as
-    /// in the official inference.
+    /// The usual noise levels of `steps` steps of this sampler: Euler's begin at pure noise, UniPC's a
+    /// little below it, as in the official inference.
     pub fn schedule(self, steps: usize, shift: f64) -> Result<FlowSchedule> {
         match self {
             Self::Euler => FlowSchedule::new(steps, shift),
@@ -39,7 +39,7 @@ impl Sampler {
 
     /// Begins a trajectory.
     pub fn start(self) -> Integration {
-        Integration { sampler: self, last: None }
+        Integration { sampler: self, previous: None }
     }
 }
 
@@ -63,7 +63,7 @@ impl FromStr for Sampler {
 #[derive(Clone, Debug)]
 pub struct Integration {
     sampler: Sampler,
-    last: Option<UnipcStep>,
+    previous: Option<UnipcStep>,
 }
 
 /// The latest step of UniPC.
@@ -100,16 +100,16 @@ impl Integration {
     /// Corrects the latents by the velocity found at them, and predicts the next.
     fn unipc(&mut self, from: f64, to: f64, x: &[f32], v: &[f32]) -> Vec<f32> {
         let data: Vec<f32> = x.iter().zip(v).map(|(x, v)| (f64::from(*x) - from * f64::from(*v)) as f32).collect();
-        let last = self.last.take();
-        let latents = match &last {
-            Some(last) => last.corrected(from, &data),
+        let previous = self.previous.take();
+        let latents = match &previous {
+            Some(previous) => previous.corrected(from, &data),
             None => x.to_vec(),
         };
-        // The last step is of first order, as in the official inference: lambda is infinite at its end.
-        let before = last.filter(|_| to > 0.0).map(|last| (last.sigma, last.data));
+        // The step to `to = 0` is of first order, as in the official inference: lambda is infinite at its end.
+        let before = previous.filter(|_| to > 0.0).map(|previous| (previous.sigma, previous.data));
         let step = UnipcStep { sigma: from, latents, data, before };
         let next = step.predicted(to);
-        self.last = Some(step);
+        self.previous = Some(step);
         next
     }
 }
@@ -117,7 +117,7 @@ impl Integration {
 /// Symbols: s and t are start and end of the step, e the start of the step before it; x latents, m predicted data. In
 /// the code, `sigma_s` is `self.sigma`, `x_s` `self.latents`, `m_s` `self.data`, `(sigma_e, m_e)` `self.before`, and
 /// `sigma_t` `to`. Further, `alpha = 1 - sigma`, `lambda = ln(alpha / sigma)`, `h = lambda_t - lambda_s`,
-/// `r = (lambda_e - lambda_s) / h`, `B = e^{-h} - 1`.
+/// `r = (lambda_e - lambda_s) / h`, and `B = B2(-h) = e^{-h} - 1`, as is usual for predictions of the data.
 impl UnipcStep {
     /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_e - m_s) / (2 r))`.
     fn predicted(&self, to: f64) -> Vec<f32> {
@@ -125,34 +125,34 @@ impl UnipcStep {
         self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse_r * (earlier - m))
     }
 
-    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `found`. The weights
-    /// w and u make the step exact for data that are a polynomial in lambda of degree 2 (of degree 1 without e).
-    fn corrected(&self, to: f64, found: &[f32]) -> Vec<f32> {
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. The
+    /// weights w and u make the step exact for data that are a polynomial in lambda of degree 2 (of degree 1 without e).
+    fn corrected(&self, to: f64, data_at_end: &[f32]) -> Vec<f32> {
         let (b, [h, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
         let (w, u) = match self.before {
             None => (0.5, 0.0),
             Some(_) => {
-                // The step's means of `tau` and `tau^2`, where `tau = (lambda - lambda_s) / h`, with weights
-                // proportional to `e^{h tau}`.
-                let first = (b / -h - 1.0) / b;
-                let second = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
-                // `tau` is 1 at t and r at e. Exact for the degrees 1 and 2 therefore means `w + r u = first` and
-                // `w + r^2 u = second`, solved in 1 / r, since r is infinite after a start at pure noise.
-                let r_times_u = (first - second) * inverse_r / (inverse_r - 1.0);
-                (first - r_times_u, r_times_u * inverse_r)
+                // Means over the step, with weights proportional to `e^{h tau}`, where `tau = (lambda - lambda_s) / h`.
+                let mean_tau = (b / -h - 1.0) / b;
+                let mean_tau_squared = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
+                // `tau` is 1 at t and r at e. The step is exact for the degrees 1 and 2 if `w + r u = mean_tau` and
+                // `w + r^2 u = mean_tau_squared`. Their difference is `r u (1 - r)`. It is solved for `r u` by 1 / r,
+                // since r is infinite after a start at pure noise: `1 / (1 - r) = (1 / r) / (1 / r - 1)`.
+                let r_times_u = (mean_tau - mean_tau_squared) * inverse_r / (inverse_r - 1.0);
+                (mean_tau - r_times_u, r_times_u * inverse_r)
             }
         };
-        self.advanced(to, b, |i, m, earlier| m + u * (earlier - m) + w * (f64::from(found[i]) - m))
+        self.advanced(to, b, |i, m, earlier| m + u * (earlier - m) + w * (f64::from(data_at_end[i]) - m))
     }
 
     /// `sigma_t / sigma_s x_s - alpha_t B m`, m being a combination of the data at the start and those before.
-    fn advanced(&self, to: f64, b: f64, combined: impl Fn(usize, f64, f64) -> f64) -> Vec<f32> {
-        let (of_latents, of_data) = (to / self.sigma, (1.0 - to) * b);
+    fn advanced(&self, to: f64, b: f64, combine: impl Fn(usize, f64, f64) -> f64) -> Vec<f32> {
+        let (latents_factor, data_factor) = (to / self.sigma, (1.0 - to) * b);
         let earlier = self.before.as_ref().map_or(&self.data, |(_, data)| data);
         let numbers = self.latents.iter().zip(&self.data).zip(earlier).enumerate();
         numbers
             .map(|(i, ((x, m), e))| {
-                (of_latents * f64::from(*x) - of_data * combined(i, f64::from(*m), f64::from(*e))) as f32
+                (latents_factor * f64::from(*x) - data_factor * combine(i, f64::from(*m), f64::from(*e))) as f32
             })
             .collect()
     }

@@ -31,7 +31,6 @@ impl Bench {
         self.step_at(0, samples, learning_rate, progress)
     }
 
-    /// Runs step `step`.
     pub(super) fn step_at(
         &mut self,
         step: u64,
@@ -52,6 +51,7 @@ impl Bench {
         })
     }
 
+    /// Runs a step of learning rate 0 that must succeed.
     pub(super) fn step(&mut self, samples: &[Sample]) -> StepReport {
         self.step_with(samples, 0.0, &Silent).unwrap()
     }
@@ -67,7 +67,8 @@ impl Bench {
     ///
     /// - `references` (without the adapter, for the KL): always.
     /// - `unprompted` (under the negative prompt): if `guidance_gradient` is `Conditional`.
-    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`.
+    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`. The untrained steps of a window come
+    ///   before the trained ones; a test in which they use the adapter freezes them by the model's field `early`.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();
@@ -148,6 +149,7 @@ fn known_first_frame_is_replaced_before_every_step_and_has_no_gradient() {
     struct FirstFrames(Vec<Vec<f32>>);
     impl Observer for FirstFrames {
         fn latents(&mut self, _step: usize, latents: &Tensor) {
+            // `[2 channels, 2 frames, 1, 2]`: the first frame is the first half of each channel.
             self.0.push(latents.f32s().unwrap().chunks(4).flat_map(|channel| channel[..2].to_vec()).collect());
         }
     }
@@ -219,24 +221,39 @@ fn rejects_an_expert_that_no_trained_step_uses() {
     message(SigmaRange::ALL, RewardFlConfig::default()).unwrap();
 }
 
+// Of the eight steps, 0 to 2 use the high-noise expert, and 3 to 7 the low-noise expert.
+
+fn trained_from(step: usize) -> RewardFlConfig {
+    RewardFlConfig { mid_timestep: step, ..RewardFlConfig::default() }
+}
+
+fn kl_loss(bench: &mut Bench) -> f64 {
+    bench.step(&two()).metrics["actor/kl_loss"]
+}
+
 #[test]
-fn frozen_expert_passes_the_gradient_and_is_not_in_the_kl() {
-    let mid = |mid_timestep| RewardFlConfig { mid_timestep, ..RewardFlConfig::default() };
-    let kl = |bench: &mut Bench| bench.step(&two()).metrics["actor/kl_loss"];
-    // Step 2 uses the high-noise expert, steps 3 to 7 the other.
-    let alone = RewardFlConfig { min_timestep_boundary: 0.9, ..mid(2) };
-    let mut high = two_experts(HIGH_NOISE, mid(2));
-    assert_eq!(kl(&mut high), kl(&mut two_experts(HIGH_NOISE, alone)));
+fn frozen_expert_is_not_in_the_kl() {
+    // The trained steps are 2 to 7. In the second run the boundary excludes steps 3 to 7 from training.
+    let only_step_2 = RewardFlConfig { min_timestep_boundary: 0.9, ..trained_from(2) };
+    let with_frozen_steps = kl_loss(&mut two_experts(HIGH_NOISE, trained_from(2)));
+    assert_eq!(with_frozen_steps, kl_loss(&mut two_experts(HIGH_NOISE, only_step_2)));
+}
+
+#[test]
+fn gradient_passes_through_later_steps_of_a_frozen_expert() {
+    let mut high = two_experts(HIGH_NOISE, trained_from(2));
     // The timesteps of steps 1 and 2 are 972.2 and 937.5: steps 0 and 1 use a fixed copy of the adapter, and the
     // parameters that the difference quotient moves are used from step 2 on.
     high.model.early = Some((950.0, high.model.adapter.clone()));
     high.check_gradient(&two());
-    // Steps 0 to 2 use the frozen expert and come before the first use of a trained parameter, so they have no
-    // gradient: training from step 0 is the same as training from step 3.
-    let (mut low, mut from_3) = (two_experts(LOW_NOISE, mid(0)), two_experts(LOW_NOISE, mid(3)));
-    assert_eq!(kl(&mut low), kl(&mut from_3));
-    assert_eq!(low.strategy.gradient, from_3.strategy.gradient);
-    low.check_gradient(&two());
+}
+
+#[test]
+fn earlier_steps_of_a_frozen_expert_have_no_gradient() {
+    let (mut from_0, mut from_3) = (two_experts(LOW_NOISE, trained_from(0)), two_experts(LOW_NOISE, trained_from(3)));
+    assert_eq!(kl_loss(&mut from_0), kl_loss(&mut from_3));
+    assert_eq!(from_0.strategy.gradient, from_3.strategy.gradient);
+    from_0.check_gradient(&two());
 }
 
 #[test]

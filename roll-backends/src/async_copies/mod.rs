@@ -191,8 +191,8 @@ impl<R: Runtime> CopyStreams<R> {
         let queue = || {
             let memory_free = self.runtime.record_event(Stream::Compute)?;
             self.runtime.stream_wait_event(Stream::ToDevice, &memory_free)?;
-            // SAFETY: the stream waits until the memory is free and the buffer is full, and both are held until the
-            // copy has finished or the streams wait for it.
+            // SAFETY: this stream waits for the compute stream, so until the memory is free and, as the caller promises,
+            // the buffer is full. Both are held until the copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, device_address, buffer.at, bytes)? };
             self.runtime.record_event(Stream::ToDevice)
         };
@@ -237,7 +237,8 @@ impl<R: Runtime, T> D2hCopy<R, T> {
         let Some(buffer) = &mut self.buffer else {
             return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
-        // SAFETY: as the caller promises; the kernels, or this thread, wait for `done` and so for the full buffer.
+        // SAFETY: as the caller promises. The buffer is full before a kernel queued from now on runs: `release` made
+        // the compute stream wait for `done`, unless `bytes` released the source, and then this thread has waited.
         let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address)? };
         buffer.last = Some(copy.done.clone());
         Ok(copy)

@@ -1,5 +1,6 @@
-//! Adapter files under the names of PEFT. The scale (alpha / rank) is in the header of the file and in its
-//! `adapter_config.json`, which is an entry of the header until the file is saved.
+//! Adapter files with PEFT's tensor names. PEFT reads rank and scale (alpha / rank) from a file `adapter_config.json`
+//! beside the tensors. A `StateDict` is one file, so its header carries that file's contents as an entry, which saving
+//! writes out as the file of its own.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
 
@@ -14,7 +15,7 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64, base:
         parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor)).collect();
     let ranks = || specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
     let mut entries = about::adapter_entries(ranks(), scale);
-    // Readers assume the scale 1 in a file without an alpha per layer.
+    // Programs that read neither header nor `adapter_config.json` take the scale from alphas per layer, or 1 without.
     if scale != 1.0 {
         entries.extend(about::layer_alphas(ranks(), scale));
     }
@@ -23,8 +24,8 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64, base:
     Ok(file)
 }
 
-/// Converts an adapter file to parameters. PEFT may insert its name of the adapter
-/// (`lora_A.default.weight`).
+/// Converts an adapter file to parameters. PEFT may insert the adapter's name, `default`
+/// (`lora_A.default.weight`); it is removed.
 pub fn from_file(file: &StateDict) -> StateDict {
     let parameter_name = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).replace(".default.weight", ".weight");
     file.iter().map(|(name, tensor)| (parameter_name(name), tensor.clone())).collect()

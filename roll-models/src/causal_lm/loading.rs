@@ -56,8 +56,8 @@ pub struct CausalLmOptions {
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
     /// Maximum number of sequences generated at a time: when one ends, the next takes its place. The texts do not
-    /// depend on it. It bounds the memory for keys and values of the sequences being written. Those that conversations
-    /// keep for their next turn, and those of prompts that a group shares, come on top.
+    /// depend on it. It bounds the memory for keys and values of the sequences being written. Cached keys and values that
+    /// conversations keep for their next turn, or that a group shares for its prompt, come on top.
     pub rows_at_once: usize,
     /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
     pub chat_template_args: Options,
@@ -104,7 +104,7 @@ impl CausalLmOptions {
         }
     }
 
-    /// Returns the trained part of the network, if it does not start from an adapter file.
+    /// What is trained without `lora_checkpoint`.
     pub(super) fn trainable(&self, config: &LmConfig) -> Trainable {
         match self.lora_rank.unwrap_or(RANK) {
             0 => Trainable::Full,
@@ -170,38 +170,39 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         (template, true) => template,
     };
     let reading = || format!("reading {location}");
+    // The final norm represents the file: it is never quantised, and has the dtype of the other unquantised weights.
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
     let dtype = options.weights_dtype.of(stored, &device)?;
-    let start = start(options, context, &config)?;
-    let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
-    let (trainable, start) = match context.headers_only && trainable == Trainable::Full {
-        // The configuration is checked without reading weights. Training every weight would take several times their
-        // memory, so the check uses a LoRA of rank 1.
+    let initial_adapter = initial_adapter(options, context, &config)?;
+    let trainable = initial_adapter.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
+    let (trainable, initial_adapter) = match context.headers_only && trainable == Trainable::Full {
+        // With `headers_only` the weights are placeholders. Training all of them would still allocate parameters and
+        // gradients, so the check uses a LoRA of rank 1.
         true => {
             let targets = split(config.linear_layers());
             (Trainable::Lora { rank: 1, alpha: 1.0, targets }, None)
         }
-        false => (trainable, start),
+        false => (trainable, initial_adapter),
     };
     let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
-    // Training every weight begins at decoded matrices. The quantised ones are kept, as the reference policy.
-    if !keeps_quantised || trainable == Trainable::Full {
+    if !keeps_quantised {
+        decode(&mut state, &quantised)?;
+        quantised.clear();
+    } else if trainable == Trainable::Full {
+        // The parameters start as the decoded weights; the quantised ones stay as the frozen reference policy.
         decode(&mut state, &quantised)?;
     }
     // `model_path` is a published name if the model was found elsewhere: in the hub's cache.
     let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
     let origin = source::origin(located.as_deref(), published, trainable == Trainable::Full)?;
-    if !keeps_quantised {
-        quantised.clear();
-    }
     let network = match context.headers_only {
         true => Network::without_weights(config, &device),
         false => Network::with_quantised(config, &state, quantised, dtype, &device).while_doing(reading)?,
     };
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, &device)?);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
-    if let (Some(start), Some(parameters)) = (&start, network.parameters()) {
-        let values = flat::from_state(parameters.specs(), start.parameters());
+    if let (Some(adapter), Some(parameters)) = (&initial_adapter, network.parameters()) {
+        let values = flat::from_state(parameters.specs(), adapter.parameters());
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
@@ -209,7 +210,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
 }
 
 /// Reads the adapters of `lora_checkpoint`.
-pub(super) fn start(
+pub(super) fn initial_adapter(
     options: &CausalLmOptions,
     context: &BuildContext,
     config: &LmConfig,

@@ -17,7 +17,7 @@ use roll_core::{
 use super::config::LmConfig;
 use super::generate::TOKENS_OF_A_PASS;
 use super::head::{CHUNK_IDS, CHUNK_LOGITS};
-use super::loading::{CausalLmOptions, start};
+use super::loading::{CausalLmOptions, initial_adapter};
 use super::memory::RolloutShape;
 use super::{gguf, network, source};
 use crate::headers::check_tensors;
@@ -105,8 +105,8 @@ impl<'a> MemoryPlan<'a> {
         let (config, stored, in_blocks) = headers(options, context)?;
         let config = options.checked(config)?;
         let gpu = input.memory.is_some();
-        let start = start(options, context, &config)?;
-        let trainable = start.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
+        let initial_adapter = initial_adapter(options, context, &config)?;
+        let trainable = initial_adapter.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
         let full = trainable == Trainable::Full;
         let weights = config.weights();
         let specs = match &trainable {

@@ -20,7 +20,8 @@ use super::{diffusion, language, parts};
 use crate::{DiffusionModel, Distribution, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
 // The notation of `crossing!`. `or`: the result if the call fails; `absent`: the result if the other side has no such
-// function. `facts` and `parts` are written out below.
+// function. After `by hand`, the brackets list functions of the C table that this file defines below the macro; the braces
+// hold methods of `Model` for `ForeignModel`.
 crossing! {
     Model for ForeignModel, table RollModelTable of Target {
         ref fn read_parameters(out: &mut [f32]);

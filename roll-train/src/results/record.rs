@@ -37,8 +37,8 @@ pub struct Record {
     /// Steps in a row, until the last one, in which no parameter changed.
     pub idle_steps: u64,
     /// Hash of the parameters after the last step, if they are few enough.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub parameters: Option<u64>,
+    #[serde(rename = "parameters", skip_serializing_if = "Option::is_none")]
+    pub parameters_hash: Option<u64>,
     /// Evaluations in the order of their steps.
     pub evaluations: Vec<Evaluation>,
     /// The first evaluation in which the reward had risen and checks had fallen.
@@ -90,11 +90,11 @@ pub struct ValidationMetrics {
 }
 
 impl Record {
-    /// Counts samples and gradients that a step left out or clipped. `parameters` is a hash of them after the step.
-    pub fn add_step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters: Option<u64>) {
-        let changed = report.applied && (parameters.is_none() || parameters != self.parameters);
+    /// Counts samples and gradients that a step left out or clipped. `parameters_hash` is that after the step.
+    pub fn add_step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters_hash: Option<u64>) {
+        let changed = report.applied && (parameters_hash.is_none() || parameters_hash != self.parameters_hash);
         self.idle_steps = if changed { 0 } else { self.idle_steps + 1 };
-        self.parameters = parameters;
+        self.parameters_hash = parameters_hash;
         self.skipped_samples += report.skipped.len() as u64;
         let room = MAX_LISTED.saturating_sub(self.skipped.len());
         let listed = report.skipped.iter().take(room).cloned();

@@ -148,8 +148,9 @@ impl Trainer {
             journal.open(&self.loaded, &self.record, &self.labels)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
         }
-        if self.record.parameters.is_none() {
-            self.record.parameters = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
+        // By the hash before a step, `add_step` sees whether the step changed a parameter.
+        if self.record.parameters_hash.is_none() {
+            self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.steps_done < self.steps {
             self.stopped = self.stop_reason();

@@ -57,6 +57,7 @@ fn product_into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
             let routines = Routine::for_bf16(&a);
             launch_first_supported(&routines, a, b, out)
         }
+        // `Cube` launches cubek's default kernel for these shapes, without autotuning. Without TF32 it computes in f32.
         _ => match matmul(a, b, Some(out), MatmulStrategy::Cube, DType::F32) {
             Ok(product) => product,
             Err(error) => panic!("no kernel for a product of matrices: {error:?}"),

@@ -40,7 +40,8 @@ impl Phase {
     }
 }
 
-/// Time and memory of a step.
+/// Time and memory of a step, measured phase by phase, or as whole steps. During whole steps the phases are timed, too,
+/// but have no peak memory.
 #[derive(Clone, Debug)]
 pub struct Measurement {
     /// Phases in the order of a step.
@@ -150,8 +151,9 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     Ok(best)
 }
 
-/// Times of the phases (medians over `rounds`, after a round that warms up) and their peak memory (the maximum, the
-/// warm-up included). A round is a whole step, or each phase once. `progress` is called after each phase, and after
+/// Measures a round that warms up and then `rounds` more. A round runs each phase once, or with `whole_step` a whole
+/// step. Times are medians without the warm-up. Peak memory is the maximum: of phases with the warm-up, of whole steps
+/// without it. `progress` is called after each phase, and after
 /// each round but the warm-up.
 pub fn measure_step(
     fixture: &mut Fixture,
@@ -162,8 +164,8 @@ pub fn measure_step(
 ) -> Result<Measurement> {
     let mut timer = PhaseTimer::new(preset, meter, progress);
     for round in 0..=rounds {
-        // The warm-up runs each phase once. That is enough unless activations are copied to the host (`offload`): only
-        // a whole step allocates all of that memory.
+        // The warm-up runs each phase once, which compiles kernels and fills allocators. With `offload` it is a whole
+        // step: nothing less allocates the host memory for all activations.
         let is_whole = preset.args.whole_step && (round > 0 || preset.args.offload);
         meter.reset();
         let start = Instant::now();
@@ -192,7 +194,8 @@ pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
     let counted = preset.plan().time();
     let passes = &preset.passes;
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
-    // The plan has one total for all passes of a kind, which have the same number of operations.
+    // The plan has a total for all passes of a kind (`time/rollout` for all forward passes, the reference's included),
+    // and each pass of a kind takes the same number of operations.
     let of = |name: &str| {
         let (plan_phase, passes) = match name {
             "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),
@@ -276,7 +279,7 @@ impl<'a> PhaseTimer<'a> {
     }
 }
 
-/// Marks the end of a phase for a profiler that was loaded before this program (`bench/operators.cpp`).
+/// Marks the end of a phase for a preloaded profiler (`LD_PRELOAD`, `bench/operators.cpp`).
 fn mark(phase: &str) {
     #[cfg(unix)]
     if let Ok(phase) = std::ffi::CString::new(phase) {

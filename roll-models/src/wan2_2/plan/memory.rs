@@ -20,7 +20,7 @@ impl Plan {
     /// larger counts.
     pub fn memory(&self) -> Result<Vec<MemoryItem>> {
         let (networks, division, passes) = (&self.networks, &self.input.division, &self.input.passes);
-        let (ranks, gpu, held) = (self.input.ranks(), self.input.memory.is_some(), passes.held());
+        let (ranks, gpu, recorded_passes) = (self.input.ranks(), self.input.memory.is_some(), passes.held());
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
         if gpu {
             let formula = "CUDA's context, rewards' networks; an estimate".into();
@@ -37,29 +37,32 @@ impl Plan {
 
         let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
         let element = self.storage.block_input_bytes;
-        let inputs = element * tokens * dim * networks.dit.segments() * held;
+        // A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
+        let segments = networks.dit.segments();
+        let inputs = element * tokens * dim * segments * recorded_passes;
         // The device holds the input in use and the one in flight, f32.
         let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
             on_device,
             on_host,
-            format!("{held} velocities x {} segments x {tokens} tokens x {dim} x {element} B", networks.dit.segments()),
+            format!("{recorded_passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B"),
         ));
-        let (pull, decode) = (self.block_pull(), self.decoder_pull());
+        let (pullback, decoder) = (self.block_pullback(), self.decoder_pullback());
         let tiles = match self.tiling {
             Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
             None => "frames whole".into(),
         };
         let [a, b] = BLOCK_WORDS;
-        items.push(match pull > decode {
-            true => item("pull of one block", pull, 0, format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B")),
-            false => item(
-                "decoder and its pull",
-                decode,
-                0,
-                format!("measured, in units of the decoder's feature caches; {tiles}"),
-            ),
+        items.push(match pullback > decoder {
+            true => {
+                let formula = format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B");
+                item("pullback of one block", pullback, 0, formula)
+            }
+            false => {
+                let formula = format!("in proportion to the decoder's feature caches, as measured; {tiles}");
+                item("decoder and its pullback", decoder, 0, formula)
+            }
         });
         let [height, width] = self.size();
         let [_, with_gradient] = passes.decoded();
@@ -92,7 +95,8 @@ impl Plan {
         let (device, host, formula) = match self.resolved_placement() {
             Placement::Sharded => {
                 let blocks = self.gathered_blocks();
-                let formula = format!("{experts} x {counted} / {ranks} ranks, plus gathered blocks: {blocks}");
+                let formula =
+                    format!("gathered blocks: {blocks}; {experts} x {counted} / {ranks} ranks in host memory");
                 (blocks * block, (expert * experts).div_ceil(ranks), formula)
             }
             Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
@@ -120,7 +124,7 @@ impl Plan {
             return item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}"));
         }
         let blocks = self.gathered_blocks();
-        let formula = format!("{n} / {ranks} x 4 B, {what}, plus gathered blocks: {blocks}");
+        let formula = format!("{what}, gathered blocks: {blocks}; {n} / {ranks} x 4 B in host memory");
         item("trained parameters", 4 * blocks * self.networks.block_elements(), 4 * n.div_ceil(ranks), formula)
     }
 
@@ -130,13 +134,13 @@ impl Plan {
     }
 
     /// Bytes that the recomputation and the pullback of one transformer block hold.
-    pub fn block_pull(&self) -> usize {
+    pub fn block_pullback(&self) -> usize {
         let dit = &self.networks.dit;
         4 * self.own_tokens() * (BLOCK_WORDS[0] * dit.dim + BLOCK_WORDS[1] * dit.ffn_dim)
     }
 
     /// Bytes that the decoder and its pullback hold besides weights.
-    pub fn decoder_pull(&self) -> usize {
+    pub fn decoder_pullback(&self) -> usize {
         let (vae, element) = (&self.networks.vae, self.storage.decoder_element_bytes);
         // On the CPU, host memory is the device's: nothing is offloaded.
         let offload = self.offload_inputs && self.input.memory.is_some();

@@ -24,6 +24,8 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         return Err(Error::config("model.name", problem));
     }
     let networks = find_networks(&options, input.network.as_deref(), context)?;
+    // No adapter is read, so none names the experts that it is for. All trained experts are trained alike: the first
+    // decides what is counted for each.
     let trained = options.trained_experts(networks.experts > 1, &[])?;
     let mut plan = Plan {
         placement: options.weight_store.or(input.division.placement),
@@ -152,17 +154,17 @@ fn hints(plan: &Plan) -> Vec<String> {
         21..=34 => "model.vae_tile_size=[20,20] and model.vae_tile_stride=[12,12] decode in smaller tiles",
         _ => "model.vae_tile_size=[12,12] and model.vae_tile_stride=[8,8] decode in smaller tiles",
     };
-    hint(largest > 12 && plan.decoder_pull() >= plan.block_pull(), smaller);
+    hint(largest > 12 && plan.decoder_pullback() >= plan.block_pullback(), smaller);
     hint(
         resident && plan.networks.experts > 1 && plan.experts_on_device() > 1,
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
     );
     hint(!plan.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
     let (ranks, shards_tokens) = (plan.input.ranks(), division.token_ranks > 1);
-    // No hint for algorithms that compute several videos at a time, as those without a gradient of the decoder do:
-    // ranks that share the tokens of a video compute one at a time.
-    let [without_gradient, _] = plan.input.passes.decoded();
-    let possible = !shards_tokens && without_gradient == 0;
+    // Ranks that share a video's tokens compute one video at a time, so there is no hint for algorithms that compute
+    // several: those that decode videos without a gradient.
+    let [videos_without_gradient, _] = plan.input.passes.decoded();
+    let possible = !shards_tokens && videos_without_gradient == 0;
     if let Some(n) = (2..=ranks).find(|n| possible && plan.can_shard_tokens(*n)) {
         hint(true, &format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
     }

@@ -155,7 +155,7 @@ fn sharded_tokens_shard_block_inputs_and_time_and_cost_exchanges() {
     (plan.input.ranks, plan.input.division.token_ranks) = (8, 4);
     assert_eq!(plan.own_tokens(), alone.tokens() / 4);
     assert_eq!(4 * bytes(&plan, "block inputs"), bytes(&alone, "block inputs"));
-    assert_eq!(4 * plan.block_pull(), alone.block_pull());
+    assert_eq!(4 * plan.block_pullback(), alone.block_pullback());
     assert_eq!(bytes(&plan, "transformer weights"), bytes(&alone, "transformer weights"));
     // Keys and values of the text are computed on every rank.
     let quarter = alone.forward_flops() / 4.0;
@@ -217,12 +217,12 @@ fn formulas_agree_with_measurements_at_small_scale() {
     plan.networks.dit = DitConfig { dim: 512, ffn_dim: 2048, layers: 8, heads: 4, ..plan.networks.dit };
     (plan.input.frames, plan.input.size) = (13, Some([512, 512]));
     assert_eq!(plan.tokens(), 4096);
-    assert!(near(plan.block_pull(), 208.0));
+    assert!(near(plan.block_pullback(), 208.0));
     // The example vae_memory of commit ac7d28a at 128 x 128: 1475 and 1833 MiB with 17 and 65 frames, weights and
     // process in it.
     for (frames, peak) in [(17, 1475.0), (65, 1833.0)] {
         (plan.input.frames, plan.input.size) = (frames, Some([128, 128]));
-        assert!(near(plan.decoder_pull() + 4 * plan.networks.vae_elements() + (60 << 20), peak), "{frames}");
+        assert!(near(plan.decoder_pullback() + 4 * plan.networks.vae_elements() + (60 << 20), peak), "{frames}");
     }
 }
 
@@ -279,8 +279,8 @@ fn idle_expert_tiles_and_block_inputs_follow_the_memory() {
     assert!((1.9..2.1).contains(&one(&large)) && item(&large, "transformer weights").host == 0);
     assert!((0.9..1.1).contains(&one(&small)) && item(&small, "transformer weights").host > 57_000_000_000);
     // In tiles of 34 x 34 the decoder takes less than a block.
-    assert!(small.memory.iter().any(|item| item.name == "pull of one block"));
-    let decoder = item(&on(400), "decoder and its pull").formula.clone();
+    assert!(small.memory.iter().any(|item| item.name == "pullback of one block"));
+    let decoder = item(&on(400), "decoder and its pullback").formula.clone();
     assert!(decoder.contains("frames whole"), "{decoder}");
     // bf16: two bytes per element.
     assert_eq!(item(&large, "block inputs").device, 2 * 18_900 * 5120 * 42 * 4);
@@ -296,12 +296,12 @@ fn the_decoder_takes_half_in_bf16_and_its_time_grows_with_the_overlap_of_tiles()
     let mut plan = plan("wan2_2-i2v-a14b");
     let whole = plan.clone();
     plan.storage.decoder_element_bytes = 2;
-    assert!((2 * plan.decoder_pull()).abs_diff(whole.decoder_pull()) < 10);
+    assert!((2 * plan.decoder_pullback()).abs_diff(whole.decoder_pullback()) < 10);
     // Checkpoints on a GPU may lie in host memory; the CPU has no other.
     (plan.storage.decoder_element_bytes, plan.offload_inputs) = (4, true);
-    assert_eq!(plan.decoder_pull(), whole.decoder_pull());
+    assert_eq!(plan.decoder_pullback(), whole.decoder_pullback());
     plan.input.memory = Some(80 << 30);
-    assert!(plan.decoder_pull() < whole.decoder_pull());
+    assert!(plan.decoder_pullback() < whole.decoder_pullback());
     let phase = |plan: &Plan, name: &str| plan.time().into_iter().find(|phase| phase.name == name).unwrap();
     let decode = phase(&plan, "time/decode");
     assert!(decode.seconds > 5.0 * decode.flops / plan.input.speed.flops, "a GPU decodes at a fraction of its rate");

@@ -16,8 +16,8 @@ use crate::results::figures::{ValidationChange, validation_changes};
 
 /// Number of first and of last steps whose means are compared if nothing was evaluated.
 const STEPS_AT_ENDS: usize = 8;
-/// Growth of the gradient norm that is reported.
-const GROWTH: f64 = 10.0;
+/// Factor of growth of the gradient norm from which on the report calls it a problem.
+const MAX_GROWTH: f64 = 10.0;
 
 /// One question.
 pub struct Question {
@@ -50,7 +50,7 @@ pub enum Mark {
     Good,
     /// Needs attention.
     Attention,
-    /// Not judged: the files hold too little.
+    /// Not judged: too little was measured, or there is nothing to judge, as with the times.
     Open,
 }
 
@@ -65,23 +65,22 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
         Question { title, id, answers: answers.collect(), specs }
     };
     let panels_of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
-    let mut learning: Vec<PanelSpec> = panels_of(Subject::Learning).collect();
-    // `is_evaluation` already excludes the KL and each of several checks.
+    let mut learning_panels: Vec<PanelSpec> = panels_of(Subject::Learning).collect();
+    // `is_evaluation` already excludes the KL and the single checks (`_check_NAME`).
     let scores = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
     let scores = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() }.with_evaluations(scores);
-    learning.push(scores);
+    learning_panels.push(scores);
     let kl = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
-    let mut hacking = checks(&names);
     let mut divergence: Vec<PanelSpec> = panels_of(Subject::Divergence).collect();
     // The KL of the evaluations is drawn into the last panel of the divergence.
     if let Some(last) = divergence.pop() {
         divergence.push(last.with_evaluations(kl));
     }
-    hacking.extend(divergence);
+    let hacking_panels = checks(&names).into_iter().chain(divergence).collect();
     let mut questions = vec![
-        question("Is it learning?", "learning", self::learning, learning),
-        question("Is it hacking the reward?", "hacking", self::hacking, hacking),
-        question("Is it stable?", "stable", self::stable, panels_of(Subject::Stability).collect()),
+        question("Is it learning?", "learning", learning, learning_panels),
+        question("Is it hacking the reward?", "hacking", hacking, hacking_panels),
+        question("Is it stable?", "stable", stable, panels_of(Subject::Stability).collect()),
         question("Where does the time go?", "time", time, vec![PanelSpec::steps("time/total", "Seconds of a step")]),
     ];
     // Training without a reward has none to hack.
@@ -119,11 +118,11 @@ const REWARD: usize = 0;
 /// Position of the weighted sum of the rewards of `evaluation.check`.
 const CHECK: usize = 1;
 
-/// The change of the scores by the reward at position `reward` since before training.
-fn change(run: &RunFiles, reward: usize) -> Option<(SetName, Change)> {
+/// The change since before training of the scores at a position: [`REWARD`] or [`CHECK`].
+fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.first_and_last_evaluation()?;
     let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !evaluation::of(before, *set).is_empty())?;
-    Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), reward)?))
+    Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), position)?))
 }
 
 fn learning(run: &RunFiles) -> (Mark, String) {
@@ -152,11 +151,15 @@ fn learning(run: &RunFiles) -> (Mark, String) {
     let [first, last] = [&values[..n], &values[values.len() - n..]].map(mean);
     let compared =
         if n == 1 { "first and last step".to_string() } else { format!("means of the first and last {n} steps") };
-    let more = match headline.held_out.as_ref().filter(|held_out| !held_out.key.is_empty()) {
+    // For example "`algo.val_data`, held-out conversations, would say more."
+    let better_evidence = match headline.held_out.as_ref().filter(|held_out| !held_out.key.is_empty()) {
         Some(held_out) => format!("`{}`, {},", held_out.key, held_out.data),
         None => "Clips of `evaluation.metadata`, which are never trained on,".into(),
     };
-    let text = format!("{} in training from {first} to {last} ({compared}). {more} would say more.", headline.title);
+    let text = format!(
+        "{} in training from {first} to {last} ({compared}). {better_evidence} would say more.",
+        headline.title
+    );
     (Mark::Open, text)
 }
 
@@ -184,8 +187,10 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
     };
     let (mark, verdict) = verdict(&check, ["No sign of it: the check rose", "The check fell", "Undecided yet"]);
     let fallen = run.values(FALLING).last().copied().unwrap_or_default();
-    let note = if fallen > 0.0 { format!("; {fallen:.0} of the checks have fallen") } else { String::new() };
-    let mark = if note.is_empty() { mark } else { Mark::Attention };
+    let (mark, note) = match fallen > 0.0 {
+        true => (Mark::Attention, format!("; {fallen:.0} of the checks have fallen")),
+        false => (mark, String::new()),
+    };
     (mark, format!("{verdict}, {}, on {}{note}.", gain(&check), counted(check.clips as u64, "clip")))
 }
 
@@ -227,7 +232,7 @@ fn stable(run: &RunFiles) -> (Mark, String) {
     let quarter = norms.len() / 4;
     if quarter >= 2 {
         let [first, last] = [&norms[..quarter], &norms[norms.len() - quarter..]].map(median);
-        if last > GROWTH * first && first > 0.0 {
+        if last > MAX_GROWTH * first && first > 0.0 {
             problems.push(format!("the gradient norm grew from {first:.1e} to {last:.1e}"));
         }
     }

@@ -100,11 +100,11 @@ const WARP: u32 = 32;
 /// Numbers per lane; must equal `4 * PARTS` of `channel_norm.cu`.
 const NUMBERS_PER_LANE: i32 = 16;
 /// Threads per block of `channel_norm.cu`.
-const SHORT_ROWS_BLOCK: u32 = 128;
+const CHANNEL_NORM_BLOCK: u32 = 128;
 /// Threads per block of elementwise kernels.
 const ELEMENTWISE_BLOCK: u32 = 256;
-/// Threads per block that narrow rows share in row reductions.
-const NARROW_ROWS_BLOCK: u32 = 128;
+/// Minimum number of threads per block of row reductions: a narrower row shares its block with others.
+const MIN_ROW_REDUCTION_BLOCK: u32 = 128;
 
 /// Grid and block of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,27 +118,31 @@ pub(super) struct LaunchShape {
 impl LaunchShape {
     /// Shape of row reductions. A row gets the number of warps that hold it in registers; narrow rows share a block.
     ///
-    /// At width 5,120 a row has 160 threads. Three to six such blocks fit a multiprocessor (registers are the limit),
-    /// each with a row of its operands in flight (10 to 30 KB), together 60 KB or more. A latency of 800 ns at 4.3 TB/s
-    /// over 132 multiprocessors needs 26 KB in flight, so there is enough while some blocks reduce and others write.
-    /// With 16 numbers per thread, no more bytes would be in flight, and a tenth more instructions would be issued.
+    /// 32 numbers per thread keep the memory of an H200 busy at width 5,120, where a row has 160 threads. To hide a
+    /// latency of 800 ns at 4.3 TB/s, each of its 132 multiprocessors needs 26 KB in flight. Three to six blocks fit a
+    /// multiprocessor (registers are the limit), each with 10 to 30 KB in flight: at least 60 KB, which suffices even
+    /// while half of the blocks reduce or write. With 16 numbers per thread, no more bytes would be in flight, and a
+    /// tenth more instructions would be issued.
     pub(super) fn row_reduction(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         let across = width.div_ceil(NUMBERS_PER_THREAD).next_multiple_of(WARP);
-        let down = (NARROW_ROWS_BLOCK / across).max(1);
+        let down = (MIN_ROW_REDUCTION_BLOCK / across).max(1);
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
-    /// Shape of kernels that reduce each of many short rows, and the number of threads of a warp (lanes) that share a
-    /// row. `None` if a row exceeds what a warp holds, or the number of rows exceeds the kernels' indices.
+    /// Shape of the kernels of `channel_norm.cu`, where a row is a position's channels: few, so that several rows share
+    /// a warp. Also returns the number of a warp's threads (lanes) for each row. `None` if a row exceeds what a warp holds, or the number of rows exceeds the kernels' indices.
     ///
     /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
-    pub(super) fn short_row_reduction(rows: i32, width: i32) -> Option<(Self, i32)> {
+    pub(super) fn channel_norm(rows: i32, width: i32) -> Option<(Self, i32)> {
         let lanes = [8, 16, 32].into_iter().find(|lanes| width <= lanes * NUMBERS_PER_LANE)?;
         let threads = rows.checked_mul(lanes)?;
         // The last block may be partly idle: the indices of its threads must fit, too.
-        threads.checked_add(SHORT_ROWS_BLOCK as i32)?;
-        Some((Self { grid: threads.unsigned_abs().div_ceil(SHORT_ROWS_BLOCK), block: [SHORT_ROWS_BLOCK, 1] }, lanes))
+        threads.checked_add(CHANNEL_NORM_BLOCK as i32)?;
+        Some((
+            Self { grid: threads.unsigned_abs().div_ceil(CHANNEL_NORM_BLOCK), block: [CHANNEL_NORM_BLOCK, 1] },
+            lanes,
+        ))
     }
 
     /// Shape of one-dimensional kernels over `count` numbers (at least one): four numbers per thread.
@@ -184,16 +188,13 @@ mod tests {
         for (width, expected) in [(8, 8), (96, 8), (128, 8), (192, 16), (384, 32), (512, 32)] {
             for rows in [1, 37, 921_600] {
                 let (LaunchShape { grid, block: [across, down] }, lanes) =
-                    LaunchShape::short_row_reduction(rows, width).unwrap();
+                    LaunchShape::channel_norm(rows, width).unwrap();
                 assert_eq!((lanes, across % 32, down), (expected, 0, 1));
                 let held = u64::from(grid) * u64::from(across) / lanes as u64;
                 assert!((rows as u64..rows as u64 + 16).contains(&held), "{rows} of {width}: {held}");
             }
         }
-        assert!(
-            LaunchShape::short_row_reduction(1, 520).is_none()
-                && LaunchShape::short_row_reduction(i32::MAX / 8, 96).is_none()
-        );
+        assert!(LaunchShape::channel_norm(1, 520).is_none() && LaunchShape::channel_norm(i32::MAX / 8, 96).is_none());
         assert_eq!(LaunchShape::row_reduction(18_900, 5120), LaunchShape { grid: 18_900, block: [160, 1] });
         assert_eq!(LaunchShape::elementwise_2d(18_900, 5120), LaunchShape { grid: 4725 * 5, block: [256, 1] });
     }

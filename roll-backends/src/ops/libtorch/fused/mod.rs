@@ -153,7 +153,7 @@ impl<L: Launcher> FusedOps<L> {
             Kind::BFloat16 => Kernel::CHANNEL_NORM_BF16,
             _ => return None,
         };
-        let (shape, lanes) = LaunchShape::short_row_reduction(rows.rows, rows.width)?;
+        let (shape, lanes) = LaunchShape::channel_norm(rows.rows, rows.width)?;
         let numbers = rows.numbers([lanes.into(), (rows.width as f32).sqrt().into(), least.into()]);
         self.run(kernel, shape, &[x, gain, y].map(Some), &numbers)
     }
@@ -169,7 +169,7 @@ impl<L: Launcher> FusedOps<L> {
             Kind::BFloat16 => Kernel::CHANNEL_NORM_PULL_BF16,
             _ => return None,
         };
-        let (shape, lanes) = LaunchShape::short_row_reduction(rows.rows, rows.width)?;
+        let (shape, lanes) = LaunchShape::channel_norm(rows.rows, rows.width)?;
         let d_x = rows.empty(x.kind());
         let root = (rows.width as f32).sqrt();
         let numbers = rows.numbers([rows.per_width(), lanes.into(), root.into(), least.into()]);
