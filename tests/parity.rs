@@ -25,6 +25,8 @@ mod awm_loss;
 mod case;
 #[path = "parity/causal_lm.rs"]
 mod causal_lm;
+#[path = "parity/dgpo_loss.rs"]
+mod dgpo_loss;
 #[path = "parity/diffusion_nft_loss.rs"]
 mod diffusion_nft_loss;
 #[path = "parity/dit.rs"]
@@ -96,6 +98,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("agentic_pg_variants", On::Host, agentic_loss::run),
     ("agentic_value_loss", On::Host, agentic_value_loss::run),
     ("awm_loss", On::Host, awm_loss::run),
+    ("dgpo_loss", On::Host, dgpo_loss::run),
     ("diffusion_nft_loss", On::Host, diffusion_nft_loss::run),
     ("dit", On::DevicesAndDTypes, dit::run),
     ("face_tools", On::Devices, face_tools::run),

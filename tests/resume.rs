@@ -84,13 +84,14 @@ pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: 
 #[test]
 fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
-    let cases: [(&str, &[&str], &[&str], &[&str]); 9] = [
+    let cases: [(&str, &[&str], &[&str], &[&str]); 10] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &COMPARED),
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
         ("reward_fl-detached", &REWARD_FL, &DETACHED, &COMPARED),
         ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &COMPARED),
         ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
+        ("diffusion_nft-dgpo", &DIFFUSION_NFT, &["algo.loss=dgpo", "algo.updates_per_step=2"], &COMPARED),
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),
         ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &COMPARED),
         (
