@@ -57,6 +57,8 @@ mod optimizer;
 mod reward_fl_step;
 #[path = "parity/scheduler.rs"]
 mod scheduler;
+#[path = "parity/shared_prefix.rs"]
+mod shared_prefix;
 #[path = "parity/umt5.rs"]
 mod umt5;
 #[path = "parity/vae21.rs"]
@@ -119,6 +121,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("qwen3_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("reward_fl_step", On::DevicesAndDTypes, reward_fl_step::run),
     ("scheduler", On::Host, scheduler::run),
+    ("shared_prefix", On::Host, shared_prefix::run),
     ("umt5", On::Devices, umt5::run),
     ("vae21", On::DevicesAndDTypes, vae21::run),
     ("vae22", On::DevicesAndDTypes, vae22::run),

@@ -67,7 +67,8 @@ impl Method for DiffusionNftConfig {
         let mut round = RoundState::new(ctx);
 
         let old = state.copies.old(ctx.model)?.to_vec();
-        let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start: false };
+        let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
+        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
         let prepared = &mut state.prepared;
         let mut groups = with_parameters(
             ctx,

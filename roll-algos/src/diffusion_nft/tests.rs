@@ -139,7 +139,8 @@ fn videos_of_a_group_share_levels_and_noise_with_dgpo_alone() {
         let mut bench = set_up(config.clone());
         let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
         let plan = config.plan(bench.model.schedule()).unwrap();
-        let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start: false };
+        let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
+        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
         let mut ctx = StepContext {
             step: 0,
             samples: &samples,
