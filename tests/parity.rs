@@ -25,6 +25,8 @@ mod awm_loss;
 mod case;
 #[path = "parity/causal_lm.rs"]
 mod causal_lm;
+#[path = "parity/dgpo_loss.rs"]
+mod dgpo_loss;
 #[path = "parity/diffusion_nft_loss.rs"]
 mod diffusion_nft_loss;
 #[path = "parity/dit.rs"]
@@ -55,6 +57,8 @@ mod optimizer;
 mod reward_fl_step;
 #[path = "parity/scheduler.rs"]
 mod scheduler;
+#[path = "parity/shared_prefix.rs"]
+mod shared_prefix;
 #[path = "parity/umt5.rs"]
 mod umt5;
 #[path = "parity/vae21.rs"]
@@ -96,6 +100,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("agentic_pg_variants", On::Host, agentic_loss::run),
     ("agentic_value_loss", On::Host, agentic_value_loss::run),
     ("awm_loss", On::Host, awm_loss::run),
+    ("dgpo_loss", On::Host, dgpo_loss::run),
     ("diffusion_nft_loss", On::Host, diffusion_nft_loss::run),
     ("dit", On::DevicesAndDTypes, dit::run),
     ("face_tools", On::Devices, face_tools::run),
@@ -116,6 +121,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("qwen3_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("reward_fl_step", On::DevicesAndDTypes, reward_fl_step::run),
     ("scheduler", On::Host, scheduler::run),
+    ("shared_prefix", On::Host, shared_prefix::run),
     ("umt5", On::Devices, umt5::run),
     ("vae21", On::DevicesAndDTypes, vae21::run),
     ("vae22", On::DevicesAndDTypes, vae22::run),

@@ -54,6 +54,9 @@ const FLOW_GRPO: [&str; 7] = [
     "sample_steps=0",
     "training.learning_rate=1e-3",
 ];
+/// A window after a prefix that the videos of a prompt share.
+const PREFIX: [&str; 4] =
+    ["algo.same_latent=true", "algo.share_prefix=true", "algo.window=1", "algo.step_weight=noise"];
 const ADAPTER: &str = "adapter.safetensors";
 const OPTIMIZER: &str = "trainer/optimizer.safetensors";
 /// The files of a checkpoint that are compared.
@@ -85,14 +88,16 @@ pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: 
 #[test]
 fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
-    let cases: [(&str, &[&str], &[&str], &[&str]); 9] = [
+    let cases: [(&str, &[&str], &[&str], &[&str]); 11] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &COMPARED),
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
         ("reward_fl-detached", &REWARD_FL, &DETACHED, &COMPARED),
         ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &COMPARED),
         ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
+        ("diffusion_nft-dgpo", &DIFFUSION_NFT, &["algo.loss=dgpo", "algo.updates_per_step=2"], &COMPARED),
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),
+        ("flow_grpo-prefix", &FLOW_GRPO, &PREFIX, &COMPARED),
         ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &COMPARED),
         (
             "flow_matching-full",

@@ -78,7 +78,7 @@ pub struct Videos {
     pub count: usize,
     /// Passes that are recorded at once before they are pulled back.
     pub at_once: usize,
-    /// Further passes, of reference policies.
+    /// Further passes without a gradient: those of reference policies, and those that only weigh a loss.
     pub references: usize,
 }
 

@@ -5,8 +5,8 @@
 //! much better each is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1 - t)
 //! x_0 + t noise`, is regressed towards what would lead to the good ones and away from the bad ones ([`loss`]); at last
 //! the old policy follows a part of the way. Neither gradients nor probabilities of trajectories are needed. The cost
-//! is two passes (three with `kl_weight`) and one pull per video and noise level, whatever the sampler. The gradient of
-//! a reward that has one can be added ([`RewardGradient`]).
+//! is two passes (three with `kl_weight`, four with the loss `dgpo`) and one pull per video and noise level, whatever the
+//! sampler. The gradient of a reward that has one can be added ([`RewardGradient`]).
 
 pub mod config;
 pub mod loss;
@@ -32,12 +32,13 @@ use crate::policy_gradient::round::{
 };
 use crate::policy_gradient::slow_copies::with_parameters;
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, distance};
+use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip::bounded, distance};
 use crate::sampling::Conditions;
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use config::NftPlan;
 use loss::awm::{self, AwmTerm};
+use loss::dgpo::{DgpoTerm, PreferenceReference, group_weight};
 use loss::{Noised, ValueAndGradient};
 use reward_gradient::PredictionReward;
 
@@ -66,7 +67,8 @@ impl Method for DiffusionNftConfig {
         let mut round = RoundState::new(ctx);
 
         let old = state.copies.old(ctx.model)?.to_vec();
-        let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start: false };
+        let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
+        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
         let prepared = &mut state.prepared;
         let mut groups = with_parameters(
             ctx,
@@ -94,11 +96,15 @@ struct NoisedCopy<'a> {
     sigma: Sigma,
     /// The schedule's own timestep of that level: experts are chosen by its rounded value.
     timestep: Timestep,
+    /// Number of the level among those of the video.
+    level: usize,
     noise: Tensor,
     x: Tensor,
     old: Tensor,
     /// The velocity of the model without its adapter, if it is needed.
     reference: Option<Tensor>,
+    /// Weight of the group's preference at this level, in the loss `dgpo`.
+    group_weight: f64,
 }
 
 impl DiffusionNftConfig {
@@ -128,7 +134,7 @@ impl DiffusionNftConfig {
                 for copies in copies.chunks_mut(self.at_once) {
                     let old = velocities(ctx.model, copies, Adapter::On)?;
                     copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
-                    if self.kl_weight > 0.0 {
+                    if self.needs_base() {
                         let references = velocities(ctx.model, copies, Adapter::Off)?;
                         copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
                     }
@@ -136,6 +142,9 @@ impl DiffusionNftConfig {
                 Ok(())
             },
         )?;
+        if self.loss == Regression::Dgpo {
+            self.weigh_groups(ctx.model, plan, &mut copies)?;
+        }
         for copies in copies.chunks(self.at_once) {
             round.begin(FORWARD, "predicting velocities")?;
             let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
@@ -165,7 +174,30 @@ impl DiffusionNftConfig {
         Ok(())
     }
 
-    /// The noised copies of one video in an update: at levels spread evenly over those of the sampler.
+    /// Sets the weights of the group's preference. All of its predictions enter each, before the first is pulled back.
+    fn weigh_groups(&self, model: &mut dyn Model, plan: &NftPlan, copies: &mut [NoisedCopy<'_>]) -> Result<()> {
+        let mut sums = vec![0.0; self.levels_per_video];
+        for copies in copies.chunks(self.at_once) {
+            for (copy, velocity) in copies.iter().zip(velocities(model, copies, Adapter::On)?) {
+                let at = copy.at(&velocity)?;
+                let reference = match (self.preference_reference, &copy.reference) {
+                    (PreferenceReference::Base, Some(base)) => base.f32s()?,
+                    _ => at.old,
+                };
+                let distances = [at.velocity, reference].map(|velocity| at.matching(velocity));
+                sums[copy.level] += plan.dgpo.part(self.advantage(copy.video), distances);
+            }
+        }
+        copies.iter_mut().for_each(|copy| copy.group_weight = group_weight(sums[copy.level]));
+        Ok(())
+    }
+
+    fn advantage(&self, video: &Rollout) -> f64 {
+        bounded(video.advantage, self.advantage_clip)
+    }
+
+    /// The noised copies of one video in an update: at levels spread evenly over those of the sampler. With the loss
+    /// `dgpo`, the videos of a group share levels and noise.
     fn noised_copies<'a>(
         &self,
         noise: &Noise,
@@ -176,20 +208,35 @@ impl DiffusionNftConfig {
         update: usize,
     ) -> Result<Vec<NoisedCopy<'a>>> {
         let (count, n) = (self.levels_per_video, video.latents.len());
-        let key = video.key_in(update);
+        let key = match self.loss {
+            Regression::Dgpo => group.key_in(update),
+            Regression::Nft | Regression::Awm => video.key_in(update),
+        };
         let mut uniform = noise.uniform(Purpose::Levels, step, key);
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();
         for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
             let quantile = (i as f64 + 0.5 * (f64::from(uniform()) + 1.0)) / count as f64;
             let index = (quantile * plan.steps.len() as f64) as usize;
-            let level = plan.steps[index.min(plan.steps.len() - 1)];
-            let (sigma, timestep) = (plan.sampling.schedule.sigma(level), plan.sampling.schedule.timestep(level));
+            let step = plan.steps[index.min(plan.steps.len() - 1)];
+            let (sigma, timestep) = (plan.sampling.schedule.sigma(step), plan.sampling.schedule.timestep(step));
             let x = group.conditions.prompt.with_first_frame(&mixed(&video.latents, noise, sigma)?)?;
             let noise = Tensor::new(noise.to_vec(), video.latents.shape())?;
             let old = Tensor::zeros([0]);
             let conditions = &group.conditions;
-            copies.push(NoisedCopy { video, conditions, sigma, timestep, noise, x, old, reference: None });
+            let (level, reference, group_weight) = (i, None, 0.0);
+            copies.push(NoisedCopy {
+                video,
+                conditions,
+                sigma,
+                timestep,
+                level,
+                noise,
+                x,
+                old,
+                reference,
+                group_weight,
+            });
         }
         Ok(copies)
     }
@@ -202,19 +249,9 @@ impl DiffusionNftConfig {
         velocity: &Tensor,
         tally: &mut Tally,
     ) -> Result<ValueAndGradient> {
-        let known = usize::from(copy.conditions.prompt.first_frame.is_some());
-        let mask = LossMask::after(known, velocity.shape())?;
-        let (v, old) = (velocity.f32s()?, copy.old.f32s()?);
-        let at = Noised {
-            data: copy.video.latents.f32s()?,
-            noise: copy.noise.f32s()?,
-            t: copy.sigma.0,
-            velocity: v,
-            old,
-            mask,
-        };
-        at.check()?;
-        let advantage = copy.video.advantage.clamp(-self.advantage_clip, self.advantage_clip);
+        let at = copy.at(velocity)?;
+        let Noised { velocity: v, old, mask, .. } = at;
+        let advantage = self.advantage(copy.video);
         let mut loss = match self.loss {
             Regression::Nft => plan.nft.at(advantage, &at).loss,
             Regression::Awm => {
@@ -223,6 +260,13 @@ impl DiffusionNftConfig {
                 tally.mean("actor/ratio", term.ratio);
                 tally.mean("actor/clip_fraction", f64::from(u8::from(plan.clip.is_out(term.ratio))));
                 ValueAndGradient { value: term.loss, gradient }
+            }
+            Regression::Dgpo => {
+                let DgpoTerm { ratio, is_clipped, loss } = plan.dgpo.at(copy.group_weight, advantage, &at);
+                tally.mean("actor/ratio", ratio);
+                tally.mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
+                tally.mean("actor/group_weight", copy.group_weight);
+                loss
             }
         };
         tally.mean("actor/policy_loss", loss.value);
@@ -246,6 +290,21 @@ impl NoisedCopy<'_> {
         let (latents, conditioning) = (&self.x, &self.conditions.prompt);
         VelocityInput { latents, timestep: self.timestep, conditioning }
     }
+
+    /// The copy with a velocity there.
+    fn at<'b>(&'b self, velocity: &'b Tensor) -> Result<Noised<'b>> {
+        let known = usize::from(self.conditions.prompt.first_frame.is_some());
+        let at = Noised {
+            data: self.video.latents.f32s()?,
+            noise: self.noise.f32s()?,
+            t: self.sigma.0,
+            velocity: velocity.f32s()?,
+            old: self.old.f32s()?,
+            mask: LossMask::after(known, velocity.shape())?,
+        };
+        at.check()?;
+        Ok(at)
+    }
 }
 
 /// Velocities at noised copies, without a gradient.
@@ -261,15 +320,15 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes for one prompt: its rollouts, and for each noised copy two (three with `kl_weight`), one of which is
-/// differentiated.
+/// The passes for one prompt: its rollouts, and for each noised copy two (three with `kl_weight`, four with the loss
+/// `dgpo`), one of which is differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();
     let [steps, velocities] = shared.steps();
     let videos = config.best_of.unwrap_or(config.group_size);
     let draws = videos * config.levels_per_video * config.updates_per_step;
-    let references = draws * if config.kl_weight > 0.0 { 2 } else { 1 };
+    let references = draws * (1 + usize::from(config.needs_base()) + usize::from(config.loss == Regression::Dgpo));
     let (forward, pulled) = (config.group_size * velocities * steps + draws, draws);
     let videos = Videos { count: config.group_size, at_once: config.at_once, references };
     let on_clip = shared.on_clip();

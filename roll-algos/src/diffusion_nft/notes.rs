@@ -20,9 +20,19 @@ const IDLE: &[IdleKeys] = &[
         because: "`algo.loss` is not `nft`",
     },
     IdleKeys {
-        keys: &["algo.clip_range", "algo.matching"],
+        keys: &["algo.clip_range"],
+        when: When::IsNot("algo.loss", &["awm", "dgpo"]),
+        because: "`algo.loss` is neither `awm` nor `dgpo`",
+    },
+    IdleKeys {
+        keys: &["algo.matching"],
         when: When::IsNot("algo.loss", &["awm"]),
         because: "`algo.loss` is not `awm`",
+    },
+    IdleKeys {
+        keys: &["algo.preference_scale", "algo.preference_reference"],
+        when: When::IsNot("algo.loss", &["dgpo"]),
+        because: "`algo.loss` is not `dgpo`",
     },
     IdleKeys {
         keys: &["algo.reward_gradient.max_timestep_boundary"],
@@ -40,7 +50,11 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let follows = value("algo.old_policy").and_then(|name| name.as_str()) == Some("follow");
     if follows && value("algo.updates_per_step").and_then(|count| count.as_u64()) == Some(1) {
         let because = "with `algo.old_policy: follow` and one update a step the policy in training is the old one";
-        let keys = &["algo.beta", "algo.old_kl_weight"];
+        let compares_with_old = value("algo.preference_reference").and_then(|name| name.as_str()) == Some("old");
+        let keys: &[&str] = match compares_with_old {
+            true => &["algo.beta", "algo.old_kl_weight", "algo.clip_range", "algo.preference_scale"],
+            false => &["algo.beta", "algo.old_kl_weight", "algo.clip_range"],
+        };
         notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
     }
     Ok(notes)
@@ -83,6 +97,9 @@ mod tests {
             ("/algo/several_rewards", json!("sum")),
             ("/algo/evaluation_average", json!(0.5)),
             ("/algo/evaluation_sampler", json!("unipc")),
+            ("/algo/clip_range", json!(0.1)),
+            ("/algo/preference_scale", json!(10.0)),
+            ("/algo/preference_reference", json!("old")),
         ] {
             let (note, name) = (noted(&[(key, value)]).unwrap(), key[1..].replace('/', "."));
             assert!(note.contains(&format!("`{name}: ")) && note.contains("no effect"), "{key}: {note}");
@@ -94,5 +111,17 @@ mod tests {
         let follow = [("/algo/beta", json!(0.3)), ("/algo/old_policy", json!("follow"))];
         assert!(noted(&follow).unwrap().contains("`algo.beta: 0.3` has no effect"));
         assert_eq!(noted(&follow[..1]).unwrap(), "");
+        let dgpo = [
+            ("/algo/loss", json!("dgpo")),
+            ("/algo/clip_range", json!(0.1)),
+            ("/algo/preference_scale", json!(3000.0)),
+            ("/algo/preference_reference", json!("old")),
+            ("/algo/old_policy", json!("follow")),
+        ];
+        assert_eq!(noted(&dgpo[..4]).unwrap(), "");
+        let note = noted(&dgpo).unwrap();
+        assert!(note.contains("`algo.clip_range: 0.1") && note.contains("`algo.preference_scale: 3000"), "{note}");
+        let beta = [dgpo[0].clone(), ("/algo/beta", json!(0.3))];
+        assert!(noted(&beta).unwrap().contains("`algo.loss` is not `nft`"));
     }
 }

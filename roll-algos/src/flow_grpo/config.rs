@@ -1,5 +1,7 @@
 //! Options of Flow-GRPO.
 
+use std::ops::Range;
+
 use crate::Sampler;
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
@@ -26,6 +28,30 @@ pub enum KlOf {
     Mean,
 }
 
+/// How the loss of a step is weighed against those of other steps. Weights have the mean 1 over the trained steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StepWeight {
+    /// All alike.
+    #[default]
+    Even,
+    /// The inverse scale of the step's own gradient (Flash-GRPO, arXiv:2605.15980).
+    Rescaled,
+    /// The standard deviation of the step's noise, by which it explores (TempFlow-GRPO, arXiv:2508.04324).
+    Noise,
+}
+
+impl StepWeight {
+    /// The weight of a step, before it is divided by the mean.
+    pub fn of(self, step: &SdeStep) -> f64 {
+        match self {
+            Self::Even => 1.0,
+            Self::Rescaled => step.rescale(),
+            Self::Noise => step.std(),
+        }
+    }
+}
+
 /// Options of the algorithm `flow_grpo`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -41,6 +67,9 @@ pub struct FlowGrpoConfig {
     pub at_once: usize,
     /// Whether the videos of a prompt start from the same noise, so that only stochastic steps tell them apart.
     pub same_latent: bool,
+    /// Whether the steps before the window are computed once for all videos of a prompt, which begin with the same
+    /// latents there. Needs `same_latent`.
+    pub share_prefix: bool,
     /// Optimizer updates of a step, all on the same videos.
     #[schemars(range(min = 1))]
     pub updates_per_step: usize,
@@ -76,8 +105,9 @@ pub struct FlowGrpoConfig {
     pub clip_range_high: Option<f64>,
     /// Divergence from which `dppo` leaves out a sample that has moved along its advantage.
     pub divergence_threshold: f64,
-    /// Whether each step's loss is divided by the scale of its own gradient, as in Flash-GRPO.
-    pub rescale: bool,
+    /// Weight of each step's loss: `even`, `rescaled` (by the inverse scale of its gradient, as in Flash-GRPO) or `noise`
+    /// (by the standard deviation of its noise, as in TempFlow-GRPO).
+    pub step_weight: StepWeight,
     /// Divisor of the advantages, of each of several rewards apart: the deviation of the scores of the `group`, of the
     /// `step`, of the `largest_group`, or `none`.
     pub advantage_spread: Spread,
@@ -132,6 +162,7 @@ impl Default for FlowGrpoConfig {
             best_of: None,
             at_once: 1,
             same_latent: false,
+            share_prefix: false,
             updates_per_step: 1,
             sde: SdeKind::Sde,
             eta: 0.7,
@@ -146,7 +177,7 @@ impl Default for FlowGrpoConfig {
             clip_range: 1e-4,
             clip_range_high: None,
             divergence_threshold: 1e-5,
-            rescale: false,
+            step_weight: StepWeight::Even,
             advantage_spread: Spread::Step,
             advantage_clip: 5.0,
             several_rewards: SeveralRewards::Apart,
@@ -189,7 +220,14 @@ impl FlowGrpoConfig {
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
         let sampling = Sampling { guidance, ..shared.training(facts, Self::default().num_inference_steps)? };
         shared.evaluation(facts)?;
-        let windows = self.windows(&sampling, facts)?;
+        let acting = acting_steps(&sampling.schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
+        // The last step has too little noise for a probability.
+        let acting = acting.into_iter().filter(|i| i + 1 < sampling.schedule.steps());
+        let (Some(first), Some(last)) = (acting.clone().min(), acting.max()) else {
+            return Err(self.too_few_steps(sampling.schedule.steps()));
+        };
+        let windows = self.windows(first..last + 1)?;
+        self.check_prefix(&windows)?;
         let limit = self.noise_limit.unwrap_or(f64::INFINITY);
         let mut steps = vec![None; sampling.schedule.steps()];
         for i in windows.range.clone() {
@@ -213,15 +251,10 @@ impl FlowGrpoConfig {
         Ok(FlowGrpoPlan { sampling, windows, steps, clip })
     }
 
-    fn windows(&self, sampling: &Sampling, facts: ScheduleFacts) -> Result<Windows> {
-        let schedule = &sampling.schedule;
-        let acting = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
-        // The last step has too little noise for a probability.
-        let trained: Vec<usize> = acting.into_iter().filter(|i| i + 1 < schedule.steps()).collect();
+    /// The windows within the steps `trained`.
+    pub(super) fn windows(&self, trained: Range<usize>) -> Result<Windows> {
         let key = |problem: String| Err(Error::config("algo.window_range", problem));
-        let (Some(&first), Some(&last)) = (trained.first(), trained.last()) else {
-            return Err(self.too_few_steps(schedule.steps()));
-        };
+        let (first, last) = (trained.start, trained.end.saturating_sub(1));
         let range = match self.window_range {
             None => first..first + trained.len().div_ceil(2).max(self.window.min(trained.len())),
             Some([from, to]) if from <= to && (first..=last).contains(&from) && to <= last => from..to + 1,
@@ -235,6 +268,18 @@ impl FlowGrpoConfig {
         let windows = Windows { kind, size, range, stride, rounds };
         windows.check().in_section("algo")?;
         Ok(windows)
+    }
+
+    /// Fails if no prefix can be shared.
+    fn check_prefix(&self, windows: &Windows) -> Result<()> {
+        let problem = match (self.share_prefix, self.same_latent) {
+            (true, false) => "needs `algo.same_latent: true`: videos with noises of their own have no step in common",
+            (true, true) if windows.mean_start() == 0.0 => {
+                "has nothing to share: every window begins at step 0 (`algo.window_range`, `algo.window_kind`)"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::config("algo.share_prefix", problem))
     }
 
     /// No step but the last is left to be stochastic: the error names the key that leaves so few of `steps`.

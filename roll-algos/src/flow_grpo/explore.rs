@@ -35,6 +35,12 @@ pub(super) struct WindowExplorer<'a> {
 }
 
 impl<'a> WindowExplorer<'a> {
+    /// The window of all videos of a prompt, on any rank.
+    fn window(&self, row: u64) -> Range<usize> {
+        let mut draw = self.noise.uniform(Purpose::Levels, self.round, row);
+        self.plan.windows.at(self.round, 0.5 * (f64::from(draw()) + 1.0))
+    }
+
     pub(super) fn new(plan: &'a FlowGrpoPlan, noise: &'a Noise, round: u64) -> Self {
         Self { plan, noise, round, window: 0..0, keys: Vec::new(), records: Vec::new() }
     }
@@ -43,10 +49,12 @@ impl<'a> WindowExplorer<'a> {
 impl Explore for WindowExplorer<'_> {
     type Record = Vec<StepRecord>;
 
-    /// All videos of a prompt have the same window, on any rank.
+    fn prefix(&self, row: u64) -> usize {
+        self.window(row).start
+    }
+
     fn begin(&mut self, row: u64, keys: &[u64]) {
-        let mut draw = self.noise.uniform(Purpose::Levels, self.round, row);
-        self.window = self.plan.windows.at(self.round, 0.5 * (f64::from(draw()) + 1.0));
+        self.window = self.window(row);
         self.keys = keys.to_vec();
     }
 

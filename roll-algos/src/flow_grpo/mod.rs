@@ -24,7 +24,7 @@ use roll_core::{
     plan::{Passes, Videos},
 };
 
-pub use config::{FlowGrpoConfig, KlOf};
+pub use config::{FlowGrpoConfig, KlOf, StepWeight};
 
 use crate::policy_gradient::round::{Group, Rollout, RoundOptions, RoundState, generate, set_advantages};
 use crate::policy_gradient::sde::SdeStep;
@@ -59,12 +59,12 @@ impl Method for FlowGrpoConfig {
         let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
         let mut round = RoundState::new(ctx);
 
-        let same_start = self.same_latent;
-        let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start };
+        let (sampling, same_start, share_prefix) = (&plan.sampling, self.same_latent, self.share_prefix);
+        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
         let mut explorer = WindowExplorer::new(&plan, ctx.noise, ctx.step);
         let mut groups = generate(&options, &mut state.prepared, ctx, &mut explorer, &mut round)?;
         let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
-        let scale = self.rescaling(ctx, &plan, &groups)?;
+        let scale = self.weight_scale(ctx, &plan, &groups)?;
         state.train(&shared, ctx, &mut groups, is_finite, &mut round, |_, ctx, group, round| {
             self.accumulate(ctx, &plan, group, scale, round)
         })?;
@@ -73,24 +73,24 @@ impl Method for FlowGrpoConfig {
 }
 
 impl FlowGrpoConfig {
-    /// One over the mean of the trained steps' factors, over all ranks; `None` without rescaling.
-    fn rescaling(
+    /// One over the mean weight of the trained steps, over all ranks.
+    fn weight_scale(
         &self,
         ctx: &StepContext<'_>,
         plan: &FlowGrpoPlan,
         groups: &[Group<Vec<StepRecord>>],
-    ) -> Result<Option<f64>> {
-        if !self.rescale {
-            return Ok(None);
+    ) -> Result<f64> {
+        if self.step_weight == StepWeight::Even {
+            return Ok(1.0);
         }
         let records = groups.iter().flat_map(|group| &group.records).flatten();
-        let factors = records.flat_map(|record| {
-            let factor = plan.steps[record.step].map_or(0.0, |step| step.rescale());
-            std::iter::repeat_n(factor, record.videos.len())
+        let weights = records.flat_map(|record| {
+            let weight = plan.steps[record.step].map_or(0.0, |step| self.step_weight.of(&step));
+            std::iter::repeat_n(weight, record.videos.len())
         });
-        let all = ranks::join_f64(ctx.strategy.ranks().data.as_ref(), factors.collect())?;
+        let all = ranks::join_f64(ctx.strategy.ranks().data.as_ref(), weights.collect())?;
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
-        Ok(Some(if mean > 0.0 { 1.0 / mean } else { 0.0 }))
+        Ok(if mean > 0.0 { 1.0 / mean } else { 0.0 })
     }
 
     /// Adds the gradient of one prompt's videos to the strategy. A batch of videos without any advantage costs nothing.
@@ -99,7 +99,7 @@ impl FlowGrpoConfig {
         ctx: &mut StepContext<'_>,
         plan: &FlowGrpoPlan,
         group: &mut Group<Vec<StepRecord>>,
-        rescaling: Option<f64>,
+        weight_scale: f64,
         round: &mut RoundState<'_>,
     ) -> Result<()> {
         let Group { conditions, videos, records, .. } = group;
@@ -113,7 +113,7 @@ impl FlowGrpoConfig {
                     return Ok(());
                 }
                 let Some(step) = plan.steps[record.step] else { continue };
-                let factors = [share * rescaling.map_or(1.0, |scale| scale * step.rescale()), share];
+                let factors = [share * weight_scale * self.step_weight.of(&step), share];
                 self.accumulate_step(ctx, plan, conditions, videos, record, &step, factors, round)?;
             }
         }
@@ -267,7 +267,8 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes for one prompt: its rollouts, and two passes for each stochastic step, one of which is differentiated.
+/// The passes for one prompt: its rollouts, and two passes for each stochastic step, one of which is differentiated. A
+/// shared prefix counts with its mean length over all places of the window.
 fn passes(options: &Options) -> Result<Passes> {
     let config: FlowGrpoConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();
@@ -275,7 +276,12 @@ fn passes(options: &Options) -> Result<Passes> {
     let recorded = if config.guidance_gradient == GuidanceGradient::Both { velocities } else { 1 };
     let draws = config.best_of.unwrap_or(config.group_size) * config.window * config.updates_per_step;
     let references = if config.kl_weight > 0.0 { draws } else { 0 };
-    let (forward, pulled) = (config.group_size * velocities * steps + velocities * draws, recorded * draws);
+    let prefix = match config.share_prefix {
+        true => config.windows(0..steps.saturating_sub(1))?.mean_start() as usize,
+        false => 0,
+    };
+    let denoising = config.group_size * steps - (config.group_size - 1) * prefix;
+    let (forward, pulled) = (velocities * (denoising + draws), recorded * draws);
     let videos = Videos { count: config.group_size, at_once: recorded * config.at_once, references };
     let on_clip = shared.on_clip();
     let steps = Some([steps, config.window]);

@@ -62,7 +62,8 @@ fn context<'a>(bench: &'a mut Bench<FlowGrpo>, samples: &'a [Sample], noise: &'a
 /// Videos and advantages of a round, generated with the current parameters of the model.
 fn rollouts(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &FlowGrpoPlan) -> Vec<Group<Vec<StepRecord>>> {
     let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
-    let options = RoundOptions { algorithm: NAME, sampling: &plan.sampling, shared: &shared, same_start: false };
+    let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
+    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
     let mut prepared = Prepared::default();
     let mut context = context(bench, &samples, &noise);
     let mut round = RoundState::new(&mut context);
@@ -88,7 +89,7 @@ fn gradient_under(
     let mut round = RoundState::new(&mut context);
     round.update = update;
     for group in groups {
-        config.accumulate(&mut context, plan, group, None, &mut round).unwrap();
+        config.accumulate(&mut context, plan, group, 1.0, &mut round).unwrap();
     }
     context.strategy.step(context.model, 0.0, 1.0).unwrap();
     (round.report(&context, &config.shared()).unwrap().metrics, bench.strategy.gradient.clone())
@@ -201,8 +202,14 @@ fn data_loss_is_added_with_its_gradient() {
 
 #[test]
 fn plan_counts_the_velocities_of_a_step() {
-    for (kl_weight, data_weight, updates_per_step) in [(0.0, 0.0, 1), (0.5, 0.0, 1), (0.5, 0.5, 2)] {
+    for (kl_weight, data_weight, updates_per_step, share_prefix) in
+        [(0.0, 0.0, 1, false), (0.5, 0.0, 1, false), (0.5, 0.5, 2, false), (0.5, 0.0, 1, true)]
+    {
         let config = FlowGrpoConfig {
+            same_latent: share_prefix,
+            share_prefix,
+            window_kind: WindowKind::Fixed,
+            window_range: Some([2, 4]),
             kl_weight,
             data_weight,
             updates_per_step,
@@ -273,18 +280,77 @@ fn batches_without_an_advantage_cost_no_backward_pass() {
 }
 
 #[test]
-fn rescaling_keeps_the_size_of_the_gradient_where_there_is_one_step() {
-    let at = |rescale| {
-        let config = FlowGrpoConfig { rescale, window: 1, window_kind: WindowKind::Fixed, ..small() };
+fn step_weights_keep_the_size_of_the_gradient_where_there_is_one_step() {
+    use StepWeight::{Even, Noise, Rescaled};
+    let at = |step_weight| {
+        let config = FlowGrpoConfig { step_weight, window: 1, window_kind: WindowKind::Fixed, ..small() };
         set_up(config).step(0, &two(), 0.0).metrics["actor/grad_norm"]
     };
-    let (plain, rescaled) = (at(false), at(true));
-    assert!((plain / rescaled - 1.0).abs() < 1e-6, "{plain} {rescaled}");
-    let random = |rescale| {
-        let config = FlowGrpoConfig { rescale, window: 3, ..small() };
+    let [even, rescaled, noise] = [Even, Rescaled, Noise].map(at);
+    assert!((even / rescaled - 1.0).abs() < 1e-6 && (even / noise - 1.0).abs() < 1e-6, "{even} {rescaled} {noise}");
+    let random = |step_weight| {
+        let config = FlowGrpoConfig { step_weight, window: 3, ..small() };
         set_up(config).step(0, &two(), 0.0).metrics["actor/grad_norm"]
     };
-    assert_ne!(random(false), random(true));
+    let [even, rescaled, noise] = [Even, Rescaled, Noise].map(random);
+    assert!(even != rescaled && even != noise && rescaled != noise, "{even} {rescaled} {noise}");
+}
+
+#[test]
+fn a_shared_prefix_is_computed_once_and_changes_no_number() {
+    let known = Tensor::full([2, 1, 1, 2], 0.7);
+    for (window_kind, at_once, guidance_scale, first_frame) in [
+        (WindowKind::Fixed, 1, 1.0, None),
+        (WindowKind::Fixed, 3, 2.5, Some(&known)),
+        (WindowKind::Random, 4, 1.0, Some(&known)),
+        (WindowKind::Random, 1, 2.5, None),
+    ] {
+        let run = |share_prefix| {
+            let mut bench = set_up(FlowGrpoConfig {
+                same_latent: true,
+                share_prefix,
+                window: 1,
+                window_kind,
+                window_range: Some([2, 4]),
+                at_once,
+                guidance_scale: guidance_scale.into(),
+                updates_per_step: 2,
+                ..small()
+            });
+            bench.model.prompted = 0.2;
+            bench.model.first_frame = first_frame.cloned();
+            let mut metrics = bench.step(0, &two(), 0.1).metrics;
+            metrics.retain(|name, _| !name.starts_with("time/"));
+            (metrics, bench.strategy.gradient, bench.model.adapter, bench.model.asked.len())
+        };
+        let (shared, apart) = (run(true), run(false));
+        assert!(shared.0["actor/grad_norm"] > 0.0);
+        assert_eq!((&shared.0, &shared.1, &shared.2), (&apart.0, &apart.1, &apart.2));
+        // Two prompts; three of four videos of each are spared two steps, or more where the window lies later.
+        let velocities = if guidance_scale > 1.0 { 2 } else { 1 };
+        let saved = (apart.3 - shared.3) / velocities;
+        match window_kind {
+            WindowKind::Fixed => assert_eq!(saved, 2 * 3 * 2),
+            _ => assert!(saved >= 2 * 3 * 2 && saved % 3 == 0, "{saved}"),
+        }
+    }
+}
+
+#[test]
+fn a_prefix_that_cannot_be_shared_is_refused_with_both_keys() {
+    let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
+    let sharing = || FlowGrpoConfig { same_latent: true, share_prefix: true, ..small() };
+    sharing().plan(facts).unwrap();
+    for (other, config) in [
+        ("algo.same_latent", FlowGrpoConfig { same_latent: false, ..sharing() }),
+        ("algo.window_kind", FlowGrpoConfig { window_kind: WindowKind::Fixed, ..sharing() }),
+        ("algo.window_range", FlowGrpoConfig { window: 3, ..sharing() }),
+    ] {
+        let message = config.plan(facts).map(drop).unwrap_err().to_string();
+        assert!(message.contains("algo.share_prefix") && message.contains(other), "{message}");
+    }
+    let later = FlowGrpoConfig { window_kind: WindowKind::Fixed, window_range: Some([1, 2]), ..sharing() };
+    later.plan(facts).unwrap();
 }
 
 #[test]
@@ -315,7 +381,7 @@ fn invalid_options_are_errors_with_their_key() {
     }
 }
 
-fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
+fn train(share_prefix: bool, ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
     let runs = training::train(
         ranks,
         4,
@@ -323,8 +389,15 @@ fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
         |i| sample(i, prompt(i)),
         |ranks| {
             let strategy = Zero::new(ZeroOptions { stage: 2, ..ZeroOptions::default() }, ranks)?;
-            let config =
-                FlowGrpoConfig { updates_per_step: 2, rescale: true, clip_range: 0.2, data_weight: 0.5, ..small() };
+            let config = FlowGrpoConfig {
+                same_latent: share_prefix,
+                share_prefix,
+                updates_per_step: 2,
+                step_weight: StepWeight::Rescaled,
+                clip_range: 0.2,
+                data_weight: 0.5,
+                ..small()
+            };
             Ok(training::Rank { algorithm: FlowGrpo::new(config), strategy, reward: Sines::new() })
         },
     );
@@ -333,5 +406,7 @@ fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
 
 #[test]
 fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
-    assert_same_on_all_ranks(train);
+    for share_prefix in [false, true] {
+        assert_same_on_all_ranks(|ranks, prompt| train(share_prefix, ranks, prompt));
+    }
 }

@@ -49,20 +49,37 @@ impl Windows {
         }
     }
 
+    /// The mean of the first steps of all windows.
+    pub fn mean_start(&self) -> f64 {
+        let Range { start, .. } = self.range;
+        start as f64 + (self.places() - 1) as f64 / 2.0 * self.distance() as f64
+    }
+
+    /// Number of places that a window may have.
+    fn places(&self) -> usize {
+        let Range { start, end } = self.range;
+        match self.kind {
+            WindowKind::Fixed => 1,
+            WindowKind::Random => (end - start).saturating_sub(self.size) + 1,
+            WindowKind::Sliding => (end - start).div_ceil(self.stride),
+        }
+    }
+
+    /// Steps from one place to the next.
+    fn distance(&self) -> usize {
+        if self.kind == WindowKind::Sliding { self.stride } else { 1 }
+    }
+
     /// The steps of round `round`; `draw` in [0, 1) is that of the prompt.
     pub fn at(&self, round: u64, draw: f64) -> Range<usize> {
         let Range { start, end } = self.range;
-        let first = match self.kind {
-            WindowKind::Fixed => start,
-            WindowKind::Random => {
-                let places = (end - start).saturating_sub(self.size) + 1;
-                start + ((draw * places as f64) as usize).min(places - 1)
-            }
-            WindowKind::Sliding => {
-                let places = (end - start).div_ceil(self.stride) as u64;
-                start + (round / self.rounds % places) as usize * self.stride
-            }
+        let places = self.places();
+        let place = match self.kind {
+            WindowKind::Fixed => 0,
+            WindowKind::Random => ((draw * places as f64) as usize).min(places - 1),
+            WindowKind::Sliding => (round / self.rounds % places as u64) as usize,
         };
+        let first = start + place * self.distance();
         first..(first + self.size).min(end)
     }
 }
@@ -98,6 +115,18 @@ mod tests {
         let sliding = windows(WindowKind::Sliding);
         let firsts: Vec<usize> = (0..10).map(|round| sliding.at(round, 0.0).start).collect();
         assert_eq!(firsts, [2, 2, 4, 4, 6, 6, 8, 8, 2, 2]);
+    }
+
+    #[test]
+    fn mean_start_is_that_of_all_places() {
+        for (kind, size) in
+            [(WindowKind::Fixed, 3), (WindowKind::Random, 3), (WindowKind::Random, 9), (WindowKind::Sliding, 3)]
+        {
+            let windows = Windows { size, ..windows(kind) };
+            let starts: Vec<usize> = (0..80).map(|i| windows.at(i, (i as f64 + 0.5) / 80.0).start).collect();
+            let mean = starts.iter().sum::<usize>() as f64 / 80.0;
+            assert_eq!(windows.mean_start(), mean, "{kind:?} {size}");
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(crate) struct RoundOptions<'a> {
     pub(crate) shared: &'a SharedOptions,
     /// Whether all videos of a prompt start from the same noise.
     pub(crate) same_start: bool,
+    /// Whether they also share the steps before the first one that is explored, which are computed once.
+    pub(crate) share_prefix: bool,
 }
 
 /// The state of a round, which its prompts share.
@@ -121,6 +123,8 @@ struct Scores {
 pub(crate) trait Explore {
     /// The record of a batch of videos.
     type Record;
+    /// Number of the first steps that are left to the sampler, of the sample in `row`.
+    fn prefix(&self, row: u64) -> usize;
     /// Begins the rollout of the videos with these keys, of the sample in `row`.
     fn begin(&mut self, row: u64, keys: &[u64]);
     /// As [`crate::sampling::OwnStep`].
@@ -134,6 +138,9 @@ pub(crate) struct NoExploration;
 
 impl Explore for NoExploration {
     type Record = ();
+    fn prefix(&self, _row: u64) -> usize {
+        0
+    }
     fn begin(&mut self, _row: u64, _keys: &[u64]) {}
     fn step(&mut self, _i: usize, _xs: &[Tensor], _vs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
         Ok(None)
@@ -187,22 +194,37 @@ fn generate_group<E: Explore>(
     let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, negative)?;
     let key = draw_key(sample, repeats);
     let keys: Vec<u64> = (0..shared.group_size).map(|k| rollout_key(key, k)).collect();
+    let (source, number, shape) = (ctx.noise, ctx.step, &conditions.prompt.latent_shape);
+    let noise = |key: u64| source.latents(number, key, shape);
+    let (first, steps) =
+        (if options.share_prefix { explore.prefix(sample.index) } else { 0 }, sampling.schedule.steps());
+    let branch = match first {
+        0 => None,
+        _ => {
+            let mut step = |i: usize, _: &[Tensor], _: &[Tensor]| {
+                watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
+                Ok(None)
+            };
+            let model = diffusion(ctx.model, algorithm)?;
+            sampling.generate_together(model, &conditions, &[noise(key)?], 0..first, Adapter::On, &mut step)?.pop()
+        }
+    };
     let (mut videos, mut records, mut missing) = (Vec::new(), Vec::new(), None);
     for (part, keys) in keys.chunks(shared.at_once.max(1)).enumerate() {
-        let start = |own: &u64| {
-            let start = if options.same_start { key } else { *own };
-            ctx.noise.latents(ctx.step, start, &conditions.prompt.latent_shape)
+        let start = |own: &u64| match &branch {
+            Some(branch) => Ok(branch.clone()),
+            None => noise(if options.same_start { key } else { *own }),
         };
-        let noises = keys.iter().map(start).collect::<Result<Vec<_>>>()?;
+        let starts = keys.iter().map(start).collect::<Result<Vec<_>>>()?;
         explore.begin(sample.index, keys);
         let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
-            let of = (part * shared.at_once + 1, shared.group_size, i + 1, sampling.schedule.steps());
+            let of = (part * shared.at_once + 1, shared.group_size, i + 1, steps);
             let words = format!("video {} of {}: denoising step {} of {}", of.0, of.1, of.2, of.3);
             watch.begin(ROLLOUT, Some(&words))?;
             explore.step(i, xs, vs)
         };
         let model = diffusion(ctx.model, algorithm)?;
-        let latents = sampling.generate_together(model, &conditions, &noises, Adapter::On, &mut step)?;
+        let latents = sampling.generate_together(model, &conditions, &starts, first..steps, Adapter::On, &mut step)?;
         records.push(explore.end());
         for (key, latents) in keys.iter().zip(latents) {
             watch.begin(DECODE, Some("decoding"))?;

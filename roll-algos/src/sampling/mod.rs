@@ -5,6 +5,8 @@ mod guidance;
 mod options;
 mod scale;
 
+use std::ops::Range;
+
 use crate::{FlowSchedule, Sampler};
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Generator, Grad, Progress, Result, ResultExt, Tensor,
@@ -80,22 +82,24 @@ impl Sampling {
         Ok(x)
     }
 
-    /// Like [`Sampling::generate`], for several videos as a batch. `step` receives the latents before each step and
-    /// their velocities; it may return the latents after the step and so replace the sampler.
+    /// Like [`Sampling::generate`], for several videos as a batch, and for `range` of the steps: `starts` are the latents
+    /// before the first of them. The sampler begins there, without a history. `step` receives the latents before each step
+    /// and their velocities; it may return the latents after the step and so replace the sampler.
     pub fn generate_together(
         &self,
         model: &mut dyn DiffusionModel,
         conditions: &Conditions,
-        noises: &[Tensor],
+        starts: &[Tensor],
+        range: Range<usize>,
         adapter: Adapter,
         step: &mut OwnStep<'_>,
     ) -> Result<Vec<Tensor>> {
         let Self { schedule, sampler, guidance } = self;
         let first_frames =
             |xs: &[Tensor]| xs.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<Vec<_>>>();
-        let mut xs = first_frames(noises)?;
-        let mut steps = vec![sampler.start(); noises.len()];
-        for i in 0..schedule.steps() {
+        let mut xs = first_frames(starts)?;
+        let mut steps = vec![sampler.start(); starts.len()];
+        for i in range {
             let found = guidance.velocities(model, &xs, schedule.timestep(i), conditions, adapter, Grad::Skip)?;
             let vs = found.velocity.unstack()?;
             let next = match step(i, &xs, &vs)? {

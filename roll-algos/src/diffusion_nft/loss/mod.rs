@@ -5,6 +5,7 @@
 //! gradient in v, in f64. Means are over the elements that count.
 
 pub mod awm;
+pub mod dgpo;
 pub mod nft;
 
 use roll_core::Result;
@@ -65,7 +66,7 @@ impl Noised<'_> {
     }
 
     /// `mean((v - (noise - x_0))^2)`, the loss of flow matching.
-    fn matching(&self, velocity: &[f32]) -> f64 {
+    pub fn matching(&self, velocity: &[f32]) -> f64 {
         self.mask.mean(|i| (f64::from(velocity[i]) - self.target(i)).powi(2))
     }
 
