@@ -73,14 +73,17 @@ fn an_environment_may_be_a_separate_process() {
     let process = [
         "env.name=process",
         "env.command=[sh, counter.sh]",
-        "algo.max_tokens_per_step=4",
+        "algo.max_tokens_per_step=40",
         "training.max_skipped_steps=0",
     ];
     let output = agent(dir.path(), &process);
     assert!(output.status.success(), "{}", stderr_text(&output));
     let episodes = lines(&dir.path().join("run/trajectories.jsonl"));
     assert!(episodes.iter().all(|e| e["score"] == 1.0 && e["ending"] == "terminated"), "{}", episodes[0]);
-    // Actions do not contain the end token; each reset names its split, training or validation.
+    // Actions do not contain the end token, with which some answers end; each reset names its split, training or
+    // validation.
+    let mut answers = episodes.iter().flat_map(|episode| episode["turns"].as_array().unwrap());
+    assert!(answers.any(|turn| turn["response"].as_str().unwrap().ends_with("<|end|>")), "{}", episodes[0]);
     let requests = lines(&dir.path().join("requests.txt"));
     let texts: Vec<&str> = requests.iter().filter_map(|request| request["step"]["action"].as_str()).collect();
     assert!(!texts.is_empty() && texts.iter().all(|text| !text.contains("<|end|>")), "{texts:?}");

@@ -4,7 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use crate::world::{World, fails, stderr_text};
+use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
+
+use crate::world::{SHORT, World, fails, stderr_text};
 
 /// Writes a file of `world`.
 fn write(world: &World, name: &str, bytes: &[u8]) {
@@ -148,6 +150,21 @@ fn likely_mistakes_are_warned_of() {
         "holds all weights of a network and no LoRA",
     ];
     warned.iter().for_each(|warning| assert!(text.contains(warning), "no {warning} in: {text}"));
+}
+
+#[test]
+fn a_lora_of_another_base_is_warned_of() {
+    let world = World::new(1);
+    world.train("adapter", 1, &[&SHORT[..], &["reward.name=brightness"]].concat());
+    init_tiny(world.path("other"), WanKind::I2v, 4).unwrap();
+    for (base, is_warned) in [("tiny", false), ("other", true)] {
+        let paths = format!("model.model_paths={base}/wan22_paths.json");
+        let own = [paths.as_str(), "model.lora_checkpoint=adapter", "model.lora_rank=null"];
+        let settings = [&SHORT[..], &["reward.name=brightness"], &own].concat();
+        let output = world.training(&format!("on-{base}"), 1, &settings).output().unwrap();
+        let text = stderr_text(&output);
+        assert_eq!(text.contains("was trained on another base"), is_warned, "{base}: {text}");
+    }
 }
 
 #[test]

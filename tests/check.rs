@@ -344,3 +344,22 @@ fn notes_name_keys_without_effect_and_a_cpu_that_gpus_were_planned_for() {
     let (_, text) = ends_well(&world, &["check"], &long);
     assert!(text.contains("\"a face a face") && text.contains("is cut to"), "{text}");
 }
+
+#[test]
+fn notes_name_keys_without_effect_of_every_algorithm_on_videos() {
+    let world = World::new(1);
+    let guidance = "`algo.negative_prompt: blurred` has no effect";
+    let clip = "`algo.clip_range: 0.01` has no effect: with one update a step";
+    let end_image = "`end_image` in `model.extra_inputs` has no effect on training";
+    for (base, setting, note) in [
+        (Base::Fl, "algo.negative_prompt=blurred", guidance),
+        (Base::Nft, "algo.negative_prompt=blurred", guidance),
+        (Base::Grpo, "algo.negative_prompt=blurred", guidance),
+        (Base::Fm, "algo.negative_prompt=blurred", guidance),
+        (Base::Grpo, "algo.clip_range=0.01", clip),
+        (Base::Fl, "model.extra_inputs=input_image,end_image", end_image),
+    ] {
+        let (_, text) = ends_well(&world, &["check", "--steps", "1"], &[&base.settings()[..], &[setting]].concat());
+        assert!(text.contains(note), "{setting}: no {note} in: {text}");
+    }
+}

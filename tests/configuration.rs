@@ -181,3 +181,22 @@ fn the_configuration_reference_is_up_to_date() {
     let remedy = "roll config --reference --format markdown > docs/src/configuration-reference.md";
     assert!(page.unwrap() == printed, "another page is printed now: {remedy}");
 }
+
+#[test]
+fn algorithms_on_language_models_have_learning_rates_of_their_own() {
+    let world = World::new(0);
+    for (algorithm, rate) in [("sft", "0.0001"), ("agentic_ppo", "0.00001")] {
+        let listing = world.done(&["config", "--set", &format!("algo.name={algorithm}")]);
+        let line = listing.lines().find(|line| line.starts_with("training.learning_rate:")).unwrap();
+        assert_eq!(line.split_whitespace().nth(1), Some(rate), "{algorithm}");
+    }
+}
+
+#[test]
+fn an_empty_file_is_refused() {
+    let world = World::new(0);
+    for text in ["", "# nothing\n"] {
+        std::fs::write(world.path("empty.yaml"), text).unwrap();
+        fails(&world.roll(&["check", "--config", "empty.yaml"]), 2, &["empty.yaml", "the file is empty"]);
+    }
+}

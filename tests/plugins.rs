@@ -66,6 +66,8 @@ fn policy_gradient_plugins_reproduce_the_bits() {
         assert_eq!(loaded, linked, "{name}");
         let summed = run(&format!("summed-{name}"), &["--set", "algo.several_rewards=sum"]);
         assert_ne!(summed.1, linked.1, "{name}: as if there were one reward");
+        let spread = run(&format!("spread-{name}"), &["--set", "algo.advantage_spread=none"]);
+        assert_ne!(spread.1, linked.1, "{name}: the spread of several rewards is an option");
     }
 }
 

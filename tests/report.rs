@@ -88,3 +88,16 @@ fn a_browser_shows_the_curves_and_videos_of_reports() {
         assert!(dom.matches("<polyline").count() >= 4, "{page}: curves are missing");
     }
 }
+
+#[test]
+fn the_page_names_the_key_that_an_algorithm_reads_and_writes_keys_as_code() {
+    let world = World::new(0);
+    let message = |role: &str| format!(r#"{{"role": "{role}", "content": "a"}}"#);
+    let row = format!("{{\"messages\": [{}, {}]}}\n", message("user"), message("assistant"));
+    std::fs::write(world.path("talk.jsonl"), row.repeat(2)).unwrap();
+    let settings = ["algo.name=sft", "model.name=causal_lm", "algo.data=talk.jsonl", "algo.batch_size=2"];
+    let settings = settings.iter().flat_map(|setting| ["--set", setting]);
+    world.done(&["run", "--steps", "2", "--out", "run"].into_iter().chain(settings).collect::<Vec<_>>());
+    let page = std::fs::read_to_string(world.path("run/report.html")).unwrap();
+    assert!(page.contains("<code>algo.val_data</code>, conversations that were not trained on"), "{page}");
+}

@@ -135,3 +135,15 @@ fn rejects_configurations_that_cannot_be_split_over_ranks() {
     fails(&none, 2, &["--ranks", "at least 1"]);
     assert!(!world.path("alone").exists() && !world.path("none").exists());
 }
+
+#[test]
+fn many_ranks_on_a_core_are_warned_of() {
+    let world = World::new(1);
+    let dry = |ranks: usize| {
+        let mut command = training(&world, "run", 1, ranks, &["training.per_device_train_batch_size=1"]);
+        command.arg("--dry-run").env("RAYON_NUM_THREADS", "1");
+        stderr_text(&command.output().unwrap())
+    };
+    let (many, few) = (dry(5), dry(4));
+    assert!(many.contains("5 ranks share 1 threads") && !few.contains("ranks share"), "{many}{few}");
+}

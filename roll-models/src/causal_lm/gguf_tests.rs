@@ -10,6 +10,7 @@ use super::config::LmConfig;
 use super::gguf;
 use super::loaded::LoadedModel;
 use super::network::Network;
+use super::source;
 use super::tokenizer::Tokenizer;
 use crate::weights::gguf::tests::Writer;
 
@@ -84,6 +85,9 @@ fn opened(file: &Writer) -> roll_core::Result<LoadedModel> {
     let tokenizer = Tokenizer::parse(files["tokenizer.json"].as_bytes()).unwrap();
     assert_eq!(tokenizer.encode("ab<end> a").unwrap(), model.tokenizer.as_ref().unwrap().encode("ab<end> a").unwrap());
     assert!(files["tokenizer_config.json"].contains(r#""eos_token": "<end>""#));
+    // Checkpoints of a full training have them, those of an adapter do not.
+    let beside = |with_files| source::origin(Some(&path), None, with_files).map(|origin| origin.files);
+    assert_eq!((beside(true)?, beside(false)?.len()), (files, 0));
     Ok(model)
 }
 

@@ -219,6 +219,7 @@ fn dying_hanging_and_closing_programs_are_errors_in_time() {
 fn prints_do_not_corrupt_frames() {
     let Some(python) = python() else { return };
     let body = "
+print('a line before')
 def score(frames):
     print('a line'); os.write(1, b'bytes'); os.system('echo from a child')
     return 2.0

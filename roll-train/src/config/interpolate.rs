@@ -339,7 +339,8 @@ mod tests {
 
     #[test]
     fn variables_are_no_yaml_but_numbers_words_and_lists() {
-        for text in ["-----BEGIN KEY-----\nMIIE: x\n-----END KEY-----\n", "a #b", "pass: word", "- x", "x", "a\n[1]"] {
+        let key = "-----BEGIN KEY-----\nMIIE\n-----END KEY-----\n";
+        for text in [key, "-----BEGIN KEY-----\nMIIE: x\n", "a #b", "pass: word", "- x", "x", "a\n[1]"] {
             assert_eq!(of_variable(text.into()).kind, ValueKind::String(text.into()), "{text}");
         }
         assert_eq!(of_variable("7".into()).kind, ValueKind::U64(7));

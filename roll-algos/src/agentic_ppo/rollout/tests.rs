@@ -1,11 +1,15 @@
 #![allow(clippy::unwrap_used)]
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use roll_core::{Observation, Silent, Transition};
 use roll_testing::Bigram;
 
 use super::*;
+
+/// Time in which all threads of a test reach the same place, on any machine.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Shows its seed; ends after `last` turns, rewards `x`, and goes wrong on demand.
 struct World {
@@ -244,28 +248,69 @@ fn a_template_that_fails_or_forgets_is_an_error() {
 
 #[test]
 fn environments_work_at_the_same_time() {
-    let together = Mutex::new(0);
-    let barrier = std::sync::Barrier::new(40);
+    let (here, arrived) = (Mutex::new(0), Condvar::new());
     in_parallel(&mut [(); 40], 64, |()| {
-        // Returns only when all are here.
-        barrier.wait();
-        *together.lock().unwrap() += 1;
+        let mut here = here.lock().unwrap();
+        *here += 1;
+        arrived.notify_all();
+        // Goes on only when all are here.
+        let (_here, waited) = arrived.wait_timeout_while(here, PATIENCE, |here| *here < 40).unwrap();
+        assert!(!waited.timed_out(), "40 items are not worked on at the same time");
     });
-    assert_eq!(*together.lock().unwrap(), 40);
     in_parallel(&mut Vec::<()>::new(), 64, |()| ());
+}
+
+/// Counts the environments that work now, and the most that did; waits until `together` of them do.
+struct Meets {
+    counts: Arc<(Mutex<[usize; 2]>, Condvar)>,
+    together: usize,
+}
+
+impl Environment for Meets {
+    fn reset(&mut self, _seed: u64) -> Result<Observation> {
+        let (counts, arrived) = &*self.counts;
+        let mut now = counts.lock().unwrap();
+        now[0] += 1;
+        now[1] = now[1].max(now[0]);
+        arrived.notify_all();
+        let patience = if self.together == 1 { Duration::from_millis(20) } else { PATIENCE };
+        let least = self.together.max(2);
+        let (mut now, _) = arrived.wait_timeout_while(now, patience, |now| now[1] < least).unwrap();
+        now[0] -= 1;
+        Ok(Observation { text: "o".into() })
+    }
+
+    fn step(&mut self, _action: &str) -> Result<Transition> {
+        let observation = Observation { text: "o".into() };
+        Ok(Transition { observation, reward: 0.0, terminated: true, truncated: false, valid: true })
+    }
+}
+
+#[test]
+fn as_many_environments_work_at_once_as_the_option_permits() {
+    for at_once in [1, 5] {
+        let counts = Arc::default();
+        let meets = |_| Box::new(Meets { counts: Arc::clone(&counts), together: at_once }) as Box<dyn Environment>;
+        let mut environments: Vec<_> = (0..6).map(meets).collect();
+        let config = AgenticPpoConfig { max_env_step_concurrent: at_once, ..config() };
+        rollout(&config, plan(0, false), &mut environments, &mut Bigram::of("xy")).unwrap();
+        assert_eq!(counts.0.lock().unwrap()[1], at_once);
+    }
 }
 
 #[test]
 fn no_more_environments_work_at_once_than_permitted_and_none_waits_for_a_slow_one() {
     let (working, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let (done, last) = (Mutex::new(0), std::sync::Condvar::new());
+    let (done, last) = (Mutex::new(0), Condvar::new());
     let mut items: Vec<usize> = (0..30).collect();
     in_parallel(&mut items, 3, |item| {
         most.fetch_max(working.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
         let mut done = done.lock().unwrap();
         if *item == 0 {
             // As slow as all others together.
-            done = last.wait_while(done, |done| *done < 29).unwrap();
+            let (others, waited) = last.wait_timeout_while(done, PATIENCE, |done| *done < 29).unwrap();
+            assert!(!waited.timed_out(), "the others wait for the slow one");
+            done = others;
         }
         *done += 1;
         last.notify_all();
