@@ -224,6 +224,7 @@ fn agentic_examples_of_roll_run_and_match_the_documentation() {
             "algo.max_tokens_per_step=12",
             // The tokenizer knows few words, so that texts have many tokens.
             "algo.sequence_length=2000",
+            // In so short a run, nothing may be trained. 0: skipped steps never stop the run.
             "training.max_skipped_steps=0",
         ];
         let settings = smaller.iter().flat_map(|setting| ["--set", setting]);
@@ -232,7 +233,8 @@ fn agentic_examples_of_roll_run_and_match_the_documentation() {
         let messages = stderr_text(&output);
         assert!(output.status.success(), "{file}: {messages}");
         assert_eq!(counts(&messages), Some((with, without)), "{file}: {messages}");
-        // Each of them has a reason of its own, not the reason of an unknown key.
+        // Every key without effect is listed with a reason of its own: "there is nothing like it" is printed for keys
+        // that the importer does not know.
         assert!(!messages.contains("there is nothing like it"), "{file}: {messages}");
         let metrics = std::fs::read_to_string(here.join("run/metrics.jsonl")).unwrap();
         // A row of step 0 has the validation before training.
@@ -279,13 +281,15 @@ fn agentic_configurations_of_roll_run_unchanged() {
     done(here, &["init-tiny", "tiny", "--kind", "lm"]);
     for (file, metric, counted) in [("ppo", "critic/loss", PPO_COUNTS), ("gigpo", "actor/kl_loss", GIGPO_COUNTS)] {
         let config = format!("examples/agent/{file}.yaml");
-        // In so short a run, all episodes of every group may fail alike, and nothing is trained. 0: the run goes on.
+        // In so short a run, all episodes of every group may fail alike, and nothing is trained. 0: skipped steps never
+        // stop the run.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
         let messages = stderr_text(&output);
         assert!(output.status.success(), "{messages}");
         assert_eq!(counts(&messages), Some(counted), "{messages}");
-        // Each of them has a reason of its own, not the reason of an unknown key.
+        // Every key without effect is listed with a reason of its own: "there is nothing like it" is printed for keys
+        // that the importer does not know.
         assert!(!messages.contains("there is nothing like it"), "{messages}");
         let rows = std::fs::read_to_string(here.join(file).join("metrics.jsonl")).unwrap();
         let last: serde_json::Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();

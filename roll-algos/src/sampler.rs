@@ -125,8 +125,9 @@ impl UnipcStep {
         self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse_r * (earlier - m))
     }
 
-    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. The
-    /// weights w and u make the step exact for data that are a polynomial in lambda of degree 2 (of degree 1 without e).
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. With
+    /// e, the weights w and u make the step exact for data that are a polynomial in lambda of degree 2. Without e, w is
+    /// 1/2 as in the official inference: the limit of `mean_tau` for small h.
     fn corrected(&self, to: f64, data_at_end: &[f32]) -> Vec<f32> {
         let (b, [h, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
         let (w, u) = match self.before {
@@ -136,8 +137,8 @@ impl UnipcStep {
                 let mean_tau = (b / -h - 1.0) / b;
                 let mean_tau_squared = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
                 // `tau` is 1 at t and r at e. The step is exact for the degrees 1 and 2 if `w + r u = mean_tau` and
-                // `w + r^2 u = mean_tau_squared`. Their difference is `r u (1 - r)`. It is solved for `r u` by 1 / r,
-                // since r is infinite after a start at pure noise: `1 / (1 - r) = (1 / r) / (1 / r - 1)`.
+                // `w + r^2 u = mean_tau_squared`. So `r u (1 - r) = mean_tau - mean_tau_squared`, written
+                // with 1 / r, which is 0 after a start at pure noise, where r is infinite.
                 let r_times_u = (mean_tau - mean_tau_squared) * inverse_r / (inverse_r - 1.0);
                 (mean_tau - r_times_u, r_times_u * inverse_r)
             }

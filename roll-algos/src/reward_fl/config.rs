@@ -136,35 +136,21 @@ impl RewardFlConfig {
     }
 
     fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<RolloutPlan> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("algo.{name}"), problem));
         check_ranges("algo", self)?;
-        let default = Self::default().num_inference_steps;
-        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        self.check_steps()?;
         let schedule = self.levels(sampler).schedule(facts).in_section("algo")?;
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
-        let (mid, last, steps) = (self.mid_timestep, self.final_timestep, schedule.steps());
-        if last >= steps {
-            let range = match &self.timesteps {
-                Some(_) => format!("0 to {} with {steps} timesteps", steps - 1),
-                None => format!("0 to {} with num_inference_steps {steps}", steps - 1),
-            };
-            return key("final_timestep", format!("must be a step, {range}; found {last}"));
-        }
-        if mid > last {
-            return key("mid_timestep", format!("must be at most final_timestep, {last}; found {mid}"));
-        }
+        let (mid, last) = (self.mid_timestep, self.final_timestep);
         let mut trained = self.window(&schedule);
         if trained.is_empty() {
             let levels = format!("{:.3} to {:.3}", schedule.sigma(last).0, schedule.sigma(mid).0);
-            return key(
-                "min_timestep_boundary",
-                format!(
-                    "no step is left to train: steps {mid} to {last} have timestep / 1000 from {levels}, outside \
-                     min_timestep_boundary {} to max_timestep_boundary {}; leave both out to train them all, as the \
-                     original does, which ignores them",
-                    self.min_timestep_boundary, self.max_timestep_boundary
-                ),
+            let problem = format!(
+                "no step is left to train: steps {mid} to {last} have timestep / 1000 from {levels}, outside \
+                 min_timestep_boundary {} to max_timestep_boundary {}; leave both out to train them all, as the \
+                 original does, which ignores them",
+                self.min_timestep_boundary, self.max_timestep_boundary
             );
+            return Err(Error::config("algo.min_timestep_boundary", problem));
         }
         let acting: Vec<usize> = trained.iter().copied().filter(|i| schedule.is_trained(*i, facts)).collect();
         trained.retain(|i| acting.first().is_none_or(|first| i >= first));
@@ -182,6 +168,26 @@ impl RewardFlConfig {
             early_stop,
             latent_dtype,
         })
+    }
+
+    /// Fails unless `mid_timestep` to `final_timestep` are steps of the rollout.
+    pub(super) fn check_steps(&self) -> Result<()> {
+        let default = Self::default().num_inference_steps;
+        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        let (mid, last) = (self.mid_timestep, self.final_timestep);
+        let (steps, of) = match &self.timesteps {
+            Some(timesteps) => (timesteps.len(), format!("{} timesteps", timesteps.len())),
+            None => (self.num_inference_steps, format!("num_inference_steps {}", self.num_inference_steps)),
+        };
+        if last >= steps {
+            let problem = format!("must be a step, 0 to {} with {of}; found {last}", steps.saturating_sub(1));
+            return Err(Error::config("algo.final_timestep", problem));
+        }
+        if mid > last {
+            let problem = format!("must be at most final_timestep, {last}; found {mid}");
+            return Err(Error::config("algo.mid_timestep", problem));
+        }
+        Ok(())
     }
 
     /// Whether step `step` (from 0) measures the gradients of reward and KL separately.

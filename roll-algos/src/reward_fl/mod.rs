@@ -336,7 +336,8 @@ roll_core::register! {
 
 fn passes(options: &Options) -> Result<Passes> {
     let config: RewardFlConfig = parse_options(Kind::Algorithm.section(), options)?;
-    let window = (config.final_timestep + 1).saturating_sub(config.mid_timestep);
+    config.check_steps()?;
+    let window = config.final_timestep + 1 - config.mid_timestep;
     let [trained, more] = config.trained_steps.count(window);
     let steps = config.final_timestep + 1 + more;
     // The loss on the clip computes one velocity, without guidance.

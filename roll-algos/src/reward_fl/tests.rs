@@ -67,8 +67,9 @@ impl Bench {
     ///
     /// - `references` (without the adapter, for the KL): always.
     /// - `unprompted` (under the negative prompt): if `guidance_gradient` is `Conditional`.
-    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`. The untrained steps of a window come
-    ///   before the trained ones; a test in which they use the adapter freezes them by the model's field `early`.
+    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`. There the untrained steps come first. They
+    ///   have no adapter to move, unless a test says otherwise; it then sets `model.early = (timestep, adapter)`, and
+    ///   steps above that timestep use this copy of the adapter.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();

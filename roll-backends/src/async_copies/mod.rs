@@ -25,7 +25,9 @@
 //!    wait before its memory is freed.
 //! 4. A buffer returns to the pool together with the event after its last copy. The next user makes its stream wait for
 //!    that event or, if the host itself reads or writes the buffer, makes the host wait.
-//! 5. If a call fails, the host waits for the copies that may have been queued before memory is freed. If that fails
+//! 5. A copy to the GPU reads its buffer after the copy that filled it: kernels have been made to wait for that copy, or
+//!    the host has waited, and by rule 3 the copy to the GPU waits for the kernels.
+//! 6. If a call fails, the host waits for the copies that may have been queued before memory is freed. If that fails
 //!    too, the memory is leaked.
 //!
 //! Page-locking is slow (tenths of a second per GB) and is therefore done once: the pool keeps its buffers over the
@@ -130,7 +132,7 @@ impl<R: Runtime> CopyStreams<R> {
             Err(failed) => {
                 match self.runtime.synchronize_stream(Stream::ToHost) {
                     Ok(()) => lock(&self.pool).put(buffer),
-                    Err(_) => mem::forget(source), // rule 5
+                    Err(_) => mem::forget(source), // rule 6
                 }
                 Err(failed)
             }
@@ -179,8 +181,8 @@ impl<R: Runtime> CopyStreams<R> {
     }
 
     /// # Safety
-    /// The requirements of [`D2hCopy::begin_h2d`]; `buffer` must be full, or kernels queued from now on must already
-    /// wait for the copy that fills it.
+    /// The requirements of [`D2hCopy::begin_h2d`]; kernels must wait for the copy that fills `buffer`, or the host
+    /// have waited (rule 5).
     unsafe fn queue_h2d<T>(
         self: &Arc<Self>,
         buffer: &Buffer<R>,
@@ -191,8 +193,8 @@ impl<R: Runtime> CopyStreams<R> {
         let queue = || {
             let memory_free = self.runtime.record_event(Stream::Compute)?;
             self.runtime.stream_wait_event(Stream::ToDevice, &memory_free)?;
-            // SAFETY: this stream waits for the compute stream, so until the memory is free and, as the caller promises,
-            // the buffer is full. Both are held until the copy has finished or the streams wait for it.
+            // SAFETY: rules 3 and 5: this stream waits for the compute stream, so the memory is free and the buffer full.
+            // Both are held until the copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, device_address, buffer.at, bytes)? };
             self.runtime.record_event(Stream::ToDevice)
         };
@@ -200,7 +202,7 @@ impl<R: Runtime> CopyStreams<R> {
             Ok(done) => Ok(H2dCopy { copy_streams: self.clone(), done: Arc::new(done), tensor: Some(to) }),
             Err(failed) => {
                 if self.runtime.synchronize_stream(Stream::ToDevice).is_err() {
-                    mem::forget(to); // rule 5
+                    mem::forget(to); // rule 6
                 }
                 Err(failed)
             }
@@ -237,8 +239,8 @@ impl<R: Runtime, T> D2hCopy<R, T> {
         let Some(buffer) = &mut self.buffer else {
             return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
-        // SAFETY: as the caller promises. The buffer is full before a kernel queued from now on runs: `release` made
-        // the compute stream wait for `done`, unless `bytes` released the source, and then this thread has waited.
+        // SAFETY: as the caller promises. Rule 5: `release` made kernels wait for `done`, now or earlier, or `bytes` made
+        // this thread wait.
         let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address)? };
         buffer.last = Some(copy.done.clone());
         Ok(copy)
@@ -258,7 +260,7 @@ impl<R: Runtime, T> Drop for D2hCopy<R, T> {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
         if self.release().is_err() && self.copy_streams.runtime.synchronize_stream(Stream::ToHost).is_err() {
-            mem::forget(self.source.take()); // rule 5
+            mem::forget(self.source.take()); // rule 6
             return;
         }
         lock(&self.copy_streams.pool).put(buffer);
@@ -280,7 +282,7 @@ impl<R: Runtime, T> Drop for H2dCopy<R, T> {
         if runtime.stream_wait_event(Stream::Compute, &self.done).is_err()
             && runtime.synchronize_stream(Stream::ToDevice).is_err()
         {
-            mem::forget(tensor); // rule 5
+            mem::forget(tensor); // rule 6
         }
     }
 }

@@ -50,8 +50,8 @@ pub struct CausalLmOptions {
     /// Storage of frozen weights: `f32`, `bf16`, or `auto`: bf16 on GPUs, as in the file on the CPU (quantised weights
     /// of a GGUF file stay quantised).
     pub weights_dtype: WeightsDType,
-    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 where the
-    /// weights are and the device is a GPU. Norms, residuals, adapters' weights and gradients are f32 either way.
+    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 if the
+    /// weights are bf16 and the device is a GPU, else f32. Norms, residuals, adapters' weights and gradients are f32 either way.
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,
@@ -176,8 +176,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let initial_adapter = initial_adapter(options, context, &config)?;
     let trainable = initial_adapter.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
     let (trainable, initial_adapter) = match context.headers_only && trainable == Trainable::Full {
-        // With `headers_only` the weights are placeholders. Training all of them would still allocate parameters and
-        // gradients, so the check uses a LoRA of rank 1.
+        // With `headers_only`, a configuration is only checked, and weights are placeholders. Training all of them would
+        // still allocate parameters and gradients: a LoRA of rank 1 takes their place.
         true => {
             let targets = split(config.linear_layers());
             (Trainable::Lora { rank: 1, alpha: 1.0, targets }, None)
@@ -217,9 +217,10 @@ pub(super) fn initial_adapter(
 ) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
     let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
-    // An expert that only the file name suggests is ignored: `high` may be a word of it.
+    // Adapters of video models may be for the high-noise or the low-noise expert. Such an adapter is refused, unless only
+    // its file name suggests it: there, `high` may mean something else.
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {
-        let problem = "is an adapter for one of two experts: a language model has none";
+        let problem = "is an adapter for one of the two experts of a video model: a language model has none";
         return Err(Error::bad_file(&adapter.path, problem));
     }
     let weights = config.weights();

@@ -1,7 +1,8 @@
 //! [`Model`] across the boundary: its table of C functions, models lent for a call, and adapter files as arguments and
 //! results.
 //!
-//! Diffusion and language models have files and tables of their own; their functions take the same state pointer.
+//! [`Argument`] types are passed by value and [`Lend`] types by reference; [`Answer`] types are results, whose memory the
+//! caller takes over. Diffusion and language models have files and tables of their own; their functions take the same state pointer.
 //! P1 to P9 are the rules of [`crate::abi`].
 
 use std::collections::BTreeMap;
@@ -19,9 +20,10 @@ use super::wire::{Answer, Argument, Lend};
 use super::{diffusion, language, parts};
 use crate::{DiffusionModel, Distribution, LanguageModel, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
-// The notation of `crossing!`. `or`: the result if the call fails; `absent`: the result if the other side has no such
-// function. After `by hand`, the brackets list functions of the C table that this file defines below the macro; the braces
-// hold methods of `Model` for `ForeignModel`.
+// For each method, `crossing!` generates the C function that serves it on a `Target`, the model behind the state
+// pointer, and the method of `ForeignModel` that calls this function. `ref` and `mut`: the kind of `self`. `or`: the
+// result if the call fails. `absent`: the result if the other side has no such function. After `by hand`, the brackets
+// list functions of the C table that this file defines below the macro; the braces hold methods of `ForeignModel`.
 crossing! {
     Model for ForeignModel, table RollModelTable of Target {
         ref fn read_parameters(out: &mut [f32]);

@@ -1,6 +1,7 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 //!
-//! `open` builds the parts of a run from its configuration and `state` its checkpoints; the loop itself is here.
+//! `open` builds the parts of a run from its configuration; `state` writes checkpoints and resumes from them. The loop
+//! itself is here.
 //! Between steps, `measure` evaluates and validates, `hacking` looks for reward hacking, `pace` logs the remaining
 //! time, and `idle` stops a run in which nothing is trained. `tensors` saves an algorithm's tensors. `overview` is
 //! logged at the start; `summary` is written at the end.
@@ -255,7 +256,8 @@ impl Trainer {
             (saves && measures && self.measures(), Work::Save),
             (measures, Work::Measure),
             (true, Work::Log { always: due(config.logging_steps) }),
-            // A checkpoint, or, if the first `Save` was due, the evaluation added to it.
+            // Without the first `Save`, this one writes the checkpoint with its evaluation, and `Amend` finds nothing to
+            // add. After the first `Save`, this one finds its checkpoint, and `Amend` adds the evaluation.
             (saves, Work::Save),
             (saves, Work::Amend),
         ];

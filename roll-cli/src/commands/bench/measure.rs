@@ -151,10 +151,9 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     Ok(best)
 }
 
-/// Measures a round that warms up and then `rounds` more. A round runs each phase once, or with `whole_step` a whole
-/// step. Times are medians without the warm-up. Peak memory is the maximum: of phases with the warm-up, of whole steps
-/// without it. `progress` is called after each phase, and after
-/// each round but the warm-up.
+/// Measures `rounds` rounds after one that warms up. A round runs each phase once, or with `whole_step` a whole step; the
+/// warm-up is a whole step only with `offload`, too. Times are medians without the warm-up. Peaks of phases include the
+/// warm-up, those of whole steps do not. `progress` is called after each phase, and after each round but the warm-up.
 pub fn measure_step(
     fixture: &mut Fixture,
     preset: &Preset<'_>,
@@ -194,8 +193,8 @@ pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
     let counted = preset.plan().time();
     let passes = &preset.passes;
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
-    // The plan has a total for all passes of a kind (`time/rollout` for all forward passes, the reference's included),
-    // and each pass of a kind takes the same number of operations.
+    // The plan has a total for all passes of a kind. A forward pass of the reference takes as many operations as one of
+    // `time/rollout`.
     let of = |name: &str| {
         let (plan_phase, passes) = match name {
             "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),

@@ -74,6 +74,8 @@ impl Plan {
             copies * frames * height * width * 3 * 4,
             format!("{copies} x {frames} frames x {height} x {width} pixels x 12 B"),
         ));
+        // To recompute a chunk (latent frame) in its pullback, the decoder keeps its state, the feature caches, at some
+        // borders of chunks. Offloaded states are in host memory and count here, others in `decoder_pullback`.
         if self.offload_inputs && gpu && with_gradient > 0 {
             let [chunks, h, w] = self.latent_size();
             let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);

@@ -24,12 +24,13 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         return Err(Error::config("model.name", problem));
     }
     let networks = find_networks(&options, input.network.as_deref(), context)?;
-    // No adapter is read, so none names the experts that it is for. All trained experts are trained alike: the first
-    // decides what is counted for each.
+    // `&[]`: the experts that adapter files are for. The plan reads no adapter.
     let trained = options.trained_experts(networks.experts > 1, &[])?;
+    // What is trained is the same in all trained experts: the first represents them.
+    let first_trained = trained.first().map_or("", String::as_str);
     let mut plan = Plan {
         placement: options.weight_store.or(input.division.placement),
-        trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
+        trainable: options.trainable(&trained, first_trained),
         trained_experts: trained.len(),
         tiling: options.tiling()?,
         offload_inputs: options.use_gradient_checkpointing_offload,
@@ -161,8 +162,8 @@ fn hints(plan: &Plan) -> Vec<String> {
     );
     hint(!plan.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
     let (ranks, shards_tokens) = (plan.input.ranks(), division.token_ranks > 1);
-    // Ranks that share a video's tokens compute one video at a time, so there is no hint for algorithms that compute
-    // several: those that decode videos without a gradient.
+    // An algorithm that generates several videos for a sample, and so decodes without a gradient, divides these videos
+    // among ranks. Ranks that share a video's tokens would compute one of them at a time: no hint.
     let [videos_without_gradient, _] = plan.input.passes.decoded();
     let possible = !shards_tokens && videos_without_gradient == 0;
     if let Some(n) = (2..=ranks).find(|n| possible && plan.can_shard_tokens(*n)) {

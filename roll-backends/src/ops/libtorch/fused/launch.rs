@@ -119,9 +119,10 @@ impl LaunchShape {
     /// Shape of row reductions. A row gets the number of warps that hold it in registers; narrow rows share a block.
     ///
     /// 32 numbers per thread keep the memory of an H200 busy at width 5,120, where a row has 160 threads. To hide a
-    /// latency of 800 ns at 4.3 TB/s, each of its 132 multiprocessors needs 26 KB in flight. Three to six blocks fit a
-    /// multiprocessor (registers are the limit), each with 10 to 30 KB in flight: at least 60 KB, which suffices even
-    /// while half of the blocks reduce or write. With 16 numbers per thread, no more bytes would be in flight, and a
+    /// latency of 800 ns at 4.3 TB/s, each of its 132 multiprocessors needs 26 KB in flight. Registers limit a
+    /// multiprocessor to six blocks of kernels that read one row in bf16 (10 KB), and to three of kernels that read
+    /// several operands (20 to 30 KB): at least 60 KB are in flight, enough even while half of the blocks reduce or
+    /// write. With 16 numbers per thread, no more bytes would be in flight, and a
     /// tenth more instructions would be issued.
     pub(super) fn row_reduction(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
@@ -130,8 +131,9 @@ impl LaunchShape {
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
-    /// Shape of the kernels of `channel_norm.cu`, where a row is a position's channels: few, so that several rows share
-    /// a warp. Also returns the number of a warp's threads (lanes) for each row. `None` if a row exceeds what a warp holds, or the number of rows exceeds the kernels' indices.
+    /// Shape of the kernels of `channel_norm.cu`, where a row is the channels of one position, and the number of lanes of
+    /// a warp that take a row: 8, 16 or 32, so that narrow rows share a warp. `None` if a row exceeds what a warp holds,
+    /// or the number of rows exceeds the kernels' indices.
     ///
     /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
     pub(super) fn channel_norm(rows: i32, width: i32) -> Option<(Self, i32)> {
