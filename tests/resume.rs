@@ -84,11 +84,13 @@ pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: 
 #[test]
 fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
-    let cases: [(&str, &[&str], &[&str], &[&str]); 9] = [
+    let cases: [(&str, &[&str], &[&str], &[&str]); 11] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &COMPARED),
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
         ("reward_fl-detached", &REWARD_FL, &DETACHED, &COMPARED),
+        ("reward_fl-start", &REWARD_FL, &["model.lora_checkpoint=first"], &COMPARED),
+        ("reward_fl-start-zero", &REWARD_FL, &["model.lora_checkpoint=first", "strategy.name=zero"], &COMPARED),
         ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &COMPARED),
         ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),
@@ -100,6 +102,7 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
             &["diffusion_pytorch_model.safetensors", OPTIMIZER],
         ),
     ];
+    world.train("first", 1, &REWARD_FL);
     for (name, algorithm, settings, files) in cases {
         let settings = [algorithm, settings].concat();
         let (uninterrupted, cut_off) = (format!("{name}-uninterrupted"), format!("{name}-cut_off"));

@@ -7,6 +7,7 @@ use roll_core::{Result, ResultExt, ScheduleFacts};
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
 use super::reward_gradient::RewardGradient;
+use crate::kl_reference::KlReference;
 use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
@@ -64,9 +65,12 @@ pub struct DiffusionNftConfig {
     pub clip_range: f64,
     /// Substitute for the log-probability, in the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
     pub matching: Matching,
-    /// Weight of the squared distance of velocities to those of the model without its adapter.
+    /// Weight of the squared distance of velocities to those of the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
+    /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
+    /// of the first step is 0) or `base` (without `model.lora_checkpoint`).
+    pub kl_reference: KlReference,
     /// Weight of the same distance to the old policy.
     #[schemars(range(min = 0))]
     pub old_kl_weight: f64,
@@ -127,6 +131,7 @@ impl Default for DiffusionNftConfig {
             clip_range: 0.05,
             matching: Matching::Ghuber,
             kl_weight: 1e-3,
+            kl_reference: KlReference::Start,
             old_kl_weight: 0.0,
             data_weight: 0.0,
             reward_gradient: RewardGradient::default(),

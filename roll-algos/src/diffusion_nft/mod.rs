@@ -27,6 +27,7 @@ pub use reward_gradient::RewardGradient;
 
 use crate::AlgorithmError;
 use crate::flow_matching::mixed;
+use crate::kl_reference::KlReference;
 use crate::policy_gradient::round::{
     Group, NoExploration, Rollout, RoundOptions, RoundState, generate, require_different_videos, set_advantages,
 };
@@ -97,7 +98,7 @@ struct NoisedCopy<'a> {
     noise: Tensor,
     x: Tensor,
     old: Tensor,
-    /// The velocity of the model without its adapter, if it is needed.
+    /// The velocity of the KL's reference, if it is needed.
     reference: Option<Tensor>,
 }
 
@@ -129,7 +130,7 @@ impl DiffusionNftConfig {
                     let old = velocities(ctx.model, copies, Adapter::On)?;
                     copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
                     if self.kl_weight > 0.0 {
-                        let references = velocities(ctx.model, copies, Adapter::Off)?;
+                        let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
                         copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
                     }
                 }
@@ -282,6 +283,7 @@ fn passes(options: &Options) -> Result<Passes> {
         steps,
         videos: Some(videos),
         decoded: Some([config.group_size, predicted]),
+        reference_is_start: config.kl_weight > 0.0 && config.kl_reference == KlReference::Start,
         ..Passes::default()
     })
 }

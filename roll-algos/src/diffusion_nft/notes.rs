@@ -2,6 +2,7 @@
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
+use crate::kl_reference::{KL_REFERENCE, NO_KL};
 use crate::notes::{GUIDANCE, SHIFT, policy_gradient};
 use crate::policy_gradient::round::same_videos;
 
@@ -14,6 +15,8 @@ roll_core::inventory::submit! {
 const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,
+    KL_REFERENCE,
+    NO_KL,
     IdleKeys {
         keys: &["algo.beta", "algo.advantage_mode"],
         when: When::IsNot("algo.loss", &["nft"]),

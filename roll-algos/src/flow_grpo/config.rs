@@ -6,6 +6,7 @@ use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::loss::{PolicyLoss, check_threshold};
 use super::window::{WindowKind, Windows};
+use crate::kl_reference::KlReference;
 use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
@@ -15,7 +16,7 @@ use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
-/// The distance by which the policy is kept near the model without its adapter.
+/// The distance by which the policy is kept near the KL's reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlOf {
@@ -86,9 +87,12 @@ pub struct FlowGrpoConfig {
     pub advantage_clip: f64,
     /// Treatment of several rewards: each normalised `apart`, or their weighted `sum`.
     pub several_rewards: SeveralRewards,
-    /// Weight of the distance to the model without its adapter.
+    /// Weight of the distance to the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
+    /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
+    /// of the first step is 0) or `base` (without `model.lora_checkpoint`).
+    pub kl_reference: KlReference,
     /// The distance: `velocity` or `mean`.
     pub kl_of: KlOf,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
@@ -151,6 +155,7 @@ impl Default for FlowGrpoConfig {
             advantage_clip: 5.0,
             several_rewards: SeveralRewards::Apart,
             kl_weight: 1e-3,
+            kl_reference: KlReference::Start,
             kl_of: KlOf::Velocity,
             data_weight: 0.0,
             evaluation_average: 0.0,

@@ -28,6 +28,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     let mut plan = Plan {
         placement: options.weight_store.or(input.division.placement),
         trainable: options.trainable(&trained, trained.first().map_or("", String::as_str)),
+        keeps_start: options.lora_checkpoint.is_some() && input.passes.reference_is_start,
         trained_experts: trained.len(),
         tiling: options.tiling()?,
         offload_inputs: options.use_gradient_checkpointing_offload,
