@@ -598,3 +598,54 @@ fn the_kl_compares_with_the_start_or_the_base() {
         }
     }
 }
+
+#[test]
+fn the_averaged_policy_that_was_evaluated_is_the_adapter_of_the_run() {
+    let world = World::new(3);
+    picture(&world, "0.png", 0.1);
+    let own = ["algo.name=diffusion_nft", "algo.num_inference_steps=3", "algo.group_size=3", "sample_steps=0"];
+    let evaluated = ["reward.name=brightness", "evaluation.train_samples=2"];
+    let prompts = "evaluation.prompts=[{prompt: a face, image: 0.png, seed: 3}]";
+    let average = ["algo.evaluation_average=0.9", "training.learning_rate=1e-1", prompts];
+    let summary = world.train("run", 3, &[&own[..], &evaluated, &average].concat());
+    let checkpoint = "run/checkpoints/step-000003";
+    let [averaged, last] = ["averaged/adapter", "adapter"].map(|name| format!("{checkpoint}/{name}.safetensors"));
+    assert_eq!(summary.adapter, [world.path(&averaged)]);
+    let tensors = |file: &str| {
+        let all = Checkpoint::open(world.path(file)).unwrap().all().unwrap();
+        all.into_iter().map(|(name, tensor)| (name, tensor.as_bytes().to_vec())).collect::<Vec<_>>()
+    };
+    assert!(tensors(&averaged) != tensors(&last));
+
+    let generated = |name: &str, adapter: &str| {
+        let mut arguments = vec!["generate", "--config", "run/config.yaml", "--adapter", adapter, "--output", name];
+        arguments.extend(["--prompt", "a face", "--image", "0.png", "--seed", "3"]);
+        let output = world.roll(&arguments);
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        (std::fs::read(world.path(name)).unwrap(), stderr_text(&output))
+    };
+    let shown = std::fs::read(world.path("run/samples/after/prompt-000.mp4")).unwrap();
+    let (video, messages) = generated("run.mp4", "run");
+    assert!(video == shown && messages.contains("averaged"), "{messages}");
+    assert!(generated("checkpoint.mp4", checkpoint).0 == shown);
+    assert!(generated("averaged.mp4", &averaged).0 == shown);
+    assert!(generated("last.mp4", &last).0 != shown, "the file of the weights in training");
+    world.done(&["convert-lora", "run", "converted.safetensors", "--to", "comfyui"]);
+    assert!(tensors("converted.safetensors") == tensors(&averaged));
+
+    // A run that starts from it begins with the scores that the evaluation of the first one ended with.
+    world.train("next", 1, &[&own[..], &evaluated, &["model.lora_checkpoint=run"]].concat());
+    let of_last = format!("model.lora_checkpoint={last}");
+    world.train("other", 1, &[&own[..], &evaluated, &[&of_last]].concat());
+    let scores = |run: &str, first: bool| {
+        let rows = world.metrics(run);
+        let row = if first { rows.iter().find(|row| row.get("eval/train").is_some()) } else { rows.last() };
+        let row = row.unwrap().as_object().unwrap();
+        let scores = row.iter().filter(|(name, _)| name.starts_with("eval/") && !name.ends_with("_kl"));
+        scores.map(|(name, value)| (name.clone(), value.clone())).collect::<Vec<_>>()
+    };
+    let ended = scores("run", false);
+    assert!(!ended.is_empty());
+    assert_eq!(scores("next", true), ended);
+    assert_ne!(scores("other", true), ended);
+}

@@ -83,8 +83,8 @@ pub struct DiffusionNftConfig {
     /// How the policy that generates follows the one in training: `follow` (it is the same at every step), `ramp` (ever
     /// more slowly, up to half of it stays) or `late_ramp` (from step 75 on, nearly all of it stays).
     pub old_policy: OldDecay,
-    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
-    /// adapter that is saved is the policy itself.
+    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself.
+    /// The average, of each matrix of the adapter, is saved in `averaged/` of the checkpoints, beside the policy itself.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub evaluation_average: f64,
     /// Denoising steps from noise to data.

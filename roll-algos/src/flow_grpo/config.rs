@@ -99,8 +99,8 @@ pub struct FlowGrpoConfig {
     /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
-    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
-    /// adapter that is saved is the policy itself.
+    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself.
+    /// The average, of each matrix of the adapter, is saved in `averaged/` of the checkpoints, beside the policy itself.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub evaluation_average: f64,
     /// Denoising steps from noise to data.
