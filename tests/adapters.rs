@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use roll_core::{BuildContext, Model, Noise, Purpose, Result, StateDict};
-use roll_models::lora::{Convention, LoraFile, Names, WriteOptions, write_lora};
+use roll_core::{
+    Adapter, BuildContext, ConditionInput, DiffusionModel, Grad, Model, Noise, Purpose, Result, StateDict, Timestep,
+};
+use roll_models::lora::{Convention, LoraFile, MergeOptions, Names, WriteOptions, merge_lora, write_lora};
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
 use roll_models::weights::{Checkpoint, save_safetensors};
 use serde_json::{Value, json};
 
-use crate::world::{World, fails, stderr_text};
+use crate::world::{SHORT, World, fails, stderr_text};
 
 /// A tiny checkpoint, and the options that open it.
 struct Tiny {
@@ -390,4 +392,260 @@ fn an_exported_expert_replaces_the_shards_of_its_base() {
     std::fs::create_dir(world.path("other")).unwrap();
     std::fs::write(world.path("other/config.json"), config.replace("\"dim\": 64", "\"dim\": 128")).unwrap();
     fails(&export(&world.path("other"), "new", &[]), 2, &["`dim` 128", "64"]);
+}
+
+/// A LoRA as LightX2V publishes them for Wan2.2 I2V: `lora_down`, `lora_up` and `alpha`, whole differences, and layers of
+/// an image encoder that the model does not have.
+fn distillation() -> StateDict {
+    let noise = |which: u64, shape: &[usize]| {
+        let values = Noise::new(4).normal(Purpose::Synthetic, which, 0, shape).unwrap();
+        roll_core::Tensor::new(values.f32s().unwrap().iter().map(|v| 0.1 * v).collect::<Vec<_>>(), shape).unwrap()
+    };
+    let mut state = StateDict::new();
+    for (i, layer) in ["blocks.0.self_attn.q", "blocks.1.ffn.0", "blocks.0.cross_attn.k_img"].into_iter().enumerate() {
+        let (name, out) = (format!("diffusion_model.{layer}"), if layer.contains("ffn") { 128 } else { 64 });
+        state.insert(format!("{name}.lora_down.weight"), noise(2 * i as u64, &[4, 64]));
+        state.insert(format!("{name}.lora_up.weight"), noise(2 * i as u64 + 1, &[out, 4]));
+        state.insert(format!("{name}.alpha"), roll_core::Tensor::scalar(8.0));
+        state.insert(format!("{name}.diff_b"), noise(20 + i as u64, &[out]));
+    }
+    state.insert("diffusion_model.blocks.1.cross_attn.norm_k.diff".into(), noise(30, &[64]));
+    state.insert("diffusion_model.blocks.1.diff_m".into(), noise(31, &[1, 6, 64]));
+    state
+}
+
+/// The low-noise velocity of some latents, bit by bit.
+fn velocity(model: &mut Wan, adapter: Adapter) -> Vec<u8> {
+    let image = Some(roll_core::Tensor::zeros([3, 32, 32]));
+    let input = ConditionInput { prompt: "a face".into(), image, frames: 5, size: [32, 32], ..Default::default() };
+    let conditioning = model.encode(&input).unwrap();
+    let x = Noise::new(1).normal(Purpose::Synthetic, 0, 0, &conditioning.latent_shape).unwrap();
+    let (v, _) = model.velocity(&x, Timestep(300.0), &conditioning, adapter, Grad::Skip).unwrap();
+    v.as_bytes().to_vec()
+}
+
+#[test]
+fn a_base_lora_makes_the_weights_of_merge_lora_wherever_they_are() {
+    let tiny = Tiny::new(WanKind::I2v);
+    save_safetensors(tiny.path("four_steps_low_noise.safetensors"), &distillation(), &BTreeMap::new()).unwrap();
+    let key = json!({"base_lora": "four_steps_low_noise.safetensors"});
+    let low = tiny.path("tiny/low_noise_model/diffusion_pytorch_model.safetensors");
+    let lora = LoraFile::open(tiny.path("four_steps_low_noise.safetensors")).unwrap().one(None).unwrap();
+    let merge = |strength, out: &str| {
+        let options = MergeOptions { strength, allow_missing: true, ..MergeOptions::default() };
+        merge_lora(&Checkpoint::open(&low).unwrap(), &lora, &tiny.path(out), &options, &mut |_| ()).unwrap();
+        let paths = std::fs::read_to_string(tiny.path("tiny/wan22_paths.json")).unwrap();
+        let paths = paths.replace("low_noise_model/diffusion_pytorch_model.safetensors", &format!("../{out}"));
+        assert!(paths.contains(out), "{paths}");
+        std::fs::write(tiny.path(&format!("tiny/{out}.json")), paths).unwrap();
+        tiny.path(&format!("tiny/{out}.json"))
+    };
+    let merged = merge(1.0, "merged.safetensors");
+    let before = velocity(&mut tiny.open(json!({})).unwrap(), Adapter::Off);
+    for (dtype, store) in [
+        ("f32", "resident"),
+        ("bf16", "resident"),
+        ("int8", "resident"),
+        ("auto", "host"),
+        ("auto", "streamed"),
+        ("auto", "sharded"),
+    ] {
+        let with = |own: &Value| {
+            let mut options = json!({"weights_dtype": dtype, "weight_store": store, "lora_rank": 2});
+            options.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+            velocity(&mut tiny.open(options).unwrap(), Adapter::Off)
+        };
+        let found = with(&key);
+        assert!(found == with(&json!({"model_paths": merged})) && found != before, "{dtype}, {store}");
+    }
+    // Every weight is trained from the merged ones, and strengths count.
+    let whole = |own: Value| {
+        let mut options = json!({"lora_rank": 0, "trainable_models": "dit2"});
+        options.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        parameters(&tiny.open(options).unwrap())
+    };
+    assert!(whole(key.clone()) == whole(json!({"model_paths": merged})));
+    let half = merge(0.5, "half.safetensors");
+    assert!(
+        whole(json!({"base_lora": ["four_steps_low_noise.safetensors=0.5"]})) == whole(json!({"model_paths": half}))
+    );
+    for idle in ["host", "drop"] {
+        let key = json!({"base_lora": {"dit2": "four_steps_low_noise.safetensors"}, "idle_expert": idle});
+        assert!(velocity(&mut tiny.open(key).unwrap(), Adapter::Off) != before, "{idle}");
+    }
+}
+
+#[test]
+fn a_base_lora_is_applied_whole_or_refused_by_name() {
+    let tiny = Tiny::new(WanKind::I2v);
+    let message = |name: &str, change: &dyn Fn(&mut StateDict)| {
+        let mut state = distillation();
+        change(&mut state);
+        save_safetensors(tiny.path(name), &state, &BTreeMap::new()).unwrap();
+        tiny.refused(json!({"base_lora": name}))
+    };
+    let add = |name: &'static str, shape: &'static [usize]| {
+        move |state: &mut StateDict| {
+            drop(state.insert(format!("diffusion_model.{name}"), roll_core::Tensor::zeros(shape)))
+        }
+    };
+    for (name, change, words) in [
+        (
+            "low_noise.safetensors",
+            &add("blocks.7.norm3.diff", &[64]) as &dyn Fn(&mut StateDict),
+            ["blocks.7.norm3.weight", "merge-lora"],
+        ),
+        (
+            "low_noise.safetensors",
+            &add("patch_embedding.diff", &[64, 16, 1, 2, 2]),
+            ["patch_embedding", "[64, 16, 1, 2, 2]"],
+        ),
+        ("low_noise.safetensors", &add("blocks.0.self_attn.q.hada_w1_a", &[64]), ["LoHa", "hada_w1_a"]),
+        (
+            "low_noise.safetensors",
+            &add("blocks.0.self_attn.q.weight", &[64]),
+            ["blocks.0.self_attn.q.weight", "not a tensor"],
+        ),
+        ("neither.safetensors", &|_| (), ["names no expert", "HIGH,LOW"]),
+    ] {
+        let text = message(name, change);
+        words.iter().for_each(|word| assert!(text.contains(word) && text.contains("base_lora"), "no {word}: {text}"));
+    }
+    let vae = tiny.refused(json!({"base_lora": "tiny/Wan2.1_VAE.safetensors"}));
+    assert!(vae.contains("model.base_lora") && vae.contains("no LoRA"), "{vae}");
+    // One file for both experts is named twice.
+    assert!(tiny.open(json!({"base_lora": "neither.safetensors,neither.safetensors"})).is_ok());
+}
+
+#[test]
+fn the_start_of_training_is_the_adapter_of_the_file_or_else_the_base() {
+    let tiny = Tiny::new(WanKind::I2v);
+    tiny.trained("a", json!({"lora_rank": 2}));
+    let mut model = tiny.open(json!({"lora_checkpoint": "a"})).unwrap();
+    let start = velocity(&mut model, Adapter::On);
+    let base = velocity(&mut model, Adapter::Off);
+    model.write_parameters(&vec![0.25; model.parameter_count()]).unwrap();
+    assert!(start != base && velocity(&mut model, Adapter::On) != start);
+    assert!(velocity(&mut model, Adapter::Start) == start, "whatever was trained since");
+    let mut fresh = tiny.open(json!({"lora_rank": 2})).unwrap();
+    fresh.write_parameters(&vec![0.25; fresh.parameter_count()]).unwrap();
+    assert!(velocity(&mut fresh, Adapter::Start) == base);
+    tiny.trained("whole", json!({"lora_rank": 0}));
+    let mut whole = tiny.open(json!({"lora_checkpoint": "whole", "lora_rank": 0})).unwrap();
+    let start = velocity(&mut whole, Adapter::On);
+    whole.write_parameters(&vec![0.25; whole.parameter_count()]).unwrap();
+    assert!(velocity(&mut whole, Adapter::Start) == start && velocity(&mut whole, Adapter::Off) == base);
+}
+
+#[test]
+fn training_on_a_base_lora_begins_without_kl_and_saves_a_lora_that_works_with_it() {
+    let world = World::new(2);
+    picture(&world, "0.png", 0.1);
+    save_safetensors(world.path("four_steps_low_noise.safetensors"), &distillation(), &BTreeMap::new()).unwrap();
+    let base = "model.base_lora=four_steps_low_noise.safetensors";
+    let prompts = "evaluation.prompts=[{prompt: a face, image: 0.png, seed: 3}]";
+    let settings = [&SHORT[..], &["reward.name=brightness", "training.learning_rate=1e-2", prompts]].concat();
+    world.train("run", 3, &[&settings[..], &[base]].concat());
+    world.train("plain", 3, &settings);
+    let kl = |run: &str, row: usize| world.metrics(run)[row]["actor/kl_loss"].as_f64().unwrap();
+    assert_eq!(kl("run", 0), 0.0);
+    assert!(kl("run", 2) > 0.0);
+    let evaluated = |run: &str| std::fs::read(world.path(run).join("samples/after/prompt-000.mp4")).unwrap();
+    assert!(evaluated("run") != evaluated("plain"));
+
+    let generated = |name: &str, settings: &[&str]| {
+        let mut arguments = vec!["generate", "--config", "run/config.yaml", "--adapter", "run", "--output", name];
+        arguments.extend(["--prompt", "a face", "--image", "0.png", "--seed", "3"]);
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        let output = world.roll(&arguments);
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        (std::fs::read(world.path(name)).unwrap(), stderr_text(&output))
+    };
+    let (video, messages) = generated("with.mp4", &[]);
+    assert!(video == evaluated("run") && !messages.contains("base LoRA"), "{messages}");
+    // The same on a base that the LoRA was merged into.
+    let low = "tiny/low_noise_model/diffusion_pytorch_model.safetensors";
+    let merge = ["merge-lora", low, "four_steps_low_noise.safetensors", "merged.safetensors", "--allow-missing"];
+    world.done(&merge);
+    let paths = std::fs::read_to_string(world.path("tiny/wan22_paths.json")).unwrap();
+    let paths = paths.replace("low_noise_model/diffusion_pytorch_model.safetensors", "../merged.safetensors");
+    std::fs::write(world.path("tiny/merged.json"), paths).unwrap();
+    let (video, messages) = generated("merged.mp4", &["model.base_lora=null", "model.model_paths=tiny/merged.json"]);
+    assert!(video == evaluated("run") && messages.contains("four_steps_low_noise.safetensors"), "{messages}");
+    // Alone, the LoRA of the run is one like any other.
+    let (video, _) = generated("alone.mp4", &["model.base_lora=null"]);
+    assert!(video != evaluated("run"));
+    let file = world.path("run/checkpoints/step-000003/adapter.safetensors");
+    let file = LoraFile::open(file).unwrap();
+    assert_eq!(file.metadata["roll.base_lora"], "four_steps_low_noise.safetensors");
+    assert!(file.adapters[0].differences.is_empty() && file.adapters[0].ranks() == [2]);
+}
+
+#[test]
+fn the_kl_compares_with_the_start_or_the_base() {
+    let world = World::new(2);
+    let short = [&SHORT[..], &["reward.name=brightness"]].concat();
+    world.train("first", 2, &[&short[..], &["training.learning_rate=1e-1"]].concat());
+    let grpo = ["algo.num_inference_steps=4", "algo.group_size=3", "algo.kl_weight=0.1", "reward.name=brightness"];
+    let of = |algorithm| [&[algorithm, "sample_steps=0"], &grpo[..]].concat();
+    for settings in [short, of("algo.name=flow_grpo"), of("algo.name=diffusion_nft")] {
+        for (reference, is_zero) in [("start", true), ("base", false)] {
+            let out = format!("{}-{reference}", settings[0]);
+            let own = format!("algo.kl_reference={reference}");
+            world.train(&out, 1, &[&settings[..], &["model.lora_checkpoint=first", &own]].concat());
+            let kl = world.metrics(&out)[0]["actor/kl_loss"].as_f64().unwrap();
+            assert_eq!(kl == 0.0, is_zero, "{out}: {kl}");
+        }
+    }
+}
+
+#[test]
+fn the_averaged_policy_that_was_evaluated_is_the_adapter_of_the_run() {
+    let world = World::new(3);
+    picture(&world, "0.png", 0.1);
+    let own = ["algo.name=diffusion_nft", "algo.num_inference_steps=3", "algo.group_size=3", "sample_steps=0"];
+    let evaluated = ["reward.name=brightness", "evaluation.train_samples=2"];
+    let prompts = "evaluation.prompts=[{prompt: a face, image: 0.png, seed: 3}]";
+    let average = ["algo.evaluation_average=0.9", "training.learning_rate=1e-1", prompts];
+    let summary = world.train("run", 3, &[&own[..], &evaluated, &average].concat());
+    let checkpoint = "run/checkpoints/step-000003";
+    let [averaged, last] = ["averaged/adapter", "adapter"].map(|name| format!("{checkpoint}/{name}.safetensors"));
+    assert_eq!(summary.adapter, [world.path(&averaged)]);
+    let tensors = |file: &str| {
+        let all = Checkpoint::open(world.path(file)).unwrap().all().unwrap();
+        all.into_iter().map(|(name, tensor)| (name, tensor.as_bytes().to_vec())).collect::<Vec<_>>()
+    };
+    assert!(tensors(&averaged) != tensors(&last));
+
+    let generated = |name: &str, adapter: &str| {
+        let mut arguments = vec!["generate", "--config", "run/config.yaml", "--adapter", adapter, "--output", name];
+        arguments.extend(["--prompt", "a face", "--image", "0.png", "--seed", "3"]);
+        let output = world.roll(&arguments);
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        (std::fs::read(world.path(name)).unwrap(), stderr_text(&output))
+    };
+    let shown = std::fs::read(world.path("run/samples/after/prompt-000.mp4")).unwrap();
+    let (video, messages) = generated("run.mp4", "run");
+    assert!(video == shown && messages.contains("averaged"), "{messages}");
+    assert!(generated("checkpoint.mp4", checkpoint).0 == shown);
+    assert!(generated("averaged.mp4", &averaged).0 == shown);
+    assert!(generated("last.mp4", &last).0 != shown, "the file of the weights in training");
+    world.done(&["convert-lora", "run", "converted.safetensors", "--to", "comfyui"]);
+    assert!(tensors("converted.safetensors") == tensors(&averaged));
+
+    // A run that starts from it begins with the scores that the evaluation of the first one ended with.
+    world.train("next", 1, &[&own[..], &evaluated, &["model.lora_checkpoint=run"]].concat());
+    let of_last = format!("model.lora_checkpoint={last}");
+    world.train("other", 1, &[&own[..], &evaluated, &[&of_last]].concat());
+    let scores = |run: &str, first: bool| {
+        let rows = world.metrics(run);
+        let row = if first { rows.iter().find(|row| row.get("eval/train").is_some()) } else { rows.last() };
+        let row = row.unwrap().as_object().unwrap();
+        let scores = row.iter().filter(|(name, _)| name.starts_with("eval/") && !name.ends_with("_kl"));
+        scores.map(|(name, value)| (name.clone(), value.clone())).collect::<Vec<_>>()
+    };
+    let ended = scores("run", false);
+    assert!(!ended.is_empty());
+    assert_eq!(scores("next", true), ended);
+    assert_ne!(scores("other", true), ended);
 }

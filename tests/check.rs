@@ -1,10 +1,12 @@
 //! `roll check` and `roll run` agree: a table of configurations that a run refuses before or within its first step, and
 //! of some that it takes.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use roll_core::{Tensor, Video};
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
+use roll_models::weights::save_safetensors;
 
 use crate::program::{printed, stderr_text};
 use crate::world::{SETTINGS, SHORT, World, fails};
@@ -70,6 +72,9 @@ const TAKEN: &[(Base, &[&str])] = &[
     (Base::Agent, &["algo.adv_estimator=gae"]),
     (Base::Fl, &["ranks=2", "strategy.name=zero"]),
     (Base::Fl, &["model.lora_checkpoint=adapter", "model.lora_rank=null"]),
+    (Base::Fl, &["model.lora_checkpoint=adapter", "model.lora_rank=null", "algo.kl_reference=base"]),
+    (Base::Fl, &["model.base_lora=adapter"]),
+    (Base::Nft, &["model.base_lora={dit2: adapter}", "model.lora_rank=0"]),
     (Base::Fl, &["evaluation.prompts=[{prompt: a, image: picture.png}]", "evaluation.train_samples=1"]),
     (Base::Fm, &["model.lora_rank=0"]),
     (Base::Sft, &["algo.data=mixed.jsonl"]),
@@ -157,6 +162,12 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Fl, &["model.lora_checkpoint=adapter", "model.lora_rank=4"]),
     (Base::Fl, &["model.lora_checkpoint=adapter", "model.trainable_models=dit"]),
     (Base::Sft, &["model.lora_checkpoint=adapter"]),
+    (Base::Fl, &["model.base_lora=nowhere.safetensors"]),
+    (Base::Fl, &["model.base_lora=tiny/Wan2.1_VAE.safetensors"]),
+    (Base::Fl, &["model.base_lora={dit: adapter}"]),
+    (Base::Fl, &["model.base_lora=[]"]),
+    (Base::Fl, &["model.base_lora=other.safetensors"]),
+    (Base::Fl, &["algo.kl_reference=before"]),
     // Data.
     (Base::Fl, &["data.metadata=nowhere.csv"]),
     (Base::Fl, &["data.metadata=broken.csv"]),
@@ -260,6 +271,10 @@ fn world() -> World {
     let bytes = std::fs::read(world.path("tiny/Wan2.1_VAE.safetensors")).unwrap();
     std::fs::write(world.path("tiny/half.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
     save("truncated.json", [without("VAE"), vec!["half.safetensors".into()]].concat());
+    let other = [("lora_A", [2, 64]), ("lora_B", [64, 2])];
+    let other =
+        other.map(|(part, shape)| (format!("diffusion_model.blocks.9.ffn.0.{part}.weight"), Tensor::zeros(shape)));
+    save_safetensors(world.path("other.safetensors"), &other.into(), &BTreeMap::new()).unwrap();
     world.train("adapter", 1, &[&SHORT[..], &["reward.name=brightness"]].concat());
     world
 }

@@ -19,6 +19,8 @@ mod agentic_functions;
 mod agentic_loss;
 #[path = "parity/agentic_value_loss.rs"]
 mod agentic_value_loss;
+#[path = "parity/averaged_policy.rs"]
+mod averaged_policy;
 #[path = "parity/awm_loss.rs"]
 mod awm_loss;
 #[path = "parity/case.rs"]
@@ -99,6 +101,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("agentic_loss", On::Host, agentic_loss::run),
     ("agentic_pg_variants", On::Host, agentic_loss::run),
     ("agentic_value_loss", On::Host, agentic_value_loss::run),
+    ("averaged_policy", On::Host, averaged_policy::run),
     ("awm_loss", On::Host, awm_loss::run),
     ("dgpo_loss", On::Host, dgpo_loss::run),
     ("diffusion_nft_loss", On::Host, diffusion_nft_loss::run),

@@ -93,6 +93,8 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
         ("reward_fl-detached", &REWARD_FL, &DETACHED, &COMPARED),
+        ("reward_fl-start", &REWARD_FL, &["model.lora_checkpoint=first"], &COMPARED),
+        ("reward_fl-start-zero", &REWARD_FL, &["model.lora_checkpoint=first", "strategy.name=zero"], &COMPARED),
         ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &COMPARED),
         ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("diffusion_nft-dgpo", &DIFFUSION_NFT, &["algo.loss=dgpo", "algo.updates_per_step=2"], &COMPARED),
@@ -106,6 +108,7 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
             &["diffusion_pytorch_model.safetensors", OPTIMIZER],
         ),
     ];
+    world.train("first", 1, &REWARD_FL);
     for (name, algorithm, settings, files) in cases {
         let settings = [algorithm, settings].concat();
         let (uninterrupted, cut_off) = (format!("{name}-uninterrupted"), format!("{name}-cut_off"));

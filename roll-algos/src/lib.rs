@@ -29,6 +29,7 @@ pub mod environments;
 pub mod error;
 pub mod flow_grpo;
 pub mod flow_matching;
+pub mod kl_reference;
 mod notes;
 pub mod policy_gradient;
 mod ranks;

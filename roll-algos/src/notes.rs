@@ -25,20 +25,9 @@ pub const GUIDANCE: IdleKeys = IdleKeys {
     because: "`algo.guidance_scale` is 1, no guidance",
 };
 
-/// The note on a KL whose reference lacks the LoRA that the run starts from.
-pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Option<String> {
-    let weight = config.value("algo.kl_weight")?.as_f64().filter(|weight| *weight > 0.0)?;
-    config.value("model.lora_checkpoint")?;
-    Some(format!(
-        "`algo.kl_weight: {weight}` pulls the model towards its base without the LoRA of `model.lora_checkpoint`: to keep \
-         what that LoRA does, merge it into the base with `roll merge-lora` and train on the result"
-    ))
-}
-
-/// The notes of the policy gradients: on the KL's reference, on evaluations and on the number of rewards.
+/// The notes of the policy gradients: on evaluations and on the number of rewards.
 pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let mut notes = buckets(config)?;
-    notes.extend(kl_reference(config));
     let number = |key: &str| config.value(key).and_then(|value| value.as_f64()).unwrap_or(0.0);
     let mut idle = |keys, because| notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
     if config.value("evaluation.metadata").is_none() && number("evaluation.train_samples") == 0.0 {

@@ -15,7 +15,9 @@ pub(crate) const SCORE: &str = "actor/score";
 pub(crate) fn headlines() -> Vec<Headline> {
     vec![
         Headline::new(SCORE, "score", "Score").score(),
-        Headline::new("actor/kl_loss", "kl", "KL to the base model").written(HeadlineFormat::Scientific).divergence(),
+        Headline::new("actor/kl_loss", "kl", "KL to the reference policy")
+            .written(HeadlineFormat::Scientific)
+            .divergence(),
         Headline::new("actor/loss", "loss", "Loss"),
         Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
     ]

@@ -88,7 +88,8 @@ pub trait Algorithm: Send {
     /// ([`crate::model::flat::to_named`] makes them of flat vectors). Whole and the same on every rank; those of the
     /// first rank are saved with each checkpoint. From [`Algorithm::check`] on, names, shapes and dtypes must not
     /// change. A checkpoint is compared with them: a run is not resumed from one that lacks a tensor, has another, or
-    /// has one of another shape. Empty: the algorithm keeps none.
+    /// has one of another shape. Empty: the algorithm keeps none. The tensor `evaluated_policy`, a flat vector, has the
+    /// parameters that [`Algorithm::evaluate`] uses in place of the model's: checkpoints have it as an adapter, too.
     fn tensors(&self) -> Result<StateDict> {
         Ok(StateDict::new())
     }

@@ -35,8 +35,11 @@ impl ParameterSpec {
 pub enum Adapter {
     /// Base weights plus adapter.
     On,
-    /// Base weights alone: the reference policy.
+    /// Base weights alone.
     Off,
+    /// Base weights plus the adapter that training started from, which is the same as [`Adapter::Off`] unless the model
+    /// was opened with an adapter.
+    Start,
 }
 
 /// A model with trainable parameters.

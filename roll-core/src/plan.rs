@@ -38,6 +38,9 @@ pub struct Passes {
     /// one of the latter, or [`Videos::count`] of the former.
     #[serde(default)]
     pub decoded: Option<[usize; 2]>,
+    /// Passes of reference policies run with the adapter that training starts from, of which the model keeps a copy.
+    #[serde(default)]
+    pub reference_is_start: bool,
     /// Passes of a language model over texts, in place of all of the above; empty: the model makes videos.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<TextPass>,

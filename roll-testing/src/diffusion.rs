@@ -177,7 +177,7 @@ impl DiffusionModel for MockDiffusion {
             let pull = |d: &Tensor| Ok(d.clone());
             return Ok((Tensor::new(v, SHAPE)?, grad.is_on().then(|| Pullback::new(pull))));
         }
-        if let (Adapter::Off, Some(next)) = (adapter, &mut self.replay_references) {
+        if let (Adapter::Off | Adapter::Start, Some(next)) = (adapter, &mut self.replay_references) {
             *next += 1;
             return Ok((self.references[*next - 1].clone(), None));
         }
@@ -204,7 +204,7 @@ impl DiffusionModel for MockDiffusion {
         let t = timestep.0 as f32 / 1000.0 + self.prompted * length;
         let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();
         let value = Tensor::new(v.clone(), SHAPE)?;
-        if adapter == Adapter::Off {
+        if adapter != Adapter::On {
             self.references.push(value.clone());
         }
         if is_constant {

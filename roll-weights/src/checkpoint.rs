@@ -20,6 +20,16 @@ pub struct Checkpoint {
     /// From the name in use to the file's number and the name in that file. The names differ after
     /// [`Checkpoint::rename`].
     index: BTreeMap<String, (usize, String)>,
+    change: Option<Arc<dyn ChangeOnRead>>,
+}
+
+/// A change of tensors whenever they are read.
+pub trait ChangeOnRead: Send + Sync {
+    /// Whether the tensor is changed. Its file has it in f32, bf16 or f16.
+    fn touches(&self, key: &str) -> bool;
+
+    /// Changes the values of a tensor, row-major. They are rounded to the file's dtype once, afterwards.
+    fn apply(&self, key: &str, values: &mut [f32]) -> Result<(), WeightsError>;
 }
 
 #[derive(Deserialize)]
@@ -57,7 +67,7 @@ impl Checkpoint {
             }
             files.push(Arc::new(file));
         }
-        Ok(Self { files, index })
+        Ok(Self { files, index, change: None })
     }
 
     /// Opens every weight file that matches a glob, in the order of their names. An index of shards that matches is
@@ -137,7 +147,7 @@ impl Checkpoint {
             }
             index.insert(key.clone(), (number, key.clone()));
         }
-        Ok(Self { files, index })
+        Ok(Self { files, index, change: None })
     }
 
     /// Names of the tensors, sorted.
@@ -171,6 +181,11 @@ impl Checkpoint {
         self.keys().filter_map(|k| Some((k.to_string(), self.info(k)?.shape.clone()))).collect()
     }
 
+    /// Returns the same tensors, changed by `change` in [`Checkpoint::tensor`] and what is built on it.
+    pub fn with_change(self, change: Arc<dyn ChangeOnRead>) -> Self {
+        Self { change: Some(change), ..self }
+    }
+
     /// Reads one tensor. An eight-bit weight is converted to f32 and multiplied by its scale; [`Checkpoint::scaled`]
     /// returns it quantised. Fails for a name that ends with `.weight` if it is a u8 matrix: the
     /// packed codes of a quantisation that is not supported.
@@ -185,7 +200,12 @@ impl Checkpoint {
                            another quantisation, which is not read";
             return Err(WeightsError::tensor(file.path(), stored, problem));
         }
-        file.tensor(stored)
+        let tensor = file.tensor(stored)?;
+        let Some(change) = self.change.as_ref().filter(|change| change.touches(key)) else { return Ok(tensor) };
+        let mut values = tensor.to_f32_vec();
+        change.apply(key, &mut values)?;
+        let changed = Tensor::new(values, tensor.shape()).and_then(|changed| changed.to_float(tensor.dtype()));
+        changed.map_err(|e| WeightsError::tensor(file.path(), stored, e))
     }
 
     /// Releases the memory of a mapped tensor, for callers that have copied it. The tensor stays readable.
@@ -273,7 +293,7 @@ impl Checkpoint {
                 return Err(WeightsError::duplicate(&new, self.files[first].path(), self.files[file].path()));
             }
         }
-        Ok(Self { files: self.files, index })
+        Ok(Self { files: self.files, index, change: None })
     }
 }
 

@@ -48,7 +48,7 @@ mod tests;
 
 use std::path::PathBuf;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{ChangeOnRead, Checkpoint};
 pub use eight_bits::is_auxiliary;
 pub use error::WeightsError;
 pub use file::WeightFile;

@@ -30,7 +30,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
         let input = |name: &str| format!("{}.{name}", entry.inputs);
         let output = |name: &str| format!("{:03}.{name}", entry.index);
         let reference = match entry.reference.as_str() {
-            "ref" => PreferenceReference::Base,
+            "ref" => PreferenceReference::KlReference,
             "old" => PreferenceReference::Old,
             other => return Err(format!("an unknown reference, `{other}`").into()),
         };
@@ -63,7 +63,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
         let mut sums = vec![0.0; exact.report.get(&output("group_sum"))?.len()];
         for (i, at) in noised.iter().enumerate() {
             let other = match reference {
-                PreferenceReference::Base => read("velocity_ref", i)?,
+                PreferenceReference::KlReference => read("velocity_ref", i)?,
                 PreferenceReference::Old => at.old,
             };
             let distances = [at.velocity, other].map(|velocity| at.matching(velocity));

@@ -8,6 +8,7 @@ use super::loss::awm::Matching;
 use super::loss::dgpo::{Dgpo, PreferenceReference};
 use super::loss::nft::{AdvantageMode, Nft};
 use super::reward_gradient::RewardGradient;
+use crate::kl_reference::KlReference;
 use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
@@ -71,11 +72,14 @@ pub struct DiffusionNftConfig {
     /// its reference does. With `preference_reference: old`, distances are smaller and the scale is larger.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub preference_scale: f64,
-    /// The policy that `dgpo` compares with: `base`, the model without its adapter, or `old`, the one that generates.
+    /// The policy that `dgpo` compares with: that of `kl_reference`, or `old`, the one that generates.
     pub preference_reference: PreferenceReference,
-    /// Weight of the squared distance of velocities to those of the model without its adapter.
+    /// Weight of the squared distance of velocities to those of the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
+    /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
+    /// of the first step is 0) or `base` (without `model.lora_checkpoint`).
+    pub kl_reference: KlReference,
     /// Weight of the same distance to the old policy.
     #[schemars(range(min = 0))]
     pub old_kl_weight: f64,
@@ -88,8 +92,8 @@ pub struct DiffusionNftConfig {
     /// How the policy that generates follows the one in training: `follow` (it is the same at every step), `ramp` (ever
     /// more slowly, up to half of it stays) or `late_ramp` (from step 75 on, nearly all of it stays).
     pub old_policy: OldDecay,
-    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
-    /// adapter that is saved is the policy itself.
+    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself.
+    /// The average, of each matrix of the adapter, is saved in `averaged/` of the checkpoints, beside the policy itself.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub evaluation_average: f64,
     /// Denoising steps from noise to data.
@@ -136,8 +140,9 @@ impl Default for DiffusionNftConfig {
             clip_range: 0.05,
             matching: Matching::Ghuber,
             preference_scale: 100.0,
-            preference_reference: PreferenceReference::Base,
+            preference_reference: PreferenceReference::KlReference,
             kl_weight: 1e-3,
+            kl_reference: KlReference::Start,
             old_kl_weight: 0.0,
             data_weight: 0.0,
             reward_gradient: RewardGradient::default(),
@@ -186,9 +191,9 @@ impl DiffusionNftConfig {
         Ok(NftPlan { sampling, steps, nft, dgpo, clip })
     }
 
-    /// Whether velocities of the model without its adapter are needed.
-    pub(super) fn needs_base(&self) -> bool {
-        let is_reference = self.preference_reference == PreferenceReference::Base;
+    /// Whether velocities of the KL's reference are needed.
+    pub(super) fn needs_reference(&self) -> bool {
+        let is_reference = self.preference_reference == PreferenceReference::KlReference;
         self.kl_weight > 0.0 || (self.loss == Regression::Dgpo && is_reference)
     }
 

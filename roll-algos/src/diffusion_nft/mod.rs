@@ -27,6 +27,7 @@ pub use reward_gradient::RewardGradient;
 
 use crate::AlgorithmError;
 use crate::flow_matching::mixed;
+use crate::kl_reference::KlReference;
 use crate::policy_gradient::round::{
     Group, NoExploration, Rollout, RoundOptions, RoundState, generate, require_different_videos, set_advantages,
 };
@@ -101,7 +102,7 @@ struct NoisedCopy<'a> {
     noise: Tensor,
     x: Tensor,
     old: Tensor,
-    /// The velocity of the model without its adapter, if it is needed.
+    /// The velocity of the KL's reference, if it is needed.
     reference: Option<Tensor>,
     /// Weight of the group's preference at this level, in the loss `dgpo`.
     group_weight: f64,
@@ -134,8 +135,8 @@ impl DiffusionNftConfig {
                 for copies in copies.chunks_mut(self.at_once) {
                     let old = velocities(ctx.model, copies, Adapter::On)?;
                     copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
-                    if self.needs_base() {
-                        let references = velocities(ctx.model, copies, Adapter::Off)?;
+                    if self.needs_reference() {
+                        let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
                         copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
                     }
                 }
@@ -181,7 +182,7 @@ impl DiffusionNftConfig {
             for (copy, velocity) in copies.iter().zip(velocities(model, copies, Adapter::On)?) {
                 let at = copy.at(&velocity)?;
                 let reference = match (self.preference_reference, &copy.reference) {
-                    (PreferenceReference::Base, Some(base)) => base.f32s()?,
+                    (PreferenceReference::KlReference, Some(reference)) => reference.f32s()?,
                     _ => at.old,
                 };
                 let distances = [at.velocity, reference].map(|velocity| at.matching(velocity));
@@ -328,7 +329,7 @@ fn passes(options: &Options) -> Result<Passes> {
     let [steps, velocities] = shared.steps();
     let videos = config.best_of.unwrap_or(config.group_size);
     let draws = videos * config.levels_per_video * config.updates_per_step;
-    let references = draws * (1 + usize::from(config.needs_base()) + usize::from(config.loss == Regression::Dgpo));
+    let references = draws * (1 + usize::from(config.needs_reference()) + usize::from(config.loss == Regression::Dgpo));
     let (forward, pulled) = (config.group_size * velocities * steps + draws, draws);
     let videos = Videos { count: config.group_size, at_once: config.at_once, references };
     let on_clip = shared.on_clip();
@@ -341,6 +342,7 @@ fn passes(options: &Options) -> Result<Passes> {
         steps,
         videos: Some(videos),
         decoded: Some([config.group_size, predicted]),
+        reference_is_start: config.needs_reference() && config.kl_reference == KlReference::Start,
         ..Passes::default()
     })
 }

@@ -2,6 +2,7 @@
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
+use crate::kl_reference::{KL_REFERENCE, NO_KL};
 use crate::notes::{GUIDANCE, SHIFT, policy_gradient};
 use crate::policy_gradient::round::same_videos;
 
@@ -14,6 +15,7 @@ roll_core::inventory::submit! {
 const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,
+    KL_REFERENCE,
     IdleKeys {
         keys: &["algo.beta", "algo.advantage_mode"],
         when: When::IsNot("algo.loss", &["nft"]),
@@ -47,10 +49,13 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     }
     let mut notes = policy_gradient(config)?;
     let value = |key: &str| config.value(key);
-    let follows = value("algo.old_policy").and_then(|name| name.as_str()) == Some("follow");
-    if follows && value("algo.updates_per_step").and_then(|count| count.as_u64()) == Some(1) {
+    let is = |key: &str, name: &str| config.value(key).and_then(|value| value.as_str()) == Some(name);
+    let compares_with_old = is("algo.preference_reference", "old");
+    if !is("algo.loss", "dgpo") || compares_with_old {
+        notes.extend(config.idle(&[NO_KL]));
+    }
+    if is("algo.old_policy", "follow") && value("algo.updates_per_step").and_then(|count| count.as_u64()) == Some(1) {
         let because = "with `algo.old_policy: follow` and one update a step the policy in training is the old one";
-        let compares_with_old = value("algo.preference_reference").and_then(|name| name.as_str()) == Some("old");
         let keys: &[&str] = match compares_with_old {
             true => &["algo.beta", "algo.old_kl_weight", "algo.clip_range", "algo.preference_scale"],
             false => &["algo.beta", "algo.old_kl_weight", "algo.clip_range"],
@@ -121,6 +126,10 @@ mod tests {
         assert_eq!(noted(&dgpo[..4]).unwrap(), "");
         let note = noted(&dgpo).unwrap();
         assert!(note.contains("`algo.clip_range: 0.1") && note.contains("`algo.preference_scale: 3000"), "{note}");
+        // The preference has a use for the reference even where the KL has none.
+        let reference = [("/algo/kl_weight", json!(0.0)), ("/algo/kl_reference", json!("base")), dgpo[0].clone()];
+        assert!(noted(&reference[..2]).unwrap().contains("`algo.kl_weight` is 0"));
+        assert!(!noted(&reference).unwrap().contains("`algo.kl_weight` is 0"));
         let beta = [dgpo[0].clone(), ("/algo/beta", json!(0.3))];
         assert!(noted(&beta).unwrap().contains("`algo.loss` is not `nft`"));
     }

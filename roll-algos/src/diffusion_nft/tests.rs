@@ -94,7 +94,7 @@ fn dgpo_keeps_the_value_of_a_video_beyond_the_range_of_its_advantage() {
 
 #[test]
 fn dgpo_gradient_is_that_of_the_preference_of_the_group() {
-    for preference_reference in [PreferenceReference::Base, PreferenceReference::Old] {
+    for preference_reference in [PreferenceReference::KlReference, PreferenceReference::Old] {
         for at_once in [1, 3, 8] {
             let config = DiffusionNftConfig {
                 loss: Regression::Dgpo,
@@ -428,13 +428,13 @@ fn the_rewards_gradient_alone_raises_the_score() {
 
 #[test]
 fn plan_counts_the_velocities_of_a_step() {
-    use PreferenceReference::{Base, Old};
+    use PreferenceReference::{KlReference, Old};
     use Regression::{Dgpo, Nft};
     for (loss, preference_reference, kl_weight, data_weight, updates_per_step) in [
-        (Nft, Base, 0.0, 0.0, 1),
-        (Nft, Base, 0.5, 0.0, 1),
-        (Nft, Base, 0.5, 0.5, 2),
-        (Dgpo, Base, 0.0, 0.0, 1),
+        (Nft, KlReference, 0.0, 0.0, 1),
+        (Nft, KlReference, 0.5, 0.0, 1),
+        (Nft, KlReference, 0.5, 0.5, 2),
+        (Dgpo, KlReference, 0.0, 0.0, 1),
         (Dgpo, Old, 0.0, 0.5, 2),
         (Dgpo, Old, 0.5, 0.0, 1),
     ] {

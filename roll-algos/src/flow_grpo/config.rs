@@ -8,6 +8,7 @@ use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::loss::{PolicyLoss, check_threshold};
 use super::window::{WindowKind, Windows};
+use crate::kl_reference::KlReference;
 use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
@@ -17,7 +18,7 @@ use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
 
-/// The distance by which the policy is kept near the model without its adapter.
+/// The distance by which the policy is kept near the KL's reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlOf {
@@ -116,17 +117,20 @@ pub struct FlowGrpoConfig {
     pub advantage_clip: f64,
     /// Treatment of several rewards: each normalised `apart`, or their weighted `sum`.
     pub several_rewards: SeveralRewards,
-    /// Weight of the distance to the model without its adapter.
+    /// Weight of the distance to the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
+    /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
+    /// of the first step is 0) or `base` (without `model.lora_checkpoint`).
+    pub kl_reference: KlReference,
     /// The distance: `velocity` or `mean`.
     pub kl_of: KlOf,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
     /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
-    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself. The
-    /// adapter that is saved is the policy itself.
+    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself.
+    /// The average, of each matrix of the adapter, is saved in `averaged/` of the checkpoints, beside the policy itself.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub evaluation_average: f64,
     /// Denoising steps from noise to data.
@@ -182,6 +186,7 @@ impl Default for FlowGrpoConfig {
             advantage_clip: 5.0,
             several_rewards: SeveralRewards::Apart,
             kl_weight: 1e-3,
+            kl_reference: KlReference::Start,
             kl_of: KlOf::Velocity,
             data_weight: 0.0,
             evaluation_average: 0.0,

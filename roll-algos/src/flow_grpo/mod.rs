@@ -26,6 +26,7 @@ use roll_core::{
 
 pub use config::{FlowGrpoConfig, KlOf, StepWeight};
 
+use crate::kl_reference::KlReference;
 use crate::policy_gradient::round::{Group, Rollout, RoundOptions, RoundState, generate, set_advantages};
 use crate::policy_gradient::sde::SdeStep;
 use crate::policy_gradient::tally::Tally;
@@ -140,11 +141,11 @@ impl FlowGrpoConfig {
         let references = match self.kl_weight > 0.0 {
             false => Vec::new(),
             true => {
-                round.begin(REFERENCE, "predicting without the adapter")?;
+                round.begin(REFERENCE, "predicting by the reference")?;
                 let conditioning = &conditions.prompt;
                 let input = |latents| VelocityInput { latents, timestep, conditioning };
                 let inputs: Vec<VelocityInput<'_>> = xs.iter().map(input).collect();
-                model.velocities(&inputs, Adapter::Off, Grad::Skip)?.0.unstack()?
+                model.velocities(&inputs, self.kl_reference.adapter(), Grad::Skip)?.0.unstack()?
             }
         };
         round.begin(FORWARD, "predicting velocities")?;
@@ -290,6 +291,7 @@ fn passes(options: &Options) -> Result<Passes> {
         pulled: pulled + on_clip,
         steps,
         videos: Some(videos),
+        reference_is_start: config.kl_weight > 0.0 && config.kl_reference == KlReference::Start,
         ..Passes::default()
     })
 }

@@ -1,7 +1,7 @@
 //! The noise levels that are trained, and evaluations at them.
 
 use crate::FlowSchedule;
-use roll_core::{Error, Result, ScheduleFacts};
+use roll_core::{Adapter, Error, Result, ScheduleFacts};
 
 use crate::reward_fl::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
 use crate::sampling::Sampling;
@@ -40,7 +40,20 @@ pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts) -> Resul
     let acting = acting_steps(&schedule, facts, [0.0, 1.0])?;
     let (first, last, trained) = (0, schedule.steps() - 1, acting.clone());
     let (adjoint, early_stop, latent_dtype) = (Adjoint::Chain, EarlyStop::Decode, LatentDtype::F32);
-    Ok(RolloutPlan { schedule, sampler, guidance, trained, acting, adjoint, first, last, early_stop, latent_dtype })
+    let reference = Adapter::Start;
+    Ok(RolloutPlan {
+        schedule,
+        sampler,
+        guidance,
+        trained,
+        acting,
+        adjoint,
+        first,
+        last,
+        reference,
+        early_stop,
+        latent_dtype,
+    })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
 use super::plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
 use super::truncation::TrainedSteps;
+use crate::kl_reference::KlReference;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -55,9 +56,12 @@ pub struct RewardFlConfig {
     pub reward_std: f64,
     /// Weight of the normalised score.
     pub reward_weight: f64,
-    /// Weight of the KL divergence from the model without its adapter.
+    /// Weight of the KL divergence from the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
+    /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
+    /// of the first step is 0) or `base` (without `model.lora_checkpoint`).
+    pub kl_reference: KlReference,
     /// Weight of the flow-matching loss on the sample's own clip, at one noise level that is drawn for every sample of
     /// every step. This loss preserves abilities that the reward does not measure. 0 disables it.
     pub data_weight: f64,
@@ -101,6 +105,7 @@ impl Default for RewardFlConfig {
             reward_std: 0.16,
             reward_weight: 0.1,
             kl_weight: 1.0,
+            kl_reference: KlReference::Start,
             data_weight: 0.0,
             reward_clip: None,
             early_stop: EarlyStop::Decode,
@@ -165,6 +170,7 @@ impl RewardFlConfig {
             adjoint,
             first: 0,
             last,
+            reference: self.kl_reference.adapter(),
             early_stop,
             latent_dtype,
         })
@@ -195,7 +201,7 @@ impl RewardFlConfig {
         const EVERY: u64 = 25;
         const AT_MOST: usize = 100_000_000;
         let every = self.gradient_split_every.unwrap_or(if parameters > AT_MOST { 0 } else { EVERY });
-        // Not in the first step: an adapter begins as the base model, where the gradient of the KL is 0.
+        // Not in the first step: there the policy is usually the KL's reference, where the gradient is 0.
         every > 0 && (step + 1).is_multiple_of(every)
     }
 

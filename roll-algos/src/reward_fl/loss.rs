@@ -1,4 +1,4 @@
-//! The objective: normalised reward and KL divergence from the model without its adapter.
+//! The objective: normalised reward and KL divergence from a reference policy.
 
 use roll_core::{Result, Sigma, Tensor};
 

@@ -43,6 +43,7 @@ pub use trajectory::{Observer, Trajectory, Unobserved, rollout};
 pub use truncation::TrainedSteps;
 
 use crate::flow_matching::DataTerm;
+use crate::kl_reference::KlReference;
 use crate::ranks::Bits;
 use crate::ranks::{draw_key, repeats};
 use crate::report::{StepOutcome, headlines};
@@ -350,6 +351,15 @@ fn passes(options: &Options) -> Result<Passes> {
     let (forward, pulled) = (velocities * steps + on_clip, recorded * trained + on_clip);
     // The videos of a sample are processed one after another, followed by its clip.
     let videos = config.trained_steps.videos();
+    let reference_is_start = config.kl_reference == KlReference::Start;
     let (held, decoded) = (Some(recorded * trained / videos), Some([0, videos]));
-    Ok(Passes { forward, pulled, steps: Some([steps, trained]), held, decoded, ..Passes::default() })
+    Ok(Passes {
+        forward,
+        pulled,
+        steps: Some([steps, trained]),
+        held,
+        decoded,
+        reference_is_start,
+        ..Passes::default()
+    })
 }

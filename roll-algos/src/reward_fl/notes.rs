@@ -2,7 +2,8 @@
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
-use crate::notes::{GUIDANCE, SHIFT, buckets, kl_reference};
+use crate::kl_reference::KL_REFERENCE;
+use crate::notes::{GUIDANCE, SHIFT, buckets};
 
 use super::NAME;
 
@@ -18,6 +19,7 @@ const IDLE: &[IdleKeys] = &[
         because: "`algo.trained_steps` noises finished latents, and goes on to the data",
     },
     GUIDANCE,
+    KL_REFERENCE,
 ];
 
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
@@ -25,7 +27,6 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let listed = config.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);
     let steps = listed.or_else(|| number("algo.num_inference_steps"));
     let mut notes = buckets(config)?;
-    notes.extend(kl_reference(config));
     if let (Some(last), Some(steps)) = (number("algo.final_timestep"), steps)
         && last + 1 >= steps
     {
@@ -76,17 +77,17 @@ mod tests {
     }
 
     #[test]
-    fn a_kl_to_the_base_without_the_initial_lora_is_noted() {
+    fn the_kl_reference_has_no_effect_without_an_initial_lora() {
         let defaults: Options =
             json!({"algo": RewardFlConfig::default(), "model": {"lora_checkpoint": null}}).as_object().unwrap().clone();
-        let noted = |weight: f64, checkpoint: serde_json::Value| {
+        let noted = |reference: &str, checkpoint: serde_json::Value| {
             let mut config = defaults.clone();
-            (config["algo"]["kl_weight"], config["model"]["lora_checkpoint"]) = (weight.into(), checkpoint);
+            (config["algo"]["kl_reference"], config["model"]["lora_checkpoint"]) = (reference.into(), checkpoint);
             OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
         };
-        let note = noted(0.5, "distilled.safetensors".into());
-        assert!(note.contains("`algo.kl_weight: 0.5` pulls") && note.contains("merge-lora"), "{note}");
-        assert_eq!(noted(0.0, "distilled.safetensors".into()) + &noted(0.5, json!(null)), "");
+        let note = noted("base", json!(null));
+        assert!(note.contains("`algo.kl_reference: base` has no effect"), "{note}");
+        assert_eq!(noted("base", "lora.safetensors".into()) + &noted("start", json!(null)), "");
     }
 
     #[test]

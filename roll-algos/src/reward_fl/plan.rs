@@ -1,7 +1,7 @@
 //! The steps of a rollout, derived from the options and the model's schedule.
 
 use crate::{FlowSchedule, Sampler};
-use roll_core::Sigma;
+use roll_core::{Adapter, Sigma};
 
 use super::leap::Leap;
 use crate::sampling::Guidance;
@@ -19,7 +19,7 @@ pub struct RolloutPlan {
     /// earlier steps cannot contribute to the gradient.
     pub trained: Vec<usize>,
     /// Trained steps that have trainable parameters. The KL is a mean over these steps: a frozen expert does not
-    /// diverge from itself, and its zeros would only reduce the KL and thereby the pull towards the base model.
+    /// diverge from itself, and its zeros would only reduce the KL and thereby the pull towards the reference.
     pub acting: Vec<usize>,
     /// The way of the gradient back through the trained steps.
     pub adjoint: Adjoint,
@@ -27,6 +27,8 @@ pub struct RolloutPlan {
     pub first: usize,
     /// Index of the last step.
     pub last: usize,
+    /// The adapter of the policy that the KL compares with.
+    pub reference: Adapter,
     /// The latents that are decoded if the rollout stops before the last step of the schedule.
     pub early_stop: EarlyStop,
     /// Dtype of latents between steps.

@@ -1,7 +1,7 @@
 //! The rollout from noise to latents, and the discrete adjoint back.
 
 use crate::Sampler;
-use roll_core::{Adapter, Conditioning, DType, DiffusionModel, Error, Grad, Result, Tensor, Timestep};
+use roll_core::{Adapter, DType, DiffusionModel, Error, Grad, Result, Tensor};
 
 use super::loss::step_kl;
 use super::plan::{Adjoint, LatentDtype, RolloutPlan};
@@ -18,7 +18,7 @@ pub trait Observer {
     }
     /// Receives the guided velocity of a step.
     fn velocity(&mut self, _step: usize, _velocity: &Tensor) {}
-    /// Receives the velocity of a trained step under the prompt, without guidance and adapter.
+    /// Receives the velocity of the KL's reference in a trained step, under the prompt and without guidance.
     fn reference(&mut self, _step: usize, _velocity: &Tensor) {}
     /// Receives the latents after a step.
     fn latents(&mut self, _step: usize, _latents: &Tensor) {}
@@ -71,7 +71,7 @@ struct TrainedStep {
 /// Trained steps are recorded if `grad` is [`Grad::Record`]. All other steps run without gradient, so their velocities
 /// are constants.
 ///
-/// The KL compares the velocities under the prompt with and without the adapter. So its weight has the same meaning at
+/// The KL compares the velocities under the prompt with those of the reference. So its weight has the same meaning at
 /// every guidance scale, and guidance costs no additional velocities for it.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
@@ -114,7 +114,7 @@ pub fn rollout(
             false => None,
             true => {
                 observer.begin(REFERENCE, None)?;
-                let u = reference_velocity(model, &x, timestep, prompt)?;
+                let u = model.velocity(&x, timestep, prompt, plan.reference, Grad::Skip)?.0;
                 observer.reference(i, &u);
                 let mask = LossMask::after(known, c.shape())?;
                 let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i), mask)?;
@@ -181,15 +181,6 @@ impl Trajectory {
         }
         Ok(())
     }
-}
-
-fn reference_velocity(
-    model: &mut dyn DiffusionModel,
-    x: &Tensor,
-    timestep: Timestep,
-    conditioning: &Conditioning,
-) -> Result<Tensor> {
-    Ok(model.velocity(x, timestep, conditioning, Adapter::Off, Grad::Skip)?.0)
 }
 
 fn rounded(x: Tensor, dtype: LatentDtype) -> Result<Tensor> {

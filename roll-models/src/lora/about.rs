@@ -23,6 +23,9 @@ pub const BASE: &str = "roll.base";
 /// Key of the fingerprint of that network's last layer, which distinguishes two bases of the same name.
 pub const BASE_FINGERPRINT: &str = "roll.base_fingerprint";
 
+/// Key of the LoRAs that are merged into that network (`model.base_lora`).
+pub const BASE_LORA: &str = "roll.base_lora";
+
 /// The transformer that a header names. Fails if the name is not a known expert.
 pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<Expert>, LoraError> {
     match header.get(EXPERT).map(String::as_str) {

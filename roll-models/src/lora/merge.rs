@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use roll_core::{DType, Tensor};
 
-use crate::weights::{Change, Checkpoint, Outputs, rewrite};
+use crate::weights::{Change, ChangeOnRead, Checkpoint, Outputs, WeightsError, rewrite};
 
 use super::error::{LoraError, some};
 use super::layer_names::{flat, official, parameter};
@@ -71,6 +72,63 @@ pub fn merge_lora(
     Ok(MergeResult { files, changed: deltas.by_key.len(), missing: deltas.missing })
 }
 
+/// Returns `base` with LoRAs added to its weights whenever they are read, each with its strength: the values of
+/// [`merge_lora`], but that several LoRAs are added before the sum is rounded.
+///
+/// Fails if a layer of a LoRA is not in the base. Layers of the image encoder's branch, which Wan2.2 does not have and
+/// LoRAs of LightX2V for it do, are left out with a warning.
+pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
+    let mut all = Vec::new();
+    for (lora, strength, path) in loras {
+        let options = MergeOptions { strength: *strength, allow_missing: true, ..MergeOptions::default() };
+        let deltas = Deltas::find(&base, lora, &options)?;
+        let (image, other): (Vec<&str>, Vec<&str>) = deltas
+            .missing
+            .iter()
+            .map(String::as_str)
+            .partition(|name| name.contains("_img") || name.contains("img_emb"));
+        if !other.is_empty() {
+            let problem = format!(
+                "{} of its layers are not in the base: {}; is it for another model? `roll merge-lora --allow-missing` \
+                 merges the rest",
+                other.len(),
+                some(other, 40)
+            );
+            return Err(LoraError::invalid(path, problem));
+        }
+        if !image.is_empty() {
+            tracing::warn!(
+                "{}: the base has no branch for an image encoder, so {} layers are left out: {}",
+                path.display(),
+                image.len(),
+                some(image, 4)
+            );
+        }
+        all.push(deltas);
+    }
+    Ok(base.with_change(Arc::new(OnRead(all))))
+}
+
+struct OnRead(Vec<Deltas>);
+
+impl ChangeOnRead for OnRead {
+    fn touches(&self, key: &str) -> bool {
+        self.0.iter().any(|deltas| deltas.by_key.contains_key(key))
+    }
+
+    fn apply(&self, key: &str, values: &mut [f32]) -> Result<(), WeightsError> {
+        for deltas in &self.0 {
+            for delta in deltas.by_key.get(key).into_iter().flatten().map(Delta::to_f32) {
+                delta.add_to(0..delta.rows(values.len()), values);
+            }
+            if !values.iter().all(|value| value.is_finite()) {
+                return Err(WeightsError::tensor(&deltas.path, key, "with the LoRA on it, it is not finite"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Facts in the `config.json` next to the base that cannot be derived from its weights. They go into the header of a
 /// single file, which has no `config.json`.
 fn config_entries(base: &Checkpoint) -> Vec<(String, String)> {
@@ -106,6 +164,29 @@ impl Delta<Tensor> {
                 Delta::LowRank { up: up.to_f32_vec(), down: down.to_f32_vec(), rank: *rank, scale: *scale }
             }
             Self::Whole { values, scale } => Delta::Whole { values: values.to_f32_vec(), scale: *scale },
+        }
+    }
+}
+
+impl Delta<Vec<f32>> {
+    /// Number of rows of the tensor, which has `count` values.
+    fn rows(&self, count: usize) -> usize {
+        match self {
+            Self::LowRank { up, rank, .. } => up.len() / rank,
+            Self::Whole { .. } => count,
+        }
+    }
+
+    /// Adds to some rows of the tensor.
+    fn add_to(&self, rows: Range<usize>, values: &mut [f32]) {
+        match self {
+            Self::LowRank { up, down, rank, scale } => {
+                add_product(values, &up[rows.start * rank..rows.end * rank], down, *rank, *scale);
+            }
+            Self::Whole { values: added, scale } => {
+                let first = rows.start * (values.len() / rows.len().max(1));
+                values.iter_mut().zip(&added[first..]).for_each(|(v, d)| *v += scale * d);
+            }
         }
     }
 }
@@ -228,17 +309,7 @@ impl Change<LoraError> for Deltas {
             let converted = self.by_key.get(key).into_iter().flatten().map(Delta::to_f32).collect();
             self.current = (key.to_string(), converted);
         }
-        for delta in &self.current.1 {
-            match delta {
-                Delta::LowRank { up, down, rank, scale } => {
-                    add_product(values, &up[rows.start * rank..rows.end * rank], down, *rank, *scale);
-                }
-                Delta::Whole { values: added, scale } => {
-                    let first = rows.start * (values.len() / rows.len().max(1));
-                    values.iter_mut().zip(&added[first..]).for_each(|(v, d)| *v += scale * d);
-                }
-            }
-        }
+        self.current.1.iter().for_each(|delta| delta.add_to(rows.clone(), values));
         match values.iter().all(|v| v.is_finite()) {
             true => Ok(()),
             false => {

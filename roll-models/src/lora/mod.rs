@@ -46,7 +46,7 @@ pub use error::LoraError;
 pub use initial::{InitialAdapter, LoraRequest};
 pub use keys::is_lora_key;
 pub use layer_names::Names;
-pub use merge::{MergeOptions, MergeResult, merge_lora};
+pub use merge::{MergeOptions, MergeResult, merge_lora, merged_on_read};
 pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;
 pub use sources::{

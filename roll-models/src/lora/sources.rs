@@ -135,11 +135,20 @@ fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(Pat
     }
 }
 
+/// Directory of a checkpoint with the adapters that the evaluations of its run use, if they are not those in training.
+const AVERAGED: &str = "averaged";
+
 /// The adapter files of a path: the file itself, or the files in the directory of a PEFT adapter, of a checkpoint or of
-/// a run (its newest checkpoint). Returns two files if each of two experts has its own.
+/// a run (its newest checkpoint). Returns two files if each of two experts has its own. A checkpoint with an
+/// averaged policy returns that one.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.into()]);
+    }
+    let averaged = path.join(AVERAGED);
+    if averaged.is_dir() {
+        tracing::info!("using {}, which evaluations use; the weights in training are beside it", averaged.display());
+        return files(&averaged);
     }
     let weights = weight_files(path)?;
     if !weights.is_empty() {

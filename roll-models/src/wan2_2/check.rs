@@ -2,6 +2,7 @@
 
 use roll_core::{BuildContext, FileCheck, FilesFound, Kind, Options, Result, parse_options};
 
+use super::base_lora;
 use super::components::Component;
 use super::dit::Trainable;
 use super::initial_adapters;
@@ -25,6 +26,8 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         }
         files => files?,
     };
+    let mut files = files;
+    let base_loras = base_lora::merge(&options, context, &mut files)?;
     let (adapters, trained) = initial_adapters::open(&options, context, &files)?;
     let line = |(name, file)| {
         let how = match options.trainable(&trained, name) {
@@ -37,7 +40,8 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
             Trainable::Layers { .. } => "a LoRA is trained".into(),
             Trainable::Full => "all weights are trained".into(),
         };
-        format!("{}; {how}", summary(&format!("transformer `{name}`"), file))
+        let merged = base_loras.get(name).map(|loras| format!(" with {loras} merged in")).unwrap_or_default();
+        format!("{}{merged}; {how}", summary(&format!("transformer `{name}`"), file))
     };
     let mut lines: Vec<String> = files.experts().map(line).collect();
     lines.push(summary(&files.vae_kind.to_string(), &files.vae));

@@ -52,15 +52,9 @@ fn assign(opened: Vec<OpenedAdapter>, options: &WanOptions, has_dit2: bool) -> R
     let named = options.named_experts()?;
     let mut adapters = AdaptersByExpert::new();
     for adapter in opened {
-        let expert = match (adapter.expert, has_dit2) {
-            (Some(Expert::Low), false) if !adapter.expert_from_file_name => {
-                let problem = "is an adapter for `dit2`, low_noise; this checkpoint has one expert, `dit`";
-                return Err(Error::bad_file(adapter.path, problem));
-            }
-            (_, false) => "dit",
-            (Some(Expert::High), true) => "dit",
-            (Some(Expert::Low), true) => "dit2",
-            (None, true) => default_expert(&adapter, named.as_ref().map(|(_, names)| names.as_slice()))?,
+        let expert = match expert_in_file(&adapter, has_dit2)? {
+            Some(expert) => expert,
+            None => default_expert(&adapter, named.as_ref().map(|(_, names)| names.as_slice()))?,
         };
         if let Some((key, names)) = &named
             && has_dit2
@@ -78,6 +72,19 @@ fn assign(opened: Vec<OpenedAdapter>, options: &WanOptions, has_dit2: bool) -> R
         }
     }
     Ok(adapters)
+}
+
+/// The expert that a file is for: the only one, or the one that it names. Fails if the checkpoint does not have it.
+pub(super) fn expert_in_file(adapter: &OpenedAdapter, has_dit2: bool) -> Result<Option<&'static str>> {
+    match (adapter.expert, has_dit2) {
+        (Some(Expert::Low), false) if !adapter.expert_from_file_name => {
+            let problem = "is an adapter for `dit2`, low_noise; this checkpoint has one expert, `dit`";
+            Err(Error::bad_file(&adapter.path, problem))
+        }
+        (_, false) | (Some(Expert::High), true) => Ok(Some("dit")),
+        (Some(Expert::Low), true) => Ok(Some("dit2")),
+        (None, true) => Ok(None),
+    }
 }
 
 /// The expert of a file that names none.
@@ -101,27 +108,42 @@ pub(super) struct BaseNetwork {
     name: String,
     /// Fingerprint of the last layer.
     fingerprint: String,
+    /// The LoRAs of `base_lora` in it.
+    loras: Option<String>,
 }
 
 impl BaseNetwork {
     /// Describes a transformer's weight file.
-    pub(super) fn of(file: &Checkpoint, config: &DitConfig) -> Result<Self> {
+    pub(super) fn of(file: &Checkpoint, config: &DitConfig, loras: Option<String>) -> Result<Self> {
         // Rounded to bf16, because copies of the official f32 files are stored in bf16.
         let last = file.tensor("head.head.weight")?.to_float(DType::Bf16)?;
         let parts: Vec<_> = file.path().components().rev().take(2).collect();
         let file_name: Vec<_> = parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
         let mut fingerprint = Fingerprint::new("base of an adapter").tensor("head.head.weight", &last).finish();
         fingerprint.truncate(16);
-        Ok(Self { name: format!("{} ({})", config.kind(), file_name.join("/")), fingerprint })
+        Ok(Self { name: format!("{} ({})", config.kind(), file_name.join("/")), fingerprint, loras })
     }
 
     /// The header's entries for an adapter that is trained on this network.
-    pub(super) fn metadata(&self) -> [(String, String); 2] {
-        [(about::BASE.into(), self.name.clone()), (about::BASE_FINGERPRINT.into(), self.fingerprint.clone())]
+    pub(super) fn metadata(&self) -> impl Iterator<Item = (String, String)> {
+        let entries = [(about::BASE, Some(&self.name)), (about::BASE_FINGERPRINT, Some(&self.fingerprint))];
+        let entries = entries.into_iter().chain([(about::BASE_LORA, self.loras.as_ref())]);
+        entries.filter_map(|(key, value)| Some((key.to_string(), value?.clone())))
     }
 
     /// Warns if the adapter was trained on another network.
     pub(super) fn compare(&self, adapter: &OpenedAdapter) {
+        let (lora, own) = (adapter.header.get(about::BASE_LORA), self.loras.as_ref());
+        if adapter.header.contains_key(about::BASE_FINGERPRINT) && lora != own {
+            let name = |lora: Option<&String>| lora.map_or("none", String::as_str).to_string();
+            tracing::warn!(
+                "{} was trained with the base LoRA {}; `model.base_lora` has {}: set the key to match, unless the weights \
+                 have that LoRA merged in",
+                adapter.path.display(),
+                name(lora),
+                name(own)
+            );
+        }
         let Some(found) = adapter.header.get(about::BASE_FINGERPRINT).filter(|found| **found != self.fingerprint)
         else {
             return;

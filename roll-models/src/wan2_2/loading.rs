@@ -13,6 +13,7 @@ use crate::hub::Hub;
 use crate::lora::{InitialAdapter, OpenedAdapter};
 use crate::weights::{self, Checkpoint, Streamed};
 
+use super::base_lora;
 use super::clip::Clip;
 use super::components;
 use super::dit::{Dit, EXACT, Trainable};
@@ -38,7 +39,8 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let options = &WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
     options.check()?;
     let device = roll_backends::device(&context.backend)?;
-    let files = ComponentFiles::open(options, context, &Hub::of(context))?;
+    let mut files = ComponentFiles::open(options, context, &Hub::of(context))?;
+    let mut base_loras = base_lora::merge(options, context, &mut files)?;
     let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
     let precision = Precision::of(&files.dit, options, &device)?;
     let experts = ExpertStorage::of(&files, options, context, precision)?;
@@ -46,7 +48,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let (mut dits, mut bases) = (Vec::new(), Vec::new());
     for (name, file) in files.experts() {
         let mut dit = open_dit(name, file, options, context, &experts)?;
-        let base = BaseNetwork::of(file, dit.config()).while_doing(|| reading(file))?;
+        let base = BaseNetwork::of(file, dit.config(), base_loras.remove(name)).while_doing(|| reading(file))?;
         let adapters = adapters.remove(name).unwrap_or_default();
         adapters.iter().for_each(|adapter| base.compare(adapter));
         train(&mut dit, name, file, options, &trained, adapters, context)?;
@@ -332,7 +334,9 @@ fn train(
     match (initial, dit.parameters()) {
         (Some(initial), Some(parameters)) => {
             let values = flat::from_state(parameters.specs(), initial.parameters());
-            parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)
+            parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
+            dit.start_from(initial.parameters().clone());
+            Ok(())
         }
         _ => Ok(()),
     }

@@ -6,6 +6,7 @@
 //! and [`names`] and [`components`] recognise checkpoints of other libraries.
 
 mod adapter_io;
+mod base_lora;
 mod check;
 pub mod clip;
 pub mod components;

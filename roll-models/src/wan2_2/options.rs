@@ -57,6 +57,11 @@ pub struct WanOptions {
     /// added up, and `FILE=0.8` sets a strength. A file with all weights of an expert replaces those of
     /// `model_paths`, and every weight is trained.
     pub lora_checkpoint: Option<AdapterSources>,
+    /// LoRA in the frozen weights, such as a distillation LoRA for few steps: it is merged when the weights are read,
+    /// and the trained LoRA comes on top and is saved alone. Named like `lora_checkpoint`: a file, `HIGH,LOW` or a map
+    /// for two experts, a list, strengths. Differences of whole parameters (`.diff`, `.diff_b`, `.diff_m`) are merged,
+    /// too. Weights that their file has in eight bits take none.
+    pub base_lora: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of keeping them.
     pub use_gradient_checkpointing: bool,
     /// Keep the inputs of the blocks in host memory until the backward pass.
@@ -345,6 +350,7 @@ impl Default for WanOptions {
             lora_rank: None,
             lora_alpha: None,
             lora_checkpoint: None,
+            base_lora: None,
             use_gradient_checkpointing: true,
             use_gradient_checkpointing_offload: false,
             extra_inputs: "input_image".into(),

@@ -5,7 +5,7 @@ pub mod gguf;
 mod streamed;
 
 pub use roll_weights::{
-    Change, Checkpoint, Outputs, SafetensorsWriter, TensorEntry, TensorInfo, WeightFile, WeightsError, expand_glob,
-    is_auxiliary, parse_safetensors, rewrite, save_safetensors,
+    Change, ChangeOnRead, Checkpoint, Outputs, SafetensorsWriter, TensorEntry, TensorInfo, WeightFile, WeightsError,
+    expand_glob, is_auxiliary, parse_safetensors, rewrite, save_safetensors,
 };
 pub use streamed::{Streamed, from_host, in_host_memory, resident, stored_dtype};

@@ -164,7 +164,7 @@ table! {
     pub struct RollDiffusionTable {
         fn schedule(out: *mut RollSchedule);
         fn encode(input: *const RollConditionInput, out: *mut RollConditioning);
-        /// `adapter` 1: with the adapter; `record` 1: a pullback is wanted.
+        /// `adapter` 1: with the adapter; 2: with the one that training started from; `record` 1: a pullback is wanted.
         fn velocity(
             latents: *const RollTensor,
             timestep: f64,

@@ -56,7 +56,8 @@ plain! {
     usize = usize: |v| v, |n| n;
     bool = u32: |v| v.into(), |n| n == 1;
     Grad = u32: |v| v.is_on().into(), |n| if n == 1 { Grad::Record } else { Grad::Skip };
-    Adapter = u32: |v| (v == Adapter::On).into(), |n| if n == 1 { Adapter::On } else { Adapter::Off };
+    Adapter = u32: |v| ADAPTERS.iter().position(|a| *a == v).unwrap_or_default() as u32,
+        |n| ADAPTERS.get(n as usize).copied().unwrap_or(Adapter::Off);
     Split = u32: |v| (v == Split::Validation).into(), |n| if n == 1 { Split::Validation } else { Split::Train };
     Timestep = f64: |v| v.0, |n| Timestep(n);
     Rank = usize: |v| v.0, |n| Rank(n);
@@ -86,6 +87,9 @@ impl Answer for () {
 
 const PLACEMENTS: [WeightPlacement; 3] =
     [WeightPlacement::Resident, WeightPlacement::Streamed, WeightPlacement::Sharded];
+
+/// Adapters by number. A plugin that does not know 2 treats it as 0.
+const ADAPTERS: [Adapter; 3] = [Adapter::Off, Adapter::On, Adapter::Start];
 
 /// 0: the other side decides.
 pub(super) fn placement_number(placement: Option<WeightPlacement>) -> usize {

@@ -19,11 +19,17 @@ use crate::run_dir::RunDir;
 
 /// The optimizer's state.
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
+/// Directory of the adapters that evaluations use, if they are not those in training. `roll-models` takes them first
+/// where a checkpoint is used as an adapter.
+const AVERAGED: &str = "averaged";
 
-/// The trained adapters in a checkpoint, or the experts when all their weights are trained.
+/// The trained adapters in a checkpoint, or the experts when all their weights are trained: those that evaluations use.
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
-    let names = checkpoint.manifest().files.keys();
-    names.filter(|name| is_adapter(name)).map(|name| checkpoint.path().join(name)).collect()
+    let names = || checkpoint.manifest().files.keys();
+    let averaged: Vec<_> = names().filter(|name| name.split_once('/').is_some_and(|(at, _)| at == AVERAGED)).collect();
+    let used = if averaged.is_empty() { names().filter(|name| is_adapter(name)).collect() } else { averaged };
+    let used = used.into_iter().filter(|name| name.ends_with(".safetensors"));
+    used.map(|name| checkpoint.path().join(name)).collect()
 }
 
 fn is_adapter(name: &str) -> bool {
@@ -80,10 +86,18 @@ impl Trainer {
             journal.dir.clone().map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
         // Sharded weights are gathered for the export: the other ranks take part until it is done.
         self.strategy.ranks().all.barrier()?;
-        let Some((dir, adapters)) = exported else {
+        let averaged = self.with_evaluated(|trainer| {
+            let exported = journal.dir.as_ref().map(|_| trainer.model.export_adapter()).transpose();
+            trainer.strategy.ranks().all.barrier()?;
+            exported
+        })?;
+        let Some((dir, mut adapters)) = exported else {
             self.saved_step = Some(self.steps_done);
             return Ok(());
         };
+        for (name, tensors) in averaged.flatten().into_iter().flatten() {
+            adapters.insert(format!("{AVERAGED}/{name}"), tensors);
+        }
         journal.sync()?;
         let checkpoint = self.write(&dir, &adapters, &optimizer, algorithm);
         let checkpoint = checkpoint.while_doing(|| {
@@ -129,8 +143,9 @@ impl Trainer {
             let own = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
             for (word, text) in own {
                 // Words with the prefix `beside:` are text files to write next to the weights.
-                if let Some(name) = word.strip_prefix(header::BESIDE) {
-                    writer.bytes(name, text.as_bytes())?;
+                if let Some(beside) = word.strip_prefix(header::BESIDE) {
+                    let directory = name.rsplit_once('/').map(|(directory, _)| format!("{directory}/"));
+                    writer.bytes(&(directory.unwrap_or_default() + beside), text.as_bytes())?;
                 }
             }
         }

@@ -13,9 +13,9 @@ use crate::policy_gradient::clip::ClipRange;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PreferenceReference {
-    /// The model without its adapter.
+    /// The policy that the KL compares with.
     #[default]
-    Base,
+    KlReference,
     /// The old policy.
     Old,
 }

@@ -119,6 +119,7 @@ impl<'a> Preset<'a> {
     /// `roll plan`'s view, which counts the operations.
     pub fn plan(&self) -> Plan {
         Plan {
+            keeps_start: false,
             networks: self.networks.clone(),
             input: PlanInput {
                 network: None,

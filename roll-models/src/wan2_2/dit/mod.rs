@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::{DType, Device, Tensor as Burn};
 use roll_backends::ops::TokenRanks;
 use roll_backends::{
-    Chain, Memory, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, activation_dtype, to_device, to_host,
-    vjp,
+    Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Tape, WeightStore, activation_dtype, to_device,
+    to_host, vjp,
 };
 use roll_core::{
     Adapter, Communicator, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor,
@@ -46,6 +46,7 @@ pub struct Dit {
     config: DitConfig,
     store: Arc<dyn WeightStore>,
     parameters: Option<Parameters>,
+    start: Option<Start>,
     /// Whether every weight is among the parameters.
     full: bool,
     /// The ranks between which trained weights are sharded.
@@ -59,6 +60,13 @@ pub struct Dit {
     memory: Memory,
     probe: Option<Probe>,
     rotary: Rotary,
+}
+
+/// The trained parameters at the start of training, where they are those of a file.
+struct Start {
+    state: StateDict,
+    /// On the device, from the first pass that uses them.
+    parameters: Mutex<Option<Parameters>>,
 }
 
 /// Cache of the rotary tables of the last pass, on the device. A run has few shapes, a trajectory has one.
@@ -96,6 +104,7 @@ impl Dit {
             config,
             store,
             parameters: None,
+            start: None,
             full: false,
             ranks: None,
             token_ranks: None,
@@ -174,18 +183,7 @@ impl Dit {
                 // Parameters follow the order of the forward pass, so that a pullback fills the layout from its end to
                 // its beginning.
                 specs.sort_by_key(|spec| segment_number(&spec.name));
-                let value = |spec: &ParameterSpec| match base.get(&spec.name) {
-                    Some(value) => Ok(value.to_f32_vec()),
-                    None => Err(Error::Misuse(format!("full training needs the weight `{}`", spec.name))),
-                };
-                let device = self.store.device();
-                self.parameters = Some(match &self.ranks {
-                    Some(ranks) => Parameters::sharded(specs, value, device, ranks.clone())?,
-                    None => {
-                        let values = specs.iter().map(value).collect::<Result<_>>()?;
-                        Parameters::new(specs, values, device)
-                    }
-                });
+                self.parameters = Some(self.upload(specs, |spec| values_of(base, spec))?);
             }
         }
         Ok(())
@@ -242,6 +240,7 @@ impl Dit {
         let [cos, sin] = [cos, sin].map(|table| own.select(table));
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
+            Adapter::Start => self.start()?,
             Adapter::Off => None,
         };
         let pass = Arc::new(Pass {
@@ -293,6 +292,37 @@ impl Dit {
 }
 
 impl Dit {
+    /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.
+    pub fn start_from(&mut self, state: StateDict) {
+        self.start = Some(Start { state, parameters: Mutex::default() });
+    }
+
+    fn start(&self) -> Result<Option<Snapshot>> {
+        let (Some(Start { state, parameters }), Some(own)) = (&self.start, &self.parameters) else { return Ok(None) };
+        let mut parameters = parameters.lock().unwrap_or_else(PoisonError::into_inner);
+        if parameters.is_none() {
+            let specs = own.specs().to_vec();
+            *parameters = Some(self.upload(specs, |spec| values_of(state, spec))?);
+        }
+        Ok(parameters.as_ref().map(Parameters::snapshot))
+    }
+
+    /// Parameters on the device, sharded if all weights are and are trained.
+    fn upload(
+        &self,
+        specs: Vec<ParameterSpec>,
+        value: impl Fn(&ParameterSpec) -> Result<Vec<f32>>,
+    ) -> Result<Parameters> {
+        let device = self.store.device();
+        match self.ranks.as_ref().filter(|_| self.full) {
+            Some(ranks) => Parameters::sharded(specs, value, device, ranks.clone()),
+            None => {
+                let values = specs.iter().map(value).collect::<Result<_>>()?;
+                Ok(Parameters::new(specs, values, device))
+            }
+        }
+    }
+
     /// The tokens that this rank computes. Fails if the number of ranks does not divide tokens and heads.
     fn own_tokens(&self, batch: &Batch) -> Result<OwnTokens> {
         let tokens = batch.tokens.shape()[0];
@@ -310,6 +340,13 @@ impl Dit {
         }
         let each = tokens / count;
         Ok(OwnTokens { rows: group.rank() * each..(group.rank() + 1) * each, group: Some(group) })
+    }
+}
+
+fn values_of(state: &StateDict, spec: &ParameterSpec) -> Result<Vec<f32>> {
+    match state.get(&spec.name) {
+        Some(value) => Ok(value.to_f32_vec()),
+        None => Err(Error::Misuse(format!("training needs the weight `{}`", spec.name))),
     }
 }
 

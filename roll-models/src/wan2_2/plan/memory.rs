@@ -32,6 +32,10 @@ impl Plan {
         items.push(item("VAE weights", 4 * vae, 0, format!("{vae} x 4 B")));
         let trained = self.trained_elements()?;
         items.push(self.trained_parameters(trained));
+        if self.keeps_start {
+            let formula = format!("{trained} x 4 B, as in `model.lora_checkpoint`");
+            items.push(item("reference of the KL", 4 * trained, 0, formula));
+        }
         items.push(item("gradients in the model", 4 * trained, 0, format!("{trained} x 4 B, until they are reduced")));
         items.extend(division.memory(trained, ranks, gpu));
 

@@ -63,6 +63,8 @@ pub struct Plan {
     pub placement: Placement,
     /// The trained part of each trained expert.
     pub trainable: Trainable,
+    /// Whether passes of the KL's reference use the adapter that training starts from.
+    pub keeps_start: bool,
     /// Number of trained experts.
     pub trained_experts: usize,
     /// Tiles of the VAE; `None` processes whole frames.

@@ -31,6 +31,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     let mut plan = Plan {
         placement: options.weight_store.or(input.division.placement),
         trainable: options.trainable(&trained, first_trained),
+        keeps_start: options.lora_checkpoint.is_some() && input.passes.reference_is_start,
         trained_experts: trained.len(),
         tiling: options.tiling()?,
         offload_inputs: options.use_gradient_checkpointing_offload,

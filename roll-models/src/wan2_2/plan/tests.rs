@@ -28,6 +28,7 @@ fn input(network: &str) -> PlanInput {
 fn plan(name: &str) -> Plan {
     let network = PublishedModel::ALL.iter().find(|n| n.name == name).unwrap();
     Plan {
+        keeps_start: false,
         networks: network.networks(),
         input: input(name),
         placement: Placement::Auto,
@@ -44,6 +45,21 @@ fn plan(name: &str) -> Plan {
             idle: IdleExpert::Keep,
         },
     }
+}
+
+#[test]
+fn the_start_of_training_takes_memory_if_the_kl_compares_with_it() {
+    let memory = |of: &str, reference_is_start: bool, options: serde_json::Value| {
+        let passes = Passes { forward: 8, pulled: 4, reference_is_start, ..Passes::default() };
+        let input = PlanInput { passes, ..input(of) };
+        let needed = needs(options.as_object().unwrap(), &input, &BuildContext::new("flex")).unwrap();
+        needed.memory.iter().find(|item| item.name == "reference of the KL").map(|item| item.device)
+    };
+    let start = || serde_json::json!({"lora_checkpoint": "run"});
+    let n = plan("wan2_2-i2v-a14b").trained_elements().unwrap();
+    assert_eq!(memory("wan2_2-i2v-a14b", true, start()), Some(4 * n));
+    assert_eq!(memory("wan2_2-i2v-a14b", false, start()), None);
+    assert_eq!(memory("wan2_2-i2v-a14b", true, serde_json::json!({})), None);
 }
 
 fn bytes(plan: &Plan, name: &str) -> usize {
