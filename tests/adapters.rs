@@ -649,3 +649,41 @@ fn the_averaged_policy_that_was_evaluated_is_the_adapter_of_the_run() {
     assert_eq!(scores("next", true), ended);
     assert_ne!(scores("other", true), ended);
 }
+
+#[test]
+fn recipes_pass_the_check_with_small_files() {
+    let world = World::new(2);
+    picture(&world, "0.png", 0.1);
+    world.done(&["init-tiny", "t2v", "--kind", "t2v"]);
+    for expert in ["high", "low"] {
+        save_safetensors(world.path(&format!("{expert}_noise.safetensors")), &distillation(), &BTreeMap::new())
+            .unwrap();
+    }
+    std::fs::write(world.path("images.csv"), "image,prompt\n0.png,a face\n").unwrap();
+    std::fs::write(world.path("prompts.txt"), "a dog runs\n").unwrap();
+    let recipes = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes");
+    for (recipe, tiny, data, own) in [
+        ("identity-i2v", "tiny", "images.csv", "reward={name: brightness}"),
+        ("judge-t2v", "t2v", "prompts.txt", "algo.group_size=2"),
+    ] {
+        let path = recipes.join(format!("{recipe}.yaml"));
+        let settings = [
+            "backend=flex".to_string(),
+            format!("model.model_paths={tiny}/wan22_paths.json"),
+            format!("model.tokenizer_path={tiny}/google/umt5-xxl"),
+            "model.base_lora={dit: high_noise.safetensors, dit2: low_noise.safetensors}".into(),
+            format!("data.metadata={data}"),
+            format!("evaluation.metadata={data}"),
+            "data.height=32".into(),
+            "data.width=32".into(),
+            "data.num_frames=5".into(),
+            own.into(),
+        ];
+        let mut arguments = vec!["check", "--config", path.to_str().unwrap()];
+        settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+        let output = world.roll(&arguments);
+        let printed_text = format!("{}{}", String::from_utf8_lossy(&output.stdout), stderr_text(&output));
+        assert!(output.status.success(), "{recipe}: {printed_text}");
+        assert!(!printed_text.contains("no effect"), "{recipe}: {printed_text}");
+    }
+}

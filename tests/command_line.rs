@@ -1,5 +1,6 @@
 //! The command line describes itself.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -56,6 +57,8 @@ fn examples_and_demos_have_no_idle_keys() {
     for files in [
         &["examples/short.yaml"][..],
         &["examples/reward_fl_clip.yaml"],
+        &["examples/recipes/identity-i2v.yaml"],
+        &["examples/recipes/judge-t2v.yaml"],
         &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],
@@ -92,6 +95,20 @@ fn existing_files_are_not_overwritten() {
     world.done(&convert);
     fails(&world.roll(&convert), 2, &["k.safetensors", "--force"]);
     world.done(&[&convert[..], &["--force"]].concat());
+    let header = || {
+        let bytes = std::fs::read(world.path("k.safetensors")).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        serde_json::from_slice::<serde_json::Value>(&bytes[8..8 + length]).unwrap()
+    };
+    let dtypes = |header: &serde_json::Value| -> BTreeSet<String> {
+        let matrices = header.as_object().unwrap().iter().filter(|(name, _)| name.ends_with(".weight"));
+        matrices.map(|(_, tensor)| tensor["dtype"].as_str().unwrap().into()).collect()
+    };
+    assert_eq!(dtypes(&header()), BTreeSet::from(["F32".into()]));
+    world.done(&[&convert[..], &["--force", "--dtype", "bf16"]].concat());
+    assert_eq!(dtypes(&header()), BTreeSet::from(["BF16".into()]));
+    let metadata = &header()["__metadata__"];
+    assert!(metadata["ss_network_dim"].is_string() && metadata["ss_steps"] == "1", "{metadata}");
     fails(
         &world.roll(&["convert-lora", convert[1], "none/k.safetensors", "--to", "kohya"]),
         2,

@@ -62,7 +62,7 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
 fn samples_of_one_clip_differ_in_a_configuration_of_roll() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path();
-    // `FILE` with 8 devices, so with 8 samples per step, all of the only clip of `demo_world`.
+    // 8 devices take 8 samples per step, and `demo_world` has one clip: all 8 are of it.
     roll_yaml::write_for_devices(here, 8);
     roll_yaml::demo_world(here);
     let output = roll(here, &[&["run", "--config", FILE][..], &roll_yaml::DEMO_SETTINGS].concat());
@@ -224,7 +224,7 @@ fn agentic_examples_of_roll_run_and_match_the_documentation() {
             "algo.max_tokens_per_step=12",
             // The tokenizer knows few words, so that texts have many tokens.
             "algo.sequence_length=2000",
-            // In so short a run, nothing may be trained. 0: skipped steps never stop the run.
+            // A run this short may train nothing: all episodes of each group fail alike. 0: it goes on.
             "training.max_skipped_steps=0",
         ];
         let settings = smaller.iter().flat_map(|setting| ["--set", setting]);
@@ -281,8 +281,7 @@ fn agentic_configurations_of_roll_run_unchanged() {
     done(here, &["init-tiny", "tiny", "--kind", "lm"]);
     for (file, metric, counted) in [("ppo", "critic/loss", PPO_COUNTS), ("gigpo", "actor/kl_loss", GIGPO_COUNTS)] {
         let config = format!("examples/agent/{file}.yaml");
-        // In so short a run, all episodes of every group may fail alike, and nothing is trained. 0: skipped steps never
-        // stop the run.
+        // A run this short may train nothing: all episodes of each group fail alike. 0: it goes on.
         let short = ["--set", "training.max_skipped_steps=0"];
         let output = roll(here, &[&["run", "--config", &config, "--out", file][..], &short].concat());
         let messages = stderr_text(&output);
@@ -302,7 +301,8 @@ fn agentic_configurations_of_roll_run_unchanged() {
                 |line: &&str| line.contains(&format!("\"{kind}\"")) && line.contains(&format!("\"tag\":\"{tag}\""));
             episodes.lines().filter(is_of).count()
         };
-        // Two steps of four groups of four episodes; validations of eight episodes before training and after each step.
+        // Two steps, each with a group of Room and three of Lake (`num_groups_partition`), of four episodes each;
+        // validations of eight episodes before training and after each step.
         assert_eq!((count("training", "Room"), count("training", "Lake")), (8, 24), "{file}");
         assert_eq!((count("validation", "Room"), count("validation", "Lake")), (0, 24), "{file}");
     }

@@ -380,9 +380,8 @@ const MOMENTS: [Moment; 13] = [
     ("the configuration is there", |run| run.has("config.yaml")),
     ("one clip is evaluated", |run| run.holds("evaluations/step-000000", 1)),
     ("two clips are evaluated", |run| run.holds("evaluations/step-000000", 2)),
-    // After the evaluation, the data set's clips are copied to `samples/reference`. A process that was killed before they
-    // were complete, and finds the evaluation done, may not write them: then the end of the first step (`metrics.jsonl`)
-    // ends the wait.
+    // Right after the evaluation, the data set's clips are copied to `samples/reference`. If an earlier kill fell between
+    // the two, the resumed process does not write them, and the wait ends with the first step (`metrics.jsonl`).
     ("all are evaluated, and no step is done", |run| run.holds("samples/reference", 3) || run.has("metrics.jsonl")),
     ("the first step is done", |run| run.has("metrics.jsonl")),
     ("a checkpoint is being written", |run| has_unfinished_checkpoint(run.0)),

@@ -125,15 +125,16 @@ impl UnipcStep {
         self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse_r * (earlier - m))
     }
 
-    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. With
-    /// e, the weights w and u make the step exact for data that are a polynomial in lambda of degree 2. Without e, w is
-    /// 1/2 as in the official inference: the limit of `mean_tau` for small h.
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. After
+    /// another step, the weights w and u make the step exact for data that are a polynomial in lambda of degree 2. In the
+    /// first step, u is 0 and w is 1/2, as in the official inference.
     fn corrected(&self, to: f64, data_at_end: &[f32]) -> Vec<f32> {
         let (b, [h, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
         let (w, u) = match self.before {
             None => (0.5, 0.0),
             Some(_) => {
-                // Means over the step, with weights proportional to `e^{h tau}`, where `tau = (lambda - lambda_s) / h`.
+                // Means over the step, with weights proportional to `e^{h tau}`, where `tau = (lambda - lambda_s) / h`:
+                // `mean_tau = 1 / (1 - e^{-h}) - 1 / h`, and the second by another integration by parts.
                 let mean_tau = (b / -h - 1.0) / b;
                 let mean_tau_squared = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
                 // `tau` is 1 at t and r at e. The step is exact for the degrees 1 and 2 if `w + r u = mean_tau` and

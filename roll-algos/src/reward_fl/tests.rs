@@ -67,9 +67,9 @@ impl Bench {
     ///
     /// - `references` (without the adapter, for the KL): always.
     /// - `unprompted` (under the negative prompt): if `guidance_gradient` is `Conditional`.
-    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`. There the untrained steps come first. They
-    ///   have no adapter to move, unless a test says otherwise; it then sets `model.early = (timestep, adapter)`, and
-    ///   steps above that timestep use this copy of the adapter.
+    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`, whose untrained steps come first. These must
+    ///   not depend on the moved parameters: where the mock would compute them with the trained adapter, the test sets
+    ///   `model.early = (timestep, adapter)`, and steps above that timestep use this fixed copy.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();
@@ -392,12 +392,12 @@ fn a_reference_without_a_face_follows_on_missing() {
 }
 
 #[test]
-fn an_evaluation_follows_the_policy_of_each_reward() {
+fn an_evaluation_follows_on_missing_of_each_reward() {
     // Returns the scores of each sample, one per reward, and whether it has a video.
-    let evaluate = |policies: [OnMissing; 2], faceless: &[u64], prompt: &str| {
+    let evaluate = |on_missing: [OnMissing; 2], faceless: &[u64], prompt: &str| {
         let mut bench = Bench::new(RewardFlConfig::default());
-        let mut second_reward = Sines { on_missing: policies[1], faceless: faceless.to_vec(), ..Sines::new() };
-        bench.reward.on_missing = policies[0];
+        let mut second_reward = Sines { on_missing: on_missing[1], faceless: faceless.to_vec(), ..Sines::new() };
+        bench.reward.on_missing = on_missing[0];
         let evaluated = bench.algorithm.evaluate(&mut EvaluationContext {
             samples: &[sample(0, "a"), sample(1, prompt)],
             model: &mut bench.model,
@@ -415,7 +415,7 @@ fn an_evaluation_follows_the_policy_of_each_reward() {
     assert_eq!(valued[1].0[1], Some(-1.0));
     let error = evaluate([OnMissing::Skip, OnMissing::Error], &[1], "a").unwrap_err().chain();
     assert!(error.contains("row 1") && error.contains("no face in the reference"), "{error}");
-    // A generated video with nothing to score follows the policies too.
+    // A generated video with nothing to score follows `on_missing`, too.
     let valued = evaluate([OnMissing::Skip, OnMissing::Value(-1.0)], &[], "missing").unwrap();
     assert_eq!(valued[1].0, [None, Some(-1.0)]);
     assert!(evaluate([OnMissing::Skip, OnMissing::Error], &[], "missing").is_err());

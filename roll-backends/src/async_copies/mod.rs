@@ -25,8 +25,8 @@
 //!    wait before its memory is freed.
 //! 4. A buffer returns to the pool together with the event after its last copy. The next user makes its stream wait for
 //!    that event or, if the host itself reads or writes the buffer, makes the host wait.
-//! 5. A copy to the GPU reads its buffer after the copy that filled it: kernels have been made to wait for that copy, or
-//!    the host has waited, and by rule 3 the copy to the GPU waits for the kernels.
+//! 5. A copy to the GPU begins after the copy that filled its buffer. Either the host has waited for that copy, or the
+//!    compute stream has been made to wait for it, and by rule 3 the copy to the GPU waits for the compute stream.
 //! 6. If a call fails, the host waits for the copies that may have been queued before memory is freed. If that fails
 //!    too, the memory is leaked.
 //!
@@ -239,15 +239,15 @@ impl<R: Runtime, T> D2hCopy<R, T> {
         let Some(buffer) = &mut self.buffer else {
             return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
-        // SAFETY: as the caller promises. Rule 5: `release` made kernels wait for `done`, now or earlier, or `bytes` made
-        // this thread wait.
+        // SAFETY: as the caller promises. Rule 5: the compute stream waits for `done` (`release`), or this thread has
+        // waited (`Self::wait_for_bytes`, after which `release` does nothing).
         let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address)? };
         buffer.last = Some(copy.done.clone());
         Ok(copy)
     }
 
     /// Waits until the copy has finished and returns its bytes.
-    pub(crate) fn bytes(&mut self) -> Result<&[u8], RuntimeError> {
+    pub(crate) fn wait_for_bytes(&mut self) -> Result<&[u8], RuntimeError> {
         self.copy_streams.runtime.synchronize_event(&self.done)?;
         self.source = None;
         let Some(buffer) = &self.buffer else { return Ok(&[]) };

@@ -69,7 +69,7 @@ impl Gpu {
         let mut in_flight = VecDeque::new();
         let mut finish = |(flat, mut piece): (Vec<Range<usize>>, PieceCopy)| {
             let mut values = match &mut piece {
-                PieceCopy::InFlight(copy) => bytemuck::cast_slice::<u8, f32>(copy.bytes()?),
+                PieceCopy::InFlight(copy) => bytemuck::cast_slice::<u8, f32>(copy.wait_for_bytes()?),
                 PieceCopy::Done(values) => values.as_slice(),
             };
             for range in flat {

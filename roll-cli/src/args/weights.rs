@@ -115,6 +115,9 @@ pub struct ConvertLora {
     /// Transformer to take from a file that has adapters for both. Its name is written into the file's header.
     #[arg(long, value_enum)]
     pub expert: Option<ExpertName>,
+    /// Dtype of the written tensors. Default: as they are.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
     /// The target model, needed only for kohya-style names of models other than Wan.
     #[arg(long, value_name = "FILE")]
     pub base: Option<PathBuf>,

@@ -46,6 +46,12 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
     if let Some(base) = base {
         adapters.iter_mut().for_each(|lora| lora.resolve(base.keys()));
     }
+    if let Some(dtype) = args.dtype {
+        for lora in &mut adapters {
+            lora.to_float(dtype.dtype())?;
+            lora.check_finite(&file_path)?;
+        }
+    }
     for lora in &adapters {
         let out = match lora.is_for().filter(|_| several) {
             Some(expert) => with_suffix(&args.out, &expert.to_string()),

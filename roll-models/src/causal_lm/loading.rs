@@ -30,13 +30,13 @@ pub struct CausalLmOptions {
     /// `null`: the built-in small model.
     pub model_path: Option<PathBuf>,
     /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. Default:
-    /// those of `lora_checkpoint`, or all linear layers of the blocks without one.
+    /// those of `lora_checkpoint`; if there is none, all linear layers of the blocks.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_target_modules: Option<String>,
-    /// Rank of the LoRA; 0 trains every weight instead. Default: that of `lora_checkpoint`, or 32 without one.
+    /// Rank of the LoRA; 0 trains every weight instead. Default: that of `lora_checkpoint`; if there is none, 32.
     pub lora_rank: Option<usize>,
-    /// LoRA scale numerator. Default: that of `lora_checkpoint`, or the rank without one.
+    /// LoRA scale numerator. Default: that of `lora_checkpoint`; if there is none, the rank.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint)
@@ -185,16 +185,18 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         false => (trainable, initial_adapter),
     };
     let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
-    if !keeps_quantised {
-        decode(&mut state, &quantised)?;
-        quantised.clear();
-    } else if trainable == Trainable::Full {
-        // The parameters start as the decoded weights; the quantised ones stay as the frozen reference policy.
+    // Full training starts as the decoded weights. The quantised ones stay, if they are kept, as the frozen reference.
+    let trains_all = trainable == Trainable::Full;
+    if !keeps_quantised || trains_all {
         decode(&mut state, &quantised)?;
     }
-    // `model_path` is a published name if the model was found elsewhere: in the hub's cache.
+    if !keeps_quantised {
+        quantised.clear();
+    }
+    // `model_path` is a published name if the model was located somewhere else, in the hub's cache.
     let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
-    let origin = source::origin(located.as_deref(), published, trainable == Trainable::Full)?;
+    // A checkpoint of all weights is a model of its own, and gets the other files of its origin.
+    let origin = source::origin(located.as_deref(), published, trains_all)?;
     let network = match context.headers_only {
         true => Network::without_weights(config, &device),
         false => Network::with_quantised(config, &state, quantised, dtype, &device).while_doing(reading)?,

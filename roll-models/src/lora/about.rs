@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use roll_core::header;
+
 use super::Expert;
 use super::error::LoraError;
 use super::keys::ALPHAS_KEY;
@@ -73,6 +75,38 @@ pub fn adapter_entries<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, s
     .into()
 }
 
+/// Returns entries by kohya's names, which Civitai and programs around ComfyUI show. `layers` are pairs of rank and
+/// alpha; base network, steps and run are those of `header`, if it has them.
+pub fn kohya_entries(
+    layers: impl IntoIterator<Item = (usize, f64)>,
+    header: &BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let (ranks, alphas): (Vec<usize>, Vec<f64>) = layers.into_iter().unzip();
+    let mut entries = BTreeMap::from([
+        ("ss_network_module".to_string(), "networks.lora".to_string()),
+        ("ss_network_dim".to_string(), one_or_dynamic(&ranks)),
+        ("ss_network_alpha".to_string(), one_or_dynamic(&alphas)),
+    ]);
+    let known = [
+        ("ss_base_model_version", BASE),
+        ("ss_steps", header::STEPS),
+        ("ss_output_name", header::RUN),
+        ("modelspec.title", header::RUN),
+    ];
+    for (name, ours) in known {
+        entries.extend(header.get(ours).map(|value| (name.to_string(), value.clone())));
+    }
+    entries
+}
+
+/// The value that all layers share, or kohya's word for several values.
+fn one_or_dynamic<T: PartialEq + ToString>(values: &[T]) -> String {
+    match values {
+        [first, rest @ ..] if rest.iter().all(|value| value == first) => first.to_string(),
+        _ => "Dynamic".into(),
+    }
+}
+
 /// Returns the header entry with the alpha of each layer, for conventions whose files have no other place for it.
 pub fn layer_alphas<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> Option<(String, String)> {
     let alphas: BTreeMap<&str, f64> = layers.into_iter().map(|(layer, rank)| (layer, scale * rank as f64)).collect();
@@ -92,6 +126,25 @@ fn target(layer: &str) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn kohya_entries_have_one_rank_or_say_that_it_varies() {
+        let header = [(BASE, "i2v high.safetensors"), (header::STEPS, "40"), (header::RUN, "identity")];
+        let header = header.map(|(name, value)| (name.to_string(), value.to_string())).into();
+        let entries = kohya_entries([(8, 4.0), (8, 4.0)], &header);
+        let expected = [
+            ("modelspec.title", "identity"),
+            ("ss_base_model_version", "i2v high.safetensors"),
+            ("ss_network_alpha", "4"),
+            ("ss_network_dim", "8"),
+            ("ss_network_module", "networks.lora"),
+            ("ss_output_name", "identity"),
+            ("ss_steps", "40"),
+        ];
+        assert!(entries.iter().map(|(name, value)| (name.as_str(), value.as_str())).eq(expected), "{entries:?}");
+        let varying = kohya_entries([(8, 4.0), (16, 4.0)], &BTreeMap::new());
+        assert_eq!((varying["ss_network_dim"].as_str(), varying.len()), ("Dynamic", 3));
+    }
 
     #[test]
     fn entries_list_ranks_alphas_and_layers_once() {

@@ -195,6 +195,21 @@ pub struct Lora {
 }
 
 impl Lora {
+    /// Rounds all tensors to `dtype`.
+    ///
+    /// # Errors
+    /// Fails if `dtype` is no floating-point dtype.
+    pub fn to_float(&mut self, dtype: roll_core::DType) -> roll_core::Result<()> {
+        let layers =
+            self.layers.values_mut().map(|layer| [Some(&mut layer.down), Some(&mut layer.up), layer.bias.as_mut()]);
+        let differences = self.differences.values_mut();
+        let differences = differences.map(|d| [d.weight.as_mut(), d.bias.as_mut(), d.modulation.as_mut()]);
+        for tensor in layers.chain(differences).flatten().flatten() {
+            *tensor = tensor.to_float(dtype)?;
+        }
+        Ok(())
+    }
+
     /// Recovers the dots of undotted names from the parameter names of their model.
     pub fn resolve<'a>(&mut self, parameters: impl IntoIterator<Item = &'a str>) {
         let modules: BTreeMap<String, String> = parameters

@@ -82,6 +82,12 @@ impl EncodedLora {
             }
             _ => {}
         }
+        if matches!(convention, Convention::ComfyUi | Convention::Kohya) {
+            let layers = lora.layers.values().map(|layer| (layer.rank(), layer.alpha.unwrap_or(layer.rank() as f64)));
+            for (name, value) in about::kohya_entries(layers, metadata) {
+                written.metadata.entry(name).or_insert(value);
+            }
+        }
         if matches!(convention, Convention::Peft | Convention::DiffSynth) && !alphas.is_empty() {
             let text = serde_json::to_string(&alphas).unwrap_or_default();
             written.metadata.insert(ALPHAS_KEY.into(), text);

@@ -107,7 +107,8 @@ impl<'a> Argument for &'a mut (dyn Model + 'a) {
     }
 }
 
-/// Adapter files as C structs, and the owners of the memory that they point into.
+/// Adapter files as C structs. They point into `_tensors`, and into the names of the map that they are made from, which
+/// must outlive them.
 pub(super) struct FilesForC {
     files: Vec<RollFile>,
     _tensors: Vec<LentTensors>,

@@ -154,6 +154,7 @@ impl Trainer {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.steps_done < self.steps {
+            // `evaluation.stop_when`: checks fell in several evaluations in a row.
             self.stopped = self.stop_reason();
             if self.stopped.is_some() {
                 self.end_early(journal)?;
@@ -171,6 +172,7 @@ impl Trainer {
             report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
             self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
+            // The first finished step replaces the metrics of steps that earlier processes did without a checkpoint.
             journal.open(&self.loaded, &self.record, &self.labels)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.write_report(self.steps_done, &report)?;
@@ -181,7 +183,7 @@ impl Trainer {
             let checked = self.check_idle();
             self.checkpoint_on_error(checked, journal)?;
         }
-        // Also if no step was left: the run may resume at its end.
+        // Also without a step: a run that failed this check after its last step fails again when it is resumed.
         self.check_idle()?;
         if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
             tracing::warn!("{note}");

@@ -60,7 +60,7 @@ fn steps(fake: &Arc<Fake>, copy_streams: &Streams) -> Result<(), RuntimeError> {
                 // Other copies take the buffers, including those of tensors in flight, and are read on the host.
                 let [mut one, mut two] =
                     [copied_to_host(fake, copy_streams, 100 + i)?, copied_to_host(fake, copy_streams, 110 + i)?];
-                if one.bytes()? != [100 + i; SIZE] || two.bytes()? != [110 + i; SIZE] {
+                if one.wait_for_bytes()? != [100 + i; SIZE] || two.wait_for_bytes()? != [110 + i; SIZE] {
                     return Err(RuntimeError { call: "bytes", reason: "the host finds other values".into() });
                 }
             }

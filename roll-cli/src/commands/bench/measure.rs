@@ -136,14 +136,17 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     let mut best = 0.0f64;
     for [inputs, outputs] in [[dit.dim, dit.ffn_dim], [dit.ffn_dim, dit.dim], [dit.dim, dit.dim]] {
         let (x, w) = (normal([rows, inputs], 1.0), normal([inputs, outputs], 1.0 / (inputs as f64).sqrt()));
+        // A copy to the host waits for the device.
         let wait = |y: Burn<2>| roll_backends::to_host(y.narrow(0, 0, 1).narrow(1, 0, 1)).map(drop);
         wait(x.clone().matmul(w.clone()))?;
         let begin = Instant::now();
         while begin.elapsed().as_secs_f64() < SECONDS {
             const AT_ONCE: usize = 4;
             let start = Instant::now();
-            let last = (1..AT_ONCE).fold(x.clone().matmul(w.clone()), |_, _| x.clone().matmul(w.clone()));
-            wait(last)?;
+            // Several are queued, so that the wait takes a small part of the time.
+            let product = || x.clone().matmul(w.clone());
+            (1..AT_ONCE).for_each(|_| drop(product()));
+            wait(product())?;
             let flops = 2.0 * (AT_ONCE * rows * inputs * outputs) as f64;
             best = best.max(flops / start.elapsed().as_secs_f64());
         }
@@ -151,8 +154,8 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     Ok(best)
 }
 
-/// Measures `rounds` rounds after one that warms up. A round runs each phase once, or with `whole_step` a whole step; the
-/// warm-up is a whole step only with `offload`, too. Times are medians without the warm-up. Peaks of phases include the
+/// Measures `rounds` rounds after one that warms up. A round runs each phase once, or with `whole_step` a whole step.
+/// The warm-up runs the phases one by one, unless both `whole_step` and `offload` are set. Times are medians without the warm-up. Peaks of phases include the
 /// warm-up, those of whole steps do not. `progress` is called after each phase, and after each round but the warm-up.
 pub fn measure_step(
     fixture: &mut Fixture,
@@ -236,7 +239,7 @@ impl<'a> PhaseTimer<'a> {
         }
     }
 
-    /// Runs one pass of the phase `name`.
+    /// Runs one pass of the phase `name`. `f` must end with its result in host memory: nothing else waits for the device.
     pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
         // Asking the driver takes longer than some phases: a step that is timed as a whole is not interrupted for it.
         let meter = (!self.preset.args.whole_step).then_some(self.meter);

@@ -26,7 +26,7 @@ impl Plan {
             let formula = "CUDA's context, rewards' networks; an estimate".into();
             items.push(item("context and rewards", RESERVE, 0, formula));
         }
-        // Trained weights are loaded like frozen ones, and are f32 parameters besides: both count.
+        // With full training, weights count twice: as they are loaded, and as f32 parameters.
         items.push(self.transformer_weights());
         let vae = networks.vae_elements();
         items.push(item("VAE weights", 4 * vae, 0, format!("{vae} x 4 B")));
@@ -37,6 +37,7 @@ impl Plan {
             items.push(item("reference of the KL", 4 * trained, 0, formula));
         }
         items.push(item("gradients in the model", 4 * trained, 0, format!("{trained} x 4 B, until they are reduced")));
+        // Sums of gradients, optimizer state and buffers, as the ranks divide them.
         items.extend(division.memory(trained, ranks, gpu));
 
         let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
@@ -84,8 +85,7 @@ impl Plan {
             let [chunks, h, w] = self.latent_size();
             let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
             let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
-            let formula =
-                format!("{count} x {state} B, one per chunk border; more if memory allows, to recompute less");
+            let formula = format!("{count} checkpoints x {state} B; more if memory allows, to recompute less");
             items.push(item("decoder's feature caches", 0, count * state, formula));
         }
         Ok(items)

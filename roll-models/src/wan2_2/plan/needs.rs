@@ -31,6 +31,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     let mut plan = Plan {
         placement: options.weight_store.or(input.division.placement),
         trainable: options.trainable(&trained, first_trained),
+        // The KL's reference is the adapter that training starts from, and the model keeps a copy.
         keeps_start: options.lora_checkpoint.is_some() && input.passes.reference_is_start,
         trained_experts: trained.len(),
         tiling: options.tiling()?,
@@ -40,6 +41,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         input: input.clone(),
         networks,
     };
+    // A run chooses the tiles from the memory that resident weights leave, those of the VAE in f32.
     if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, input.memory) {
         let experts = match plan.resolved_placement() {
             Placement::Auto | Placement::Resident => plan.experts_on_device(),
@@ -156,6 +158,7 @@ fn hints(plan: &Plan) -> Vec<String> {
         21..=34 => "model.vae_tile_size=[20,20] and model.vae_tile_stride=[12,12] decode in smaller tiles",
         _ => "model.vae_tile_size=[12,12] and model.vae_tile_stride=[8,8] decode in smaller tiles",
     };
+    // Smaller tiles save memory only if the decoder, and not a transformer block, sets the peak.
     hint(largest > 12 && plan.decoder_pullback() >= plan.block_pullback(), smaller);
     hint(
         resident && plan.networks.experts > 1 && plan.experts_on_device() > 1,
