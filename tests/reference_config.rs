@@ -45,7 +45,8 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
     assert_eq!(messages.matches("without effect here").count(), 1, "{messages}");
     assert!(messages.contains("system_envs") && messages.contains("min_timestep_boundary"), "{messages}");
 
-    // The face networks are not in the repository: another reward replaces theirs.
+    // ROLL's face networks (`antelopev2`) are not in the repository: `brightness` replaces the face reward. The next test
+    // uses the demo's small face networks.
     let smaller = ["--steps", "1", "--set", "reward={name: brightness}", "--set", "data.num_frames=5"];
     let output = roll(here, &[&["run"], &config[..], &smaller[..]].concat());
     let messages = stderr_text(&output);

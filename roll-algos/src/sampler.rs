@@ -119,12 +119,13 @@ impl Integration {
 /// `sigma_t` `to`. Further, `alpha = 1 - sigma`, `lambda = ln(alpha / sigma)`, `h = lambda_t - lambda_s`,
 /// `r = (lambda_e - lambda_s) / h`, and `B = B2(-h) = e^{-h} - 1`, as is usual for predictions of the data.
 impl UnipcStep {
-    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_e - m_s) / (2 r))`.
+    /// The end of this step (the predictor): `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_e - m_s) / (2 r))`.
     fn predicted(&self, to: f64) -> Vec<f32> {
         let (b, [_, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
         self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse_r * (earlier - m))
     }
 
+    /// The end of this step once more, now that the data there are known (the corrector):
     /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. After
     /// another step, the weights w and u make the step exact for data that are a polynomial in lambda of degree 2. In the
     /// first step, u is 0 and w is 1/2, as in the official inference.
@@ -134,12 +135,12 @@ impl UnipcStep {
             None => (0.5, 0.0),
             Some(_) => {
                 // Means over the step, with weights proportional to `e^{h tau}`, where `tau = (lambda - lambda_s) / h`:
-                // `mean_tau = 1 / (1 - e^{-h}) - 1 / h`, and the second by another integration by parts.
+                // `mean_tau = -1 / B - 1 / h` and `mean_tau_squared = -1 / B - 2 / h mean_tau`.
                 let mean_tau = (b / -h - 1.0) / b;
                 let mean_tau_squared = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
                 // `tau` is 1 at t and r at e. The step is exact for the degrees 1 and 2 if `w + r u = mean_tau` and
-                // `w + r^2 u = mean_tau_squared`. So `r u (1 - r) = mean_tau - mean_tau_squared`, written
-                // with 1 / r, which is 0 after a start at pure noise, where r is infinite.
+                // `w + r^2 u = mean_tau_squared`. So `r u (1 - r) = mean_tau - mean_tau_squared`. It is
+                // expressed by 1 / r, because r is infinite if the previous step began at pure noise.
                 let r_times_u = (mean_tau - mean_tau_squared) * inverse_r / (inverse_r - 1.0);
                 (mean_tau - r_times_u, r_times_u * inverse_r)
             }

@@ -185,7 +185,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         false => (trainable, initial_adapter),
     };
     let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
-    // Full training starts as the decoded weights. The quantised ones stay, if they are kept, as the frozen reference.
+    // Quantised weights are decoded unless they are used as they are. Full training always starts from decoded weights;
+    // quantised ones that are kept beside them are the frozen reference policy.
     let trains_all = trainable == Trainable::Full;
     if !keeps_quantised || trains_all {
         decode(&mut state, &quantised)?;

@@ -41,7 +41,8 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         input: input.clone(),
         networks,
     };
-    // A run chooses the tiles from the memory that resident weights leave, those of the VAE in f32.
+    // As in a run, automatic tiles depend on the memory beside the resident weights: those of the experts on the device,
+    // and those of the VAE, in f32.
     if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, input.memory) {
         let experts = match plan.resolved_placement() {
             Placement::Auto | Placement::Resident => plan.experts_on_device(),
@@ -166,11 +167,11 @@ fn hints(plan: &Plan) -> Vec<String> {
     );
     hint(!plan.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
     let (ranks, shards_tokens) = (plan.input.ranks(), division.token_ranks > 1);
-    // An algorithm that generates several videos for a sample, and so decodes without a gradient, divides these videos
-    // among ranks. Ranks that share a video's tokens would compute one of them at a time: no hint.
+    // Algorithms that generate several videos for a sample (they decode without a gradient) divide these videos among the
+    // ranks. They would gain nothing from ranks that share the tokens of one video.
     let [videos_without_gradient, _] = plan.input.passes.decoded();
-    let possible = !shards_tokens && videos_without_gradient == 0;
-    if let Some(n) = (2..=ranks).find(|n| possible && plan.can_shard_tokens(*n)) {
+    let is_useful = !shards_tokens && videos_without_gradient == 0;
+    if let Some(n) = (2..=ranks).find(|n| is_useful && plan.can_shard_tokens(*n)) {
         hint(true, &format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
     }
     hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");
