@@ -380,8 +380,9 @@ const MOMENTS: [Moment; 13] = [
     ("the configuration is there", |run| run.has("config.yaml")),
     ("one clip is evaluated", |run| run.holds("evaluations/step-000000", 1)),
     ("two clips are evaluated", |run| run.holds("evaluations/step-000000", 2)),
-    // Right after the evaluation, the data set's clips are copied to `samples/reference`. If an earlier kill fell between
-    // the two, the resumed process does not write them, and the wait ends with the first step (`metrics.jsonl`).
+    // The data set's clips are copied to `samples/reference` right after the evaluation, for people to look at. A process
+    // that resumes a finished evaluation does not copy them. So if the previous kill prevented the copy, this moment never
+    // comes, and the wait ends with the first step (`metrics.jsonl`).
     ("all are evaluated, and no step is done", |run| run.holds("samples/reference", 3) || run.has("metrics.jsonl")),
     ("the first step is done", |run| run.has("metrics.jsonl")),
     ("a checkpoint is being written", |run| has_unfinished_checkpoint(run.0)),

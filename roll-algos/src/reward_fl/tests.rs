@@ -67,9 +67,9 @@ impl Bench {
     ///
     /// - `references` (without the adapter, for the KL): always.
     /// - `unprompted` (under the negative prompt): if `guidance_gradient` is `Conditional`.
-    /// - `constants` (of untrained steps): unless `trained_steps` is `Window`, whose untrained steps come first. These must
-    ///   not depend on the moved parameters: where the mock would compute them with the trained adapter, the test sets
-    ///   `model.early = (timestep, adapter)`, and steps above that timestep use this fixed copy.
+    /// - `constants` (velocities of untrained steps): unless `trained_steps` is `Window`. The untrained steps of a window
+    ///   come first and are not replayed. Instead, the test gives them a copy of the adapter that the difference quotient
+    ///   does not move: with `model.early = Some((timestep, adapter))`, steps above `timestep` use this copy.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();

@@ -30,13 +30,13 @@ pub struct CausalLmOptions {
     /// `null`: the built-in small model.
     pub model_path: Option<PathBuf>,
     /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. Default:
-    /// those of `lora_checkpoint`; if there is none, all linear layers of the blocks.
+    /// those of `lora_checkpoint`; without that key, all linear layers of the blocks.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
     pub lora_target_modules: Option<String>,
-    /// Rank of the LoRA; 0 trains every weight instead. Default: that of `lora_checkpoint`; if there is none, 32.
+    /// Rank of the LoRA; 0 trains every weight instead. Default: that of `lora_checkpoint`; without that key, 32.
     pub lora_rank: Option<usize>,
-    /// LoRA scale numerator. Default: that of `lora_checkpoint`; if there is none, the rank.
+    /// LoRA scale numerator. Default: that of `lora_checkpoint`; without that key, the rank.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lora_alpha: Option<f64>,
     /// LoRA to start from, in any convention: a file, the directory of a checkpoint, of a run (its newest checkpoint)

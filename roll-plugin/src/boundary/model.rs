@@ -99,7 +99,9 @@ impl<'a> Argument for &'a mut (dyn Model + 'a) {
         lent.object()
     }
     unsafe fn receive(wire: RollObject) -> Result<ForeignModel> {
-        // SAFETY: as the caller promises; an object that is only lent has no `release`.
+        // The host alone lends models, to components of plugins.
+        // SAFETY: as the caller promises. An object that is lent has no `release`, so that dropping the model here
+        // releases nothing.
         unsafe { ForeignModel::new(wire, Source::Host) }
     }
     fn borrow(received: &mut ForeignModel) -> &mut dyn Model {
@@ -123,7 +125,7 @@ impl FilesForC {
 }
 
 /// # Safety
-/// P1 and P9.
+/// `files` are lent for the call (P1), and their names and tensors are valid values (P9).
 unsafe fn receive_files(files: &[RollFile]) -> Result<BTreeMap<String, StateDict>> {
     // SAFETY: as the caller promises.
     files

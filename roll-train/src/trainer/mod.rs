@@ -154,7 +154,8 @@ impl Trainer {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.steps_done < self.steps {
-            // `evaluation.stop_when`: checks fell in several evaluations in a row.
+            // `evaluation.stop_when`: in the last evaluations, the reward was higher than before training, and a reward of
+            // `evaluation.check` lower.
             self.stopped = self.stop_reason();
             if self.stopped.is_some() {
                 self.end_early(journal)?;
@@ -172,7 +173,8 @@ impl Trainer {
             report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
             self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
-            // The first finished step replaces the metrics of steps that earlier processes did without a checkpoint.
+            // Only the first call does something: it drops the metrics of steps that earlier processes did after their
+            // last checkpoint.
             journal.open(&self.loaded, &self.record, &self.labels)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.write_report(self.steps_done, &report)?;

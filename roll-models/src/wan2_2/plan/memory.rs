@@ -45,7 +45,8 @@ impl Plan {
         // A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
         let segments = networks.dit.segments();
         let inputs = element * tokens * dim * segments * recorded_passes;
-        // The device holds the input in use and the one in flight, f32.
+        // The device holds the input in use and the one in flight, f32. On the CPU, host memory is the device's: the
+        // inputs are copied all the same, and both count.
         let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
