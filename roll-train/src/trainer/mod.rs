@@ -144,7 +144,8 @@ impl Trainer {
             self.measure(journal, session, bar)?;
             self.pace.add_evaluation(begun.elapsed().as_secs_f64());
         }
-        // The process that did this step was stopped during its evaluation, before its metrics were logged.
+        // A resumed run whose last step is saved but not logged: the earlier process was stopped during the evaluation after
+        // it. The remaining work of that step is done now.
         if let Some(metrics) = self.record.pending.clone() {
             journal.open(&self.loaded, &self.record, &self.labels)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
@@ -154,8 +155,8 @@ impl Trainer {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.steps_done < self.steps {
-            // `evaluation.stop_when`: in the last evaluations, the reward was higher than before training, and a reward of
-            // `evaluation.check` lower.
+            // `evaluation.stop_when` ends the run once the reward has risen since before training while a reward of
+            // `evaluation.check` has fallen, in the last evaluations.
             self.stopped = self.stop_reason();
             if self.stopped.is_some() {
                 self.end_early(journal)?;

@@ -45,8 +45,8 @@ impl Plan {
         // A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
         let segments = networks.dit.segments();
         let inputs = element * tokens * dim * segments * recorded_passes;
-        // The device holds the input in use and the one in flight, f32. On the CPU, host memory is the device's: the
-        // inputs are copied all the same, and both count.
+        // The device holds the input in use and the one in flight, f32. On the CPU, the
+        // inputs are copied all the same, within the same memory.
         let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
@@ -149,7 +149,7 @@ impl Plan {
     /// Bytes that the decoder and its pullback hold besides weights.
     pub fn decoder_pullback(&self) -> usize {
         let (vae, element) = (&self.networks.vae, self.storage.decoder_element_bytes);
-        // On the CPU, host memory is the device's: nothing is offloaded.
+        // On the CPU, the decoder does not offload its states.
         let offload = self.offload_inputs && self.input.memory.is_some();
         decoder_bytes(vae, self.tiling, self.latent_size(), element, offload)
     }
