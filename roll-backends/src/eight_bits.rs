@@ -179,6 +179,12 @@ impl ScaledMatrix {
         Self { codes, table, scales, shape: rows.shape }
     }
 
+    /// Assembles a matrix from its fields.
+    pub(crate) fn from_parts(codes: Tensor<2, Int>, table: Tensor<1>, scales: Tensor<1>) -> Self {
+        let shape = codes.dims();
+        Self { codes, table, scales, shape }
+    }
+
     /// Rows and columns.
     pub fn shape(&self) -> &[usize; 2] {
         &self.shape

@@ -1,12 +1,10 @@
 //! Offloading from libtorch's GPUs on the kernels' own stream: the fallback if copy streams cannot be used.
 
-use burn::backend::LibTorch;
-use burn::backend::libtorch::TchTensor;
-use burn::tensor::Tensor as Burn;
 use roll_core::Result;
 use tch::{Device, TchError, Tensor};
 
-use crate::{BackendError, NdTensor};
+use super::DeviceTensor;
+use crate::BackendError;
 
 /// Elements per piece. ATen allocates pinned memory in powers of two: whole tensors would take up to twice their size.
 const PIECE: i64 = 1 << 23;
@@ -21,11 +19,9 @@ pub(super) struct Pinned {
 
 impl Pinned {
     /// Starts the copy of a tensor to the host. `None` unless the tensor is on a GPU of libtorch.
-    pub(super) fn new(tensor: &NdTensor) -> Result<Option<Self>> {
-        match tensor.flat().clone().try_into_primitive::<LibTorch>() {
-            Ok(TchTensor { tensor: values, .. }) if values.device().is_cuda() => {
-                Ok(Some(Self::of(&values, tensor.shape().to_vec())?))
-            }
+    pub(super) fn new(tensor: &impl DeviceTensor) -> Result<Option<Self>> {
+        match tensor.to_tch() {
+            Some((values, shape)) if values.device().is_cuda() => Ok(Some(Self::of(&values, shape)?)),
             _ => Ok(None),
         }
     }
@@ -36,15 +32,14 @@ impl Pinned {
     }
 
     /// Starts the copy back to the GPU.
-    pub(super) fn upload(&self) -> Result<NdTensor> {
+    pub(super) fn upload<T: DeviceTensor>(&self) -> Result<T> {
         let pieces = self.pieces.iter().map(|piece| copy(piece, self.device)).collect::<Result<Vec<_>>>()?;
         // A single piece is not copied again.
         let values = match pieces.as_slice() {
             [whole] => whole.shallow_clone(),
             pieces => Tensor::f_cat(pieces, 0).map_err(failed)?,
         };
-        let values = TchTensor::new(values);
-        Ok(NdTensor::from_flat(Burn::from_primitive::<LibTorch>(values), self.shape.clone()))
+        Ok(T::from_tch(values, &self.shape))
     }
 }
 
@@ -60,16 +55,27 @@ pub(super) fn failed(e: TchError) -> BackendError {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::DType;
+    use burn::tensor::{DType, Int, Tensor as Burn};
 
     use super::*;
+    use crate::NdTensor;
 
     #[test]
     fn a_small_tensor_round_trips() {
         let values = Tensor::from_slice(&[1.5_f32, -2.0, 0.0, 3.25, 4.0, 5.0]).to_kind(tch::Kind::BFloat16);
-        let back = Pinned::of(&values, vec![2, 3]).unwrap().upload().unwrap();
+        let back: NdTensor = Pinned::of(&values, vec![2, 3]).unwrap().upload().unwrap();
         assert_eq!((back.shape(), back.flat().dtype()), (&[2, 3][..], DType::BF16));
         assert_eq!(crate::host::to_host_nd(&back).unwrap().to_f32_vec(), [1.5, -2.0, 0.0, 3.25, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn codes_round_trip() {
+        let codes: Vec<u8> = (0..=255).collect();
+        let pinned = Pinned::of(&Tensor::from_slice(&codes), vec![64, 4]).unwrap();
+        let back: Burn<2, Int> = pinned.upload().unwrap();
+        assert_eq!((back.dims(), back.dtype()), ([64, 4], DType::U8));
+        let (values, shape) = back.to_tch().unwrap();
+        assert_eq!((Vec::<u8>::try_from(values).unwrap(), shape), (codes, vec![64, 4]));
     }
 
     #[test]
@@ -78,7 +84,7 @@ mod tests {
         let pinned = Pinned::of(&values, vec![PIECE as usize + 5]).unwrap();
         let lengths: Vec<i64> = pinned.pieces.iter().map(|piece| piece.size()[0]).collect();
         assert_eq!(lengths, [PIECE, 5]);
-        let back = crate::host::to_host_nd(&pinned.upload().unwrap()).unwrap().to_f32_vec();
+        let back = crate::host::to_host_nd(&pinned.upload::<NdTensor>().unwrap()).unwrap().to_f32_vec();
         assert!(back.iter().enumerate().all(|(i, v)| *v == i as f32));
     }
 }

@@ -13,7 +13,9 @@ mod overlapped;
 
 use std::sync::mpsc::Receiver;
 
-use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+#[cfg(feature = "libtorch")]
+use burn::backend::{LibTorch, libtorch::TchTensor};
+use burn::tensor::{DType, Device, Int, Tensor as Burn, TensorData};
 use half::bf16;
 use roll_core::{Error, Result, Tensor};
 
@@ -26,39 +28,60 @@ use crate::{BackendError, NdTensor};
 use overlapped::Overlapped;
 
 /// A tensor in host memory, or in flight to or from it.
-pub struct Offloaded {
-    location: TensorLocation,
+pub struct Offloaded<T: DeviceTensor = NdTensor> {
+    location: TensorLocation<T>,
     device: Device,
 }
 
-enum TensorLocation {
+/// A device tensor that can be copied to host memory and back with the same bits: floats, or the codes of a matrix in
+/// eight bits.
+pub trait DeviceTensor: Clone + Send + 'static {
+    /// The device.
+    fn device(&self) -> Device;
+
+    /// Copies the values to the host.
+    fn to_host(&self) -> Result<Tensor>;
+
+    /// Copies values that [`DeviceTensor::to_host`] returned to `device`.
+    fn to_device(tensor: &Tensor, device: &Device) -> Result<Self>;
+
+    /// The flat values and the shape. `None` unless the device is one of libtorch.
+    #[cfg(feature = "libtorch")]
+    fn to_tch(&self) -> Option<(tch::Tensor, Vec<usize>)>;
+
+    /// Wraps flat values of libtorch.
+    #[cfg(feature = "libtorch")]
+    fn from_tch(values: tch::Tensor, shape: &[usize]) -> Self;
+}
+
+enum TensorLocation<T: DeviceTensor> {
     /// In flight to host memory, on a background thread.
     ToHost(Receiver<Result<Tensor>>),
     Host(Tensor),
     #[cfg(feature = "libtorch")]
-    Overlapped(Overlapped),
+    Overlapped(Overlapped<T>),
     #[cfg(feature = "libtorch")]
     Pinned(aten::Pinned),
-    ToDevice(InFlight),
+    ToDevice(InFlight<T>),
 }
 
 /// A tensor in flight back to the device.
-pub struct InFlight(Transfer);
+pub struct InFlight<T = NdTensor>(Transfer<T>);
 
-enum Transfer {
+enum Transfer<T> {
     /// A background thread copies.
-    Background(Receiver<Result<NdTensor>>),
+    Background(Receiver<Result<T>>),
     /// A copy stream copies while kernels run.
     #[cfg(feature = "libtorch")]
-    Overlapped(H2dCopy<Cuda, NdTensor>),
+    Overlapped(H2dCopy<Cuda, T>),
     /// The kernels' stream copies, before the kernels that are launched later.
     #[cfg(feature = "libtorch")]
-    Queued(NdTensor),
+    Queued(T),
 }
 
-impl Offloaded {
+impl<T: DeviceTensor> Offloaded<T> {
     /// Starts the copy to the host.
-    pub fn new(tensor: NdTensor) -> Result<Self> {
+    pub fn new(tensor: T) -> Result<Self> {
         let device = tensor.device();
         #[cfg(feature = "libtorch")]
         if let Some(overlapped) = Overlapped::new(&tensor) {
@@ -68,7 +91,7 @@ impl Offloaded {
         if let Some(pinned) = aten::Pinned::new(&tensor)? {
             return Ok(Self { location: TensorLocation::Pinned(pinned), device });
         }
-        let pending = begin(&device, Purpose::ToHost, move || to_host(&tensor));
+        let pending = begin(&device, Purpose::ToHost, move || tensor.to_host());
         Ok(Self { location: TensorLocation::ToHost(pending), device })
     }
 
@@ -92,7 +115,7 @@ impl Offloaded {
     }
 
     /// Returns the tensor on the device. Waits for the copy, which is started unless it is in flight.
-    pub fn into_device(mut self) -> Result<NdTensor> {
+    pub fn into_device(mut self) -> Result<T> {
         match self.location {
             TensorLocation::ToDevice(in_flight) => in_flight.into_tensor(),
             _ => self.begin_upload()?.into_tensor(),
@@ -100,12 +123,12 @@ impl Offloaded {
     }
 
     /// Starts a copy to the device and keeps the tensor in host memory, so that it can be copied again.
-    pub fn begin_upload(&mut self) -> Result<InFlight> {
+    pub fn begin_upload(&mut self) -> Result<InFlight<T>> {
         self.release()?;
         Ok(InFlight(match &mut self.location {
             TensorLocation::Host(tensor) => {
                 let (tensor, device) = (tensor.clone(), self.device.clone());
-                Transfer::Background(begin(&self.device, Purpose::ToDevice, move || to_device(&tensor, &device)))
+                Transfer::Background(begin(&self.device, Purpose::ToDevice, move || T::to_device(&tensor, &device)))
             }
             #[cfg(feature = "libtorch")]
             TensorLocation::Overlapped(overlapped) => Transfer::Overlapped(overlapped.upload()?),
@@ -116,9 +139,9 @@ impl Offloaded {
     }
 }
 
-impl InFlight {
+impl<T> InFlight<T> {
     /// Returns the tensor on the device; waits for the copy, or makes later kernels wait for it.
-    pub fn into_tensor(self) -> Result<NdTensor> {
+    pub fn into_tensor(self) -> Result<T> {
         match self.0 {
             Transfer::Background(pending) => received(&pending),
             #[cfg(feature = "libtorch")]
@@ -129,23 +152,70 @@ impl InFlight {
     }
 }
 
-/// Copies a tensor to the host; bf16 stays bf16, other dtypes become f32.
-fn to_host(tensor: &NdTensor) -> Result<Tensor> {
-    if tensor.flat().dtype() != DType::BF16 {
-        return to_host_nd(tensor);
+/// bf16 stays bf16, other dtypes become f32.
+impl DeviceTensor for NdTensor {
+    fn device(&self) -> Device {
+        self.device()
     }
-    let values = tensor.flat().clone().into_data().try_into_vec::<bf16>();
-    let values = values.map_err(|e| BackendError::Offload { reason: format!("{e:?}") })?;
-    Tensor::new(values, tensor.shape())
+
+    fn to_host(&self) -> Result<Tensor> {
+        if self.flat().dtype() != DType::BF16 {
+            return to_host_nd(self);
+        }
+        Tensor::new(downloaded::<bf16>(self.flat().clone().into_data())?, self.shape())
+    }
+
+    fn to_device(tensor: &Tensor, device: &Device) -> Result<Self> {
+        if tensor.dtype() != roll_core::DType::Bf16 {
+            return to_device_nd(tensor, device);
+        }
+        let values = TensorData::new(tensor.as_slice::<bf16>()?.to_vec(), [tensor.len()]);
+        Ok(Self::from_flat(Burn::from_data(values, (device, DType::BF16)), tensor.shape()))
+    }
+
+    #[cfg(feature = "libtorch")]
+    fn to_tch(&self) -> Option<(tch::Tensor, Vec<usize>)> {
+        let TchTensor { tensor, .. } = self.flat().clone().try_into_primitive::<LibTorch>().ok()?;
+        Some((tensor, self.shape().to_vec()))
+    }
+
+    #[cfg(feature = "libtorch")]
+    fn from_tch(values: tch::Tensor, shape: &[usize]) -> Self {
+        Self::from_flat(Burn::from_primitive::<LibTorch>(TchTensor::new(values)), shape)
+    }
 }
 
-/// Copies a tensor to the device; bf16 stays bf16, other dtypes become f32.
-fn to_device(tensor: &Tensor, device: &Device) -> Result<NdTensor> {
-    if tensor.dtype() != roll_core::DType::Bf16 {
-        return to_device_nd(tensor, device);
+/// The codes of a [`crate::ScaledMatrix`], u8.
+impl DeviceTensor for Burn<2, Int> {
+    fn device(&self) -> Device {
+        self.device()
     }
-    let values = TensorData::new(tensor.as_slice::<bf16>()?.to_vec(), [tensor.len()]);
-    Ok(NdTensor::from_flat(Burn::from_data(values, (device, DType::BF16)), tensor.shape()))
+
+    fn to_host(&self) -> Result<Tensor> {
+        Tensor::new(downloaded::<u8>(self.clone().into_data())?, self.dims())
+    }
+
+    fn to_device(tensor: &Tensor, device: &Device) -> Result<Self> {
+        let values = TensorData::new(tensor.as_slice::<u8>()?.to_vec(), tensor.shape());
+        Ok(Self::from_data(values, (device, DType::U8)))
+    }
+
+    #[cfg(feature = "libtorch")]
+    fn to_tch(&self) -> Option<(tch::Tensor, Vec<usize>)> {
+        let [rows, columns] = self.dims();
+        let flat = self.clone().reshape([rows * columns]);
+        let TchTensor { tensor, .. } = flat.try_into_primitive::<LibTorch>().ok()?;
+        Some((tensor, vec![rows, columns]))
+    }
+
+    #[cfg(feature = "libtorch")]
+    fn from_tch(values: tch::Tensor, shape: &[usize]) -> Self {
+        Burn::<1, Int>::from_primitive::<LibTorch>(TchTensor::new(values)).reshape([shape[0], shape[1]])
+    }
+}
+
+fn downloaded<E: burn::tensor::Element>(values: TensorData) -> Result<Vec<E>> {
+    Ok(values.try_into_vec::<E>().map_err(|e| BackendError::Offload { reason: format!("{e:?}") })?)
 }
 
 fn received<T>(pending: &Receiver<Result<T>>) -> Result<T> {

@@ -1,40 +1,37 @@
 //! Offloading from CUDA tensors of libtorch, on separate copy streams ([`crate::async_copies`]).
 
-use burn::backend::LibTorch;
-use burn::backend::libtorch::TchTensor;
-use burn::tensor::Tensor as Burn;
 use roll_core::Result;
 use tch::{Device, Kind, Tensor};
 
+use super::DeviceTensor;
 use super::aten::failed;
-use crate::NdTensor;
 use crate::async_copies::{Cuda, D2hCopy, H2dCopy, copy_streams, disable};
 
 /// A tensor in pinned host memory, or in flight to it.
-pub(super) struct Overlapped {
-    copy: D2hCopy<Cuda, NdTensor>,
+pub(super) struct Overlapped<T> {
+    copy: D2hCopy<Cuda, T>,
     shape: Vec<usize>,
     kind: Kind,
     device: Device,
 }
 
-impl Overlapped {
+impl<T: DeviceTensor> Overlapped<T> {
     /// Starts the copy of a tensor to the host. `None` unless the tensor is on a GPU of libtorch that has copy streams.
-    pub(super) fn new(tensor: &NdTensor) -> Option<Self> {
-        let TchTensor { tensor: values, .. } = tensor.flat().clone().try_into_primitive::<LibTorch>().ok()?;
+    pub(super) fn new(tensor: &T) -> Option<Self> {
+        let (values, shape) = tensor.to_tch()?;
         let (device, kind) = (values.device(), values.kind());
         let Device::Cuda(number) = device else { return None };
         let copy_streams = copy_streams(number)?;
         let source = match values.is_contiguous() {
             true => tensor.clone(),
-            false => nd_tensor(values.f_contiguous().ok()?, tensor.shape()),
+            false => T::from_tch(values.f_contiguous().ok()?, &shape),
         };
-        let values = source.flat().clone().try_into_primitive::<LibTorch>().ok()?.tensor;
+        let (values, shape) = source.to_tch()?;
         let bytes = values.numel() * kind.elt_size_in_bytes();
         // SAFETY: `source` is a handle of Burn on contiguous memory of that size. No operation writes to memory that
         // has two handles.
         match unsafe { copy_streams.begin_d2h(source, values.data_ptr().expose_provenance(), bytes) } {
-            Ok(copy) => Some(Self { copy, shape: tensor.shape().to_vec(), kind, device }),
+            Ok(copy) => Some(Self { copy, shape, kind, device }),
             Err(reason) => {
                 disable(number, &reason);
                 None
@@ -49,27 +46,22 @@ impl Overlapped {
     }
 
     /// Starts the copy back to the GPU.
-    pub(super) fn upload(&mut self) -> Result<H2dCopy<Cuda, NdTensor>> {
+    pub(super) fn upload(&mut self) -> Result<H2dCopy<Cuda, T>> {
         let count: usize = self.shape.iter().product();
         let values = Tensor::f_empty([count as i64], (self.kind, self.device)).map_err(failed)?;
         let at = values.data_ptr().expose_provenance();
         // SAFETY: the memory was just allocated, has that number of elements, and is not shared before the copy
         // arrives.
-        Ok(unsafe { self.copy.begin_h2d(nd_tensor(values, &self.shape), at)? })
+        Ok(unsafe { self.copy.begin_h2d(T::from_tch(values, &self.shape), at)? })
     }
-}
-
-fn nd_tensor(values: Tensor, shape: &[usize]) -> NdTensor {
-    let count: usize = shape.iter().product();
-    let flat = values.reshape([count as i64]);
-    NdTensor::from_flat(Burn::from_primitive::<LibTorch>(TchTensor::new(flat)), shape)
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, TensorData};
+    use burn::tensor::{DType, Int, Tensor as Burn, TensorData};
 
     use super::*;
+    use crate::NdTensor;
     use crate::host::to_host_nd;
 
     /// Runs on machines with a GPU: tensors are offloaded and return while kernels use, free and reuse their memory.
@@ -104,6 +96,24 @@ mod tests {
                 let found = to_host_nd(&in_flight.into_tensor().unwrap()).unwrap().to_f32_vec();
                 assert!(found.iter().enumerate().all(|(i, v)| *v == ((i + round) % 251) as f32), "{round}");
             }
+        }
+    }
+
+    /// Runs on machines with a GPU.
+    #[test]
+    fn codes_round_trip_on_a_gpu() {
+        if !tch::Cuda::is_available() {
+            roll_testing::skip!("libtorch finds no GPU", needs = "gpu");
+        }
+        let device = crate::device("libtorch-cuda").unwrap();
+        let codes: Vec<u8> = (0..1024 * 1030).map(|i| (i % 251) as u8).collect();
+        let tensor = Burn::<2, Int>::from_data(TensorData::new(codes.clone(), [1024, 1030]), (&device, DType::U8));
+        let mut copy = Overlapped::new(&tensor).expect("the CUDA runtime of libtorch is found");
+        copy.release().unwrap();
+        drop(tensor);
+        for _ in 0..3 {
+            let back = copy.upload().unwrap().into_tensor().unwrap();
+            assert_eq!(back.into_data().try_into_vec::<u8>().unwrap(), codes);
         }
     }
 }

@@ -3,18 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, mpsc};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor};
 use roll_core::{Error, Result};
 
 use super::{Prefetcher, Value, Weight, WeightStore, Weights};
-use crate::offload::{InFlight, Offloaded};
+use crate::ScaledMatrix;
+use crate::offload::{DeviceTensor, Offloaded};
 use crate::sync::lock;
 
-/// Weights of fewer bytes stay on the device: norms and biases are too small to be worth a copy each.
-const SMALL: usize = 1 << 20;
-
 /// A store whose weights are in host memory, in the device's storage format, and are copied to the device when needed.
-/// The next segment is prefetched, so that the device holds two segments at any time.
+/// The next segment is prefetched, so that the device holds two segments at any time. Of a matrix in eight bits, the
+/// codes are copied; the scales of its rows stay on the device.
 ///
 /// The host memory of libtorch's GPUs is pinned, and copies overlap with kernels: a network waits only if a segment
 /// computes faster than it is copied (a block of 0.7 GB takes about 15 ms over PCI Express 5).
@@ -23,42 +22,92 @@ pub struct HostStore {
     /// Weights that stay on the device.
     small: BTreeMap<String, Weight>,
     offloaded: BTreeMap<String, OffloadedWeight>,
-    prefetcher: Prefetcher<Vec<(String, InFlight)>>,
+    prefetcher: Prefetcher<Vec<(String, Arrival)>>,
 }
+
+/// Returns a weight that is in flight, once it is on the device.
+type Arrival = Box<dyn FnOnce() -> Result<Weight> + Send>;
 
 struct OffloadedWeight {
     shape: Vec<usize>,
-    tensor: Mutex<Offloaded>,
+    /// Bytes in host memory and, of the scales, on the device.
+    bytes: [usize; 2],
+    values: OffloadedValues,
+}
+
+enum OffloadedValues {
+    Dense(Mutex<Offloaded>),
+    Scaled { codes: Mutex<Offloaded<Tensor<2, Int>>>, table: Tensor<1>, scales: Tensor<1> },
+}
+
+impl OffloadedWeight {
+    /// Copies a weight to host memory and waits for the copy. Fails if it is block-quantised.
+    fn new(key: &str, weight: Weight) -> Result<Self> {
+        let (shape, size) = (weight.shape().to_vec(), weight.size());
+        let (bytes, values) = match weight.value {
+            Value::Dense(tensor) => ([size, 0], OffloadedValues::Dense(released(Offloaded::new(tensor)?)?)),
+            Value::Scaled(ScaledMatrix { codes, table, scales, .. }) => {
+                let of_scales = 4 * shape[0];
+                let codes = released(Offloaded::new(codes)?)?;
+                ([size - of_scales, of_scales], OffloadedValues::Scaled { codes, table, scales })
+            }
+            Value::Blocks { .. } => {
+                return Err(Error::Unsupported(format!(
+                    "`{key}` is block-quantised: `model.weight_store: host` copies dense weights and those in eight bits \
+                     to the device; `model.weight_store: streamed` leaves all in their files"
+                )));
+            }
+        };
+        Ok(Self { shape, bytes, values })
+    }
+
+    fn begin_upload(&self) -> Result<Arrival> {
+        Ok(match &self.values {
+            OffloadedValues::Dense(tensor) => {
+                let copy = lock(tensor).begin_upload()?;
+                Box::new(move || Ok(Weight::from_tensor(copy.into_tensor()?)))
+            }
+            OffloadedValues::Scaled { codes, table, scales } => {
+                let (copy, table, scales) = (lock(codes).begin_upload()?, table.clone(), scales.clone());
+                Box::new(move || Ok(Weight::from_scaled(ScaledMatrix::from_parts(copy.into_tensor()?, table, scales))))
+            }
+        })
+    }
+}
+
+fn released<T: DeviceTensor>(mut tensor: Offloaded<T>) -> Result<Mutex<Offloaded<T>>> {
+    tensor.release()?;
+    Ok(Mutex::new(tensor))
 }
 
 impl HostStore {
-    /// Takes weights that are on `device`, one at a time, and copies each to host memory. Fails on weights that are not
-    /// dense.
+    /// Weights of fewer bytes stay on the device: norms and biases are too small to be worth a copy each.
+    pub const SMALL: usize = 1 << 20;
+
+    /// Takes weights that are on `device`, one at a time, and copies each to host memory. Fails on block-quantised
+    /// weights.
     pub fn new(weights: impl IntoIterator<Item = Result<(String, Weight)>>, device: &Device) -> Result<Self> {
         let (mut small, mut offloaded) = (BTreeMap::new(), BTreeMap::new());
         for found in weights {
             let (key, weight) = found?;
-            if weight.size() < SMALL {
-                small.insert(key, weight);
-                continue;
+            match weight.size() < Self::SMALL {
+                true => drop(small.insert(key, weight)),
+                false => drop(offloaded.insert(key.clone(), OffloadedWeight::new(&key, weight)?)),
             }
-            let Value::Dense(tensor) = weight.value else {
-                return Err(Error::Unsupported(format!(
-                    "`{key}` is in blocks or in eight bits: such weights cannot be kept in host memory; \
-                     `model.weight_store: streamed` leaves them in their files"
-                )));
-            };
-            let shape = tensor.shape().to_vec();
-            let mut tensor = Offloaded::new(tensor)?;
-            tensor.release()?;
-            offloaded.insert(key, OffloadedWeight { shape, tensor: Mutex::new(tensor) });
         }
         Ok(Self { device: device.clone(), small, offloaded, prefetcher: Prefetcher::default() })
     }
 
-    fn begin_uploads(&self, prefix: &str) -> Result<Vec<(String, InFlight)>> {
-        let begin =
-            |(key, weight): (&String, &OffloadedWeight)| Ok((key.clone(), lock(&weight.tensor).begin_upload()?));
+    /// Bytes that are always on the device, and bytes in host memory. The device holds two segments besides.
+    pub fn bytes(&self) -> [usize; 2] {
+        let small: usize = self.small.values().map(Weight::size).sum();
+        let add =
+            |[device, host]: [usize; 2], weight: &OffloadedWeight| [device + weight.bytes[1], host + weight.bytes[0]];
+        self.offloaded.values().fold([small, 0], add)
+    }
+
+    fn begin_uploads(&self, prefix: &str) -> Result<Vec<(String, Arrival)>> {
+        let begin = |(key, weight): (&String, &OffloadedWeight)| Ok((key.clone(), weight.begin_upload()?));
         with_prefix(&self.offloaded, prefix).map(begin).collect()
     }
 }
@@ -78,8 +127,8 @@ impl WeightStore for HostStore {
         })?;
         let small = with_prefix(&self.small, prefix).map(|(key, weight)| (key.clone(), weight.clone()));
         let mut weights: HashMap<_, _> = small.collect();
-        for (key, copy) in in_flight {
-            weights.insert(key, Weight::from_tensor(copy.into_tensor()?));
+        for (key, arrival) in in_flight {
+            weights.insert(key, arrival()?);
         }
         Ok(Arc::new(weights))
     }
@@ -100,12 +149,14 @@ mod tests {
     use roll_core::Tensor;
 
     use super::*;
+    use crate::blocks::BlockType;
+    use crate::{BlockMatrix, EightBits, ScaledRows};
 
     #[test]
     fn weights_round_trip_in_any_order() {
         let device = crate::device("flex").unwrap();
         let value = |i: usize, large: bool| match large {
-            true => vec![i as f32 + 0.5; SMALL / 2 + 3],
+            true => vec![i as f32 + 0.5; HostStore::SMALL / 2 + 3],
             false => vec![i as f32; 3],
         };
         for dtype in [DType::F32, DType::BF16] {
@@ -132,5 +183,35 @@ mod tests {
             }
             assert!(store.segment("none").unwrap().is_empty());
         }
+    }
+
+    #[test]
+    fn codes_wait_in_host_memory_and_scales_on_the_device() {
+        const SHAPE: [usize; 2] = [1024, 1030];
+        let device = crate::device("flex").unwrap();
+        let rows = |i: usize| {
+            let values = (0..SHAPE[0] * SHAPE[1]).map(|at| ((at + 7 * i) as f32).sin() * (1 + at / SHAPE[1]) as f32);
+            let kind = [EightBits::Int8, EightBits::E4m3][i % 2];
+            ScaledRows::quantised(&Tensor::new(values.collect::<Vec<_>>(), SHAPE).unwrap(), kind).unwrap()
+        };
+        let weight = |i| Weight::from_scaled(ScaledMatrix::new(rows(i), &device));
+        let store = HostStore::new((0..3).map(|i| Ok((format!("blocks.{i}.w"), weight(i)))), &device).unwrap();
+        assert_eq!(store.bytes(), [3 * 4 * SHAPE[0], 3 * SHAPE[0] * SHAPE[1]]);
+        assert_eq!(store.shape("blocks.1.w"), Some(SHAPE.to_vec()));
+        for i in [0, 1, 2, 2, 1, 0, 0, 1, 2, 0, 2] {
+            let weights = store.segment(&format!("blocks.{i}.")).unwrap();
+            let (found, expected) = (weights[&format!("blocks.{i}.w")].scaled().unwrap(), weight(i));
+            assert_eq!(found.codes.clone().into_data(), expected.scaled().unwrap().codes.clone().into_data());
+            assert_eq!(found.rows(0, SHAPE[0]).into_data(), expected.stored::<2>().unwrap().into_data());
+        }
+    }
+
+    #[test]
+    fn errors_name_block_quantised_weights() {
+        let device = crate::device("flex").unwrap();
+        let bytes = vec![0; 1024 * 1024 / 32 * BlockType::Q8_0.bytes()];
+        let matrix = BlockMatrix::new(BlockType::Q8_0, bytes, [1024, 1024]).unwrap();
+        let error = HostStore::new([Ok(("w".into(), Weight::from_blocks(matrix, &device)))], &device).err().unwrap();
+        assert!(error.to_string().contains("`w`") && error.to_string().contains("streamed"), "{error}");
     }
 }

@@ -26,7 +26,7 @@ pub struct Bench {
     #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<DTypeName>,
     /// Eight-bit format of the matrices of the transformer's blocks, int8 or fp8, as with `model.weights_dtype`.
-    #[arg(long, value_name = "FORMAT", conflicts_with = "weights_on_host", value_parser = eight_bits)]
+    #[arg(long, value_name = "FORMAT", value_parser = eight_bits)]
     pub weights_dtype: Option<EightBits>,
     /// Dtype of the VAE's decoder, f32 or bf16.
     #[arg(long, default_value = "f32", value_name = "DTYPE")]

@@ -3,20 +3,23 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
-use roll_backends::EightBits;
+use burn::tensor::DType;
+use roll_backends::{EightBits, Memory, WeightStore};
 use roll_core::{
-    Adapter, BuildContext, ConditionInput, DiffusionModel, Grad, Model, Noise, Purpose, Result, Tensor, Timestep,
+    Adapter, BuildContext, ConditionInput, Conditioning, DiffusionModel, Grad, Model, Noise, Purpose, Result,
+    StateDict, Tensor, Timestep,
 };
 
 use super::components::{Component, recognise};
-use super::dit::EXACT;
+use super::dit::{Dit, DitConfig, EXACT, Trainable};
 use super::init_tiny::{WanKind, init_tiny};
 use super::loading::open;
 use super::model::Wan;
 use super::options::{IdleExpert, Placement, WanOptions};
 use crate::precision::WeightsDType;
-use crate::weights::{Checkpoint, SafetensorsWriter, TensorEntry, is_auxiliary, resident};
+use crate::weights::{Checkpoint, SafetensorsWriter, TensorEntry, from_host, is_auxiliary, resident, save_safetensors};
 
 const FOLDERS: [&str; 2] = ["high_noise_model", "low_noise_model"];
 const NAME: &str = "diffusion_pytorch_model.safetensors";
@@ -91,10 +94,77 @@ fn location_of_eight_bit_matrices_changes_no_bit() {
     for idle_expert in [IdleExpert::Host, IdleExpert::Drop] {
         assert!(bits(WanOptions { idle_expert, ..options.clone() }) == expected, "{idle_expert:?}");
     }
-    assert!(bits(WanOptions { weight_store: Placement::Streamed, ..options.clone() }) == expected);
-    for weight_store in [Placement::Sharded, Placement::Host] {
-        let refused = opened(&WanOptions { weight_store, ..options.clone() }).err().unwrap().chain();
-        assert!(refused.contains("`model.weights_dtype`"), "{refused}");
+    for weight_store in [Placement::Streamed, Placement::Host] {
+        assert!(bits(WanOptions { weight_store, ..options.clone() }) == expected, "{weight_store:?}");
+    }
+    let refused = opened(&WanOptions { weight_store: Placement::Sharded, ..options }).err().unwrap().chain();
+    assert!(refused.contains("`model.weights_dtype`") && refused.contains("`host`"), "{refused}");
+}
+
+/// A transformer with matrices that are large enough to wait in host memory, and with smaller ones.
+pub(super) fn wide() -> DitConfig {
+    DitConfig {
+        dim: 512,
+        in_channels: 4,
+        out_channels: 4,
+        patch: [1, 2, 2],
+        text_dim: 16,
+        freq_dim: 256,
+        ffn_dim: 2304,
+        layers: 3,
+        heads: 4,
+        image_dim: None,
+    }
+}
+
+/// A file of [`wide`] with random weights, f32.
+pub(super) fn wide_file(directory: &Path) -> Checkpoint {
+    let noise = Noise::new(1);
+    let weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
+        let values = noise.normal(Purpose::Synthetic, 0, i as u64, &shape).unwrap();
+        (key, Tensor::new(values.f32s().unwrap().iter().map(|v| v * 0.05).collect::<Vec<_>>(), shape).unwrap())
+    };
+    let state: StateDict = wide().weights().into_iter().enumerate().map(weight).collect();
+    let path = directory.join(NAME);
+    save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
+    Checkpoint::open(&path).unwrap()
+}
+
+#[test]
+fn codes_in_host_memory_have_the_bits_of_codes_on_the_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, device) = (wide_file(dir.path()), roll_backends::device("flex").unwrap());
+    let normal = |index, shape: &[usize]| Noise::new(2).normal(Purpose::Synthetic, 0, index, shape).unwrap();
+    let (latents, context) = (normal(0, &[4, 2, 4, 6]), normal(1, &[5, 16]));
+    let conditioning =
+        Conditioning { context, channels: None, image_tokens: None, first_frame: None, latent_shape: [4, 2, 4, 6] };
+    let targets = ["q", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
+    // Two steps: the second prefetches each block on the way forward and back.
+    let steps = |store: Arc<dyn WeightStore>, products: DType| -> Vec<Vec<u8>> {
+        let mut dit = Dit::with_store(wide(), store).with_memory(Memory::Offload).with_products(products);
+        let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: targets.clone() };
+        dit.train(&lora, &Noise::new(4), &StateDict::new()).unwrap();
+        let parameters = dit.parameters().unwrap().clone();
+        let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
+        parameters.write(&(0..count).map(|i| (i as f32 * 0.7).sin() * 0.1).collect::<Vec<_>>()).unwrap();
+        let step = |t: f64| {
+            let (velocity, pullback) =
+                dit.velocity(&latents, Timestep(t), &conditioning, Adapter::On, Grad::Record).unwrap();
+            let d_latents = pullback.unwrap().pull(&velocity).unwrap();
+            let mut gradients = vec![0.0; count];
+            parameters.take_gradients(&mut gradients).unwrap();
+            assert!(gradients.iter().any(|g| *g != 0.0));
+            [velocity, d_latents, Tensor::new(gradients, [count]).unwrap()].map(|tensor| tensor.as_bytes().to_vec())
+        };
+        [700.0, 300.0].into_iter().flat_map(step).collect()
+    };
+    for (dtype, products) in [(WeightsDType::Int8, DType::F32), (WeightsDType::Fp8, DType::BF16)] {
+        let storage = dtype.storage(DType::F32, &EXACT, &device).unwrap();
+        let host = from_host(&file, storage, &device).unwrap();
+        let codes = 2 * 512 * 2304 * 3;
+        assert!(host.bytes()[1] > codes, "{:?}", host.bytes());
+        let resident = resident(&file, storage, &device).unwrap();
+        assert!(steps(Arc::new(host), products) == steps(Arc::new(resident), products), "{dtype:?}");
     }
 }
 
@@ -150,7 +220,7 @@ fn published_scaled_fp8_files_stay_in_fp8() {
         let (component, file) = recognise(Checkpoint::open(path).unwrap()).unwrap();
         assert_eq!(component, Component::Dit);
         assert!(!file.keys().any(is_auxiliary));
-        let storage = WeightsDType::Auto.storage(burn::tensor::DType::F32, &EXACT, &device).unwrap();
+        let storage = WeightsDType::Auto.storage(DType::F32, &EXACT, &device).unwrap();
         let block =
             roll_backends::WeightStore::segment(&resident(&file, storage, &device).unwrap(), "blocks.0.").unwrap();
         let q = &block["blocks.0.self_attn.q.weight"];

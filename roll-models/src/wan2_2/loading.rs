@@ -258,11 +258,9 @@ fn open_dit(
     };
     let opened = || -> Result<Dit> {
         let config = components::dit_config(file, options.num_heads)?;
-        if let (Placement::Host | Placement::Sharded, MatrixStorage::Eight(_)) =
-            (options.weight_store, storage.matrices)
-        {
-            let problem = "weights in eight bits are neither kept in host memory nor sharded: expected auto, f32 or bf16 \
-                           with this `model.weight_store`, or another `model.weight_store`";
+        if let (Placement::Sharded, MatrixStorage::Eight(_)) = (options.weight_store, storage.matrices) {
+            let problem = "weights in eight bits are not sharded: expected auto, f32 or bf16 with `sharded`, or another \
+                           `model.weight_store`: `host` keeps them in host memory";
             return Err(Error::config("weights_dtype", problem));
         }
         let store: Arc<dyn WeightStore> = match options.weight_store {

@@ -107,7 +107,7 @@ pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> R
 }
 
 /// Creates a store that keeps the weights of `checkpoint` in host memory in the dtypes of `storage`, as far as `device`
-/// supports them. Fails on eight-bit weights.
+/// supports them.
 pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<HostStore> {
     let weights = checkpoint.keys().map(|key| {
         let weight = uploaded(checkpoint, key, storage, device)?;

@@ -108,7 +108,10 @@ impl Plan {
             }
             Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
             Placement::Host => {
-                (2 * block, expert * experts, format!("two blocks; {experts} x {counted} in host memory"))
+                let [small, host, block] = self.host_store();
+                let formula =
+                    format!("two blocks, and norms, biases and scales; the rest of {experts} x {counted} on the host");
+                (2 * block + experts * small, experts * host, formula)
             }
             Placement::Auto | Placement::Resident => {
                 let (on_host, note) = match self.storage.idle {

@@ -12,6 +12,7 @@ mod tests;
 mod time;
 
 use burn::tensor::DType;
+use roll_backends::weights::HostStore;
 use roll_core::plan::PlanInput;
 use roll_core::{Noise, Result};
 
@@ -115,11 +116,23 @@ pub(super) fn weight_bytes(
     each: usize,
     eight_bits: bool,
 ) -> usize {
-    let bytes = |(name, shape): (String, Vec<usize>)| match shape.as_slice() {
-        [rows, columns] if eight_bits && name.starts_with("blocks.") => rows * (columns + 4),
-        shape => each * shape.iter().product::<usize>(),
+    host_store_bytes(shapes, each, eight_bits).iter().sum()
+}
+
+/// The bytes of [`weight_bytes`] as [`HostStore::bytes`] counts them: always on the device, and in host memory.
+fn host_store_bytes(
+    shapes: impl IntoIterator<Item = (String, Vec<usize>)>,
+    each: usize,
+    eight_bits: bool,
+) -> [usize; 2] {
+    let bytes = |(name, shape): (String, Vec<usize>)| {
+        let [scales, values] = match shape.as_slice() {
+            [rows, columns] if eight_bits && name.starts_with("blocks.") => [4 * rows, rows * columns],
+            shape => [0, each * shape.iter().product::<usize>()],
+        };
+        if scales + values < HostStore::SMALL { [scales + values, 0] } else { [scales, values] }
     };
-    shapes.into_iter().map(bytes).sum()
+    shapes.into_iter().map(bytes).fold([0; 2], |sum, each| [sum[0] + each[0], sum[1] + each[1]])
 }
 
 /// Number of elements of tensors of these shapes.
@@ -136,6 +149,15 @@ impl Plan {
     /// Bytes of the frozen weights of one block.
     pub(super) fn block_bytes(&self) -> usize {
         weight_bytes(self.networks.block_weights(), self.storage.weight_bytes, self.storage.eight_bits)
+    }
+
+    /// Bytes of the weights of one expert that are always on the device, of those in host memory, and of those of a
+    /// block in host memory, with `model.weight_store: host`.
+    fn host_store(&self) -> [usize; 3] {
+        let DeviceStorage { weight_bytes, eight_bits, .. } = self.storage;
+        let [device, host] = host_store_bytes(self.networks.dit.weights(), weight_bytes, eight_bits);
+        let [_, block] = host_store_bytes(self.networks.block_weights(), weight_bytes, eight_bits);
+        [device, host, block]
     }
 
     /// Number of trained elements of all experts.

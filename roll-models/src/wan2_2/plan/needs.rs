@@ -148,10 +148,7 @@ fn hints(plan: &Plan) -> Vec<String> {
         !plan.storage.eight_bits && plan.resolved_placement() != Placement::Sharded && !full,
         "model.weights_dtype=int8 rounds the matrices of the frozen blocks to eight bits",
     );
-    hint(
-        resident && !plan.storage.eight_bits,
-        "model.weight_store=host keeps the frozen weights in host memory, and prefetches a block",
-    );
+    hint(resident, "model.weight_store=host keeps the frozen weights in host memory, and prefetches a block");
     hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
     let largest = plan.tiling.map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
     let smaller = match largest {

@@ -1,10 +1,14 @@
 #![allow(clippy::unwrap_used)]
 
+use roll_backends::{Weight, WeightStore};
 use roll_core::plan::{Division, MemoryItem, Needs, Passes, Speed, TextPass, Videos};
 use roll_core::{BuildContext, Noise, Options, StateDict};
 
 use super::*;
+use crate::precision::WeightsDType;
 use crate::wan2_2::dit::Dit;
+use crate::wan2_2::eight_bits_tests;
+use crate::weights::from_host;
 
 fn lora(rank: usize) -> Trainable {
     let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
@@ -111,6 +115,58 @@ fn trained_elements_equal_those_of_the_model() {
         plan.trainable = trainable;
         let trained: usize = dit.parameters().unwrap().specs().iter().map(|s| s.len()).sum();
         assert_eq!(plan.trained_elements().unwrap(), trained);
+    }
+}
+
+#[test]
+fn weights_in_host_memory_take_the_planned_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = eight_bits_tests::wide_file(dir.path());
+    let device = roll_backends::device("flex").unwrap();
+    let mut plan = plan("wan2_2-i2v-a14b");
+    (plan.networks.dit, plan.placement) = (eight_bits_tests::wide(), Placement::Host);
+    for dtype in [WeightsDType::F32, WeightsDType::Bf16, WeightsDType::Int8, WeightsDType::Fp8] {
+        let storage = dtype.storage(DType::F32, &[], &device).unwrap();
+        let store = from_host(&file, storage, &device).unwrap();
+        let [small, host] = store.bytes();
+        let segment = store.segment("blocks.0.").unwrap();
+        let large = |weight: &Weight| weight.size() >= HostStore::SMALL;
+        let scales = |weight: &Weight| weight.scaled().map_or(0, |matrix| 4 * matrix.shape()[0]);
+        let block: usize = segment.values().filter(|w| large(w)).map(|w| w.size() - scales(w)).sum();
+        (plan.storage.weight_bytes, plan.storage.eight_bits) = (storage.dtype.size(), dtype.eight_bits().is_some());
+        let item = plan.memory().unwrap().into_iter().find(|item| item.name == "transformer weights").unwrap();
+        assert_eq!([item.device, item.host], [2 * block + 2 * small, 2 * host], "{dtype:?}");
+    }
+}
+
+/// The configuration of "A card of 24 GB" in docs/src/real-model.md.
+#[test]
+fn a14b_in_eight_bits_fits_24_gb_and_64_gb_of_host_memory() {
+    let base = input("wan2_2-i2v-a14b");
+    let input = PlanInput {
+        size: Some([480, 480]),
+        memory: Some(24_000_000_000),
+        passes: Passes { pulled: 3, ..base.passes.clone() },
+        division: Division { state_on_gpu: 1 << 30, ..base.division },
+        ..base
+    };
+    for weights_dtype in ["int8", "fp8"] {
+        let planned = |weight_store: &str| {
+            let options = serde_json::json!({
+                "weights_dtype": weights_dtype,
+                "weight_store": weight_store,
+                "use_gradient_checkpointing_offload": true,
+                "vae_dtype": "bf16",
+            });
+            needs(options.as_object().unwrap(), &input, &BuildContext::new("flex")).unwrap()
+        };
+        let host = planned("host");
+        let gigabytes =
+            [host.peak(|item| item.device).0, host.peak(|item| item.host).0].map(|bytes| bytes as f64 / 1e9);
+        assert!(gigabytes[0] < 16.0 && gigabytes[1] < 60.0, "{weights_dtype}: {gigabytes:?}");
+        let weights = item(&host, "transformer weights");
+        assert!(weights.device < 800_000_000 && weights.host < 29_100_000_000, "{weights:?}");
+        assert!(planned("auto").hints.iter().any(|hint| hint.contains("weight_store=host")));
     }
 }
 
