@@ -135,8 +135,7 @@ impl UnipcStep {
             None => (0.5, 0.0),
             Some(_) => {
                 // Means over the step, with weights proportional to `e^{h tau}`, where `tau = (lambda - lambda_s) / h`:
-                // `mean_tau = -1 / B - 1 / h` and `mean_tau_squared = -1 / B - 2 / h mean_tau`,
-                // in the order of the sums of the official inference.
+                // `mean_tau = -1 / B - 1 / h` and `mean_tau_squared = -1 / B - 2 / h mean_tau`.
                 let mean_tau = (b / -h - 1.0) / b;
                 let mean_tau_squared = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
                 // `tau` is 1 at t and r at e. The step is exact for the degrees 1 and 2 if `w + r u = mean_tau` and
