@@ -663,7 +663,7 @@ fn recipes_pass_the_check_with_small_files() {
     std::fs::write(world.path("prompts.txt"), "a dog runs\n").unwrap();
     let recipes = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/recipes");
     for (recipe, tiny, data, own) in [
-        ("identity-i2v", "tiny", "images.csv", "reward={name: brightness}"),
+        ("identity-i2v", "tiny", "images.csv", "reward={name: first_frame}"),
         ("judge-t2v", "t2v", "prompts.txt", "algo.group_size=2"),
     ] {
         let path = recipes.join(format!("{recipe}.yaml"));

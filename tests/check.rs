@@ -141,7 +141,7 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Fl, &["model.num_heads=7"]),
     (Base::Fl, &["model.lora_target_modules=nosuch"]),
     (Base::Fl, &["model.lora_rank=100000"]),
-    (Base::Fl, &["model.weight_store=host", "model.weights_dtype=int8"]),
+    (Base::Fl, &["model.weight_store=sharded", "model.weights_dtype=int8"]),
     (Base::Fl, &["model.vae_tile_size=[4,4]"]),
     (Base::Fl, &["model.tokenizer_path=nowhere"]),
     (Base::Fl, &["model.name=causal_lm"]),

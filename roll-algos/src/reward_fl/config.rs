@@ -142,8 +142,8 @@ impl RewardFlConfig {
 
     fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<RolloutPlan> {
         check_ranges("algo", self)?;
-        self.check_steps()?;
         let schedule = self.levels(sampler).schedule(facts).in_section("algo")?;
+        self.check_steps()?;
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
         let (mid, last) = (self.mid_timestep, self.final_timestep);
         let mut trained = self.window(&schedule);

@@ -238,6 +238,10 @@ impl RewardScorer for Judge {
         false
     }
 
+    fn reads_reference(&self) -> bool {
+        false
+    }
+
     fn score(&mut self, video: &Video, prompt: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
