@@ -31,9 +31,8 @@ struct Edit {
 }
 
 impl Timeline {
-    /// Reads the timeline. `has_data` says which frames of the tables have data: a sample of 0
-    /// bytes has none. Fails if the edit list repeats or
-    /// reorders parts.
+    /// Reads the timeline. `has_data` says which frames of the tables have data: a sample of 0 bytes has none. Fails if the
+    /// edit list repeats or reorders parts.
     pub fn read(
         tables: Cursor<'_>,
         timescale: u32,

@@ -51,7 +51,8 @@ pub struct CausalLmOptions {
     /// of a GGUF file stay quantised).
     pub weights_dtype: WeightsDType,
     /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 if the
-    /// weights are bf16 and the device is a GPU, else f32. Norms, residuals, adapters' weights and gradients are f32 either way.
+    /// weights are bf16 and the device is a GPU, else f32. Norms, residuals, adapters' weights and gradients are f32
+    /// either way.
     pub compute_dtype: ComputeDType,
     /// Most tokens of a sequence; the model's own context unless given.
     pub max_length: Option<usize>,

@@ -155,8 +155,9 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
 }
 
 /// Measures `rounds` rounds after one that warms up. A round runs each phase once, or with `whole_step` a whole step.
-/// The warm-up runs the phases one by one, unless both `whole_step` and `offload` are set. Times are medians without the warm-up. Peaks of phases include the
-/// warm-up, those of whole steps do not. `progress` is called after each phase, and after each round but the warm-up.
+/// The warm-up runs the phases one by one, unless both `whole_step` and `offload` are set. Times are medians without the
+/// warm-up. Peaks of phases include the warm-up, those of whole steps do not. `progress` is called after each phase, and
+/// after each round but the warm-up.
 pub fn measure_step(
     fixture: &mut Fixture,
     preset: &Preset<'_>,
