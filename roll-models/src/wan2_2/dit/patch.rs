@@ -60,30 +60,24 @@ impl Grid {
         Tensor::new(latents, [channels, t, h, w])
     }
 
-    /// Calls `pair` with the indices of each element in token order and in latent order.
+    /// Calls `pair` with the indices of each element in token order and in latent order. Rows of latents follow each
+    /// other as their tokens do: both are read and written in parts that fit into a cache.
     fn visit(&self, channels: usize, order: Order, mut pair: impl FnMut(usize, usize)) {
         let ([gt, gh, gw], [pt, ph, pw]) = (self.patches, self.patch);
-        let (height, width) = (gh * ph, gw * pw);
-        let mut at = |position: usize, [f, y, x]: [usize; 3], c: usize, [i, j, k]: [usize; 3]| {
-            pair(position, ((c * gt * pt + f * pt + i) * height + y * ph + j) * width + x * pw + k);
-        };
-        let mut position = 0;
-        for token in 0..gt * gh * gw {
-            let coordinates = [token / (gh * gw), token / gw % gh, token % gw];
-            match order {
-                Order::ChannelFirst => {
-                    for c in 0..channels {
-                        for inner in 0..pt * ph * pw {
-                            at(position, coordinates, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
-                            position += 1;
-                        }
-                    }
-                }
-                Order::ChannelLast => {
-                    for inner in 0..pt * ph * pw {
-                        for c in 0..channels {
-                            at(position, coordinates, c, [inner / (ph * pw), inner / pw % ph, inner % pw]);
-                            position += 1;
+        let size = channels * pt * ph * pw;
+        for (f, y) in (0..gt).flat_map(|f| (0..gh).map(move |y| (f, y))) {
+            for c in 0..channels {
+                for (i, j) in (0..pt).flat_map(|i| (0..ph).map(move |j| (i, j))) {
+                    let latent = (((c * gt + f) * pt + i) * gh * ph + y * ph + j) * gw * pw;
+                    let inner = (i * ph + j) * pw;
+                    let (element, step) = match order {
+                        Order::ChannelFirst => (c * pt * ph * pw + inner, 1),
+                        Order::ChannelLast => (inner * channels + c, channels),
+                    };
+                    let token = (f * gh + y) * gw * size + element;
+                    for x in 0..gw {
+                        for k in 0..pw {
+                            pair(token + x * size + k * step, latent + x * pw + k);
                         }
                     }
                 }
@@ -109,6 +103,23 @@ mod tests {
         }
         let first = grid.to_tokens(&latents, Order::ChannelFirst).unwrap();
         assert_eq!(first.f32s().unwrap()[..5], [0.0, 1.0, 6.0, 7.0, 48.0]);
+    }
+
+    #[test]
+    fn every_element_is_at_its_token_and_at_its_place_in_it() {
+        let (shape, [pt, ph, pw]) = ([5, 4, 6, 12], [2, 3, 4]);
+        let latents = Tensor::new((0..5 * 4 * 6 * 12).map(|i| i as f32).collect::<Vec<_>>(), shape).unwrap();
+        let grid = Grid::new(&shape, [pt, ph, pw]).unwrap();
+        let [first, last] =
+            [Order::ChannelFirst, Order::ChannelLast].map(|order| grid.to_tokens(&latents, order).unwrap());
+        let size = 5 * pt * ph * pw;
+        for (at, value) in latents.f32s().unwrap().iter().enumerate() {
+            let (c, t, h, w) = (at / (4 * 6 * 12), at / (6 * 12) % 4, at / 12 % 6, at % 12);
+            let token = ((t / pt) * 2 + h / ph) * 3 + w / pw;
+            let inner = ((t % pt) * ph + h % ph) * pw + w % pw;
+            assert_eq!(first.f32s().unwrap()[token * size + c * pt * ph * pw + inner], *value);
+            assert_eq!(last.f32s().unwrap()[token * size + inner * 5 + c], *value);
+        }
     }
 
     #[test]
