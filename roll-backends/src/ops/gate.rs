@@ -3,8 +3,9 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
+use super::by_group::ByGroup;
 use super::expression::{Expression, sum_if_shared};
-use super::norm::assert_row_operand;
+use super::norm::{assert_group_operand, assert_row_operand};
 use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 
 /// `x + y * gate`, or `x + y` without a gate; x and y are `[L, D]`, gate is `[1, D]` or `[L, D]`. x, gate and the
@@ -21,7 +22,19 @@ pub fn gated_add(x: Tensor<2>, y: Tensor<2>, gate: Option<Tensor<2>>) -> Tensor<
     }
 }
 
+/// [`gated_add`] with one row of the gate, `[G, D]`, for each of G groups of rows, which have the sizes `groups`.
+pub fn gated_add_groups(x: Tensor<2>, y: Tensor<2>, gate: Tensor<2>, groups: &[usize]) -> Tensor<2> {
+    if groups.len() < 2 {
+        return gated_add(x, y, Some(gate));
+    }
+    assert_eq!(x.dims(), y.dims(), "both sides of a gated sum");
+    assert_group_operand("the gate of a sum", &gate, &x, groups);
+    let by_group = ByGroup { operator: GatedAdd, groups: groups.to_vec(), grouped: [false, false, true] };
+    call(by_group, [x, y, gate].map(Tensor::into_dispatch))
+}
+
 /// See [`gated_add`]; the operands are x, y and, if there is one, the gate.
+#[derive(Clone)]
 struct GatedAdd;
 
 impl Operator<3> for GatedAdd {

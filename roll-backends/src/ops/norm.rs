@@ -3,6 +3,7 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
+use super::by_group::ByGroup;
 use super::expression::{Expression, sum_if_shared};
 use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 
@@ -17,6 +18,25 @@ pub fn layer_norm_as(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64, 
     assert_row_operand("the gain of a layer norm", &gain, &x);
     assert_row_operand("the shift of a layer norm", &shift, &x);
     call(LayerNorm { eps, dtype }, [x, gain, shift].map(Tensor::into_dispatch))
+}
+
+/// [`layer_norm_as`] with one row of gain and shift, `[G, D]`, for each of G groups of rows, which have the sizes `groups`.
+pub fn layer_norm_groups(
+    x: Tensor<2>,
+    gain: Tensor<2>,
+    shift: Tensor<2>,
+    groups: &[usize],
+    eps: f64,
+    dtype: DType,
+) -> Tensor<2> {
+    if groups.len() < 2 {
+        return layer_norm_as(x, gain, shift, eps, dtype);
+    }
+    assert_group_operand("the gain of a layer norm", &gain, &x, groups);
+    assert_group_operand("the shift of a layer norm", &shift, &x, groups);
+    let operator = LayerNorm { eps, dtype };
+    let by_group = ByGroup { operator, groups: groups.to_vec(), grouped: [false, true, true] };
+    call(by_group, [x, gain, shift].map(Tensor::into_dispatch))
 }
 
 /// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
@@ -35,7 +55,18 @@ pub(super) fn assert_row_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>)
     );
 }
 
+/// Panics unless `operand` has the width of `x` and a row for each of `groups`, whose sizes add up to the rows of `x`.
+pub(super) fn assert_group_operand(what: &str, operand: &Tensor<2>, x: &Tensor<2>, groups: &[usize]) {
+    let ([rows, width], found) = (x.dims(), operand.dims());
+    assert!(
+        found == [groups.len(), width] && groups.iter().sum::<usize>() == rows,
+        "{what}: expected [{}, {width}] for groups of {rows} rows, found {found:?} for {groups:?}",
+        groups.len()
+    );
+}
+
 /// See [`layer_norm_as`]; the operands are x, gain and shift.
+#[derive(Clone)]
 struct LayerNorm {
     eps: f64,
     dtype: DType,

@@ -1,7 +1,9 @@
 //! Tests of layer norm and RMS norm.
 
+use burn::tensor::{DType, Tensor};
+
 use super::{Exact, assert_near, check, devices, download, noise};
-use crate::ops::{layer_norm, rms_norm};
+use crate::ops::{gated_add, gated_add_groups, layer_norm, layer_norm_groups, rms_norm, seed};
 
 fn layer_norm_in_f64(x: &[Exact], eps: f64) -> Vec<f64> {
     let (x, gain, shift) = (&x[0], &x[1], &x[2]);
@@ -68,4 +70,53 @@ fn rms_norm_and_its_gradients_match_f64() {
             rms_norm_in_f64,
         );
     }
+}
+
+#[test]
+#[cfg(feature = "flex")]
+fn rows_of_groups_have_the_bits_of_a_row_for_each_token() {
+    const GROUPS: [usize; 3] = [70, 0, 130];
+    let (x, y, g) = (noise(200, 96, 1), noise(200, 96, 2), noise(200, 96, 3));
+    let rows = [4, 5, 6].map(|seed| noise(3, 96, seed));
+    let device = crate::device("flex").unwrap();
+    let bits = |grouped: bool| {
+        let spread = |rows: &Tensor<2>| {
+            let group = |(i, n): (usize, &usize)| rows.clone().narrow(0, i, 1).expand([*n, 96]);
+            Tensor::cat(GROUPS.iter().enumerate().filter(|(_, n)| **n > 0).map(group).collect(), 0)
+        };
+        let [gain, shift, gate] = rows.each_ref().map(|rows| rows.upload(&device));
+        let [x, y] = [&x, &y].map(|values| values.upload(&device).autodiff().require_grad());
+        let z = match grouped {
+            true => {
+                let h = layer_norm_groups(x.clone(), gain, shift, &GROUPS, 1e-6, DType::F32);
+                gated_add_groups(h, y.clone(), gate, &GROUPS)
+            }
+            false => {
+                let h = layer_norm(x.clone(), spread(&gain), spread(&shift), 1e-6);
+                gated_add(h, y.clone(), Some(spread(&gate)))
+            }
+        };
+        let mut found = seed(z.clone(), g.upload(&device)).backward();
+        let [d_x, d_y] = [x, y].map(|leaf| download(leaf.grad_remove(&mut found).unwrap()));
+        [download(z), d_x, d_y].map(|values| values.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+    };
+    assert!(bits(true) == bits(false));
+}
+
+#[test]
+fn layer_norms_of_groups_and_their_gradients_match_f64() {
+    let inputs = [noise(5, 19, 1), noise(3, 19, 2), noise(3, 19, 3)];
+    check(
+        "layer norm of groups",
+        &inputs,
+        1e-6,
+        |x| layer_norm_groups(x[0].clone(), x[1].clone(), x[2].clone(), &[2, 0, 3], 1e-6, DType::F32),
+        |x| {
+            let spread = |rows: &Exact| {
+                let values = (0..5).flat_map(|i| (0..19).map(move |j| rows.at(if i < 2 { 0 } else { 2 }, j)));
+                Exact { rows: 5, columns: 19, values: values.collect() }
+            };
+            layer_norm_in_f64(&[x[0].clone(), spread(&x[1]), spread(&x[2])], 1e-6)
+        },
+    );
 }

@@ -37,6 +37,8 @@ pub struct Pass {
     /// Number of tokens of each group that shares a timestep and therefore a row of the modulations: one group per
     /// sample, or two for TI2V (the known first frame, then the other frames).
     pub groups: Vec<usize>,
+    /// Whether gradients flow to the modulations.
+    pub trains_modulation: bool,
     /// Number of image tokens in the context of a sample. They come before the text.
     pub image_rows: usize,
     /// The ranks of sequence parallelism, if it is used. States, tables and groups are then this rank's, and there is
@@ -84,12 +86,12 @@ impl Pass {
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 
-    /// Expands a modulation from one row per group to the form that operators take: `[1, D]` for a single group,
-    /// `[tokens, D]` otherwise.
-    fn per_token(&self, rows: Tensor<2>) -> Tensor<2> {
+    /// Expands a modulation from one row per group to one row per token, if it is trained and there are several groups:
+    /// the sums of its gradient over tokens keep their order, and so their bits. Other modulations stay as they are.
+    fn modulation(&self, rows: Tensor<2>) -> Tensor<2> {
         let [count, width] = rows.dims();
         let [first, ..] = self.groups.as_slice() else { return rows };
-        if count == 1 {
+        if count == 1 || !self.trains_modulation {
             return rows;
         }
         if self.groups.iter().all(|n| n == first) {
@@ -99,6 +101,11 @@ impl Pass {
         // A rank may have no token of some group.
         let present = self.groups.iter().enumerate().filter(|(_, n)| **n > 0);
         Tensor::cat(present.map(spread).collect(), 0)
+    }
+
+    /// Sizes of the groups of tokens that share a row of [`Pass::modulation`]; none if each token has its own.
+    fn row_groups(&self) -> &[usize] {
+        if self.trains_modulation { &[] } else { &self.groups }
     }
 
     /// Attention within each sample. The samples of a batch are folded into the head axis.
@@ -200,24 +207,27 @@ impl Block {
         let bias = scope.weight::<3>(&format!("{name}.modulation"))?.reshape([1, 6 * dim]);
         let modulation = modulation + bias;
         let row = |i: usize| modulation.clone().narrow(1, i * dim, dim);
-        let shift_or_gate = |i: usize| pass.per_token(row(i));
-        let gain = |i: usize| pass.per_token(row(i) + 1.0);
+        let shift_or_gate = |i: usize| pass.modulation(row(i));
+        let gain = |i: usize| pass.modulation(row(i) + 1.0);
 
-        let normed = |x: &Tensor<2>, gain, shift| ops::layer_norm_as(x.clone(), gain, shift, EPS, pass.activations);
+        let groups = pass.row_groups();
+        let modulated =
+            |x: &Tensor<2>, gain, shift| ops::layer_norm_groups(x.clone(), gain, shift, groups, EPS, pass.activations);
 
-        let h = normed(&x, gain(1), shift_or_gate(0));
+        let h = modulated(&x, gain(1), shift_or_gate(0));
         let attended = self.self_attention(scope, h, &format!("{name}.self_attn"))?;
-        let x = ops::gated_add(x, attended, Some(shift_or_gate(2)));
+        let x = ops::gated_add_groups(x, attended, shift_or_gate(2), groups);
 
         let norm = |part: &str| scope.weight::<1>(&format!("{name}.norm3.{part}"));
-        let h = normed(&x, norm("weight")?.unsqueeze(), norm("bias")?.unsqueeze());
+        let [gain3, shift3] = [norm("weight")?, norm("bias")?].map(|row| row.unsqueeze());
+        let h = ops::layer_norm_as(x.clone(), gain3, shift3, EPS, pass.activations);
         let attended = self.cross_attention(scope, h, context, &format!("{name}.cross_attn"))?;
         let x = ops::gated_add(x, attended, None);
 
-        let h = normed(&x, gain(4), shift_or_gate(3));
+        let h = modulated(&x, gain(4), shift_or_gate(3));
         let h = ops::gelu_tanh(scope.linear(h, &format!("{name}.ffn.0"))?);
         let h = scope.linear(h, &format!("{name}.ffn.2"))?;
-        let x = ops::gated_add(x, h, Some(shift_or_gate(5)));
+        let x = ops::gated_add_groups(x, h, shift_or_gate(5), groups);
         pass.probe_value(|| name.clone(), &x);
         Ok(x)
     }
@@ -284,7 +294,8 @@ impl Segment for Head {
             let bias = scope.weight::<3>("head.modulation")?;
             let time = shared[shared::TIME].rank::<2>()?;
             let row = |i: usize| time.clone() + bias.clone().narrow(1, i, 1).reshape([1, dim]);
-            let h = ops::layer_norm(x, pass.per_token(row(1) + 1.0), pass.per_token(row(0)), EPS);
+            let [gain, shift] = [row(1) + 1.0, row(0)].map(|rows| pass.modulation(rows));
+            let h = ops::layer_norm_groups(x, gain, shift, pass.row_groups(), EPS, DType::F32);
             let out = scope.linear(h, "head.head")?;
             pass.probe_value(|| "head".into(), &out);
             Ok(out.into())

@@ -243,6 +243,12 @@ impl Dit {
             Adapter::Start => self.start()?,
             Adapter::Off => None,
         };
+        // The embeddings need gradients only if their own weights are trained.
+        let trains = trainable.as_ref().map(|s| s.parameters().clone());
+        let track_shared = grad.is_on()
+            && trains.as_ref().is_some_and(|p| {
+                p.specs().iter().any(|s| ["time_", "text_", "img_"].iter().any(|e| s.name.starts_with(e)))
+            });
         let pass = Arc::new(Pass {
             config: self.config.clone(),
             store: self.store.clone(),
@@ -254,17 +260,12 @@ impl Dit {
             rope: (cos, sin),
             samples: inputs.len(),
             groups: own.groups(&batch.groups),
+            trains_modulation: self.full || track_shared,
             image_rows: batch.image_rows,
             token_ranks: self.token_ranks.clone(),
             probe: self.probe.clone(),
         });
 
-        // The embeddings need gradients only if their own weights are trained.
-        let trains = pass.trainable.as_ref().map(|s| s.parameters().clone());
-        let track_shared = grad.is_on()
-            && trains.as_ref().is_some_and(|p| {
-                p.specs().iter().any(|s| ["time_", "text_", "img_"].iter().any(|e| s.name.starts_with(e)))
-            });
         let tape = if track_shared { Tape::on() } else { Tape::off() };
         let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 

@@ -77,6 +77,7 @@ fn embeddings_do_not_depend_on_the_product_dtype() {
             rope: (cos, sin),
             samples: 1,
             groups: batch.groups.clone(),
+            trains_modulation: false,
             image_rows: 0,
             token_ranks: None,
             probe: None,
