@@ -30,10 +30,10 @@ impl Job {
         use roll_backends::mpi;
         if !mpi::is_launched() {
             return match processes(|name| std::env::var(name).ok()) {
-                1 => Ok(Self { mpi: None }),
-                n => Err(Error::Unsupported(format!(
-                    "{n} processes were started, but not by an MPI launcher, so they cannot reach each other: start them \
-                     with `mpirun`, or with `srun --mpi=pmix`"
+                None => Ok(Self { mpi: None }),
+                Some((variable, n)) => Err(Error::Unsupported(format!(
+                    "{variable} says that {n} processes were started, but not by an MPI launcher, so they cannot reach \
+                     each other: start them with `mpirun`, or with `srun --mpi=pmix`; for one process, unset {variable}"
                 ))),
             };
         }
@@ -59,9 +59,10 @@ impl Job {
     #[cfg(not(feature = "mpi"))]
     pub fn join(_collectives: Collectives) -> Result<Self> {
         match processes(|name| std::env::var(name).ok()) {
-            1 => Ok(Self {}),
-            n => Err(Error::Unsupported(format!(
-                "{n} processes were started, and this build knows one: build roll with `--features mpi`"
+            None => Ok(Self {}),
+            Some((variable, n)) => Err(Error::Unsupported(format!(
+                "{variable} says that {n} processes were started, and this build knows one: build roll with \
+                 `--features mpi`; for one process, unset {variable}"
             ))),
         }
     }
@@ -125,11 +126,12 @@ fn over_nccl(_ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Commun
     Err(Error::Unsupported("`--collectives nccl`: build roll with `--features nccl`".into()))
 }
 
-/// Number of processes that a launcher started, at least 1. Each of the common launchers sets a variable of its own:
-/// Open MPI, MPICH, Slurm, and torchrun or Kubernetes' PyTorchJob.
-fn processes(variable: impl Fn(&str) -> Option<String>) -> usize {
+/// Number of processes that a launcher started, and the variable that says so; `None` if there is one process. Each of
+/// the common launchers sets a variable of its own: Open MPI, MPICH, Slurm, and torchrun or Kubernetes' PyTorchJob.
+fn processes(value: impl Fn(&str) -> Option<String>) -> Option<(&'static str, usize)> {
     const VARIABLES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"];
-    VARIABLES.iter().filter_map(|name| variable(name)?.parse().ok()).fold(1, usize::max)
+    let counts = VARIABLES.into_iter().filter_map(|name| Some((name, value(name)?.parse().ok()?)));
+    counts.filter(|(_, count)| *count > 1).max_by_key(|(_, count)| *count)
 }
 
 /// The device of this process: of a backend with several, and no number given, that of its place on the machine.
@@ -165,10 +167,10 @@ mod tests {
         let count = |set: &[(&str, &str)]| {
             processes(|name| set.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).into()))
         };
-        assert_eq!(count(&[]), 1);
-        assert_eq!(count(&[("WORLD_SIZE", "1"), ("PMI_SIZE", "no number")]), 1);
+        assert_eq!(count(&[]), None);
+        assert_eq!(count(&[("WORLD_SIZE", "1"), ("PMI_SIZE", "no number")]), None);
         for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"] {
-            assert_eq!(count(&[(name, "4")]), 4, "{name}");
+            assert_eq!(count(&[(name, "4"), ("WORLD_SIZE", "1")]), Some((name, 4)));
         }
     }
 

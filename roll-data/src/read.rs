@@ -201,6 +201,15 @@ mod tests {
         // Ten seconds of full HD, at ten pixels per byte.
         assert!(memory_of_gif(150 * 1920 * 1080 / 10) >= 150 * 1920 * 1080 * 12);
         assert_eq!(memory_of_gif(usize::MAX), MAX_VIDEO_BYTES);
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dot.gif");
+        let mut encoder = gif::Encoder::new(std::fs::File::create(&path).unwrap(), 2, 2, &[]).unwrap();
+        encoder.write_frame(&gif::Frame::from_rgb(2, 2, &[7; 12])).unwrap();
+        drop(encoder);
+        let mut frames = Frames::new(&ReadOptions::default());
+        read_gif(&path, &mut frames).unwrap();
+        assert_eq!(frames.max_bytes, memory_of_gif(std::fs::metadata(&path).unwrap().len() as usize));
     }
 
     #[test]

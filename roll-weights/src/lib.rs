@@ -58,6 +58,10 @@ pub use safetensors::parse_safetensors;
 pub use save::save_safetensors;
 pub use writer::{SafetensorsWriter, TensorEntry};
 
+/// Directory of a checkpoint with the adapters that the evaluations of its run use, if they are not those in training.
+/// Where a checkpoint is used as an adapter, these come first.
+pub const AVERAGED: &str = "averaged";
+
 /// Returns the weight files that match a glob, sorted. Indexes of shards and other files are ignored. Fails if no file
 /// matches.
 pub fn expand_glob(pattern: &str) -> Result<Vec<PathBuf>, WeightsError> {

@@ -1,12 +1,12 @@
 //! Slow copies of the parameters: the old policy, and the average that is evaluated.
 
-use roll_core::{Error, Model, Result, StateDict, Tensor};
+use roll_core::{EVALUATED_POLICY, Error, Model, Result, StateDict, Tensor};
 
 use super::averages::{blend, evaluation_decay};
 
 /// Names of the copies in a state.
 const OLD: &str = "old_policy";
-const EVALUATED: &str = "evaluated_policy";
+const EVALUATED: &str = EVALUATED_POLICY;
 
 /// Copies of the flat parameters, each whole on every rank.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, StateDict};
+use roll_weights::AVERAGED;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -134,9 +135,6 @@ fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(Pat
         None => Ok((whole, 1.0)),
     }
 }
-
-/// Directory of a checkpoint with the adapters that the evaluations of its run use, if they are not those in training.
-const AVERAGED: &str = "averaged";
 
 /// The adapter files of a path: the file itself, or the files in the directory of a PEFT adapter, of a checkpoint or of
 /// a run (its newest checkpoint). Returns two files if each of two experts has its own. A checkpoint with an

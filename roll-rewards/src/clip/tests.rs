@@ -183,6 +183,21 @@ fn video_equal_to_its_reference_scores_one() {
 }
 
 #[test]
+fn an_empty_prompt_is_warned_of_once() {
+    let mut reward = load(&data("clip_tiny"), |_| ()).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let writer = std::sync::Mutex::new(file.reopen().unwrap());
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        for prompt in ["a dog", " ", ""] {
+            reward.score(&picture(30, 40), prompt, &Target::default(), Grad::Skip).unwrap();
+        }
+    });
+    let log = std::fs::read_to_string(file.path()).unwrap();
+    assert_eq!(log.matches("empty prompt").count(), 1, "{log}");
+}
+
+#[test]
 fn directory_errors_name_file_and_tensor() {
     let dir = tempfile::tempdir().unwrap();
     let told = |damage: &dyn Fn(&Path)| {

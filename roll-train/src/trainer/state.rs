@@ -7,7 +7,7 @@ use roll_core::header;
 use roll_core::{Error, Fault, Result, ResultExt, StateDict};
 use roll_data::Batches;
 use roll_external::files::shell_quoted;
-use roll_weights::save_safetensors;
+use roll_weights::{AVERAGED, save_safetensors};
 
 use super::{Trainer, tensors};
 use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
@@ -19,9 +19,6 @@ use crate::run_dir::RunDir;
 
 /// The optimizer's state.
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
-/// Directory of the adapters that evaluations use, if they are not those in training. `roll-models` takes them first
-/// where a checkpoint is used as an adapter.
-const AVERAGED: &str = "averaged";
 
 /// The trained adapters in a checkpoint, or the experts when all their weights are trained: those that evaluations use.
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Algorithm, Error, Result, StateDict, Tensor};
+use roll_core::{Algorithm, EVALUATED_POLICY, Error, Result, StateDict, Tensor};
 use roll_weights::save_safetensors;
 
 use super::Trainer;
@@ -10,9 +10,6 @@ use crate::checkpoint::{Checkpoint, CheckpointWriter};
 
 /// The tensors of [`Algorithm::tensors`]; there when the algorithm has some.
 const ALGORITHM_FILE: &str = "trainer/algorithm.safetensors";
-
-/// Name of the tensor that is the flat vector of the parameters which evaluations use in place of the model's own.
-const EVALUATED_POLICY: &str = "evaluated_policy";
 
 impl Trainer {
     /// Runs `work` with the parameters that evaluations use, and restores those of the model, also after an error. `None`

@@ -92,6 +92,39 @@ fn embeddings_do_not_depend_on_the_product_dtype() {
 }
 
 #[test]
+fn a_row_of_modulation_for_each_timestep_has_the_bits_of_one_for_each_token() {
+    let (dit, latents) = (dit(), latents([4, 2, 4, 6]));
+    let conditioning = Conditioning { first_frame: Some(latents.clone()), ..conditioning() };
+    let input = VelocityInput { latents: &latents, timestep: Timestep(700.0), conditioning: &conditioning };
+    let batch = Batch::new(&[input], dit.config()).unwrap();
+    assert_eq!(batch.groups, [6, 6]);
+    let output = |trains_modulation: bool| {
+        let [cos, sin] = dit.rotary.tables(batch.shape, dit.config().head_dim(), &device()).unwrap();
+        let pass = Arc::new(Pass {
+            config: dit.config().clone(),
+            store: dit.store.clone(),
+            trainable: None,
+            full: false,
+            lora_scale: 1.0,
+            products: DType::F32,
+            activations: DType::F32,
+            rope: (cos, sin),
+            samples: 1,
+            groups: batch.groups.clone(),
+            trains_modulation,
+            image_rows: 0,
+            token_ranks: None,
+            probe: None,
+        });
+        let shared = embed_all(&pass, &Tape::off(), &batch, &device()).unwrap();
+        let tokens = to_device::<2>(&batch.tokens, &device()).unwrap();
+        let (out, _) = chain(&pass).forward(tokens.into(), shared, Grad::Skip, Memory::Hold, false, None).unwrap();
+        to_host(out.rank::<2>().unwrap()).unwrap()
+    };
+    assert_eq!(output(false).as_bytes(), output(true).as_bytes());
+}
+
+#[test]
 fn rotary_tables_are_cached_by_shape() {
     let (dit, conditioning) = (dit(), conditioning());
     let velocity = |dit: &Dit, shape: [usize; 4]| {
