@@ -606,7 +606,7 @@ fn the_averaged_policy_that_was_evaluated_is_the_adapter_of_the_run() {
     let own = ["algo.name=diffusion_nft", "algo.num_inference_steps=3", "algo.group_size=3", "sample_steps=0"];
     let evaluated = ["reward.name=brightness", "evaluation.train_samples=2"];
     let prompts = "evaluation.prompts=[{prompt: a face, image: 0.png, seed: 3}]";
-    let average = ["algo.evaluation_average=0.9", "training.learning_rate=1e-1", prompts];
+    let average = ["training.average=0.9", "training.learning_rate=1e-1", prompts];
     let summary = world.train("run", 3, &[&own[..], &evaluated, &average].concat());
     let checkpoint = "run/checkpoints/step-000003";
     let [averaged, last] = ["averaged/adapter", "adapter"].map(|name| format!("{checkpoint}/{name}.safetensors"));
@@ -632,6 +632,15 @@ fn the_averaged_policy_that_was_evaluated_is_the_adapter_of_the_run() {
     assert!(generated("last.mp4", &last).0 != shown, "the file of the weights in training");
     world.done(&["convert-lora", "run", "converted.safetensors", "--to", "comfyui"]);
     assert!(tensors("converted.safetensors") == tensors(&averaged));
+
+    for (from, to, expected) in [("0.9", "0", "go on with the value"), ("0", "0.9", "go on with `training.average: 0`")]
+    {
+        let out = format!("resumed-{to}");
+        world.train(&out, 1, &[&own[..], &evaluated, &[&format!("training.average={from}")]].concat());
+        let output =
+            world.roll(&["run", "--resume", &out, "--set", &format!("training.average={to}"), "--set", "steps=2"]);
+        fails(&output, 2, &[expected, "step-000001"]);
+    }
 
     // A run that starts from it begins with the scores that the evaluation of the first one ended with.
     world.train("next", 1, &[&own[..], &evaluated, &["model.lora_checkpoint=run"]].concat());

@@ -34,11 +34,10 @@ const DETACHED: [&str; 5] = [
     "algo.stop_gradient=true",
 ];
 const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
-const DIFFUSION_NFT: [&str; 9] = [
+const DIFFUSION_NFT: [&str; 8] = [
     "algo.name=diffusion_nft",
     "algo.num_inference_steps=3",
     "algo.group_size=3",
-    "algo.evaluation_average=0.9",
     "algo.data_weight=0.5",
     "algo.reward_gradient.weight=0.1",
     "reward.name=brightness",
@@ -61,6 +60,7 @@ const ADAPTER: &str = "adapter.safetensors";
 const OPTIMIZER: &str = "trainer/optimizer.safetensors";
 /// The files of a checkpoint that are compared.
 const COMPARED: [&str; 2] = [ADAPTER, OPTIMIZER];
+const AVERAGED_COMPARED: [&str; 3] = ["averaged/adapter.safetensors", ADAPTER, OPTIMIZER];
 const LEAP_COMPARED: [&str; 3] = ["adapter_high_noise.safetensors", "adapter_low_noise.safetensors", OPTIMIZER];
 
 /// Asserts that two runs ended alike: metrics, weights and optimizer bit by bit, and the summary.
@@ -88,14 +88,20 @@ pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: 
 #[test]
 fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
-    let cases: [(&str, &[&str], &[&str], &[&str]); 13] = [
+    let cases: [(&str, &[&str], &[&str], &[&str]); 14] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &COMPARED),
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
         ("reward_fl-detached", &REWARD_FL, &DETACHED, &COMPARED),
+        ("reward_fl-average", &REWARD_FL, &["training.average=0.9", "strategy.name=zero"], &AVERAGED_COMPARED),
         ("reward_fl-start", &REWARD_FL, &["model.lora_checkpoint=first"], &COMPARED),
         ("reward_fl-start-zero", &REWARD_FL, &["model.lora_checkpoint=first", "strategy.name=zero"], &COMPARED),
-        ("diffusion_nft-single", &DIFFUSION_NFT, &["evaluation.train_samples=1"], &COMPARED),
+        (
+            "diffusion_nft-single",
+            &DIFFUSION_NFT,
+            &["evaluation.train_samples=1", "training.average=0.9"],
+            &AVERAGED_COMPARED,
+        ),
         ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("diffusion_nft-dgpo", &DIFFUSION_NFT, &["algo.loss=dgpo", "algo.updates_per_step=2"], &COMPARED),
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),
@@ -104,8 +110,8 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
         (
             "flow_matching-full",
             &FLOW_MATCHING,
-            &["strategy.name=zero", "model.lora_rank=0", "model.trainable_models=dit2"],
-            &["diffusion_pytorch_model.safetensors", OPTIMIZER],
+            &["strategy.name=zero", "model.lora_rank=0", "model.trainable_models=dit2", "training.average=0.5"],
+            &["diffusion_pytorch_model.safetensors", "averaged/diffusion_pytorch_model.safetensors", OPTIMIZER],
         ),
     ];
     world.train("first", 1, &REWARD_FL);
@@ -148,8 +154,9 @@ fn resume_of_an_agent_is_bit_exact() {
         "evaluation.every=3",
     ];
     let (adapter, full) = (["adapter_model.safetensors", OPTIMIZER], ["model.safetensors", OPTIMIZER]);
+    let averaged = ["averaged/adapter_model.safetensors", adapter[0], OPTIMIZER];
     let cases: [(&str, &[&str], &[&str]); 4] = [
-        ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true"], &adapter),
+        ("ahead", &["algo.async_generation_ratio=1", "env.is_slippery=true", "training.average=0.9"], &averaged),
         ("adapter", &["env.is_slippery=true", "algo.ppo_epochs=2"], &adapter),
         ("critic", &["algo.adv_estimator=gae", "algo.critic_epochs=2"], &adapter),
         ("full", &["model.lora_rank=0", "training.lr_scheduler_type=cosine"], &full),

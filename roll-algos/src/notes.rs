@@ -30,12 +30,11 @@ pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let mut notes = buckets(config)?;
     let number = |key: &str| config.value(key).and_then(|value| value.as_f64()).unwrap_or(0.0);
     let mut idle = |keys, because| notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
-    if config.value("evaluation.metadata").is_none() && number("evaluation.train_samples") == 0.0 {
+    let has_prompts =
+        config.value("evaluation.prompts").and_then(|list| list.as_array()).is_some_and(|l| !l.is_empty());
+    if config.value("evaluation.metadata").is_none() && number("evaluation.train_samples") == 0.0 && !has_prompts {
         let because = "no clip is evaluated; `evaluation.metadata` and `evaluation.train_samples` name some";
-        idle(&["algo.evaluation_average"], because);
-        if config.value("evaluation.prompts").and_then(|list| list.as_array()).is_none_or(Vec::is_empty) {
-            idle(&["algo.evaluation_sampler"], because);
-        }
+        idle(&["algo.evaluation_sampler"], because);
     }
     if config.value("reward").and_then(|list| list.as_array()).is_some_and(|list| list.len() == 1) {
         idle(&["algo.several_rewards"], "there is one reward");

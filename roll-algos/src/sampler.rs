@@ -74,7 +74,7 @@ struct UnipcStep {
     latents: Vec<f32>,
     /// The data that the velocity pointed at.
     data: Vec<f32>,
-    /// Noise level and data of the step before, if the step was of second order.
+    /// Noise level and data of the step before; `None` in a step of first order: the first one, and that to level 0.
     before: Option<(f64, Vec<f32>)>,
 }
 
@@ -88,7 +88,7 @@ impl Integration {
         let (x, v) = (latents.f32s()?, velocity.f32s()?);
         let next = match self.sampler {
             Sampler::Euler => {
-                // Levels are f32 numbers: their difference is taken as such.
+                // `Sigma` has an f64, but the levels of a schedule are f32: so is their difference.
                 let delta = to.0 as f32 - from.0 as f32;
                 x.iter().zip(v).map(|(x, v)| x + delta * v).collect()
             }
@@ -126,16 +126,16 @@ impl UnipcStep {
     }
 
     /// The end of this step once more, now that the data there are known (the corrector):
-    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. After
-    /// another step, the weights w and u make the step exact for data that are a polynomial in lambda of degree 2. In the
-    /// first step, u is 0 and w is 1/2, as in the official inference.
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. In every
+    /// step but the first, the weights w and u make the step exact for data that are a polynomial in lambda of degree 2.
+    /// In the first, u is 0 and w is 1/2, as in the official inference.
     fn corrected(&self, to: f64, data_at_end: &[f32]) -> Vec<f32> {
         let (b, [h, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
         let (w, u) = match self.before {
             None => (0.5, 0.0),
             Some(_) => {
                 // Means over the step, with weights proportional to `e^{h tau}`, where `tau = (lambda - lambda_s) / h`:
-                // `mean_tau = -1 / B - 1 / h` and `mean_tau_squared = -1 / B - 2 / h mean_tau`.
+                // `mean_tau = (-B / h - 1) / B` and `mean_tau_squared = 2 ((-B / h - 1) / (-h) - 1 / 2) / B`.
                 let mean_tau = (b / -h - 1.0) / b;
                 let mean_tau_squared = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
                 // `tau` is 1 at t and r at e. The step is exact for the degrees 1 and 2 if `w + r u = mean_tau` and
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn unipc_comes_nearer_with_the_same_steps() {
+    fn unipc_has_a_smaller_error_than_euler_with_as_many_steps() {
         let error = |sampler: Sampler, schedule: &FlowSchedule| {
             (integrate(sampler, schedule, gaussian) - (0.3 + 0.5 * 0.7)).abs()
         };

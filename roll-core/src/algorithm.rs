@@ -17,10 +17,6 @@ pub enum DataSource {
     },
 }
 
-/// Name of the tensor in [`Algorithm::tensors`] that has the parameters which [`Algorithm::evaluate`] uses in place of the
-/// model's own, as a flat vector.
-pub const EVALUATED_POLICY: &str = "evaluated_policy";
-
 /// A training algorithm.
 pub trait Algorithm: Send {
     /// Checks model and reward once, before the first step.
@@ -92,8 +88,7 @@ pub trait Algorithm: Send {
     /// ([`crate::model::flat::to_named`] makes them of flat vectors). Whole and the same on every rank; those of the
     /// first rank are saved with each checkpoint. From [`Algorithm::check`] on, names, shapes and dtypes must not
     /// change. A checkpoint is compared with them: a run is not resumed from one that lacks a tensor, has another, or
-    /// has one of another shape. Empty: the algorithm keeps none. The tensor [`EVALUATED_POLICY`] is saved as an
-    /// adapter, too.
+    /// has one of another shape. Empty: the algorithm keeps none.
     fn tensors(&self) -> Result<StateDict> {
         Ok(StateDict::new())
     }

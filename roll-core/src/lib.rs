@@ -81,7 +81,7 @@ mod strategy;
 mod tensor;
 mod video;
 
-pub use algorithm::{Algorithm, DataSource, EVALUATED_POLICY};
+pub use algorithm::{Algorithm, DataSource};
 pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};

@@ -142,10 +142,23 @@ pub trait GradientSink: Send + Sync {
     fn deliver(&self, position: usize, gradient: &[f32]) -> bool;
 }
 
-/// Copies a flat vector into named tensors, and back, by the layout of `specs`.
+/// Flat vectors of parameters: their averages, and copies into named tensors and back, by the layout of `specs`.
 pub mod flat {
-    use super::{ParameterSpec, StateDict};
+    use super::{Model, ParameterSpec, StateDict};
     use crate::{Error, Result, Tensor};
+
+    /// The parameters of a model as they are now.
+    pub fn read(model: &dyn Model) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; model.parameter_count()];
+        model.read_parameters(&mut values)?;
+        Ok(values)
+    }
+
+    /// `average <- d average + (1 - d) current`, in f32.
+    pub fn blend(average: &mut [f32], current: &[f32], d: f64) {
+        let (past, new) = (d as f32, (1.0 - d) as f32);
+        average.iter_mut().zip(current).for_each(|(average, current)| *average = past * *average + new * current);
+    }
 
     /// Splits `values` by `specs`.
     pub fn to_state(specs: &[ParameterSpec], values: &[f32]) -> Result<StateDict> {

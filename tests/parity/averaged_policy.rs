@@ -1,9 +1,9 @@
 //! The average of LoRA factors over updates, and the weight with the averaged LoRA merged into it.
 
-use roll_algos::policy_gradient::averages::{blend, evaluation_decay};
-use roll_core::Tensor;
+use roll_core::{Tensor, flat};
 use roll_models::lora::{Layer, Lora, merged_on_read};
 use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_train::trainer::average_decay;
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};
@@ -19,19 +19,19 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let config: Config = case.config()?;
     let mut report = case.expected("outputs.safetensors")?;
     let inputs = Checkpoint::open(case.dir.join("inputs.safetensors"))?;
-    let decay: Vec<f64> = (1..=config.updates).map(|n| evaluation_decay(n, config.most)).collect();
+    let decays: Vec<f64> = (1..=config.updates).map(|n| average_decay(n, config.most)).collect();
     let mut averaged = Vec::new();
     for name in ["A", "B"] {
         let factors = inputs.tensor(name)?.unstack()?;
         let mut average = factors[0].to_f32_vec();
-        for (current, d) in factors[1..].iter().zip(&decay) {
-            blend(&mut average, current.f32s()?, *d);
+        for (current, d) in factors[1..].iter().zip(&decays) {
+            flat::blend(&mut average, current.f32s()?, *d);
         }
         let average = Tensor::new(average, factors[0].shape())?;
         report.compare(name, &average);
         averaged.push(average);
     }
-    report.compare("decay", &Tensor::new(decay.iter().map(|d| *d as f32).collect::<Vec<_>>(), [decay.len()])?);
+    report.compare("decay", &Tensor::new(decays.iter().map(|d| *d as f32).collect::<Vec<_>>(), [decays.len()])?);
     let merged = |down: &Tensor, up: &Tensor| -> Outcome<Tensor> {
         let layer = Layer { down: down.clone(), up: up.clone(), alpha: Some(config.alpha), bias: None };
         let lora = Lora { layers: [("w".to_string(), layer)].into(), ..Lora::default() };

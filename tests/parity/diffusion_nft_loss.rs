@@ -2,7 +2,7 @@
 
 use roll_algos::diffusion_nft::loss::Noised;
 use roll_algos::diffusion_nft::loss::nft::{AdvantageMode, Nft};
-use roll_algos::policy_gradient::averages::{OldDecay, blend, evaluation_decay};
+use roll_algos::policy_gradient::old_policy::OldDecay;
 use roll_algos::policy_gradient::{LossMask, distance};
 use roll_core::StateDict;
 use serde::Deserialize;
@@ -80,7 +80,7 @@ fn slow_copies(inputs: &StateDict, exact: &mut Exact) -> Outcome {
         let mut old = inputs["old_policy.initial"].to_f32_vec();
         let mut all: Vec<f32> = Vec::new();
         for (i, n) in rounds.iter().enumerate() {
-            blend(&mut old, row(inputs, "old_policy.current", i, rounds.len())?, decay.at(*n as u64));
+            roll_core::flat::blend(&mut old, row(inputs, "old_policy.current", i, rounds.len())?, decay.at(*n as u64));
             all.extend(&old);
         }
         let name = format!("old_policy.type{kind}");
@@ -93,7 +93,11 @@ fn slow_copies(inputs: &StateDict, exact: &mut Exact) -> Outcome {
     let mut all: Vec<f32> = Vec::new();
     for n in 1..=updates as u64 {
         if (n + 1).is_multiple_of(interval) {
-            blend(&mut ema, row(inputs, "ema.current", n as usize - 1, updates)?, evaluation_decay(n, 0.9));
+            roll_core::flat::blend(
+                &mut ema,
+                row(inputs, "ema.current", n as usize - 1, updates)?,
+                roll_train::trainer::average_decay(n, 0.9),
+            );
         }
         all.extend(&ema);
     }

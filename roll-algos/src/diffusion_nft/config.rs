@@ -10,9 +10,9 @@ use super::loss::nft::{AdvantageMode, Nft};
 use super::reward_gradient::RewardGradient;
 use crate::kl_reference::KlReference;
 use crate::policy_gradient::advantages::Spread;
-use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
+use crate::policy_gradient::old_policy::OldDecay;
 use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
 use crate::sampling::{GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
@@ -92,10 +92,6 @@ pub struct DiffusionNftConfig {
     /// How the policy that generates follows the one in training: `follow` (it is the same at every step), `ramp` (ever
     /// more slowly, up to half of it stays) or `late_ramp` (from step 75 on, nearly all of it stays).
     pub old_policy: OldDecay,
-    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself.
-    /// The average, of each matrix of the adapter, is saved in `averaged/` of the checkpoints, beside the policy itself.
-    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
-    pub evaluation_average: f64,
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
     /// The timesteps of these steps themselves, before the shift, as distilled models list theirs.
@@ -147,7 +143,6 @@ impl Default for DiffusionNftConfig {
             data_weight: 0.0,
             reward_gradient: RewardGradient::default(),
             old_policy: OldDecay::Ramp,
-            evaluation_average: 0.0,
             num_inference_steps: 12,
             timesteps: None,
             max_timestep_boundary: 1.0,

@@ -28,10 +28,10 @@ pub use reward_gradient::RewardGradient;
 use crate::AlgorithmError;
 use crate::flow_matching::mixed;
 use crate::kl_reference::KlReference;
+use crate::policy_gradient::old_policy::with_parameters;
 use crate::policy_gradient::round::{
     Group, NoExploration, Rollout, RoundOptions, RoundState, generate, require_different_videos, set_advantages,
 };
-use crate::policy_gradient::slow_copies::with_parameters;
 use crate::policy_gradient::tally::Tally;
 use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip::bounded, distance};
 use crate::sampling::Conditions;
@@ -67,7 +67,7 @@ impl Method for DiffusionNftConfig {
         let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
         let mut round = RoundState::new(ctx);
 
-        let old = state.copies.old(ctx.model)?.to_vec();
+        let old = state.old_policy.parameters(ctx.model)?.to_vec();
         let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
         let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
         let prepared = &mut state.prepared;
@@ -84,7 +84,7 @@ impl Method for DiffusionNftConfig {
         })?;
 
         let decay = self.old_policy.at(ctx.step);
-        state.copies.follow(ctx.model, decay)?;
+        state.old_policy.follow(ctx.model, decay)?;
         round.tally.mean("actor/old_policy_decay", decay);
         round.report(ctx, &shared)
     }

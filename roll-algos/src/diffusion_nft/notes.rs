@@ -100,7 +100,6 @@ mod tests {
         for (key, value) in [
             ("/algo/negative_prompt", json!("blurred")),
             ("/algo/several_rewards", json!("sum")),
-            ("/algo/evaluation_average", json!(0.5)),
             ("/algo/evaluation_sampler", json!("unipc")),
             ("/algo/clip_range", json!(0.1)),
             ("/algo/preference_scale", json!(10.0)),
@@ -109,7 +108,7 @@ mod tests {
             let (note, name) = (noted(&[(key, value)]).unwrap(), key[1..].replace('/', "."));
             assert!(note.contains(&format!("`{name}: ")) && note.contains("no effect"), "{key}: {note}");
         }
-        let evaluated = [("/algo/evaluation_average", json!(0.5)), ("/evaluation/train_samples", 2.into())];
+        let evaluated = [("/algo/evaluation_sampler", json!("unipc")), ("/evaluation/train_samples", 2.into())];
         assert_eq!(noted(&evaluated).unwrap(), "");
         let two = [("/algo/several_rewards", json!("sum")), ("/reward", json!([{"name": "a"}, {"name": "b"}]))];
         assert_eq!(noted(&two).unwrap(), "");

@@ -9,8 +9,8 @@ use super::loss::awm::Matching;
 use super::loss::dgpo::Dgpo;
 use super::loss::nft::{AdvantageMode, Nft};
 use super::*;
-use crate::policy_gradient::averages::OldDecay;
 use crate::policy_gradient::clip::ClipRange;
+use crate::policy_gradient::old_policy::OldDecay;
 use crate::policy_gradient::test_training::{assert_same_on_all_ranks, gain, two};
 
 /// The algorithm with a reward that has a gradient only if `config.reward_gradient` uses it.
@@ -206,7 +206,7 @@ fn the_old_policy_generates_and_the_model_keeps_its_parameters() {
     assert_eq!(bench.model.adapter, after, "generating by the old policy leaves the model as it was");
     let decay = OldDecay::LateRamp.at(101);
     bench.step(101, &two(), 0.1);
-    let old = bench.algorithm.state.copies.old(&bench.model).unwrap().to_vec();
+    let old = bench.algorithm.state.old_policy.parameters(&bench.model).unwrap().to_vec();
     let expected: Vec<f32> =
         after.iter().zip(&bench.model.adapter).map(|(o, c)| decay as f32 * o + (1.0 - decay) as f32 * c).collect();
     assert!(old.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-6));
@@ -264,15 +264,14 @@ fn the_known_first_frame_changes_the_loss() {
 }
 
 #[test]
-fn state_carries_the_slow_copies_on() {
-    let config =
-        || DiffusionNftConfig { evaluation_average: 0.9, old_policy: OldDecay::Ramp, data_weight: 0.5, ..small() };
+fn state_carries_the_old_policy_on() {
+    let config = || DiffusionNftConfig { old_policy: OldDecay::Ramp, data_weight: 0.5, ..small() };
     let mut whole = set_up(config());
     (200..204).for_each(|step| drop(whole.step(step, &two(), 0.1)));
     let mut halved = set_up(config());
     (200..202).for_each(|step| drop(halved.step(step, &two(), 0.1)));
     let (json, tensors) = (halved.algorithm.state(), halved.algorithm.tensors().unwrap());
-    assert_eq!(tensors.len(), 2);
+    assert_eq!(tensors.len(), 1);
     let mut next = set_up(config());
     next.model.adapter = halved.model.adapter.clone();
     next.algorithm.load_state(&json).unwrap();
@@ -286,7 +285,7 @@ fn state_carries_the_slow_copies_on() {
 #[test]
 fn invalid_options_are_errors_with_their_key() {
     let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
-    let cases: [(&str, DiffusionNftConfig); 13] = [
+    let cases: [(&str, DiffusionNftConfig); 12] = [
         ("group_size", DiffusionNftConfig { group_size: 1, ..small() }),
         ("best_of", DiffusionNftConfig { best_of: Some(9), ..small() }),
         ("at_once", DiffusionNftConfig { at_once: 0, ..small() }),
@@ -298,7 +297,6 @@ fn invalid_options_are_errors_with_their_key() {
         ("preference_scale", DiffusionNftConfig { preference_scale: 0.0, ..small() }),
         ("preference_scale", DiffusionNftConfig { preference_scale: f64::NAN, ..small() }),
         ("kl_weight", DiffusionNftConfig { kl_weight: -1.0, ..small() }),
-        ("evaluation_average", DiffusionNftConfig { evaluation_average: 1.0, ..small() }),
         ("min_timestep_boundary", DiffusionNftConfig { min_timestep_boundary: 2.0, ..small() }),
     ];
     for (key, config) in cases {

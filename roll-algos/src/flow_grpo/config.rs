@@ -129,10 +129,6 @@ pub struct FlowGrpoConfig {
     /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
-    /// Most weight of the past in the average of the policy that evaluations use; 0 evaluates the policy itself.
-    /// The average, of each matrix of the adapter, is saved in `averaged/` of the checkpoints, beside the policy itself.
-    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
-    pub evaluation_average: f64,
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
     /// The timesteps of these steps themselves, before the shift, as distilled models list theirs.
@@ -189,7 +185,6 @@ impl Default for FlowGrpoConfig {
             kl_reference: KlReference::Start,
             kl_of: KlOf::Velocity,
             data_weight: 0.0,
-            evaluation_average: 0.0,
             num_inference_steps: 12,
             timesteps: None,
             max_timestep_boundary: 1.0,

@@ -6,9 +6,9 @@ use roll_core::{
 };
 
 use super::levels::evaluation_plan;
+use super::old_policy::OldPolicy;
 use super::options::SharedOptions;
 use super::round::{Group, RoundState};
-use super::slow_copies::{SlowCopies, with_parameters};
 use super::tally::DATA_LOSS;
 use crate::flow_matching::DataTerm;
 use crate::report::headlines;
@@ -43,10 +43,8 @@ pub struct PolicyGradient<M> {
 /// State between rounds.
 pub struct TrainingState {
     pub(crate) prepared: Prepared,
-    pub(crate) copies: SlowCopies,
+    pub(crate) old_policy: OldPolicy,
     data: DataTerm,
-    /// Number of updates so far.
-    updates: u64,
 }
 
 impl<M: Method> PolicyGradient<M> {
@@ -54,7 +52,7 @@ impl<M: Method> PolicyGradient<M> {
     pub fn new(options: M) -> Self {
         let shared = options.shared();
         let data = DataTerm::new(shared.data_weight, shared.sampling.shift);
-        let state = TrainingState { prepared: Prepared::default(), copies: SlowCopies::default(), data, updates: 0 };
+        let state = TrainingState { prepared: Prepared::default(), old_policy: OldPolicy::default(), data };
         Self { method: options, state }
     }
 }
@@ -66,7 +64,10 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
         let reward = reward.ok_or(AlgorithmError::NoReward { algorithm: M::NAME })?;
         self.method.check(facts, reward)?;
         self.state.data.check(facts)?;
-        self.state.copies.begin(model, M::HAS_OLD_POLICY, self.method.shared().evaluation_average > 0.0)
+        if M::HAS_OLD_POLICY {
+            self.state.old_policy = OldPolicy::of(model)?;
+        }
+        Ok(())
     }
 
     fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
@@ -93,34 +94,15 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
             frame_rate: shared.frame_rate,
             plan: &plan,
         };
-        let prepared = &mut self.state.prepared;
-        let evaluated = match self.state.copies.evaluated(context.model)? {
-            None => scoring::evaluate(&generation, prepared, context),
-            Some(average) => with_parameters(
-                context,
-                |c| &mut *c.model,
-                average,
-                |context| scoring::evaluate(&generation, prepared, context),
-            ),
-        };
-        evaluated.map(Some)
-    }
-
-    fn state(&self) -> serde_json::Value {
-        serde_json::json!({ "updates": self.state.updates })
-    }
-
-    fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
-        self.state.updates = state["updates"].as_u64().unwrap_or(0);
-        Ok(())
+        scoring::evaluate(&generation, &mut self.state.prepared, context).map(Some)
     }
 
     fn tensors(&self) -> Result<StateDict> {
-        self.state.copies.state()
+        self.state.old_policy.state()
     }
 
     fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
-        self.state.copies.load(tensors)
+        self.state.old_policy.load(tensors)
     }
 }
 
@@ -171,8 +153,7 @@ impl TrainingState {
         round.watch.begin_after_update(OPTIMIZER, Some("updating parameters"));
         let (trained, nonfinite) = (round.tally.trained, &mut round.outcome.nonfinite);
         let update = update::finish(ctx, trained, nonfinite, shared.on_nonfinite, |_, _| Ok(()))?;
-        self.updates += u64::from(update.as_ref().is_some_and(|update| update.applied));
         round.tally.updates.extend(update);
-        self.copies.average(ctx.model, self.updates, shared.evaluation_average)
+        Ok(())
     }
 }

@@ -6,15 +6,14 @@
 
 pub mod advantages;
 mod algorithm;
-pub mod averages;
 pub mod clip;
 pub mod distance;
 pub(crate) mod levels;
 mod loss_mask;
+pub mod old_policy;
 mod options;
 pub(crate) mod round;
 pub mod sde;
-pub(crate) mod slow_copies;
 pub(crate) mod tally;
 #[cfg(test)]
 pub(crate) mod test_training;

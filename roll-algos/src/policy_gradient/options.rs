@@ -31,7 +31,6 @@ pub struct SharedOptions {
     pub several_rewards: SeveralRewards,
     pub kl_weight: f64,
     pub data_weight: f64,
-    pub evaluation_average: f64,
     pub sampling: SamplingOptions,
     pub evaluation_sampler: Option<Sampler>,
     pub reference: Reference,
@@ -52,7 +51,6 @@ macro_rules! shared_options {
             several_rewards: $config.several_rewards,
             kl_weight: $config.kl_weight,
             data_weight: $config.data_weight,
-            evaluation_average: $config.evaluation_average,
             sampling: $crate::sampling::SamplingOptions {
                 num_inference_steps: $config.num_inference_steps,
                 timesteps: $config.timesteps.clone(),

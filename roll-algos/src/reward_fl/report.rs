@@ -53,7 +53,7 @@ fn detail_means(scored: &[Scored]) -> BTreeMap<&str, f64> {
     details.into_iter().map(|(name, values)| (name, values.iter().sum::<f64>() / values.len() as f64)).collect()
 }
 
-/// The scored samples of a step, and the numbers of all and of clamped values of their videos.
+/// The scored samples of a step; and how many values all decoded videos have, and how many of them are clamped.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tally {
     pub(super) scored: Vec<Scored>,
@@ -62,7 +62,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts the values at the bounds of the decoder's clamp, where the gradient is 0.
+    /// Counts the values of a video, and those at the bounds of the decoder's clamp, where the gradient is 0.
     pub(super) fn count_video(&mut self, video: &Video) {
         let values = video.frames().f32s().unwrap_or(&[]); // a video's frames are f32
         self.values += values.len() as u64;
@@ -81,7 +81,7 @@ impl Tally {
         Ok(all)
     }
 
-    /// Means over the samples with a score.
+    /// The number of samples with a score, means over them, and the fraction of clamped values.
     pub(super) fn metrics(&self) -> BTreeMap<String, f64> {
         let n = self.scored.len() as f64;
         let mut metrics = BTreeMap::from([("actor/samples".to_string(), n)]);

@@ -18,9 +18,9 @@ const VIDEOS: [&str; 18] = [
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// Lists the videos in `directory`, sorted by name, with the text of the `.txt` file of the same name as prompt. A
-/// video without a prompt file becomes a row whose `no_prompt` is the reason if bad samples are skipped, else an error.
-/// It is always an error if no video has one.
+/// Lists the videos in `directory`, sorted by name, with the text of the `.txt` file of the same name as prompt. If
+/// bad samples are skipped, a video whose prompt file is missing or unreadable becomes a row with the reason in
+/// `no_prompt`; otherwise it is an error. A directory in which no video has a prompt file is always an error.
 pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<MetadataRow>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {

@@ -29,7 +29,7 @@ pub struct CausalLmOptions {
     /// Or a published model, downloaded where it is missing: `Qwen/Qwen2.5-0.5B-Instruct`, or `ORG/NAME:FILE.gguf`.
     /// `null`: the built-in small model.
     pub model_path: Option<PathBuf>,
-    /// Layers that carry the LoRA, by the end of their name: a list of YAML, or a text with commas. Default:
+    /// Layers that carry the LoRA, by the ends of their names: a YAML list, or comma-separated text. Default:
     /// those of `lora_checkpoint`; without that key, all linear layers of the blocks.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]
@@ -54,13 +54,14 @@ pub struct CausalLmOptions {
     /// weights are bf16 and the device is a GPU, else f32. Norms, residuals, adapters' weights and gradients are f32
     /// either way.
     pub compute_dtype: ComputeDType,
-    /// Most tokens of a sequence; the model's own context unless given.
+    /// Maximum number of tokens in a sequence. Default: the model's context length.
     pub max_length: Option<usize>,
     /// Maximum number of sequences generated at a time: when one ends, the next takes its place. The texts do not
     /// depend on it. It bounds the memory for keys and values of the sequences being written. Cached keys and values that
     /// conversations keep for their next turn, or that a group shares for its prompt, come on top.
     pub rows_at_once: usize,
-    /// Further variables for the chat template, where it reads them: `{enable_thinking: false}` for Qwen3.
+    /// Further variables that the chat template reads: `{enable_thinking: false}` for Qwen3. Any other variable that it
+    /// does not read is an error.
     pub chat_template_args: Options,
 }
 
@@ -186,8 +187,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         false => (trainable, initial_adapter),
     };
     let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
-    // Quantised weights are decoded unless they are used as they are. Full training always starts from decoded weights;
-    // quantised ones that are kept beside them are the frozen reference policy.
+    // Weights that do not stay quantised are decoded. Full training needs decoded weights in any case; the quantised ones,
+    // where they are kept too, are the frozen reference policy.
     let trains_all = trainable == Trainable::Full;
     if !keeps_quantised || trains_all {
         decode(&mut state, &quantised)?;

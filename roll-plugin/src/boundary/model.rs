@@ -1,8 +1,10 @@
 //! [`Model`] across the boundary: its table of C functions, models lent for a call, and adapter files as arguments and
 //! results.
 //!
-//! [`Argument`] types are passed by value and [`Lend`] types by reference; [`Answer`] types are results, whose memory the
-//! caller takes over. Diffusion and language models have files and tables of their own; their functions take the same state pointer.
+//! [`Argument`] is implemented for types of arguments as the methods write them (`&mut dyn Model`), [`Lend`] for types that
+//! are passed by shared reference (`&BTreeMap`); both are lent for the call. [`Answer`] types are results, whose memory the
+//! caller takes over. Diffusion and language models have files and tables of their own; their functions take the same state
+//! pointer.
 //! P1 to P9 are the rules of [`crate::abi`].
 
 use std::collections::BTreeMap;
@@ -35,7 +37,7 @@ crossing! {
     }
     by hand [facts, parts] {
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
-            // Receives the table of the parts. The trait has no result for an error, which is logged instead.
+            // Receives the table of the parts. The trait's method cannot return an error, so it is logged.
             match self.request_parts() {
                 Ok(true) => Some(self),
                 Ok(false) => None,
@@ -60,6 +62,7 @@ crossing! {
     }
 }
 
+/// A null table says that the model is no diffusion model, or no language model.
 unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollModelFacts, error: *mut RollError) -> u32 {
     let body = |model: &mut Target| {
         Ok(RollModelFacts {
@@ -72,6 +75,7 @@ unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollModelFacts, error: 
     unsafe { serve(state, out, error, body) }
 }
 
+/// A null table says that the model has no parts.
 unsafe extern "C" fn parts(state: *mut c_void, out: *mut RollParts, error: *mut RollError) -> u32 {
     let body = |model: &mut Target| {
         Ok(RollParts { table: model.parts().map_or(std::ptr::null(), |_| (&raw const parts::TABLE).cast()) })
@@ -80,6 +84,7 @@ unsafe extern "C" fn parts(state: *mut c_void, out: *mut RollParts, error: *mut 
     unsafe { serve(state, out, error, body) }
 }
 
+/// Hands a model over to the other side, with the table that serves it.
 pub(super) fn give(model: Box<dyn Model>) -> RollObject {
     Served::give(model, &TABLE)
 }

@@ -40,6 +40,12 @@ pub struct TrainingConfig {
     /// A gradient with a larger global L2 norm is scaled down to this norm. 0 turns clipping off.
     #[schemars(range(min = 0))]
     pub max_grad_norm: f64,
+    /// Most weight of the past in an average of the trained parameters; 0: no average. Evaluations, validations and
+    /// videos of `evaluation.prompts` use it, and it is saved in `averaged/` of the checkpoints. After step n: average <-
+    /// d average + (1 - d) parameters, with d = min((1 + n) / (10 + n), this number). The matrices of an adapter are
+    /// averaged one by one. Each rank keeps the average of all trained parameters, in f32.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub average: f64,
     /// The run stops after this many steps if nothing was trained in them, and says why: every sample was left out, or
     /// every update, or no parameter changed. Later it stops after ten times as many such steps in a row; an agent
     /// does so from the beginning. A run that never changed a parameter fails at its end. 0: never.
@@ -61,6 +67,7 @@ impl Default for TrainingConfig {
             betas: optimizer.betas,
             eps: optimizer.eps,
             max_grad_norm: optimizer.max_grad_norm,
+            average: 0.0,
             max_skipped_steps: 5,
         }
     }

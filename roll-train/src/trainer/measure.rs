@@ -52,19 +52,8 @@ impl Trainer {
         Ok(Some(results))
     }
 
-    /// Writes the videos of `evaluation.prompts`, by the policy that evaluations use. All ranks generate them, as their
-    /// weights may be sharded; rank 0 writes.
-    pub(super) fn sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
-        if self.sample_prompts.is_none() {
-            return Ok(());
-        }
-        match self.with_evaluated(|trainer| trainer.write_prompts(dir, session))? {
-            Some(()) => Ok(()),
-            None => self.write_prompts(dir, session),
-        }
-    }
-
-    fn write_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
+    /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be sharded; rank 0 writes.
+    pub(super) fn write_sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
         let may_stop = self.may_stop_within_steps();
         let Some(prompts) = &self.sample_prompts else { return Ok(()) };
         let ranks = self.strategy.ranks().all.as_ref();

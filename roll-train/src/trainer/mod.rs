@@ -3,9 +3,10 @@
 //! `open` builds the parts of a run from its configuration; `state` writes checkpoints and resumes from them. The loop
 //! itself is here.
 //! Between steps, `measure` evaluates and validates, `hacking` looks for reward hacking, `pace` logs the remaining
-//! time, and `idle` stops a run in which nothing is trained. `tensors` saves an algorithm's tensors. `overview` is
-//! logged at the start; `summary` is written at the end.
+//! time, and `idle` stops a run in which nothing is trained. `average` keeps averaged parameters, `tensors` saves an
+//! algorithm's tensors. `overview` is logged at the start; `summary` is written at the end.
 
+mod average;
 mod hacking;
 mod idle;
 mod measure;
@@ -39,6 +40,7 @@ use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
 use crate::sample_prompts::SamplePrompts;
 
+pub use average::decay as average_decay;
 pub(crate) use open::Opening;
 pub use open::{Finding, Parts};
 pub use overview::epochs;
@@ -65,6 +67,8 @@ pub struct Trainer {
     /// The store of encodings in `data.cache_dir`.
     store: Option<CacheStore>,
     schedule: LrSchedule,
+    /// The averaged parameters, a flat vector, with `training.average`.
+    average: Option<Vec<f32>>,
     noise: Noise,
     /// Names of the sets of evaluations.
     labels: SetLabels,
@@ -77,9 +81,9 @@ pub struct Trainer {
     record: Record,
     /// Seconds of the processes before this one.
     seconds_before: f64,
-    /// The newest checkpoint that this process wrote or resumed from; only rank 0 writes.
+    /// The newest checkpoint that this process wrote or resumed from; `None` on the ranks that do not write.
     saved: Option<Checkpoint>,
-    /// Its step; the same on every rank, as all ranks must decide alike whether to write one.
+    /// The step of the newest checkpoint, on every rank: all ranks must decide alike whether to write one.
     saved_step: Option<u64>,
     /// The reason that the run ended before its last step, in words.
     stopped: Option<String>,
@@ -141,7 +145,7 @@ impl Trainer {
     fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &StoppableBar, start: Instant) -> Result<()> {
         if self.steps_done == 0 {
             let begun = Instant::now();
-            self.measure(journal, session, bar)?;
+            self.with_average(|trainer| trainer.measure(journal, session, bar))?;
             self.pace.add_evaluation(begun.elapsed().as_secs_f64());
         }
         // A resumed run whose last step is saved but not logged: the earlier process was stopped during the evaluation after
@@ -150,7 +154,7 @@ impl Trainer {
             journal.open(&self.loaded, &self.record, &self.labels)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
         }
-        // By the hash before a step, `add_step` sees whether the step changed a parameter.
+        // `add_step` compares the hash after a step with the one before it, to see whether the step changed a parameter.
         if self.record.parameters_hash.is_none() {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
@@ -169,13 +173,14 @@ impl Trainer {
             let stepped = self.step(journal.dir.is_some() && self.wants_samples(), bar);
             let mut report = self.checkpoint_on_error(stepped, journal)?;
             self.steps_done += 1;
+            self.update_average()?;
             self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
             let sums = ParameterSums::of(self.model.as_mut())?;
             report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
             self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
-            // Only the first call does something: it drops the metrics of steps that earlier processes did after their
-            // last checkpoint.
+            // Only the first call does something: it opens the metrics, without those of steps that earlier processes did
+            // after their last checkpoint.
             journal.open(&self.loaded, &self.record, &self.labels)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.write_report(self.steps_done, &report)?;
@@ -186,7 +191,8 @@ impl Trainer {
             let checked = self.check_idle();
             self.checkpoint_on_error(checked, journal)?;
         }
-        // Also without a step: a run that failed this check after its last step fails again when it is resumed.
+        // Checked here too, as a resumed run may have no step left: one that failed this check after its last step must fail
+        // again.
         self.check_idle()?;
         if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
             tracing::warn!("{note}");
@@ -234,7 +240,7 @@ impl Trainer {
             match work {
                 Work::Save => self.save(journal)?,
                 Work::Measure => {
-                    let measured = self.measure(journal, session, bar);
+                    let measured = self.with_average(|trainer| trainer.measure(journal, session, bar));
                     metrics.extend(self.checkpoint_on_error(measured, journal)?);
                 }
                 Work::Log { always } => {
@@ -261,8 +267,8 @@ impl Trainer {
             (saves && measures && self.measures(), Work::Save),
             (measures, Work::Measure),
             (true, Work::Log { always: due(config.logging_steps) }),
-            // Without the first `Save`, this one writes the checkpoint with its evaluation, and `Amend` finds nothing to
-            // add. After the first `Save`, this one finds its checkpoint, and `Amend` adds the evaluation.
+            // If the first `Save` was not due, nothing is evaluated after this step: this one writes the checkpoint, and `Amend`
+            // has nothing to add. If it was due, the step has its checkpoint, and `Amend` adds the evaluation.
             (saves, Work::Save),
             (saves, Work::Amend),
         ];
@@ -270,7 +276,7 @@ impl Trainer {
     }
 
     /// Evaluates, generates sample prompts and validates, unless the record has the results of this step already.
-    /// Returns the metrics.
+    /// Returns the metrics. The model has the averaged parameters meanwhile, if there are any.
     fn measure(
         &mut self,
         journal: &mut Journal,
@@ -285,7 +291,7 @@ impl Trainer {
             metrics.extend(results::metrics(&results, &self.labels));
             metrics.extend(self.record_suspicion());
         }
-        self.sample_prompts(journal.dir.as_ref(), session)?;
+        self.write_sample_prompts(journal.dir.as_ref(), session)?;
         if !self.record.validations.iter().any(|validation| validation.step == step) {
             metrics.extend(self.validate(journal, bar)?);
         }

@@ -85,6 +85,7 @@ impl Trainer {
         let config = &loaded.config;
         let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
         Ok(Self {
+            average: (config.training.average > 0.0).then(|| roll_core::flat::read(model.as_ref())).transpose()?,
             noise: config.noise(),
             labels: SetLabels::new(&measure, config.evaluation.check_labels()),
             headlines: algorithm.headlines(),

@@ -9,6 +9,7 @@ use roll_data::Batches;
 use roll_external::files::shell_quoted;
 use roll_weights::{AVERAGED, save_safetensors};
 
+use super::average::adapters;
 use super::{Trainer, tensors};
 use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
 use crate::evaluation;
@@ -36,13 +37,9 @@ fn is_adapter(name: &str) -> bool {
 impl Trainer {
     /// Resumes from a checkpoint of this configuration, on any number of ranks.
     pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
-        let read = |name: &str| -> Result<StateDict> { Ok(roll_weights::Checkpoint::open(from.file(name)?)?.all()?) };
-        let mut adapters = BTreeMap::new();
-        for name in from.manifest().files.keys().filter(|name| is_adapter(name)) {
-            adapters.insert(name.trim_end_matches(".safetensors").to_string(), read(name)?);
-        }
-        self.model.import_adapter(&adapters)?;
-        self.strategy.load_state(&read(OPTIMIZER_FILE)?)?;
+        self.restore_average(from)?;
+        self.model.import_adapter(&adapters(from, None)?)?;
+        self.strategy.load_state(&roll_weights::Checkpoint::open(from.file(OPTIMIZER_FILE)?)?.all()?)?;
         self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
         tensors::restore(self.algorithm.as_mut(), from)?;
         self.record = read_record(from)?;
@@ -79,22 +76,16 @@ impl Trainer {
         }
         let optimizer = self.strategy.state()?;
         let algorithm = self.algorithm.state();
-        let exported =
-            journal.dir.clone().map(|dir| Ok::<_, Error>((dir, self.model.export_adapter()?))).transpose()?;
-        // Sharded weights are gathered for the export: the other ranks take part until it is done.
-        self.strategy.ranks().all.barrier()?;
-        let averaged = self.with_evaluated(|trainer| {
-            let exported = journal.dir.as_ref().map(|_| trainer.model.export_adapter()).transpose();
-            trainer.strategy.ranks().all.barrier()?;
-            exported
-        })?;
-        let Some((dir, mut adapters)) = exported else {
+        let writes = journal.dir.is_some();
+        let mut adapters = self.export(writes)?;
+        if self.average.is_some() {
+            let averaged = self.with_average(|trainer| trainer.export(writes))?;
+            adapters.extend(averaged.into_iter().map(|(name, tensors)| (format!("{AVERAGED}/{name}"), tensors)));
+        }
+        let Some(dir) = journal.dir.clone() else {
             self.saved_step = Some(self.steps_done);
             return Ok(());
         };
-        for (name, tensors) in averaged.flatten().into_iter().flatten() {
-            adapters.insert(format!("{AVERAGED}/{name}"), tensors);
-        }
         journal.sync()?;
         let checkpoint = self.write(&dir, &adapters, &optimizer, algorithm);
         let checkpoint = checkpoint.while_doing(|| {
@@ -107,6 +98,14 @@ impl Trainer {
             Some(keep) => checkpoint::prune(&dir.checkpoints(), keep),
             None => Ok(()),
         }
+    }
+
+    /// The adapters of the model if this rank writes them. Sharded weights are gathered for it: the other ranks take part
+    /// until it is done.
+    fn export(&mut self, writes: bool) -> Result<BTreeMap<String, StateDict>> {
+        let exported = if writes { self.model.export_adapter() } else { Ok(BTreeMap::new()) };
+        self.strategy.ranks().all.barrier()?;
+        exported
     }
 
     /// Adds measurements that were made after the checkpoint of this step was written, and removes the partial results

@@ -1,29 +1,14 @@
-//! The tensors of an algorithm in a checkpoint: an older policy, an average.
+//! The tensors of an algorithm in a checkpoint, such as an older policy.
 
 use std::collections::BTreeMap;
 
-use roll_core::{Algorithm, EVALUATED_POLICY, Error, Result, StateDict, Tensor};
+use roll_core::{Algorithm, Error, Result, StateDict, Tensor};
 use roll_weights::save_safetensors;
 
-use super::Trainer;
 use crate::checkpoint::{Checkpoint, CheckpointWriter};
 
 /// The tensors of [`Algorithm::tensors`]; there when the algorithm has some.
 const ALGORITHM_FILE: &str = "trainer/algorithm.safetensors";
-
-impl Trainer {
-    /// Runs `work` with the parameters that evaluations use, and restores those of the model, also after an error. `None`
-    /// if evaluations use the model's own parameters; `work` is not called then. All ranks must call it.
-    pub(super) fn with_evaluated<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<Option<T>> {
-        let Some(evaluated) = self.algorithm.tensors()?.remove(EVALUATED_POLICY) else { return Ok(None) };
-        let mut own = vec![0.0; self.model.parameter_count()];
-        self.model.read_parameters(&mut own)?;
-        self.model.write_parameters(evaluated.f32s()?)?;
-        let done = work(self);
-        self.model.write_parameters(&own)?;
-        done.map(Some)
-    }
-}
 
 /// Adds the tensors of `algorithm` to a checkpoint.
 pub(super) fn write(algorithm: &dyn Algorithm, checkpoint: &mut CheckpointWriter) -> Result<()> {

@@ -60,6 +60,7 @@ impl Fixture {
             rope: (to_device(&cos, device)?, to_device(&sin, device)?),
             samples: 1,
             groups: vec![grid.tokens()],
+            trains_modulation: false,
             image_rows: 0,
             token_ranks: None,
             probe: None,

@@ -45,8 +45,8 @@ impl Plan {
         // A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
         let segments = networks.dit.segments();
         let inputs = element * tokens * dim * segments * recorded_passes;
-        // The device holds the input in use and the one in flight, f32. On the CPU, the
-        // inputs are copied all the same, within the same memory.
+        // With offloading, the device holds, in f32, the input in use and the one in flight; the host holds all. On the CPU
+        // both are the same memory, and the copies are made all the same.
         let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
         items.push(item(
             "block inputs",
@@ -80,8 +80,8 @@ impl Plan {
             copies * frames * height * width * 3 * 4,
             format!("{copies} x {frames} frames x {height} x {width} pixels x 12 B"),
         ));
-        // To recompute a chunk (latent frame) in its pullback, the decoder keeps its state, the feature caches, at some
-        // borders of chunks. Offloaded states are in host memory and count here, others in `decoder_pullback`.
+        // The pullback of the decoder recomputes each chunk (one latent frame) from the decoder's state, its feature caches,
+        // which are kept at some borders of chunks. Offloaded states are in host memory and count here, others in `decoder_pullback`.
         if self.offload_inputs && gpu && with_gradient > 0 {
             let [chunks, h, w] = self.latent_size();
             let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
@@ -108,10 +108,10 @@ impl Plan {
             }
             Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
             Placement::Host => {
-                let [small, host, block] = self.host_store();
+                let [always_on_device, on_host, _] = self.host_store();
                 let formula =
                     format!("two blocks, and norms, biases and scales; the rest of {experts} x {counted} on the host");
-                (2 * block + experts * small, experts * host, formula)
+                (2 * block + experts * always_on_device, experts * on_host, formula)
             }
             Placement::Auto | Placement::Resident => {
                 let (on_host, note) = match self.storage.idle {

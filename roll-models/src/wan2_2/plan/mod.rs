@@ -119,7 +119,8 @@ pub(super) fn weight_bytes(
     host_store_bytes(shapes, each, eight_bits).iter().sum()
 }
 
-/// The bytes of [`weight_bytes`] as [`HostStore::bytes`] counts them: always on the device, and in host memory.
+/// Splits the bytes of [`weight_bytes`] as [`HostStore`] does: those always on the device (weights smaller than
+/// [`HostStore::SMALL`], and scales), and those in host memory.
 fn host_store_bytes(
     shapes: impl IntoIterator<Item = (String, Vec<usize>)>,
     each: usize,
@@ -151,8 +152,8 @@ impl Plan {
         weight_bytes(self.networks.block_weights(), self.storage.weight_bytes, self.storage.eight_bits)
     }
 
-    /// Bytes of the weights of one expert that are always on the device, of those in host memory, and of those of a
-    /// block in host memory, with `model.weight_store: host`.
+    /// With `model.weight_store: host`, in bytes: the weights of one expert that are always on the device, its weights
+    /// in host memory, and the part of the latter that is one block's.
     fn host_store(&self) -> [usize; 3] {
         let DeviceStorage { weight_bytes, eight_bits, .. } = self.storage;
         let [device, host] = host_store_bytes(self.networks.dit.weights(), weight_bytes, eight_bits);
