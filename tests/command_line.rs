@@ -174,6 +174,30 @@ fn language_models_are_planned_by_phase() {
 }
 
 #[test]
+fn flow_matching_is_planned_by_its_noise_levels() {
+    let world = World::new(0);
+    let planned = |draws: usize, at_once: usize, more: &[&str]| {
+        let [draws, at_once] =
+            [("draws_per_sample", draws), ("draws_at_once", at_once)].map(|(key, n)| format!("algo.{key}={n}"));
+        let plan = ["plan", "--network", "wan2_2-ti2v-5b", "--algo", "flow_matching", "--set", &draws, "--set", &at_once];
+        world.done(&[&plan[..], more].concat())
+    };
+    let text = planned(3, 1, &[]);
+    assert!(text.contains("3 noise levels of each clip") && !text.contains("reference"), "{text}");
+    let json = |draws, at_once| -> serde_json::Value {
+        serde_json::from_str(&planned(draws, at_once, &["--json"])).unwrap()
+    };
+    let find = |json: &serde_json::Value, list: &str, name: &str, key: &str| {
+        let items = json[list].as_array().unwrap();
+        items.iter().find(|item| item["name"] == name).unwrap_or_else(|| panic!("{json}"))[key].as_f64().unwrap()
+    };
+    let [one, two, both] = [json(1, 1), json(2, 1), json(2, 2)];
+    assert_eq!(find(&two, "time", "time/pull", "flops"), 2.0 * find(&one, "time", "time/pull", "flops"));
+    assert_eq!(find(&two, "memory", "block inputs", "device"), find(&one, "memory", "block inputs", "device"));
+    assert_eq!(find(&both, "memory", "block inputs", "device"), 2.0 * find(&one, "memory", "block inputs", "device"));
+}
+
+#[test]
 fn rejects_invalid_arguments_by_name() {
     let world = World::new(0);
     fails(&world.roll(&["plan", "--network", "wan2_2-ti2v-5b", "--devices", "0"]), 2, &["--devices"]);

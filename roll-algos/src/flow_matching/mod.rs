@@ -18,9 +18,9 @@ mod validation;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat, Model, Noise,
-    Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SigmaRange, SingleRank, StepContext, StepReport,
-    Tensor, Validation, VelocityInput, Video,
+    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat, Kind, Model, Noise,
+    Options, Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SigmaRange, SingleRank, StepContext,
+    StepReport, Tensor, Validation, VelocityInput, Video, parse_options, plan::Passes,
 };
 
 pub use config::{FlowMatchingConfig, LossWeighting};
@@ -313,4 +313,21 @@ roll_core::register! {
     Algorithm, NAME, FlowMatchingConfig,
     "Supervised training on clips: from scratch, or fine-tuning",
     |options, context| Ok(FlowMatching::new(options).on(context.ranks.clone())),
+    plan: passes,
+}
+
+/// The passes for one clip: one for each noise level, all of them recorded.
+fn passes(options: &Options) -> Result<Passes> {
+    let config: FlowMatchingConfig = parse_options(Kind::Algorithm.section(), options)?;
+    let draws = config.draws_per_sample;
+    Ok(Passes {
+        forward: draws,
+        pulled: draws,
+        // Nothing is denoised.
+        steps: Some([0, 0]),
+        held: Some(config.draws_at_once),
+        // The clip is encoded, once, which takes about the memory and time of a decoding without gradient.
+        decoded: Some([1, 0]),
+        ..Passes::default()
+    })
 }

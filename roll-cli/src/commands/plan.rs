@@ -261,6 +261,7 @@ pub fn passes_in_words(passes: &Passes) -> String {
         Some(videos) => {
             format!("{} videos of {steps} steps for each sample, trained at {trained} noise levels each", videos.count)
         }
+        None if steps == 0 => format!("{} noise levels of each clip", passes.forward),
         None if passes.forward > steps => format!("{trained} of {steps} steps trained, guided: two velocities a step"),
         None => format!("{trained} of {steps} steps trained"),
     }

@@ -32,7 +32,7 @@ impl Trainer {
     /// Restores the average from the adapters in `averaged/` of a checkpoint. The parameters in training are not kept.
     pub(super) fn restore_average(&mut self, from: &Checkpoint) -> Result<()> {
         let adapters = adapters(from, Some(AVERAGED))?;
-        let expected = match (&mut self.average, adapters.is_empty()) {
+        let problem = match (&mut self.average, adapters.is_empty()) {
             (None, true) => return Ok(()),
             (Some(average), false) => {
                 self.model.import_adapter(&adapters)?;
@@ -41,7 +41,7 @@ impl Trainer {
             (None, false) => "has an average of the parameters: go on with the value that `training.average` had",
             (Some(_), true) => "has no average of the parameters: go on with `training.average: 0`",
         };
-        Err(Error::bad_file(from.path(), format!("the checkpoint {expected}")))
+        Err(Error::bad_file(from.path(), format!("the checkpoint {problem}")))
     }
 }
 
