@@ -32,7 +32,7 @@ impl OldDecay {
     }
 }
 
-/// The flat parameters of the old policy, whole on every rank; `None` if the algorithm has none.
+/// The flat parameters of the old policy, whole on every rank; `None` before they are first read.
 #[derive(Debug, Default)]
 pub(crate) struct OldPolicy(Option<Vec<f32>>);
 
@@ -56,9 +56,12 @@ impl OldPolicy {
         Ok(Self(Some(flat::read(model)?)))
     }
 
-    /// Its parameters. Fails unless it has those of the model.
-    pub(crate) fn parameters(&self, model: &dyn Model) -> Result<&[f32]> {
-        let old = self.0.as_deref().unwrap_or_default();
+    /// Its parameters; at first those of the model. Fails if their number is another.
+    pub(crate) fn parameters(&mut self, model: &dyn Model) -> Result<&[f32]> {
+        let old = match &mut self.0 {
+            Some(old) => old,
+            none => none.insert(flat::read(model)?),
+        };
         match old.len() == model.parameter_count() {
             true => Ok(old),
             false => Err(Error::shape(OLD, format!("{} parameters", model.parameter_count()), &[old.len()])),

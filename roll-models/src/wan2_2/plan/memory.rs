@@ -108,10 +108,10 @@ impl Plan {
             }
             Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
             Placement::Host => {
-                let [always_on_device, on_host, _] = self.host_store();
+                let [always_on_device, on_host, block_on_host] = self.host_store();
                 let formula =
                     format!("two blocks, and norms, biases and scales; the rest of {experts} x {counted} on the host");
-                (2 * block + experts * always_on_device, experts * on_host, formula)
+                (2 * block_on_host + experts * always_on_device, experts * on_host, formula)
             }
             Placement::Auto | Placement::Resident => {
                 let (on_host, note) = match self.storage.idle {
