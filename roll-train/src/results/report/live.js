@@ -1,0 +1,57 @@
+// The page of runs that go on: its parts are replaced where a newer page differs.
+const token = new URLSearchParams(location.search).get('token');
+const get = async path => {
+  const answer = await fetch(`${path}?token=${token}`);
+  if (!answer.ok) throw new Error(answer.status);
+  return answer.text();
+};
+const key = node => {
+  const part = node.video ?? node;
+  const titled = /^(H2|TR)$/.test(part.nodeName);
+  const name = titled ? (part.firstElementChild ?? part).textContent : part.getAttribute?.('src');
+  return [part.nodeName, part.id, name].join();
+};
+const merge = (old, fresh) => {
+  // A video goes on playing, and a note that it cannot be played stays.
+  if (old.nodeName === 'VIDEO' || old.video || old.isEqualNode(fresh)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE) { old.nodeValue = fresh.nodeValue; return; }
+  for (const name of new Set([...old.getAttributeNames(), ...fresh.getAttributeNames()])) {
+    if (old.nodeName === 'DETAILS' && name === 'open') continue;
+    fresh.hasAttribute(name) ? old.setAttribute(name, fresh.getAttribute(name)) : old.removeAttribute(name);
+  }
+  let next = old.firstChild;
+  for (const node of [...fresh.childNodes]) {
+    let same = next;
+    // The parts of a section are not taken from the section after it.
+    while (same && key(same) !== key(node)) {
+      same = same.nodeName === 'H2' && node.nodeName !== 'H2' ? null : same.nextSibling;
+    }
+    if (!same) { old.insertBefore(node, next); continue; }
+    while (next !== same) { const gone = next; next = next.nextSibling; gone.remove(); }
+    next = same.nextSibling;
+    merge(same, node);
+  }
+  while (next) { const gone = next; next = next.nextSibling; gone.remove(); }
+};
+const update = async () => {
+  if (await get('/version') === document.body.dataset.version) return;
+  const page = new DOMParser().parseFromString(await get('/'), 'text/html');
+  document.title = page.title;
+  merge(document.body, page.body);
+  addAll([...document.querySelectorAll('video')].filter(video => !videos.includes(video)));
+};
+const watch = async () => {
+  const cut = await update().then(() => false, () => true);
+  document.body.classList.toggle('cut', cut);
+  setTimeout(watch, 2000);
+};
+watch();
+document.addEventListener('click', async event => {
+  const { run } = event.target.dataset;
+  if (run === undefined) return;
+  event.target.disabled = true;
+  const request = { method: 'POST', headers: { 'X-Roll-Token': token }, referrerPolicy: 'same-origin' };
+  const answer = await fetch(`/stop?run=${run}`, request).catch(error => new Response(error.message));
+  event.target.parentNode.append(await answer.text());
+  update().catch(() => {});
+});
