@@ -43,7 +43,8 @@ pub fn watch(args: Watch) -> Result<()> {
     let access = Access { port, token: random() };
     println!("http://127.0.0.1:{port}/?token={}", access.token);
     let stopped = vec![None; args.runs.len()];
-    let watched = Watched { runs: args.runs, control: args.control, state: Mutex::new(State::new(stopped)) };
+    let state = State { version: String::new(), html: "".into(), next: Instant::now(), stopped };
+    let watched = Watched { runs: args.runs, control: args.control, nonce: random(), state: Mutex::new(state) };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
 
@@ -56,13 +57,14 @@ fn random() -> String {
 struct Watched {
     runs: Vec<PathBuf>,
     control: bool,
+    /// One for all pages: the script parses a newer page under the policy of the first.
+    nonce: String,
     state: Mutex<State>,
 }
 
 /// The newest page, and the processes that were asked to stop.
 struct State {
     version: String,
-    nonce: String,
     html: Arc<str>,
     /// The page is not made anew before.
     next: Instant,
@@ -70,17 +72,11 @@ struct State {
     stopped: Vec<Option<u32>>,
 }
 
-impl State {
-    fn new(stopped: Vec<Option<u32>>) -> Self {
-        Self { version: String::new(), nonce: String::new(), html: "".into(), next: Instant::now(), stopped }
-    }
-}
-
 impl Watched {
     fn answer(&self, request: &Request) -> Response {
         match (request.method, request.path.as_str()) {
             (Method::Get | Method::Head, "/") => match self.refreshed() {
-                Ok(state) => Response { status: 200, body: state.html.clone(), nonce: Some(state.nonce.clone()) },
+                Ok(state) => Response { status: 200, body: state.html.clone(), nonce: Some(self.nonce.clone()) },
                 Err(error) => Response::text(503, &error.chain()),
             },
             (Method::Get | Method::Head, "/version") => match self.refreshed() {
@@ -107,10 +103,9 @@ impl Watched {
         (live::version(&self.runs), written).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
-            let nonce = random();
-            let live = Live { version: &version, nonce: &nonce, control: self.control, writers: &writers };
+            let live = Live { version: &version, nonce: &self.nonce, control: self.control, writers: &writers };
             state.html = live::page(&self.runs, &live)?.into();
-            (state.version, state.nonce) = (version, nonce);
+            state.version = version;
         }
         state.next = Instant::now() + PAUSE.max(SHARE * begun.elapsed());
         Ok(state)

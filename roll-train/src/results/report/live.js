@@ -5,11 +5,12 @@ const get = async path => {
   if (!answer.ok) throw new Error(answer.status);
   return answer.text();
 };
+// Sections and rows are known by their titles, cells and figures by the video in them.
 const key = node => {
-  const part = node.video ?? node;
-  const titled = /^(H2|TR)$/.test(part.nodeName);
-  const name = titled ? (part.firstElementChild ?? part).textContent : part.getAttribute?.('src');
-  return [part.nodeName, part.id, name].join();
+  const kind = node.video?.nodeName ?? node.nodeName;
+  if (/^(H2|TR)$/.test(kind)) return [kind, node.id, (node.firstElementChild ?? node).textContent].join();
+  const part = /^(TD|FIGURE)$/.test(kind) ? node.querySelector('video, .failed') ?? node : node;
+  return [kind, node.id, (part.video ?? part).getAttribute?.('src')].join();
 };
 const merge = (old, fresh) => {
   // A video goes on playing, and a note that it cannot be played stays.

@@ -45,23 +45,22 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         true => RunFiles::read(run).map_err(|error| error.chain()),
         false => Ok(RunFiles::empty(run)),
     };
-    let (mut files, mut problems): (Vec<RunFiles>, Vec<Option<String>>) = runs
+    let (mut files, problems): (Vec<_>, Vec<_>) = runs
         .iter()
-        .map(|run| read(run).map_or_else(|problem| (RunFiles::empty(run), Some(problem)), |files| (files, None)))
+        .map(|run| match read(run) {
+            Ok(files) => (files, None),
+            Err(problem) => (RunFiles::empty(run), Some(problem)),
+        })
         .unzip();
     super::disambiguate(&mut files);
-    let html = |files: &[RunFiles], problems: &[Option<String>]| {
+    let html = |shown: &[RunFiles], problems: &[Option<String>]| {
         let parts = files.iter().zip(live.writers).zip(problems);
         let states: Vec<Value> =
             parts.map(|((run, writer), p)| state(run, *writer, p.as_deref(), live.control)).collect();
-        super::html(files, context! { version => live.version, nonce => live.nonce, runs => states })
+        super::html(shown, context! { version => live.version, nonce => live.nonce, runs => states })
     };
-    html(&files, &problems).or_else(|error| {
-        // Videos and samples are read with the page.
-        files.iter_mut().for_each(|run| *run = RunFiles::empty(&run.path));
-        problems.fill(Some(error.chain()));
-        html(&files, &problems)
-    })
+    // Videos are read with the page: if one cannot be, the page shows the reason and no run.
+    html(&files, &problems).or_else(|error| html(&[], &vec![Some(error.chain()); files.len()]))
 }
 
 /// A number that changes with the files of the runs: a hash of their names, sizes and times.
@@ -114,7 +113,8 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
 fn progress(run: &RunFiles, memory: Option<u64>) -> String {
     let (done, wanted) = run.steps();
     let mut parts = match (done, wanted) {
-        (0, Some(wanted)) => vec![format!("{}, none is done yet", counted(wanted, "step"))],
+        (0, Some(wanted)) => vec![format!("none of {} is done yet", counted(wanted, "step"))],
+        (0, None) => vec!["no step is done yet".into()],
         (done, Some(wanted)) => vec![format!("step {done} of {wanted}")],
         (done, None) => vec![format!("step {done}")],
     };
@@ -144,7 +144,7 @@ mod tests {
         std::fs::create_dir(&run).unwrap();
         std::fs::write(run.join("config.yaml"), "steps: 5\n").unwrap();
         let page = shown(&run, Writer::Running(None), true);
-        assert!(page.contains("The run goes on: 5 steps, none is done yet.") && page.contains("<button"), "{page}");
+        assert!(page.contains("The run goes on: none of 5 steps is done yet.") && page.contains("<button"), "{page}");
         std::fs::write(run.join("metrics.jsonl"), "{\"step\":2,\"time/total\":2.0}\n").unwrap();
         let page = shown(&run, Writer::Running(Some(1_500_000_000)), false);
         let sentence = "The run goes on: step 2 of 5, 6.0 s left without evaluations, at most 1.5 GB of host memory.";
