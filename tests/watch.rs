@@ -250,6 +250,15 @@ fn a_browser_shows_a_run_as_it_goes_on_and_stops_it() {
     assert_eq!(browser.value(kept), true);
     assert_eq!(browser.value("getComputedStyle(document.querySelector('.live')).borderTopWidth"), "1px");
 
+    // A video goes on in a row that has a new cell before it.
+    let merged = "{ const row = html => { const tr = document.createElement('tr'); tr.innerHTML = html; return tr; }; \
+                  const cell = name => `<td><video src='data:,${name}'></video></td>`; \
+                  const old = row(`<th>a</th> ${cell('b')} `), video = old.querySelector('video'); \
+                  const wanted = row(`<th>a</th> ${cell('r')} ${cell('b')} ${cell('c')} `); \
+                  merge(old, wanted.cloneNode(true)); \
+                  old.isEqualNode(wanted) && video === old.children[2].firstChild }";
+    assert_eq!(browser.value(merged), true);
+
     browser.value("document.querySelector('button[data-run]').click()");
     let output = child.wait_with_output().unwrap();
     fails(&output, 130, &["interrupted"]);

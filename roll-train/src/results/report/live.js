@@ -23,9 +23,10 @@ const merge = (old, fresh) => {
   let next = old.firstChild;
   for (const node of [...fresh.childNodes]) {
     let same = next;
-    // The parts of a section are not taken from the section after it.
+    // The parts of a section are not taken from the section after it, and spaces from nowhere else.
     while (same && key(same) !== key(node)) {
-      same = same.nodeName === 'H2' && node.nodeName !== 'H2' ? null : same.nextSibling;
+      const last = node.nodeName === '#text' || (same.nodeName === 'H2' && node.nodeName !== 'H2');
+      same = last ? null : same.nextSibling;
     }
     if (!same) { old.insertBefore(node, next); continue; }
     while (next !== same) { const gone = next; next = next.nextSibling; gone.remove(); }
