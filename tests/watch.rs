@@ -192,7 +192,7 @@ fn strangers_see_nothing_and_names_of_others_are_escaped() {
 fn the_page_stops_a_run_with_a_checkpoint_that_resumes() {
     let world = World::new(3);
     std::fs::create_dir(world.path("locked")).unwrap();
-    let watch = Watch::start(&world, &["run", "locked", "--control"]);
+    let watch = Watch::start(&world, &["run", "locked", "./run", "--control"]);
     let origin = watch.own_origin();
     assert_eq!(watch.stop(0, &origin), 409, "no process writes the run");
     // This process does not catch the signal: it would end.
@@ -206,10 +206,10 @@ fn the_page_stops_a_run_with_a_checkpoint_that_resumes() {
     for (run, origin) in [(0, "http://evil.example"), (0, "null"), (0, "")] {
         assert_eq!(watch.stop(run, origin), 403, "{origin}");
     }
-    assert_eq!(watch.stop(2, &origin), 404);
+    assert_eq!(watch.stop(3, &origin), 404);
     assert_eq!(watch.stop(0, &origin), 202);
     // A second signal would end the process without a checkpoint.
-    assert_eq!(watch.stop(0, &origin), 409);
+    assert_eq!([0, 2].map(|run| watch.stop(run, &origin)), [409, 409]);
     let output = child.wait_with_output().unwrap();
     fails(&output, 130, &["interrupted", "roll run --resume run"]);
     let done = checkpoint::newest_whole(&world.path("run/checkpoints")).unwrap().unwrap().step();

@@ -42,8 +42,7 @@ pub fn watch(args: Watch) -> Result<()> {
     let port = listener.local_addr().map_err(failed())?.port();
     let access = Access { port, token: random() };
     println!("http://127.0.0.1:{port}/?token={}", access.token);
-    let stopped = vec![None; args.runs.len()];
-    let state = State { version: String::new(), html: "".into(), next: Instant::now(), stopped };
+    let state = State { version: String::new(), html: "".into(), next: Instant::now(), stopped: Vec::new() };
     let watched = Watched { runs: args.runs, control: args.control, nonce: random(), state: Mutex::new(state) };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
@@ -68,20 +67,17 @@ struct State {
     html: Arc<str>,
     /// The page is not made anew before.
     next: Instant,
-    /// For each run, the number of the process that was asked to stop.
-    stopped: Vec<Option<u32>>,
+    /// Numbers of the processes that were asked to stop.
+    stopped: Vec<i32>,
 }
 
 impl Watched {
     fn answer(&self, request: &Request) -> Response {
         match (request.method, request.path.as_str()) {
-            (Method::Get | Method::Head, "/") => match self.refreshed() {
+            (Method::Get | Method::Head, path @ ("/" | "/version")) => match self.refreshed() {
+                Err(error) => Response::text(503, &error.chain()),
+                Ok(state) if path == "/version" => Response::text(200, &state.version),
                 Ok(state) => Response { status: 200, body: state.html.clone(), nonce: Some(self.nonce.clone()) },
-                Err(error) => Response::text(503, &error.chain()),
-            },
-            (Method::Get | Method::Head, "/version") => match self.refreshed() {
-                Ok(state) => Response::text(200, &state.version),
-                Err(error) => Response::text(503, &error.chain()),
             },
             (Method::Post, _) if !self.control => Response::text(403, "`roll watch --control` can stop runs"),
             (Method::Post, "/stop") => self.stop(request),
@@ -96,8 +92,7 @@ impl Watched {
         if begun < state.next {
             return Ok(state);
         }
-        let writers: Vec<Writer> =
-            self.runs.iter().zip(&state.stopped).map(|(run, stopped)| writer(run, *stopped)).collect();
+        let writers: Vec<Writer> = self.runs.iter().map(|run| writer(run, &state.stopped)).collect();
         let mut hasher = DefaultHasher::new();
         let written: Vec<_> = writers.iter().map(std::mem::discriminant).collect();
         (live::version(&self.runs), written).hash(&mut hasher);
@@ -119,20 +114,19 @@ impl Watched {
     #[cfg(target_os = "linux")]
     fn stop(&self, request: &Request) -> Response {
         let number = request.value("run").and_then(|number| number.parse::<usize>().ok());
-        let Some((number, run)) = number.and_then(|number| Some((number, self.runs.get(number)?))) else {
+        let Some(run) = number.and_then(|number| self.runs.get(number)) else {
             return Response::text(404, "no such run");
         };
         let mut state = self.lock();
         let Some(pid) = writer::of(run) else { return Response::text(409, "no process of yours writes this run") };
-        let asked = Some(pid.as_raw_nonzero().get().unsigned_abs());
-        if state.stopped[number] == asked {
+        if state.stopped.contains(&pid.as_raw_nonzero().get()) {
             return Response::text(409, "the run was asked to stop already");
         }
         match writer::stop(run, pid) {
             Err(error) => Response::text(409, &error.chain()),
             Ok(()) => {
                 tracing::info!("{} was asked to stop", run.display());
-                state.stopped[number] = asked;
+                state.stopped.push(pid.as_raw_nonzero().get());
                 state.next = Instant::now();
                 Response::text(202, "asked to stop")
             }
@@ -146,18 +140,18 @@ impl Watched {
     }
 }
 
-/// The process that writes the run; `stopped` was asked to stop.
+/// The process that writes the run; those of `stopped` were asked to stop.
 #[cfg(target_os = "linux")]
-fn writer(run: &Path, stopped: Option<u32>) -> Writer {
+fn writer(run: &Path, stopped: &[i32]) -> Writer {
     match writer::of(run) {
         None => Writer::Absent,
-        Some(pid) if Some(pid.as_raw_nonzero().get().unsigned_abs()) == stopped => Writer::Stopping,
+        Some(pid) if stopped.contains(&pid.as_raw_nonzero().get()) => Writer::Stopping,
         Some(pid) => Writer::Running(writer::peak_memory(pid)),
     }
 }
 
 /// As on Linux.
 #[cfg(not(target_os = "linux"))]
-fn writer(_run: &Path, _stopped: Option<u32>) -> Writer {
+fn writer(_run: &Path, _stopped: &[i32]) -> Writer {
     Writer::Unknown
 }
