@@ -252,7 +252,7 @@ mod tests {
             assert_eq!(refusal(line, &[host]), expected, "{line} {host}");
         }
         assert_eq!(refusal("GET /?token=5ec3e7", &["a: b"; 65]), 431);
-        assert_eq!(access().admit(b"\xff\xfe\r\n\r\n").map_err(|status| status).err(), Some(400));
+        assert_eq!(access().admit(b"\xff\xfe\r\n\r\n").err(), Some(400));
     }
 
     #[test]
