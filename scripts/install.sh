@@ -5,7 +5,7 @@
 #     ROLL_DOWNLOADS    the address of the files instead
 #     ROLL_PREFIX       a folder instead of ~/.local; gets bin/roll and share/
 #
-# Run without a complete download nothing happens: everything is in functions, and the last line calls them.
+# A script that was downloaded in part does nothing: its last line calls the functions.
 set -eu
 
 version="@VERSION@"
@@ -68,8 +68,8 @@ main() {
     trap 'rm -rf "$work"' EXIT
     trap 'exit 1' HUP INT TERM
     cd "$work"
-    download "$name.tar.gz" || fail "$downloads has no archive for $target ($name.tar.gz); $build"
-    download "$name.tar.gz.sha256" || fail "$downloads has no $name.tar.gz.sha256: nothing was installed"
+    download "$name.tar.gz" || fail "no archive for $target could be downloaded: $downloads/$name.tar.gz; $build"
+    download "$name.tar.gz.sha256" || fail "$name.tar.gz.sha256 could not be downloaded: nothing was installed"
     expected="$(cut -d' ' -f1 "$name.tar.gz.sha256")"
     found="$(sha256 "$name.tar.gz")"
     [ "$found" = "$expected" ] || fail "the SHA-256 of $name.tar.gz: expected $expected, found $found: the download is \
