@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod browser;
 mod program;
 mod roll_yaml;
 mod world;
@@ -59,6 +60,8 @@ mod runs;
 mod sequence;
 #[cfg(unix)]
 mod thread_ranks;
+#[cfg(unix)]
+mod watch;
 
 // For their registrations.
 use roll_algos as _;

@@ -1,18 +1,10 @@
 //! The report of a run, in a real browser.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use crate::browser::chromium;
 use crate::world::World;
-
-/// `$ROLL_CHROMIUM`, or the installed browser.
-fn chromium() -> Option<PathBuf> {
-    let named = std::env::var_os("ROLL_CHROMIUM").map(PathBuf::from);
-    let directories =
-        std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect::<Vec<_>>()).unwrap_or_default();
-    let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-    named.or_else(|| directories.iter().flat_map(|d| names.map(|n| d.join(n))).find(|p| p.is_file()))
-}
 
 /// The page as the browser has it after its scripts ran. With `$ROLL_SCREENSHOTS` pictures of it, light and dark, are
 /// put there.

@@ -106,6 +106,11 @@ impl RunDir {
         }
     }
 
+    /// Whether the directory at `path` has a file that only runs write.
+    pub fn has_run(path: &Path) -> bool {
+        Self { path: path.into(), is_new: false }.trace().is_some()
+    }
+
     /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory.
     pub fn has_config(path: &Path) -> bool {
         let is_of_run = |path: &Path| {

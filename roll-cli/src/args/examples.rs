@@ -74,6 +74,13 @@ pub const REPORT: &str = r"Examples:
   roll report runs/a
   roll report runs/a runs/b --output compare.html";
 
+pub const WATCH: &str = r"Examples:
+  roll watch runs/a
+  roll watch runs/a runs/b --port 4711 --control
+
+The page is for this machine alone, and for those who have its address. From
+another machine: ssh -L 4711:127.0.0.1:4711 HOST, with --port 4711.";
+
 pub const PLOT: &str = r"Example:
   roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.png";
 

@@ -24,7 +24,7 @@ pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
 use roll_train::run_dir::RunDir;
-pub use runs::{Check, MachineArgs, PlanArgs, Plot, Report, Run};
+pub use runs::{Check, MachineArgs, PlanArgs, Plot, Report, Run, Watch};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
     MergeShards, SplitShards, TinyModel, WanKind,
@@ -140,6 +140,9 @@ pub enum Command {
     /// Show a run, or compare several, in one HTML page: curves, videos before and after, times, warnings.
     #[command(after_help = examples::REPORT)]
     Report(Report),
+    /// Show the report of runs in a browser while they go on.
+    #[command(after_help = examples::WATCH)]
+    Watch(Watch),
     /// Draw a metric of one or several runs, against the step or another metric.
     #[command(after_help = examples::PLOT)]
     Plot(Plot),

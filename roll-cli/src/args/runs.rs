@@ -106,6 +106,20 @@ pub struct Report {
     pub output: Option<PathBuf>,
 }
 
+/// Arguments of `roll watch`.
+#[derive(Debug, ClapArgs)]
+pub struct Watch {
+    /// Run directories; a run need not have begun.
+    #[arg(required = true)]
+    pub runs: Vec<PathBuf>,
+    /// Port on 127.0.0.1; any free one unless given.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    pub port: u16,
+    /// Let the page stop a run of yours, with a checkpoint, as Ctrl-C does.
+    #[arg(long)]
+    pub control: bool,
+}
+
 /// Arguments of `roll plot`.
 #[derive(Debug, ClapArgs)]
 pub struct Plot {

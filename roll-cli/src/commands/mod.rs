@@ -1,7 +1,7 @@
 //! One file per command.
 //!
 //! Each reads its arguments ([`crate::args`]) and the configuration, calls a library crate and prints the result. `bench`,
-//! `check` and `config` are folders; `adapters` holds a part that several commands share.
+//! `check`, `config` and `watch` are folders; `adapters` holds a part that several commands share.
 
 mod adapters;
 mod ask;
@@ -25,6 +25,7 @@ mod rewards;
 mod run;
 mod score;
 mod shards;
+mod watch;
 
 use roll_core::Result;
 
@@ -52,6 +53,7 @@ pub fn dispatch(command: Command) -> Result<Ended> {
         Command::Plan(args) => plan::plan(args),
         Command::Bench(args) => bench::bench(args),
         Command::Report(args) => report::write(args),
+        Command::Watch(args) => watch::watch(args),
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),

@@ -13,7 +13,8 @@ pub fn status(run: &RunFiles) -> String {
     let (done, wanted) = run.steps();
     let seconds = match &run.summary {
         Some(summary) => summary.get("seconds").and_then(Value::as_f64).unwrap_or_default(),
-        None => run.values("time/total").iter().sum(),
+        // A sum of nothing would be -0.
+        None => run.values("time/total").iter().fold(0.0, |sum, seconds| sum + seconds),
     };
     let of = wanted.map(|wanted| format!(" of {wanted}")).unwrap_or_default();
     let over = match &run.summary {

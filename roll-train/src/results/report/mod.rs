@@ -1,7 +1,10 @@
 //! One HTML page that shows a run, or compares several. It needs no other file and no server.
 //!
 //! `run_files` reads what the runs left, `questions`, `figures`, `videos`, `timing` and `warnings` are the parts of the
-//! page, and `page.html`, `page.css` and `page.js` its template.
+//! page, and `page.html`, `page.css` and `page.js` its template. [`live`] is the same page while the runs go on, with
+//! `live.html`, `live.css` and `live.js`.
+
+pub mod live;
 
 mod figures;
 mod questions;
@@ -25,8 +28,13 @@ use run_files::RunFiles;
 pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
     let mut files = runs.iter().map(|run| RunFiles::read(run)).collect::<Result<Vec<_>>>()?;
     disambiguate(&mut files);
-    let html = render(&page(&files)?).map_err(|e| Error::Misuse(format!("rendering the report: {e:#}")))?;
-    write_atomically(path, html.as_bytes())
+    write_atomically(path, html(&files, Value::from(()))?.as_bytes())
+}
+
+/// The page of these runs; `live` is the part of a page that is served while they go on, or none.
+fn html(files: &[RunFiles], live: Value) -> Result<String> {
+    let values = context! { live, ..page(files)? };
+    render(&values).map_err(|e| Error::Misuse(format!("rendering the report: {e:#}")))
 }
 
 /// Names runs of the same name by their whole path.
@@ -48,6 +56,9 @@ fn render(page: &Value) -> std::result::Result<String, minijinja::Error> {
     environment.add_template("page.css", include_str!("page.css"))?;
     environment.add_template("page.js", include_str!("page.js"))?;
     environment.add_template("page.html", include_str!("page.html"))?;
+    environment.add_template("live.css", include_str!("live.css"))?;
+    environment.add_template("live.js", include_str!("live.js"))?;
+    environment.add_template("live.html", include_str!("live.html"))?;
     environment.get_template("page.html")?.render(page)
 }
 

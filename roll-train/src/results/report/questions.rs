@@ -140,7 +140,8 @@ fn learning(run: &RunFiles) -> (Mark, String) {
     }
     let headlines = || run.headlines.iter();
     let Some(headline) = headlines().find(|h| h.is_score).or(headlines().next()) else {
-        return (Mark::Open, "The run names no headline metric.".into());
+        let text = if run.rows.is_empty() { "Too early to tell." } else { "The run names no headline metric." };
+        return (Mark::Open, text.into());
     };
     let values = run.values(&headline.metric);
     let n = STEPS_AT_ENDS.min(values.len() / 2);

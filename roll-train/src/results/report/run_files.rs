@@ -39,10 +39,15 @@ impl RunFiles {
     /// A run of these metrics alone.
     #[cfg(test)]
     pub fn of_rows(rows: Value) -> Self {
+        Self { rows: serde_json::from_value(rows).unwrap_or_default(), ..Self::empty(Path::new("")) }
+    }
+
+    /// The run directory `path` without any file.
+    pub fn empty(path: &Path) -> Self {
         Self {
-            name: String::new(),
-            path: PathBuf::new(),
-            rows: serde_json::from_value(rows).unwrap_or_default(),
+            name: directory_name(path),
+            path: path.to_path_buf(),
+            rows: Vec::new(),
             config: String::new(),
             settings: BTreeMap::new(),
             summary: None,
@@ -69,9 +74,8 @@ impl RunFiles {
         // Without checking hashes, which would read gigabytes of weights.
         let newest =
             checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
-        let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         Ok(Self {
-            name: full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned(),
+            name: directory_name(path),
             path: path.to_path_buf(),
             settings: settings(&config),
             headlines: headlines::read(&dir)?,
@@ -97,6 +101,11 @@ impl RunFiles {
     pub fn values(&self, metric: &str) -> Vec<f64> {
         self.rows.iter().filter_map(|row| row.get(metric)?.as_f64()).collect()
     }
+}
+
+fn directory_name(path: &Path) -> String {
+    let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// Settings as they are written, not checked against the components. A configuration that this version cannot read has

@@ -1,0 +1,157 @@
+//! `roll watch`: the report of runs while they go on, in a browser of this machine.
+//!
+//! [`http`] admits requests and sends answers, [`writer`] finds the process of a run and stops it, and
+//! [`roll_train::results::report::live`] makes the page.
+
+mod http;
+#[cfg(target_os = "linux")]
+mod writer;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use roll_core::{Error, Result};
+use roll_train::results::report::live::{self, Live, Writer};
+use roll_train::run_dir::RunDir;
+
+use self::http::{Access, Method, Request, Response};
+use crate::args::Watch;
+
+/// The page is made at most once in this time.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A core works on the page for at most one part in this many of its time, which the run needs.
+const SHARE: u32 = 20;
+
+/// Serves the page until the process ends.
+pub fn watch(args: Watch) -> Result<()> {
+    if let Some(file) = args.runs.iter().find(|run| run.is_file()) {
+        return Err(Error::bad_file(file, "is a file: `roll watch` takes the directories of runs"));
+    }
+    if args.control && !cfg!(target_os = "linux") {
+        let problem = "`--control`: only on Linux does roll find the process of a run; stop it in its terminal";
+        return Err(Error::Unsupported(problem.into()));
+    }
+    for run in args.runs.iter().filter(|run| !RunDir::has_run(run)) {
+        tracing::warn!("{} holds no run yet: the page waits for it", run.display());
+    }
+    let failed = || Error::failed(format!("port {} of 127.0.0.1 cannot be served; leave out `--port`", args.port));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).map_err(failed())?;
+    let port = listener.local_addr().map_err(failed())?.port();
+    let access = Access { port, token: random() };
+    println!("http://127.0.0.1:{port}/?token={}", access.token);
+    let state = State { version: String::new(), html: "".into(), next: Instant::now(), stopped: Vec::new() };
+    let watched = Watched { runs: args.runs, control: args.control, nonce: random(), state: Mutex::new(state) };
+    http::serve(&listener, access, move |request| watched.answer(request))
+}
+
+/// 128 random bits, hexadecimal.
+fn random() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+/// The runs, and the page of them.
+struct Watched {
+    runs: Vec<PathBuf>,
+    control: bool,
+    /// One for all pages: the script parses a newer page under the policy of the first.
+    nonce: String,
+    state: Mutex<State>,
+}
+
+/// The newest page, and the processes that were asked to stop.
+struct State {
+    version: String,
+    html: Arc<str>,
+    /// The page is not made anew before.
+    next: Instant,
+    /// Numbers of the processes that were asked to stop.
+    stopped: Vec<i32>,
+}
+
+impl Watched {
+    fn answer(&self, request: &Request) -> Response {
+        match (request.method, request.path.as_str()) {
+            (Method::Get | Method::Head, path @ ("/" | "/version")) => match self.refreshed() {
+                Err(error) => Response::text(503, &error.chain()),
+                Ok(state) if path == "/version" => Response::text(200, &state.version),
+                Ok(state) => Response { status: 200, body: state.html.clone(), nonce: Some(self.nonce.clone()) },
+            },
+            (Method::Post, _) if !self.control => Response::text(403, "`roll watch --control` can stop runs"),
+            (Method::Post, "/stop") => self.stop(request),
+            _ => Response::text(404, "no such page"),
+        }
+    }
+
+    /// The page, made anew if the runs have changed and it is time.
+    fn refreshed(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.lock();
+        let begun = Instant::now();
+        if begun < state.next {
+            return Ok(state);
+        }
+        let writers: Vec<Writer> = self.runs.iter().map(|run| writer(run, &state.stopped)).collect();
+        let mut hasher = DefaultHasher::new();
+        let written: Vec<_> = writers.iter().map(std::mem::discriminant).collect();
+        (live::version(&self.runs), written).hash(&mut hasher);
+        let version = format!("{:016x}", hasher.finish());
+        if version != state.version {
+            let live = Live { version: &version, nonce: &self.nonce, control: self.control, writers: &writers };
+            state.html = live::page(&self.runs, &live)?.into();
+            state.version = version;
+        }
+        state.next = Instant::now() + PAUSE.max(SHARE * begun.elapsed());
+        Ok(state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops a run once: a second signal would end its process at once, without a checkpoint.
+    #[cfg(target_os = "linux")]
+    fn stop(&self, request: &Request) -> Response {
+        let number = request.value("run").and_then(|number| number.parse::<usize>().ok());
+        let Some(run) = number.and_then(|number| self.runs.get(number)) else {
+            return Response::text(404, "no such run");
+        };
+        let mut state = self.lock();
+        let Some(pid) = writer::of(run) else { return Response::text(409, "no process of yours writes this run") };
+        if state.stopped.contains(&pid.as_raw_nonzero().get()) {
+            return Response::text(409, "the run was asked to stop already");
+        }
+        match writer::stop(run, pid) {
+            Err(error) => Response::text(409, &error.chain()),
+            Ok(()) => {
+                tracing::info!("{} was asked to stop", run.display());
+                state.stopped.push(pid.as_raw_nonzero().get());
+                state.next = Instant::now();
+                Response::text(202, "asked to stop")
+            }
+        }
+    }
+
+    /// As on Linux.
+    #[cfg(not(target_os = "linux"))]
+    fn stop(&self, _request: &Request) -> Response {
+        Response::text(404, "no such page")
+    }
+}
+
+/// The process that writes the run; those of `stopped` were asked to stop.
+#[cfg(target_os = "linux")]
+fn writer(run: &Path, stopped: &[i32]) -> Writer {
+    match writer::of(run) {
+        None => Writer::Absent,
+        Some(pid) if stopped.contains(&pid.as_raw_nonzero().get()) => Writer::Stopping,
+        Some(pid) => Writer::Running(writer::peak_memory(pid)),
+    }
+}
+
+/// As on Linux.
+#[cfg(not(target_os = "linux"))]
+fn writer(_run: &Path, _stopped: &[i32]) -> Writer {
+    Writer::Unknown
+}

@@ -1,0 +1,212 @@
+//! The page of runs while they go on: the report, the state of each run, and a script that replaces what has changed.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use minijinja::{Value, context};
+use roll_core::Result;
+use roll_external::files::shell_quoted;
+
+use super::questions::Mark;
+use super::run_files::RunFiles;
+use super::timing;
+use crate::progress::{counted, duration};
+use crate::run_dir::RunDir;
+
+/// The process that writes a run.
+#[derive(Clone, Copy, Debug)]
+pub enum Writer {
+    /// It writes the run; the most bytes of host memory that it had so far, if known.
+    Running(Option<u64>),
+    /// It was asked to stop.
+    Stopping,
+    /// No process of this user on this machine writes the run.
+    Absent,
+    /// This system does not tell.
+    Unknown,
+}
+
+/// The parts of the page that are not in the files of its runs.
+pub struct Live<'a> {
+    /// Version of the page: another one has other contents.
+    pub version: &'a str,
+    /// Nonce of scripts and style sheets, hexadecimal.
+    pub nonce: &'a str,
+    /// Whether the page can stop runs.
+    pub control: bool,
+    /// The writer of each run.
+    pub writers: &'a [Writer],
+}
+
+/// The page of the runs in these directories, which may have nothing in them yet. A run that cannot be read is shown
+/// with the reason.
+pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
+    let read = |run: &PathBuf| match RunDir::has_run(run) {
+        true => RunFiles::read(run).map_err(|error| error.chain()),
+        false => Ok(RunFiles::empty(run)),
+    };
+    let (mut files, problems): (Vec<_>, Vec<_>) = runs
+        .iter()
+        .map(|run| match read(run) {
+            Ok(files) => (files, None),
+            Err(problem) => (RunFiles::empty(run), Some(problem)),
+        })
+        .unzip();
+    super::disambiguate(&mut files);
+    let html = |shown: &[RunFiles], problems: &[Option<String>]| {
+        let parts = files.iter().zip(live.writers).zip(problems);
+        let states: Vec<Value> =
+            parts.map(|((run, writer), p)| state(run, *writer, p.as_deref(), live.control)).collect();
+        super::html(shown, context! { version => live.version, nonce => live.nonce, runs => states })
+    };
+    // Videos are read with the page: if one cannot be, the page shows the reason and no run.
+    html(&files, &problems).or_else(|error| html(&[], &vec![Some(error.chain()); files.len()]))
+}
+
+/// A number that changes with the files of the runs: a hash of their names, sizes and times.
+pub fn version(runs: &[PathBuf]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    runs.iter().for_each(|run| hash_files(run, &mut hasher));
+    hasher.finish()
+}
+
+fn hash_files(directory: &Path, hasher: &mut impl Hasher) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    // Files that are being written are renamed when they are whole.
+    let mut entries: Vec<_> = entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).collect();
+    entries.sort_by_key(|entry| entry.file_name());
+    for entry in entries {
+        // Links are not followed.
+        let Ok(metadata) = entry.metadata() else { continue };
+        entry.file_name().hash(hasher);
+        match metadata.is_dir() {
+            true => hash_files(&entry.path(), hasher),
+            false => (metadata.len(), metadata.modified().ok()).hash(hasher),
+        }
+    }
+}
+
+/// The state of a run in a sentence, with its mark and whether the button to stop it is shown.
+fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -> Value {
+    let path = shell_quoted(&run.path);
+    let has_files = RunDir::has_run(&run.path);
+    let (mark, text) = match (problem, writer) {
+        (Some(problem), _) => (Mark::Attention, format!("The run cannot be read: {problem}")),
+        (None, Writer::Running(memory)) => (Mark::Good, format!("The run goes on: {}.", progress(run, memory))),
+        (None, Writer::Stopping) => {
+            (Mark::Attention, "The run was asked to stop: it ends its step, then writes a checkpoint.".into())
+        }
+        (None, _) if run.summary.is_some() => (Mark::Open, "The run has ended.".into()),
+        (None, _) if !has_files => (Mark::Open, "The run has not begun.".into()),
+        (None, Writer::Unknown) => (Mark::Open, "The run has not ended.".into()),
+        (None, Writer::Absent) => {
+            let reason =
+                "No process of yours on this machine writes this run: it was stopped, it failed or it was killed.";
+            (Mark::Attention, format!("{reason} Go on with `roll run --resume {path}`."))
+        }
+    };
+    let button = control && matches!(writer, Writer::Running(_));
+    context! { name => run.name, mark, text, button }
+}
+
+/// "step 3 of 60, 57.0 s left without evaluations, at most 1.2 GB of host memory".
+fn progress(run: &RunFiles, memory: Option<u64>) -> String {
+    let (done, wanted) = run.steps();
+    let mut parts = match (done, wanted) {
+        (0, Some(wanted)) => vec![format!("none of {} is done yet", counted(wanted, "step"))],
+        (0, None) => vec!["no step is done yet".into()],
+        (done, Some(wanted)) => vec![format!("step {done} of {wanted}")],
+        (done, None) => vec![format!("step {done}")],
+    };
+    let (_, seconds) = timing::phases(run);
+    let left = wanted.unwrap_or(done).saturating_sub(done) as f64 * seconds;
+    if left > 0.0 {
+        parts.push(format!("{} left without evaluations", duration(left)));
+    }
+    parts.extend(memory.map(|bytes| format!("at most {:.1} GB of host memory", bytes as f64 / 1e9)));
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(run: &Path, writer: Writer, control: bool) -> String {
+        let live = Live { version: "v1", nonce: "a1", control, writers: &[writer] };
+        page(&[run.to_path_buf()], &live).unwrap()
+    }
+
+    #[test]
+    fn the_state_of_a_run_follows_from_its_files_and_its_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("a b");
+        let page = shown(&run, Writer::Absent, true);
+        for part in ["The run has not begun.", ": 0 steps in 0 s,", "Too early to tell."] {
+            assert!(page.contains(part) && !page.contains("no headline metric"), "no {part} in {page}");
+        }
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("config.yaml"), "steps: 5\n").unwrap();
+        let page = shown(&run, Writer::Running(None), true);
+        assert!(page.contains("The run goes on: none of 5 steps is done yet.") && page.contains("<button"), "{page}");
+        std::fs::write(run.join("metrics.jsonl"), "{\"step\":2,\"time/total\":2.0}\n").unwrap();
+        let page = shown(&run, Writer::Running(Some(1_500_000_000)), false);
+        let sentence = "The run goes on: step 2 of 5, 6.0 s left without evaluations, at most 1.5 GB of host memory.";
+        assert!(page.contains(sentence) && !page.contains("<button"), "{page}");
+        let page = shown(&run, Writer::Stopping, true);
+        assert!(page.contains("The run was asked to stop") && !page.contains("<button"), "{page}");
+        assert!(shown(&run, Writer::Unknown, true).contains("The run has not ended."));
+        let page = shown(&run, Writer::Absent, true);
+        assert!(page.contains("Go on with <code>roll run --resume &#x27;"), "{page}");
+        std::fs::write(run.join("summary.json"), "{}").unwrap();
+        assert!(shown(&run, Writer::Absent, true).contains("The run has ended."));
+        assert!(shown(&run, Writer::Running(None), true).contains("The run goes on: step 2"), "it was resumed");
+    }
+
+    #[test]
+    fn a_page_carries_its_version_and_its_nonce_and_a_report_neither() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("config.yaml"), "steps: 5\n").unwrap();
+        let page = shown(&run, Writer::Absent, false);
+        for part in ["<body data-version=\"v1\">", "<style nonce=a1>", "<script nonce=a1>"] {
+            assert_eq!(page.matches(part).count(), 1, "{part} in {page}");
+        }
+        assert_eq!((page.matches("<script").count(), page.matches("<style").count()), (1, 1), "{page}");
+        super::super::write(&dir.path().join("report.html"), &[run]).unwrap();
+        let report = std::fs::read_to_string(dir.path().join("report.html")).unwrap();
+        assert!(
+            report.contains("<body>\n<h1>") && report.contains("<style>") && report.contains("<script>"),
+            "{report}"
+        );
+        assert!(!report.contains("live"), "{report}");
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_read_is_shown_with_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("samples/step-000001");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(dir.path().join("metrics.jsonl"), "no <b>json\n").unwrap();
+        let page = shown(dir.path(), Writer::Absent, false);
+        assert!(page.contains("The run cannot be read: ") && page.contains("line 1 is no JSON object"), "{page}");
+        std::fs::write(dir.path().join("metrics.jsonl"), "").unwrap();
+        std::fs::create_dir(folder.join("sample-0.mp4")).unwrap();
+        assert!(shown(dir.path(), Writer::Absent, false).contains("The run cannot be read: "));
+    }
+
+    #[test]
+    fn the_version_changes_with_the_files_of_a_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let runs = [dir.path().join("run")];
+        let mut versions = vec![version(&runs)];
+        std::fs::create_dir_all(runs[0].join("samples/before")).unwrap();
+        for (file, text) in [("metrics.jsonl", "a"), ("metrics.jsonl", "ab"), ("samples/before/0.mp4", "")] {
+            std::fs::write(runs[0].join(file), text).unwrap();
+            versions.push(version(&runs));
+        }
+        assert!(versions.windows(2).all(|pair| pair[0] != pair[1]), "{versions:?}");
+        std::fs::write(runs[0].join("samples/before/.1.mp4.tmp"), "half").unwrap();
+        assert_eq!(Some(&version(&runs)), versions.last());
+    }
+}
