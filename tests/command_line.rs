@@ -179,14 +179,14 @@ fn flow_matching_is_planned_by_its_noise_levels() {
     let planned = |draws: usize, at_once: usize, more: &[&str]| {
         let [draws, at_once] =
             [("draws_per_sample", draws), ("draws_at_once", at_once)].map(|(key, n)| format!("algo.{key}={n}"));
-        let plan = ["plan", "--network", "wan2_2-ti2v-5b", "--algo", "flow_matching", "--set", &draws, "--set", &at_once];
+        let plan =
+            ["plan", "--network", "wan2_2-ti2v-5b", "--algo", "flow_matching", "--set", &draws, "--set", &at_once];
         world.done(&[&plan[..], more].concat())
     };
     let text = planned(3, 1, &[]);
     assert!(text.contains("3 noise levels of each clip"), "{text}");
-    let json = |draws, at_once| -> serde_json::Value {
-        serde_json::from_str(&planned(draws, at_once, &["--json"])).unwrap()
-    };
+    let json =
+        |draws, at_once| -> serde_json::Value { serde_json::from_str(&planned(draws, at_once, &["--json"])).unwrap() };
     let find = |json: &serde_json::Value, list: &str, name: &str, key: &str| {
         let items = json[list].as_array().unwrap();
         items.iter().find(|item| item["name"] == name).unwrap_or_else(|| panic!("{json}"))[key].as_f64().unwrap()
