@@ -9,13 +9,14 @@ use serde_json::Value;
 use crate::program::with_default_signals;
 use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
 
-const SETTINGS: [&str; 7] = [
+const SETTINGS: [&str; 8] = [
     "reward.name=brightness",
     SHORT[0],
     SHORT[1],
     SHORT[2],
     SHORT[3],
     "training.learning_rate=1e-3",
+    "training.average=0.5",
     "strategy.name=zero",
 ];
 
@@ -32,8 +33,9 @@ fn done(command: &mut Command) {
     assert!(output.status.success(), "{}", stderr_text(&output));
 }
 
-fn adapter(world: &World, out: &str, step: u64) -> Vec<u8> {
-    checkpoint_file(&world.path(out), step, "adapter.safetensors")
+/// The adapter in training, and the average.
+fn adapters(world: &World, out: &str, step: u64) -> [Vec<u8>; 2] {
+    ["adapter.safetensors", "averaged/adapter.safetensors"].map(|name| checkpoint_file(&world.path(out), step, name))
 }
 
 /// The adapter's values, after its header.
@@ -62,16 +64,18 @@ fn ranks_train_alike_and_threads_change_no_bit() {
     }
     for ranks in [2, 4] {
         let out = format!("on-{ranks}");
-        let [one, several] = ["on-1", &out].map(|out| values(&adapter(&world, out, 4)));
-        let norm = one.iter().map(|v| v * v).sum::<f32>().sqrt();
-        let apart = one.iter().zip(&several).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
-        assert!(norm > 0.0 && apart <= 1e-5 * norm, "{ranks} ranks: {apart} of {norm}");
+        for (one, several) in adapters(&world, "on-1", 4).iter().zip(adapters(&world, &out, 4)) {
+            let (one, several) = (values(one), values(&several));
+            let norm = one.iter().map(|v| v * v).sum::<f32>().sqrt();
+            let apart = one.iter().zip(&several).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+            assert!(norm > 0.0 && apart <= 1e-5 * norm, "{ranks} ranks: {apart} of {norm}");
+        }
         let apart = difference(&world.metrics("on-1"), &world.metrics(&out));
         assert!(apart < 1e-3, "{ranks} ranks: {apart}");
     }
     done(training(&world, "one-thread", 4, 2, &measured).env("RAYON_NUM_THREADS", "1"));
     done(training(&world, "eight-threads", 4, 2, &measured).env("RAYON_NUM_THREADS", "8"));
-    assert!(adapter(&world, "one-thread", 4) == adapter(&world, "eight-threads", 4));
+    assert!(adapters(&world, "one-thread", 4) == adapters(&world, "eight-threads", 4));
     assert_eq!(world.metrics("one-thread"), world.metrics("eight-threads"));
 }
 
@@ -88,7 +92,7 @@ fn resume_on_two_ranks_is_bit_exact_and_other_numbers_work() {
     assert_eq!(run.wait().unwrap().code(), Some(130), "{rest:?}");
     assert!(rest.iter().any(|line| line.contains("roll run --resume stopped")), "{rest:?}");
     world.done(&["run", "--resume", "stopped"]);
-    assert!(adapter(&world, "stopped", 12) == adapter(&world, "whole", 12));
+    assert!(adapters(&world, "stopped", 12) == adapters(&world, "whole", 12));
     for (ranks, steps) in [("1", "13"), ("3", "14")] {
         world.done(&["run", "--resume", "stopped", "--ranks", ranks, "--steps", steps]);
     }
