@@ -38,8 +38,8 @@ n = 8 denoising steps, of which k are trained, each with a forward pass of the K
     highwindow                n + 3 + 8            the gradient passes all 8 steps; 3 have a reference
 
 With `mid_timestep: 3`, Reward-FL trains at the steps of the low-noise expert, as the other methods do, and the KL is
-measured at the same steps. CPU seconds are those of the whole process (user and system), evaluations included. Needs
-matplotlib.
+measured at the same steps. CPU seconds are those of the whole process (user and system), evaluations included. Lines
+are means over the seeds, bands their range. Needs matplotlib.
 """
 
 import argparse
@@ -48,6 +48,7 @@ import pathlib
 from statistics import mean
 
 import matplotlib
+from PIL import Image
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -106,22 +107,22 @@ def main():
         last = [run[-1] for run in runs]
         columns = list(zip(*last))
         spread = [f"{mean(c):.3f} ({min(c):.3f} to {max(c):.3f})" for c in columns[1:]]
-        seconds, passes = mean(map(cpu_seconds, paths)), columns[0][0]
-        print(f"| {name} | {passes // passes_of_a_step} | {passes} | {seconds:.0f} | {' | '.join(spread)} |")
+        seconds, total = mean(map(cpu_seconds, paths)), columns[0][0]
+        print(f"| {name} | {total // passes_of_a_step} | {total} | {seconds:.0f} | {' | '.join(spread)} |")
         if style is None:
             continue
         colour, line, marker = style
-        # Evaluations of the seeds at the same step, and their means.
+        # Each column has the seeds' values at each evaluation.
         passes, *scores, kl = (list(zip(*column)) for column in zip(*(zip(*run) for run in runs)))
+        passes = [seeds[0] for seeds in passes]
         for (over_passes, over_kl), values, score in zip(panels, scores, SCORES):
             means = [mean(seeds) for seeds in values]
             drawn = {"color": colour, "linestyle": line, "marker": marker, "markersize": 4, "linewidth": 1.6}
-            over_passes.plot([p[0] for p in passes], means, **drawn)
-            over_passes.fill_between([p[0] for p in passes], *zip(*((min(v), max(v)) for v in values)), color=colour,
-                                     alpha=0.12, linewidth=0)
+            over_passes.plot(passes, means, **drawn)
+            low, high = [min(seeds) for seeds in values], [max(seeds) for seeds in values]
+            over_passes.fill_between(passes, low, high, color=colour, alpha=0.12, linewidth=0)
             over_kl.plot([mean(seeds) for seeds in kl], means, **drawn)
-            over_kl.plot(columns[-1], values[-1], color=colour, linestyle="", marker=marker, markersize=3,
-                         alpha=0.5)
+            over_kl.plot(columns[-1], values[-1], color=colour, linestyle="", marker=marker, markersize=3, alpha=0.5)
             ends[score].append((means[-1], name, colour))
     for (over_passes, over_kl), (score, title) in zip(panels, SCORES.items()):
         over_passes.set(ylabel=title)
@@ -131,7 +132,9 @@ def main():
     for axes in panels.flat:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(arguments.output, dpi=100, pil_kwargs={"optimize": True})
+    figure.savefig(arguments.output, dpi=120)
+    # A palette halves the file.
+    Image.open(arguments.output).convert("RGB").quantize(128).save(arguments.output, optimize=True)
 
 
 if __name__ == "__main__":
