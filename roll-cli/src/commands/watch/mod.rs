@@ -1,6 +1,6 @@
 //! `roll watch`: the report of runs while they go on, in a browser of this machine.
 //!
-//! [`http`] admits requests and sends answers, [`writer`] finds the process of a run and stops it, and
+//! [`http`] admits requests and sends answers, `writer` finds the process of a run and stops it, and
 //! [`roll_train::results::report::live`] makes the page.
 
 mod http;
