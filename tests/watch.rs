@@ -171,7 +171,7 @@ fn strangers_see_nothing_and_names_of_others_are_escaped() {
         assert!(!answer.contains("secret-metric") && !answer.contains(token.as_str()), "{answer}");
     }
 
-    // Two thousand connections, as many at a time as there may be, of which half say nothing.
+    // Two thousand connections, at most the limit at a time; half of them say nothing.
     let mut open: Vec<TcpStream> = Vec::new();
     for i in 0..2000 {
         let mut stream = watch.connect();

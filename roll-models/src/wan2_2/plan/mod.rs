@@ -152,8 +152,8 @@ impl Plan {
         weight_bytes(self.networks.block_weights(), self.storage.weight_bytes, self.storage.eight_bits)
     }
 
-    /// With `model.weight_store: host`, in bytes: the weights of one expert that are always on the device, its weights
-    /// in host memory, and the part of the latter that is one block's.
+    /// Bytes with `model.weight_store: host`: the weights of one expert that are always on the device, its weights in
+    /// host memory, and the part of the latter that is one block's.
     fn host_store(&self) -> [usize; 3] {
         let DeviceStorage { weight_bytes, eight_bits, .. } = self.storage;
         let [device, host] = host_store_bytes(self.networks.dit.weights(), weight_bytes, eight_bits);
